@@ -1,0 +1,283 @@
+"""What can happen to a job, and what it can ask for. Frozen values, nothing else.
+
+Adapters turn the outside world into events; `Job.handle` turns an event into effects;
+adapters perform the effects. Both are written to the journal as they are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from edl.ids import Generation, WorkerId
+from edl.ranges import Range, RangeSet
+
+# --- events: from the backend that runs the workers
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The backend has the worker running (or at least placed)."""
+
+    worker: WorkerId
+    handle: str  # what a person looks it up by: a process id, a pod name
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """The worker's process has ended, whoever ended it."""
+
+    worker: WorkerId
+    code: int | None = None  # exit code; None when a signal or an unknown cause ended it
+    signal: str = ""  # "SIGKILL", ...
+    free: bool = False  # the backend knows that the job is not to blame (preemption, node loss)
+    why: str = ""
+
+
+# --- events: from the workers' streams
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """The worker's stream is open; it is importing and building."""
+
+    worker: WorkerId
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The worker is warm: built, traced, its data open."""
+
+    worker: WorkerId
+    records: int  # records in one epoch, as this worker's reader counts them
+
+
+@dataclass(frozen=True, slots=True)
+class Up:
+    """The worker is in the ring `generation` and holds its state."""
+
+    worker: WorkerId
+    generation: Generation
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stepped:
+    """The worker's first step in a generation came back: what the change cost it."""
+
+    worker: WorkerId
+    generation: Generation
+    step: int
+    stall_seconds: float  # last step before the change to the first after it; 0 for a newcomer
+    redone_records: int  # records of its own that the change made it train again
+    wasted_seconds: float  # compute of the step that did not come back
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """The worker lives. News, not truth: what it says of progress is safe (every member has it)."""
+
+    worker: WorkerId
+    generation: Generation
+    step: int
+    rate: float = 0.0  # records per second of this worker
+    loss: float | None = None  # of the whole ring's last step
+    memory: int = 0  # bytes resident
+    applied: RangeSet | None = None  # the safe applied set; rank 0 says it
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """The worker will soon have nothing to train on."""
+
+    worker: WorkerId
+
+
+@dataclass(frozen=True, slots=True)
+class Out:
+    """The worker has left the ring `generation` and keeps its state."""
+
+    worker: WorkerId
+    generation: Generation
+    step: int
+    holds: bool  # whether it has synced, ever: a newcomer that never synced has no state
+    applied: RangeSet
+    skipped: RangeSet = field(default_factory=RangeSet)
+    broken: str = ""  # what broke; empty when it left with the others at a step boundary
+    digest: str = ""  # of the state, once every position is applied
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """The worker was told to go (SIGTERM) and wants to leave at a step boundary."""
+
+    worker: WorkerId
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The worker's last words: it cannot go on."""
+
+    worker: WorkerId
+    why: str
+    traceback: str = ""
+    fatal: bool = False  # no other worker would fare better: fail the job at once
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The worker has evaluated and saved the final model."""
+
+    worker: WorkerId
+    metrics: dict[str, float]
+    model: str  # file name of the saved model, "" when none was asked for
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """The worker's stream has ended."""
+
+    worker: WorkerId
+    why: str
+
+
+# --- events: from people and time
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """The job starts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Somebody wants another number of workers."""
+
+    workers: int
+
+
+@dataclass(frozen=True, slots=True)
+class StopAsked:
+    """Somebody wants the job to end now."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed: a deadline of `Job.next_deadline` has come."""
+
+
+Event = (
+    Seen
+    | Gone
+    | Hello
+    | Ready
+    | Up
+    | Stepped
+    | Beat
+    | Want
+    | Out
+    | Leaving
+    | Failed
+    | Finished
+    | Closed
+    | Begin
+    | Scale
+    | StopAsked
+    | Tick
+)
+
+# --- effects
+
+
+@dataclass(frozen=True, slots=True)
+class Create:
+    """Make this worker."""
+
+    worker: WorkerId
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """End this worker's process: politely, and by force after `grace_seconds`."""
+
+    worker: WorkerId
+    grace_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """Tell each member: this is the ring now. Ranks are the members' places in the tuple."""
+
+    generation: Generation
+    members: tuple[WorkerId, ...]
+    root: WorkerId  # whose state the others take
+    sync: bool  # False: all members hold the same state already
+    leases: tuple[tuple[Range, ...], ...]  # of each member: what is left of them
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """Ask the members to leave the ring together at the next step boundary."""
+
+    generation: Generation
+    members: tuple[WorkerId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Order the members to close the ring's connections now: somebody in it is gone."""
+
+    generation: Generation
+    members: tuple[WorkerId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """Lease these positions to the worker."""
+
+    worker: WorkerId
+    lease: Range
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """Ask a holder of the final state to evaluate and save it."""
+
+    worker: WorkerId
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Tell the worker to end by itself."""
+
+    worker: WorkerId
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """Close the worker's stream and refuse whatever it says from now on."""
+
+    worker: WorkerId
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Say:
+    """A decision and its reason, in words for people."""
+
+    kind: str  # ring, worker, scale, epoch, fail, end
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The job has ended and no worker is left."""
+
+    phase: str
+    reason: str
+
+
+Effect = Create | Delete | Form | Leave | Cut | Grant | Export | Stop | Fence | Say | End

@@ -1,0 +1,107 @@
+"""A job as people and programs see it: plain dictionaries, ready for JSON.
+
+`status` is the job now; `summary` is what is kept of it. Both are derived from the job's
+state and nothing else, so a replayed journal gives the same ones.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from master.core.job import Change, Job
+
+
+def status(job: Job, now: float) -> dict[str, Any]:
+    """The job now: phase, progress, workers, the last changes of the ring, what elasticity cost."""
+    leases = job.leases
+    total = leases.size * leases.epochs if leases else 0
+    applied = len(leases.applied) if leases else 0
+    rank = {w: i for i, w in enumerate(job.members)}
+    rate = sum(w.rate for w in job.pool if w.in_ring)
+    return {
+        "phase": job.phase,
+        "reason": job.reason,
+        "traceback": job.traceback,
+        "seconds": 0.0 if job.began_at is None else (job.ended_at or now) - job.began_at,
+        "records": {
+            "size": leases.size if leases else None,
+            "total": total,
+            "applied": applied,
+            "epoch": min(leases.done_epochs + 1, leases.epochs) if leases else 0,
+            "epochs": job.config.training.epochs,
+        },
+        "rate": rate,
+        "eta_seconds": (total - applied) / rate if rate > 0 else None,
+        "step": job.step,
+        "loss": job.loss,
+        "metrics": job.metrics,
+        "generation": job.generation,
+        "target": job.target,
+        "workers": [
+            {
+                "id": w.id,
+                "handle": w.handle,
+                "rank": rank.get(w.id) if w.in_ring else None,
+                "state": w.state,
+                "step": w.step,
+                "rate": w.rate if w.in_ring else 0.0,
+                "memory": w.memory,
+            }
+            for w in job.pool
+        ],
+        "failures": len(job.failures),
+        "last_change": _change(job.changes[-1]) if job.changes else None,
+        "goodput": job.goodput.at(now),
+    }
+
+
+def summary(job: Job) -> dict[str, Any]:
+    """What is kept of a job that has ended."""
+    leases = job.leases
+    applied = leases.applied if leases else None
+    epochs = job.config.training.epochs
+    return {
+        "phase": job.phase,
+        "reason": job.reason,
+        "traceback": job.traceback,
+        "seconds": (job.ended_at or 0.0) - (job.began_at or 0.0),
+        "records": {
+            "size": leases.size if leases else None,
+            "epochs": epochs,
+            "per_epoch": [
+                len(applied.within(e * leases.size, (e + 1) * leases.size)) for e in range(epochs)
+            ]
+            if leases and applied is not None
+            else [],
+            "applied": [list(r) for r in applied] if applied is not None else [],
+            "skipped": [list(r) for r in job.skipped],
+        },
+        "step": job.step,
+        "loss": job.loss,
+        "metrics": job.metrics,
+        "model": job.model,
+        "digests": {str(w): d for w, d in job.digests.items()},
+        "goodput_seconds": job.goodput.at(job.ended_at or 0.0),
+        "generations": [_change(change) for change in job.changes],
+        "failures": [
+            {"worker": f.worker, "why": f.why, "traceback": f.traceback} for f in job.failures
+        ],
+        "state_losses": job.restarts,
+        "stale_messages": job.stale,
+        "workers_born": job.pool.born,
+    }
+
+
+def _change(change: Change) -> dict[str, Any]:
+    return {
+        "generation": change.generation,
+        "members": list(change.members),
+        "from_size": change.from_size,
+        "cause": change.cause,
+        "planned": change.planned,
+        "formed_at": change.formed_at,
+        "step": change.step,
+        "up_seconds": change.up_seconds,
+        "stall_seconds": change.stall_seconds,
+        "redone_records": change.redone_records,
+    }

@@ -1,0 +1,120 @@
+"""A worker's life, as a table, and what the master knows of one worker.
+
+    asked -> starting -> warming -> ready -> member -> leaving -> gone
+
+There is no way back: a replacement is a new worker with the next number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from edl.errors import EdlError
+from edl.ids import Generation, WorkerId
+from edl.ranges import Range, RangeSet
+
+NEXT = {
+    ("asked", "seen"): "starting",
+    ("asked", "hello"): "warming",  # its stream may be quicker than the backend
+    ("starting", "hello"): "warming",
+    ("warming", "ready"): "ready",
+    ("ready", "placed"): "member",
+    ("asked", "leave"): "leaving",
+    ("starting", "leave"): "leaving",
+    ("warming", "leave"): "leaving",
+    ("ready", "leave"): "leaving",
+    ("member", "leave"): "leaving",
+    ("asked", "gone"): "gone",
+    ("starting", "gone"): "gone",
+    ("warming", "gone"): "gone",
+    ("ready", "gone"): "gone",
+    ("member", "gone"): "gone",
+    ("leaving", "gone"): "gone",
+}
+
+
+class ImpossibleStep(EdlError):
+    """A worker was asked to do what a worker in its state cannot."""
+
+
+def step(state: str, event: str) -> str:
+    """The state after `event`.
+
+    Raises:
+        ImpossibleStep: the table has no such step.
+    """
+    try:
+        return NEXT[state, event]
+    except KeyError:
+        raise ImpossibleStep(f"a worker that is {state} cannot be {event}") from None
+
+
+@dataclass(slots=True)
+class Worker:
+    """What the master knows of one worker."""
+
+    id: WorkerId
+    since: float  # when it was asked for
+    heard: float  # when it was last heard of
+    state: str = "asked"
+    handle: str = ""
+    in_ring: bool = False  # it has been told of the current generation and is not out of it yet
+    up_in: Generation = Generation(0)  # the last generation in which it said `up`
+    holds: bool = False  # it has synced: its memory is a copy of the job's state
+    step: int = 0
+    applied: RangeSet = field(default_factory=RangeSet)  # as of its last `out`
+    skipped: RangeSet = field(default_factory=RangeSet)
+    digest: str = ""
+    leases: tuple[Range, ...] = ()
+    wants: bool = False
+    stopped: bool = False  # told to end; what it does now is no news
+    kill_at: float | None = None  # told to end, and this is when patience does
+    last_words: str = ""  # it said itself why it fails
+    rate: float = 0.0
+    memory: int = 0
+
+    def goes(self, event: str) -> None:
+        self.state = step(self.state, event)
+
+    @property
+    def alive(self) -> bool:
+        return self.state != "gone"
+
+    @property
+    def warm(self) -> bool:
+        """It could be a member now."""
+        return self.state in ("ready", "member")
+
+
+class Pool:
+    """All workers there ever were, by id; ids count up and are never given twice."""
+
+    def __init__(self) -> None:
+        self._workers: dict[WorkerId, Worker] = {}
+        self.born = 0  # also the next id
+
+    def add(self, now: float) -> Worker:
+        worker = Worker(WorkerId(self.born), since=now, heard=now)
+        self._workers[worker.id] = worker
+        self.born += 1
+        return worker
+
+    def forget(self, worker: Worker) -> None:
+        """Let go of a worker that is gone: a long job has had thousands."""
+        del self._workers[worker.id]
+
+    def get(self, worker: WorkerId) -> Worker | None:
+        return self._workers.get(worker)
+
+    def __getitem__(self, worker: WorkerId) -> Worker:
+        return self._workers[worker]
+
+    def __iter__(self) -> Iterator[Worker]:
+        """The living, oldest first."""
+        return (w for w in self._workers.values() if w.alive)
+
+    @property
+    def staying(self) -> list[Worker]:
+        """The living that nobody has asked to leave: the ones that count towards the target."""
+        return [w for w in self if w.state != "leaving"]
