@@ -90,6 +90,7 @@ class Want:
     """The worker will soon have nothing to train on."""
 
     worker: WorkerId
+    generation: Generation
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,9 +126,9 @@ class Job:
         for w in self.pool:
             if w.kill_at is not None:
                 times.append(w.kill_at)
-            elif w.state in ("asked", "starting", "warming"):
+            elif w.state in ("starting", "warming"):
                 times.append(w.since + elastic.start_seconds)
-            else:
+            elif w.state != "asked":  # which may take for ever: capacity is nobody's fault
                 times.append(w.heard + elastic.silence_seconds)
         times += [at for at in (self.regroup_at, self.create_at) if at is not None and at > self._now]
         return min(times, default=None)
@@ -151,6 +151,7 @@ class Job:
             w.handle = event.handle
             if w.state == "asked":
                 w.goes("seen")
+                w.since = self._now
 
     def _on_gone(self, event: ev.Gone) -> None:
         w = self.pool.get(event.worker)
@@ -181,11 +182,13 @@ class Job:
         w.heard = self._now
         match event:
             case ev.Hello():
+                if w.state == "asked":
+                    w.since = self._now
                 if w.state in ("asked", "starting"):
                     w.goes("hello")
             case ev.Ready():
                 self._on_ready(w, event)
-            case ev.Up() | ev.Stepped() | ev.Beat() | ev.Out() if event.generation != self.generation:
+            case ev.Up() | ev.Stepped() | ev.Beat() | ev.Want() | ev.Out() if event.generation != self.generation:
                 # A beat outside any ring says only that its worker lives, and is never stale.
                 if event.generation != 0:
                     self.stale += not isinstance(event, ev.Beat)
@@ -310,14 +313,14 @@ class Job:
                 if w.kill_at <= self._now:
                     self._do(ev.Delete(w.id, 0.0))
                     self._lose(w, "did not end when asked to", delete=False)
-            elif w.state in ("asked", "starting", "warming"):
+            elif w.state in ("starting", "warming"):
                 if w.since + elastic.start_seconds <= self._now:
                     why = f"worker {w.id} was not ready after {elastic.start_seconds:g} s (it was {w.state})"
                     self._do(ev.Fence(w.id, why))
                     w.last_words = why
                     self._lose(w, why)
                     self._charge(w, why, "")
-            elif w.heard + elastic.silence_seconds <= self._now:
+            elif w.state != "asked" and w.heard + elastic.silence_seconds <= self._now:
                 why = f"not heard of for {self._now - w.heard:.1f} s"
                 self._do(ev.Fence(w.id, why))
                 w.last_words = why  # whatever ends it later, this was not its own doing

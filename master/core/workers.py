@@ -55,7 +55,7 @@ class Worker:
     """What the master knows of one worker."""
 
     id: WorkerId
-    since: float  # when it was asked for
+    since: float  # when it was asked for; once it runs, when it began to
     heard: float  # when it was last heard of
     state: str = "asked"
     handle: str = ""
@@ -113,6 +113,11 @@ class Pool:
     def __iter__(self) -> Iterator[Worker]:
         """The living, oldest first."""
         return (w for w in self._workers.values() if w.alive)
+
+    @property
+    def vacant(self) -> WorkerId | None:
+        """The oldest worker that was asked for and that nobody has been seen to start."""
+        return next((w.id for w in self if w.state == "asked"), None)
 
     @property
     def staying(self) -> list[Worker]:

@@ -1,0 +1,25 @@
+"""Errors that we say in our own words.
+
+    EdlError
+    ├── ConfigError   a value, a values file, or a flag is wrong
+    ├── ModelError    a user's model cannot be trained this way
+    └── DataError     a record, a file, or a reader is not what it should be
+
+Each text stands alone: it names the key, the file or the record, and what was expected.
+"""
+
+
+class EdlError(Exception):
+    """The root: an error whose text is meant for the user, without a traceback."""
+
+
+class ConfigError(EdlError):
+    """A value, a values file, or a flag is wrong."""
+
+
+class ModelError(EdlError):
+    """A user's model cannot be trained this way."""
+
+
+class DataError(EdlError):
+    """A record, a file, or a reader is not what it should be."""

@@ -1,0 +1,55 @@
+"""The files of a job's output directory: their names, and how they are written.
+
+    summary.json   how the job ended and what elasticity cost
+    events.jsonl   the journal: every event, every decision
+    model.keras    the trained model
+    logs/          of the master and of each worker
+    master.json    where the running master listens, and its token (readable by the owner only)
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from edl.errors import EdlError
+
+SUMMARY, JOURNAL, MODEL, LOGS, CONTACT = "summary.json", "events.jsonl", "model.keras", "logs", "master.json"
+
+
+@dataclass(frozen=True)
+class Contact:
+    """How to reach a job's master."""
+
+    address: str
+    token: str
+    pid: int
+
+
+def write_whole(path: Path, text: str, mode: int = 0o644) -> None:
+    """Replace the file: a reader sees the old text or the new one, never a part."""
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    with open(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(unfinished, path)
+
+
+def write_contact(output: Path, contact: Contact) -> None:
+    write_whole(output / CONTACT, json.dumps(asdict(contact)) + "\n", mode=0o600)
+
+
+def read_contact(output: Path) -> Contact:
+    """Where the master of the job in `output` listens.
+
+    Raises:
+        EdlError: there is no job in that directory.
+    """
+    try:
+        return Contact(**json.loads((output / CONTACT).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise EdlError(f"{output}: no job of edl was started here ({CONTACT} is missing)") from error

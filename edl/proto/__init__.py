@@ -1,0 +1,1 @@
+"""The protocol, generated from edl.proto by scripts/proto."""

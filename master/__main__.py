@@ -1,0 +1,171 @@
+"""`edl master`: one loop that owns the job.
+
+Adapters put events into the inbox; the loop hands them to the core one by one, writes the
+journal, and has the effects performed. Nothing else touches the job's state.
+
+Exit codes: 0 Succeeded; 1 the job ended otherwise; 2 it could not be started.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import secrets
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from edl import config as config_module
+from edl import files
+from edl.errors import ConfigError, EdlError
+from edl.ids import RunId
+from master.adapters.by_hand import ByHand
+from master.adapters.journal import Journal
+from master.adapters.processes import Processes
+from master.adapters.rpc import Server
+from master.core import events as ev
+from master.core import view
+from master.core.job import Job
+
+log = structlog.get_logger()
+
+
+class Master:
+    """The process: inbox, core, adapters.
+
+    Args:
+        values: the job's merged values.
+        output: the directory that keeps what the job leaves.
+        listen: host:port.
+        backend: "processes" or "by-hand".
+    """
+
+    def __init__(self, values: dict[str, Any], output: Path, listen: str, backend: str):
+        self.values, self.output, self.listen = values, output, listen
+        self.config = config_module.parse(values)
+        self.run_id = RunId(secrets.token_hex(8))
+        self.token = os.environ.get("EDL_TOKEN") or secrets.token_urlsafe(24)
+        self.job = Job(self.config)
+        self.inbox: asyncio.Queue[ev.Event] = asyncio.Queue()
+        self.backend_name = backend
+
+    async def run(self) -> int:
+        """The job from its first to its last moment; returns the exit code."""
+        loop = asyncio.get_running_loop()
+        self.output.mkdir(parents=True, exist_ok=True)
+        journal = Journal(self.output / files.JOURNAL, self.run_id, self.values)
+        server = Server(
+            self.run_id, self.token, json.dumps(self.values), str(self.output.resolve()),
+            emit=self.inbox.put_nowait,
+            status=lambda: self.status(loop.time()),
+            scale=self.scale,
+            stop=self.stop,
+            vacant=lambda: self.job.pool.vacant,
+        )  # fmt: skip
+        port = await server.start(self.listen)
+        host = self.listen.rsplit(":", 1)[0]
+        address = f"{'127.0.0.1' if host in ('0.0.0.0', '[::]') else host}:{port}"
+        secret = {"EDL_TOKEN": self.token, "EDL_RUN_ID": self.run_id}
+        backend = (
+            Processes(self.inbox.put_nowait, address, self.output / files.LOGS, secret,
+                      fork=self.config.local.start == "fork")
+            if self.backend_name == "processes"
+            else ByHand(address)
+        )  # fmt: skip
+        files.write_contact(self.output, files.Contact(address, self.token, os.getpid()))
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.stop, f"the master got {number.name}")
+        try:
+            await backend.start()
+            await self.live(server, backend, journal)
+        finally:
+            await backend.close()
+            journal.close()
+            self.keep_summary()
+            await server.close()
+        return 0 if self.job.phase == "Succeeded" else 1
+
+    async def live(self, server: Server, backend: Processes | ByHand, journal: Journal) -> None:
+        """Events in, effects out, until the job has ended."""
+        loop = asyncio.get_running_loop()
+        self.inbox.put_nowait(ev.Begin())
+        while not self.job.ended:
+            event = await self.next_event()
+            now = loop.time()
+            effects = self.job.handle(event, now)
+            journal.write(now, event, effects)
+            for effect in effects:
+                match effect:
+                    case ev.Say(kind, text):
+                        log.warning(text, kind=kind) if kind == "fail" else log.info(text, kind=kind)
+                    case _:
+                        server.perform(effect)
+                        backend.perform(effect)
+            server.changed()
+
+    async def next_event(self) -> ev.Event:
+        """What the inbox has, or a Tick when a deadline of the core comes first."""
+        deadline = self.job.next_deadline()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(deadline):
+                return await self.inbox.get()
+        return ev.Tick()
+
+    def status(self, now: float) -> dict[str, Any]:
+        return {"run_id": self.run_id, "model": self.config.model.module, **view.status(self.job, now)}
+
+    def scale(self, workers: int) -> str:
+        """Ask for another number of workers.
+
+        Raises:
+            ConfigError: the values do not allow that number.
+        """
+        config_module.parse({**self.values, "workers": workers})
+        if workers == 0:
+            raise ConfigError("workers: 0 would lose the state of training, which only workers hold")
+        before, now = self.job.target, workers
+        self.inbox.put_nowait(ev.Scale(workers))
+        return f"workers {before} -> {now}"
+
+    def stop(self, why: str) -> str:
+        self.inbox.put_nowait(ev.StopAsked(why))
+        return "the job is ending"
+
+    def keep_summary(self) -> None:
+        """Write summary.json, whole or not at all."""
+        summary = {"run_id": self.run_id, **view.summary(self.job)}
+        files.write_whole(self.output / files.SUMMARY, json.dumps(summary, indent=1) + "\n")
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="edl master", description=__doc__)
+    parser.add_argument("--values", required=True, type=Path, help="the job's merged values, as JSON")
+    parser.add_argument("--output", required=True, type=Path)
+    parser.add_argument("--listen", default="127.0.0.1:0", metavar="HOST:PORT")
+    parser.add_argument("--backend", choices=("processes", "by-hand"), default="processes")
+    args = parser.parse_args(argv)
+    try:
+        values = json.loads(args.values.read_text(encoding="utf-8"))
+        structlog.configure(
+            processors=[
+                structlog.processors.add_log_level,
+                structlog.processors.TimeStamper(fmt="%H:%M:%S.%f", utc=False),
+                structlog.dev.ConsoleRenderer(colors=False, pad_event_to=0),
+            ],
+            wrapper_class=structlog.make_filtering_bound_logger(values.get("logLevel", "info")),
+            logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        )
+        return asyncio.run(Master(values, args.output, args.listen, args.backend).run())
+    except (EdlError, OSError, RuntimeError) as error:
+        print(f"edl master: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Models that run: each a small module with plain functions."""

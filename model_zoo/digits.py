@@ -1,0 +1,35 @@
+"""Handwritten digits, 8x8 pixels: 1,797 real images that come with scikit-learn."""
+
+import keras
+import numpy as np
+from sklearn.datasets import load_digits
+
+import edl
+
+
+def model() -> keras.Model:
+    model = keras.Sequential(
+        [
+            keras.Input((8, 8, 1)),
+            keras.layers.Conv2D(32, 3, activation="relu"),
+            keras.layers.Conv2D(64, 3, activation="relu"),
+            keras.layers.Flatten(),
+            keras.layers.Dropout(0.3),
+            keras.layers.Dense(10),
+        ]
+    )
+    model.compile(
+        optimizer=keras.optimizers.Adam(1e-3),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+    )
+    return model
+
+
+def data(split: str) -> edl.Reader:
+    images, labels = load_digits(return_X_y=True)
+    images = (images.reshape(-1, 8, 8, 1) / 16).astype(np.float32)
+    chosen = np.random.default_rng(0).permutation(len(labels))
+    held_out = len(labels) // 5
+    chosen = chosen[held_out:] if split == "train" else chosen[:held_out]
+    return edl.arrays(images[chosen], labels[chosen])

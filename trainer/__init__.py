@@ -1,0 +1,1 @@
+"""The process that learns: the worker's loop, its ring, its data and its model."""

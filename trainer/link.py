@@ -1,0 +1,269 @@
+"""The worker's life line: one ordered stream to the master, on a thread of its own.
+
+The main thread trains and may be inside a collective or the user's code for long; this
+thread keeps beating meanwhile, relays the rendezvous, and cuts the ring at once when the
+master orders it. What the main thread must act upon it finds here: orders in a queue, new
+leases, and whether the ring is to be left.
+
+When the stream ends the worker is out of the job: the master has given it up, or is gone.
+The ring is cut, and the next order is `Lost`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+import threading
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+
+import grpc
+import psutil
+
+import edl
+from edl.errors import EdlError
+from edl.proto import edl_pb2 as pb
+from edl.proto import edl_pb2_grpc as rpc
+from edl.ranges import Range, RangeSet
+from trainer.rendezvous import RendezvousStore
+
+OPTIONS = [("grpc.max_receive_message_length", 64 << 20), ("grpc.max_send_message_length", 64 << 20)]
+
+
+class NoMaster(EdlError):
+    """The master cannot be reached or does not want this worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class FormRing:
+    """Meet the others in this generation."""
+
+    generation: int
+    members: tuple[int, ...]
+    root: int  # the member whose state is taken
+    sync: bool
+    leases: RangeSet
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """Evaluate and save the final model."""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """Stop; `why` says who wants it. `lost`: the stream is gone, nobody listens any more."""
+
+    why: str
+    lost: bool = False
+
+
+Order = FormRing | Export | End
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What the beats tell. One value, replaced whole, so that a beat never mixes two steps."""
+
+    generation: int = 0
+    step: int = 0
+    records: int = 0  # trained by this worker in this ring, for its rate
+    loss: float | None = None
+    safe: RangeSet | None = None  # the applied set of the last step that every rank has
+
+
+class Link:
+    """The stream to the master.
+
+    Args:
+        address: host:port of the master.
+        token: the job's token.
+        worker: this worker's id.
+    """
+
+    def __init__(self, address: str, token: str, worker: int, run_id: str):
+        self.worker = worker
+        self.config_json = ""
+        self.output = ""
+        self.store_port = 0
+        self.progress = Progress()
+        self.cut: Callable[[], None] = lambda: None  # the ring's; may be called from this thread
+        self._address, self._token, self._run_id = address, token, run_id
+        self._orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
+        self._grants: queue.SimpleQueue[tuple[int, Range]] = queue.SimpleQueue()
+        self._news = threading.Event()
+        self._leave_generation = -1
+        self._cut_generation = -1
+        self._ended = ""
+        self._loop = asyncio.new_event_loop()
+        self._outbox: asyncio.Queue[pb.FromWorker | None] = asyncio.Queue()
+        self._welcomed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="link", daemon=True)
+        self._store = RendezvousStore(self._relay)
+        self._beat_now = asyncio.Event()
+        self._drained = threading.Event()
+
+    # --- the main thread's side
+
+    def open(self, timeout: float = 30.0) -> None:
+        """Connect, and wait for the master's welcome.
+
+        Raises:
+            NoMaster: it did not come.
+        """
+        self._thread.start()
+        if not self._welcomed.wait(timeout):
+            raise NoMaster(f"no answer from the master at {self._address} within {timeout:g} s")
+        if self._ended:
+            raise NoMaster(self._ended)
+
+    def start_beating(self, seconds: float) -> None:
+        self._loop.call_soon_threadsafe(lambda: self._keep(self._beats(seconds)))
+
+    def say(self, generation: int = 0, **what: object) -> None:
+        """Send one message, e.g. `say(g, up=pb.Up(step=3))`. From any thread; keeps the order."""
+        message = pb.FromWorker(run_id=self._run_id, generation=generation, **what)  # type: ignore[arg-type]
+        with contextlib.suppress(RuntimeError):  # the loop has ended: nobody listens
+            self._loop.call_soon_threadsafe(self._outbox.put_nowait, message)
+
+    def beat_now(self) -> None:
+        """Do not wait for the next beat: there is news."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._beat_now.set)
+
+    def next_order(self) -> Order:
+        """Wait for what to do next."""
+        return self._orders.get()
+
+    def new_leases(self) -> list[Range]:
+        """Leases granted since the last call, of whatever generation: a lease stays with its worker."""
+        leases = []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                leases.append(self._grants.get_nowait()[1])
+        return leases
+
+    def wait_for_news(self, seconds: float) -> None:
+        """Until a lease comes or the ring is to be left, at most `seconds`."""
+        self._news.wait(seconds)
+        self._news.clear()
+
+    def must_leave(self, generation: int) -> bool:
+        """Whether the master wants the members of `generation` to leave at a step boundary."""
+        return self._leave_generation == generation
+
+    def was_cut(self, generation: int) -> bool:
+        return self._cut_generation == generation or bool(self._ended)
+
+    def close(self, timeout: float = 5.0) -> None:
+        """Send what is left to say, and end the stream."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._outbox.put_nowait, None)
+        self._drained.wait(timeout)
+
+    # --- the link's own thread
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._tasks: set[asyncio.Task[None]] = set()
+        try:
+            self._loop.run_until_complete(self._talk())
+        finally:
+            self._drained.set()
+
+    def _keep(self, coroutine: object) -> None:
+        task = self._loop.create_task(coroutine)  # type: ignore[arg-type]
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _talk(self) -> None:
+        self.store_port = await self._store.start()
+        metadata = (("authorization", f"Bearer {self._token}"),)
+        why = "the master closed the stream"
+        try:
+            async with grpc.aio.insecure_channel(self._address, options=OPTIONS) as channel:
+                self.say(hello=pb.Hello(worker=self.worker, version=edl.__version__))
+                stream = rpc.MasterStub(channel).Work(self._sayings(), metadata=metadata, wait_for_ready=True)
+                async for message in stream:
+                    self._hear(message)
+                code = await stream.code()
+                if code is not grpc.StatusCode.OK:
+                    why = await stream.details()
+        except grpc.aio.AioRpcError as error:
+            why = f"{error.code().name}: {error.details()}"
+        except asyncio.CancelledError:
+            pass
+        self._end(why)
+
+    async def _sayings(self) -> AsyncIterator[pb.FromWorker]:
+        while (message := await self._outbox.get()) is not None:
+            yield message
+
+    def _end(self, why: str) -> None:
+        self._ended = why
+        self._welcomed.set()
+        self._orders.put(End(why, lost=True))
+        self._store.call_off()
+        self.cut()
+        self._news.set()
+
+    def _hear(self, message: pb.ToWorker) -> None:
+        generation = message.generation
+        match message.WhichOneof("say"):
+            case "welcome":
+                self.config_json, self.output = message.welcome.config, message.welcome.output
+                self.worker, self._run_id = message.welcome.worker, message.run_id
+                self._welcomed.set()
+            case "form":
+                form = message.form
+                self._store.open(generation)
+                leases = RangeSet.of((r.start, r.stop) for r in form.leases)
+                members = tuple(form.members)
+                self._orders.put(FormRing(generation, members, form.root, form.sync, leases))
+            case "put":
+                self._store.put(generation, message.put.key, message.put.value)
+            case "grant":
+                self._grants.put((generation, (message.grant.start, message.grant.stop)))
+                self._news.set()
+            case "leave":
+                self._leave_generation = generation
+                self._news.set()
+            case "cut":
+                self._cut_generation = generation
+                self._store.call_off()
+                self.cut()
+                self._news.set()
+            case "export":
+                self._orders.put(Export())
+            case "stop":
+                self._orders.put(End(message.stop.why))
+                self._leave_generation = self.progress.generation
+                self._store.call_off()
+                self.cut()
+                self._news.set()
+
+    def _relay(self, generation: int, key: str, value: bytes) -> None:
+        self.say(generation, put=pb.Put(key=key, value=value))
+
+    async def _beats(self, seconds: float) -> None:
+        process = psutil.Process()
+        since, records, ring = self._loop.time(), 0, 0
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._beat_now.wait()
+            self._beat_now.clear()
+            now, progress = self._loop.time(), self.progress
+            if progress.generation != ring:
+                since, records, ring = now, progress.records, progress.generation
+            rate = (progress.records - records) / (now - since) if now > since else 0.0
+            if now - since >= 1.0:
+                since, records = now, progress.records
+            beat = pb.Beat(step=progress.step, rate=rate, memory=process.memory_info().rss)
+            if progress.loss is not None:
+                beat.loss = progress.loss
+            if progress.safe is not None:
+                beat.has_applied = True
+                beat.applied.extend(pb.Range(start=a, stop=b) for a, b in progress.safe)
+            self.say(progress.generation, beat=beat)
