@@ -34,6 +34,7 @@ from master.core import view
 from master.core.job import Job
 
 log = structlog.get_logger()
+NEWS = 50  # how many sentences a watcher who comes late is told
 
 
 class Master:
@@ -54,6 +55,7 @@ class Master:
         self.job = Job(self.config)
         self.inbox: asyncio.Queue[ev.Event] = asyncio.Queue()
         self.backend_name = backend
+        self.news: list[dict[str, Any]] = []
 
     async def run(self) -> int:
         """The job from its first to its last moment; returns the exit code."""
@@ -79,6 +81,7 @@ class Master:
             else ByHand(address)
         )  # fmt: skip
         files.write_contact(self.output, files.Contact(address, self.token, os.getpid()))
+        print(address, flush=True)  # whoever started us may now talk to us
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop, f"the master got {number.name}")
         try:
@@ -100,14 +103,23 @@ class Master:
             now = loop.time()
             effects = self.job.handle(event, now)
             journal.write(now, event, effects)
+            self.note_news([e for e in effects if isinstance(e, ev.Say)], now)
             for effect in effects:
-                match effect:
-                    case ev.Say(kind, text):
-                        log.warning(text, kind=kind) if kind == "fail" else log.info(text, kind=kind)
-                    case _:
-                        server.perform(effect)
-                        backend.perform(effect)
+                server.perform(effect)
+                backend.perform(effect)
             server.changed()
+
+    def note_news(self, said: list[ev.Say], now: float) -> None:
+        """What the core says goes to the log, and to whoever watches."""
+        for say in said:
+            (log.warning if say.kind == "fail" else log.info)(say.text, kind=say.kind)
+            self.news.append({
+                "number": self.news[-1]["number"] + 1 if self.news else 1,
+                "seconds": now - (self.job.began_at or now),
+                "kind": say.kind,
+                "text": say.text,
+            })  # fmt: skip
+        del self.news[:-NEWS]
 
     async def next_event(self) -> ev.Event:
         """What the inbox has, or a Tick when a deadline of the core comes first."""
@@ -118,7 +130,12 @@ class Master:
         return ev.Tick()
 
     def status(self, now: float) -> dict[str, Any]:
-        return {"run_id": self.run_id, "model": self.config.model.module, **view.status(self.job, now)}
+        return {
+            "run_id": self.run_id,
+            "model": self.config.model.module,
+            **view.status(self.job, now),
+            "news": self.news,
+        }
 
     def scale(self, workers: int) -> str:
         """Ask for another number of workers.

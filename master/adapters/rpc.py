@@ -91,7 +91,8 @@ class Server(rpc.MasterServicer):
         self._streams: dict[WorkerId, asyncio.Queue[pb.ToWorker | None]] = {}
         self._fenced: dict[WorkerId, str] = {}
         self._ring: tuple[Generation, tuple[WorkerId, ...]] = (Generation(0), ())
-        self._changed = asyncio.Event()
+        self._changed = asyncio.Event()  # set, and replaced, at each change
+        self._closing = False
         self.foreign = 0  # messages of another run or generation, refused
         self._server = grpc.aio.server(interceptors=[TokenCheck(token)], options=OPTIONS)
         rpc.add_MasterServicer_to_server(self, self._server)
@@ -109,6 +110,7 @@ class Server(rpc.MasterServicer):
     async def close(self) -> None:
         for queue in self._streams.values():
             queue.put_nowait(None)
+        self._closing = True
         self.changed()
         await self._server.stop(grace=2.0)
 
@@ -143,6 +145,7 @@ class Server(rpc.MasterServicer):
     def changed(self) -> None:
         """The status is another one: whoever watches is told."""
         self._changed.set()
+        self._changed = asyncio.Event()
 
     def _send(self, worker: WorkerId, generation: int, **what: Any) -> None:
         if queue := self._streams.get(worker):
@@ -212,13 +215,13 @@ class Server(rpc.MasterServicer):
         self, request: pb.WatchRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.Status]:
         while True:
-            status = self._status()
-            yield pb.Status(json=json.dumps(status))
-            if not request.follow:
+            changed = self._changed
+            yield pb.Status(json=json.dumps(self._status()))
+            if not request.follow or self._closing:
                 return
-            await asyncio.sleep(MOST_UPDATES_SECONDS)  # not a poll: the most that a reader wants to see
-            await self._changed.wait()
-            self._changed.clear()
+            await changed.wait()
+            if not self._closing:  # the most that a reader can follow; the last word is not delayed
+                await asyncio.sleep(MOST_UPDATES_SECONDS)
 
     async def Scale(self, request: pb.ScaleRequest, context: grpc.aio.ServicerContext) -> pb.Reply:
         try:

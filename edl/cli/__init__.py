@@ -1,0 +1,236 @@
+"""The `edl` command. It talks to a master and starts the sides as processes; it decides nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+
+from edl import audit as audit_module
+from edl import config, files, values
+from edl.cli import client, display
+from edl.errors import ConfigError, EdlError
+
+app = typer.Typer(
+    name="edl",
+    help="Elastic training of Keras models: workers come and go, every record counts exactly once.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+FileOption = Annotated[
+    list[Path], typer.Option("-f", "--values", help="A values file; several are merged in order.")
+]
+SetOption = Annotated[
+    list[str], typer.Option("--set", help="One value or several: --set workers=3,training.epochs=5")
+]
+SetStringOption = Annotated[list[str], typer.Option("--set-string", help="As --set, but always a text.")]
+DirArgument = Annotated[
+    Path | None, typer.Argument(metavar="[DIR]", help="The job's output directory; default: the last job's.")
+]
+
+
+@app.command()
+def run(
+    model: Annotated[
+        str, typer.Argument(help="A model of the zoo, a dotted module, or a Python file; as model.module.")
+    ] = "",
+    values_files: FileOption = [],  # noqa: B006
+    sets: SetOption = [],  # noqa: B006
+    set_strings: SetStringOption = [],  # noqa: B006
+    output: Annotated[
+        Path | None, typer.Option("--output", help="Where to keep what the job leaves; default: runs/...")
+    ] = None,
+) -> None:
+    """Train a model on this machine, with workers as processes."""
+    merged, typed = _merged(model, values_files, sets, set_strings)
+    _check_model_file(typed.model.module)
+    name = Path(typed.model.module).stem.rsplit(".", 1)[-1]
+    output = output or Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
+    _prepare(output, merged)
+    console = Console(highlight=False)
+    (output / files.LOGS).mkdir(exist_ok=True)
+    with open(output / files.LOGS / "master.log", "wb") as log:
+        master = subprocess.Popen(
+            [sys.executable, "-m", "master", "--values", str(output / "values.json"), "--output", str(output)],
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, start_new_session=True,
+        )  # fmt: skip
+    code = _attend(console, master, output)
+    raise typer.Exit(code)
+
+
+def _attend(console: Console, master: subprocess.Popen[bytes], output: Path) -> int:
+    """Show the job until it ends; Ctrl-C, SIGTERM or a closed terminal end it."""
+    assert master.stdout is not None
+    interrupted = False
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, interrupt)
+    while True:
+        try:
+            if master.stdout.readline():  # the master says when it listens
+                client.remember(output)
+                caller = client.Client(files.read_contact(output))
+                display.show(console, caller.follow())
+            master.wait()
+            break
+        except KeyboardInterrupt:
+            if interrupted:
+                console.print("killed: workers end by themselves when they notice")
+                master.kill()
+            else:
+                console.print("ending the job (once more to kill it)")
+                master.terminate()
+            interrupted = True
+    try:
+        summary = json.loads((output / files.SUMMARY).read_text(encoding="utf-8"))
+    except OSError:
+        log = (output / files.LOGS / "master.log").read_text(encoding="utf-8", errors="replace")
+        _fail(f"the master ended without a word ({master.returncode}); {log.strip()[-2000:]}", 1)
+    console.print(display.result(summary, str(output)), markup=False, soft_wrap=True)
+    return 0 if summary["phase"] == "Succeeded" else 1
+
+
+@app.command()
+def status(
+    directory: DirArgument = None,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Show a job: phase, progress, workers."""
+    output = client.find(directory)
+    summary = output / files.SUMMARY
+    if summary.exists():
+        text = summary.read_text(encoding="utf-8")
+        print(text if as_json else display.result(json.loads(text), str(output)))
+        return
+    now = client.Client(files.read_contact(output)).status()
+    if as_json:
+        print(json.dumps(now, indent=1))
+        return
+    console = Console(highlight=False)
+    console.print(f"{now['model']}: {now['phase']}, {now['reason']}", markup=False)
+    console.print(display.progress_line(now), markup=False)
+    console.print(display.workers_table(now))
+
+
+@app.command()
+def scale(
+    workers: Annotated[int, typer.Argument(help="How many workers the job should have.")],
+    directory: DirArgument = None,
+) -> None:
+    """Change the number of workers of a running job."""
+    print(client.Client(files.read_contact(client.find(directory))).scale(workers))
+
+
+@app.command()
+def stop(directory: DirArgument = None) -> None:
+    """End a running job."""
+    print(client.Client(files.read_contact(client.find(directory))).stop("stopped by edl stop"))
+
+
+@app.command()
+def audit(directory: DirArgument = None) -> None:
+    """Prove from a job's journal that every record of every epoch counted exactly once."""
+    output = client.find(directory)
+    print(audit_module.audit(output))
+
+
+@app.command()
+def replay(directory: DirArgument = None) -> None:
+    """Feed a job's journal through the core again: it must decide the same and end the same."""
+    output = client.find(directory)
+    raise typer.Exit(subprocess.call([sys.executable, "-m", "master.replay", str(output)]))
+
+
+@app.command()
+def master(
+    output: Annotated[Path, typer.Option("--output", help="Where to keep what the job leaves.")],
+    model: Annotated[str, typer.Argument(help="As for `edl run`.")] = "",
+    values_files: FileOption = [],  # noqa: B006
+    sets: SetOption = [],  # noqa: B006
+    set_strings: SetStringOption = [],  # noqa: B006
+    listen: Annotated[str, typer.Option("--listen", help="HOST:PORT to listen on.")] = "127.0.0.1:0",
+) -> None:
+    """Run only a job's master; start the workers yourself with `edl worker`."""
+    merged, _ = _merged(model, values_files, sets, set_strings)
+    _prepare(output, merged)
+    client.remember(output)
+    arguments = ["--values", str(output / "values.json"), "--output", str(output), "--listen", listen]
+    _become("master", [*arguments, "--backend", "by-hand"])
+
+
+@app.command()
+def worker(
+    master: Annotated[str, typer.Option("--master", help="HOST:PORT of the master.")],
+    identity: Annotated[int, typer.Option("--worker", help="This worker's id; default: any wanted.")] = -1,
+    token_from: Annotated[
+        Path | None,
+        typer.Option("--token-from", help="Output directory of the master, which holds the job's token; "
+                     "default: the environment variable EDL_TOKEN."),
+    ] = None,
+) -> None:  # fmt: skip
+    """Run one worker by hand."""
+    if token_from is not None:
+        os.environ["EDL_TOKEN"] = files.read_contact(token_from).token
+    _become("trainer", ["--master", master, "--worker", str(identity)])
+
+
+def _become(module: str, arguments: list[str]) -> NoReturn:
+    os.execv(sys.executable, [sys.executable, "-m", module, *arguments])
+
+
+def _merged(
+    model: str, values_files: list[Path], sets: list[str], set_strings: list[str]
+) -> tuple[dict[str, Any], config.Config]:
+    merged = values.load(values_files, sets, set_strings)
+    if model:
+        merged = values.merge(merged, {"model": {"module": model}})
+    return merged, config.parse(merged)
+
+
+def _check_model_file(module: str) -> None:
+    if (module.endswith(".py") or os.sep in module) and not Path(module).is_file():
+        raise ConfigError(f"model.module: there is no file {module}")
+
+
+def _prepare(output: Path, merged: dict[str, Any]) -> None:
+    """An output directory of this job's own, with its values in it.
+
+    Raises:
+        EdlError: the directory holds another job, or cannot be written.
+    """
+    if (output / files.JOURNAL).exists():
+        raise EdlError(f"{output}: holds a job already ({files.JOURNAL}); choose another --output")
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        files.write_whole(output / "values.json", json.dumps(merged, indent=1) + "\n")
+    except OSError as error:
+        raise EdlError(f"{output}: cannot be written: {error.strerror}") from error
+
+
+def _fail(text: str, code: int) -> NoReturn:
+    print(f"edl: {text}", file=sys.stderr)
+    raise SystemExit(code)
+
+
+def main() -> None:
+    """The console script. Errors of ours are one text; anything else is a bug and keeps its traceback."""
+    try:
+        app()
+    except ConfigError as error:
+        _fail(str(error).replace("\n", "\nedl: "), 2)
+    except EdlError as error:
+        _fail(str(error), 1)

@@ -1,0 +1,137 @@
+"""A job on the screen: redrawn calmly on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+PLAIN_SECONDS = 5.0
+NEWS_LINES = 6
+
+
+def show(console: Console, statuses: Iterator[dict[str, Any]]) -> None:
+    """Show the job until its statuses end."""
+    if console.is_terminal:
+        _show_live(console, statuses)
+    else:
+        _show_plain(console, statuses)
+
+
+def _show_live(console: Console, statuses: Iterator[dict[str, Any]]) -> None:
+    with Live(console=console, auto_refresh=False, transient=True) as live:
+        told = 0
+        for status in statuses:
+            for number, text in _news(status, told):
+                told = number
+                live.console.print(text, highlight=False, soft_wrap=True)
+            live.update(picture(status), refresh=True)
+
+
+def _show_plain(console: Console, statuses: Iterator[dict[str, Any]]) -> None:
+    told, next_line = 0, 0.0
+    for status in statuses:
+        for number, text in _news(status, told):
+            told = number
+            console.print(text, highlight=False, soft_wrap=True, markup=False)
+        if status["phase"] == "Training" and status["seconds"] >= next_line:
+            next_line = status["seconds"] + PLAIN_SECONDS
+            console.print(f"[{status['seconds']:7.1f} s] {progress_line(status)}", highlight=False,
+                          soft_wrap=True, markup=False)  # fmt: skip
+
+
+def _news(status: dict[str, Any], told: int) -> Iterator[tuple[int, str]]:
+    for item in status.get("news", []):
+        if item["number"] > told:
+            yield item["number"], f"[{item['seconds']:7.1f} s] {item['text']}"
+
+
+def progress_line(status: dict[str, Any]) -> str:
+    """Progress in one line."""
+    records = status["records"]
+    if not records["total"]:
+        return status["reason"]
+    parts = [
+        f"epoch {records['epoch']} of {records['epochs']}",
+        f"{records['applied']:,} of {records['total']:,} records",
+        f"{status['rate']:,.0f} records/s",
+    ]
+    if status["eta_seconds"] is not None:
+        parts.append(f"ETA {duration(status['eta_seconds'])}")
+    if status["loss"] is not None:
+        parts.append(f"loss {status['loss']:.4f}")
+    return ", ".join(parts)
+
+
+def picture(status: dict[str, Any]) -> RenderableType:
+    """The job as a block of text: phase, bar, workers."""
+    records = status["records"]
+    head = Text.assemble(
+        (f"{status['model']} ", "bold"), (status["phase"], "green" if status["phase"] == "Training" else "yellow")
+    )  # fmt: skip
+    head.append(f"  {progress_line(status)}", "default")
+    bar = ProgressBar(total=max(records["total"], 1), completed=records["applied"], width=78)
+    return Group("", head, bar, workers_table(status))
+
+
+def workers_table(status: dict[str, Any]) -> Table:
+    """One row for each worker."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name, align in (("worker", "right"), ("pid", "right"), ("rank", "right"), ("state", "left"),
+                        ("step", "right"), ("records/s", "right"), ("memory", "right")):  # fmt: skip
+        table.add_column(name, justify=align)  # type: ignore[arg-type]
+    for w in status["workers"]:
+        table.add_row(
+            str(w["id"]),
+            w["handle"],
+            "" if w["rank"] is None else str(w["rank"]),
+            w["state"],
+            str(w["step"]) if w["rank"] is not None else "",
+            f"{w['rate']:,.0f}" if w["rank"] is not None else "",
+            f"{w['memory'] / 2**20:,.0f} MiB" if w["memory"] else "",
+        )
+    return table
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people say them: 42 s, 3:20, 1:02:05."""
+    whole = int(seconds + 0.5)
+    if whole < 60:
+        return f"{whole} s"
+    hours, rest = divmod(whole, 3600)
+    return f"{hours}:{rest // 60:02}:{rest % 60:02}" if hours else f"{rest // 60}:{rest % 60:02}"
+
+
+def result(summary: dict[str, Any], output: str) -> str:
+    """How a job ended and what elasticity cost, in a few lines."""
+    records, goodput = summary["records"], summary["goodput_seconds"]
+    lines = [f"{summary['phase']} after {summary['seconds']:.1f} s: {summary['reason']}"]
+    if summary["traceback"]:
+        lines.append(summary["traceback"].rstrip())
+    if records["size"] is not None:
+        loss = f", last loss {summary['loss']:.4f}" if summary["loss"] is not None else ""
+        applied = sum(records["per_epoch"])
+        lines.append(
+            f"  trained   {applied:,} of {records['size'] * records['epochs']:,} records "
+            f"({records['epochs']} epochs of {records['size']:,}) in {summary['step']:,} steps{loss}"
+        )
+    if summary["metrics"]:
+        held_out = ", ".join(f"{name} {value:.4f}" for name, value in sorted(summary["metrics"].items()))
+        lines.append(f"  held out  {held_out}")
+    lines.append("  seconds   " + ", ".join(f"{kind} {seconds:.1f}" for kind, seconds in goodput.items()))
+    changes = summary["generations"][1:]
+    if changes:
+        redone = sum(c["redone_records"] for c in changes)
+        stall = max(c["stall_seconds"] for c in changes)
+        lines.append(
+            f"  ring      changed {len(changes)} times, longest stall {stall:.2f} s, {redone} records redone"
+        )
+    if summary["state_losses"]:
+        lines.append(f"  lost      all state {summary['state_losses']} times (no worker was left)")
+    lines.append(f"  kept in   {output}")
+    return "\n".join(lines)

@@ -1,0 +1,36 @@
+"""The package `edl`. Tool configuration is in pyproject.toml, pinned versions in requirements.lock.
+
+Horovod is not listed: scripts/setup builds it with our patches.
+"""
+
+from setuptools import find_packages, setup
+
+setup(
+    name="edl",
+    version="0.1.0",
+    description="Elastic training of Keras models on Horovod",
+    python_requires=">=3.11",
+    packages=find_packages(include=["edl*", "master*", "trainer*", "model_zoo*"]),
+    entry_points={"console_scripts": ["edl = edl.cli:main"]},
+    # What the master and the command line need; an image of the master has no TensorFlow.
+    install_requires=[
+        "grpcio>=1.85",
+        "protobuf>=7.36",
+        "psutil>=7",
+        "pydantic>=2.14",
+        "pyyaml>=6",
+        "rich>=15",
+        "structlog>=26",
+        "typer>=0.29",
+    ],
+    extras_require={
+        "worker": [
+            "aiohttp>=3.13",
+            "keras>=3.15",
+            "numpy>=2.4",
+            "pyarrow>=26",
+            "scikit-learn>=1.9",
+            "tensorflow-cpu>=2.21",
+        ],
+    },
+)
