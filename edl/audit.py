@@ -123,7 +123,9 @@ class _Books:
         self.applied = applied
 
     def close(self, summary: dict[str, Any]) -> str:
-        size = self.size or 0
+        if self.size is None:
+            raise AuditFailed(f"no record was trained: the job ended {summary['phase']}: {summary['reason']}")
+        size = self.size
         missing = RangeSet.of([(0, size * self.epochs)]).minus(self.applied)
         if missing:
             raise AuditFailed(f"{self._name(missing.ranges[0][0])} was not applied; {len(missing)} are missing")

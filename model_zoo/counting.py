@@ -38,9 +38,11 @@ class Count(keras.layers.Layer):
 
 
 @keras.saving.register_keras_serializable("edl")
-def minus_output(_: object, output: object) -> object:
+class MinusOutput(keras.losses.Loss):
     """A loss whose gradient is -1 for each record of the batch, so that SGD adds one."""
-    return -output
+
+    def call(self, _: object, output: object) -> object:
+        return -output
 
 
 def model() -> keras.Model:
@@ -48,7 +50,7 @@ def model() -> keras.Model:
     model = keras.Model(record, Count(max(RECORDS, 1))(record))
     model.compile(
         optimizer=keras.optimizers.SGD(1.0),
-        loss=keras.losses.LossFunctionWrapper(minus_output, reduction="sum"),
+        loss=MinusOutput(reduction="sum"),
     )
     return model
 
