@@ -1,9 +1,9 @@
 """edl: elastic training of Keras models. What a user's model module needs is here.
 
-    import edl
+import edl
 
-    def data(split):
-        return edl.arrays(x, y)     # or edl.npz(path), edl.csv(path), or a Reader of your own
+def data(split):
+    return edl.arrays(x, y)     # or edl.npz(path), edl.csv(path), or a Reader of your own
 """
 
 from edl.errors import EdlError

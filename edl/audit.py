@@ -128,7 +128,9 @@ class _Books:
         size = self.size
         missing = RangeSet.of([(0, size * self.epochs)]).minus(self.applied)
         if missing:
-            raise AuditFailed(f"{self._name(missing.ranges[0][0])} was not applied; {len(missing)} are missing")
+            raise AuditFailed(
+                f"{self._name(missing.ranges[0][0])} was not applied; {len(missing)} are missing"
+            )
         kept = RangeSet.of(tuple(r) for r in summary["records"]["applied"])
         if kept != self.applied:
             raise AuditFailed(f"{files.SUMMARY} says {kept} is applied, the journal says {self.applied}")

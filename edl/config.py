@@ -11,7 +11,15 @@ import typing
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    ValidationError,
+    model_validator,
+)
 from pydantic.alias_generators import to_camel
 from pydantic_core import ErrorDetails, PydanticCustomError
 
@@ -26,7 +34,7 @@ def _whole(value: Any) -> Any:
 
 
 Int = Annotated[int, BeforeValidator(_whole)]
-LIVE = {"live": True}
+LIVE: dict[str, JsonValue] = {"live": True}
 
 
 class _Values(BaseModel):
@@ -81,14 +89,19 @@ class Config(_Values):
     @model_validator(mode="after")
     def _possible(self) -> Config:
         if self.min_workers > self.max_workers:
-            raise _impossible(f"minWorkers is {self.min_workers} and maxWorkers is {self.max_workers}: "
-                              "minWorkers must not be larger")
+            raise _impossible(
+                f"minWorkers is {self.min_workers} and maxWorkers is {self.max_workers}: "
+                "minWorkers must not be larger"
+            )
         if self.workers > self.max_workers:
-            raise _impossible(f"workers is {self.workers} and maxWorkers is {self.max_workers}: "
-                              "workers must not be larger")
+            raise _impossible(
+                f"workers is {self.workers} and maxWorkers is {self.max_workers}: workers must not be larger"
+            )
         if 0 < self.workers < self.min_workers:
-            raise _impossible(f"workers is {self.workers} and minWorkers is {self.min_workers}: "
-                              "such a job could never train (workers is 0 or at least minWorkers)")
+            raise _impossible(
+                f"workers is {self.workers} and minWorkers is {self.min_workers}: "
+                "such a job could never train (workers is 0 or at least minWorkers)"
+            )
         return self
 
 

@@ -1,10 +1,10 @@
 """The files of a job's output directory: their names, and how they are written.
 
-    summary.json   how the job ended and what elasticity cost
-    events.jsonl   the journal: every event, every decision
-    model.keras    the trained model
-    logs/          of the master and of each worker
-    master.json    where the running master listens, and its token (readable by the owner only)
+summary.json   how the job ended and what elasticity cost
+events.jsonl   the journal: every event, every decision
+model.keras    the trained model
+logs/          of the master and of each worker
+master.json    where the running master listens, and its token (readable by the owner only)
 """
 
 from __future__ import annotations

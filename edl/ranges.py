@@ -84,7 +84,9 @@ class RangeSet:
 
     def within(self, start: int, stop: int) -> RangeSet:
         """The positions that are here and in [start, stop)."""
-        return RangeSet(tuple((max(a, start), min(b, stop)) for a, b in self.ranges if a < stop and b > start))
+        return RangeSet(
+            tuple((max(a, start), min(b, stop)) for a, b in self.ranges if a < stop and b > start)
+        )
 
     def covers(self, start: int, stop: int) -> bool:
         """Whether every position of [start, stop) is here."""

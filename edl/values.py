@@ -40,7 +40,7 @@ def _no_duplicates(loader: _Loader, node: yaml.MappingNode) -> Values:
                 f"(first in line {seen[key]})"
             )
         seen[key] = line
-    return loader.construct_mapping(node, deep=True)
+    return {str(key): value for key, value in loader.construct_mapping(node, deep=True).items()}
 
 
 _Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _no_duplicates)
@@ -132,7 +132,7 @@ class _SetParser:
 
     def _until(self, stops: str) -> tuple[str, str]:
         """Text up to one of `stops`, unescaped, and the stop ("" at the end)."""
-        out = []
+        out: list[str] = []
         while self._at < len(self._text):
             c = self._text[self._at]
             self._at += 1

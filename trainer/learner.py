@@ -135,7 +135,9 @@ class Learner:
     def _compile(
         self, specs: list[tf.TensorSpec], flag: tf.TensorSpec, salt: tf.TensorSpec, autograph: bool
     ) -> None:
-        function = tf.function(self._gradients_graph, autograph=autograph, input_signature=[specs, flag, salt])
+        function = tf.function(
+            self._gradients_graph, autograph=autograph, input_signature=[specs, flag, salt]
+        )
         function.get_concrete_function()  # traces, which finds the layout
         self._gradients = function
         self.length = self._layout.length
@@ -217,7 +219,9 @@ class _Layout:
     ) -> _Layout:
         trained = [v for v, g in zip(model.trainable_variables, gradients, strict=True) if g is not None]
         if not trained:
-            raise ModelError("no trainable variable of the model influences the loss: nothing would be trained")
+            raise ModelError(
+                "no trainable variable of the model influences the loss: nothing would be trained"
+            )
         changed = [
             v
             for v, before in zip(rest, given, strict=True)

@@ -15,8 +15,9 @@ import asyncio
 import contextlib
 import queue
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
 import psutil
@@ -172,8 +173,8 @@ class Link:
         finally:
             self._drained.set()
 
-    def _keep(self, coroutine: object) -> None:
-        task = self._loop.create_task(coroutine)  # type: ignore[arg-type]
+    def _keep(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

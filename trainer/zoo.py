@@ -56,14 +56,16 @@ def load(name: str) -> Zoo:
         ModelError: there is no such module, or it lacks a function of the contract.
     """
     module = _import(name)
-    functions = {}
+    functions: dict[str, Any] = {}
     for wanted in ("model", "data", "feed"):
         function = getattr(module, wanted, None)
         if function is None and wanted == "feed":
             functions[wanted] = None
             continue
         if not callable(function):
-            raise ModelError(f"{name}: the module has no function {wanted}() (model() and data(split) are due)")
+            raise ModelError(
+                f"{name}: the module has no function {wanted}() (model() and data(split) are due)"
+            )
         functions[wanted] = function
     return Zoo(name, functions["model"], functions["data"], functions["feed"])
 

@@ -13,6 +13,7 @@ import os
 import selectors
 import signal
 import sys
+from typing import Any
 
 import aiohttp.web  # noqa: F401
 import grpc.aio  # noqa: F401
@@ -54,7 +55,7 @@ def main() -> None:
                 _say({"worker": order["worker"], "pid": pid})
 
 
-def _become(order: dict[str, object]) -> None:
+def _become(order: dict[str, Any]) -> None:
     """In the child: be the worker. Never returns."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
@@ -65,7 +66,7 @@ def _become(order: dict[str, object]) -> None:
     os.dup2(log, 2)
     code = 1
     try:
-        code = worker_main.main([str(a) for a in order["arguments"]])  # type: ignore[union-attr]
+        code = worker_main.main(order["arguments"])
     finally:
         os._exit(code)
 

@@ -61,8 +61,9 @@ def run(
     console = Console(highlight=False)
     (output / files.LOGS).mkdir(exist_ok=True)
     with open(output / files.LOGS / "master.log", "wb") as log:
+        arguments = ["--values", str(output / "values.json"), "--output", str(output)]
         master = subprocess.Popen(
-            [sys.executable, "-m", "master", "--values", str(output / "values.json"), "--output", str(output)],
+            [sys.executable, "-m", "master", *arguments],
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, start_new_session=True,
         )  # fmt: skip
     code = _attend(console, master, output)

@@ -55,7 +55,7 @@ def progress_line(status: dict[str, Any]) -> str:
     """Progress in one line."""
     records = status["records"]
     if not records["total"]:
-        return status["reason"]
+        return str(status["reason"])
     parts = [
         f"epoch {records['epoch']} of {records['epochs']}",
         f"{records['applied']:,} of {records['total']:,} records",
@@ -71,9 +71,8 @@ def progress_line(status: dict[str, Any]) -> str:
 def picture(status: dict[str, Any]) -> RenderableType:
     """The job as a block of text: phase, bar, workers."""
     records = status["records"]
-    head = Text.assemble(
-        (f"{status['model']} ", "bold"), (status["phase"], "green" if status["phase"] == "Training" else "yellow")
-    )  # fmt: skip
+    colour = "green" if status["phase"] == "Training" else "yellow"
+    head = Text.assemble((f"{status['model']} ", "bold"), (status["phase"], colour))
     head.append(f"  {progress_line(status)}", "default")
     bar = ProgressBar(total=max(records["total"], 1), completed=records["applied"], width=78)
     return Group("", head, bar, workers_table(status))

@@ -76,7 +76,9 @@ def replay(path: Path, config: Config) -> Job:
     for number, (now, event, written) in enumerate(entries, 2):
         effects = [_dump(e) for e in job.handle(event, now)]
         if effects != written:
-            raise EdlError(f"{path}: line {number}: the core now decides {effects}, the journal says {written}")
+            raise EdlError(
+                f"{path}: line {number}: the core now decides {effects}, the journal says {written}"
+            )
     return job
 
 

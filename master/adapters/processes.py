@@ -15,8 +15,9 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 from edl.ids import WorkerId
 from master.core import events as ev
@@ -144,8 +145,8 @@ class Processes:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
 
-    def _keep(self, coroutine: object) -> None:
-        task = asyncio.get_running_loop().create_task(coroutine)  # type: ignore[arg-type]
+    def _keep(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

@@ -12,7 +12,7 @@ import contextlib
 import hmac
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc
 
@@ -22,6 +22,8 @@ from edl.proto import edl_pb2 as pb
 from edl.proto import edl_pb2_grpc as rpc
 from edl.ranges import RangeSet
 from master.core import events as ev
+
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 OPTIONS = [
     ("grpc.max_receive_message_length", 64 << 20),
@@ -37,14 +39,14 @@ class TokenCheck(grpc.aio.ServerInterceptor):
     def __init__(self, token: str):
         self._expected = f"Bearer {token}".encode()
 
-        async def refuse(_: Any, context: grpc.aio.ServicerContext) -> None:
+        async def refuse(_: Any, context: Context) -> None:
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the job's token is missing or wrong")
 
-        async def refuse_stream(request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[None]:
+        async def refuse_stream(request: Any, context: Context) -> AsyncIterator[None]:
             await refuse(request, context)
             yield None
 
-        self._refusals = {
+        self._refusals: dict[tuple[bool, bool], grpc.RpcMethodHandler[Any, Any]] = {
             (False, False): grpc.unary_unary_rpc_method_handler(refuse),
             (False, True): grpc.unary_stream_rpc_method_handler(refuse_stream),
             (True, True): grpc.stream_stream_rpc_method_handler(refuse_stream),
@@ -52,9 +54,9 @@ class TokenCheck(grpc.aio.ServerInterceptor):
 
     async def intercept_service(
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
         details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler:
+    ) -> grpc.RpcMethodHandler[Any, Any] | None:
         handler = await continuation(details)
         given = dict(details.invocation_metadata or ()).get("authorization", "")
         if handler is None or hmac.compare_digest(str(given).encode(), self._expected):
@@ -154,7 +156,7 @@ class Server(rpc.MasterServicer):
     # --- calls
 
     async def Work(
-        self, requests: AsyncIterator[pb.FromWorker], context: grpc.aio.ServicerContext
+        self, requests: AsyncIterator[pb.FromWorker], context: Context
     ) -> AsyncIterator[pb.ToWorker]:
         first = await anext(aiter(requests), None)
         if first is None or first.WhichOneof("say") != "hello" or first.run_id not in ("", self._run_id):
@@ -211,9 +213,7 @@ class Server(rpc.MasterServicer):
             if member != worker:
                 self._send(member, generation, put=message.put)
 
-    async def Watch(
-        self, request: pb.WatchRequest, context: grpc.aio.ServicerContext
-    ) -> AsyncIterator[pb.Status]:
+    async def Watch(self, request: pb.WatchRequest, context: Context) -> AsyncIterator[pb.Status]:
         while True:
             changed = self._changed
             yield pb.Status(json=json.dumps(self._status()))
@@ -223,14 +223,14 @@ class Server(rpc.MasterServicer):
             if not self._closing:  # the most that a reader can follow; the last word is not delayed
                 await asyncio.sleep(MOST_UPDATES_SECONDS)
 
-    async def Scale(self, request: pb.ScaleRequest, context: grpc.aio.ServicerContext) -> pb.Reply:
+    async def Scale(self, request: pb.ScaleRequest, context: Context) -> pb.Reply:
         try:
             return pb.Reply(text=self._scale(request.workers))
         except edl.EdlError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
             raise
 
-    async def Stop(self, request: pb.StopRequest, context: grpc.aio.ServicerContext) -> pb.Reply:
+    async def Stop(self, request: pb.StopRequest, context: Context) -> pb.Reply:
         return pb.Reply(text=self._stop(request.why))
 
 

@@ -188,7 +188,9 @@ class Job:
                     w.goes("hello")
             case ev.Ready():
                 self._on_ready(w, event)
-            case ev.Up() | ev.Stepped() | ev.Beat() | ev.Want() | ev.Out() if event.generation != self.generation:
+            case ev.Up() | ev.Stepped() | ev.Beat() | ev.Want() | ev.Out() if (
+                event.generation != self.generation
+            ):
                 # A beat outside any ring says only that its worker lives, and is never stale.
                 if event.generation != 0:
                     self.stale += not isinstance(event, ev.Beat)
@@ -362,17 +364,19 @@ class Job:
             return
         out = [w for w in self.pool if not w.stopped]
         fresh = not any(w.holds for w in out)
-        if fresh and not all(w.warm for w in self.pool.staying):
-            # Nobody waits with the state: give those who are late for the start a moment.
-            if self.regroup_at is not None and self.regroup_at > self._now:
-                return
+        late = not all(w.warm for w in self.pool.staying)
+        if fresh and late and self.regroup_at is not None and self.regroup_at > self._now:
+            return  # nobody waits with the state: give those who are late for the start a moment
         ring = choose(out, self.members, self._limits())
         if self.members and self.changes:
             self._tell(self.changes[-1])
         if fresh and self.leases.applied and ring.members:
             self.restarts += 1
-            self._say("ring", f"every worker that held the state is gone: {len(self.leases.applied)} "
-                      "records of training are lost, the job starts again from its first record")
+            self._say(
+                "ring",
+                f"every worker that held the state is gone: {len(self.leases.applied)} "
+                "records of training are lost, the job starts again from its first record",
+            )
         if not ring.members:
             self._wait(ring.reason)
             return
@@ -386,7 +390,8 @@ class Job:
             self._publish(ring)
 
     def _publish(self, ring: Ring) -> None:
-        assert self.leases is not None and ring.root is not None
+        assert self.leases is not None
+        assert ring.root is not None
         cause = self.closing or ("start" if self.generation == 0 else "workers are back")
         self.generation = Generation(self.generation + 1)
         self.changes.append(
@@ -429,7 +434,9 @@ class Job:
             self._end("Failed", f"the weights differ between workers: {self.digests}")
             return
         self.exporter = root.id
-        self._say("ring", f"all records are applied at step {root.step}; worker {root.id} evaluates and saves")
+        self._say(
+            "ring", f"all records are applied at step {root.step}; worker {root.id} evaluates and saves"
+        )
         self._do(ev.Export(root.id))
 
     def _release(self) -> None:

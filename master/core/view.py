@@ -68,9 +68,7 @@ def summary(job: Job) -> dict[str, Any]:
         "records": {
             "size": leases.size if leases else None,
             "epochs": epochs,
-            "per_epoch": [
-                len(applied.within(e * leases.size, (e + 1) * leases.size)) for e in range(epochs)
-            ]
+            "per_epoch": [len(applied.within(e * leases.size, (e + 1) * leases.size)) for e in range(epochs)]
             if leases and applied is not None
             else [],
             "applied": [list(r) for r in applied] if applied is not None else [],
@@ -83,9 +81,7 @@ def summary(job: Job) -> dict[str, Any]:
         "digests": {str(w): d for w, d in job.digests.items()},
         "goodput_seconds": job.goodput.at(job.ended_at or 0.0),
         "generations": [_change(change) for change in job.changes],
-        "failures": [
-            {"worker": f.worker, "why": f.why, "traceback": f.traceback} for f in job.failures
-        ],
+        "failures": [{"worker": f.worker, "why": f.why, "traceback": f.traceback} for f in job.failures],
         "state_losses": job.restarts,
         "stale_messages": job.stale,
         "workers_born": job.pool.born,

@@ -50,6 +50,9 @@ def step(state: str, event: str) -> str:
         raise ImpossibleStep(f"a worker that is {state} cannot be {event}") from None
 
 
+NO_RING = Generation(0)
+
+
 @dataclass(slots=True)
 class Worker:
     """What the master knows of one worker."""
@@ -60,7 +63,7 @@ class Worker:
     state: str = "asked"
     handle: str = ""
     in_ring: bool = False  # it has been told of the current generation and is not out of it yet
-    up_in: Generation = Generation(0)  # the last generation in which it said `up`
+    up_in: Generation = NO_RING  # the last generation in which it said `up`
     holds: bool = False  # it has synced: its memory is a copy of the job's state
     step: int = 0
     applied: RangeSet = field(default_factory=RangeSet)  # as of its last `out`
