@@ -30,6 +30,7 @@ import numpy as np
 from edl.config import Config
 from edl.proto import edl_pb2 as pb
 from edl.ranges import Range, RangeSet
+from edl.shares import local_batch
 from trainer import control
 from trainer.data import Batch, Leases, Source
 from trainer.learner import Learner
@@ -227,7 +228,7 @@ class Worker:
             self.leases.add(lease)
             self.asked = False
         share = local_batch(self.config.training.batch_size, rank, size)
-        if len(self.leases) < 2 * share and not self.asked:
+        if share and len(self.leases) < 2 * share and not self.asked:
             self.asked = True
             self.link.say(generation, want=pb.Want())
         positions = self.leases.peek(share, self.size)
@@ -246,11 +247,6 @@ class Worker:
         if self.next is not None and self.next[0] == positions:
             return self.next[1]
         return self.reading.submit(self.source.batch, positions)
-
-
-def local_batch(batch: int, rank: int, size: int) -> int:
-    """This rank's share of the global batch, in records: the shares of all ranks add up to it."""
-    return batch // size + (rank < batch % size)
 
 
 def _ranges(ranges: RangeSet) -> list[pb.Range]:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from edl.config import Config
 from edl.ids import Generation, WorkerId
 from edl.ranges import RangeSet
+from edl.shares import local_batch
 from master.core import events as ev
 from master.core.goodput import Goodput
 from master.core.leases import Leases
@@ -382,8 +383,10 @@ class Job:
             return
         root = self.pool[ring.root] if ring.root is not None else None
         applied = root.applied if root is not None and root.holds else RangeSet()
-        held = {m: self.pool[m].leases for m in ring.members}
-        self.leases.rebase(applied, (r for leases in held.values() for r in leases))
+        for w in self.pool:
+            if not self._share(w.id, ring.members):  # who has no part in the batch could never use it up
+                w.leases = ()
+        self.leases.rebase(applied, (r for w in self.pool for r in w.leases))
         if self.leases.complete:
             self._export(ring)
         else:
@@ -402,8 +405,7 @@ class Job:
         leases = []
         for w in self.pool:
             w.wants = False
-            left = RangeSet.of(w.leases).minus(self.leases.applied) if w.id in ring.members else RangeSet()
-            w.leases = left.ranges
+            w.leases = RangeSet.of(w.leases).minus(self.leases.applied).ranges
         for m in ring.members:
             w = self.pool[m]
             if w.state == "ready":
@@ -451,11 +453,10 @@ class Job:
     def _grant(self) -> None:
         if self.leases is None or not self.members or self.closing:
             return
-        training, elastic = self.config.training, self.config.elastic
-        local = max(1, -(-training.batch_size // len(self.members)))
         for w in self._ring():
-            if w.wants and w.up_in == self.generation:
-                lease = self.leases.grant(len(self.members), local, elastic.lease_batches)
+            share = self._share(w.id, self.members)
+            if w.wants and w.up_in == self.generation and share:
+                lease = self.leases.grant(len(self.members), share, self.config.elastic.lease_batches)
                 if lease is None:
                     return
                 w.leases, w.wants = (*w.leases, lease), False
@@ -476,6 +477,12 @@ class Job:
     def _ring(self) -> list[Worker]:
         """The members of the current ring that live and are in it."""
         return [w for m in self.members if (w := self.pool.get(m)) is not None and w.in_ring]
+
+    def _share(self, worker: WorkerId, members: tuple[WorkerId, ...]) -> int:
+        """Records of each global batch that fall to the worker; 0 outside the ring."""
+        if worker not in members:
+            return 0
+        return local_batch(self.config.training.batch_size, members.index(worker), len(members))
 
     def _limits(self) -> Limits:
         return Limits(self.config.min_workers, self.target)

@@ -1,0 +1,59 @@
+"""The book of leases: everything is handed out once, and what is lost comes back."""
+
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edl.ranges import RangeSet
+from master.core.leases import Leases
+
+
+@given(st.integers(0, 300), st.integers(1, 3), st.integers(1, 9), st.integers(1, 6), st.integers(0, 2**16))
+def test_every_position_is_granted_once_whatever_is_lost(
+    size: int, epochs: int, batch: int, members: int, seed: int
+) -> None:
+    chance = random.Random(seed)
+    leases = Leases(size, epochs)
+    applied, held = RangeSet(), RangeSet()
+    while not leases.complete:
+        lease = leases.grant(members, batch, 4)
+        if lease is None:
+            assert held, "nothing is held and nothing is left, but the job is not complete"
+            applied, held = applied.union(held), RangeSet()
+            leases.progress(applied)
+            continue
+        held = held.add(*lease)  # raises when it is held already
+        assert not RangeSet((lease,)).minus(applied) != RangeSet((lease,)), "granted again"
+        assert lease[1] <= leases.open[1]
+        if chance.random() < 0.3:  # the ring breaks: some of what was held is applied, the rest lost
+            start, stop = held.ranges[0]
+            applied = applied.add(start, chance.randint(start, stop)) if start < stop else applied
+            held = RangeSet()
+            leases.rebase(applied, held)
+    assert applied == RangeSet.of([(0, size * epochs)])
+
+
+def test_leases_shrink_towards_the_end_of_an_epoch() -> None:
+    leases, lengths = Leases(1000, 1), []
+    while lease := leases.grant(4, 8, 32):
+        lengths.append(lease[1] - lease[0])
+    assert lengths == sorted(lengths, reverse=True)
+    assert lengths[0] == 120
+    assert lengths[-1] <= 8
+
+
+def test_an_epoch_opens_when_the_one_before_is_wholly_applied() -> None:
+    leases = Leases(100, 2)
+    while leases.grant(1, 10, 32):
+        pass
+    assert not leases.progress(RangeSet(((0, 99),)))
+    assert leases.grant(1, 10, 32) is None
+    assert leases.progress(RangeSet(((0, 100),)))
+    lease = leases.grant(1, 10, 32)
+    assert lease is not None
+    assert lease[0] == 100
+
+
+def test_an_empty_dataset_is_complete_at_once() -> None:
+    assert Leases(0, 5).complete

@@ -1,0 +1,64 @@
+"""The order of an epoch: every record once, the same for everybody, nothing stored."""
+
+import time
+import tracemalloc
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edl.order import Order, permute
+
+sizes = st.integers(1, 700)
+
+
+@given(sizes, st.integers(0, 2**40))
+def test_permute_is_a_bijection(size: int, key: int) -> None:
+    assert sorted(permute(i, size, key) for i in range(size)) == list(range(size))
+
+
+@given(sizes, st.integers(0, 2**31), st.integers(1, 80), st.integers(0, 5), st.booleans())
+def test_each_epoch_visits_each_record_once(
+    size: int, seed: int, block: int, epoch: int, shuffle: bool
+) -> None:
+    order = Order(size, seed, block, shuffle)
+    assert sorted(order.records(epoch * size, (epoch + 1) * size)) == list(range(size))
+
+
+@settings(max_examples=40)
+@given(sizes, st.integers(1, 80), st.data())
+def test_the_order_does_not_depend_on_how_it_is_cut(size: int, block: int, data: st.DataObject) -> None:
+    order = Order(size, 7, block)
+    whole = order.records(size, 2 * size)
+    cuts = sorted({size, 2 * size, *data.draw(st.lists(st.integers(size, 2 * size), max_size=6))})
+    parts = [order.records(a, b) for a, b in zip(cuts, cuts[1:], strict=False)]
+    np.testing.assert_array_equal(np.concatenate(parts), whole)
+
+
+def test_epochs_and_seeds_differ() -> None:
+    first, second = (Order(1000, 1, 100).records(e * 1000, (e + 1) * 1000) for e in (0, 1))
+    other = Order(1000, 2, 100).records(0, 1000)
+    assert (first != second).mean() > 0.9
+    assert (first != other).mean() > 0.9
+
+
+def test_a_batch_comes_from_one_block_or_two() -> None:
+    records = Order(100_000, 3, 1024).records(5000, 5032)
+    assert len(set(records // 1024)) <= 2
+
+
+def test_a_thousand_million_records_take_no_memory_and_no_time() -> None:
+    order = Order(10**9, 1, 1024)
+    tracemalloc.start()
+    began = time.perf_counter()
+    assert len(order.records(10**9 + 123_456_789, 10**9 + 123_456_789 + 64)) == 64
+    seconds, (_, peak) = time.perf_counter() - began, tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1_000_000
+    assert seconds < 1
+
+
+def test_a_range_over_two_epochs_is_refused() -> None:
+    with pytest.raises(ValueError, match="inside one epoch of 10 records"):
+        Order(10, 1, 4).records(8, 12)

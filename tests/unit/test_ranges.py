@@ -1,0 +1,58 @@
+"""RangeSet against Python's own sets."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edl.ranges import Overlap, RangeSet
+
+ranges = st.tuples(st.integers(0, 40), st.integers(0, 12)).map(lambda r: (r[0], r[0] + r[1]))
+range_sets = st.lists(ranges, max_size=8).map(RangeSet.of)
+
+
+def positions(s: RangeSet) -> set[int]:
+    return {p for a, b in s for p in range(a, b)}
+
+
+def is_canonical(s: RangeSet) -> bool:
+    return all(a < b for a, b in s) and all(x[1] < y[0] for x, y in zip(s.ranges, s.ranges[1:], strict=False))
+
+
+@given(range_sets, range_sets)
+def test_union_and_difference_are_those_of_sets(one: RangeSet, other: RangeSet) -> None:
+    assert positions(one.union(other)) == positions(one) | positions(other)
+    assert positions(one.minus(other)) == positions(one) - positions(other)
+    assert is_canonical(one.union(other))
+    assert is_canonical(one.minus(other))
+    assert len(one) == len(positions(one))
+
+
+@given(range_sets, ranges)
+def test_adding_takes_exactly_what_is_not_there(s: RangeSet, r: tuple[int, int]) -> None:
+    new = set(range(*r))
+    if new & positions(s):
+        with pytest.raises(Overlap):
+            s.add(*r)
+    else:
+        added = s.add(*r)
+        assert positions(added) == positions(s) | new
+        assert is_canonical(added)
+
+
+@given(range_sets, ranges)
+def test_within_and_covers(s: RangeSet, r: tuple[int, int]) -> None:
+    assert positions(s.within(*r)) == positions(s) & set(range(*r))
+    assert s.covers(*r) == (set(range(*r)) <= positions(s))
+
+
+@given(range_sets, st.integers(0, 20))
+def test_take_gives_one_contiguous_range_from_the_front(s: RangeSet, count: int) -> None:
+    taken, rest = s.take(count)
+    if taken is None:
+        assert count == 0 or not s
+        assert rest == s
+    else:
+        assert taken[0] == min(positions(s))
+        assert 0 < taken[1] - taken[0] <= count
+        assert positions(rest) == positions(s) - set(range(*taken))
+        assert is_canonical(rest)
