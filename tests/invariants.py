@@ -55,6 +55,12 @@ class Watchdog:
                     states = {(job.pool[m].holds, job.pool[m].step) for m in members}
                     assert len(states) == 1, "members differ but do not sync"
                     assert next(iter(states))[0]
+            case ev.Grant(worker, (start, stop)):
+                assert job.leases is not None
+                size, applied = job.leases.size, job.leases.applied
+                assert start // size == (stop - 1) // size, "a lease spans two epochs"
+                assert applied.covers(0, start // size * size), "a lease of an epoch that is not open"
+                assert job.pool[worker].in_ring
             case ev.Stop(worker) if job.ending is None and worker in held:
                 others = [w for w in job.pool if w.holds and w.id != worker and not w.stopped]
                 assert others, f"worker {worker}, the last holder, was let go"

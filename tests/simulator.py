@@ -113,10 +113,10 @@ class World:
             self.now, _, action = heapq.heappop(self.heap)
             action()
             events += 1
-            assert self.now < 5000 and events < 200_000, f"the job does not end: {self.job.reason}"  # noqa: PT018
+            assert self.now < 5000 and events < 200_000, f"the job does not end: {self.job.reason}"
         assert self.ended.phase == "Succeeded", self.ended
         for w in self.finals:
-            expected = {p: 1 for p in range(self.size * self.epochs)}
+            expected = dict.fromkeys(range(self.size * self.epochs), 1)
             assert w.weights == expected, f"worker {w.id}: {w.weights} is not every position once"
             assert w.applied == RangeSet.of([(0, self.size * self.epochs)])
 
@@ -134,7 +134,9 @@ class World:
         for effect in effects:
             self.perform(effect)
         deadline = self.job.next_deadline()
-        if deadline is not None and (self.tick_at is None or deadline < self.tick_at or self.tick_at <= self.now):
+        if deadline is not None and (
+            self.tick_at is None or deadline < self.tick_at or self.tick_at <= self.now
+        ):
             self.tick_at = deadline
             self.later(deadline - self.now, lambda: self.tell(ev.Tick()))
 
@@ -318,7 +320,9 @@ class World:
         w.ring = None
         complete = w.applied.covers(0, self.size * self.epochs)
         digest = str(hash(frozenset(w.weights.items()))) if w.holds and complete else ""
-        self.say(w, ev.Out(w.id, ring.form.generation, w.step, w.holds, w.applied, broken=broken, digest=digest))
+        self.say(
+            w, ev.Out(w.id, ring.form.generation, w.step, w.holds, w.applied, broken=broken, digest=digest)
+        )
 
     def leave_broken(self, w: Sim) -> None:
         """Its collective fails, sooner or later; a frozen one finds out when it thaws."""
@@ -378,8 +382,22 @@ class World:
             return
         w = self.random.choice(alive)
         kind = self.random.choice(
-            ("kill", "kill", "kill two", "kill all but one", "kill all", "freeze", "freeze", "term", "term",
-             "exit 0", "crash", "scale", "late", "twice")  # fmt: skip
+            (
+                "kill",
+                "kill",
+                "kill two",
+                "kill all but one",
+                "kill all",
+                "freeze",
+                "freeze",
+                "term",
+                "term",
+                "exit 0",
+                "crash",
+                "scale",
+                "late",
+                "twice",
+            )  # fmt: skip
         )
         self.faults[kind] += 1
         generation = self.job.generation

@@ -189,13 +189,12 @@ class Job:
                     w.goes("hello")
             case ev.Ready():
                 self._on_ready(w, event)
-            case ev.Up() | ev.Stepped() | ev.Beat() | ev.Want() | ev.Out() if (
-                event.generation != self.generation
+            case ev.Beat() if not w.in_ring or event.generation != self.generation:
+                w.memory = event.memory  # it lives; what it says of a ring is none of this one
+            case ev.Up() | ev.Stepped() | ev.Want() | ev.Out() if (
+                not w.in_ring or event.generation != self.generation
             ):
-                # A beat outside any ring says only that its worker lives, and is never stale.
-                if event.generation != 0:
-                    self.stale += not isinstance(event, ev.Beat)
-                w.memory = event.memory if isinstance(event, ev.Beat) else w.memory
+                self.stale += 1
             case ev.Up():
                 self._on_up(w, event)
             case ev.Stepped():
@@ -269,8 +268,6 @@ class Job:
             self._say("epoch", f"epoch {self.leases.done_epochs} of {self.leases.epochs} is applied{loss}")
 
     def _on_out(self, w: Worker, event: ev.Out) -> None:
-        if not w.in_ring:
-            return
         w.in_ring, w.step, w.holds = False, event.step, w.holds or event.holds
         w.applied, w.skipped, w.digest = event.applied, event.skipped, event.digest
         w.wants = False
