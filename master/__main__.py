@@ -16,6 +16,7 @@ import os
 import secrets
 import signal
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,9 +46,17 @@ class Master:
         output: the directory that keeps what the job leaves.
         listen: host:port.
         backend: "processes" or "by-hand".
+        observers: are shown every event with its time and effects, after the journal.
     """
 
-    def __init__(self, values: dict[str, Any], output: Path, listen: str, backend: str):
+    def __init__(
+        self,
+        values: dict[str, Any],
+        output: Path,
+        listen: str = "127.0.0.1:0",
+        backend: str = "processes",
+        observers: Sequence[Callable[[float, ev.Event, list[ev.Effect]], None]] = (),
+    ):
         self.values, self.output, self.listen = values, output, listen
         self.config = config_module.parse(values)
         self.run_id = RunId(secrets.token_hex(8))
@@ -55,6 +64,7 @@ class Master:
         self.job = Job(self.config)
         self.inbox: asyncio.Queue[ev.Event] = asyncio.Queue()
         self.backend_name = backend
+        self.observers = observers
         self.news: list[dict[str, Any]] = []
 
     async def run(self) -> int:
@@ -108,6 +118,8 @@ class Master:
                 server.perform(effect)
                 backend.perform(effect)
             server.changed()
+            for observe in self.observers:
+                observe(now, event, effects)
 
     def note_news(self, said: list[ev.Say], now: float) -> None:
         """What the core says goes to the log, and to whoever watches."""

@@ -397,7 +397,7 @@ class World:
                 "scale",
                 "late",
                 "twice",
-            )  # fmt: skip
+            )
         )
         self.faults[kind] += 1
         generation = self.job.generation

@@ -38,6 +38,7 @@ from trainer.link import End, Export, FormRing, Link, Progress
 from trainer.ring import Ring, RingBroken
 
 IDLE_SECONDS = 0.05
+LOSS_MEMORY = 0.95  # how much of the loss that is told was there a step before
 
 
 class NonFinite(Exception):
@@ -74,6 +75,7 @@ class Worker:
         self.leases = Leases()
         self.asked = False  # for a lease, and none has come yet
         self.records = 0  # trained here in this ring
+        self.loss = (0.0, 0.0)  # decaying sums: of the loss, of the records
         self.told = RangeSet()  # the safe set that the master was last told of
         self.in_flight: Range | None = None  # the batch of a step that has not come back
         self.last_step_at: float | None = None
@@ -214,7 +216,10 @@ class Worker:
                 ),
             )
         self.last_step_at = now
-        loss = agreed.loss if agreed.records else self.link.progress.loss
+        if agreed.records:  # a mean over the last steps: one step alone, of a few records, says little
+            self.loss = (LOSS_MEMORY * self.loss[0] + agreed.loss * agreed.records,
+                         LOSS_MEMORY * self.loss[1] + agreed.records)  # fmt: skip
+        loss = self.loss[0] / self.loss[1] if self.loss[1] else None
         self.link.progress = Progress(generation, self.step, self.records, loss, safe if rank == 0 else None)
         if rank == 0 and agreed.idle and safe != self.told:
             self.told = safe

@@ -1,5 +1,7 @@
 """RangeSet against Python's own sets."""
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +17,7 @@ def positions(s: RangeSet) -> set[int]:
 
 
 def is_canonical(s: RangeSet) -> bool:
-    return all(a < b for a, b in s) and all(x[1] < y[0] for x, y in zip(s.ranges, s.ranges[1:], strict=False))
+    return all(a < b for a, b in s) and all(x[1] < y[0] for x, y in itertools.pairwise(s.ranges))
 
 
 @given(range_sets, range_sets)
