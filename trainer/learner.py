@@ -90,17 +90,12 @@ class Learner:
         Raises:
             ModelError: it is not the state of this model; nothing is changed then.
         """
-        arrays, at = [], 0
-        for v in self._variables:
-            dtype = np.dtype(v.dtype)
-            count = int(np.prod(v.shape)) * dtype.itemsize
-            arrays.append(state[at : at + count].view(dtype).reshape(v.shape) if count else None)
-            at += count
-        if at != len(state):
-            raise ModelError(f"the ring's state has {len(state)} bytes, this worker's model has {at}")
-        for v, array in zip(self._variables, arrays, strict=True):
-            if array is not None:
-                v.assign(array)
+        sizes = [int(np.prod(v.shape)) * np.dtype(v.dtype).itemsize for v in self._variables]
+        if sum(sizes) != len(state):
+            raise ModelError(f"the ring's state has {len(state)} bytes, this worker's model has {sum(sizes)}")
+        parts = np.split(state, np.cumsum(sizes)[:-1])
+        for v, part in zip(self._variables, parts, strict=True):
+            v.assign(part.copy().view(np.dtype(v.dtype)).reshape(v.shape))  # copied, to be aligned
 
     def digest(self) -> str:
         """SHA-256 of the state: equal on two workers when their models are, bit for bit."""
@@ -123,30 +118,18 @@ class Learner:
     def _trace(self, sample: Batch) -> None:
         self._structure = (sample.x, sample.y, sample.weights)
         specs = [tf.TensorSpec([None, *a.shape[1:]], a.dtype) for a in self._flatten(sample)]
-        flag = tf.TensorSpec([None], tf.float32)
-        salt = tf.TensorSpec([2], tf.int64)
-        try:
-            self._compile(specs, flag, salt, autograph=False)
-        except tf.errors.OperatorNotAllowedInGraphError:
-            # A layer with Python control flow on tensors: Keras's fit would convert it, so do
-            # we. Not from the start: converting takes seconds where plain tracing takes tenths.
-            self._compile(specs, flag, salt, autograph=True)
+        floats, salt = tf.TensorSpec([None], tf.float32), tf.TensorSpec([2], tf.int64)
 
-    def _compile(
-        self, specs: list[tf.TensorSpec], flag: tf.TensorSpec, salt: tf.TensorSpec, autograph: bool
-    ) -> None:
-        function = tf.function(
-            self._gradients_graph, autograph=autograph, input_signature=[specs, flag, salt]
-        )
-        function.get_concrete_function()  # traces, which finds the layout
-        self._gradients = function
+        # Without autograph, which takes seconds where plain tracing takes tenths; Keras does not
+        # convert layers either, so no model needs it. Batches of any length share one graph.
+        def graph(function: Any, *signature: Any) -> Any:
+            return tf.function(function, autograph=False, input_signature=signature)
+
+        self._gradients = graph(self._gradients_graph, specs, floats, salt)
+        self._gradients.get_concrete_function()  # traces, which finds the layout
         self.length = self._layout.length
-        self._nothing = tf.function(
-            lambda contribution: tf.concat([tf.zeros([self.length]), contribution], 0),
-            autograph=False,
-            input_signature=[flag],
-        )
-        self._update = tf.function(self._update_graph, autograph=False, input_signature=[flag])
+        self._nothing = graph(lambda told: tf.concat([tf.zeros([self.length]), told], 0), floats)
+        self._update = graph(self._update_graph, floats)
 
     def _flatten(self, batch: Batch) -> list[np.ndarray]:
         """The batch's arrays in a fixed order, in the types that Keras would give the model."""
@@ -173,7 +156,7 @@ class Learner:
             with keras.StatelessScope(state_mapping=mapping, collect_losses=True) as scope:
                 y_pred = model(x, training=True)
                 loss = model.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=weights, training=True)
-                extra = bool(scope.losses)
+                extra = bool(model.losses)
         gradients = tape.gradient(loss, trainable)
         if self._sums and extra:
             raise ModelError(

@@ -42,6 +42,11 @@ class RendezvousStore:
         port: int = self._runner.addresses[0][1]
         return port
 
+    async def close(self) -> None:
+        self.call_off()
+        if self._runner is not None:
+            await self._runner.cleanup()
+
     def open(self, generation: int) -> None:
         """From now on only `generation` is spoken of."""
         self.call_off()

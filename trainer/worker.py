@@ -216,7 +216,9 @@ class Worker:
                 ),
             )
         self.last_step_at = now
-        if agreed.records:  # a mean over the last steps: one step alone, of a few records, says little
+        if (
+            agreed.records and not agreed.nonfinite
+        ):  # a mean over the last steps: one step alone, of a few records, says little
             self.loss = (LOSS_MEMORY * self.loss[0] + agreed.loss * agreed.records,
                          LOSS_MEMORY * self.loss[1] + agreed.records)  # fmt: skip
         loss = self.loss[0] / self.loss[1] if self.loss[1] else None

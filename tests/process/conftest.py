@@ -1,0 +1,175 @@
+"""A real job in a test: the real master in this process, real workers beside it.
+
+A test awaits what the master sees (its events and effects), never a while. Workers are forked
+from a zygote, and the model is the counting model, so the last word is always the weights'.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.machinery
+import importlib.util
+import json
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edl import audit, files, values
+from master.__main__ import Master
+from master.core import events as ev
+
+ROOT = Path(__file__).parents[2]
+MODELS = ROOT / "tests" / "models"
+SECONDS = 60.0
+
+_loader = importlib.machinery.SourceFileLoader("storm", str(ROOT / "scripts" / "storm"))
+_spec = importlib.util.spec_from_loader("storm", _loader)
+assert _spec is not None
+storm = importlib.util.module_from_spec(_spec)
+__import__("sys").modules["storm"] = storm
+_loader.exec_module(storm)
+
+
+class Running:
+    """A job that runs, and what a test may do to it."""
+
+    def __init__(self, output: Path, records: int, epochs: int, sets: list[str]):
+        self.output, self.records, self.epochs = output, records, epochs
+        merged = values.load([], [f"training.epochs={epochs}", *sets])
+        self.master = Master(merged, output, observers=[self._observe])
+        self.seen: list[tuple[float, ev.Event, list[ev.Effect]]] = []
+        self._changed = asyncio.Event()
+        self._task: asyncio.Task[int] | None = None
+
+    def _observe(self, now: float, event: ev.Event, effects: list[ev.Effect]) -> None:
+        self.seen.append((now, event, effects))
+        self._changed.set()
+
+    # --- what is so
+
+    @property
+    def job(self) -> Any:
+        return self.master.job
+
+    @property
+    def ring(self) -> list[int]:
+        """The members of the running ring, by rank; none while it is being changed."""
+        job = self.job
+        whole = job.members and not job.closing and all(m.up_in == job.generation for m in job._ring())
+        return list(job.members) if whole else []
+
+    def pid(self, worker: int) -> int:
+        return int(self.job.pool[worker].handle)
+
+    def said(self, text: str) -> list[str]:
+        """What the core has said that contains `text`."""
+        return [
+            e.text for _, _, effects in self.seen for e in effects if isinstance(e, ev.Say) and text in e.text
+        ]
+
+    def gone(self, worker: int) -> ev.Gone | None:
+        return next((e for _, e, _ in self.seen if isinstance(e, ev.Gone) and e.worker == worker), None)
+
+    def applied(self) -> int:
+        return len(self.job.leases.applied) if self.job.leases else 0
+
+    # --- waiting
+
+    async def until(self, happens: Callable[[], Any], seconds: float = SECONDS) -> Any:
+        """The first true value of `happens`, asked after every event."""
+        async with asyncio.timeout(seconds):
+            while not (value := happens()):
+                assert self._task is None or not self._task.done(), f"the job has ended: {self.job.reason}"
+                self._changed.clear()
+                await self._changed.wait()
+            return value
+
+    async def ring_of(self, size: int) -> list[int]:
+        """Until a ring of that size is up; its members by rank."""
+        return list(await self.until(lambda: self.ring if len(self.ring) == size else None))
+
+    async def stepping(self) -> None:
+        """Until the ring that is up has made progress."""
+        generation, before = self.job.generation, self.job.step
+        await self.until(lambda: self.job.generation > generation or self.job.step > before)
+
+    async def end(self) -> dict[str, Any]:
+        """Until the job has ended; its summary."""
+        assert self._task is not None
+        async with asyncio.timeout(SECONDS * 2):
+            await self._task
+        return dict(json.loads((self.output / files.SUMMARY).read_text()))
+
+    async def exact(self) -> dict[str, Any]:
+        """The job succeeds, and the weights count every record `epochs` times; its summary."""
+        summary = await self.end()
+        assert summary["phase"] == "Succeeded", summary
+        assert storm.check_weights(self.output / files.MODEL, self.records, self.epochs) == ""
+        assert len(set(summary["digests"].values())) == 1 or self.records == 0
+        assert "exactly once" in audit.audit(self.output)
+        crashes = [e for _, e, _ in self.seen if isinstance(e, ev.Gone) and e.signal in storm.CRASHES]
+        assert not crashes, "a survivor was aborted"
+        return summary
+
+    # --- doing
+
+    def kill(self, *workers: int, number: signal.Signals = signal.SIGKILL) -> None:
+        for worker in workers:
+            os.kill(self.pid(worker), number)
+
+    def order(self, worker: int, what: str) -> None:
+        """Have the faulty counting model misbehave on that worker."""
+        (self.output.parent / "orders" / str(self.pid(worker))).write_text(what)
+
+
+@pytest.fixture
+def a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Start a job of the counting model: `async with a_job(workers=3) as job`."""
+    (tmp_path / "orders").mkdir()
+
+    @asynccontextmanager
+    async def start(
+        *sets: str,
+        workers: int = 3,
+        records: int = 3000,
+        epochs: int = 4,
+        sleep: float = 0.0,
+        model: str = "counting_faulty.py",
+    ) -> AsyncIterator[Running]:
+        monkeypatch.setenv("EDL_FAULTS", str(tmp_path / "orders"))
+        monkeypatch.setenv("EDL_COUNTING_RECORDS", str(records))
+        monkeypatch.setenv("EDL_COUNTING_SLEEP", str(sleep))
+        module = str(MODELS / model) if model.endswith(".py") else model
+        job = Running(tmp_path / "job", records, epochs, [
+            f"workers={workers}", f"model.module={module}", "local.start=fork", "elastic.silenceSeconds=1.5",
+            "elastic.graceSeconds=4", *sets,
+        ])  # fmt: skip
+        job._task = asyncio.create_task(job.master.run())
+        job._task.add_done_callback(lambda _: job._changed.set())
+        try:
+            yield job
+        finally:
+            if not job._task.done():
+                job.master.stop("the test is over")
+                await job.end()
+            assert not left_over(job), "a process was left"
+
+    return start
+
+
+def left_over(job: Running) -> list[int]:
+    """Workers of the job that still run."""
+    pids = [int(e.handle) for _, e, _ in job.seen if isinstance(e, ev.Seen)]
+    return [pid for pid in pids if _runs(pid)]
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return "zombie" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False

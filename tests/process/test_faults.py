@@ -1,0 +1,214 @@
+"""Every fault of the catalogue, one at a time, on real workers; the weights have the last word."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+A_Job = Callable[..., Any]
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+async def test_a_killed_rank_is_replaced_and_nothing_is_lost(a_job: A_Job, rank: int) -> None:
+    async with a_job(workers=3, epochs=6) as job:
+        members = await job.ring_of(3)
+        await job.stepping()
+        job.kill(members[rank])
+        survivors = await job.ring_of(2)
+        assert survivors == [m for m in members if m != members[rank]]
+        assert await job.ring_of(3) == [*survivors, 3]
+        summary = await job.exact()
+    (change,) = [c for c in summary["generations"] if not c["planned"]]
+    assert change["stall_seconds"] < 3
+    assert summary["failures"] == []
+
+
+async def test_two_killed_at_once(a_job: A_Job) -> None:
+    async with a_job(workers=4, epochs=8) as job:
+        members = await job.ring_of(4)
+        await job.stepping()
+        job.kill(members[1], members[3])
+        await job.ring_of(4)
+        await job.exact()
+
+
+async def test_all_but_one_killed(a_job: A_Job) -> None:
+    async with a_job(workers=4, epochs=8) as job:
+        members = await job.ring_of(4)
+        await job.stepping()
+        job.kill(*members[:2], members[3])
+        assert await job.ring_of(1) == [members[2]]
+        summary = await job.exact()
+    assert summary["state_losses"] == 0
+
+
+async def test_all_killed_at_once_is_said_and_still_exact(a_job: A_Job) -> None:
+    async with a_job(workers=2, records=1500) as job:
+        members = await job.ring_of(2)
+        await job.until(lambda: job.applied() > 100)
+        job.kill(*members)
+        await job.until(lambda: job.said("every worker that held the state is gone"))
+        summary = await job.exact()
+    assert summary["state_losses"] == 1
+
+
+async def test_a_stopped_worker_is_dropped_and_leaves_when_it_thaws(a_job: A_Job) -> None:
+    async with a_job("elastic.graceSeconds=20", workers=3, epochs=12) as job:
+        members = await job.ring_of(3)
+        await job.stepping()
+        frozen = members[1]
+        pid = job.pid(frozen)
+        job.kill(frozen, number=signal.SIGSTOP)
+        assert frozen not in await job.ring_of(2)
+        assert job.said(f"worker {frozen} is lost: not heard of")
+        __import__("os").kill(pid, signal.SIGCONT)
+        ended = await job.until(lambda: job.gone(frozen))
+        assert ended.code == 3, "the thawed worker should find that it was given up, and leave"
+        summary = await job.exact()
+    assert summary["failures"] == []
+
+
+async def test_sigterm_leaves_at_a_step_boundary(a_job: A_Job) -> None:
+    async with a_job(workers=3, epochs=6) as job:
+        members = await job.ring_of(3)
+        await job.stepping()
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        job.kill(members[0], number=signal.SIGTERM)
+        ended = await job.until(lambda: job.gone(members[0]))
+        assert loop.time() - began < 5
+        assert ended.code == 0
+        await job.ring_of(3)
+        summary = await job.exact()
+    assert all(change["planned"] for change in summary["generations"])
+    assert sum(change["redone_records"] for change in summary["generations"]) == 0
+
+
+async def test_a_worker_that_ends_by_itself_is_replaced_and_charged(a_job: A_Job) -> None:
+    async with a_job(workers=3, epochs=6) as job:
+        members = await job.ring_of(3)
+        job.order(members[1], "exit")
+        await job.until(lambda: job.gone(members[1]))
+        await job.ring_of(3)
+        summary = await job.exact()
+    assert [f["why"] for f in summary["failures"]] == [
+        f"worker {members[1]} ended by itself with exit code 0"
+    ]
+
+
+async def test_an_error_of_the_users_code_is_charged_with_its_traceback(a_job: A_Job) -> None:
+    async with a_job(workers=3, epochs=6) as job:
+        members = await job.ring_of(3)
+        job.order(members[2], "raise")
+        await job.until(lambda: job.gone(members[2]))
+        summary = await job.exact()
+    (failure,) = summary["failures"]
+    assert failure["why"] == "Ordered: the storm said so"
+    assert "counting_faulty.py" in failure["traceback"]
+
+
+async def test_an_error_on_every_worker_fails_the_job_with_the_traceback(a_job: A_Job) -> None:
+    async with a_job("elastic.maxFailures=1", workers=2, model="raising.py", records=200) as job:
+        summary = await job.end()
+    assert summary["phase"] == "Failed"
+    assert summary["reason"] == "ZeroDivisionError: integer division or modulo by zero"
+    assert summary["traceback"].count("raising.py") >= 1
+    assert len(summary["failures"]) == 2
+
+
+async def test_a_worker_that_never_becomes_ready_is_given_up(a_job: A_Job) -> None:
+    async with a_job("elastic.startSeconds=6", workers=2, model="hanging.py", epochs=5, sleep=0.03) as job:
+        await job.ring_of(1)
+        await job.until(lambda: job.said("was not ready after 6 s"))
+        await job.ring_of(2)
+        summary = await job.exact()
+    (failure,) = summary["failures"]
+    assert "was not ready after 6 s (it was warming)" in failure["why"]
+
+
+async def test_a_job_that_is_not_finite_stops_and_names_the_records(a_job: A_Job) -> None:
+    async with a_job(workers=2, model="not_finite.py", records=400) as job:
+        summary = await job.end()
+    assert summary["phase"] == "Failed"
+    assert "is not finite at step" in summary["reason"]
+    assert summary["failures"] == []
+
+
+async def test_a_step_that_is_not_finite_can_be_skipped_by_all_alike(a_job: A_Job) -> None:
+    async with a_job(
+        "training.nonFinite=skip", workers=2, model="not_finite.py", records=400, epochs=2
+    ) as job:
+        summary = await job.end()
+    assert summary["phase"] == "Succeeded"
+    skipped = sum(stop - start for start, stop in summary["records"]["skipped"])
+    assert 2 <= skipped <= 2 * 32
+    assert f"but {skipped} that were skipped" in summary["reason"]
+    assert len(set(summary["digests"].values())) == 1
+
+
+async def test_a_newcomer_joins_without_making_anybody_wait_for_its_start(a_job: A_Job) -> None:
+    async with a_job(workers=2, epochs=10) as job:
+        await job.ring_of(2)
+        await job.stepping()
+        job.master.scale(3)
+        await job.ring_of(3)
+        summary = await job.exact()
+    change = summary["generations"][-1]
+    assert len(change["members"]) == 3
+    assert change["planned"]
+    assert change["redone_records"] == 0
+    assert change["stall_seconds"] < 2
+
+
+async def test_scale_up_and_down(a_job: A_Job) -> None:
+    async with a_job(workers=2, epochs=6, sleep=0.01) as job:
+        await job.ring_of(2)
+        for size in (5, 1, 3):
+            job.master.scale(size)
+            await job.ring_of(size)
+            await job.stepping()
+        summary = await job.exact()
+    assert sum(change["redone_records"] for change in summary["generations"]) == 0
+    assert summary["state_losses"] == 0
+
+
+async def test_join_leave_and_join_within_a_second(a_job: A_Job) -> None:
+    async with a_job(workers=2, epochs=14) as job:
+        await job.ring_of(2)
+        for size in (3, 2, 4, 2, 3):
+            job.master.scale(size)
+            await asyncio.sleep(0.2)  # the point of this test is the haste
+        await job.ring_of(3)
+        await job.exact()
+
+
+async def test_killed_in_the_last_lease(a_job: A_Job) -> None:
+    async with a_job(workers=3, epochs=2) as job:
+        members = await job.ring_of(3)
+        await job.until(lambda: job.applied() > 2 * job.records - 300)
+        job.kill(members[0])
+        await job.exact()
+
+
+async def test_killed_while_it_evaluates_and_saves(a_job: A_Job) -> None:
+    async with a_job(workers=3, epochs=1) as job:
+        exporter = await job.until(lambda: job.job.exporter is not None and [job.job.exporter])
+        job.kill(*exporter)
+        summary = await job.exact()
+    assert summary["state_losses"] == 0
+
+
+@pytest.mark.parametrize("records", [0, 1, 2, 15, 16, 17])
+async def test_small_datasets(a_job: A_Job, records: int) -> None:
+    async with a_job("training.batchSize=16", workers=3, records=records, epochs=2) as job:
+        summary = await job.exact()
+    assert summary["records"]["per_epoch"] == [records, records]
+
+
+async def test_a_global_batch_smaller_than_the_ring(a_job: A_Job) -> None:
+    async with a_job("training.batchSize=2", workers=3, records=60, epochs=2) as job:
+        await job.exact()
