@@ -167,7 +167,7 @@ class Job:
         """Charge an end that nobody asked for to its cause. The worker said no last words."""
         if event.free or event.signal in OUTSIDE_SIGNALS:
             return
-        if event.signal and w.holds and self.closing and not self.planned:
+        if event.signal and w.in_broken_ring:
             return  # crashed inside a ring that a peer's death had broken: nobody's fault
         how = f"crashed ({event.signal})" if event.signal else f"ended by itself with exit code {event.code}"
         self._charge(w, f"worker {w.id} {how}", "")
@@ -520,6 +520,7 @@ class Job:
         if delete:
             self._do(ev.Delete(w.id, self.config.elastic.grace_seconds))
         self.lost[w.id] = w
+        w.in_broken_ring = w.in_ring and bool(self.closing) and not self.planned
         in_ring, w.in_ring = w.in_ring, False
         w.goes("gone")
         self.pool.forget(w)

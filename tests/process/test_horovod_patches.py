@@ -97,7 +97,7 @@ async def ranks(size: int) -> AsyncIterator[tuple[RendezvousStore, list[Rank]]]:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             limit=1 << 20,
-        )  # fmt: skip
+        )
         for rank in range(size)
     ]
     found = [Rank(p) for p in processes]

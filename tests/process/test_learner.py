@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -105,10 +106,10 @@ def test_a_ring_makes_the_step_that_keras_makes(
     learner = Learner(model, a_batch(0, 2, x, y, weights))
     for step in range(3):
         reference.train_on_batch(x, y, sample_weight=weights)
-        batches: list[Any] = [a_batch(a, b, x, y, weights) for a, b in zip(cuts, cuts[1:], strict=False)]
+        batches: list[Any] = [a_batch(a, b, x, y, weights) for a, b in itertools.pairwise(cuts)]
         agreed = ring_step(learner, [*batches, None], step)  # and one rank without data
         assert agreed.records == RECORDS
-        assert agreed.batches == tuple(zip(cuts, cuts[1:], strict=False))
+        assert agreed.batches == tuple(itertools.pairwise(cuts))
     for ours, theirs in zip(model.get_weights(), reference.get_weights(), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=2e-6)
     assert int(model.optimizer.iterations) == 3

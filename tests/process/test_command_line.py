@@ -1,0 +1,280 @@
+"""The `edl` command as people use it: real processes, real signals, a real terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import psutil
+import pytest
+
+from edl import files
+from edl.cli.client import Client
+from edl.errors import EdlError
+from edl.proto import edl_pb2 as pb
+from edl.proto import edl_pb2_grpc as rpc
+
+ROOT = Path(__file__).parents[2]
+EDL = [str(Path(sys.executable).with_name("edl"))]
+LONG = ["counting", "--set", "local.start=fork,workers=2,training.epochs=1000"]
+
+
+def edl(*arguments: str, check: bool = False, **options: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*EDL, *arguments], capture_output=True, text=True, check=check, timeout=110, **options
+    )  # type: ignore[call-overload, no-any-return]
+
+
+@pytest.fixture(autouse=True)
+def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+
+
+@contextlib.contextmanager
+def a_long_job(*sets: str) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    """`edl run` of a job that does not end by itself, once its ring trains."""
+    job = subprocess.Popen(
+        [*EDL, "run", *LONG, *[f"--set={s}" for s in sets], "--output", "job"],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    assert job.stdout is not None
+    try:
+        for line in job.stdout:
+            if "ring 0 -> " in line:
+                break
+        yield job, Path("job")
+    finally:
+        job.send_signal(signal.SIGINT)
+        job.communicate(timeout=60)
+
+
+def processes_of(output: Path) -> list[int]:
+    """The master and the workers of a job, as the journal names them."""
+    pids = [files.read_contact(output).pid]
+    for line in (output / files.JOURNAL).read_text().splitlines():
+        event = json.loads(line).get("event", {})
+        if event.get("type") == "Seen":
+            pids.append(int(event["handle"]))
+    return pids
+
+
+def all_gone(pids: list[int], seconds: float = 20) -> bool:
+    _, alive = psutil.wait_procs([p for pid in pids if (p := _process(pid))], timeout=seconds)
+    return not alive
+
+
+def _process(pid: int) -> psutil.Process | None:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid)
+    return None
+
+
+def test_digits_trains_to_the_accuracy_that_is_promised() -> None:
+    done = edl("run", "digits", "--set", "workers=3", "--output", "job")
+    assert done.returncode == 0, done.stdout + done.stderr
+    summary = json.loads(Path("job/summary.json").read_text())
+    assert summary["phase"] == "Succeeded"
+    assert summary["metrics"]["accuracy"] >= 0.97
+    assert summary["records"]["per_epoch"] == [1438] * 20
+    assert abs(sum(summary["goodput_seconds"].values()) - summary["seconds"]) < 0.01
+    assert set(summary["goodput_seconds"]) == {
+        "useful",
+        "redone",
+        "re-forming",
+        "waiting for workers",
+        "starting",
+    }
+    assert "held out  accuracy 0.9" in done.stdout
+    kept = {p.name for p in Path("job").iterdir()}
+    assert {"summary.json", "events.jsonl", "model.keras", "logs"} <= kept
+    assert edl("audit", "job").stdout.startswith("exactly once: 1,438 records x 20 epochs")
+    assert edl("replay", "job").stdout.startswith("the same end: Succeeded")
+    assert edl("status").stdout.startswith("Succeeded after")
+
+
+def test_a_journal_that_was_tampered_with_is_found_out() -> None:
+    edl(
+        "run",
+        "counting",
+        "--set",
+        "local.start=fork,workers=2,training.epochs=1",
+        "--output",
+        "job",
+        check=True,
+    )
+    journal = Path("job/events.jsonl")
+    lines = journal.read_text().splitlines()
+    last = max(i for i, line in enumerate(lines) if '"Out"' in line)
+    journal.write_text("\n".join(lines).replace("[[0, 20000]]", "[[0, 19990]]"))
+    verdict = edl("audit", "job")
+    assert verdict.returncode == 1
+    assert re.search(r"record \d+ of epoch 1 \(position 19990\) was not applied", verdict.stderr), (
+        verdict.stderr
+    )
+    assert edl("replay", "job").returncode == 1
+    assert last > 0
+
+
+def test_status_scale_and_stop_from_another_terminal() -> None:
+    with a_long_job() as (job, output):
+        status = json.loads(edl("status", "--json", check=True).stdout)
+        assert status["phase"] == "Training"
+        assert [w["rank"] for w in status["workers"] if w["rank"] is not None] == [0, 1]
+        assert all(psutil.pid_exists(int(w["handle"])) for w in status["workers"])
+        assert "records/s" in edl("status", str(output), check=True).stdout
+        assert edl("scale", "3", check=True).stdout == "workers 2 -> 3\n"
+        refused = edl("scale", "65")
+        assert refused.returncode == 1
+        assert "workers is 65 and maxWorkers is 64" in refused.stderr
+        assert job.stdout is not None
+        assert any("ring 2 -> 3" in line for line in job.stdout)
+        pids = processes_of(output)
+        edl("stop", check=True)
+        out, _ = job.communicate(timeout=60)
+        assert job.returncode == 1
+        assert "Stopped after" in out
+        assert all_gone(pids)
+    assert edl("status", "--json").returncode == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interrupted_job_leaves_no_process(number: signal.Signals) -> None:
+    with a_long_job() as (job, output):
+        pids = processes_of(output)
+        assert len(pids) == 3
+        job.send_signal(number)
+        out, _ = job.communicate(timeout=60)
+        assert job.returncode == 1
+        assert "Stopped after" in out
+        assert all_gone(pids)
+
+
+def test_workers_of_a_killed_master_end_by_themselves() -> None:
+    with a_long_job() as (job, output):
+        pids = processes_of(output)
+        os.kill(pids[0], signal.SIGKILL)
+        out, _ = job.communicate(timeout=60)
+        assert job.returncode == 1
+        assert "the master ended without a word" in out
+        assert all_gone(pids)
+
+
+def test_on_a_terminal_it_draws_a_bar_and_a_table() -> None:
+    leader, follower = pty.openpty()
+    environment = {**os.environ, "COLUMNS": "110", "LINES": "40", "TERM": "xterm"}
+    job = subprocess.Popen(
+        [*EDL, "run", "counting", "--set", "local.start=fork,workers=2,training.epochs=3", "--output", "job"],
+        stdin=follower, stdout=follower, stderr=follower, env=environment, close_fds=True,
+    )  # fmt: skip
+    os.close(follower)
+    screen = b""
+    with contextlib.suppress(OSError):
+        while chunk := os.read(leader, 65536):
+            screen += chunk
+    assert job.wait(60) == 0
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", screen.decode())
+    for expected in (
+        "worker",
+        "rank",
+        "state",
+        "memory",
+        "MiB",
+        "━",
+        "epoch 2 of 3",
+        "records/s",
+        "Succeeded after",
+    ):
+        assert expected in text, expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["digits", "--set", "training.epoch=3"], "training.epoch: there is no such key"),
+        (["digits", "--set", "workers=0.5"], "workers: 0.5 is not allowed"),
+        (["digits", "-f", "nowhere.yaml"], "nowhere.yaml: cannot be read"),
+        (["./nowhere.py"], "there is no file ./nowhere.py"),
+    ],
+)
+def test_what_is_wrong_is_refused_before_anything_starts(arguments: list[str], words: str) -> None:
+    done = edl("run", *arguments, "--output", "job")
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not Path("job").exists()
+
+
+def test_an_output_directory_is_never_used_twice() -> None:
+    Path("job").mkdir()
+    Path("job/events.jsonl").touch()
+    done = edl("run", "digits", "--output", "job")
+    assert done.returncode == 1
+    assert "holds a job already" in done.stderr
+
+
+def test_an_unknown_model_fails_with_the_names_that_are_known() -> None:
+    done = edl("run", "digit", "--set", "local.start=fork,workers=1", "--output", "job")
+    assert done.returncode == 1
+    assert "there is no module 'model_zoo.digit' (the zoo has counting, digits" in done.stdout
+
+
+def test_both_sides_by_hand() -> None:
+    master = subprocess.Popen(
+        [*EDL, "master", "counting", "--set", "workers=2,training.epochs=1", "--output", "job"],
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+    )  # fmt: skip
+    assert master.stdout is not None
+    address = master.stdout.readline().strip()
+    workers = [
+        subprocess.Popen(
+            [*EDL, "worker", "--master", address, "--token-from", "job"], stderr=subprocess.DEVNULL
+        )
+        for _ in range(2)
+    ]
+    assert master.wait(100) == 0
+    assert [w.wait(20) for w in workers] == [0, 0]
+    assert edl("audit", "job").stdout.startswith("exactly once: 20,000 records x 1 epochs")
+    master.stdout.close()
+
+
+def test_calls_without_the_token_or_of_another_run_are_refused() -> None:
+    with a_long_job() as (_, output):
+        contact = files.read_contact(output)
+        assert oct((output / files.CONTACT).stat().st_mode)[-3:] == "600"
+        with pytest.raises(EdlError, match="token is missing or wrong"):
+            Client(files.Contact(contact.address, "guess", 0)).stop("no")
+        with grpc.insecure_channel(contact.address) as channel:
+            stub = rpc.MasterStub(channel)  # type: ignore[no-untyped-call]
+            calls = {
+                "Work": lambda m: list(
+                    stub.Work(iter([pb.FromWorker(hello=pb.Hello(worker=9))]), metadata=m)
+                ),
+                "Watch": lambda m: list(stub.Watch(pb.WatchRequest(), metadata=m)),
+                "Scale": lambda m: stub.Scale(pb.ScaleRequest(workers=1), metadata=m),
+                "Stop": lambda m: stub.Stop(pb.StopRequest(), metadata=m),
+            }
+            for metadata in ((), (("authorization", "Bearer guess"),)):
+                for name, call in calls.items():
+                    with pytest.raises(grpc.RpcError) as refused:
+                        call(metadata)
+                    assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED, name  # type: ignore[attr-defined]
+            ours = (("authorization", f"Bearer {contact.token}"),)
+            foreign = pb.FromWorker(run_id="another", hello=pb.Hello(worker=0, version="0.1.0"))
+            with pytest.raises(grpc.RpcError) as refused:
+                list(stub.Work(iter([foreign]), metadata=ours))
+            assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION  # type: ignore[attr-defined]
+        before = Client(contact).status()["step"]
+        deadline = time.monotonic() + 20
+        while Client(contact).status()["step"] == before:
+            assert time.monotonic() < deadline, "the job should go on undisturbed"
