@@ -75,7 +75,9 @@ def picture(status: dict[str, Any]) -> RenderableType:
     head = Text.assemble((f"{status['model']} ", "bold"), (status["phase"], colour))
     head.append(f"  {progress_line(status)}", "default")
     bar = ProgressBar(total=max(records["total"], 1), completed=records["applied"], width=78)
-    return Group("", head, bar, workers_table(status))
+    framed = Table.grid()  # a bar alone does not end its line
+    framed.add_row(bar)
+    return Group("", head, framed, workers_table(status))
 
 
 def workers_table(status: dict[str, Any]) -> Table:

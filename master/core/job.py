@@ -159,6 +159,9 @@ class Job:
         if w is not None:
             how = event.why or event.signal or f"exit code {event.code}"
             self._lose(w, "ended as asked" if w.stopped else f"gone ({how})", delete=False)
+        elif event.worker in self.lost and not self.lost[event.worker].stopped:
+            how = event.why or event.signal or f"exit code {event.code}"
+            self._say("worker", f"worker {event.worker} has ended: {how}")
         lost = self.lost.pop(event.worker, None)
         if lost is not None and not lost.stopped and not lost.last_words:
             self._judge(lost, event)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import pty
 import re
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -172,7 +175,8 @@ def test_workers_of_a_killed_master_end_by_themselves() -> None:
 
 def test_on_a_terminal_it_draws_a_bar_and_a_table() -> None:
     leader, follower = pty.openpty()
-    environment = {**os.environ, "COLUMNS": "110", "LINES": "40", "TERM": "xterm"}
+    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 110, 0, 0))
+    environment = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")} | {"TERM": "xterm"}
     job = subprocess.Popen(
         [*EDL, "run", "counting", "--set", "local.start=fork,workers=2,training.epochs=3", "--output", "job"],
         stdin=follower, stdout=follower, stderr=follower, env=environment, close_fds=True,
