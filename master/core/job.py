@@ -28,7 +28,7 @@ from master.core.workers import Pool, Worker
 
 # Ended by somebody else's will; whoever sends one of these does not blame the program.
 OUTSIDE_SIGNALS = frozenset({"SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"})
-FIRST_BACKOFF_SECONDS, MOST_BACKOFF_SECONDS = 0.5, 30.0
+FIRST_BACKOFF_SECONDS, MOST_BACKOFF_SECONDS, MOST_DOUBLINGS = 0.5, 30.0, 6
 
 
 @dataclass(slots=True)
@@ -71,6 +71,7 @@ class Job:
         self.members: tuple[WorkerId, ...] = ()
         self.closing = ""  # why the ring is being left; empty while it runs
         self.planned = True  # whether it is left at a step boundary
+        self.fallen = False  # whether a member of this ring has been lost
         self.regroup_at: float | None = None
         self.changes: list[Change] = []
         self.failures: list[Failure] = []
@@ -99,6 +100,7 @@ class Job:
 
     def handle(self, event: ev.Event, now: float) -> list[ev.Effect]:
         """Note `event` at time `now` (seconds, never going back) and say what is to be done."""
+        self._excuse_the_unheard(now)
         self._now, self._effects = now, []
         match event:
             case ev.Begin():
@@ -147,6 +149,17 @@ class Job:
 
     # --- what events say
 
+    def _excuse_the_unheard(self, now: float) -> None:
+        """After a stall of our own, what the workers said meanwhile is still to be read.
+
+        Beats come every sixth of the silence, so that nobody at all was heard for half of it
+        means that we did not listen, or that everybody is silent: then a moment more costs little.
+        """
+        silence = self.config.elastic.silence_seconds
+        if now - self._now > silence / 2:
+            for w in self.pool:
+                w.heard = max(w.heard, now - silence * 3 / 4)
+
     def _on_seen(self, event: ev.Seen) -> None:
         if w := self.pool.get(event.worker):
             w.handle = event.handle
@@ -179,7 +192,8 @@ class Job:
         """A worker said something on its stream."""
         w = self.pool.get(event.worker)  # type: ignore[union-attr]  # all that is left has a worker
         if w is None:
-            self.stale += 1
+            if not isinstance(event, ev.Closed):  # which only ends what is known to have ended
+                self.stale += 1
             if isinstance(event, ev.Hello):
                 self._do(ev.Fence(event.worker, "this worker was given up"))
             return
@@ -266,9 +280,7 @@ class Job:
         self.leases.progress(event.applied)
         for m in self._ring():
             m.leases = tuple(r for r in m.leases if not event.applied.covers(*r))
-        if self.leases.done_epochs > epoch:
-            loss = "" if self.loss is None else f", loss {self.loss:.4f}"
-            self._say("epoch", f"epoch {self.leases.done_epochs} of {self.leases.epochs} is applied{loss}")
+        self._tell_epoch(self.leases, epoch)
 
     def _on_out(self, w: Worker, event: ev.Out) -> None:
         w.in_ring, w.step, w.holds = False, event.step, w.holds or event.holds
@@ -279,6 +291,8 @@ class Job:
     def _on_failed(self, w: Worker, event: ev.Failed) -> None:
         w.last_words = event.why
         self._lose(w, event.why)
+        if w.stopped:
+            return  # it was told to end: that its work broke off is what was wanted
         if event.fatal:
             self.traceback = event.traceback
             self._end("Failed", event.why)
@@ -368,7 +382,10 @@ class Job:
         late = not all(w.warm for w in self.pool.staying)
         if fresh and late and self.regroup_at is not None and self.regroup_at > self._now:
             return  # nobody waits with the state: give those who are late for the start a moment
-        ring = choose(out, self.members, self._limits())
+        limits, whole = self._limits(), self.leases.size * self.leases.epochs
+        if any(w.holds and w.applied.covers(0, whole) for w in out):
+            limits = Limits(1, limits.most)  # nothing is left to train, and one can save it alone
+        ring = choose(out, self.members, limits)
         if self.members and self.changes:
             self._tell(self.changes[-1])
         if fresh and self.leases.applied and ring.members:
@@ -386,7 +403,9 @@ class Job:
         for w in self.pool:
             if not self._share(w.id, ring.members):  # who has no part in the batch could never use it up
                 w.leases = ()
+        epoch = self.leases.done_epochs
         self.leases.rebase(applied, (r for w in self.pool for r in w.leases))
+        self._tell_epoch(self.leases, epoch)
         if self.leases.complete:
             self._export(ring)
         else:
@@ -401,6 +420,7 @@ class Job:
             Change(self.generation, ring.members, cause, self.planned, self._now, len(self.members))
         )
         self.members, self.closing, self.planned, self.regroup_at = ring.members, "", True, None
+        self.fallen = False
         self.step = self.pool[ring.root].step
         leases = []
         for w in self.pool:
@@ -419,7 +439,7 @@ class Job:
             self.regroup_at = self._now  # a hand-over: change again as soon as it is done
 
     def _wait(self, reason: str) -> None:
-        self.members = ()
+        self.members, self.closing = (), ""
         self.reason = reason
         if self.generation > 0 and self.goodput.kind != "waiting for workers":
             self.goodput.turn("waiting for workers", self._now)
@@ -436,9 +456,9 @@ class Job:
             self._end("Failed", f"the weights differ between workers: {self.digests}")
             return
         self.exporter = root.id
-        self._say(
-            "ring", f"all records are applied at step {root.step}; worker {root.id} evaluates and saves"
-        )
+        self.goodput.turn("useful", self._now)  # evaluating is not a price of elasticity
+        self.reason = f"all records are applied at step {root.step}; worker {root.id} evaluates and saves"
+        self._say("ring", self.reason)
         self._do(ev.Export(root.id))
 
     def _release(self) -> None:
@@ -523,18 +543,21 @@ class Job:
         if delete:
             self._do(ev.Delete(w.id, self.config.elastic.grace_seconds))
         self.lost[w.id] = w
-        w.in_broken_ring = w.in_ring and bool(self.closing) and not self.planned
+        # Not `closing`: the peers of one that crashes often say that the ring broke before its end is seen.
+        w.in_broken_ring = w.in_ring and self.fallen
         in_ring, w.in_ring = w.in_ring, False
         w.goes("gone")
         self.pool.forget(w)
         if w.id == self.exporter:
             self.exporter = None
         if in_ring:
+            self.fallen = True
             self._close(f"worker {w.id} is lost ({why})", planned=False)
 
     def _back_off(self) -> None:
         self.early_deaths += 1
-        pause = min(FIRST_BACKOFF_SECONDS * 2 ** (self.early_deaths - 1), MOST_BACKOFF_SECONDS)
+        doublings = min(self.early_deaths - 1, MOST_DOUBLINGS)
+        pause = min(FIRST_BACKOFF_SECONDS * 2**doublings, MOST_BACKOFF_SECONDS)
         self.create_at = self._now + pause
 
     def _charge(self, w: Worker, why: str, traceback: str) -> None:
@@ -569,6 +592,11 @@ class Job:
         if change.from_size:
             text += f" in {change.stall_seconds:.2f} s, {change.redone_records} records redone"
         self._say("ring", f"{text} ({change.cause})")
+
+    def _tell_epoch(self, leases: Leases, before: int) -> None:
+        if leases.done_epochs > before:
+            loss = "" if self.loss is None else f", loss {self.loss:.4f}"
+            self._say("epoch", f"epoch {leases.done_epochs} of {leases.epochs} is applied{loss}")
 
     def _say(self, kind: str, text: str) -> None:
         self._do(ev.Say(kind, text))

@@ -41,7 +41,8 @@ def stayers(workers: Sequence[Worker], old: Sequence[WorkerId], limits: Limits) 
     stay = sorted((w for w in workers if w.warm), key=seniority)[: limits.most]
     missing = max(limits.least, 1) - len(stay)
     if missing > 0:
-        stay += sorted((w for w in workers if w.state == "leaving" and w.holds), key=seniority)[:missing]
+        leaving = (w for w in workers if w.state == "leaving" and w.holds and not w.stopped)
+        stay += sorted(leaving, key=seniority)[:missing]
     return stay
 
 

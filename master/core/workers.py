@@ -73,7 +73,7 @@ class Worker:
     wants: bool = False
     stopped: bool = False  # told to end; what it does now is no news
     kill_at: float | None = None  # told to end, and this is when patience does
-    in_broken_ring: bool = False  # when it was lost, somebody else's death had broken its ring
+    in_broken_ring: bool = False  # when it was lost, its ring had lost somebody else before
     last_words: str = ""  # it said itself why it fails
     rate: float = 0.0
     memory: int = 0
