@@ -11,10 +11,14 @@ def model() -> keras.Model:
     model = keras.Sequential(
         [
             keras.Input((8, 8, 1)),
-            keras.layers.Conv2D(32, 3, activation="relu"),
+            keras.layers.Conv2D(32, 3, padding="same", activation="relu"),
+            keras.layers.BatchNormalization(),
             keras.layers.Conv2D(64, 3, activation="relu"),
+            keras.layers.MaxPooling2D(2),
+            keras.layers.Dropout(0.4),
             keras.layers.Flatten(),
-            keras.layers.Dropout(0.3),
+            keras.layers.Dense(64, activation="relu"),
+            keras.layers.Dropout(0.4),
             keras.layers.Dense(10),
         ]
     )

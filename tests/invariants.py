@@ -1,90 +1,250 @@
-"""What must hold after every event, whatever came before. Used by all tests of the core."""
+"""What must hold after every event, whatever came before. Used by all tests of the core.
+
+The watchdog keeps books of its own, from events and effects alone: who was told of which ring,
+who holds which lease, what each worker said when it left a ring. Where the core's state is read,
+it is to be compared with these books.
+
+    at most one ring          a generation is one more than the last, formed when nobody living is in one
+    the right root            a holder with the highest step, and its applied set is the truth
+    a position is once        todo, leases and applied set are disjoint and cover what is open
+    the state is not let go   the last holder is not told to stop
+    a failure is its own      charged once, never for a kill, a preemption or an end that was asked for
+    time goes on              the next deadline is ahead, so no Tick is for nothing
+"""
 
 from __future__ import annotations
 
-from edl.ids import WorkerId
+from itertools import pairwise
+from typing import Any
+
+from edl.ids import Generation, WorkerId
 from edl.ranges import RangeSet
+from edl.shares import local_batch
 from master.core import events as ev
-from master.core.job import Job
+from master.core.job import OUTSIDE_SIGNALS, Job
+
+NOTHING = RangeSet()
 
 
 class Watchdog:
-    """Follows a job's effects and checks, after each event, what must always hold."""
+    """Follows a job from its first event and checks, after each, what must always hold."""
 
     def __init__(self, job: Job):
         self.job = job
-        self.created: set[WorkerId] = set()
-        self.generation = 0
         self.now = 0.0
+        self.history: list[tuple[float, ev.Event, list[ev.Effect]]] = []
+        self.created: set[WorkerId] = set()
+        self.form: ev.Form | None = None
+        self.left: set[Generation] = set()  # rings that were asked to leave
+        self.cut: set[Generation] = set()
+        self.up: set[tuple[WorkerId, Generation]] = set()
+        self.outs: dict[WorkerId, ev.Out] = {}  # the last of each worker
+        self.held: dict[WorkerId, RangeSet] = {}  # leases, as their holders were told
+        self.stopped: set[WorkerId] = set()
+        self.exporter: WorkerId | None = None
+        self.ended = False
 
     def handle(self, event: ev.Event, now: float) -> list[ev.Effect]:
         """`Job.handle`, watched."""
-        assert now >= self.now
+        job = self.job
+        assert now >= self.now, "time goes back"
         self.now = now
-        before_in_ring = {w.id for w in self.job.pool if w.in_ring}
-        before_generation = self.job.generation
-        held = {w.id for w in self.job.pool if w.holds}
-        effects = self.job.handle(event, now)
+        worker = getattr(event, "worker", None)
+        before = {w.id: (w.in_ring, w.holds) for w in job.pool}
+        failures, was_stopped = len(job.failures), worker in self.stopped
+        inside = before.get(worker, (False, False))[0]
+        generation = self.form.generation if self.form else Generation(0)
+        effects = job.handle(event, now)
+        self.history.append((now, event, effects))
+        match event:
+            case ev.Up(_, g) if inside and g == generation:
+                self.up.add((event.worker, g))
+            case ev.Out(_, g) if inside and g == generation:
+                self.outs[event.worker] = event
+        if self.ended:
+            assert all(isinstance(e, ev.Fence | ev.Say) for e in effects), "the job has ended"
         for effect in effects:
-            self._check(effect, event, before_in_ring, held)
-        self._check_state(before_generation)
+            self._check(effect, event, before)
+        self._check_failures(event, failures, was_stopped)
+        self._check_state()
         return effects
 
-    def _check(
-        self, effect: ev.Effect, event: ev.Event, before_in_ring: set[WorkerId], held: set[WorkerId]
-    ) -> None:
+    # --- effects
+
+    def _check(self, effect: ev.Effect, event: ev.Event, before: dict[WorkerId, tuple[bool, bool]]) -> None:
         job = self.job
         match effect:
             case ev.Create(worker):
-                assert worker not in self.created, f"worker {worker} is created twice"
+                assert worker == len(self.created), f"worker {worker} is created out of turn, or again"
                 self.created.add(worker)
-            case ev.Form(generation, members, root, sync, leases):
-                assert generation == self.generation + 1, "generations grow by one"
-                self.generation = generation
-                assert len(set(members)) == len(members) == len(leases) > 0
-                alive = {w.id for w in job.pool}
-                inside = (before_in_ring & alive) - {getattr(event, "worker", None)}
-                assert not inside, f"formed while {inside} were in the old ring"
-                assert root in members
-                holders = [w for w in job.pool if w.holds and not w.stopped]
-                if holders:
-                    best = max(w.step for w in holders)
-                    assert job.pool[root].holds, "a root that holds nothing, though somebody does"
-                    assert job.pool[root].step == best, "the root is not the most advanced"
-                if not sync:
-                    states = {(job.pool[m].holds, job.pool[m].step) for m in members}
-                    assert len(states) == 1, "members differ but do not sync"
-                    assert next(iter(states))[0]
-            case ev.Grant(worker, (start, stop)):
-                assert job.leases is not None
-                size, applied = job.leases.size, job.leases.applied
-                assert start // size == (stop - 1) // size, "a lease spans two epochs"
-                assert applied.covers(0, start // size * size), "a lease of an epoch that is not open"
-                assert job.pool[worker].in_ring
-            case ev.Stop(worker) if job.ending is None and worker in held:
-                others = [w for w in job.pool if w.holds and w.id != worker and not w.stopped]
-                assert others, f"worker {worker}, the last holder, was let go"
-            case ev.End(phase) if phase == "Succeeded":
-                assert job.leases is not None
-                size, epochs = job.leases.size, job.leases.epochs
-                assert job.leases.applied == RangeSet.of([(0, size * epochs)])
+                assert len(job.pool.staying) <= job.target, "more workers than wanted"
+            case ev.Form():
+                self._check_form(effect, event, before)
+            case ev.Grant():
+                self._check_grant(effect)
+            case ev.Leave(generation, members):
+                self._check_call(generation, members)
+                assert generation not in self.left, "asked to leave twice"
+                self.left.add(generation)
+            case ev.Cut(generation, members):
+                self._check_call(generation, members)
+                assert generation not in self.cut, "cut twice"
+                self.cut.add(generation)
+            case ev.Export(worker):
+                self._check_export(worker)
+            case ev.Stop(worker):
+                self._check_stop(worker, before)
+            case ev.Delete(worker):
+                assert worker in self.created
+                if job.pool.get(worker) is not None:
+                    self._check_stop(worker, before)
+            case ev.Fence(worker):
+                assert job.pool.get(worker) is None, "fenced, but not given up"
+                assert worker in self.created or isinstance(event, ev.Hello)
+            case ev.End(phase):
+                assert not any(True for _ in job.pool), "the job has ended, but a worker is left"
+                self.ended = True
+                if phase == "Succeeded":
+                    assert job.leases is not None
+                    whole = RangeSet.of([(0, job.leases.size * job.leases.epochs)])
+                    assert job.leases.applied == whole, "Succeeded, but not every position is applied"
 
-    def _check_state(self, before_generation: int) -> None:
+    def _check_form(self, form: ev.Form, event: ev.Event, before: dict[WorkerId, tuple[bool, bool]]) -> None:
         job = self.job
-        assert job.generation >= before_generation
+        assert form.generation == (self.form.generation if self.form else 0) + 1, "generations grow by one"
+        assert 0 < len(form.members) == len(set(form.members)) == len(form.leases)
+        assert form.root in form.members
+        for w, (in_ring, _) in before.items():
+            out_now = isinstance(event, ev.Out) and event.worker == w and self.outs.get(w) is event
+            assert not in_ring or out_now or job.pool.get(w) is None, f"formed while {w} was in the old ring"
+        members = [job.pool[m] for m in form.members]  # all of them live
+        assert not any(w.stopped for w in members), "a member that was told to end"
+        assert all(w.state == "member" or (w.state == "leaving" and w.holds) for w in members)
+        least = job.config.min_workers
+        assert len(members) >= min(least, max(job.target, 1)), f"{len(members)} members, {least} needed"
+
+        holders = [w for w in job.pool if w.holds and not w.stopped]
+        root = job.pool[form.root]
+        if holders:
+            assert root.holds, "the root holds nothing, though somebody does"
+            assert root.step == max(w.step for w in holders), "the root is not the most advanced"
+        truth = self.outs[root.id].applied if root.holds else NOTHING
+        assert job.leases is not None
+        assert job.leases.applied == truth, "the applied set is not the root's"
+        if not form.sync:
+            assert all(w.holds and w.step == root.step for w in members), "members differ but do not sync"
+            assert all(self.outs[w.id].applied == truth for w in members), "equal steps, other applied sets"
+
+        held = {}
+        for rank, (w, left) in enumerate(zip(members, form.leases, strict=True)):
+            held[w.id] = RangeSet(left)
+            assert held[w.id] == RangeSet.of(left), "not as ranges are written"
+            mine = local_batch(job.config.training.batch_size, rank, len(members)) > 0
+            expected = self.held.get(w.id, NOTHING).minus(truth) if mine else NOTHING
+            assert held[w.id] == expected, f"worker {w.id} keeps {held[w.id]}, should keep {expected}"
+        self.form, self.held = form, held
+
+    def _check_grant(self, grant: ev.Grant) -> None:
+        job, worker = self.job, grant.worker
+        start, stop = grant.lease
+        assert self.form is not None and job.leases is not None
+        assert worker in self.form.members and job.pool[worker].in_ring, "a lease for one outside the ring"
+        assert (worker, self.form.generation) in self.up, "a lease for one that is not up"
+        assert self.form.generation not in self.left | self.cut, "a lease in a ring that is being left"
+        size, lease = job.leases.size, RangeSet((grant.lease,))
+        assert start // size == (stop - 1) // size, "a lease spans two epochs"
+        assert stop <= size * job.leases.epochs, "a lease beyond the last epoch"
+        assert job.leases.applied.covers(0, start // size * size), "a lease of an epoch that is not open"
+        assert lease.minus(job.leases.applied) == lease, "granted, but applied"
+        for other, held in self.held.items():
+            if other == worker or (job.pool.get(other) and job.pool[other].in_ring):
+                assert lease.minus(held.minus(job.leases.applied)) == lease, f"granted, but {other} holds it"
+        share = local_batch(
+            job.config.training.batch_size, self.form.members.index(worker), len(self.form.members)
+        )
+        assert 0 < stop - start <= share * job.config.elastic.lease_batches, "a lease out of measure"
+        self.held[worker] = self.held[worker].union(lease)
+
+    def _check_call(self, generation: Generation, members: tuple[WorkerId, ...]) -> None:
+        """Leave or Cut: for this ring, for those that are in it."""
+        assert self.form is not None and generation == self.form.generation, "a ring that is not this one"
+        assert members and set(members) <= set(self.form.members)
+        out = {w for w, said in self.outs.items() if said.generation == generation}
+        assert not set(members) & out, "told to leave, but out already"
+
+    def _check_export(self, worker: WorkerId) -> None:
+        job = self.job
+        assert job.leases is not None and job.exporter == worker
+        assert self.exporter is None or job.pool.get(self.exporter) is None, "two that export"
+        assert not any(w.in_ring for w in job.pool), "exported beside a ring"
+        self.exporter = worker
+        whole = job.leases.size * job.leases.epochs
+        if whole:
+            assert job.pool[worker].holds
+            assert self.outs[worker].applied == RangeSet.of([(0, whole)]), "exported before the end"
+
+    def _check_stop(self, worker: WorkerId, before: dict[WorkerId, tuple[bool, bool]]) -> None:
+        job = self.job
+        assert worker in self.created
+        self.stopped.add(worker)
+        if job.ending is None and before.get(worker, (False, False))[1]:
+            heirs = [w for w in job.pool if w.holds and w.id != worker and not w.stopped]
+            assert heirs, f"worker {worker}, the last holder, was let go"
+
+    # --- the state
+
+    def _check_failures(self, event: ev.Event, before: int, was_stopped: bool) -> None:
+        charged = [f.worker for f in self.job.failures]
+        assert len(charged) == len(set(charged)), "charged twice"
+        if event_worker := {getattr(event, "worker", None)} & set(charged[before:]):
+            assert not was_stopped, f"{event_worker} was told to end, and is charged for it"
+            assert isinstance(event, ev.Gone | ev.Failed | ev.Ready), f"{event} is charged"
+            if isinstance(event, ev.Gone):
+                assert not event.free and event.signal not in OUTSIDE_SIGNALS, f"{event} is charged"
+
+    def _check_state(self) -> None:
+        job = self.job
+        in_ring = {w.id for w in job.pool if w.in_ring}
+        assert job.generation == (self.form.generation if self.form else 0)
+        assert not in_ring or (self.form is not None and in_ring <= set(self.form.members))
+        if job.ending is None and not job.closing:
+            assert set(job.members) == in_ring, "a running ring has exactly its members"
         deadline = job.next_deadline()
-        assert deadline is None or deadline > self.now, "a deadline that has passed already"
-        if job.leases is None:
-            return
-        held = RangeSet()
+        assert deadline is None or deadline > self.now or job.config.elastic.grace_seconds == 0, (
+            "no time left"
+        )
+        if job.began_at is not None:
+            seconds = job.goodput.at(self.now)
+            wall = (job.ended_at if job.ended_at is not None else self.now) - job.began_at
+            if job.ended_at is None:
+                assert abs(sum(seconds.values()) - wall) < 1e-6, "seconds are missing from the goodput"
+            assert min(seconds.values()) > -1e-9
+        if job.leases is not None:
+            self._check_leases()
+
+    def _check_leases(self) -> None:
+        job = self.job
+        assert job.leases is not None
+        applied, todo = job.leases.applied, job.leases.todo
+        held = NOTHING
         for w in job.pool:
-            for lease in w.leases:
-                left = RangeSet((lease,)).minus(job.leases.applied)
-                assert left.minus(held) == left, f"worker {w.id} and another hold {lease}"
-                held = held.union(left)
-        todo = job.leases.todo
-        assert todo.minus(held) == todo, "what is held is handed out again"
-        assert todo.minus(job.leases.applied) == todo, "what is applied is handed out again"
-        if job.members and not job.closing:
-            everything = todo.union(held).union(job.leases.applied)
-            assert everything == RangeSet.of([job.leases.open]), "a position is nobody's"
+            left = RangeSet.of(w.leases).minus(applied)
+            assert not left or not held or left.minus(held) == left, f"worker {w.id} and another hold {left}"
+            held = held.union(left)
+        if not job.members or job.closing:
+            return  # computed anew when the next ring is formed
+        together = sorted([*todo, *held, *applied])
+        assert all(a[1] <= b[0] for a, b in pairwise(together)), "a position is in two places"
+        assert RangeSet.of(together) == RangeSet.of([job.leases.open]), "a position is nobody's"
+        for w in job.pool:
+            mine = self.held.get(w.id, NOTHING).minus(applied) if w.in_ring else NOTHING
+            assert RangeSet.of(w.leases).minus(applied) == mine, f"worker {w.id} thinks it holds {mine}"
+
+
+def replayed(watchdog: Watchdog) -> Job:
+    """A fresh job that has seen the same events, and decided the same."""
+    again = Job(watchdog.job.config)
+    for now, event, effects in watchdog.history:
+        decided: list[Any] = again.handle(event, now)
+        assert decided == effects, f"{event} at {now}: {decided}, not {effects}"
+    return again

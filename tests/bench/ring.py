@@ -1,0 +1,508 @@
+"""`scripts/bench ring`: us against stock Horovod, interleaved, medians and spread. A measurement, no test.
+
+Peers: stock Elastic Horovod 0.28.1 (horovodrun with a discovery script; its newest TensorFlow),
+Horovod's own rendezvous server, and plain static Horovod in our own environment. Every pair
+runs one side and then the other, so that a noisy minute hits both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import resource
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edl import config, files, values
+from edl.cli.client import Client
+from edl.ids import WorkerId
+from edl.ranges import RangeSet
+from master.core import events as ev
+from master.core.job import Job
+from trainer.rendezvous import RendezvousStore
+
+ROOT = Path(__file__).parents[2]
+HERE = Path(__file__).parent
+STOPPED_WAIT = 60.0
+LEASE = 1.0
+
+
+@dataclass
+class Row:
+    """One line of the result. Lower is better in `ours` and `peer`."""
+
+    name: str
+    ours: list[float]
+    peer: list[float]
+    unit: str
+    goal: str
+    met: bool | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        return {**self.__dict__, "ratio": self.ratio}
+
+    @property
+    def ratio(self) -> float | None:
+        if not self.ours or not self.peer or not statistics.median(self.peer):
+            return None
+        return statistics.median(self.ours) / statistics.median(self.peer)
+
+
+# --- a job of ours
+
+
+class OurJob:
+    """A running job of the counting model, watched from outside through its journal."""
+
+    def __init__(self, directory: Path, workers: int, *sets: str, start: str = "fork"):
+        self.output = directory / f"ours-{time.monotonic_ns()}"
+        self.output.mkdir(parents=True)
+        merged = values.load([], [
+            f"workers={workers}", "model.module=counting", "training.epochs=10000",
+            "elastic.maxFailures=1000", f"elastic.silenceSeconds={LEASE}", f"local.start={start}", *sets,
+        ])  # fmt: skip
+        (self.output / "values.json").write_text(json.dumps(merged))
+        environment = {**os.environ, "EDL_COUNTING_SLEEP": "0.01", "EDL_COUNTING_RECORDS": "100000"}
+        self.log = open(self.output / "master.log", "wb")
+        self.master = subprocess.Popen(
+            [sys.executable, "-m", "master", "--values", f"{self.output}/values.json", "--output", f"{self.output}"],
+            stdout=subprocess.PIPE, stderr=self.log, env=environment, cwd=ROOT, start_new_session=True,
+        )  # fmt: skip
+        assert self.master.stdout is not None
+        self.master.stdout.readline()
+        self.client = Client(files.read_contact(self.output))
+
+    def entries(self) -> list[dict[str, Any]]:
+        lines = (self.output / files.JOURNAL).read_text().splitlines(keepends=True)
+        return [json.loads(line) for line in lines[1:] if line.endswith("\n")]
+
+    def wait(self, what: Callable[[list[dict[str, Any]]], Any], seconds: float = 90) -> Any:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if found := what(self.entries()):
+                return found
+            time.sleep(0.05)
+        raise TimeoutError(self.output)
+
+    def ring(self, size: int, after: int = 0) -> list[int]:
+        """The members of the first ring of that size formed after generation `after`, once it steps."""
+
+        def stepping(entries: list[dict[str, Any]]) -> list[int] | None:
+            forms = [e for entry in entries for e in entry["effects"] if e["type"] == "Form"]
+            stepped = {
+                (e["event"]["generation"], e["event"]["worker"])
+                for e in entries
+                if e["event"]["type"] == "Stepped"
+            }
+            for form in forms:
+                members = form["members"]
+                whole = all((form["generation"], m) in stepped for m in members)
+                if form["generation"] > after and len(members) == size and whole:
+                    return list(members)
+            return None
+
+        found: list[int] = self.wait(stepping)
+        return found
+
+    def generation(self) -> int:
+        return max(e["generation"] for x in self.entries() for e in x["effects"] if e["type"] == "Form")
+
+    def pid(self, worker: int) -> int:
+        return next(int(e["event"]["handle"]) for e in self.entries()
+                    if e["event"]["type"] == "Seen" and e["event"]["worker"] == worker)  # fmt: skip
+
+    def stall(self, size: int, after: int) -> tuple[float, int]:
+        """The longest stall and the records redone in the first ring of that size after a generation."""
+        self.ring(size, after)
+        by_generation: dict[int, list[dict[str, Any]]] = {}
+        for entry in self.entries():
+            if entry["event"]["type"] == "Stepped" and entry["event"]["generation"] > after:
+                by_generation.setdefault(entry["event"]["generation"], []).append(entry["event"])
+        first = by_generation[min(by_generation)]
+        return max(e["stall_seconds"] for e in first), sum(e["redone_records"] for e in first)
+
+    def close(self) -> None:
+        self.master.terminate()
+        self.master.wait(30)
+        self.log.close()
+
+
+class Stock:
+    """Stock Elastic Horovod on hosts that are all this machine."""
+
+    HOSTS = ("localhost", "127.0.0.1", os.uname().nodename)
+
+    def __init__(self, python: str, directory: Path, hosts: int):
+        self.directory = directory / f"stock-{time.monotonic_ns()}"
+        self.directory.mkdir(parents=True)
+        self.hosts = self.directory / "hosts"
+        self.set_hosts(hosts)
+        script = self.directory / "discover.sh"
+        script.write_text(f"#!/bin/sh\ncat {self.hosts}\n")
+        script.chmod(0o755)
+        self.log = open(self.directory / "log", "wb")
+        run = [str(Path(python).with_name("horovodrun")), "-np", str(hosts), "--min-np", "1", "--gloo",
+               "--host-discovery-script", str(script), "--network-interfaces", "lo"]  # fmt: skip
+        environment = {
+            **os.environ,
+            "BENCH_DIR": str(self.directory),
+            "PATH": f"{Path(python).parent}:{os.environ['PATH']}",
+        }
+        self.began = time.monotonic()
+        self.process = subprocess.Popen([*run, python, str(HERE / "peer_elastic.py")], env=environment,
+                                        stdout=self.log, stderr=self.log, start_new_session=True)  # fmt: skip
+
+    def set_hosts(self, hosts: int) -> None:
+        self.hosts.write_text("".join(f"{host}:1\n" for host in self.HOSTS[:hosts]))
+
+    def steps(self) -> dict[int, list[tuple[float, int, int]]]:
+        """(when, step, ring size) of each worker, by process id."""
+        found = {}
+        for file in self.directory.glob("steps.*"):
+            rows = [
+                line.split() for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")
+            ]
+            found[int(file.suffix[1:])] = [(float(t), int(s), int(n)) for t, s, n in rows]
+        return found
+
+    def wait(self, size: int, seconds: float = 90) -> list[int]:
+        """Until every worker of a ring of that size steps; their process ids."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            now = [pid for pid, rows in self.steps().items() if rows and rows[-1][2] == size
+                   and time.monotonic() - rows[-1][0] < 1]  # fmt: skip
+            if len(now) == size:
+                return sorted(now)
+            time.sleep(0.05)
+        raise TimeoutError((self.directory / "log").read_text()[-2000:])
+
+    def stall(self, since: float, size: int, seconds: float) -> float | None:
+        """The longest time from a step to the next one of a survivor around `since`; None: never."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            gaps = []
+            for rows in self.steps().values():
+                before = [t for t, _, _ in rows if t <= since]
+                after = [t for t, _, n in rows if t > since and n == size]
+                if before and after:
+                    gaps.append(
+                        after[0] - max(before[-1], max((t for t, _, n in rows if t < after[0]), default=0))
+                    )
+            if len(gaps) >= min(size, 2):
+                return max(gaps)
+            time.sleep(0.05)
+        return None
+
+    def close(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        for pid in self.steps():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+        self.log.close()
+
+
+# --- the rows
+
+
+def kills(peer: str, work: Path, pairs: int) -> list[Row]:
+    rows = []
+    for place, which in (("first", 0), ("middle", 1), ("last", 2)):
+        ours, theirs = [], []
+        for _ in range(pairs):
+            job = OurJob(work, 3)
+            members = job.ring(3)
+            generation = job.generation()
+            os.kill(job.pid(members[which]), signal.SIGKILL)
+            ours.append(job.stall(2, generation)[0])
+            job.close()
+            stock = Stock(peer, work, 3)
+            pids = stock.wait(3)
+            time.sleep(0.3)
+            since = time.monotonic()
+            os.kill(pids[which], signal.SIGKILL)
+            stall = stock.stall(since, 2, 75)
+            theirs.append(stall if stall is not None else 75.0)
+            stock.close()
+        p95 = sorted(ours)[int(0.95 * (len(ours) - 1) + 0.5)]
+        rows.append(
+            Row(
+                f"kill -9 of the {place} of 3: stall of survivors",
+                ours,
+                theirs,
+                "s",
+                "p95 <= 0.3 s",
+                p95 <= 0.3,
+            )
+        )
+    return rows
+
+
+def joins(peer: str, work: Path, pairs: int) -> Row:
+    ours, theirs = [], []
+    for _ in range(pairs):
+        job = OurJob(work, 2, start="spawn")
+        job.ring(2)
+        generation = job.generation()
+        job.client.scale(3)
+        ours.append(job.stall(3, generation)[0])
+        job.close()
+        stock = Stock(peer, work, 2)
+        stock.wait(2)
+        since = time.monotonic()
+        stock.set_hosts(3)
+        stall = stock.stall(since, 3, 75)
+        theirs.append(stall if stall is not None else 75.0)
+        stock.close()
+    row = Row("join 2 -> 3: stall of running workers", ours, theirs, "s", "ratio <= 0.05")
+    row.met = (row.ratio or 1) <= 0.05
+    return row
+
+
+def leaves(work: Path, pairs: int) -> Row:
+    redone, stalls = [], []
+    for _ in range(pairs):
+        job = OurJob(work, 3)
+        members = job.ring(3)
+        generation = job.generation()
+        os.kill(job.pid(members[1]), signal.SIGTERM)
+        stall, records = job.stall(2, generation)
+        stalls.append(stall)
+        redone.append(records)
+        job.close()
+    return Row("SIGTERM of one of 3: stall (0 records redone)", stalls, [], "s", "0 redone", sum(redone) == 0)
+
+
+def stops(peer: str, work: Path, pairs: int) -> Row:
+    ours, theirs = [], []
+    for number in range(pairs):
+        job = OurJob(work, 3)
+        members = job.ring(3)
+        generation = job.generation()
+        os.kill(job.pid(members[1]), signal.SIGSTOP)
+        ours.append(job.stall(2, generation)[0])
+        job.close()
+        if number == 0:  # it does not come back: once is enough
+            stock = Stock(peer, work, 3)
+            pids = stock.wait(3)
+            since = time.monotonic()
+            os.kill(pids[1], signal.SIGSTOP)
+            stall = stock.stall(since, 2, STOPPED_WAIT)
+            theirs.append(stall if stall is not None else STOPPED_WAIT)
+            stock.close()
+    return Row(f"SIGSTOP of one of 3: stall (silenceSeconds {LEASE:g}; stock: waited {STOPPED_WAIT:g} s)",
+               ours, theirs, "s", f"<= {LEASE + 0.5:g} s", max(ours) <= LEASE + 0.5)  # fmt: skip
+
+
+def inits(peer: str, work: Path, pairs: int) -> list[Row]:
+    rows = []
+    for n, goal in ((8, 0.12), (16, 0.07)):
+        ours, theirs = [], []
+        for _ in range(pairs):
+            job = OurJob(
+                work, n, f"minWorkers={n}", f"training.batchSize={4 * n}", "elastic.silenceSeconds=20"
+            )
+            job.ring(n)
+            entries = job.entries()
+            formed = next(x["now"] for x in entries for e in x["effects"] if e["type"] == "Form")
+            ours.append(max(x["now"] for x in entries if x["event"]["type"] == "Up") - formed)
+            job.close()
+            done = subprocess.run(
+                [peer, str(HERE / "peer_init.py"), str(n)], capture_output=True, text=True, timeout=300
+            )
+            theirs.append(float(done.stdout.strip()))
+        name = f"forming a ring of {n} (ours with the state's broadcast; stock: hvd.init)"
+        row = Row(name, ours, theirs, "s", f"ratio <= {goal:g}")
+        row.met = (row.ratio or 1) <= goal
+        rows.append(row)
+    return rows
+
+
+def first_steps(peer: str, work: Path, pairs: int) -> Row:
+    ours, theirs = [], []
+    for _ in range(pairs):
+        began = time.monotonic()
+        job = OurJob(work, 2, "minWorkers=2", start="spawn")
+        job.ring(2)
+        ours.append(next(x["now"] for x in job.entries() if x["event"]["type"] == "Stepped") - began)
+        job.close()
+        stock = Stock(peer, work, 2)
+        stock.wait(2)
+        theirs.append(min(rows[0][0] for rows in stock.steps().values()) - stock.began)
+        stock.close()
+    row = Row("from the command to the first step, 2 workers", ours, theirs, "s", "ratio <= 0.60")
+    row.met = (row.ratio or 1) <= 0.60
+    return row
+
+
+async def _steady(pairs: int, work_seconds: float) -> tuple[list[float], list[float]]:
+    sides: dict[str, list[asyncio.subprocess.Process]] = {}
+    stores = []
+    for side in ("edl", "plain"):
+        store = RendezvousStore(lambda *_: None)
+        stores.append(store)
+        port = await store.start()
+        store.open(1)
+        sides[side] = [
+            await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "tests.bench.steady",
+                side,
+                str(rank),
+                str(port),
+                str(work_seconds),
+                stdin=-1,
+                stdout=-1,
+                stderr=asyncio.subprocess.DEVNULL,
+                cwd=ROOT,
+            )
+            for rank in range(2)
+        ]
+        for process in sides[side]:
+            assert process.stdout is not None
+            while b"here" not in await process.stdout.readline():
+                pass
+    found: dict[str, list[float]] = {"edl": [], "plain": []}
+    for _ in range(pairs):
+        for side, processes in sides.items():
+            for process in processes:
+                assert process.stdin is not None
+                process.stdin.write(b"go\n")
+            medians = [float(await p.stdout.readline()) for p in processes]  # type: ignore[union-attr]
+            found[side].append(max(medians))
+    for processes in sides.values():
+        for process in processes:
+            process.kill()
+            await process.communicate()
+    for store in stores:
+        await store.close()
+    return found["edl"], found["plain"]
+
+
+def steady(pairs: int) -> list[Row]:
+    rows = []
+    for label, seconds, goal in (("5 ms", 0.002, 0.95), ("20 ms", 0.017, 0.98)):
+        ours, plain = asyncio.run(_steady(pairs, seconds))
+        ratio = statistics.median(plain) / statistics.median(ours)
+        text = f"speed >= {goal} of plain (is {ratio:.3f})"
+        row = Row(f"steady state, a step of about {label}, 2 ranks: against plain Horovod",
+                  [t * 1e3 for t in ours], [t * 1e3 for t in plain], "ms", text, ratio >= goal)  # fmt: skip
+        rows.append(row)
+    return rows
+
+
+def core() -> list[Row]:
+    """The master's own cost: seconds of one lease, and memory, for small and for large data."""
+    found, memory = {}, {}
+    for records in (10**4, 10**8):
+        merged = values.load(
+            [], ["workers=64", "training.epochs=1000", "training.batchSize=6400", "elastic.joinSeconds=0"]
+        )
+        job, now = Job(config.parse(merged)), 0.0
+        job.handle(ev.Begin(), now)
+        for w in range(64):
+            for event in (ev.Hello(WorkerId(w)), ev.Ready(WorkerId(w), records)):
+                now += 1e-3
+                job.handle(event, now)
+        while len(job.members) < 64:  # the first ring was of one: everybody joins
+            for m in job.members:
+                now += 1e-3
+                job.handle(ev.Out(m, job.generation, 0, True, RangeSet()), now)
+        for m in job.members:
+            now += 1e-3
+            job.handle(ev.Up(m, job.generation, 0), now)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        began, leases, applied = time.perf_counter(), 0, 0
+        while time.perf_counter() - began < 2:
+            for m in job.members:
+                now += 1e-5
+                for effect in job.handle(ev.Want(m, job.generation), now):
+                    if isinstance(effect, ev.Grant):
+                        leases += 1
+                        applied = max(applied, effect.lease[1])
+            now += 1e-5
+            job.handle(
+                ev.Beat(job.members[0], job.generation, leases, applied=RangeSet(((0, applied),))), now
+            )
+        found[records] = (time.perf_counter() - began) / leases * 1e6
+        memory[records] = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    return [
+        Row("master: one lease, 64 workers, 10^8 records (against 10^4)", [found[10**8]], [found[10**4]], "us",
+            "the same", found[10**8] <= 1.5 * found[10**4]),
+        Row("master: memory grown in that run", [memory[10**8]], [memory[10**4]], "MiB", "the same",
+            memory[10**8] <= memory[10**4] + 5),
+    ]  # fmt: skip
+
+
+def table(rows: list[Row]) -> str:
+    def spread(values: list[float]) -> str:
+        if not values:
+            return "-"
+        return f"{statistics.median(values):.3g} ({min(values):.3g}..{max(values):.3g})"
+
+    lines = ["| row | ours: median (spread) | peer: median (spread) | ratio | goal | met |",
+             "| --- | --- | --- | --- | --- | --- |"]  # fmt: skip
+    for row in rows:
+        ratio = f"{row.ratio:.3f}" if row.ratio is not None else "-"
+        met = {True: "yes", False: "NO", None: ""}[row.met]
+        ours, peer = f"{spread(row.ours)} {row.unit}", f"{spread(row.peer)} {row.unit if row.peer else ''}"
+        lines.append(f"| {row.name} | {ours} | {peer} | {ratio} | {row.goal} | {met} |")
+    return "\n".join(lines)
+
+
+PARTS = ("core", "steady", "kill", "join", "leave", "stop", "init", "first")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="scripts/bench ring", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="two pairs instead of five")
+    parser.add_argument("--pairs", type=int)
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
+    args = parser.parse_args()
+    pairs = args.pairs or (2 if args.quick else 5)
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+    peer = ""
+    if set(args.only) - {"core", "steady", "leave"}:
+        peer = subprocess.run(
+            [ROOT / "scripts/bench-peer"], check=True, stdout=subprocess.PIPE, text=True
+        ).stdout.strip()
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory(prefix="edl-bench-") as directory:
+        work = Path(directory)
+        parts: dict[str, Callable[[], list[Row]]] = {
+            "core": core,
+            "steady": lambda: steady(max(pairs, 5)),
+            "kill": lambda: kills(peer, work, pairs),
+            "join": lambda: [joins(peer, work, pairs)],
+            "leave": lambda: [leaves(work, pairs)],
+            "stop": lambda: [stops(peer, work, pairs)],
+            "init": lambda: inits(peer, work, pairs),
+            "first": lambda: [first_steps(peer, work, pairs)],
+        }
+        for name in args.only:
+            print(f"bench: {name}", file=sys.stderr, flush=True)
+            rows += parts[name]()
+    print(table(rows))
+    if args.json:
+        args.json.write_text(
+            json.dumps({"pairs": pairs, "rows": [row.as_json() for row in rows]}, indent=1) + "\n"
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
