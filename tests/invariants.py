@@ -42,6 +42,7 @@ class Watchdog:
         self.held: dict[WorkerId, RangeSet] = {}  # leases, as their holders were told
         self.stopped: set[WorkerId] = set()
         self.exporter: WorkerId | None = None
+        self.checked: tuple[object, ...] = ()  # the books as they were checked last
         self.ended = False
 
     def handle(self, event: ev.Event, now: float) -> list[ev.Effect]:
@@ -220,7 +221,12 @@ class Watchdog:
                 assert abs(sum(seconds.values()) - wall) < 1e-6, "seconds are missing from the goodput"
             assert min(seconds.values()) > -1e-9
         if job.leases is not None:
-            self._check_leases()
+            closing = bool(job.members and job.closing)
+            books = (job.leases.applied, job.leases.todo, closing,
+                     *((w.id, w.in_ring, w.leases) for w in job.pool))  # fmt: skip
+            if books != self.checked:
+                self.checked = books
+                self._check_leases()
 
     def _check_leases(self) -> None:
         job = self.job

@@ -20,12 +20,13 @@ import socket
 import stat
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 
+from trainer.graphs import compiled
 from trainer.ring import RingBroken
 
 CUT_AGAIN_SECONDS = 0.1
@@ -50,7 +51,6 @@ class HorovodRing:
             HOROVOD_GLOO_RENDEZVOUS_PORT=str(store_port),
             HOROVOD_GLOO_TIMEOUT_SECONDS=os.environ.get("HOROVOD_GLOO_TIMEOUT_SECONDS", "600"),
             HOROVOD_HOSTNAME=name,
-            HOROVOD_CYCLE_TIME=os.environ.get("HOROVOD_CYCLE_TIME", "0.1"),
         )
         self._lock = threading.Lock()
         self._outside: frozenset[tuple[int, str]] = frozenset()  # sockets from before this ring
@@ -58,11 +58,7 @@ class HorovodRing:
         self._is_cut = threading.Event()
         self._closed = threading.Event()
         self._closed.set()
-        self._sum = tf.function(
-            lambda vector: hvd.allreduce(vector, op=hvd.Sum, name="step", ignore_name_scope=True),
-            autograph=False,
-            input_signature=[tf.TensorSpec([None], tf.float32)],
-        )
+        self._sum: Callable[[tf.Tensor], tf.Tensor] | None = None  # traced when a ring is up
 
     def form(self, rank: int, size: int) -> None:
         with self._lock:
@@ -82,6 +78,8 @@ class HorovodRing:
             raise RingBroken("the ring was cut while it was being formed")
 
     def reduce(self, vector: tf.Tensor) -> tf.Tensor:
+        if self._sum is None:
+            self._sum = compiled(_sum, tf.TensorSpec([None], tf.float32))
         with _broken("allreduce"):
             return self._sum(vector)
 
@@ -127,6 +125,10 @@ class HorovodRing:
                 return True
             frame = frame.f_back
         return False
+
+
+def _sum(vector: tf.Tensor) -> tf.Tensor:
+    return hvd.allreduce(vector, op=hvd.Sum, name="step", ignore_name_scope=True)
 
 
 @contextlib.contextmanager

@@ -28,6 +28,7 @@ import tensorflow as tf
 from edl.errors import ModelError
 from trainer import control
 from trainer.data import Batch
+from trainer.graphs import compiled
 
 MEANS = frozenset({"sum_over_batch_size", "mean"})
 
@@ -63,7 +64,7 @@ class Learner:
                 non-finite fields are added here.
         """
         salt = np.array([step, rank], np.int64) * _SALTS % _SEEDS
-        return self._gradients(self._flatten(batch), contribution, salt)
+        return self._gradients(*self._flatten(batch), contribution, salt)
 
     def nothing(self, contribution: np.ndarray) -> tf.Tensor:
         """The part of a rank that has no batch: weight zero."""
@@ -119,17 +120,11 @@ class Learner:
         self._structure = (sample.x, sample.y, sample.weights)
         specs = [tf.TensorSpec([None, *a.shape[1:]], a.dtype) for a in self._flatten(sample)]
         floats, salt = tf.TensorSpec([None], tf.float32), tf.TensorSpec([2], tf.int64)
-
-        # Without autograph, which takes seconds where plain tracing takes tenths; Keras does not
-        # convert layers either, so no model needs it. Batches of any length share one graph.
-        def graph(function: Any, *signature: Any) -> Any:
-            return tf.function(function, autograph=False, input_signature=signature)
-
-        self._gradients = graph(self._gradients_graph, specs, floats, salt)
-        self._gradients.get_concrete_function()  # traces, which finds the layout
+        # Batches of any length, in rings of any size, share one graph.
+        self._gradients = compiled(self._gradients_graph, *specs, floats, salt)  # finds the layout
         self.length = self._layout.length
-        self._nothing = graph(lambda told: tf.concat([tf.zeros([self.length]), told], 0), floats)
-        self._update = graph(self._update_graph, floats)
+        self._nothing = compiled(lambda told: tf.concat([tf.zeros([self.length]), told], 0), floats)
+        self._update = compiled(self._update_graph, floats)
 
     def _flatten(self, batch: Batch) -> list[np.ndarray]:
         """The batch's arrays in a fixed order, in the types that Keras would give the model."""
@@ -139,9 +134,8 @@ class Learner:
         left = iter(tensors)
         return keras.tree.map_structure(lambda a: None if a is None else next(left), self._structure)
 
-    def _gradients_graph(
-        self, tensors: list[tf.Tensor], contribution: tf.Tensor, salt: tf.Tensor
-    ) -> tf.Tensor:
+    def _gradients_graph(self, *arguments: tf.Tensor) -> tf.Tensor:
+        *tensors, contribution, salt = arguments
         model = self.model
         x, y, weights = self._unflatten(tensors)
         records = tf.cast(tf.shape(tensors[0])[0], tf.float32)
@@ -157,32 +151,35 @@ class Learner:
                 y_pred = model(x, training=True)
                 loss = model.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=weights, training=True)
                 extra = bool(model.losses)
-        gradients = tape.gradient(loss, trainable)
+            weight = 1.0 if self._sums else records
+            weighted = loss * weight  # before differentiating: one product instead of one per variable
+        gradients = tape.gradient(weighted, trainable)
         if self._sums and extra:
             raise ModelError(
                 'a loss with reduction="sum" cannot be combined with regularizers or add_loss(): their part '
                 'would be counted once per worker. Use reduction="sum_over_batch_size".'
             )
         self._layout = _Layout.of(model, gradients, rest, given, scope)
-        weight = 1.0 if self._sums else records
-        parts = [tf.reshape(tf.convert_to_tensor(g), [-1]) * weight for g in gradients if g is not None]
+        parts = [tf.reshape(tf.convert_to_tensor(g), [-1]) for g in gradients if g is not None]
         parts += [tf.reshape(scope.get_current_value(v), [-1]) * records for v in self._layout.averaged]
-        vector = tf.concat(parts, 0)
-        finite = tf.reduce_all(tf.math.is_finite(vector)) & tf.math.is_finite(loss)
-        told = tf.stack([records, loss * weight, 0.0, 1.0 - tf.cast(finite, tf.float32)])
-        told = tf.pad(told, [[0, tf.shape(contribution)[0] - 4]])
-        return tf.concat([vector, contribution + told], 0)
+        # A sum is finite when all of its parts are (or so large that they are as bad): one cheap pass.
+        finite = tf.math.is_finite(weighted + tf.add_n([tf.reduce_sum(part) for part in parts]))
+        ours = tf.stack([records, weighted, contribution[control.LEAVE], 1.0 - tf.cast(finite, tf.float32)])
+        return tf.concat([*parts, ours, contribution[4:]], 0)
 
     def _update_graph(self, vector: tf.Tensor) -> None:
         layout = self._layout
         records = vector[layout.length + control.RECORDS]
-        pieces = tf.split(vector[: layout.length], layout.sizes)
-        shaped = [tf.reshape(p, v.shape) for p, v in zip(pieces, layout.all, strict=True)]
+        pieces = tf.split(vector, [*layout.sizes, -1])
+        share = 1.0 / records
         count = len(layout.trained)
-        gradients = shaped[:count] if self._sums else [g / records for g in shaped[:count]]
+        gradients = [
+            tf.reshape(piece if self._sums else piece * share, v.shape)
+            for piece, v in zip(pieces, layout.trained, strict=False)
+        ]
         self.model.optimizer.apply(gradients, layout.trained)
-        for v, total in zip(layout.averaged, shaped[count:], strict=True):
-            v.assign(total / records)
+        for v, total in zip(layout.averaged, pieces[count:], strict=False):
+            v.assign(tf.reshape(total * share, v.shape))
 
 
 @dataclass(frozen=True)
