@@ -243,7 +243,7 @@ HAPPENINGS: list[tuple[int, Callable[[Machine, int], None]]] = [  # how often, w
 WHEEL = [happening for often, happening in HAPPENINGS for _ in range(often)]
 
 
-@settings(max_examples=4_900, deadline=None, print_blob=True)
+@settings(max_examples=4_600, deadline=None, print_blob=True)
 @given(
     workers=st.integers(1, 5),
     least=st.integers(1, 2),
@@ -305,4 +305,4 @@ for _, _happening in HAPPENINGS:
     setattr(JobRules, _happening.__name__, _as_rule(_happening))
 
 TestJobRules = JobRules.TestCase
-TestJobRules.settings = settings(max_examples=100, stateful_step_count=20, deadline=None, print_blob=True)
+TestJobRules.settings = settings(max_examples=400, stateful_step_count=25, deadline=None, print_blob=True)
