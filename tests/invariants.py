@@ -39,6 +39,7 @@ class Watchdog:
         self.cut: set[Generation] = set()
         self.up: set[tuple[WorkerId, Generation]] = set()
         self.outs: dict[WorkerId, ev.Out] = {}  # the last of each worker
+        self.holders: set[WorkerId] = set()  # who has synced, ever
         self.held: dict[WorkerId, RangeSet] = {}  # leases, as their holders were told
         self.stopped: set[WorkerId] = set()
         self.exporter: WorkerId | None = None
@@ -60,8 +61,10 @@ class Watchdog:
         match event:
             case ev.Up(_, g) if inside and g == generation:
                 self.up.add((event.worker, g))
+                self.holders.add(event.worker)
             case ev.Out(_, g) if inside and g == generation:
                 self.outs[event.worker] = event
+                self.holders |= {event.worker} if event.holds else set()
         if self.ended:
             assert all(isinstance(e, ev.Fence | ev.Say) for e in effects), "the job has ended"
         for effect in effects:
@@ -195,6 +198,8 @@ class Watchdog:
     # --- the state
 
     def _check_failures(self, event: ev.Event, before: int, was_stopped: bool) -> None:
+        if before == len(self.job.failures):
+            return
         charged = [f.worker for f in self.job.failures]
         assert len(charged) == len(set(charged)), "charged twice"
         if event_worker := {getattr(event, "worker", None)} & set(charged[before:]):
@@ -205,11 +210,13 @@ class Watchdog:
 
     def _check_state(self) -> None:
         job = self.job
-        in_ring = {w.id for w in job.pool if w.in_ring}
+        pool = list(job.pool)
+        in_ring = {w.id for w in pool if w.in_ring}
         assert job.generation == (self.form.generation if self.form else 0)
         assert not in_ring or (self.form is not None and in_ring <= set(self.form.members))
         if job.ending is None and not job.closing:
             assert set(job.members) == in_ring, "a running ring has exactly its members"
+        assert all(w.holds == (w.id in self.holders) for w in pool), "who holds the state is mistaken"
         deadline = job.next_deadline()
         assert deadline is None or deadline > self.now or job.config.elastic.grace_seconds == 0, (
             "no time left"
@@ -223,7 +230,7 @@ class Watchdog:
         if job.leases is not None:
             closing = bool(job.members and job.closing)
             books = (job.leases.applied, job.leases.todo, closing,
-                     *((w.id, w.in_ring, w.leases) for w in job.pool))  # fmt: skip
+                     *[(w.id, w.in_ring, w.leases) for w in pool])  # fmt: skip
             if books != self.checked:
                 self.checked = books
                 self._check_leases()

@@ -82,17 +82,13 @@ class Worker:
         self.state = step(self.state, event)
 
     @property
-    def alive(self) -> bool:
-        return self.state != "gone"
-
-    @property
     def warm(self) -> bool:
         """It could be a member now."""
         return self.state in ("ready", "member")
 
 
 class Pool:
-    """All workers there ever were, by id; ids count up and are never given twice."""
+    """The living workers, by id; ids count up and are never given twice."""
 
     def __init__(self) -> None:
         self._workers: dict[WorkerId, Worker] = {}
@@ -115,8 +111,8 @@ class Pool:
         return self._workers[worker]
 
     def __iter__(self) -> Iterator[Worker]:
-        """The living, oldest first."""
-        return (w for w in self._workers.values() if w.alive)
+        """Oldest first."""
+        return iter(self._workers.values())
 
     @property
     def vacant(self) -> WorkerId | None:

@@ -65,6 +65,26 @@ def two_ends() -> keras.Model:
     return model
 
 
+class Subclassed(keras.Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = keras.layers.Dense(6, activation="relu")
+        self.last = keras.layers.Dense(2)
+
+    def call(self, x: Any) -> Any:
+        return self.last(self.hidden(x))
+
+
+def subclassed() -> keras.Model:
+    keras.utils.set_random_seed(3)
+    model = Subclassed()
+    model.compile(
+        keras.optimizers.RMSprop(0.01), loss=lambda y, p: keras.ops.mean(keras.ops.abs(y - p), axis=-1)
+    )
+    model.build((None, 4))
+    return model
+
+
 def simple_data(seed: int = 0) -> tuple[Any, Any, Any]:
     chance = np.random.default_rng(seed)
     return chance.normal(size=(RECORDS, 4)).astype("f4"), chance.normal(size=(RECORDS, 2)).astype("f4"), None
@@ -89,12 +109,14 @@ def two_ends_data() -> tuple[Any, Any, Any]:
         (dense, weighted_data),
         (lambda: dense(keras.optimizers.AdamW(0.01, weight_decay=0.1, clipvalue=0.5)), simple_data),
         (two_ends, two_ends_data),
+        (subclassed, simple_data),
     ],
     ids=[
         "regularized",
         "sample weights",
         "AdamW, clipping",
         "two inputs, outputs and losses; frozen; schedule",
+        "subclassed",
     ],
 )
 @pytest.mark.parametrize("cuts", [[0, 12], [0, 5, 12], [0, 1, 9, 12]], ids=["one", "two", "three"])
