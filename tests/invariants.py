@@ -239,19 +239,18 @@ class Watchdog:
         job = self.job
         assert job.leases is not None
         applied, todo = job.leases.applied, job.leases.todo
-        held = NOTHING
-        for w in job.pool:
-            left = RangeSet.of(w.leases).minus(applied)
-            assert not left or not held or left.minus(held) == left, f"worker {w.id} and another hold {left}"
-            held = held.union(left)
+        left = {w.id: RangeSet.of(w.leases).minus(applied) for w in job.pool if w.leases}
+        held = RangeSet.of(lease for leases in left.values() for lease in leases)
+        assert len(held) == sum(len(leases) for leases in left.values()), f"held twice: {left}"
         if not job.members or job.closing:
             return  # computed anew when the next ring is formed
         together = sorted([*todo, *held, *applied])
         assert all(a[1] <= b[0] for a, b in pairwise(together)), "a position is in two places"
         assert RangeSet.of(together) == RangeSet.of([job.leases.open]), "a position is nobody's"
         for w in job.pool:
-            mine = self.held.get(w.id, NOTHING).minus(applied) if w.in_ring else NOTHING
-            assert RangeSet.of(w.leases).minus(applied) == mine, f"worker {w.id} thinks it holds {mine}"
+            told = self.held.get(w.id, NOTHING).minus(applied) if w.in_ring else NOTHING
+            mine = left.get(w.id, NOTHING)
+            assert mine == told, f"worker {w.id} was told of {told}, the master thinks {mine}"
 
 
 def replayed(watchdog: Watchdog) -> Job:

@@ -168,7 +168,7 @@ class World:
 
     def _run(self) -> None:
         self.hear(ev.Begin())
-        at, rate = 0.0, self.random.choice((0.3, 1.0, 3.0))
+        at, rate = 0.0, self.random.choice((0.5, 1.5, 4.0))
         kinds = (*KINDS, *RARE) if self.random.random() < 0.1 else KINDS
         while (at := at + self.random.expovariate(rate)) < self.calm_at:
             kind, moment = self.random.choice(kinds), self.random.choice(MOMENTS)
@@ -660,7 +660,7 @@ class World:
             case "fatal" if w.greeted and not w.frozen:
                 self.asked_to_end = self.asked_to_end or "Failed"
                 self.fail(w, "the model is not compiled", fatal=True)
-            case "wrong data" if w.greeted and not w.warm:
+            case "wrong data" if w.greeted and not w.warm and self.job.leases is not None:
                 self.to_blame.add(w.id)
                 self.say(w, ev.Ready(w.id, self.size + 1))
             case "stop":

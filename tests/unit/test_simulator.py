@@ -1,20 +1,36 @@
 """A thousand whole jobs under faults, each repeatable from its seed."""
 
-from tests.simulator import World
+from collections import Counter
+
+import pytest
+
+from edl.ranges import RangeSet
+from master.core.job import Job
+from tests.simulator import KINDS, MOMENTS, RARE, SimulationFailed, World
 
 SEEDS = 1000
 
 
+def run(seeds: int) -> None:
+    for seed in range(seeds):
+        World(seed).run()
+
+
 def test_a_thousand_simulated_jobs_count_every_record_once() -> None:
-    faults = 0
+    faults, moments, ends = Counter[str](), Counter[str](), Counter[str]()
+    losses = 0
     for seed in range(SEEDS):
         world = World(seed)
-        try:
-            world.run()
-        except Exception as error:
-            raise AssertionError(f"repeat with: python -m tests.simulator --seed {seed}") from error
-        faults += world.faults.total()
-    assert faults > SEEDS, "the simulator has hardly injected a fault"
+        world.run()  # a failure says the seed, how to repeat it, and what came before
+        faults += world.faults
+        moments += world.moments
+        losses += world.job.restarts
+        ends[world.job.phase] += 1
+    assert set(faults) == {*KINDS, *RARE}, "a kind of fault never happened"
+    assert set(moments) == set(MOMENTS), "a moment was never hit"
+    assert faults.total() > 3 * SEEDS, "the simulator has hardly injected a fault"
+    assert losses > 20, "it has hardly happened that all state was lost"
+    assert ends["Succeeded"] > 0.8 * SEEDS
 
 
 def test_a_run_repeats_from_its_seed() -> None:
@@ -22,5 +38,22 @@ def test_a_run_repeats_from_its_seed() -> None:
     for _ in range(2):
         world = World(4711)
         world.run()
-        histories.append(world.history)
+        histories.append(world.watchdog.history)
     assert histories[0] == histories[1]
+
+
+def test_a_wrong_decision_is_noticed_and_the_failure_says_how_to_repeat_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rebase = "master.core.leases.Leases.rebase"
+    monkeypatch.setattr(rebase, lambda self, applied, held: setattr(self, "applied", RangeSet()))
+    with pytest.raises(
+        SimulationFailed, match=r"seed \d+: .*\nrepeat with: python -m tests.simulator --seed"
+    ):
+        run(50)
+
+
+def test_a_job_that_does_not_end_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Job, "_grant", lambda self: None)
+    with pytest.raises(SimulationFailed, match="the job does not end: Training"):
+        run(20)
