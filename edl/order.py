@@ -75,7 +75,7 @@ class Order:
         Raises:
             ValueError: the range is empty, negative, or spans two epochs.
         """
-        if not 0 <= start < stop or start // self.size != (stop - 1) // self.size:
+        if not (self.size and 0 <= start < stop and start // self.size == (stop - 1) // self.size):
             raise ValueError(f"[{start}, {stop}) is not a range inside one epoch of {self.size} records")
         epoch, place = divmod(start, self.size)
         end = place + stop - start

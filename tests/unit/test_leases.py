@@ -57,3 +57,37 @@ def test_an_epoch_opens_when_the_one_before_is_wholly_applied() -> None:
 
 def test_an_empty_dataset_is_complete_at_once() -> None:
     assert Leases(0, 5).complete
+
+
+parts = st.lists(
+    st.tuples(st.integers(0, 70), st.integers(0, 20)).map(lambda r: (r[0], r[0] + r[1])), max_size=5
+)
+
+
+@given(st.integers(1, 25), st.integers(1, 3), parts, parts)
+def test_what_is_left_is_what_is_open_but_not_applied_and_not_held(
+    size: int, epochs: int, applied: list[tuple[int, int]], held: list[tuple[int, int]]
+) -> None:
+    leases, total = Leases(size, epochs), range(size * epochs)
+    done = {p for a, b in applied for p in range(a, b)} & set(total)
+    leases.rebase(RangeSet.of(applied).within(0, size * epochs), held)
+    epoch = next((e for e in range(epochs) if not set(range((e + 1) * size)) <= done), epochs)
+    open_now = set(range(min(epoch + 1, epochs) * size))
+    assert leases.done_epochs == epoch
+    assert leases.complete == (done == set(total))
+    left = {p for a, b in leases.todo for p in range(a, b)}
+    assert left == open_now - done - {p for a, b in held for p in range(a, b)}
+
+
+@given(st.integers(1, 200), st.integers(1, 6), st.integers(1, 9), st.integers(1, 8))
+def test_a_lease_is_whole_batches_but_for_the_last_and_no_more_than_is_fair(
+    size: int, members: int, batch: int, most: int
+) -> None:
+    leases = Leases(size, 1)
+    while left := len(leases.todo):
+        lease = leases.grant(members, batch, most)
+        assert lease is not None
+        length = lease[1] - lease[0]
+        assert length % batch == 0 or not leases.todo
+        assert length <= max(batch, min(most * batch, -(-left // (2 * members))))
+    assert leases.grant(members, batch, most) is None

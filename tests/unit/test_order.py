@@ -1,5 +1,6 @@
 """The order of an epoch: every record once, the same for everybody, nothing stored."""
 
+import collections
 import itertools
 import time
 import tracemalloc
@@ -60,6 +61,43 @@ def test_a_thousand_million_records_take_no_memory_and_no_time() -> None:
     assert seconds < 1
 
 
-def test_a_range_over_two_epochs_is_refused() -> None:
-    with pytest.raises(ValueError, match="inside one epoch of 10 records"):
-        Order(10, 1, 4).records(8, 12)
+@settings(max_examples=40)
+@given(st.integers(10**9, 10**9 + 300), st.integers(1, 300), st.integers(0, 10**9 - 300), st.integers(0, 99))
+def test_a_part_of_a_huge_epoch_has_no_record_twice(size: int, block: int, place: int, epoch: int) -> None:
+    start = epoch * size + place
+    records = Order(size, 3, block).records(start, start + 300)
+    assert len(np.unique(records)) == 300
+    assert 0 <= records.min() <= records.max() < size
+    assert len(np.unique(records // block)) <= 300 // block + 3, (
+        "a reader would touch more blocks than it must"
+    )
+
+
+def test_small_numbers_of_blocks_come_in_every_order_equally_often() -> None:
+    seen = collections.Counter(tuple(permute(i, 4, seed) for i in range(4)) for seed in range(24 * 200))
+    assert len(seen) == 24
+    assert 120 < min(seen.values()) <= max(seen.values()) < 280
+
+
+def test_the_order_is_the_same_in_every_version() -> None:
+    """Workers of a job may not differ in this, and a checkpoint may be older than the code."""
+    assert Order(10, 1, 4).records(0, 10).tolist() == [9, 8, 6, 7, 4, 5, 2, 1, 3, 0]
+    assert Order(10, 1, 4).records(10, 20).tolist() == [4, 6, 5, 7, 2, 1, 3, 0, 9, 8]
+
+
+def test_unshuffled_records_come_as_they_lie() -> None:
+    assert Order(10, 1, 4, shuffle=False).records(12, 17).tolist() == [2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize(
+    ("size", "start", "stop"), [(10, 8, 12), (10, 5, 5), (10, 6, 5), (10, -1, 3), (0, 0, 1)]
+)
+def test_what_is_no_range_inside_one_epoch_is_refused(size: int, start: int, stop: int) -> None:
+    with pytest.raises(ValueError, match=f"inside one epoch of {size} records"):
+        Order(size, 1, 4).records(start, stop)
+
+
+@pytest.mark.parametrize("index", [-1, 5])
+def test_an_index_outside_is_refused(index: int) -> None:
+    with pytest.raises(ValueError, match="not in range"):
+        permute(index, 5, 1)
