@@ -78,9 +78,9 @@ class HorovodRing:
             raise RingBroken("the ring was cut while it was being formed")
 
     def reduce(self, vector: tf.Tensor) -> tf.Tensor:
-        if self._sum is None:
-            self._sum = compiled(_sum, tf.TensorSpec([None], tf.float32))
         with _broken("allreduce"):
+            if self._sum is None:
+                self._sum = compiled(_sum, tf.TensorSpec([None], tf.float32))
             return self._sum(vector)
 
     def broadcast(self, data: np.ndarray, root: int) -> np.ndarray:

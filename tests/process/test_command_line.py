@@ -34,7 +34,7 @@ LONG = ["counting", "--set", "local.start=fork,workers=2,training.epochs=1000"]
 
 def edl(*arguments: str, check: bool = False, **options: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*EDL, *arguments], capture_output=True, text=True, check=check, timeout=110, **options
+        [*EDL, *arguments], capture_output=True, text=True, check=check, timeout=170, **options
     )  # type: ignore[call-overload, no-any-return]
 
 
