@@ -192,8 +192,10 @@ class Watchdog:
         assert worker in self.created
         self.stopped.add(worker)
         if job.ending is None and before.get(worker, (False, False))[1]:
+            old = self.form is not None and worker in self.form.members
             heirs = [w for w in job.pool if w.holds and w.id != worker and not w.stopped]
             assert heirs, f"worker {worker}, the last holder, was let go"
+            assert not old or any(not w.in_ring for w in heirs), "no heir has said that it is out and well"
 
     # --- the state
 

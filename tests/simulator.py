@@ -90,6 +90,7 @@ class Sim:
     greeted: bool = False  # its stream is open
     warm: bool = False
     stopping: bool = False
+    failed: bool = False  # it has said its last words
     own_end: bool = False  # it ended by its own doing
     fenced: bool = False  # by the master: nothing that it says is heard
     silent_since: float | None = None  # it could not be heard, until
@@ -247,8 +248,8 @@ class World:
             assert charged == fair, f"{event} {'is' if charged else 'is not'} charged"
         if self.job.restarts > restarts:
             given_up = {e.worker for e in effects if isinstance(e, ev.Fence)} | self.watchdog.stopped
-            kept = [w.id for w in self.workers.values()
-                    if w.alive and w.holds and not w.fenced and w.id not in given_up]  # fmt: skip
+            there = [w for w in self.workers.values() if w.alive and not (w.fenced or w.failed)]
+            kept = [w.id for w in there if w.holds and w.id not in given_up]
             assert not kept, f"all state is given up, but {kept} hold it"
         for effect in effects:
             self.perform(effect)
@@ -565,6 +566,7 @@ class World:
         """It says its last words, and ends when they have been heard."""
         if blame:
             self.to_blame.add(w.id)
+        w.failed = True
         self.say(w, ev.Failed(w.id, why, "Traceback ...", fatal))
         self.does(w, w.outbox_at - self.now, lambda: self.exit(w, code=1))
         if w.ring is not None:
@@ -654,7 +656,8 @@ class World:
                 self.say(w, ev.Want(w.id, generation))
                 self.say(w, ev.Ready(w.id, self.size))
                 self.say(w, ev.Hello(w.id))
-                self.say(w, ev.Finished(w.id, {}, ""))
+                if self.size and not w.holds:
+                    self.say(w, ev.Finished(w.id, {}, ""))
             case "stall":
                 self.stall(self.random.choice((0.5, 1.1, 1.9, 2.1, 5)))
             case "fatal" if w.greeted and not w.frozen:

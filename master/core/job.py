@@ -462,11 +462,16 @@ class Job:
         self._do(ev.Export(root.id))
 
     def _release(self) -> None:
-        """Let those go who were asked to leave, but never the last who holds the state."""
+        """Let those go who were asked to leave, but never the last who holds the state.
+
+        Who is still in the ring that the leaving one has left is no heir yet: it may be frozen,
+        and then what the other takes away is the last copy.
+        """
         for w in self.pool:
             if w.state != "leaving" or w.stopped or w.in_ring or w.id == self.exporter:
                 continue
-            heirs = (o for o in self.pool if o.state != "leaving" and o.holds)
+            left = w.id in self.members
+            heirs = (o for o in self.pool if o.state != "leaving" and o.holds and not (left and o.in_ring))
             if not w.holds or any(heirs):
                 self._stop(w, "leaves the job")
 

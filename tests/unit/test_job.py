@@ -477,6 +477,20 @@ def test_one_that_leaves_stays_while_the_ring_would_be_too_small_without_it() ->
     assert only(effects, ev.Stop).worker == 1
 
 
+def test_one_polite_leave_and_one_frozen_peer_lose_nothing() -> None:
+    story = Story(workers=2, joinSeconds=0.5).running()
+    story.beats(0, 1)
+    story.tell(ev.Leaving(WorkerId(0), "SIGTERM"))
+    effects = story.out(0, step=8, applied=(0, 80))
+    assert not of(effects, ev.Stop), "worker 1 has not said that it is out and well"
+    for _ in range(8):
+        story.beats(0, after=0.4)
+    assert "worker 1 is lost: not heard of" in story.said
+    assert story.job.members == (0,), "it trains on until somebody else has the state"
+    assert story.job.leases.applied == RangeSet(((0, 80),))
+    assert story.job.restarts == 0
+
+
 def test_a_newcomer_that_is_told_to_go_while_it_starts_is_let_go_at_once() -> None:
     story = Story(workers=2, joinSeconds=0).running(0)
     story.tell(ev.Hello(WorkerId(1)))
