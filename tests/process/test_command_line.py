@@ -98,7 +98,7 @@ def test_digits_trains_to_the_accuracy_that_is_promised() -> None:
         "waiting for workers",
         "starting",
     }
-    assert "held out  accuracy 0.9" in done.stdout
+    assert re.search(r"held out  accuracy (0\.9|1\.0)", done.stdout)
     kept = {p.name for p in Path("job").iterdir()}
     assert {"summary.json", "events.jsonl", "model.keras", "logs"} <= kept
     assert edl("audit", "job").stdout.startswith("exactly once: 1,438 records x 20 epochs")
