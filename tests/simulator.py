@@ -11,7 +11,7 @@ the oracle is the same as for real workers. A run passes when
   ended as it had to: asked to stop, or failed by failures that were its own);
 - every failure that is charged was somebody's own, and such a failure is charged;
 - nobody is given up who was there and spoke, and no state is given up that somebody holds;
-- the job ends soon after the faults have stopped;
+- the job ends soon after the faults have stopped, and until then nobody waits long to join or to go;
 - all of tests/invariants.py held after each event, and a replay decides the same.
 
 All chance comes from the seed. A stream is ordered; different streams are not.
@@ -150,6 +150,8 @@ class World:
         self.faults = Counter[str]()
         self.moments = Counter[str]()
         self.to_blame: set[WorkerId] = set()  # who failed by its own doing
+        self.last_fault = 0.0
+        self.waiting: dict[WorkerId, float] = {}  # who is ready or leaving, since when
         self.asked_to_end = ""  # the phase in which somebody wants the job to end
         self.finals: list[Sim] = []
         self.ended: ev.End | None = None
@@ -253,7 +255,18 @@ class World:
             assert not kept, f"all state is given up, but {kept} hold it"
         for effect in effects:
             self.perform(effect)
+        self.check_patience()
         self.set_timer()
+
+    def check_patience(self) -> None:
+        """Between faults, who is ready is soon in the ring, and who is to leave is soon let go."""
+        waiting = [
+            w.id for w in self.job.pool if w.state == "ready" or (w.state == "leaving" and not w.stopped)
+        ]
+        self.waiting = {w: self.waiting.get(w, self.now) for w in waiting}
+        if self.job.members and len(self.job.pool.staying) > 1:
+            late = [w for w, since in self.waiting.items() if self.now - max(since, self.last_fault) > 8]
+            assert not late, f"{late} wait long to join the ring or to leave it"
 
     def set_timer(self) -> None:
         deadline = self.job.next_deadline()
@@ -578,7 +591,7 @@ class World:
     ) -> None:
         if not w.alive:
             return
-        w.alive, w.own_end = False, own
+        w.alive, w.own_end, self.last_fault = False, own, self.now
         gone = ev.Gone(w.id, code=code, signal=signal, free=free)
         self.later(self.random.uniform(0.001, 0.3), lambda: self.hear(gone))
         if w.greeted:
@@ -613,6 +626,7 @@ class World:
             w = max(alive, key=lambda o: o.step)
         self.faults[kind] += 1
         self.moments[moment] += 1
+        self.last_fault = self.now
         generation = self.job.generation
         match kind:
             case "kill":
@@ -633,7 +647,7 @@ class World:
                 self.freeze(w, self.random.choice((0.3, 1.9, 2.1, 8)))
             case "mute":  # it works on, but its words are held up on the way
                 w.silent_since = self.now
-                w.audible_at = self.now + self.random.choice((0.5, 1.5, 2.5, 6))
+                w.audible_at = self.last_fault = self.now + self.random.choice((0.5, 1.5, 2.5, 6))
             case "term" | "term now":
                 self.terminate(w)
                 self.later(0.3 if kind == "term now" else 10, lambda: self.exit(w, "SIGKILL"))
@@ -676,7 +690,7 @@ class World:
         self.later(seconds, lambda: self.thaw(w))
 
     def thaw(self, w: Sim) -> None:
-        w.frozen = False
+        w.frozen, self.last_fault = False, self.now
         to_do, w.to_do = w.to_do, []
         for action in to_do:
             action()
