@@ -499,8 +499,10 @@ def main() -> int:
         }
         for name in args.only:
             print(f"bench: {name}", file=sys.stderr, flush=True)
-            rows += parts[name]()
-    print(table(rows))
+            found = parts[name]()
+            # Each part as it is ready: an interrupted run has shown what it measured.
+            print("\n".join(table(found).splitlines()[2 if rows else 0 :]), flush=True)
+            rows += found
     if args.json:
         args.json.write_text(
             json.dumps({"pairs": pairs, "rows": [row.as_json() for row in rows]}, indent=1) + "\n"
