@@ -194,6 +194,14 @@ def test_scaling_in_keeps_the_oldest_and_lets_the_starting_go_first() -> None:
     assert only(story.out(0, 1, 2), ev.Form).members == (0, 1)
 
 
+def test_scaling_in_prefers_whoever_holds_the_state_to_an_older_one_that_does_not() -> None:
+    story = Story(workers=3, joinSeconds=0).running(2)
+    story.ready(0)
+    effects = story.tell(ev.Scale(1))
+    assert {w.id for w in story.job.pool.staying} == {2}
+    assert only(effects, ev.Delete).worker == 1
+
+
 def test_a_silent_member_is_fenced_and_refused_when_it_thaws() -> None:
     story = Story(workers=2, joinSeconds=0.5)
     story.running()
