@@ -84,6 +84,8 @@ class RangeSet:
 
     def within(self, start: int, stop: int) -> RangeSet:
         """The positions that are here and in [start, stop)."""
+        if start >= stop:
+            return RangeSet()
         return RangeSet(
             tuple((max(a, start), min(b, stop)) for a, b in self.ranges if a < stop and b > start)
         )
