@@ -2,18 +2,27 @@
 
     chart/values.yaml  <-  each -f file, in order  <-  each --set, in order  <-  each --set-string
 
-Maps merge key by key; lists and scalars replace. `null` takes a key away. The grammar of
-`--set` is that of Helm's pkg/strvals: `a.b=c,d=e`, `a={x,y}`, `a[0].b=c`, and a backslash
-before a character that would mean something.
+Maps merge key by key; lists and scalars replace; `null` takes a default away. What a file or flag
+says is what Helm would read, so one values file means the same on a laptop and in a cluster.
+
+Two deliberate differences, both tested in tests/unit/test_values.py:
+- Stricter: what Helm drops or overlooks in silence (a key that stands twice, a second document, an
+  empty key, an unknown tag) is refused.
+- Kinder: `--set a=0.5` is a number here. Helm makes it the text "0.5", which no schema takes for a
+  number, and has --set-json for it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import json
+import math
 import re
-from collections.abc import Sequence
+import typing
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 
@@ -21,29 +30,102 @@ from edl.errors import ConfigError
 
 DEFAULTS = Path(__file__).resolve().parent.parent / "chart" / "values.yaml"
 MOST_INDEX = 65536  # as in Helm: a larger list index is a mistake, not a list
+MOST_LEVELS = 30  # as in Helm: a key of more levels is a mistake too
+MERGE = "tag:yaml.org,2002:merge"  # of the key <<
 
 Values = dict[str, Any]
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML without surprises: a key that stands twice is an error."""
+    """YAML as Helm's parser (go-yaml 2) types it, which is not as PyYAML does.
+
+    PyYAML reads 1:30 as 90 and 1e3 as a text. Keys are the text that stands in the file, and one
+    that stands twice is an error.
+    """
+
+    # Nothing is inherited: each tag that is understood is listed below.
+    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012
+    yaml_constructors: ClassVar[dict[Any, Any]] = {}
 
 
-def _no_duplicates(loader: _Loader, node: yaml.MappingNode) -> Values:
+def number(text: str) -> int | float | str:
+    """The number that an unquoted YAML word is; else the word itself."""
+    plain = text.replace("_", "")
+    with contextlib.suppress(ValueError):
+        whole = int(plain, 8 if re.fullmatch(r"[-+]?0[0-7]+", plain) else 0)
+        if -(1 << 63) <= whole < 1 << 64:  # what Go's integers hold; beyond it is a float
+            return whole
+    if re.fullmatch(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?", plain):
+        found = float(plain)
+        return found if math.isfinite(found) else text
+    return text
+
+
+def _bool(text: str) -> bool | str:
+    word = text.lower()
+    return True if word in _TRUE else False if word in _FALSE else text
+
+
+def _mapping(loader: _Loader, node: yaml.Node) -> Values:
+    if not isinstance(node, yaml.MappingNode):
+        raise _refused(node, "this is not a map")
     seen: dict[str, int] = {}
-    for key_node, _ in node.value:
-        key = str(loader.construct_object(key_node))
-        line = key_node.start_mark.line + 1
+    found: Values = {}
+    for key_node, value_node in node.value:
+        key, value = _key(key_node), loader.construct_object(value_node, deep=True)
         if key in seen:
-            raise ConfigError(
-                f"{key_node.start_mark.name}: line {line}: key {key!r} stands there twice "
-                f"(first in line {seen[key]})"
-            )
-        seen[key] = line
-    return {str(key): value for key, value in loader.construct_mapping(node, deep=True).items()}
+            raise _refused(key_node, f"key {key!r} stands there twice (first in line {seen[key]})")
+        seen[key] = key_node.start_mark.line + 1
+        if key_node.tag == MERGE:
+            # In the order of the file, as go-yaml 2 does it: only keys after it win over what is merged.
+            for part in reversed(value) if isinstance(value, list) else [value]:
+                if not isinstance(part, dict):
+                    raise _refused(value_node, "only maps can be merged by <<")
+                found |= part
+        else:
+            found[key] = value
+    return found
 
 
-_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _no_duplicates)
+def _key(node: yaml.Node) -> str:
+    if not isinstance(node, yaml.ScalarNode):
+        raise _refused(node, "a key must be a word, not a list or a map")
+    return str(node.value)
+
+
+def _unknown_tag(_: _Loader, node: yaml.Node) -> None:
+    raise _refused(node, f"tag {node.tag!r} is not understood")
+
+
+def _refused(node: yaml.Node, why: str) -> ConfigError:
+    return ConfigError(f"{node.start_mark.name}: line {node.start_mark.line + 1}: {why}")
+
+
+_TRUE, _FALSE = {"y", "yes", "true", "on"}, {"n", "no", "false", "off"}
+_WORDS = "|".join(f"{w}|{w.capitalize()}|{w.upper()}" for w in sorted(_TRUE | _FALSE))
+
+# What an unquoted word of each kind looks like, and how it may start ("": the empty word).
+_WORD_TAGS = {
+    "merge": ("<<", ["<"]),
+    "null": ("~|null|Null|NULL|", ["~", "n", "N", ""]),
+    "bool": (_WORDS, list("yYnNtTfFoO")),
+    "int": (r"[-+.0-9][-+.\w]*", list("-+.0123456789")),  # or a float, or after all a text: see number()
+}
+_CONSTRUCTORS: dict[str, Callable[[Any, Any], Any]] = {
+    "map": _mapping,
+    "seq": lambda loader, node: loader.construct_sequence(node, deep=True),
+    "null": lambda loader, node: None,
+    "bool": lambda loader, node: _bool(loader.construct_scalar(node)),
+    "int": lambda loader, node: number(loader.construct_scalar(node)),
+    "float": lambda loader, node: number(loader.construct_scalar(node)),
+    "str": lambda loader, node: loader.construct_scalar(node),
+    "merge": lambda loader, node: loader.construct_scalar(node),
+}
+for _tag, (_look, _first) in _WORD_TAGS.items():
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"({_look})$", re.ASCII), _first)
+for _tag, _construct in _CONSTRUCTORS.items():
+    _Loader.add_constructor(f"tag:yaml.org,2002:{_tag}", _construct)
+_Loader.add_constructor(None, _unknown_tag)
 
 
 def load_file(path: Path) -> Values:
@@ -60,13 +142,15 @@ def load_file(path: Path) -> Values:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"line {mark.line + 1}: " if mark else ""
-        problem = getattr(error, "problem", None) or str(error)
+        said = [getattr(error, part, None) for part in ("context", "problem")]
+        problem = ", ".join(filter(None, said)) or str(error)
         raise ConfigError(f"{path}: {where}not valid YAML: {problem}") from error
     if values is None:
         return {}
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: a map of keys is expected, not {type(values).__name__}")
-    return values
+    # Through JSON, as Helm does it: an alias (*x) is then a copy, which a flag can change by itself.
+    return typing.cast(Values, json.loads(json.dumps(values)))
 
 
 def defaults() -> Values:
@@ -75,6 +159,8 @@ def defaults() -> Values:
     Raises:
         ConfigError: chart/values.yaml is not beside the program.
     """
+    if not DEFAULTS.is_file():
+        raise ConfigError(f"{DEFAULTS}: not found; edl runs from its source tree, which holds the defaults")
     return load_file(DEFAULTS)
 
 
@@ -84,23 +170,36 @@ def load(files: Sequence[Path] = (), sets: Sequence[str] = (), set_strings: Sequ
     Raises:
         ConfigError: a file or a flag is malformed. What the values mean is checked by config.parse.
     """
-    values = defaults()
+    said: Values = {}  # the user's word alone: a flag can change a list of a file, but not of the defaults
     for file in files:
-        values = merge(values, load_file(Path(file)))
-    flags: Values = {}
+        said = _overlay(said, load_file(Path(file)))
     for text in sets:
-        parse_set(text, flags)
+        parse_set(text, said)
     for text in set_strings:
-        parse_set(text, flags, strings=True)
-    return merge(values, flags)
+        parse_set(text, said, strings=True)
+    return merge(defaults(), said)
+
+
+def _overlay(base: Values, over: Values) -> Values:
+    """One values file over another: here a null is a value like any, that a later file may replace."""
+    laid = dict(base)
+    for key, value in over.items():
+        present = laid.get(key)
+        both = isinstance(value, dict) and isinstance(present, dict)
+        laid[key] = _overlay(present, value) if both else value  # type: ignore[arg-type]
+    return laid
 
 
 def merge(base: Values, over: Values) -> Values:
-    """`base` with `over` laid over it. Neither is changed."""
+    """`base` with `over` laid over it. Neither is changed.
+
+    A null takes away the key of `base`. Where there is none the null stays, so that a misspelt key
+    is refused by name also when it is null.
+    """
     merged = dict(base)
     for key, value in over.items():
-        if value is None:
-            merged.pop(key, None)
+        if value is None and merged.get(key) is not None:
+            del merged[key]
         elif isinstance(value, dict) and isinstance(merged.get(key), dict):
             merged[key] = merge(merged[key], value)
         else:
@@ -109,26 +208,28 @@ def merge(base: Values, over: Values) -> Values:
 
 
 def parse_set(text: str, into: Values, strings: bool = False) -> None:
-    """Read one `--set` flag into `into`. With `strings`, values are never typed.
+    """Read one `--set` flag into `into`. With `strings` it is a `--set-string`: values are never typed.
 
     Raises:
-        ConfigError: the flag is malformed; it is quoted.
+        ConfigError: the flag is malformed, or goes below a value that is not a map or list. It is
+            quoted; `into` may then hold a part of it.
     """
     _SetParser(text, strings).read(into)
 
 
 class _SetParser:
-    """A reader of `key=value,...`, one character at a time, as pkg/strvals does it."""
+    """A reader of `key=value,...`, one character at a time, as Helm's pkg/strvals does it."""
 
     def __init__(self, text: str, strings: bool):
         self._text, self._strings, self._at = text, strings, 0
 
     def read(self, into: Values) -> None:
         while self._at < len(self._text):
-            self._pair(into)
+            self._pair(into, 0)
 
     def _fail(self, why: str) -> ConfigError:
-        return ConfigError(f"--set {self._text!r}: {why} (expected key=value, e.g. training.epochs=3)")
+        flag = "--set-string" if self._strings else "--set"
+        return ConfigError(f"{flag} {self._text!r}: {why} (expected key=value, e.g. training.epochs=3)")
 
     def _until(self, stops: str) -> tuple[str, str]:
         """Text up to one of `stops`, unescaped, and the stop ("" at the end)."""
@@ -138,36 +239,37 @@ class _SetParser:
             self._at += 1
             if c in stops:
                 return "".join(out), c
-            if c == "\\" and self._at < len(self._text):
-                c = self._text[self._at]
+            if c == "\\":
+                c = self._text[self._at : self._at + 1]
                 self._at += 1
             out.append(c)
         return "".join(out), ""
 
-    def _pair(self, into: Values) -> None:
+    def _pair(self, into: Values, level: int) -> None:
         key, stop = self._until(".=[,")
-        if not key and stop != "=":
-            raise self._fail("a key is missing")
         if not key:
-            raise self._fail("a key is missing before '='")
+            raise self._fail(f"a key is missing before {stop!r}" if stop else "a key is missing at the end")
         if stop == "=":
             into[key] = self._value()
         elif stop == ".":
-            inner = into.get(key)
-            inner = into[key] = inner if isinstance(inner, dict) else {}
-            if self._at >= len(self._text):
-                raise self._fail(f"key {key!r} ends with a dot")
-            self._pair(inner)
+            if level == MOST_LEVELS:
+                raise self._fail(f"the key has more than {MOST_LEVELS} levels")
+            self._pair(self._below(key, into.setdefault(key, {}), dict), level + 1)
         elif stop == "[":
-            present = into.get(key)
-            into[key] = self._item(present if isinstance(present, list) else [])
+            into[key] = self._item(self._below(key, into.setdefault(key, []), list), level)
         else:
             raise self._fail(f"key {key!r} has no value")
 
-    def _item(self, items: list[Any]) -> list[Any]:
+    def _below(self, key: str, present: Any, kind: type) -> Any:
+        if not isinstance(present, kind):
+            wanted = "map" if kind is dict else "list"
+            raise self._fail(f"{key!r} is already {json.dumps(present, ensure_ascii=False)}, not a {wanted}")
+        return present
+
+    def _item(self, items: list[Any], level: int) -> list[Any]:
         """`0]=x`, `0].b=x` or `0][1]=x`: put x at that place of the list."""
         text, stop = self._until("]")
-        if stop != "]" or not re.fullmatch(r"\d+", text):
+        if stop != "]" or not re.fullmatch(r"[+]?[0-9]{1,18}", text):
             raise self._fail(f"[{text}] is not a list index")
         index = int(text)
         if index > MOST_INDEX:
@@ -175,16 +277,17 @@ class _SetParser:
         items = items + [None] * (index + 1 - len(items))
         rest, stop = self._until("=.[")
         if rest or not stop:
-            raise self._fail(f"'=' , '.' or '[' is expected after [{index}]")
+            raise self._fail(f"'=', '.' or '[' is expected after [{index}]")
         present = items[index]
         if stop == "=":
             items[index] = self._value()
         elif stop == "[":
-            items[index] = self._item(present if isinstance(present, list) else [])
+            inner = [] if present is None else self._below(f"[{index}]", present, list)
+            items[index] = self._item(inner, level)
         else:
-            inner = dict(present) if isinstance(present, dict) else {}
-            self._pair(inner)
-            items[index] = inner
+            # Not like a map's key: Helm replaces an item that is no map.
+            items[index] = dict(present) if isinstance(present, dict) else {}
+            self._pair(items[index], level)
         return items
 
     def _value(self) -> Any:
@@ -200,8 +303,7 @@ class _SetParser:
             text, stop = self._until(",}")
             if stop == "":
                 raise self._fail("a list is not closed with '}'")
-            if text or stop == "," or items:
-                items.append(self._typed(text))
+            items.append(self._typed(text))  # {} is a list of one empty text, in Helm too
             if stop == "}":
                 if self._text[self._at : self._at + 1] == ",":
                     self._at += 1
@@ -215,11 +317,8 @@ class _SetParser:
             return lower == "true"
         if lower == "null":
             return None
-        if text == "0" or re.fullmatch(r"[+-]?[1-9]\d*", text):
-            return int(text)
-        return yaml_number(text)
-
-
-def yaml_number(text: str) -> Any:
-    """Helm leaves everything else a text and lets the schema decide; a decimal number is a number here."""
-    return float(text) if re.fullmatch(r"[+-]?\d+\.\d+", text) else text
+        # A number that starts with 0 may be somebody's id, says Helm; one that no int64 holds is a text too.
+        if text == "0" or re.fullmatch(r"[+-][0-9]{1,30}|[1-9][0-9]{0,30}", text):
+            return int(text) if -(1 << 63) <= int(text) < 1 << 63 else text
+        # The one place where we are kinder than Helm, see above.
+        return float(text) if re.fullmatch(r"[+-]?[0-9]+\.[0-9]+", text) else text

@@ -2,10 +2,13 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
 import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from edl import config, values
 from edl.errors import ConfigError
@@ -18,11 +21,15 @@ WRONG = [
     ("training: {epoch: 3}", "training.epoch", "did you mean training.epochs?"),
     ("elastic: {silence: 3}", "elastic.silence", "elastic.silenceSeconds"),
     ("local: {cpu: 3}", "local.cpu", "known: start, threads"),
+    ("epochs: 3", "epochs", "did you mean training.epochs?"),
+    ("training: {workers: 3}", "training.workers", "did you mean workers?"),
+    ("min_workers: 3", "min_workers", "did you mean minWorkers?"),
+    ("Training: {}", "Training", "did you mean training?"),
     ("workers: three", "workers", "a whole number"),
     ("workers: -1", "workers", "at least 0"),
     ("workers: 2.5", "workers", "a whole number"),
-    ("workers: true", "workers", "a whole number"),
-    ("workers: '3'", "workers", "a whole number"),
+    ("workers: true", "workers", "true is not allowed; allowed: a whole number"),
+    ("workers: '3'", "workers", '"3" is not allowed; allowed: a whole number'),
     ("workers: null", "workers", "a value is needed"),
     ("workers: [1]", "workers", "a whole number"),
     ("minWorkers: 0", "minWorkers", "at least 1"),
@@ -32,14 +39,20 @@ WRONG = [
     ("model: {module: 7}", "model.module", "a text"),
     ("training: {epochs: 0}", "training.epochs", "at least 1"),
     ("training: {batchSize: 0}", "training.batchSize", "at least 1"),
-    ("training: {batchSize: 16777216}", "training.batchSize", "less than"),
+    ("training: {batchSize: 16777216}", "training.batchSize", "less than 16777216"),
     ("training: {seed: -1}", "training.seed", "at least 0"),
+    ("training: {seed: 2147483648}", "training.seed", "less than 2147483648"),
+    ("training: null", "training", "a value is needed"),
+    ("training: {epochs: null}", "training.epochs", "a value is needed"),
     ("training: {nonFinite: ignore}", "training.nonFinite", "stop, skip"),
     ("data: {shuffle: 'yes please'}", "data.shuffle", "true or false"),
     ("data: {shuffle: 1}", "data.shuffle", "true or false"),
     ("data: {blockRecords: 0}", "data.blockRecords", "at least 1"),
     ("elastic: {silenceSeconds: 0.1}", "elastic.silenceSeconds", "at least 0.5"),
     ("elastic: {joinSeconds: -1}", "elastic.joinSeconds", "at least 0"),
+    ("elastic: {joinSeconds: '1'}", "elastic.joinSeconds", "a number"),
+    ("elastic: {joinSeconds: true}", "elastic.joinSeconds", "a number"),
+    ("elastic: {startSeconds: 0}", "elastic.startSeconds", "more than 0"),
     ("elastic: {graceSeconds: soon}", "elastic.graceSeconds", "a number"),
     ("elastic: {leaseBatches: 0}", "elastic.leaseBatches", "at least 1"),
     ("elastic: {maxFailures: -1}", "elastic.maxFailures", "at least 0"),
@@ -51,10 +64,17 @@ IMPOSSIBLE = [
     ("{minWorkers: 5, maxWorkers: 3, workers: 3}", "minWorkers is 5 and maxWorkers is 3"),
     ("{workers: 9, maxWorkers: 8}", "workers is 9 and maxWorkers is 8"),
     ("{workers: 2, minWorkers: 3}", "workers is 2 and minWorkers is 3"),
+    ("elastic: {joinSeconds: 180}", "elastic.joinSeconds is 180 and elastic.startSeconds is 180"),
+]
+POSSIBLE = [
+    "{workers: 0, minWorkers: 3}",
+    "{workers: 3, minWorkers: 3, maxWorkers: 3}",
+    "{minWorkers: 4, maxWorkers: 4}",
+    "elastic: {silenceSeconds: 0.5, joinSeconds: 0, graceSeconds: 0}",
 ]
 
 
-def merged(text: str) -> dict:
+def merged(text: str) -> dict[str, Any]:
     return values.merge(values.defaults(), yaml.safe_load(text))
 
 
@@ -83,14 +103,89 @@ def test_an_impossible_combination_is_refused(text: str, words: str) -> None:
         config.parse(merged(text))
 
 
-def test_all_mistakes_are_told_at_once() -> None:
+@pytest.mark.parametrize("text", [i[0] for i in IMPOSSIBLE])
+def test_an_impossible_config_cannot_be_made_without_parse_either(text: str) -> None:
+    with pytest.raises(ValueError, match=r"(orkers|Seconds) is"):
+        config.Config.model_validate(merged(text))
+
+
+@pytest.mark.parametrize("text", POSSIBLE)
+def test_a_possible_combination_is_accepted(text: str) -> None:
+    config.parse(merged(text))
+
+
+def test_all_mistakes_are_told_at_once_also_impossible_combinations() -> None:
+    text = "{workers: 9, minWorkers: 12, maxWorkers: 8, training: {epochs: 0, nope: 1}, logLevel: loud}"
     with pytest.raises(ConfigError) as refusal:
-        config.parse(merged("{workers: x, training: {epochs: 0, nope: 1}}"))
-    assert len(str(refusal.value).splitlines()) == 3
+        config.parse(merged(text))
+    assert [line.split(":")[0] for line in str(refusal.value).splitlines()] == [
+        "logLevel",
+        "minWorkers is 12 and maxWorkers is 8",
+        "training.epochs",
+        "training.nope",
+        "workers is 9 and maxWorkers is 8",
+        "workers is 9 and minWorkers is 12",
+    ]
 
 
-def test_helm_turns_integers_into_floats() -> None:
-    assert config.parse(merged("workers: 3.0")).workers == 3
+def test_a_combination_with_a_wrong_value_is_not_judged() -> None:
+    with pytest.raises(ConfigError) as refusal:
+        config.parse(merged("{workers: many, maxWorkers: 8}"))
+    assert str(refusal.value) == 'workers: "many" is not allowed; allowed: a whole number, at least 0'
+
+
+@pytest.mark.parametrize("found", [None, 3, [], "workers: 3"])
+def test_what_is_no_map_at_all_is_refused_in_words(found: Any) -> None:
+    with pytest.raises(ConfigError, match="a map of keys"):
+        config.parse(found)
+
+
+def test_a_long_value_is_cut() -> None:
+    with pytest.raises(ConfigError) as refusal:
+        config.parse(merged(f"workers: {'x' * 10000}"))
+    assert len(str(refusal.value)) < 200
+
+
+def test_helm_turns_integers_into_floats_and_back() -> None:
+    parsed = config.parse(merged("{workers: 3.0, elastic: {startSeconds: 7}}"))
+    assert (parsed.workers, type(parsed.workers)) == (3, int)
+    assert parsed.elastic.start_seconds == 7.0
+
+
+def test_every_value_has_a_field_and_every_field_a_value() -> None:
+    assert sorted(config.flat(values.defaults())) == sorted(config.keys())
+
+
+def test_no_default_lives_in_python() -> None:
+    for model in (config.Config, config.Model, config.Training, config.Data, config.Elastic, config.Local):
+        assert all(field.is_required() for field in model.model_fields.values())
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 1 << 32) | st.floats(allow_nan=False, allow_infinity=False)
+    | st.sampled_from(["", "3", "spawn", "fork", "stop", "skip", "info", "digits"]),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(["epochs", "x"]), inner),
+    max_leaves=3,
+)  # fmt: skip
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.dictionaries(st.sampled_from([*config.keys(), "training", "x", "local.x"]), JSON, max_size=3))
+def test_the_schema_and_the_types_accept_the_same(changes: dict[str, Any]) -> None:
+    candidate = values.defaults()
+    for key, value in changes.items():
+        section, _, last = key.rpartition(".")
+        inside = candidate.get(section) if section else candidate
+        if isinstance(inside, dict):
+            inside[last] = value
+    broken_by_schema = not jsonschema.Draft7Validator(SCHEMA).is_valid(candidate)
+    try:
+        config.parse(candidate)
+        lines = []
+    except ConfigError as error:
+        # A combination is beyond a schema: only parse judges it.
+        lines = [line for line in str(error).splitlines() if not line.split(":")[0].count(" is ")]
+    assert broken_by_schema == bool(lines)
 
 
 def test_live_values_may_change_and_the_others_may_not() -> None:

@@ -1,7 +1,7 @@
 """A fact is written once: whatever is generated from it is fresh."""
 
-import itertools
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -16,11 +16,35 @@ def test_generated_files_are_fresh(script: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_a_changed_comment_makes_the_pages_stale(tmp_path: Path) -> None:
+    for name in ("scripts", "chart", "docs", "edl"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    (tmp_path / ".venv").symlink_to(ROOT / ".venv")
+    values = tmp_path / "chart" / "values.yaml"
+    values.write_text(values.read_text().replace("# -- Seed of", "# -- The seed of"))
+
+    def schema(*arguments: str) -> subprocess.CompletedProcess[str]:
+        script = tmp_path / "scripts" / "schema"
+        return subprocess.run([script, *arguments], capture_output=True, text=True)
+
+    stale = schema("--check")
+    assert stale.returncode == 1
+    assert "values.schema.json is stale" in stale.stderr
+    assert "configuration.md is stale" in stale.stderr
+    assert schema().returncode == 0
+    assert schema("--check").returncode == 0
+
+
 def test_every_value_has_a_comment() -> None:
-    lines = (ROOT / "chart" / "values.yaml").read_text().splitlines()
-    for before, line in itertools.pairwise(lines):
-        if re.match(r"\s*\w+: +\S", line):
-            assert before.strip().startswith("# -- "), f"no comment: {line}"
+    about = ""
+    for line in (ROOT / "chart" / "values.yaml").read_text().splitlines():
+        if re.match(r"\s*# -- \S", line):
+            about = line
+        elif re.match(r"\s*\w+: +\S", line):
+            assert about, f"no comment: {line}"
+            about = ""
+        elif not line.strip().startswith("#"):
+            about = ""
 
 
 def test_the_lock_names_no_address() -> None:
