@@ -181,7 +181,7 @@ class Watchdog:
         assert job.leases is not None and job.exporter == worker
         assert self.exporter is None or job.pool.get(self.exporter) is None, "two that export"
         assert not any(w.in_ring for w in job.pool), "exported beside a ring"
-        self.exporter = worker
+        self.exporter, self.held = worker, {}
         whole = job.leases.size * job.leases.epochs
         if whole:
             assert job.pool[worker].holds

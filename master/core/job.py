@@ -450,6 +450,8 @@ class Job:
         assert ring.root is not None
         root = self.pool[ring.root]
         self.members, self.closing = (), ""
+        for w in self.pool:
+            w.leases = ()  # should the last step go with its one holder, it is handed out anew
         same = [w for w in self.pool if w.holds and w.step == root.step and w.digest]
         self.digests = {w.id: w.digest for w in same}
         if len(set(self.digests.values())) > 1:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from hypothesis import given, note, settings
+from hypothesis import example, given, note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
@@ -252,6 +252,10 @@ WHEEL = [happening for often, happening in HAPPENINGS for _ in range(often)]
     batch=st.sampled_from((1, 4, 8)),
     program=st.binary(min_size=30, max_size=50),
 )
+@example(  # the last step is on one worker alone, which dies while it exports
+    workers=1, least=2, size=1, epochs=2, batch=4,
+    program=bytes.fromhex("0e0021000000000000000e00e602ab0000004b0800007000f82740010000000070bc"),
+)  # fmt: skip
 def test_no_order_of_events_breaks_a_promise(
     workers: int, least: int, size: int, epochs: int, batch: int, program: bytes
 ) -> None:
