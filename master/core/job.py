@@ -596,7 +596,9 @@ class Job:
             return
         change.told = True
         text = f"ring {change.from_size} -> {len(change.members)}"
-        if change.from_size:
+        if not change.stepped:
+            text += " broke before its first step"
+        elif change.from_size:
             text += f" in {change.stall_seconds:.2f} s, {change.redone_records} records redone"
         self._say("ring", f"{text} ({change.cause})")
 

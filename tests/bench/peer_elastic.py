@@ -11,6 +11,7 @@ from pathlib import Path
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 import horovod.tensorflow as hvd
 import tensorflow as tf
+from horovod.common.elastic import ObjectState
 
 tf.config.threading.set_intra_op_parallelism_threads(1)
 tf.config.threading.set_inter_op_parallelism_threads(1)
@@ -35,8 +36,38 @@ def one_step() -> tf.Tensor:
     return loss
 
 
+class State(ObjectState):
+    """The weights and the step, as TensorFlowKerasState keeps a model.
+
+    Neither of Horovod's own states will do: TensorFlowKerasState fails with Keras 3, and
+    TensorFlowState broadcasts in its constructor, where a newcomer waits for ever, because
+    those that run already are in `sync` by then.
+    """
+
+    def __init__(self) -> None:
+        self.save_weights()
+        super().__init__(bcast_object=hvd.broadcast_object, get_rank=hvd.rank, step=0)
+
+    def save_weights(self) -> None:
+        self.saved_weights = [tf.identity(w) for w in weights]
+
+    def save(self) -> None:
+        self.save_weights()
+        super().save()
+
+    def restore(self) -> None:
+        for w, saved in zip(weights, self.saved_weights, strict=True):
+            w.assign(saved)
+        super().restore()
+
+    def sync(self) -> None:
+        hvd.broadcast_variables(weights, root_rank=0)
+        self.save_weights()
+        super().sync()
+
+
 @hvd.elastic.run
-def train(state: hvd.elastic.TensorFlowState) -> None:
+def train(state: State) -> None:
     while not (Path(os.environ["BENCH_DIR"]) / "end").exists():
         one_step()
         state.step += 1
@@ -45,5 +76,4 @@ def train(state: hvd.elastic.TensorFlowState) -> None:
         time.sleep(pace)
 
 
-state = hvd.elastic.TensorFlowState(variables=weights, step=0)
-train(state)
+train(State())
