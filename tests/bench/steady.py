@@ -25,7 +25,7 @@ from trainer.data import Batch
 from trainer.horovod_ring import HorovodRing
 from trainer.learner import Learner
 
-STEPS = 150
+STEPS = 60
 BATCH = 16
 
 

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator
 from importlib.metadata import version
 
 import pytest
+from aiohttp import web
 
 from trainer.rendezvous import RendezvousStore
 
@@ -116,6 +117,27 @@ async def ranks(size: int) -> AsyncIterator[tuple[RendezvousStore, list[Rank]]]:
 def test_the_wheel_is_ours_and_has_no_runner() -> None:
     assert "+edl." in version("horovod")
     assert importlib.util.find_spec("horovod.runner") is None
+
+
+async def test_a_rank_asks_once_for_each_peer() -> None:
+    async with ranks(3) as (store, found):
+        asked: list[str] = []
+        handle = store._get
+
+        async def counting(key: str) -> web.Response:
+            asked.append(key)
+            return await handle(key)
+
+        store._get = counting  # type: ignore[method-assign]
+        store.open(1)
+        for number, rank in enumerate(found):
+            rank.do(f"form {number} 3")
+        for rank in found:
+            await rank.says("formed")
+        for rank in found:
+            rank.do("step")
+        assert await found[0].says("sum") == "sum 3.0"
+        assert len(asked) == 3 * 2, f"one mesh, no question asked twice: {asked}"
 
 
 async def test_a_generation_that_is_called_off_fails_at_once_and_the_next_one_forms() -> None:
