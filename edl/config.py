@@ -66,6 +66,7 @@ class Elastic(_Values):
     start_seconds: float = Field(gt=0)
     join_seconds: float = Field(ge=0)
     grace_seconds: float = Field(ge=0)
+    master_seconds: float = Field(ge=0)
     lease_batches: Int = Field(ge=1)
     max_failures: Int = Field(ge=0)
 
@@ -81,6 +82,7 @@ class Config(_Values):
     workers: Int = Field(ge=0, json_schema_extra=LIVE)
     min_workers: Int = Field(ge=1, json_schema_extra=LIVE)
     max_workers: Int = Field(ge=1, json_schema_extra=LIVE)
+    paused: bool = Field(json_schema_extra=LIVE)
     model: Model
     training: Training
     data: Data

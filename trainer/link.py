@@ -5,8 +5,10 @@ thread keeps beating meanwhile, relays the rendezvous, and cuts the ring at once
 master orders it. What the main thread must act upon it finds here: orders in a queue, new
 leases, and whether the ring is to be left.
 
-When the stream ends the worker is out of the job: the master has given it up, or is gone.
-The ring is cut, and the next order is `Lost`.
+When the master ends the stream, the worker is out of the job. The ring is cut, and the next
+order is `End`. When the stream breaks, the master is gone or cut off: the worker goes on with
+what it has, and looks for a master for as long as the last one has asked it to. The next one
+is told what the worker is by now, and nothing that was meant for its predecessor.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import queue
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
@@ -29,7 +32,22 @@ from edl.proto import edl_pb2_grpc as rpc
 from edl.ranges import Range, RangeSet
 from trainer.rendezvous import RendezvousStore
 
-OPTIONS = [("grpc.max_receive_message_length", 64 << 20), ("grpc.max_send_message_length", 64 << 20)]
+OPTIONS = [
+    ("grpc.max_receive_message_length", 64 << 20),
+    ("grpc.max_send_message_length", 64 << 20),
+    # A master whose node is lost says nothing more: ask, so that a new one is looked for.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    # A new master may be at another address: resolve the name anew, and don't wait long to try.
+    ("grpc.dns_min_time_between_resolutions_ms", 500),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+]
+AGAIN_SECONDS = 0.5
+# How a stream ends that a master has meant to end; with any other, it is the connection that broke.
+MEANT = {
+    grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.ABORTED, grpc.StatusCode.UNAUTHENTICATED,
+}  # fmt: skip
 
 
 class NoMaster(EdlError):
@@ -74,6 +92,35 @@ class Progress:
     safe: RangeSet | None = None  # the applied set of the last step that every rank has
 
 
+class _Told:
+    """What a master knows of this worker, to be told to the next one."""
+
+    def __init__(self) -> None:
+        self.generation = 0
+        self.members: tuple[int, ...] = ()
+        self.ready: pb.Ready | None = None
+        self.up, self.left = False, False
+        self.out: pb.Out | None = None
+
+    def form(self, generation: int, members: tuple[int, ...]) -> None:
+        self.generation, self.members, self.up, self.left = generation, members, False, False
+
+    def note(self, message: pb.FromWorker) -> None:
+        match message.WhichOneof("say"):
+            case "ready":
+                self.ready = message.ready
+            case "up" if message.generation == self.generation:
+                self.up = True
+            case "out":
+                self.out, self.left = message.out, message.generation == self.generation
+
+    def back(self) -> pb.Back:
+        assert self.ready is not None
+        return pb.Back(
+            records=self.ready.records, members=self.members, up=self.up, left=self.left, out=self.out
+        )
+
+
 class Link:
     """The stream to the master.
 
@@ -94,6 +141,9 @@ class Link:
         self._orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
         self._grants: queue.SimpleQueue[tuple[int, Range]] = queue.SimpleQueue()
         self._news = threading.Event()
+        self._told = _Told()
+        self._patience = 0.0
+        self._stopped = False
         self._leave_generation = -1
         self._cut_generation = -1
         self._ended = ""
@@ -124,9 +174,9 @@ class Link:
 
     def say(self, generation: int = 0, **what: object) -> None:
         """Send one message, e.g. `say(g, up=pb.Up(step=3))`. From any thread; keeps the order."""
-        message = pb.FromWorker(run_id=self._run_id, generation=generation, **what)  # type: ignore[arg-type]
+        message = pb.FromWorker(generation=generation, **what)  # type: ignore[arg-type]
         with contextlib.suppress(RuntimeError):  # the loop has ended: nobody listens
-            self._loop.call_soon_threadsafe(self._outbox.put_nowait, message)
+            self._loop.call_soon_threadsafe(self._post, message)
 
     def beat_now(self) -> None:
         """Do not wait for the next beat: there is news."""
@@ -159,8 +209,9 @@ class Link:
 
     def close(self, timeout: float = 5.0) -> None:
         """Send what is left to say, and end the stream."""
+        self._stopped = True
         with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._outbox.put_nowait, None)
+            self._loop.call_soon_threadsafe(self._post, None)
         self._drained.wait(timeout)
 
     # --- the link's own thread
@@ -180,26 +231,58 @@ class Link:
 
     async def _talk(self) -> None:
         self.store_port = await self._store.start()
+        while True:
+            meant, why = await self._one_stream()
+            if meant or not self._patience or self._stopped:
+                break
+            print(f"the master is gone ({why}): going on, and looking for a new one", file=sys.stderr)
+            if not await self._find_master():
+                why = f"no master for {self._patience:g} s; the last one: {why}"
+                break
+        self._end(why)
+
+    async def _one_stream(self) -> tuple[bool, str]:
+        """Talk to one master until the stream ends; whether that was meant, and why."""
+        self._outbox = asyncio.Queue()
+        hello = pb.Hello(worker=self.worker, version=edl.__version__, back=self._told.ready is not None)
+        self._post(pb.FromWorker(hello=hello))
+        if self._told.ready is not None:
+            self._post(pb.FromWorker(generation=self._told.generation, back=self._told.back()))
         metadata = (("authorization", f"Bearer {self._token}"),)
-        why = "the master closed the stream"
         try:
             async with grpc.aio.insecure_channel(self._address, options=OPTIONS) as channel:
-                self.say(hello=pb.Hello(worker=self.worker, version=edl.__version__))
                 stream = rpc.MasterStub(channel).Work(self._sayings(), metadata=metadata, wait_for_ready=True)
                 async for message in stream:
                     self._hear(message)
                 code = await stream.code()
-                if code is not grpc.StatusCode.OK:
-                    why = await stream.details()
+                return code in MEANT, await stream.details() or "the master closed the stream"
         except grpc.aio.AioRpcError as error:
-            why = f"{error.code().name}: {error.details()}"
+            return error.code() in MEANT, f"{error.code().name}: {error.details()}"
         except asyncio.CancelledError:
-            pass
-        self._end(why)
+            return True, "the stream was cancelled"
+
+    async def _find_master(self) -> bool:
+        """Until a master listens at the address, for as long as the last one has asked for."""
+        deadline = self._loop.time() + self._patience
+        while self._loop.time() < deadline:
+            async with grpc.aio.insecure_channel(self._address, options=OPTIONS) as channel:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(min(5.0, deadline - self._loop.time())):
+                        await channel.channel_ready()
+                    return True
+            await asyncio.sleep(AGAIN_SECONDS)
+        return False
 
     async def _sayings(self) -> AsyncIterator[pb.FromWorker]:
-        while (message := await self._outbox.get()) is not None:
+        outbox = self._outbox
+        while (message := await outbox.get()) is not None:
+            message.run_id = self._run_id
             yield message
+
+    def _post(self, message: pb.FromWorker | None) -> None:
+        if message is not None:
+            self._told.note(message)
+        self._outbox.put_nowait(message)
 
     def _end(self, why: str) -> None:
         self._ended = why
@@ -215,12 +298,14 @@ class Link:
             case "welcome":
                 self.config_json, self.output = message.welcome.config, message.welcome.output
                 self.worker, self._run_id = message.welcome.worker, message.run_id
+                self._patience = message.welcome.patience_seconds
                 self._welcomed.set()
             case "form":
                 form = message.form
                 self._store.open(generation)
                 leases = RangeSet.of((r.start, r.stop) for r in form.leases)
                 members = tuple(form.members)
+                self._told.form(generation, members)
                 self._orders.put(FormRing(generation, members, form.root, form.sync, leases))
             case "put":
                 self._store.put(generation, message.put.key, message.put.value)
@@ -238,6 +323,7 @@ class Link:
             case "export":
                 self._orders.put(Export())
             case "stop":
+                self._stopped = True
                 self._orders.put(End(message.stop.why))
                 self._leave_generation = self.progress.generation
                 self._store.call_off()

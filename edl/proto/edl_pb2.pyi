@@ -15,7 +15,7 @@ class Range(_message.Message):
     def __init__(self, start: _Optional[int] = ..., stop: _Optional[int] = ...) -> None: ...
 
 class FromWorker(_message.Message):
-    __slots__ = ("run_id", "generation", "hello", "ready", "put", "up", "stepped", "beat", "want", "out", "leaving", "failed", "finished")
+    __slots__ = ("run_id", "generation", "hello", "ready", "put", "up", "stepped", "beat", "want", "out", "leaving", "failed", "finished", "back")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     HELLO_FIELD_NUMBER: _ClassVar[int]
@@ -29,6 +29,7 @@ class FromWorker(_message.Message):
     LEAVING_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
+    BACK_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     generation: int
     hello: Hello
@@ -42,15 +43,32 @@ class FromWorker(_message.Message):
     leaving: Leaving
     failed: Failed
     finished: Finished
-    def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., put: _Optional[_Union[Put, _Mapping]] = ..., up: _Optional[_Union[Up, _Mapping]] = ..., stepped: _Optional[_Union[Stepped, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., want: _Optional[_Union[Want, _Mapping]] = ..., out: _Optional[_Union[Out, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ...) -> None: ...
+    back: Back
+    def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., put: _Optional[_Union[Put, _Mapping]] = ..., up: _Optional[_Union[Up, _Mapping]] = ..., stepped: _Optional[_Union[Stepped, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., want: _Optional[_Union[Want, _Mapping]] = ..., out: _Optional[_Union[Out, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., back: _Optional[_Union[Back, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("worker", "version")
+    __slots__ = ("worker", "version", "back")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    BACK_FIELD_NUMBER: _ClassVar[int]
     worker: int
     version: str
-    def __init__(self, worker: _Optional[int] = ..., version: _Optional[str] = ...) -> None: ...
+    back: bool
+    def __init__(self, worker: _Optional[int] = ..., version: _Optional[str] = ..., back: _Optional[bool] = ...) -> None: ...
+
+class Back(_message.Message):
+    __slots__ = ("records", "members", "up", "left", "out")
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    UP_FIELD_NUMBER: _ClassVar[int]
+    LEFT_FIELD_NUMBER: _ClassVar[int]
+    OUT_FIELD_NUMBER: _ClassVar[int]
+    records: int
+    members: _containers.RepeatedScalarFieldContainer[int]
+    up: bool
+    left: bool
+    out: Out
+    def __init__(self, records: _Optional[int] = ..., members: _Optional[_Iterable[int]] = ..., up: _Optional[bool] = ..., left: _Optional[bool] = ..., out: _Optional[_Union[Out, _Mapping]] = ...) -> None: ...
 
 class Ready(_message.Message):
     __slots__ = ("records",)
@@ -176,14 +194,16 @@ class ToWorker(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., form: _Optional[_Union[Form, _Mapping]] = ..., put: _Optional[_Union[Put, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., cut: _Optional[_Union[Cut, _Mapping]] = ..., grant: _Optional[_Union[Range, _Mapping]] = ..., export: _Optional[_Union[Export, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("config", "output", "worker")
+    __slots__ = ("config", "output", "worker", "patience_seconds")
     CONFIG_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
+    PATIENCE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     config: str
     output: str
     worker: int
-    def __init__(self, config: _Optional[str] = ..., output: _Optional[str] = ..., worker: _Optional[int] = ...) -> None: ...
+    patience_seconds: float
+    def __init__(self, config: _Optional[str] = ..., output: _Optional[str] = ..., worker: _Optional[int] = ..., patience_seconds: _Optional[float] = ...) -> None: ...
 
 class Form(_message.Message):
     __slots__ = ("members", "root", "sync", "leases")

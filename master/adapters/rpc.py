@@ -73,6 +73,7 @@ class Server(rpc.MasterServicer):
         scale: asks for another number of workers; raises EdlError when that cannot be.
         stop: asks the job to end.
         vacant: a worker that is wanted and that nobody has started, for one that comes without an id.
+        patience: seconds that workers go on without a master; 0: they end with it.
     """
 
     def __init__(
@@ -86,10 +87,11 @@ class Server(rpc.MasterServicer):
         scale: Callable[[int], str],
         stop: Callable[[str], str],
         vacant: Callable[[], WorkerId | None],
+        patience: float = 0.0,
     ):
         self._run_id, self._config_json, self._output = run_id, config_json, output
         self._emit, self._status, self._vacant = emit, status, vacant
-        self._scale, self._stop = scale, stop
+        self._scale, self._stop, self._patience = scale, stop, patience
         self._streams: dict[WorkerId, asyncio.Queue[pb.ToWorker | None]] = {}
         self._fenced: dict[WorkerId, str] = {}
         self._ring: tuple[Generation, tuple[WorkerId, ...]] = (Generation(0), ())
@@ -176,9 +178,10 @@ class Server(rpc.MasterServicer):
             await context.abort(grpc.StatusCode.ALREADY_EXISTS, f"worker {worker} has a stream already")
         queue: asyncio.Queue[pb.ToWorker | None] = asyncio.Queue()
         self._streams[worker] = queue
-        welcome = pb.Welcome(config=self._config_json, output=self._output, worker=worker)
+        welcome = pb.Welcome(config=self._config_json, output=self._output, worker=worker,
+                             patience_seconds=self._patience)  # fmt: skip
         queue.put_nowait(pb.ToWorker(run_id=self._run_id, welcome=welcome))
-        self._emit(ev.Hello(worker))
+        self._emit(ev.Hello(worker, first.hello.back))
         listening = asyncio.create_task(self._listen(worker, requests, queue))
         try:
             while (message := await queue.get()) is not None:
@@ -240,23 +243,25 @@ def _event(worker: WorkerId, message: pb.FromWorker) -> ev.Event | None:
     match message.WhichOneof("say"):
         case "ready":
             return ev.Ready(worker, message.ready.records)
+        case "back":
+            b = message.back
+            members = tuple(WorkerId(m) for m in b.members)
+            out = _out(worker, g, b.out) if b.HasField("out") else None
+            return ev.Back(worker, b.records, g, members, b.left, b.up, out)
         case "up":
             return ev.Up(worker, g, message.up.step)
         case "stepped":
             s = message.stepped
             return ev.Stepped(worker, g, s.step, s.stall_seconds, s.redone_records, s.wasted_seconds)
         case "beat":
-            b = message.beat
-            loss = b.loss if b.HasField("loss") else None
-            applied = _ranges(b.applied) if b.has_applied else None
-            return ev.Beat(worker, g, b.step, b.rate, loss, b.memory, applied)
+            beat = message.beat
+            loss = beat.loss if beat.HasField("loss") else None
+            applied = _ranges(beat.applied) if beat.has_applied else None
+            return ev.Beat(worker, g, beat.step, beat.rate, loss, beat.memory, applied)
         case "want":
             return ev.Want(worker, g)
         case "out":
-            o = message.out
-            return ev.Out(
-                worker, g, o.step, o.holds, _ranges(o.applied), _ranges(o.skipped), o.broken, o.digest
-            )
+            return _out(worker, g, message.out)
         case "leaving":
             return ev.Leaving(worker, message.leaving.why)
         case "failed":
@@ -264,6 +269,10 @@ def _event(worker: WorkerId, message: pb.FromWorker) -> ev.Event | None:
         case "finished":
             return ev.Finished(worker, dict(message.finished.metrics), message.finished.model)
     return None
+
+
+def _out(worker: WorkerId, g: Generation, o: pb.Out) -> ev.Out:
+    return ev.Out(worker, g, o.step, o.holds, _ranges(o.applied), _ranges(o.skipped), o.broken, o.digest)
 
 
 def _ranges(ranges: Any) -> RangeSet:

@@ -33,6 +33,22 @@ class Gone:
     why: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Delayed:
+    """The worker does not run yet, and why: no room, a quota, an image that cannot be pulled."""
+
+    worker: WorkerId
+    why: str  # empty: it is delayed no longer
+
+
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """Before `Begin`: an earlier master has had this job, and this is what is there of it."""
+
+    workers: tuple[tuple[WorkerId, str], ...]  # that may live, with their handles; "": does not run yet
+    born: int  # how many workers there have been; also the next id
+
+
 # --- events: from the workers' streams
 
 
@@ -41,6 +57,7 @@ class Hello:
     """The worker's stream is open; it is importing and building."""
 
     worker: WorkerId
+    back: bool = False  # it is warm already, and `Back` follows
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +66,19 @@ class Ready:
 
     worker: WorkerId
     records: int  # records in one epoch, as this worker's reader counts them
+
+
+@dataclass(frozen=True, slots=True)
+class Back:
+    """A worker of an earlier master, warm: what it is by now."""
+
+    worker: WorkerId
+    records: int  # in one epoch
+    generation: Generation  # the last ring it was told of; 0: none
+    members: tuple[WorkerId, ...]  # of that ring
+    left: bool  # whether it has left that ring
+    up: bool  # whether it was up in it
+    out: Out | None  # what it said when it last left a ring
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +188,15 @@ class Scale:
 
 
 @dataclass(frozen=True, slots=True)
+class Live:
+    """The values that may change while the job runs are these now."""
+
+    workers: int
+    min_workers: int
+    paused: bool
+
+
+@dataclass(frozen=True, slots=True)
 class StopAsked:
     """Somebody wants the job to end now."""
 
@@ -171,9 +210,12 @@ class Tick:
 
 Event = (
     Seen
+    | Delayed
     | Gone
+    | Adopted
     | Hello
     | Ready
+    | Back
     | Up
     | Stepped
     | Beat
@@ -185,6 +227,7 @@ Event = (
     | Closed
     | Begin
     | Scale
+    | Live
     | StopAsked
     | Tick
 )

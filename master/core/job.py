@@ -28,6 +28,8 @@ from master.core.workers import Pool, Worker
 
 # Ended by somebody else's will; whoever sends one of these does not blame the program.
 OUTSIDE_SIGNALS = frozenset({"SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"})
+PAUSED = "paused"
+TAKEOVER_SECONDS = 10.0  # for the workers of an earlier master to come back: they ask twice a second
 FIRST_BACKOFF_SECONDS, MOST_BACKOFF_SECONDS, MOST_DOUBLINGS = 0.5, 30.0, 6
 
 
@@ -63,7 +65,7 @@ class Job:
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        self.target = config.workers
+        self.target, self.least, self.paused = config.workers, config.min_workers, config.paused
         self.pool = Pool()
         self.lost: dict[WorkerId, Worker] = {}  # out of the job, their exit not yet heard of
         self.leases: Leases | None = None  # unknown until a worker has counted the records
@@ -72,6 +74,7 @@ class Job:
         self.closing = ""  # why the ring is being left; empty while it runs
         self.planned = True  # whether it is left at a step boundary
         self.fallen = False  # whether a member of this ring has been lost
+        self.waited = ""  # for what, when there was no ring
         self.regroup_at: float | None = None
         self.changes: list[Change] = []
         self.failures: list[Failure] = []
@@ -90,6 +93,7 @@ class Job:
         self.restarts = 0  # how often all state was lost
         self.stale = 0  # messages that came too late to mean anything
         self.reason = "starting"
+        self.takeover_at: float | None = None  # until when workers of an earlier master are waited for
         self.began_at: float | None = None
         self.ended_at: float | None = None
         self.goodput = Goodput()
@@ -109,14 +113,20 @@ class Job:
             case ev.Scale():
                 self._say("scale", f"workers {self.target} -> {event.workers}")
                 self.target = event.workers
+            case ev.Live():
+                self._on_live(event)
             case ev.StopAsked():
                 self._end("Stopped", event.why)
+            case ev.Adopted():
+                self._on_adopted(event)
             case ev.Tick():
                 pass
             case ev.Gone():
                 self._on_gone(event)
             case ev.Seen():
                 self._on_seen(event)
+            case ev.Delayed():
+                self._on_delayed(event)
             case _:
                 self._on_word(event)
         self._reconcile()
@@ -133,18 +143,21 @@ class Job:
                 times.append(w.since + elastic.start_seconds)
             elif w.state != "asked":  # which may take for ever: capacity is nobody's fault
                 times.append(w.heard + elastic.silence_seconds)
-        times += [at for at in (self.regroup_at, self.create_at) if at is not None and at > self._now]
+        waits = (self.regroup_at, self.create_at, self.takeover_at)
+        times += [at for at in waits if at is not None and at > self._now]
         return min(times, default=None)
 
     @property
     def phase(self) -> str:
-        """In one word: Starting, Training, Waiting, Finishing, or how it ended (or is ending)."""
+        """In one word: Starting, Training, Paused, Waiting, Finishing, or how it ended (or is ending)."""
         if self.ending is not None:
             return self.ending[0] if self.ended else "Ending"
         if self.exporter is not None:
             return "Finishing"
         if self.members:
             return "Training"
+        if self.paused:
+            return "Paused"
         return "Starting" if self.generation == 0 else "Waiting"
 
     # --- what events say
@@ -160,9 +173,33 @@ class Job:
             for w in self.pool:
                 w.heard = max(w.heard, now - silence * 3 / 4)
 
+    def _on_live(self, event: ev.Live) -> None:
+        if event.workers != self.target:
+            self._say("scale", f"workers {self.target} -> {event.workers}")
+        if event.paused != self.paused:
+            self._say("scale", "paused: the workers keep the state and wait" if event.paused else "resumed")
+        self.target, self.least, self.paused = event.workers, event.min_workers, event.paused
+        self.regroup_at = self._now
+
+    def _on_adopted(self, event: ev.Adopted) -> None:
+        self.pool.born = max(self.pool.born, event.born)
+        for worker, handle in event.workers:
+            self.pool.adopt(worker, handle, self._now)
+        if event.workers:
+            self.takeover_at = self._now + TAKEOVER_SECONDS
+            self._say("ring", f"this master takes over from another one: {len(event.workers)} workers")
+
+    def _on_delayed(self, event: ev.Delayed) -> None:
+        w = self.pool.get(event.worker)
+        if w is None or w.delay == event.why:
+            return
+        if event.why and not any(o.delay == event.why for o in self.pool):  # once for all that wait alike
+            self._say("worker", f"worker {w.id} is waited for: {event.why}")
+        w.delay = event.why
+
     def _on_seen(self, event: ev.Seen) -> None:
         if w := self.pool.get(event.worker):
-            w.handle = event.handle
+            w.handle, w.delay = event.handle, ""
             if w.state == "asked":
                 w.goes("seen")
                 w.since = self._now
@@ -204,8 +241,11 @@ class Job:
                     w.since = self._now
                 if w.state in ("asked", "starting"):
                     w.goes("hello")
+                w.expected = w.expected and event.back
             case ev.Ready():
                 self._on_ready(w, event)
+            case ev.Back():
+                self._on_back(w, event)
             case ev.Beat() if not w.in_ring or event.generation != self.generation:
                 w.memory = event.memory  # it lives; what it says of a ring is none of this one
             case ev.Up() | ev.Stepped() | ev.Want() | ev.Out() if (
@@ -236,17 +276,66 @@ class Job:
             return
         if w.state != "warming":
             w.goes("hello")
-        w.goes("ready")
-        self.early_deaths = 0
-        if self.leases is None:
-            self.leases = Leases(event.records, self.config.training.epochs)
-        elif self.leases.size != event.records:
-            why = f"worker {w.id} counts {event.records} records in the data, the job has {self.leases.size}"
-            self._on_failed(w, ev.Failed(w.id, why))
+        if not self._warm(w, event.records):
             return
         self._say("worker", f"worker {w.id} is ready after {self._now - w.since:.1f} s")
         if self.regroup_at is None:
             self.regroup_at = self._now + self.config.elastic.join_seconds
+
+    def _warm(self, w: Worker, records: int) -> bool:
+        """The worker can train; False: not on this job's data."""
+        w.goes("ready")
+        self.early_deaths = 0
+        if self.leases is None:
+            self.leases = Leases(records, self.config.training.epochs)
+        elif self.leases.size != records:
+            why = f"worker {w.id} counts {records} records in the data, the job has {self.leases.size}"
+            self._on_failed(w, ev.Failed(w.id, why))
+            return False
+        return True
+
+    def _on_back(self, w: Worker, event: ev.Back) -> None:
+        """An earlier master had this worker; this is what it is by now.
+
+        What it holds of leases does not matter: when its ring has been left, what is open is
+        computed anew from what is applied.
+        """
+        if w.state != "warming":
+            self.stale += 1
+            return
+        w.expected = False
+        if not self._warm(w, event.records):
+            return
+        if event.out is not None:
+            w.holds, w.step, w.applied = event.out.holds, event.out.step, event.out.applied
+            w.skipped, w.digest = event.out.skipped, event.out.digest
+        if not event.generation:
+            return
+        w.goes("placed")
+        w.holds = w.holds or event.up
+        if event.generation < self.generation and not event.left:
+            self._give_up(w)
+        elif event.generation >= self.generation:
+            self._learn_of_ring(event)
+            w.in_ring = not event.left
+            w.up_in = event.generation if event.up else w.up_in
+
+    def _learn_of_ring(self, event: ev.Back) -> None:
+        if event.generation == self.generation:
+            return
+        for w in self._ring():  # of an older one: whoever the earlier master had given up
+            self._give_up(w)
+        self.generation, self.members, self.closing = event.generation, event.members, ""
+        size = len(event.members)
+        change = Change(event.generation, event.members, "taken over", True, self._now, size)
+        change.told = True
+        self.changes.append(change)
+
+    def _give_up(self, w: Worker) -> None:
+        why = "it was in a ring that the others have left"
+        w.in_ring = False
+        self._do(ev.Fence(w.id, why))
+        self._lose(w, why)
 
     def _on_up(self, w: Worker, event: ev.Up) -> None:
         w.up_in, w.holds, w.step = event.generation, True, event.step
@@ -315,6 +404,7 @@ class Job:
     def _reconcile(self) -> None:
         self._drop_the_silent()
         if self.ending is None:
+            self._take_over()
             self._scale()
             self._regroup()
             self._form()
@@ -343,6 +433,31 @@ class Job:
                 w.last_words = why  # whatever ends it later, this was not its own doing
                 self._lose(w, why)
 
+    def _take_over(self) -> None:
+        """Once the ring of the earlier master is known, have it left: what its members say then is all
+        that is needed to go on. Until then it trains on what it has.
+
+        Nobody starts anew while a worker that may hold the state can still come back.
+        """
+        if self.takeover_at is None:
+            return
+        expected = [w for w in self.pool if w.expected]
+        awaited = [w for w in expected if w.id in self.members] if self.members else expected
+        if awaited and self.takeover_at > self._now:
+            return
+        if expected and not any(w.holds for w in self.pool):
+            latest = max(w.since for w in expected) + self.config.elastic.start_seconds
+            if latest > self._now:
+                self.takeover_at = latest
+                return
+        self.takeover_at = None
+        for w in awaited:
+            self._lose(w, "did not come back to the new master")
+        if self.members:
+            ring = self._ring()
+            whole = len(ring) == len(self.members) and all(w.up_in == self.generation for w in ring)
+            self._close("the master is a new one", planned=whole)
+
     def _scale(self) -> None:
         """Have as many workers as wanted: ask for the missing, retire the newest of too many."""
         if self.began_at is None or self.exporter is not None:
@@ -350,16 +465,19 @@ class Job:
         staying = self.pool.staying
         for w in sorted(staying, key=_seniority)[self.target :]:
             self._retire(w, f"scaled to {self.target}")
-        if self.create_at <= self._now:
+        if self.create_at <= self._now and not self.paused:
             for _ in range(self.target - len(staying)):
                 self._do(ev.Create(self.pool.add(self._now).id))
 
     def _regroup(self) -> None:
         """Ask a running ring to leave at a step boundary when another ring is wanted."""
-        if not self.members or self.closing or self.leases is None:
+        if not self.members or self.closing or self.leases is None or self.takeover_at is not None:
             return
         if self.leases.complete:
             self._close("every record is applied", planned=True)
+            return
+        if self.paused:
+            self._close(PAUSED, planned=True)
             return
         if self.regroup_at is None or self.regroup_at > self._now:
             return
@@ -373,7 +491,7 @@ class Job:
 
     def _form(self) -> None:
         """Form the next ring as soon as nobody is in one, or have the finished state exported."""
-        if self.leases is None or self.exporter is not None:
+        if self.leases is None or self.exporter is not None or self.takeover_at is not None:
             return
         if (self.members and not self.closing) or any(w.in_ring for w in self.pool):
             return
@@ -385,6 +503,9 @@ class Job:
         limits, whole = self._limits(), self.leases.size * self.leases.epochs
         if any(w.holds and w.applied.covers(0, whole) for w in out):
             limits = Limits(1, limits.most)  # nothing is left to train, and one can save it alone
+        elif self.paused:
+            self._wait(PAUSED)
+            return
         ring = choose(out, self.members, limits)
         if self.members and self.changes:
             self._tell(self.changes[-1])
@@ -414,7 +535,7 @@ class Job:
     def _publish(self, ring: Ring) -> None:
         assert self.leases is not None
         assert ring.root is not None
-        cause = self.closing or ("start" if self.generation == 0 else "workers are back")
+        cause = self.closing or ("start" if self.generation == 0 else self.waited)
         self.generation = Generation(self.generation + 1)
         self.changes.append(
             Change(self.generation, ring.members, cause, self.planned, self._now, len(self.members))
@@ -441,8 +562,10 @@ class Job:
     def _wait(self, reason: str) -> None:
         self.members, self.closing = (), ""
         self.reason = reason
-        if self.generation > 0 and self.goodput.kind != "waiting for workers":
-            self.goodput.turn("waiting for workers", self._now)
+        self.waited = "resumed" if self.paused else "workers are back"
+        kind = "paused" if self.paused else "waiting for workers"
+        if self.generation > 0 and self.goodput.kind != kind:
+            self.goodput.turn(kind, self._now)
             self._say("ring", f"no ring: {reason}")
 
     def _export(self, ring: Ring) -> None:
@@ -512,7 +635,7 @@ class Job:
         return local_batch(self.config.training.batch_size, members.index(worker), len(members))
 
     def _limits(self) -> Limits:
-        return Limits(self.config.min_workers, self.target)
+        return Limits(self.least, self.target)
 
     def _close(self, why: str, planned: bool) -> None:
         """Have every member leave the ring: at a step boundary, or by a cut when it is broken."""

@@ -43,6 +43,7 @@ def status(job: Job, now: float) -> dict[str, Any]:
                 "handle": w.handle,
                 "rank": rank.get(w.id) if w.in_ring else None,
                 "state": w.state,
+                "delay": w.delay,
                 "step": w.step,
                 "rate": w.rate if w.in_ring else 0.0,
                 "memory": w.memory,

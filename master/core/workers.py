@@ -62,6 +62,8 @@ class Worker:
     heard: float  # when it was last heard of
     state: str = "asked"
     handle: str = ""
+    delay: str = ""  # why it does not run yet
+    expected: bool = False  # an earlier master's, and it has not said yet what it is by now
     in_ring: bool = False  # it has been told of the current generation and is not out of it yet
     up_in: Generation = NO_RING  # the last generation in which it said `up`
     holds: bool = False  # it has synced: its memory is a copy of the job's state
@@ -99,6 +101,15 @@ class Pool:
         self._workers[worker.id] = worker
         self.born += 1
         return worker
+
+    def adopt(self, worker: WorkerId, handle: str, now: float) -> None:
+        """Know of a worker that another master has started."""
+        w = Worker(worker, since=now, heard=now, handle=handle)
+        self._workers[worker] = w
+        if handle:
+            w.goes("seen")
+            w.expected = True
+        self.born = max(self.born, worker + 1)
 
     def forget(self, worker: Worker) -> None:
         """Let go of a worker that is gone: a long job has had thousands."""
