@@ -6,6 +6,8 @@ its own books, and checks at every line:
 - a lease is granted only for positions that are open, not applied, and nobody else's;
 - the applied set only grows, from ring to ring, unless all state was lost and it starts anew;
 - at the end it covers every epoch, and the order of each epoch names every record once.
+
+Where a master has taken over from another one, the books go on over both journals.
 """
 
 from __future__ import annotations
@@ -34,18 +36,19 @@ def audit(output: Path) -> str:
         EdlError: there is no journal to read.
     """
     try:
-        lines = (output / files.JOURNAL).read_text(encoding="utf-8").splitlines()
+        journals = [(p.name, p.read_text(encoding="utf-8").splitlines()) for p in files.journals(output)]
         summary = json.loads((output / files.SUMMARY).read_text(encoding="utf-8"))
     except OSError as error:
         raise EdlError(f"{output}: no finished job to audit: {error.strerror}: {error.filename}") from error
-    head = json.loads(lines[0])
-    books = _Books(head["values"])
-    for number, line in enumerate(lines[1:], 2):
-        try:
-            entry = json.loads(line)
-        except ValueError:
-            break  # a half-written last line
-        books.note(entry, f"{files.JOURNAL}, line {number}")
+    books = _Books(json.loads(journals[-1][1][0])["values"])
+    for name, lines in journals:
+        books.held = {}  # a new master leaves it open who holds what
+        for number, line in enumerate(lines[1:], 2):
+            try:
+                entry = json.loads(line)
+            except ValueError:
+                break  # a half-written last line
+            books.note(entry, f"{name}, line {number}")
     return books.close(summary)
 
 
@@ -67,6 +70,12 @@ class _Books:
         match event["type"]:
             case "Ready":
                 self.size = event["records"] if self.size is None else self.size
+            case "Back":
+                self.size = event["records"] if self.size is None else self.size
+                if event["out"] is not None:
+                    self.note({"event": {**event["out"], "type": "Out"}, "effects": []}, where)
+                if event["up"]:
+                    self.holders.add(event["worker"])
             case "Up":
                 self.holders.add(event["worker"])
             case "Out":

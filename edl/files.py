@@ -1,7 +1,7 @@
 """The files of a job's output directory: their names, and how they are written.
 
 summary.json   how the job ended and what elasticity cost
-events.jsonl   the journal: every event, every decision
+events.jsonl   the journal: every event, every decision (events.1.jsonl ...: of earlier masters of the job)
 model.keras    the trained model
 logs/          of the master and of each worker
 master.json    where the running master listens, and its token (readable by the owner only)
@@ -37,6 +37,12 @@ def write_whole(path: Path, text: str, mode: int = 0o644) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(unfinished, path)
+
+
+def journals(output: Path) -> list[Path]:
+    """The journals of the job's masters, in order; the last is events.jsonl."""
+    earlier = sorted(output.glob("events.*.jsonl"), key=lambda p: int(p.suffixes[0][1:]))
+    return [*earlier, output / JOURNAL]
 
 
 def write_contact(output: Path, contact: Contact) -> None:

@@ -26,6 +26,7 @@ from edl import config as config_module
 from edl import files
 from edl.errors import ConfigError, EdlError
 from edl.ids import RunId
+from master import takeover
 from master.adapters.by_hand import ByHand
 from master.adapters.journal import Journal
 from master.adapters.processes import Processes
@@ -60,7 +61,11 @@ class Master:
         self.values, self.output, self.listen = values, output, listen
         self.config = config_module.parse(values)
         self.run_id = RunId(secrets.token_hex(8))
-        self.token = os.environ.get("EDL_TOKEN") or secrets.token_urlsafe(24)
+        self.heritage: ev.Adopted | None = None
+        found = takeover.inherited(output, values) if backend == "by-hand" else None
+        if found is not None:
+            self.run_id, self.heritage = found
+        self.token = os.environ.get("EDL_TOKEN") or takeover.token_of(output) or secrets.token_urlsafe(24)
         self.job = Job(self.config)
         self.inbox: asyncio.Queue[ev.Event] = asyncio.Queue()
         self.backend_name = backend
@@ -79,6 +84,7 @@ class Master:
             scale=self.scale,
             stop=self.stop,
             vacant=lambda: self.job.pool.vacant,
+            patience=0.0 if self.backend_name == "processes" else self.config.elastic.master_seconds,
         )  # fmt: skip
         port = await server.start(self.listen)
         host = self.listen.rsplit(":", 1)[0]
@@ -107,6 +113,8 @@ class Master:
     async def live(self, server: Server, backend: Processes | ByHand, journal: Journal) -> None:
         """Events in, effects out, until the job has ended."""
         loop = asyncio.get_running_loop()
+        if self.heritage is not None:
+            self.inbox.put_nowait(self.heritage)
         self.inbox.put_nowait(ev.Begin())
         while not self.job.ended:
             event = await self.next_event()

@@ -167,7 +167,8 @@ def master(
 ) -> None:
     """Run only a job's master; start the workers yourself with `edl worker`."""
     merged, _ = _merged(model, values_files, sets, set_strings)
-    _prepare(output, merged)
+    # In a directory whose master has died, this one goes on with the job.
+    _prepare(output, merged, may_exist=client.is_orphaned(output))
     client.remember(output)
     arguments = ["--values", str(output / "values.json"), "--output", str(output), "--listen", listen]
     _become("master", [*arguments, "--backend", "by-hand"])
@@ -207,13 +208,13 @@ def _check_model_file(module: str) -> None:
         raise ConfigError(f"model.module: there is no file {module}")
 
 
-def _prepare(output: Path, merged: dict[str, Any]) -> None:
+def _prepare(output: Path, merged: dict[str, Any], may_exist: bool = False) -> None:
     """An output directory of this job's own, with its values in it.
 
     Raises:
         EdlError: the directory holds another job, or cannot be written.
     """
-    if (output / files.JOURNAL).exists():
+    if (output / files.JOURNAL).exists() and not may_exist:
         raise EdlError(f"{output}: holds a job already ({files.JOURNAL}); choose another --output")
     try:
         output.mkdir(parents=True, exist_ok=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import psutil
 
 from edl import files
 from edl.errors import EdlError
@@ -77,6 +78,16 @@ def remember(output: Path) -> None:
     with contextlib.suppress(OSError):  # a convenience: a read-only home must not stop a job
         _pointer().parent.mkdir(parents=True, exist_ok=True)
         files.write_whole(_pointer(), f"{output.resolve()}\n")
+
+
+def is_orphaned(output: Path) -> bool:
+    """Whether the directory holds a job that has not ended, and whose master is gone."""
+    if not (output / files.JOURNAL).exists() or (output / files.SUMMARY).exists():
+        return False
+    try:
+        return not psutil.pid_exists(files.read_contact(output).pid)
+    except EdlError:
+        return True
 
 
 def find(output: Path | None) -> Path:

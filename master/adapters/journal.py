@@ -13,6 +13,7 @@ from typing import IO, Any
 
 from pydantic import TypeAdapter
 
+from edl import files
 from edl.config import Config
 from edl.errors import EdlError
 from master.core import events as ev
@@ -24,9 +25,15 @@ _EFFECTS = {cls.__name__: TypeAdapter(cls) for cls in ev.Effect.__args__}
 
 class Journal:
     """An open journal. Lines are flushed as they are written: a killed master leaves no half line
-    but the last."""
+    but the last. The journal of an earlier master of the same run is kept under another name."""
 
     def __init__(self, path: Path, run_id: str, values: dict[str, Any]):
+        *earlier, last = files.journals(path.parent)
+        if last.exists() and read(last)[0]["run_id"] == run_id:
+            last.rename(path.with_name(f"events.{len(earlier) + 1}.jsonl"))
+        else:
+            for old in earlier:
+                old.unlink()
         self._file: IO[str] = open(path, "w", encoding="utf-8", buffering=1)
         self._line({"journal": "edl", "version": 1, "run_id": run_id, "values": values})
 

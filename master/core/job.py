@@ -404,12 +404,13 @@ class Job:
     def _reconcile(self) -> None:
         self._drop_the_silent()
         if self.ending is None:
-            self._take_over()
+            known = self._taken_over()
             self._scale()
-            self._regroup()
-            self._form()
-            self._release()
-            self._grant()
+            if known:
+                self._regroup()
+                self._form()
+                self._release()
+                self._grant()
         else:
             self._let_all_go()
 
@@ -433,23 +434,24 @@ class Job:
                 w.last_words = why  # whatever ends it later, this was not its own doing
                 self._lose(w, why)
 
-    def _take_over(self) -> None:
-        """Once the ring of the earlier master is known, have it left: what its members say then is all
-        that is needed to go on. Until then it trains on what it has.
+    def _taken_over(self) -> bool:
+        """Whether the ring is known. A new master waits for those whom an earlier one had.
 
-        Nobody starts anew while a worker that may hold the state can still come back.
+        Once all members are back it has their ring left: what they say then is all that is needed
+        to go on. Until then they train on what they have. Nobody starts anew while a worker that
+        may hold the state can still come back.
         """
         if self.takeover_at is None:
-            return
+            return True
         expected = [w for w in self.pool if w.expected]
         awaited = [w for w in expected if w.id in self.members] if self.members else expected
         if awaited and self.takeover_at > self._now:
-            return
+            return False
         if expected and not any(w.holds for w in self.pool):
             latest = max(w.since for w in expected) + self.config.elastic.start_seconds
             if latest > self._now:
                 self.takeover_at = latest
-                return
+                return False
         self.takeover_at = None
         for w in awaited:
             self._lose(w, "did not come back to the new master")
@@ -457,6 +459,7 @@ class Job:
             ring = self._ring()
             whole = len(ring) == len(self.members) and all(w.up_in == self.generation for w in ring)
             self._close("the master is a new one", planned=whole)
+        return True
 
     def _scale(self) -> None:
         """Have as many workers as wanted: ask for the missing, retire the newest of too many."""
@@ -471,7 +474,7 @@ class Job:
 
     def _regroup(self) -> None:
         """Ask a running ring to leave at a step boundary when another ring is wanted."""
-        if not self.members or self.closing or self.leases is None or self.takeover_at is not None:
+        if not self.members or self.closing or self.leases is None:
             return
         if self.leases.complete:
             self._close("every record is applied", planned=True)
@@ -491,7 +494,7 @@ class Job:
 
     def _form(self) -> None:
         """Form the next ring as soon as nobody is in one, or have the finished state exported."""
-        if self.leases is None or self.exporter is not None or self.takeover_at is not None:
+        if self.leases is None or self.exporter is not None:
             return
         if (self.members and not self.closing) or any(w.in_ring for w in self.pool):
             return

@@ -720,3 +720,56 @@ def test_the_ordinary_end_of_a_stream_is_not_a_stale_message() -> None:
     story = Story(workers=2, joinSeconds=0.5).running()
     story.tell(ev.Gone(WorkerId(1), signal="SIGKILL"), ev.Closed(WorkerId(1), "its stream ended"))
     assert story.job.stale == 0
+
+
+def test_a_pause_keeps_the_state_and_a_resume_goes_on_from_it() -> None:
+    story = Story(workers=2, joinSeconds=0.5).running()
+    assert only(story.tell(ev.Live(2, 1, True)), ev.Leave).members == (0, 1)
+    assert not of(story.out(0, 1, step=3), ev.Form)
+    assert story.job.phase == "Paused"
+    story.beats(0, 1, after=2)
+    effects = story.kill(1) + story.tell(ev.Tick(), after=0.1)
+    assert not of(effects, ev.Create) + of(effects, ev.Form), "who rests needs no replacement"
+    story.beats(0, after=1)
+    effects = story.tell(ev.Live(2, 1, False))
+    form = only(effects, ev.Form)
+    assert (form.members, form.root) == ((0,), 0)
+    assert only(effects, ev.Create).worker == 2
+    story.up(step=3)
+    assert "(resumed)" in story.said
+    assert story.job.goodput.at(story.now)["paused"] > 2
+
+
+def test_a_job_that_is_paused_from_the_start_asks_for_nobody() -> None:
+    job = Job(config.parse(values.merge(values.defaults(), {"paused": True})))
+    assert not of(job.handle(ev.Begin(), 1.0), ev.Create)
+    assert len(of(job.handle(ev.Live(4, 1, False), 2.0), ev.Create)) == 4
+
+
+def test_all_that_is_trained_is_exported_though_paused() -> None:
+    story = Story(workers=1).running()
+    story.tell(ev.Live(1, 1, True))
+    assert only(story.out(0, step=9, applied=(0, 100), digest="d"), ev.Export).worker == 0
+
+
+def test_fewer_and_more_workers_by_live_values() -> None:
+    story = Story(workers=2).running()
+    story.tell(ev.Live(3, 1, False))
+    assert story.job.pool.born == 3
+    assert "workers 2 -> 3" in story.said
+    story.tell(ev.Live(3, 3, False))
+    story.kill(0)
+    story.out(1, broken="reset")
+    assert story.job.phase == "Waiting", "fewer than minWorkers are left"
+
+
+def test_why_a_worker_does_not_run_is_told_once_and_shown() -> None:
+    story = Story(workers=3)
+    why = "0/2 nodes are available: 2 Insufficient cpu"
+    for w in (0, 1, 2, 1):
+        story.tell(ev.Delayed(WorkerId(w), why))
+    assert story.said.count(why) == 1
+    shown = [w["delay"] for w in view.status(story.job, story.now)["workers"]]
+    assert shown == [why] * 3
+    story.tell(ev.Seen(WorkerId(1), "pod-1"), ev.Delayed(WorkerId(2), ""))
+    assert [w["delay"] for w in view.status(story.job, story.now)["workers"]] == [why, "", ""]
