@@ -106,7 +106,7 @@ class Master:
         finally:
             await backend.close()
             journal.close()
-            self.keep_summary()
+            self.keep_summary(server.foreign)
             await server.close()
         return 0 if self.job.phase == "Succeeded" else 1
 
@@ -170,14 +170,41 @@ class Master:
         self.inbox.put_nowait(ev.Scale(workers))
         return f"workers {before} -> {now}"
 
+    def take(self, values: dict[str, Any]) -> None:
+        """The job's values as somebody has changed them: live ones hold from now on, others are refused."""
+        try:
+            new = config_module.parse(values)
+        except ConfigError as error:
+            self.inbox.put_nowait(ev.Refused(f"the new values are refused: {error}"))
+            return
+        if changes := config_module.frozen_changes(self.config, new):
+            told = ", ".join(changes)
+            why = f"a running job keeps its {told}: the change is refused, it needs a new job"
+            self.inbox.put_nowait(ev.Refused(why))
+            return
+        _log_at(new.log_level)
+        self.inbox.put_nowait(ev.Live(new.workers, new.min_workers, new.paused))
+
     def stop(self, why: str) -> str:
         self.inbox.put_nowait(ev.StopAsked(why))
         return "the job is ending"
 
-    def keep_summary(self) -> None:
-        """Write summary.json, whole or not at all."""
-        summary = {"run_id": self.run_id, **view.summary(self.job)}
+    def keep_summary(self, foreign: int) -> None:
+        """Write summary.json, whole or not at all. `foreign`: messages of another run, refused."""
+        summary = {"run_id": self.run_id, "foreign_messages": foreign, **view.summary(self.job)}
         files.write_whole(self.output / files.SUMMARY, json.dumps(summary, indent=1) + "\n")
+
+
+def _log_at(level: str) -> None:
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="%H:%M:%S.%f", utc=False),
+            structlog.dev.ConsoleRenderer(colors=False, pad_event_to=0),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -189,15 +216,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:
         values = json.loads(args.values.read_text(encoding="utf-8"))
-        structlog.configure(
-            processors=[
-                structlog.processors.add_log_level,
-                structlog.processors.TimeStamper(fmt="%H:%M:%S.%f", utc=False),
-                structlog.dev.ConsoleRenderer(colors=False, pad_event_to=0),
-            ],
-            wrapper_class=structlog.make_filtering_bound_logger(values.get("logLevel", "info")),
-            logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-        )
+        _log_at(values.get("logLevel", "info"))
         return asyncio.run(Master(values, args.output, args.listen, args.backend).run())
     except (EdlError, OSError, RuntimeError) as error:
         print(f"edl master: {error}", file=sys.stderr)

@@ -19,6 +19,7 @@ def main(directory: str) -> int:
         job = journal.replay(output / files.JOURNAL, config.parse(head["values"]))
         summary = {"run_id": head["run_id"], **view.summary(job)}
         kept = json.loads((output / files.SUMMARY).read_text(encoding="utf-8"))
+        kept.pop("foreign_messages", None)  # refused at the door, so the core does not know of them
     except (EdlError, OSError) as error:
         print(f"edl replay: {error}", file=sys.stderr)
         return 1

@@ -197,6 +197,13 @@ class Live:
 
 
 @dataclass(frozen=True, slots=True)
+class Refused:
+    """Somebody wants what cannot be while the job runs: it is told, and nothing changes."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class StopAsked:
     """Somebody wants the job to end now."""
 
@@ -228,6 +235,7 @@ Event = (
     | Begin
     | Scale
     | Live
+    | Refused
     | StopAsked
     | Tick
 )

@@ -115,6 +115,8 @@ class Job:
                 self.target = event.workers
             case ev.Live():
                 self._on_live(event)
+            case ev.Refused():
+                self._say("refused", event.why)
             case ev.StopAsked():
                 self._end("Stopped", event.why)
             case ev.Adopted():

@@ -1,0 +1,39 @@
+"""Values that change while a real job runs, as an upgrade of the chart would change them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+A_Job = Callable[..., Any]
+
+
+async def test_fewer_workers_a_pause_and_more_workers_lose_nothing(a_job: A_Job) -> None:
+    async with a_job(workers=3, epochs=10) as job:
+        await job.ring_of(3)
+        values = job.master.values
+        job.master.take({**values, "workers": 2})
+        await job.ring_of(2)
+        await job.stepping()
+        job.master.take({**values, "workers": 2, "paused": True})
+        await job.until(lambda: job.job.phase == "Paused")
+        applied = job.applied()
+        job.master.take({**values, "workers": 3, "logLevel": "debug"})
+        await job.ring_of(3)
+        assert job.applied() == applied, "nothing is trained during a pause, nothing is lost by it"
+        summary = await job.exact()
+    assert sum(g["redone_records"] for g in summary["generations"]) == 0
+    assert summary["goodput_seconds"]["paused"] > 0
+
+
+async def test_what_cannot_change_is_refused_in_words_and_changes_nothing(a_job: A_Job) -> None:
+    async with a_job(workers=2, epochs=4) as job:
+        await job.ring_of(2)
+        values = job.master.values
+        job.master.take({**values, "workers": 1, "training": {**values["training"], "batchSize": 64}})
+        await job.until(lambda: job.said("keeps its training.batchSize"))
+        job.master.take({**values, "workers": "many"})
+        await job.until(lambda: job.said('workers: "many" is not allowed'))
+        assert job.job.target == 2
+        summary = await job.exact()
+    assert len(summary["generations"]) == 1
