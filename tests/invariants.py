@@ -18,7 +18,7 @@ from itertools import pairwise
 from typing import Any
 
 from edl.ids import Generation, WorkerId
-from edl.ranges import RangeSet
+from edl.ranges import Range, RangeSet
 from edl.shares import local_batch
 from master.core import events as ev
 from master.core.job import OUTSIDE_SIGNALS, Job
@@ -56,9 +56,14 @@ class Watchdog:
         failures, was_stopped = len(job.failures), worker in self.stopped
         inside = before.get(worker, (False, False))[0]
         generation = self.form.generation if self.form else Generation(0)
+        warming = any(w.id == worker and w.state == "warming" for w in job.pool)
         effects = job.handle(event, now)
         self.history.append((now, event, effects))
         match event:
+            case ev.Adopted(_, born):
+                self.created = {WorkerId(w) for w in range(born)}
+            case ev.Back() if warming:
+                self._note_back(event)
             case ev.Up(_, g) if inside and g == generation:
                 self.up.add((event.worker, g))
                 self.holders.add(event.worker)
@@ -72,6 +77,19 @@ class Watchdog:
         self._check_failures(event, failures, was_stopped)
         self._check_state()
         return effects
+
+    def _note_back(self, back: ev.Back) -> None:
+        """What an earlier master's worker tells goes into the books, as if it had been seen here."""
+        if back.out is not None:
+            self.outs[back.worker] = back.out
+            self.holders |= {back.worker} if back.out.holds else set()
+        if back.up:
+            self.holders.add(back.worker)
+            self.up.add((back.worker, back.generation))
+        if back.generation > (self.form.generation if self.form else 0):
+            nothing: tuple[tuple[Range, ...], ...] = ((),) * len(back.members)
+            self.form = ev.Form(back.generation, back.members, back.members[0], True, nothing)
+            self.held = dict.fromkeys(back.members, NOTHING)
 
     # --- effects
 
@@ -216,7 +234,8 @@ class Watchdog:
         in_ring = {w.id for w in pool if w.in_ring}
         assert job.generation == (self.form.generation if self.form else 0)
         assert not in_ring or (self.form is not None and in_ring <= set(self.form.members))
-        if job.ending is None and not job.closing:
+        known = job.takeover_at is None  # else the ring of an earlier master is just being learned of
+        if job.ending is None and not job.closing and known:
             assert set(job.members) == in_ring, "a running ring has exactly its members"
         assert all(w.holds == (w.id in self.holders) for w in pool), "who holds the state is mistaken"
         deadline = job.next_deadline()
@@ -228,7 +247,7 @@ class Watchdog:
             if job.ended_at is None:
                 assert abs(sum(seconds.values()) - wall) < 1e-6, "seconds are missing from the goodput"
             assert min(seconds.values()) > -1e-9
-        if job.leases is not None:
+        if job.leases is not None and known:
             closing = bool(job.members and job.closing)
             books = (job.leases.applied, job.leases.todo, closing,
                      *[(w.id, w.in_ring, w.leases) for w in pool])  # fmt: skip

@@ -45,7 +45,7 @@ NOTHING = RangeSet()
 NO_RING = Generation(0)
 KINDS = ("kill", "kill", "kill", "kill two", "kill all but one", "kill all", "freeze", "freeze", "mute",
          "term", "term", "term now", "exit 0", "crash", "raise", "scale", "scale", "late", "twice", "stall",
-         "preempt")  # fmt: skip
+         "preempt", "new master", "new master")  # fmt: skip
 RARE = ("fatal", "stop", "wrong data")
 MOMENTS = (
     "now",
@@ -86,6 +86,7 @@ class Sim:
     weights: np.ndarray
     # its process
     alive: bool = True
+    placed: bool = False
     frozen: bool = False
     greeted: bool = False  # its stream is open
     warm: bool = False
@@ -97,6 +98,7 @@ class Sim:
     audible_at: float = 0.0
     to_do: list[Callable[[], None]] = field(default_factory=list)  # when it thaws
     # its streams, both ordered
+    master: int = 0  # which master it speaks to
     inbox_at: float = 0.0
     outbox_at: float = 0.0
     # what the trainer keeps
@@ -112,6 +114,10 @@ class Sim:
     ring: Collective | None = None
     safe: RangeSet | None = None  # what a beat tells; rank 0 only
     told: RangeSet = NOTHING
+    # what its link remembers for another master
+    form: ev.Form | None = None
+    up: bool = False
+    last_out: ev.Out | None = None
 
 
 class World:
@@ -143,6 +149,9 @@ class World:
         self.order = itertools.count()
         self.workers: dict[WorkerId, Sim] = {}
         self.tick_at: float | None = None
+        self.master = 0  # counts up with each that takes over
+        self.master_lives = True
+        self.forms: list[ev.Form] = []
         self.inbox: list[ev.Event] = []  # what waits while the master does not listen
         self.awake_at = 0.0
         self.calm_at = chance.choice((0.0, chance.uniform(0, 12), chance.uniform(0, 25)))
@@ -152,7 +161,7 @@ class World:
         self.to_blame: set[WorkerId] = set()  # who failed by its own doing
         self.last_fault = 0.0
         self.waiting: dict[WorkerId, float] = {}  # who is ready or leaving, since when
-        self.asked_to_end = ""  # the phase in which somebody wants the job to end
+        self.asked_to_end: set[str] = set()  # the phases in which somebody wants the job to end
         self.finals: list[Sim] = []
         self.ended: ev.End | None = None
 
@@ -194,10 +203,10 @@ class World:
         json.dumps([summary, view.status(self.job, self.now)])
         if self.seed % 20 == 0:
             assert view.summary(replayed(self.watchdog)) == summary
-        if end.phase == "Failed" and self.asked_to_end != "Failed":
+        if end.phase == "Failed" and "Failed" not in self.asked_to_end:
             assert len(charged) > self.most_failures, end
         elif end.phase != "Succeeded":
-            assert end.phase == self.asked_to_end, end
+            assert end.phase in self.asked_to_end, end
         if end.phase != "Succeeded":
             return
         whole = self.size * self.epochs
@@ -227,6 +236,8 @@ class World:
 
     def hear(self, event: ev.Event) -> None:
         """An event reaches the master's inbox."""
+        if not self.master_lives:
+            return
         if self.now < self.awake_at:
             self.inbox.append(event)
         else:
@@ -234,7 +245,6 @@ class World:
 
     def tell(self, event: ev.Event) -> None:
         """The core handles an event, and what it wants is done."""
-        restarts = self.job.restarts
         w = self.job.pool.get(getattr(event, "worker", WorkerId(-1)))
         heard = w is not None and not w.stopped
         if isinstance(event, ev.Gone):
@@ -249,12 +259,12 @@ class World:
         if isinstance(event, ev.Gone) and fair is not None:
             charged = any(f.worker == event.worker for f in self.job.failures)
             assert charged == fair, f"{event} {'is' if charged else 'is not'} charged"
-        if self.job.restarts > restarts:
-            given_up = {e.worker for e in effects if isinstance(e, ev.Fence)} | self.watchdog.stopped
-            there = [w for w in self.workers.values() if w.alive and not (w.fenced or w.failed)]
-            kept = [w.id for w in there if w.holds and w.id not in given_up]
-            assert not kept, f"all state is given up, but {kept} hold it"
         for effect in effects:
+            if isinstance(effect, ev.Form) and not self.workers[effect.root].holds:
+                given_up = self.watchdog.stopped | {e.worker for e in effects if isinstance(e, ev.Fence)}
+                there = [w for w in self.workers.values() if w.alive and not (w.fenced or w.failed)]
+                kept = [w.id for w in there if w.holds and w.id not in given_up]
+                assert not kept, f"the job starts anew, but {kept} hold its state"
             self.perform(effect)
         self.check_patience()
         self.set_timer()
@@ -276,7 +286,7 @@ class World:
             self.later(max(deadline - self.now, 0.0), lambda: self.tick(deadline))
 
     def tick(self, at: float) -> None:
-        if self.tick_at != at or self.now < self.awake_at:
+        if self.tick_at != at or self.now < self.awake_at or not self.master_lives:
             return  # another came in between, or the master does not listen
         self.tick_at = None
         self.tell(ev.Tick())
@@ -287,7 +297,7 @@ class World:
         self.later(self.awake_at - self.now, self.wake)
 
     def wake(self) -> None:
-        if self.now < self.awake_at:
+        if self.now < self.awake_at or not self.master_lives:
             return
         self.tick_at = None
         if self.random.random() < 0.5:  # the timer comes first, or a message
@@ -301,12 +311,48 @@ class World:
         else:
             self.set_timer()
 
+    def new_master(self) -> None:
+        """The master dies, and with it what it knew. Streams break; the workers go on. Another one comes,
+        finds who lives, and is found by them."""
+        self.master += 1
+        self.master_lives, self.inbox, self.awake_at, self.tick_at = False, [], 0.0, None
+        for w in self.workers.values():
+            w.fenced = False  # nobody keeps it out any more
+            if w.greeted:
+                self.does(w, self.random.uniform(0.001, 0.05), lambda w=w: self.seek(w))  # type: ignore[misc]
+        self.later(self.random.choice((0.05, 1, 5)) * self.random.random(), self.take_over)
+
+    def take_over(self) -> None:
+        if self.master_lives:
+            return
+        self.job = Job(self.config)
+        self.watchdog = Watchdog(self.job)
+        self.master_lives, self.waiting, self.last_fault = True, {}, self.now
+        found = tuple((w.id, "pid" if w.placed else "") for w in self.workers.values() if w.alive)
+        self.tell(ev.Adopted(found, len(self.workers)))
+        self.tell(ev.Begin())
+
+    def seek(self, w: Sim) -> None:
+        """The worker looks for a master, and tells it what it is by now."""
+        if w.stopping or w.failed or w.master == self.master:
+            return
+        if not self.master_lives:
+            self.does(w, 0.5 * self.random.random(), lambda: self.seek(w))
+            return
+        w.master = self.master
+        self.say(w, ev.Hello(w.id, back=w.warm))
+        if w.warm:
+            members, generation = (w.form.members, w.form.generation) if w.form else ((), NO_RING)
+            left = w.ring is None and w.form is not None
+            self.say(w, ev.Back(w.id, self.size, generation, members, left, w.up, w.last_out))
+
     def expect(self, gone: ev.Gone) -> bool | None:
         """Whether this end ought to be charged; None when either would do, or it is charged already."""
         w = self.job.pool.get(gone.worker) or self.job.lost.get(gone.worker)
+        sim = self.workers[gone.worker]
         if w is None or any(f.worker == gone.worker for f in self.job.failures):
             return None
-        if w.stopped or w.last_words or not self.workers[gone.worker].own_end:
+        if w.stopped or w.last_words or w.expected or not sim.own_end:
             return False
         if gone.signal and any(not m.alive for m in self.peers(gone.worker)):
             return None  # it may have crashed because they died
@@ -314,21 +360,22 @@ class World:
 
     def peers(self, worker: WorkerId) -> list[Sim]:
         """All others that were ever in a ring with it."""
-        forms = (e for _, _, effects in self.watchdog.history for e in effects if isinstance(e, ev.Form))
-        return [self.workers[m] for f in forms if worker in f.members for m in f.members if m != worker]
+        return [self.workers[m] for f in self.forms if worker in f.members for m in f.members if m != worker]
 
     # --- streams
 
     def say(self, w: Sim, event: ev.Event) -> None:
         """The worker says something; it arrives a little later, in order."""
+        master = w.master
         at = w.outbox_at = max(self.now + self.random.expovariate(200), w.outbox_at, w.audible_at)
-        self.later(at - self.now, lambda: None if w.fenced else self.hear(event))
+        self.later(at - self.now, lambda: None if w.fenced or master != self.master else self.hear(event))
 
     def order_to(self, worker: WorkerId, act: Callable[[Sim], None]) -> None:
         """The master says something; it arrives a little later, in order."""
         if w := self.workers.get(worker):
+            master = self.master
             at = w.inbox_at = max(self.now + self.random.expovariate(200), w.inbox_at)
-            self.does(w, at - self.now, lambda: act(w))
+            self.does(w, at - self.now, lambda: act(w) if w.master == master else None)
 
     def perform(self, effect: ev.Effect) -> None:
         match effect:
@@ -338,6 +385,7 @@ class World:
                 self.delete(self.workers[worker], grace)
             case ev.Form():
                 ring = Collective(effect)
+                self.forms.append(effect)
                 for member, leases in zip(effect.members, effect.leases, strict=True):
                     self.order_to(member, lambda w, left=leases: self.enter(w, ring, left))  # type: ignore[misc]
                 self.moment("forming")
@@ -377,7 +425,7 @@ class World:
         if fate < 0.03:  # as long as is allowed, more or less
             takes = self.random.uniform(9.9, 10.1)
             self.to_blame.add(worker)
-        self.later(placed, lambda: self.hear(ev.Seen(worker, "pid")) if w.alive else None)
+        self.later(placed, lambda: self.place(w) if w.alive else None)
         if fate < 0.06:
             self.to_blame.add(worker)
             self.does(w, placed + takes / 2, lambda: self.exit(w, code=1, own=True))
@@ -392,12 +440,22 @@ class World:
             self.does(w, placed + takes, lambda: self.fail(w, "ImportError: no such thing"))
         self.does(w, placed + takes, lambda: self.ready(w))
 
+    def place(self, w: Sim) -> None:
+        w.placed = True
+        self.hear(ev.Seen(w.id, "pid"))
+
     def greet(self, w: Sim) -> None:
-        w.greeted = True
+        if not self.master_lives:
+            self.does(w, 0.1, lambda: self.greet(w))
+            return
+        w.greeted, w.master = True, self.master
         self.say(w, ev.Hello(w.id))
         self.moment("starting")
 
     def ready(self, w: Sim) -> None:
+        if not w.greeted:
+            self.does(w, 0.1, lambda: self.ready(w))
+            return
         w.warm = True
         self.say(w, ev.Ready(w.id, self.size))
         self.beats(w)
@@ -417,6 +475,7 @@ class World:
         """hvd.init: nobody is through before everybody is there."""
         assert w.ring is None, "ordered into a ring while in another"
         w.ring, w.leases, w.asked = ring, RangeSet.of(leases), False
+        w.form, w.up = ring.form, False
         w.stepped, w.failing, w.safe, w.told = False, False, None, NOTHING
         ring.entered.add(w.id)
         if w.was_cut == ring.generation or w.stopping or (ring.broken and self.random.random() < 0.5):
@@ -448,7 +507,7 @@ class World:
                 w.leases = w.leases.minus(w.applied)
             elif not ring.form.sync:
                 assert (w.step, w.applied) == state[:2] and (w.weights == state[2]).all(), "not one state"
-            w.holds = True
+            w.holds = w.up = True
             self.say(w, ev.Up(w.id, ring.generation, w.step))
             have.add(w.id)
             if have == set(ring.form.members):
@@ -517,7 +576,8 @@ class World:
         assert ring is not None
         complete = w.applied.covers(0, self.size * self.epochs)
         digest = w.weights.tobytes().hex()[:64] + str(w.weights.sum()) if w.holds and complete else ""
-        self.say(w, ev.Out(w.id, ring.generation, w.step, w.holds, w.applied, broken=broken, digest=digest))
+        w.last_out = ev.Out(w.id, ring.generation, w.step, w.holds, w.applied, broken=broken, digest=digest)
+        self.say(w, w.last_out)
 
     def fails(self, w: Sim) -> None:
         """Its collective fails: it cuts its connections and leaves; a frozen one when it thaws."""
@@ -673,16 +733,18 @@ class World:
                 self.say(w, ev.Hello(w.id))
                 if self.size and not w.holds:
                     self.say(w, ev.Finished(w.id, {}, ""))
+            case "new master" if self.master_lives:
+                self.new_master()
             case "stall":
                 self.stall(self.random.choice((0.5, 1.1, 1.9, 2.1, 5)))
             case "fatal" if w.greeted and not w.frozen:
-                self.asked_to_end = self.asked_to_end or "Failed"
+                self.asked_to_end.add("Failed")
                 self.fail(w, "the model is not compiled", fatal=True)
             case "wrong data" if w.greeted and not w.warm and self.job.leases is not None:
                 self.to_blame.add(w.id)
                 self.say(w, ev.Ready(w.id, self.size + 1))
             case "stop":
-                self.asked_to_end = self.asked_to_end or "Stopped"
+                self.asked_to_end.add("Stopped")
                 self.hear(ev.StopAsked("enough"))
 
     def freeze(self, w: Sim, seconds: float) -> None:

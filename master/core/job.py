@@ -222,6 +222,8 @@ class Job:
         """Charge an end that nobody asked for to its cause. The worker said no last words."""
         if event.free or event.signal in OUTSIDE_SIGNALS:
             return
+        if w.expected:
+            return  # why it ends was told to an earlier master
         if event.signal and w.in_broken_ring:
             return  # crashed inside a ring that a peer's death had broken: nobody's fault
         how = f"crashed ({event.signal})" if event.signal else f"ended by itself with exit code {event.code}"
@@ -281,8 +283,6 @@ class Job:
         if not self._warm(w, event.records):
             return
         self._say("worker", f"worker {w.id} is ready after {self._now - w.since:.1f} s")
-        if self.regroup_at is None:
-            self.regroup_at = self._now + self.config.elastic.join_seconds
 
     def _warm(self, w: Worker, records: int) -> bool:
         """The worker can train; False: not on this job's data."""
@@ -294,6 +294,8 @@ class Job:
             why = f"worker {w.id} counts {records} records in the data, the job has {self.leases.size}"
             self._on_failed(w, ev.Failed(w.id, why))
             return False
+        if self.regroup_at is None:
+            self.regroup_at = self._now + self.config.elastic.join_seconds
         return True
 
     def _on_back(self, w: Worker, event: ev.Back) -> None:
@@ -333,8 +335,7 @@ class Job:
         change.told = True
         self.changes.append(change)
 
-    def _give_up(self, w: Worker) -> None:
-        why = "it was in a ring that the others have left"
+    def _give_up(self, w: Worker, why: str = "it was in a ring that the others have left") -> None:
         w.in_ring = False
         self._do(ev.Fence(w.id, why))
         self._lose(w, why)
@@ -456,10 +457,11 @@ class Job:
                 return False
         self.takeover_at = None
         for w in awaited:
-            self._lose(w, "did not come back to the new master")
+            self._give_up(w, "it did not come back to the new master")
         if self.members:
             ring = self._ring()
             whole = len(ring) == len(self.members) and all(w.up_in == self.generation for w in ring)
+            self.fallen = not whole
             self._close("the master is a new one", planned=whole)
         return True
 
