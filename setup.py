@@ -26,6 +26,7 @@ setup(
     extras_require={
         "worker": [
             "aiohttp>=3.13",
+            "cloudpickle>=3",  # Horovod imports it
             "keras>=3.15",
             "numpy>=2.4",
             "pyarrow>=26",
