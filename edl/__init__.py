@@ -6,8 +6,21 @@ def data(split):
     return edl.arrays(x, y)     # or edl.npz(path), edl.csv(path), or a Reader of your own
 """
 
+from typing import TYPE_CHECKING, Any
+
 from edl.errors import EdlError
-from edl.readers import Reader, arrays, csv, npz
+
+if TYPE_CHECKING:
+    from edl.readers import Reader, arrays, csv, npz
 
 __version__ = "0.1.0"
 __all__ = ["EdlError", "Reader", "arrays", "csv", "npz"]
+
+
+def __getattr__(name: str) -> Any:
+    """The readers, on first use: the master imports edl too, and its image has no NumPy."""
+    if name not in __all__:
+        raise AttributeError(f"module 'edl' has no attribute {name!r}")
+    from edl import readers
+
+    return getattr(readers, name)

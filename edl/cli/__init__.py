@@ -14,7 +14,6 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.console import Console
 
-from edl import audit as audit_module
 from edl import config, files, values
 from edl.cli import client, display
 from edl.errors import ConfigError, EdlError
@@ -145,8 +144,9 @@ def stop(directory: DirArgument = None) -> None:
 @app.command()
 def audit(directory: DirArgument = None) -> None:
     """Prove from a job's journal that every record of every epoch counted exactly once."""
-    output = client.find(directory)
-    print(audit_module.audit(output))
+    from edl import audit as audit_module  # with NumPy, which the master's image does not have
+
+    print(audit_module.audit(client.find(directory)))
 
 
 @app.command()
