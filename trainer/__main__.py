@@ -97,7 +97,8 @@ def _work(link: Link) -> int:
     sample = source.plain(0, min(size, 2)) if size else None
     learner = Learner(model, sample)
 
-    ring = HorovodRing(link.store_port, os.environ.get("EDL_RING_INTERFACE", "lo"), f"worker-{link.worker}")
+    interface, port = os.environ.get("EDL_RING_INTERFACE", "lo"), int(link.address.rpartition(":")[2])
+    ring = HorovodRing(link.store_port, interface, f"worker-{link.worker}", port)
     link.cut = ring.cut
     # One step in a ring of one: everything is built, traced and touched before others wait for us.
     ring.form(0, 1)

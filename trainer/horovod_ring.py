@@ -29,6 +29,7 @@ import tensorflow as tf
 from trainer.graphs import compiled
 from trainer.ring import RingBroken
 
+INTERNET = (socket.AF_INET, socket.AF_INET6)
 CUT_AGAIN_SECONDS = 0.1
 HUNG_SECONDS = 10.0
 HUNG_EXIT_CODE = 75  # EX_TEMPFAIL: the peers broke the ring and this process could not get out of it
@@ -41,9 +42,10 @@ class HorovodRing:
         store_port: of the loopback rendezvous store of this process.
         interface: network interface that the members reach each other by.
         name: of this worker, unique in the job.
+        master_port: where the worker's link connects to, at any time: its socket is never the ring's.
     """
 
-    def __init__(self, store_port: int, interface: str, name: str):
+    def __init__(self, store_port: int, interface: str, name: str, master_port: int = 0):
         os.environ.update(
             HOROVOD_CONTROLLER="gloo",
             HOROVOD_CPU_OPERATIONS="gloo",
@@ -52,6 +54,7 @@ class HorovodRing:
             HOROVOD_GLOO_TIMEOUT_SECONDS=os.environ.get("HOROVOD_GLOO_TIMEOUT_SECONDS", "600"),
             HOROVOD_HOSTNAME=name,
         )
+        self._store_port, self._master_port = store_port, master_port
         self._lock = threading.Lock()
         self._outside: frozenset[tuple[int, str]] = frozenset()  # sockets from before this ring
         self._sockets: frozenset[tuple[int, str]] | None = None  # of this ring, once it is formed
@@ -104,7 +107,22 @@ class HorovodRing:
         with self._lock:
             ours = self._sockets if self._sockets is not None else frozenset(_open_sockets()) - self._outside
             for fd, inode in ours:
-                _shut_down(fd, inode)
+                self._shut_down(fd, inode)
+
+    def _shut_down(self, fd: int, inode: str) -> None:
+        """shutdown(2) the socket, unless its descriptor is another one's by now, or it is not Gloo's.
+
+        While a ring is formed, questions to the rendezvous store come and go (they are answered
+        with 410, which is quicker than a broken connection), and the link may find a new master.
+        """
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as copy:
+            if os.readlink(f"/proc/self/fd/{copy.fileno()}") != inode or copy.family not in INTERNET:
+                return
+            here, there = copy.getsockname()[1], 0
+            with contextlib.suppress(OSError):  # one that listens has no peer
+                there = copy.getpeername()[1]
+            if self._store_port not in (here, there) and there != self._master_port:
+                copy.shutdown(socket.SHUT_RDWR)
 
     def _keep_cutting(self) -> None:
         """Until the ring is closed. A process that cannot get out of it ends itself."""
@@ -146,16 +164,3 @@ def _open_sockets() -> Iterator[tuple[int, str]]:
         with contextlib.suppress(OSError):
             if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
                 yield int(name), os.readlink(f"/proc/self/fd/{name}")
-
-
-def _shut_down(fd: int, inode: str) -> None:
-    """shutdown(2) the socket, unless its descriptor is another one's by now."""
-    with contextlib.suppress(OSError):
-        copy = os.dup(fd)
-        try:
-            if os.readlink(f"/proc/self/fd/{copy}") == inode:
-                socket.socket(fileno=copy).shutdown(socket.SHUT_RDWR)
-                copy = -1  # the socket object has closed it
-        finally:
-            if copy >= 0:
-                os.close(copy)

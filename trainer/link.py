@@ -137,7 +137,7 @@ class Link:
         self.store_port = 0
         self.progress = Progress()
         self.cut: Callable[[], None] = lambda: None  # the ring's; may be called from this thread
-        self._address, self._token, self._run_id = address, token, run_id
+        self.address, self._token, self._run_id = address, token, run_id
         self._orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
         self._grants: queue.SimpleQueue[tuple[int, Range]] = queue.SimpleQueue()
         self._news = threading.Event()
@@ -165,7 +165,7 @@ class Link:
         """
         self._thread.start()
         if not self._welcomed.wait(timeout):
-            raise NoMaster(f"no answer from the master at {self._address} within {timeout:g} s")
+            raise NoMaster(f"no answer from the master at {self.address} within {timeout:g} s")
         if self._ended:
             raise NoMaster(self._ended)
 
@@ -250,7 +250,7 @@ class Link:
             self._post(pb.FromWorker(generation=self._told.generation, back=self._told.back()))
         metadata = (("authorization", f"Bearer {self._token}"),)
         try:
-            async with grpc.aio.insecure_channel(self._address, options=OPTIONS) as channel:
+            async with grpc.aio.insecure_channel(self.address, options=OPTIONS) as channel:
                 stream = rpc.MasterStub(channel).Work(self._sayings(), metadata=metadata, wait_for_ready=True)
                 async for message in stream:
                     self._hear(message)
@@ -265,7 +265,7 @@ class Link:
         """Until a master listens at the address, for as long as the last one has asked for."""
         deadline = self._loop.time() + self._patience
         while self._loop.time() < deadline:
-            async with grpc.aio.insecure_channel(self._address, options=OPTIONS) as channel:
+            async with grpc.aio.insecure_channel(self.address, options=OPTIONS) as channel:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(min(5.0, deadline - self._loop.time())):
                         await channel.channel_ready()

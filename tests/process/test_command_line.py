@@ -96,6 +96,7 @@ def test_digits_trains_to_the_accuracy_that_is_promised() -> None:
         "redone",
         "re-forming",
         "waiting for workers",
+        "paused",
         "starting",
     }
     assert re.search(r"held out  accuracy (0\.9|1\.0)", done.stdout)

@@ -159,6 +159,22 @@ async def test_a_generation_that_is_called_off_fails_at_once_and_the_next_one_fo
         assert await one.says("sum") == "sum 2.0"
 
 
+async def test_a_cut_while_the_ring_is_formed_spares_the_question_to_the_store() -> None:
+    async with ranks(2) as (store, (one, _)):
+        store.open(1)
+        one.do("form 0 2")
+        while not store._waiting:
+            await asyncio.sleep(0.01)
+        began = asyncio.get_running_loop().time()
+        one.do("cut")
+        await asyncio.sleep(0.05)
+        store.call_off()
+        await one.says("broken hvd.init")
+        assert asyncio.get_running_loop().time() - began < 0.4, (
+            "a broken question is asked again, 0.5 s later"
+        )
+
+
 @pytest.mark.parametrize("delay", [0.0, 0.01, 0.03, 0.06])
 async def test_a_peer_that_dies_in_init_aborts_nobody(delay: float) -> None:
     async with ranks(3) as (store, (first, second, dying)):

@@ -82,8 +82,13 @@ def started(job: ByHand) -> tuple[subprocess.Popen[bytes], list[subprocess.Popen
     master = job.start_master()
     job.until(lambda s: s["phase"] == "Starting")
     workers = [job.start_worker() for _ in range(3)]
-    job.until(lambda s: s["last_change"] and len(s["last_change"]["members"]) == 3 and s["step"] > 20)
+    job.until(lambda s: in_ring_of(s, 3) and s["step"] > s["last_change"]["step"] + 20)
     return master, workers
+
+
+def in_ring_of(status: dict[str, Any], size: int) -> bool:
+    change = status["last_change"]
+    return bool(change) and len(change["members"]) == size and change["up_seconds"] is not None
 
 
 def is_exact(job: ByHand, master: subprocess.Popen[bytes]) -> dict[str, Any]:
@@ -122,16 +127,16 @@ def test_a_worker_dies_while_there_is_no_master(job: ByHand) -> None:
     workers[1].kill()
     time.sleep(0.5)
     master = job.start_master()
-    after = job.until(lambda s: s["last_change"] and len(s["last_change"]["members"]) == 2)
+    after = job.until(lambda s: in_ring_of(s, 2))
     workers.append(job.start_worker())
-    job.until(lambda s: len(s["last_change"]["members"]) == 3 and s["generation"] > after["generation"])
+    job.until(lambda s: in_ring_of(s, 3) and s["generation"] > after["generation"])
     assert is_exact(job, master)["state_losses"] == 0
 
 
 def test_a_frozen_worker_that_the_dead_master_had_given_up_corrupts_nothing(job: ByHand) -> None:
     master, workers = started(job)
     os.kill(workers[2].pid, signal.SIGSTOP)
-    job.until(lambda s: len(s["last_change"]["members"]) == 2)
+    job.until(lambda s: in_ring_of(s, 2))
     master.kill()
     master.wait()
     os.kill(workers[2].pid, signal.SIGCONT)
