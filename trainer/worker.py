@@ -21,6 +21,7 @@ safe is told to the master.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -38,6 +39,7 @@ from trainer.link import End, Export, FormRing, Link, Progress
 from trainer.ring import Ring, RingBroken
 
 IDLE_SECONDS = 0.05
+LOG_SECONDS = 10.0
 LOSS_MEMORY = 0.95  # how much of the loss that is told was there a step before
 
 
@@ -79,6 +81,7 @@ class Worker:
         self.told = RangeSet()  # the safe set that the master was last told of
         self.in_flight: Range | None = None  # the batch of a step that has not come back
         self.last_step_at: float | None = None
+        self.log_at = 0.0  # when the loss is logged again
         self.step_began_at = 0.0
         self.wasted = 0.0  # seconds in a step that did not come back
         self.change: tuple[int, float] | None = None  # to tell after the first step: redone, wasted
@@ -222,6 +225,9 @@ class Worker:
             self.loss = (LOSS_MEMORY * self.loss[0] + agreed.loss * agreed.records,
                          LOSS_MEMORY * self.loss[1] + agreed.records)  # fmt: skip
         loss = self.loss[0] / self.loss[1] if self.loss[1] else None
+        if loss is not None and now >= self.log_at:
+            self.log_at = now + LOG_SECONDS
+            print(f"generation {generation}, rank {rank}, step {self.step}: Loss {loss:.4f}", file=sys.stderr)
         self.link.progress = Progress(generation, self.step, self.records, loss, safe if rank == 0 else None)
         if rank == 0 and agreed.idle and safe != self.told:
             self.told = safe

@@ -396,6 +396,9 @@ class Job:
             self.stale += 1
             return
         self.metrics, self.model, self.skipped = dict(event.metrics), event.model, w.skipped
+        if self.metrics:
+            found = ", ".join(f"{name} {value:.4f}" for name, value in self.metrics.items())
+            self._say("end", f"Evaluation on the held-out records: {found}")
         assert self.leases is not None
         reason = f"every record of {self.leases.epochs} epochs is applied exactly once"
         if self.skipped:
