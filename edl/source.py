@@ -1,0 +1,155 @@
+"""A user's model that comes as one file (`model.source`): checked before any worker is started for it.
+
+Nothing here runs the file or imports anything: the master only reads it. So what is certain
+is refused (no Python, no model(), a data() that takes no split), and what only running it
+would tell (a function made by an import or an assignment) is believed; the worker finds out.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import re
+import symtable
+import warnings
+from collections.abc import Iterable, Iterator
+
+MOST_CHARACTERS = 262_144
+CONTRACT = {"model": "model()", "data": "data(split)", "feed": "feed(records)"}  # and how they are called
+NEEDED = ("model", "data")
+SAFE_ENCODINGS = ("utf-8", "utf8", "utf-8-sig", "ascii", "us-ascii")
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def digest(source: str) -> str:
+    """The part of a run's identity that is the model's text: another text is another run."""
+    return hashlib.sha256(source.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+def check(source: str, name: str = "model.source") -> list[str]:
+    """What is wrong with a model's text: one line for each mistake, none if it may be tried.
+
+    Args:
+        source: the text of the Python file.
+        name: what the file is called in the lines.
+    """
+    if len(source) > MOST_CHARACTERS:
+        return [
+            f"{name}: has {len(source):,} characters; at most {MOST_CHARACTERS:,} fit where Kubernetes and "
+            "Helm keep it. Put a large model, or one of several files, into an image or on a volume"
+        ]
+    if not source.strip("\ufeff \t\r\n"):
+        return [f"{name}: is empty; a Python file with model() and data(split) is due"]
+    try:
+        source.encode("utf-8")
+    except UnicodeEncodeError as error:
+        return [f"{name}: line {source.count(chr(10), 0, error.start) + 1}: is not a text in UTF-8"]
+    if wrong := _encoding(source):
+        return [f"{name}: {wrong}"]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the user's text; the worker shows them
+            text = source.removeprefix("\ufeff")
+            tree = ast.parse(text, name)
+            table = symtable.symtable(text, name, "exec")
+            compile(
+                tree, name, "exec", dont_inherit=True
+            )  # finds a `return` outside a function, and the like
+    except SyntaxError as error:
+        where = f"line {error.lineno}: " if error.lineno else ""
+        line = f": {error.text.strip()[:80]}" if error.text and error.text.strip() else ""
+        return [f"{name}: {where}{error.msg}{line}"]
+    except ValueError as error:  # a zero byte
+        return [f"{name}: is not Python: {error}"]
+    except (RecursionError, MemoryError):
+        return [f"{name}: is nested too deeply for Python to read"]
+    return [f"{name}: {line}" for line in _contract(tree, table)]
+
+
+def _encoding(source: str) -> str:
+    """A file that names another encoding than UTF-8 would be read wrongly: it travels as UTF-8."""
+    for number, line in enumerate(source.splitlines()[:2], 1):
+        found = re.match(r"^[ \t\f]*#.*?coding[:=][ \t]*([-\w.]+)", line)
+        if found and found[1].lower().replace("_", "-") not in SAFE_ENCODINGS:
+            return f"line {number}: names the encoding {found[1]}; save the file as UTF-8"
+    return ""
+
+
+def _contract(tree: ast.Module, table: symtable.SymbolTable) -> Iterator[str]:
+    """How the module breaks the contract of docs/models.md."""
+    bound = {s.get_name() for s in table.get_symbols() if s.is_assigned() or s.is_imported()}
+    for name in NEEDED:
+        if name not in bound and not _anything(tree, bound):
+            near = bound & {f"get_{name}", f"build_{name}", f"make_{name}", f"custom_{name}", name.title()}
+            hint = f"; it has {min(near)}()" if near else ""
+            yield f"has no function {name}(){hint}. A model file defines model() and data(split)"
+    last: dict[str, ast.stmt] = {}
+    for statement in _statements(tree.body):
+        last |= dict.fromkeys(_names(statement), statement)
+    for name, call in CONTRACT.items():
+        if isinstance(function := last.get(name), Function):
+            yield from _function(function, call)
+
+
+def _anything(tree: ast.Module, bound: set[str]) -> bool:
+    """Whether the module may have names that do not stand in it."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.ImportFrom(names=[ast.alias(name="*")]) | ast.Global():
+                return True
+            case ast.Name(id="globals" | "vars" | "locals" | "exec" | "setattr"):
+                return True
+    return "__getattr__" in bound
+
+
+def _statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
+    """The statements that run when the module is imported, those in `if`, `try` and loops too."""
+    for statement in body:
+        yield statement
+        for part in ("body", "orelse", "finalbody"):
+            if not isinstance(statement, Function | ast.ClassDef):
+                yield from _statements(getattr(statement, part, []))
+        for inner in (*getattr(statement, "handlers", []), *getattr(statement, "cases", [])):
+            yield from _statements(inner.body)
+
+
+def _names(statement: ast.stmt) -> Iterator[str]:
+    """The names that a statement gives a value to."""
+    match statement:
+        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+            yield name
+        case ast.Import(names=names) | ast.ImportFrom(names=names):
+            yield from (alias.asname or alias.name.split(".")[0] for alias in names)
+        case ast.Assign() | ast.AnnAssign() | ast.AugAssign():
+            yield from (node.id for node in ast.walk(statement) if isinstance(node, ast.Name))
+
+
+def _function(function: Function, call: str) -> Iterator[str]:
+    """What keeps a function of the contract from being called as it will be."""
+    where = f"line {function.lineno}: {function.name}()"
+    if function.decorator_list:
+        return  # a decorator may return anything
+    if isinstance(function, ast.AsyncFunctionDef):
+        yield f"{where} is `async`; a plain function is due"
+    own = list(_own(function))
+    returns = any(isinstance(node, ast.Return) and node.value is not None for node in own)
+    if any(isinstance(node, ast.Yield | ast.YieldFrom) for node in own):
+        yield f"{where} uses `yield`; it must return its result"
+    elif not returns and not isinstance(function.body[-1], ast.Raise):
+        yield f"{where} returns nothing"
+    found, given = function.args, 0 if call.endswith("()") else 1
+    most = len(found.posonlyargs) + len(found.args)
+    least = most - len(found.defaults)
+    if least > given or None in found.kw_defaults or (most < given and not found.vararg):
+        yield f"line {function.lineno}: {function.name}({ast.unparse(found)}) is called as {call}"
+
+
+def _own(function: Function) -> Iterator[ast.AST]:
+    """The nodes of a function's body, without those of functions in it."""
+    todo: list[ast.AST] = list(function.body)
+    while todo:
+        node = todo.pop()
+        yield node
+        if not isinstance(node, Function | ast.Lambda | ast.ClassDef):
+            todo += ast.iter_child_nodes(node)
