@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 
 from edl import config, files, values
-from edl.cli import client, display
+from edl.cli import client, display, zoo
 from edl.errors import ConfigError, EdlError
 
 app = typer.Typer(
@@ -26,6 +26,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+app.add_typer(zoo.app)
 
 FileOption = Annotated[
     list[Path], typer.Option("-f", "--values", help="A values file; several are merged in order.")

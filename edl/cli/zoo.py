@@ -1,0 +1,243 @@
+"""`edl zoo`: a folder of models becomes an image of the workers, with docker or buildah."""
+
+from __future__ import annotations
+
+import configparser
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+import yaml
+
+import edl
+from edl import files, source
+from edl.errors import EdlError, ModelError
+
+app = typer.Typer(
+    name="zoo",
+    help="Put your models into an image of the workers.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+MODELS = "/models"  # where they are in the image
+TOOLS = ("docker", "buildah")
+IGNORED = ".git\n.venv\nruns\n**/__pycache__\nDockerfile\nvalues.yaml\n.dockerignore\n"
+DOCKERFILE = """\
+# An image of edl's workers with the models of this folder: `edl zoo build --image NAME .`
+ARG BASE={base}
+FROM ${{BASE}}
+USER root
+{packages}
+COPY . {models}
+# The pod's user is nobody's in particular, and its file system is read-only.
+RUN chmod -R a+rX {models} && python -m compileall -q {models}
+USER 10001:10001
+"""
+PACKAGES = """\
+# What the models need beside edl's own packages, whose versions stay as they are.
+COPY requirements.txt /opt/edl/models.txt
+RUN --mount=type=secret,id=pip,target=/etc/pip.conf \\
+    --mount=type=secret,id=ca,target=/etc/ssl/certs/ca-certificates.crt \\
+    pip install --no-cache-dir -c /opt/edl/constraints.txt -r /opt/edl/models.txt"""
+NO_PACKAGES = """\
+# To add packages: write a requirements.txt, and `edl zoo init --force` once more."""
+VALUES = """\
+# For `helm install edl CHART --set workers=4 -f values.yaml`. All values: docs/configuration.md.
+worker:
+  image:
+    # The image that `edl zoo build --image` and `edl zoo push` were given.
+    repository: {repository}
+    tag: "{tag}"
+model:
+  module: {module}{others}
+"""
+
+
+@app.command()
+def init(
+    directory: Annotated[Path, typer.Argument(metavar="[DIR]", help="The folder with your models.")] = Path(
+        "."
+    ),
+    image: Annotated[
+        str, typer.Option("--image", help="The image's name, for values.yaml; default: the folder's name.")
+    ] = "",
+    base_image: Annotated[
+        str, typer.Option("--base-image", help="The image of edl's workers to build upon.")
+    ] = f"edl-worker:{edl.__version__}",
+    force: Annotated[bool, typer.Option("--force", help="Replace files that are there already.")] = False,
+) -> None:
+    """Write a Dockerfile and a values file beside your models."""
+    if not directory.is_dir():
+        raise EdlError(f"{directory}: there is no such folder")
+    repository, tag = _split(image or f"{directory.resolve().name.lower()}:1")
+    found = [path.name for path in sorted(directory.glob("*.py")) if not source.check(_read(path))]
+    others = "".join(f"\n  # or: {MODELS}/{name}" for name in found[1:])
+    module = f"{MODELS}/{found[0]}" if found else f"{MODELS}/my_model.py  # there is no model here yet"
+    packages = PACKAGES if (directory / "requirements.txt").is_file() else NO_PACKAGES
+    written = {
+        "Dockerfile": DOCKERFILE.format(base=base_image, packages=packages, models=MODELS),
+        "values.yaml": VALUES.format(repository=repository, tag=tag, module=module, others=others),
+        ".dockerignore": IGNORED,
+    }
+    paths = {directory / name: text for name, text in written.items()}
+    differing = [str(path) for path, text in paths.items() if path.exists() and _read(path) != text]
+    if differing and not force:
+        is_are = "is there already" if len(differing) == 1 else "are there already"
+        raise EdlError(f"{', '.join(differing)} {is_are}; nothing was written (--force replaces)")
+    for path, text in paths.items():
+        try:
+            files.write_whole(path, text)
+        except OSError as error:
+            raise EdlError(f"{path}: cannot be written: {error.strerror}") from error
+        print(f"wrote {path}")
+    if not found:
+        print(f"no model was found in {directory}: a Python file with model() and data(split)")
+    print(f"next: edl zoo build --image {repository}:{tag} {directory}")
+
+
+@app.command()
+def build(
+    image: Annotated[str, typer.Option("--image", help="The image's name, with registry and tag.")],
+    directory: Annotated[Path, typer.Argument(metavar="[PATH]", help="The folder with your models.")] = Path(
+        "."
+    ),
+    extra_index: Annotated[
+        str, typer.Option("--extra-index", help="One more package index; it is not kept in the image.")
+    ] = "",
+) -> None:
+    """Build the image, with docker or buildah."""
+    if not (directory / "Dockerfile").is_file():
+        raise EdlError(f"{directory}: has no Dockerfile; `edl zoo init {directory}` writes one")
+    _check_model(directory)
+    tool = _tool()
+    with tempfile.TemporaryDirectory() as secrets:
+        command = (
+            ["docker", "buildx", "build", "--load"]
+            if tool == "docker"
+            # Needs no rights but those to change the root directory, and the network as it is.
+            else ["buildah", "bud", "--layers", "--network", "host",
+                  "--isolation", os.environ.get("BUILDAH_ISOLATION", "chroot")]
+        )  # fmt: skip
+        command += [*_secrets(Path(secrets), extra_index), "-t", image, str(directory)]
+        _run(tool, command, f"{image} was not built. If its base image was not found: `scripts/images build` "
+             "makes it, and `edl zoo init --base-image` names another")  # fmt: skip
+    repository, tag = _split(image)
+    print(f"built {image}; next: edl zoo push {image}, and then")
+    print(f"  helm install edl CHART --set workers=4 -f {directory / 'values.yaml'}"
+          f" --set worker.image.repository={repository},worker.image.tag={tag}")  # fmt: skip
+
+
+@app.command()
+def push(
+    image: Annotated[str, typer.Argument(help="The image's name, with registry and tag.")],
+    plain_http: Annotated[bool, typer.Option("--plain-http", help="The registry has no TLS.")] = False,
+) -> None:
+    """Push the image to its registry, with docker or buildah."""
+    if "/" not in image:
+        raise EdlError(f"{image}: names no registry; an image is pushed as registry.example.org/team/{image}")
+    tool = _tool()
+    if tool == "buildah":
+        command = [
+            "buildah",
+            "push",
+            f"--tls-verify={str(not plain_http).lower()}",
+            image,
+            f"docker://{image}",
+        ]
+    else:  # docker knows from its daemon's settings which registries have no TLS
+        command = ["docker", "push", image]
+    _run(tool, command, f"{image} was not pushed")
+    print(f"pushed {image}")
+
+
+def _check_model(directory: Path) -> None:
+    """The model that values.yaml names is one, if it is a file of this folder.
+
+    Raises:
+        ModelError: it is not there, or is no model.
+    """
+    try:
+        values = yaml.safe_load(_read(directory / "values.yaml"))
+        module = str(values["model"]["module"])
+    except (EdlError, yaml.YAMLError, TypeError, KeyError):
+        return  # no values of ours: Helm will judge them
+    if not module.startswith(f"{MODELS}/"):
+        return
+    path = directory / module.removeprefix(f"{MODELS}/")
+    if not path.is_file():
+        raise ModelError(
+            f"{directory / 'values.yaml'}: model.module is {module}, but there is no file {path}"
+        )
+    if wrong := source.check(_read(path), str(path)):
+        raise ModelError("\n".join(wrong))
+
+
+def _secrets(directory: Path, extra_index: str) -> list[str]:
+    """Options that let the build reach the package index as this machine does. The image keeps no trace."""
+    mine = configparser.RawConfigParser()
+    mine.read([os.environ.get("PIP_CONFIG_FILE", "/etc/pip.conf"), Path.home() / ".config/pip/pip.conf"])
+    said = dict(mine["global"]) if mine.has_section("global") else {}
+    certificates = os.environ.get("PIP_CERT") or said.pop("cert", "")
+    index, extra = os.environ.get("PIP_INDEX_URL"), [said.get("extra-index-url", ""), extra_index]
+    said |= {"index-url": index} if index else {}
+    said |= {"extra-index-url": " ".join(filter(None, extra))} if any(extra) else {}
+    said |= {"cert": "/etc/ssl/certs/ca-certificates.crt"} if certificates else {}
+    lines = ["[global]", *(f"{key} = {value}" for key, value in said.items())]
+    files.write_whole(directory / "pip.conf", "\n".join(lines) + "\n", mode=0o600)
+    secrets = ["--secret", f"id=pip,src={directory / 'pip.conf'}"]
+    return [*secrets, "--secret", f"id=ca,src={certificates}"] if certificates else secrets
+
+
+def _tool() -> str:
+    """docker if its daemon answers, else buildah; or what EDL_BUILDER says.
+
+    Raises:
+        EdlError: there is neither.
+    """
+    wanted = os.environ.get("EDL_BUILDER", "")
+    if wanted and wanted not in TOOLS:
+        raise EdlError(f"EDL_BUILDER is {wanted!r}; allowed: {', '.join(TOOLS)}")
+    why = "docker is not installed"
+    if wanted in ("", "docker") and shutil.which("docker"):
+        asked = subprocess.run(["docker", "buildx", "ls"], capture_output=True, text=True)
+        if asked.returncode == 0:
+            asked = subprocess.run(["docker", "info"], capture_output=True, text=True)
+        if asked.returncode == 0:
+            return "docker"
+        why = f"docker cannot be used ({(asked.stderr.strip() or 'no daemon').splitlines()[-1]})"
+    if wanted in ("", "buildah") and shutil.which("buildah"):
+        return "buildah"
+    missing = {"docker": why, "buildah": "buildah is not installed"}
+    reasons = [missing[wanted]] if wanted else list(missing.values())
+    raise EdlError(f"an image needs docker or buildah: {'; '.join(reasons)}")
+
+
+def _run(tool: str, command: list[str], failed: str) -> None:
+    """Run it, with its output shown.
+
+    Raises:
+        EdlError: it failed.
+    """
+    print(f"{' '.join(command)}", flush=True)
+    code = subprocess.call(command)
+    if code:
+        raise EdlError(f"{tool} failed with exit code {code}; {failed}")
+
+
+def _split(image: str) -> tuple[str, str]:
+    """Repository and tag. A colon before the last slash is a port's."""
+    repository, colon, tag = image.rpartition(":")
+    return (repository, tag) if colon and "/" not in tag else (image, "latest")
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError as error:
+        raise EdlError(f"{path}: cannot be read: {error.strerror}") from error
