@@ -11,78 +11,69 @@ import json
 import operator
 import typing
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    JsonValue,
-    ValidationError,
-    model_validator,
-)
-from pydantic.alias_generators import to_camel
+from pydantic import BaseModel, Field, JsonValue, ValidationError, model_validator
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, PydanticCustomError
 
+from edl.chart import Chart
 from edl.errors import ConfigError
+from edl.kinds import AtLeastHalf, Int, NotNegative, Positive, Section, Share, number
 
-
-def _whole(value: Any) -> Any:
-    """Helm turns integers into floats: 4.0 is 4. A bool is not a number, nor is a string."""
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    return value
-
-
-Int = Annotated[int, BeforeValidator(_whole)]
 LIVE: dict[str, JsonValue] = {"live": True}
+SHARE: dict[str, JsonValue] = {"allowed": "a whole number, at least 0, or a share such as 50%"}
+PATH: dict[str, JsonValue] = {"allowed": "an absolute path"}
+MOST_SOURCE = 262144  # characters of model.source; a ConfigMap holds 1 MiB, and JSON's escapes take room
 
 
-class _Values(BaseModel):
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, alias_generator=to_camel, allow_inf_nan=False
-    )
-
-
-class Model(_Values):
+class Model(Section):
     module: str = Field(min_length=1)
+    source: str = Field(max_length=MOST_SOURCE)
+    claim: str
+    host_path: str
+    mount_path: str = Field(pattern="^/", json_schema_extra=PATH)
 
 
-class Training(_Values):
+class Training(Section):
     epochs: Int = Field(ge=1)
     batch_size: Int = Field(ge=1, lt=1 << 24)
     seed: Int = Field(ge=0, lt=1 << 31)
     non_finite: Literal["stop", "skip"]
 
 
-class Data(_Values):
+class Data(Section):
     shuffle: bool
     block_records: Int = Field(ge=1)
+    claim: str
+    host_path: str
+    mount_path: str = Field(pattern="^/", json_schema_extra=PATH)
 
 
-class Elastic(_Values):
-    silence_seconds: float = Field(ge=0.5)
-    start_seconds: float = Field(gt=0)
-    join_seconds: float = Field(ge=0)
-    grace_seconds: float = Field(ge=0)
-    master_seconds: float = Field(ge=0)
+class Elastic(Section):
+    silence_seconds: AtLeastHalf
+    start_seconds: Positive
+    join_seconds: NotNegative
+    grace_seconds: NotNegative
+    master_seconds: NotNegative
     lease_batches: Int = Field(ge=1)
     max_failures: Int = Field(ge=0)
 
 
-class Local(_Values):
+class Local(Section):
     start: Literal["spawn", "fork"]
     threads: Int = Field(ge=0)
 
 
-class Config(_Values):
-    """All of a job's values."""
+class Config(Section):
+    """A job's values: what a process needs to know."""
 
     workers: Int = Field(ge=0, json_schema_extra=LIVE)
     min_workers: Int = Field(ge=1, json_schema_extra=LIVE)
     max_workers: Int = Field(ge=1, json_schema_extra=LIVE)
     paused: bool = Field(json_schema_extra=LIVE)
+    high_priority_workers: Share = Field(json_schema_extra=LIVE | SHARE)
+    ttl_seconds_after_finished: Int = Field(ge=-1, json_schema_extra=LIVE)
     model: Model
     training: Training
     data: Data
@@ -90,12 +81,22 @@ class Config(_Values):
     log_level: Literal["debug", "info", "warning", "error"] = Field(json_schema_extra=LIVE)
     local: Local
 
+    def high_priority(self, workers: int) -> int:
+        """How many of so many workers get the higher priority. A share is rounded up."""
+        said = self.high_priority_workers
+        asked = said if isinstance(said, int) else -(-workers * int(said[:-1]) // 100)
+        return min(asked, workers)
+
     @model_validator(mode="after")
     def _possible(self) -> Config:
         # Also when a Config is made without `parse`, an impossible one does not come into being.
         if broken := impossible(flat(self)):
             raise PydanticCustomError("impossible", "{text}", {"text": "\n".join(broken)})
         return self
+
+
+class File(Config, Chart):
+    """A whole values file: the job's values, and what shapes the chart's objects."""
 
 
 class Rule(NamedTuple):
@@ -125,16 +126,23 @@ RULES = [
 def parse(values: Mapping[str, Any]) -> Config:
     """The typed configuration that `values` mean.
 
+    They are a whole values file, or the job's part of one, as the chart gives it to the master. The chart's
+    part is checked where it is there, and left out.
+
     Raises:
         ConfigError: one line for each mistake.
     """
+    whole = isinstance(values, Mapping) and any(key in values for key in _known(Chart))
     try:
+        if whole:
+            File.model_validate(values)
+            values = {key: values[key] for key in JOB}
         return Config.model_validate(values)
     except ValidationError as error:
         details = error.errors()
     # pydantic judges the whole only when every part is right. We want all mistakes in one go, so the
     # combinations are judged here as well, over the keys that nothing else is wrong with.
-    wrong = {".".join(map(str, detail["loc"])) for detail in details}
+    wrong = {key for detail in details for key in _prefixes(detail["loc"])}
     sound = {k: v for k, v in flat(values).items() if k not in wrong} if isinstance(values, Mapping) else {}
     lines = {_in_words(detail) for detail in details if detail["type"] != "impossible"}
     raise ConfigError("\n".join(sorted(lines | set(impossible(sound)))))
@@ -146,63 +154,111 @@ def impossible(flat_values: Mapping[str, Any]) -> list[str]:
         f"{' and '.join(f'{key} is {_shown(flat_values[key])}' for key in rule.keys)}: {rule.words}"
         for rule in RULES
         if all(key in flat_values for key in rule.keys)
-        and rule.broken(*(flat_values[key] for key in rule.keys))
+        and rule.broken(*(number(flat_values[key]) for key in rule.keys))
     ]
 
 
 def frozen_changes(old: Config, new: Config) -> list[str]:
     """The dotted keys that differ and cannot change while a job runs."""
     before, after = flat(old), flat(new)
-    live = {f.alias for f in Config.model_fields.values() if f.json_schema_extra == LIVE}
+    live = {f.alias for f in Config.model_fields.values() if "live" in _extra(f)}
     return sorted(key for key in before if before[key] != after[key] and key not in live)
 
 
+def _extra(field: FieldInfo) -> dict[str, Any]:
+    return field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
+
+
 def flat(values: BaseModel | Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The values by dotted key."""
+    """The values by dotted key. A map that Kubernetes knows the keys of is one value."""
     if isinstance(values, BaseModel):
         items = [(str(f.alias), getattr(values, name)) for name, f in type(values).model_fields.items()]
     else:
         items = list(values.items())
     found: dict[str, Any] = {}
     for key, value in items:
-        nested = isinstance(value, (BaseModel, Mapping))
+        nested = isinstance(value, (BaseModel, Mapping)) and f"{prefix}{key}" not in OPEN
         found |= flat(value, f"{prefix}{key}.") if nested else {f"{prefix}{key}": value}
     return found
 
 
 def keys(section: type[BaseModel] = Config, prefix: str = "") -> list[str]:
-    """The dotted keys of all values."""
+    """The dotted keys of all values below `section`."""
     found: list[str] = []
-    for field in section.model_fields.values():
-        inner, key = field.annotation, f"{prefix}{field.alias}"
-        nested = isinstance(inner, type) and issubclass(inner, BaseModel)
-        found += keys(typing.cast(type[BaseModel], inner), f"{key}.") if nested else [key]
+    for key, inner in _known(section).items():
+        found += keys(inner, f"{prefix}{key}.") if inner else [f"{prefix}{key}"]
     return found
+
+
+def _known(section: type[BaseModel]) -> dict[str, type[BaseModel] | None]:
+    """The keys of a section, each with its own section, if it is one."""
+    found: dict[str, type[BaseModel] | None] = {}
+    for field in section.model_fields.values():
+        inner = field.annotation
+        is_section = isinstance(inner, type) and issubclass(inner, BaseModel)
+        found[str(field.alias)] = typing.cast(type[BaseModel], inner) if is_section else None
+    return found
+
+
+def _open(section: type[BaseModel], prefix: str = "") -> set[str]:
+    """The dotted keys whose value is a map with keys of anybody's choice."""
+    found: set[str] = set()
+    for field in section.model_fields.values():
+        key, inner = f"{prefix}{field.alias}", field.annotation
+        if typing.get_origin(inner) is dict:
+            found.add(key)
+        elif isinstance(inner, type) and issubclass(inner, BaseModel):
+            found |= _open(inner, f"{key}.")
+    return found
+
+
+OPEN = _open(File)
+JOB = tuple(_known(Config))  # the keys of the job's part of a values file
+
+
+def _prefixes(loc: tuple[int | str, ...]) -> list[str]:
+    """The dotted keys on the way to a mistake: a union's branches and a list's places come after the key."""
+    return [".".join(map(str, loc[: n + 1])) for n in range(len(loc))]
 
 
 def _in_words(detail: ErrorDetails) -> str:
     """One mistake in our words: the key, the value found, what is allowed."""
-    path = [str(part) for part in detail["loc"]]
+    path, section, rest = _place(detail["loc"])
     if not path:
         return f"values: {_shown(detail['input'])} is not allowed; allowed: a map of keys"
-    key, section = ".".join(path), _section(path[:-1])
+    key = ".".join(path + rest)
     if detail["type"] == "extra_forbidden":
         where = f" under {'.'.join(path[:-1])}" if path[:-1] else ""
         return f"{key}: there is no such key{where}; {_hint(path, section)}"
-    if detail["type"] == "missing":
-        return f"{key}: a value is needed (null removes the default); {_allowed(section, path[-1])}"
-    return f"{key}: {_shown(detail['input'])} is not allowed; {_allowed(section, path[-1])}"
+    found = "a value is needed (null removes the default)"
+    if detail["type"] != "missing":
+        found = f"{_shown(detail['input'])} is not allowed"
+    return f"{key}: {found}; allowed: {allowed('.'.join(path), len(rest))}"
+
+
+def _place(loc: tuple[int | str, ...]) -> tuple[list[str], type[BaseModel], list[str]]:
+    """Where a mistake is: the path of the key, the section that holds it, and the place within its value."""
+    section: type[BaseModel] = File
+    for n, part in enumerate(loc):
+        inner = _known(section).get(str(part))
+        if inner and n + 1 < len(loc):
+            section = inner
+            continue
+        path, rest = [str(part) for part in loc[: n + 1]], [str(part) for part in loc[n + 1 :]]
+        # A value that may be of several kinds is blamed once for each: what follows is the kind, no place.
+        field = next((f for f in section.model_fields.values() if f.alias == part), None)
+        return path, section, rest if field and typing.get_origin(field.annotation) in (dict, list) else []
+    return [], section, []
 
 
 def _hint(path: list[str], section: type[BaseModel]) -> str:
     """The key that was meant: one of this name elsewhere, else a similar one here, else all that are here."""
     *parents, last = path
-    elsewhere = [key for key in keys() if key.rsplit(".", 1)[-1] == last]
-    known = [str(field.alias) for field in section.model_fields.values()]
-    near = difflib.get_close_matches(last, known, 1, cutoff=0.5)
-    if meant := [*elsewhere, *(".".join([*parents, name]) for name in near)]:
-        return f"did you mean {meant[0]}?"
-    return f"known: {', '.join(known)}"
+    elsewhere = [key for key in keys(File) if key.rsplit(".", 1)[-1] == last]
+    near = difflib.get_close_matches(last, _known(section), 1, cutoff=0.5)
+    if meant := elsewhere[:2] or [".".join([*parents, name]) for name in near]:
+        return f"did you mean {' or '.join(meant)}?"
+    return f"known: {', '.join(_known(section))}"
 
 
 def _shown(value: Any) -> str:
@@ -211,31 +267,39 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:80]}..."
 
 
-def _section(path: list[str]) -> type[BaseModel]:
-    """The model that holds the last key of a path."""
-    section: type[BaseModel] = Config
-    for part in path:
-        field = next(f for f in section.model_fields.values() if f.alias == part)
-        section = typing.cast(type[BaseModel], field.annotation)
-    return section
+LIMITS = {
+    "minimum": "at least",
+    "exclusiveMinimum": "more than",
+    "maximum": "at most",
+    "exclusiveMaximum": "less than",
+    "maxLength": "of so many characters at most:",
+}
+KINDS = {
+    "integer": "a whole number",
+    "number": "a number",
+    "boolean": "true or false",
+    "string": "a text",
+    "array": "a list",
+}
 
 
-def _allowed(section: type[BaseModel], key: str) -> str:
-    schema = section.model_json_schema(by_alias=True)["properties"].get(key, {})
+def allowed(key: str, depth: int = 0) -> str:
+    """What is allowed, in words, for a dotted key; or so deep within its value."""
+    *parents, last = key.split(".")
+    section: type[BaseModel] = File
+    for part in parents:
+        section = _known(section)[part] or section
+    schema = section.model_json_schema(by_alias=True)["properties"].get(last, {})
+    for _ in range(depth):
+        schema = schema.get("items") or schema.get("additionalProperties") or {}
+        schema = schema if isinstance(schema, dict) else {}
+    if "allowed" in schema:
+        return str(schema["allowed"])
     if "enum" in schema:
-        return f"allowed: {', '.join(schema['enum'])}"
-    kind = {"integer": "a whole number", "number": "a number", "boolean": "true or false", "string": "a text"}
-    text = kind.get(schema.get("type", ""), "a map of keys")
-    limits = [
-        f"{word} {schema[name]}"
-        for name, word in (
-            ("minimum", "at least"),
-            ("exclusiveMinimum", "more than"),
-            ("maximum", "at most"),
-            ("exclusiveMaximum", "less than"),
-        )
-        if name in schema
-    ]
+        return ", ".join(schema["enum"])
+    if "anyOf" in schema:  # a decimal may be a text to Helm, which is nobody's concern
+        schema = schema["anyOf"][0]
+    limits = [f"{word} {schema[name]}" for name, word in LIMITS.items() if name in schema]
     if schema.get("minLength"):
         limits.append("not empty")
-    return f"allowed: {text}" + (f", {', '.join(limits)}" if limits else "")
+    return ", ".join([KINDS.get(schema.get("type", ""), "a map of keys"), *limits])

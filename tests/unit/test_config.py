@@ -9,6 +9,7 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import BaseModel
 
 from edl import config, values
 from edl.errors import ConfigError
@@ -59,6 +60,47 @@ WRONG = [
     ("logLevel: loud", "logLevel", "debug, info, warning, error"),
     ("local: {start: thread}", "local.start", "spawn, fork"),
     ("training: [1, 2]", "training", "a map of keys"),
+    ("elastic: {silenceSeconds: '0.4'}", "elastic.silenceSeconds", "at least 0.5"),
+    ("elastic: {startSeconds: '0.0'}", "elastic.startSeconds", "more than 0"),
+    ("elastic: {joinSeconds: '-0.5'}", "elastic.joinSeconds", "at least 0"),
+    ("elastic: {joinSeconds: '0.5s'}", "elastic.joinSeconds", "a number"),
+    ("highPriorityWorkers: 120%", "highPriorityWorkers", "or a share such as 50%"),
+    ("highPriorityWorkers: -1", "highPriorityWorkers", "or a share such as 50%"),
+    ("highPriorityWorkers: half", "highPriorityWorkers", "or a share such as 50%"),
+    ("ttlSecondsAfterFinished: -2", "ttlSecondsAfterFinished", "at least -1"),
+    ("model: {source: 3}", "model.source", "a text"),
+    ("data: {mountPath: data}", "data.mountPath", "an absolute path"),
+    ("worker: {resource: {}}", "worker.resource", "did you mean worker.resources?"),
+    (
+        "nodeSelector: {disk: fast}",
+        "nodeSelector",
+        "did you mean master.nodeSelector or worker.nodeSelector?",
+    ),
+    ("worker: {nodeSelector: {disk: 1}}", "worker.nodeSelector.disk", "a text"),
+    ("worker: {env: {A: b}}", "worker.env", "a list"),
+    ("worker: {env: [A]}", "worker.env.0", "a map of keys"),
+    ("worker: {resources: large}", "worker.resources", "a map of keys"),
+    ("worker: {terminationGracePeriodSeconds: -1}", "worker.terminationGracePeriodSeconds", "at least 0"),
+    ("master: {image: edl-master}", "master.image", "a map of keys"),
+    ("master: {image: {digest: sha256:12}}", "master.image.digest", "64 hex digits"),
+    ("master: {image: {repository: ''}}", "master.image.repository", "not empty"),
+    ("image: {tag: 1.5}", "image.tag", "a text"),
+    ("image: {pullPolicy: Sometimes}", "image.pullPolicy", "Always, IfNotPresent, Never"),
+    ("image: {pullSecrets: [mine]}", "image.pullSecrets.0", "a map of keys"),
+    ("priorityClass: {value: 2000000000}", "priorityClass.value", "at most 1000000000"),
+    ("priorityClass: {preemptionPolicy: Always}", "priorityClass.preemptionPolicy", "Never"),
+    ("networkPolicy: {enabled: 1}", "networkPolicy.enabled", "true or false"),
+    ("rbac: true", "rbac", "a map of keys"),
+    ("service: {type: Headless}", "service.type", "ClusterIP, NodePort, LoadBalancer"),
+    ("serviceAccount: {name: mine}", "serviceAccount.name", "did you mean"),
+    ("metrics: {serviceMonitor: true}", "metrics.serviceMonitor", "a map of keys"),
+    ("output: {accessModes: []}", "output.accessModes", "a list"),
+    ("output: {accessModes: [ReadWrite]}", "output.accessModes.0", "ReadWriteOnce"),
+    ("output: {size: 5}", "output.size", "a text"),
+    ("token: secret", "token", "a map of keys"),
+    ("extraObjects: {}", "extraObjects", "a list"),
+    ("fullnameOverride: " + "x" * 41, "fullnameOverride", "40"),
+    ("commonLabels: {team: 7}", "commonLabels.team", "a text"),
 ]
 IMPOSSIBLE = [
     ("{minWorkers: 5, maxWorkers: 3, workers: 3}", "minWorkers is 5 and maxWorkers is 3"),
@@ -106,7 +148,7 @@ def test_an_impossible_combination_is_refused(text: str, words: str) -> None:
 @pytest.mark.parametrize("text", [i[0] for i in IMPOSSIBLE])
 def test_an_impossible_config_cannot_be_made_without_parse_either(text: str) -> None:
     with pytest.raises(ValueError, match=r"(orkers|Seconds) is"):
-        config.Config.model_validate(merged(text))
+        config.File.model_validate(merged(text))
 
 
 @pytest.mark.parametrize("text", POSSIBLE)
@@ -153,29 +195,80 @@ def test_helm_turns_integers_into_floats_and_back() -> None:
 
 
 def test_every_value_has_a_field_and_every_field_a_value() -> None:
-    assert sorted(config.flat(values.defaults())) == sorted(config.keys())
+    assert sorted(config.flat(values.defaults())) == sorted(config.keys(config.File))
+
+
+def sections(section: type[BaseModel]) -> list[type[BaseModel]]:
+    inner = [f.annotation for f in section.model_fields.values()]
+    return [
+        section,
+        *(s for i in inner if isinstance(i, type) and issubclass(i, BaseModel) for s in sections(i)),
+    ]
 
 
 def test_no_default_lives_in_python() -> None:
-    for model in (config.Config, config.Model, config.Training, config.Data, config.Elastic, config.Local):
+    assert len(sections(config.File)) > 20
+    for model in sections(config.File):
         assert all(field.is_required() for field in model.model_fields.values())
+
+
+def test_the_jobs_part_alone_is_enough_for_a_process() -> None:
+    whole = values.defaults()
+    job = {key: whole[key] for key in config.JOB}
+    assert config.parse(job) == config.parse(whole)
+    with pytest.raises(ConfigError, match="workers: a value is needed"):
+        config.parse({key: whole[key] for key in whole if key != "workers"})
+    with pytest.raises(ConfigError, match="rbac: a value is needed"):
+        config.parse({key: whole[key] for key in whole if key != "rbac"})
+
+
+def test_a_value_of_the_chart_is_no_change_of_the_job() -> None:
+    old, new = values.defaults(), merged("{worker: {nodeSelector: {disk: fast}}, rbac: {create: false}}")
+    assert config.frozen_changes(config.parse(old), config.parse(new)) == []
+
+
+@pytest.mark.parametrize(("said", "meant"), [("1.5", 1.5), ("0.5", 0.5), ("30.0", 30.0), ("2.50", 2.5)])
+def test_a_decimal_as_helm_hands_it_over_is_a_number(said: str, meant: float) -> None:
+    flags = merged("{}")
+    flags["elastic"]["silenceSeconds"] = said
+    jsonschema.validate(flags, SCHEMA)
+    assert config.parse(flags).elastic.silence_seconds == meant
+
+
+def test_combinations_with_a_decimal_as_text_are_judged_too() -> None:
+    with pytest.raises(ConfigError, match=r'elastic.joinSeconds is "180.5" and elastic.startSeconds is 180'):
+        config.parse(merged("elastic: {joinSeconds: '180.5'}"))
+
+
+@pytest.mark.parametrize(
+    ("said", "of", "meant"),
+    [(0, 4, 0), (1, 4, 1), (9, 4, 4), ("50%", 4, 2), ("50%", 5, 3), ("100%", 3, 3), ("0%", 3, 0)],
+)
+def test_a_share_of_the_workers_is_rounded_up(said: int | str, of: int, meant: int) -> None:
+    assert config.parse(merged(f"highPriorityWorkers: {said}")).high_priority(of) == meant
 
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-3, 1 << 32) | st.floats(allow_nan=False, allow_infinity=False)
-    | st.sampled_from(["", "3", "spawn", "fork", "stop", "skip", "info", "digits"]),
+    | st.sampled_from(["", "3", "0.4", "0.50", "10.0", "7%", "/x", "spawn", "stop", "info", "digits"]),
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(["epochs", "x"]), inner),
     max_leaves=3,
 )  # fmt: skip
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.dictionaries(st.sampled_from([*config.keys(), "training", "x", "local.x"]), JSON, max_size=3))
+@given(
+    st.dictionaries(
+        st.sampled_from([*config.keys(config.File), "training", "worker", "x", "local.x"]), JSON, max_size=3
+    )
+)
 def test_the_schema_and_the_types_accept_the_same(changes: dict[str, Any]) -> None:
     candidate = values.defaults()
     for key, value in changes.items():
-        section, _, last = key.rpartition(".")
-        inside = candidate.get(section) if section else candidate
+        *sections, last = key.split(".")
+        inside: Any = candidate
+        for section in sections:
+            inside = inside.get(section) if isinstance(inside, dict) else None
         if isinstance(inside, dict):
             inside[last] = value
     broken_by_schema = not jsonschema.Draft7Validator(SCHEMA).is_valid(candidate)

@@ -1,0 +1,103 @@
+{{/* Names, labels and images, each said once. */}}
+
+{{- define "edl.name" -}}
+{{- .Values.nameOverride | default .Chart.Name | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+
+{{/* The name that all objects of the release begin with. At most 40 characters, for `-worker-<n>` comes after
+     it in a pod's name; what is cut is replaced by a hash, or two long names might become one. */}}
+{{- define "edl.fullname" -}}
+{{- $name := include "edl.name" . -}}
+{{- $full := contains $name .Release.Name | ternary .Release.Name (printf "%s-%s" .Release.Name $name) -}}
+{{- $full = .Values.fullnameOverride | default $full -}}
+{{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" $full) -}}
+{{- fail (printf "%q cannot name the release's Service: it may have a-z, 0-9 and '-', and begins with a letter; choose another release name, or set fullnameOverride" $full) -}}
+{{- end -}}
+{{- if gt (len $full) 40 -}}
+{{- printf "%s-%s" ($full | trunc 31 | trimSuffix "-") (sha256sum $full | trunc 8) -}}
+{{- else -}}
+{{- $full -}}
+{{- end -}}
+{{- end -}}
+
+{{/* What selects the pods of a component. It never changes: a Deployment's selector cannot.
+     Takes (dict "root" $ "component" "master"). */}}
+{{- define "edl.selector" -}}
+app.kubernetes.io/name: {{ include "edl.name" .root }}
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .component }}
+{{- end -}}
+
+{{/* Labels of the pods of a component: not the chart's version, which would restart a master for nothing. */}}
+{{- define "edl.podLabels" -}}
+{{ include "edl.selector" . }}
+app.kubernetes.io/part-of: edl
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ eq .component "worker" | ternary "edl-master" .root.Release.Service }}
+{{- with .root.Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* The metadata of an object. Takes (dict "root" $ "component" "master" "name" "suffix" ...), where an empty
+     suffix leaves the release's bare name, and "full" is a name by itself. */}}
+{{- define "edl.metadata" -}}
+name: {{ .full | default (printf "%s-%s" (include "edl.fullname" .root) .suffix) }}
+{{- if not .cluster }}
+namespace: {{ .root.Release.Namespace }}
+{{- end }}
+labels:
+  {{- include "edl.selector" . | nindent 2 }}
+  app.kubernetes.io/part-of: edl
+  app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+  app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+  helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
+  {{- with merge (dict) (.labels | default dict) .root.Values.commonLabels }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- with merge (dict) (.annotations | default dict) .root.Values.commonAnnotations }}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{- define "edl.image" -}}
+{{- $image := (index .root.Values .component).image -}}
+{{- $name := $image.repository -}}
+{{- with .root.Values.image.registry }}{{ $name = printf "%s/%s" (trimSuffix "/" .) $name }}{{ end -}}
+{{- if $image.digest -}}
+{{ $name }}@{{ $image.digest }}
+{{- else -}}
+{{ $name }}:{{ $image.tag | default .root.Values.image.tag | default .root.Chart.AppVersion }}
+{{- end -}}
+{{- end -}}
+
+{{- define "edl.account" -}}
+{{- $account := index .root.Values.serviceAccount .component -}}
+{{- if $account.create -}}
+{{ $account.name | default (printf "%s-%s" (include "edl.fullname" .root) .component) }}
+{{- else -}}
+{{ $account.name | default "default" }}
+{{- end -}}
+{{- end -}}
+
+{{- define "edl.tokenEnv" -}}
+- name: EDL_TOKEN
+  valueFrom:
+    secretKeyRef:
+      name: {{ .Values.token.existingSecret | default (printf "%s-token" (include "edl.fullname" .)) }}
+      key: {{ .Values.token.key }}
+{{- end -}}
+
+{{- define "edl.masterAddress" -}}
+{{ include "edl.fullname" . }}-master.{{ .Release.Namespace }}.svc:8500
+{{- end -}}
+
+{{/* Namespace and release are in it, for it belongs to the whole cluster and only one release can own it. */}}
+{{- define "edl.priorityClass" -}}
+{{- if .Values.priorityClass.create -}}
+{{ .Values.priorityClass.name | default (printf "%s-%s-worker" .Release.Namespace (include "edl.fullname" .)) }}
+{{- else -}}
+{{ .Values.priorityClass.name }}
+{{- end -}}
+{{- end -}}

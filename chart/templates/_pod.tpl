@@ -1,0 +1,132 @@
+{{/* What is the same in every pod of ours, so that it is written once.
+
+The whole pod as YAML (metadata and spec) of a component. Takes a dict:
+  root, component        as everywhere
+  container              what is special in its container: command, args, env, ports, probes
+  volumes, volumeMounts  beyond what every pod has
+  spec                   what is special in the pod's spec
+*/}}
+{{- define "edl.pod" -}}
+{{- $values := index .root.Values .component -}}
+metadata:
+  labels:
+    {{- include "edl.podLabels" . | nindent 4 }}
+    {{- with $values.podLabels }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+  {{- with merge (dict) $values.podAnnotations .root.Values.commonAnnotations }}
+  annotations:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+spec:
+  {{- with .spec }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+  serviceAccountName: {{ include "edl.account" . }}
+  {{- /* Dozens of variables for the services of a namespace, that nobody reads. */}}
+  enableServiceLinks: false
+  terminationGracePeriodSeconds: {{ int $values.terminationGracePeriodSeconds }}
+  {{- with .root.Values.image.pullSecrets }}
+  imagePullSecrets:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with $values.podSecurityContext }}
+  securityContext:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with $values.runtimeClassName }}
+  runtimeClassName: {{ . }}
+  {{- end }}
+  {{- with $values.schedulerName }}
+  schedulerName: {{ . }}
+  {{- end }}
+  {{- with $values.nodeSelector }}
+  nodeSelector:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with $values.tolerations }}
+  tolerations:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with $values.affinity }}
+  affinity:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with $values.topologySpreadConstraints }}
+  topologySpreadConstraints:
+    {{- $ours := dict "labelSelector" (dict "matchLabels" (include "edl.selector" $ | fromYaml)) }}
+    {{- range . }}
+    - {{ merge (dict) . $ours | toYaml | nindent 6 | trim }}
+    {{- end }}
+  {{- end }}
+  {{- with $values.initContainers }}
+  initContainers:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  containers:
+    - name: {{ .component }}
+      image: {{ include "edl.image" . | quote }}
+      imagePullPolicy: {{ .root.Values.image.pullPolicy }}
+      {{- toYaml (omit .container "env") | nindent 6 }}
+      env:
+        {{- include "edl.tokenEnv" .root | nindent 8 }}
+        {{- /* The root is read-only: what looks for a home finds one. */}}
+        - {name: HOME, value: /tmp}
+        {{- toYaml .container.env | nindent 8 }}
+        {{- with $values.env }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
+      {{- with $values.envFrom }}
+      envFrom:
+        {{- toYaml . | nindent 8 }}
+      {{- end }}
+      {{- with $values.resources }}
+      resources:
+        {{- toYaml . | nindent 8 }}
+      {{- end }}
+      {{- with $values.securityContext }}
+      securityContext:
+        {{- toYaml . | nindent 8 }}
+      {{- end }}
+      volumeMounts:
+        - {name: tmp, mountPath: /tmp}
+        - {name: output, mountPath: /var/lib/edl}
+        {{- range concat .volumeMounts $values.volumeMounts }}
+        - {{ toYaml . | nindent 10 | trim }}
+        {{- end }}
+    {{- with $values.extraContainers }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+  volumes:
+    - {name: tmp, emptyDir: {}}
+    {{- range concat .volumes $values.volumes }}
+    - {{ toYaml . | nindent 6 | trim }}
+    {{- end }}
+{{- end -}}
+
+{{/* The same with the component's podTemplate laid over it. Containers and volumes have names, and are merged by
+     them; other lists are replaced. */}}
+{{- define "edl.finishedPod" -}}
+{{- $pod := include "edl.pod" . | fromYaml -}}
+{{- with $pod.Error }}{{ fail (printf "%s: no pod comes of these values: %s" $.component .) }}{{ end -}}
+{{- $over := deepCopy (index .root.Values .component).podTemplate -}}
+{{- $spec := $over.spec | default dict -}}
+{{- range $list := list "containers" "initContainers" "volumes" -}}
+  {{- if hasKey $spec $list -}}
+    {{- $merged := list -}}
+    {{- $names := list -}}
+    {{- range $item := index $pod.spec $list | default list -}}
+      {{- range index $spec $list -}}
+        {{- if eq .name $item.name -}}{{- $item = mergeOverwrite (deepCopy $item) . -}}{{- end -}}
+      {{- end -}}
+      {{- $merged = append $merged $item -}}
+      {{- $names = append $names $item.name -}}
+    {{- end -}}
+    {{- range index $spec $list -}}
+      {{- if not (has .name $names) -}}{{- $merged = append $merged . -}}{{- end -}}
+    {{- end -}}
+    {{- $_ := set $spec $list $merged -}}
+  {{- end -}}
+{{- end -}}
+{{- mergeOverwrite $pod $over | toYaml -}}
+{{- end -}}

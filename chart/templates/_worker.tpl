@@ -1,0 +1,42 @@
+{{/* The whole worker Pod; the master only says which worker it is. Takes (dict "root" $ "priorityClass" "name"). */}}
+{{- define "edl.workerPod" -}}
+{{- $v := .root.Values -}}
+{{- $volumes := list (include "edl.outputVolume" .root | fromYaml) -}}
+{{- $mounts := list -}}
+{{- range $kind := list "data" "model" -}}
+  {{- $place := index $v $kind -}}
+  {{- with include "edl.place" $place -}}
+    {{- $volumes = append $volumes (merge (dict "name" $kind) (fromYaml .)) -}}
+    {{- $mounts = append $mounts (dict "name" $kind "mountPath" $place.mountPath "readOnly" true) -}}
+  {{- end -}}
+{{- end -}}
+{{- $env := list
+  (dict "name" "EDL_MASTER" "value" (include "edl.masterAddress" .root))
+  (dict "name" "EDL_RING_INTERFACE" "value" "eth0")
+  (dict "name" "POD_NAME" "valueFrom" (dict "fieldRef" (dict "fieldPath" "metadata.name")))
+-}}
+{{- $container := dict "command" (list "python" "-m" "trainer") "env" $env -}}
+{{- $spec := dict "restartPolicy" "Never" "automountServiceAccountToken" false -}}
+{{- with .priorityClass }}{{ $_ := set $spec "priorityClassName" . }}{{ end -}}
+apiVersion: v1
+kind: Pod
+{{ include "edl.finishedPod" (dict "root" .root "component" "worker" "container" $container "volumes" $volumes "volumeMounts" $mounts "spec" $spec) }}
+{{- end -}}
+
+{{/* A claim or a folder of the nodes as a volume; nothing if neither is said. */}}
+{{- define "edl.place" -}}
+{{- if .claim -}}
+persistentVolumeClaim: {claimName: {{ .claim | quote }}}
+{{- else if .hostPath -}}
+hostPath: {path: {{ .hostPath | quote }}}
+{{- end -}}
+{{- end -}}
+
+{{- define "edl.outputVolume" -}}
+name: output
+{{ if and .Values.output.size (not .Values.output.claim) -}}
+persistentVolumeClaim: {claimName: {{ include "edl.fullname" . }}-output}
+{{- else -}}
+{{ include "edl.place" .Values.output | default "emptyDir: {}" }}
+{{- end }}
+{{- end -}}
