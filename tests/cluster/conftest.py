@@ -1,0 +1,294 @@
+"""A real Kubernetes for the tests: up once for all of them, a namespace for each.
+
+It is the cluster of `scripts/cluster`, or with `--kubeconfig FILE` one that is there already. A
+cluster that was up before is used and left up; one that these tests started goes with them, and
+if they are killed, the next `scripts/cluster up` replaces it.
+
+Tests wait for what they want to see (`wait`, `until`: both watch), never a while.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import secrets
+import shutil
+import subprocess
+import urllib.parse
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "scripts" / "cluster"
+LACKING = 77  # scripts/cluster: this machine has not what it takes
+SECONDS = 60.0
+OURS = "edl.test/process"  # the label of the tests' namespaces: whose they are
+GROUPS = {"deployments": "apis/apps/v1", "jobs": "apis/batch/v1", "leases": "apis/coordination.k8s.io/v1"}
+
+Object = dict[str, Any]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--kubeconfig", help="a kubeconfig: use this cluster and start none")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent) and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(300))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Build before the first test, where no test's time limit counts, and let its progress be seen."""
+    config = session.config
+    needed = any("cluster" in getattr(item, "fixturenames", ()) for item in session.items)
+    if needed and not config.option.collectonly and not config.getoption("--kubeconfig"):
+        with config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+            print(flush=True)
+            subprocess.run([SCRIPT, "build"], check=False)  # the fixture says what is missing
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A cluster that tests may use."""
+
+    kubeconfig: str
+    registry: str = ""  # host:port, plain http; empty where we know of none
+    busybox: str = "busybox:1.36"
+    own: bool = False  # of scripts/cluster: its nodes may be cut off and powered off
+    tools: str = ""
+
+    @property
+    def env(self) -> dict[str, str]:
+        """For a command that is to find the cluster and its tools."""
+        return os.environ | {"KUBECONFIG": self.kubeconfig, "PATH": f"{self.tools}:{os.environ['PATH']}"}
+
+    def run(self, *words: object, text: str | None = None, ok: bool = True, seconds: float = SECONDS) -> str:
+        """What a command prints; with `ok=False` it may fail, and then also what it complains of.
+
+        Raises:
+            AssertionError: it failed, and `ok` asks that it does not.
+        """
+        command = [str(word) for word in words]
+        done = subprocess.run(
+            command, input=text, capture_output=True, text=True, timeout=seconds, env=self.env
+        )
+        assert not ok or done.returncode == 0, f"{' '.join(command)}:\n{done.stdout}{done.stderr}"
+        return done.stdout if done.returncode == 0 else done.stdout + done.stderr
+
+    def kubectl(self, *words: object, **how: Any) -> str:
+        return self.run("kubectl", *words, **how)
+
+    def get(self, *words: object) -> Any:
+        """The object, or the list of objects, of `kubectl get ...`."""
+        found = json.loads(self.kubectl("get", *words, "-o", "json"))
+        return found["items"] if found["kind"] == "List" else found
+
+    def apply(self, *objects: Object) -> None:
+        everything = {"apiVersion": "v1", "kind": "List", "items": objects}
+        self.kubectl("apply", "-f", "-", text=json.dumps(everything))
+
+    def wait(self, what: str, condition: str, *words: object, seconds: float = SECONDS) -> None:
+        """Wait for what `kubectl wait --for=...` can say: `condition=Ready`, `delete`, `jsonpath=...`.
+
+        Raises:
+            AssertionError: it is not so after `seconds`.
+        """
+        self.kubectl(
+            "wait", f"--for={condition}", what, f"--timeout={seconds:.0f}s", *words, seconds=seconds + 30
+        )
+
+    def until(
+        self,
+        kind: str,
+        so: Callable[[list[Object]], object],
+        namespace: str = "",
+        labels: str = "",
+        seconds: float = SECONDS,
+    ) -> list[Object]:
+        """List and watch the objects of a kind (`pods`) until something is so of them; as they are then.
+
+        Raises:
+            AssertionError: it is not so after `seconds`; with the objects.
+        """
+        where = f"/namespaces/{namespace}" if namespace else ""
+        path = f"/{GROUPS.get(kind, 'api/v1')}{where}/{kind}?labelSelector={urllib.parse.quote(labels)}"
+        listed = json.loads(self.kubectl("get", "--raw", path))
+        there = {thing["metadata"]["uid"]: thing for thing in listed["items"]}
+        if so(list(there.values())):
+            return list(there.values())
+        since = listed["metadata"]["resourceVersion"]
+        watching = f"{path}&watch=1&resourceVersion={since}&timeoutSeconds={math.ceil(seconds)}"
+        command = ["kubectl", "get", "--raw", watching]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=self.env) as watch:
+            try:
+                assert watch.stdout is not None
+                for line in watch.stdout:  # ends when the server's time is up
+                    event = json.loads(line)
+                    thing = event["object"]
+                    there[thing["metadata"]["uid"]] = thing
+                    if event["type"] == "DELETED":
+                        del there[thing["metadata"]["uid"]]
+                    if so(list(there.values())):
+                        return list(there.values())
+            finally:
+                watch.kill()
+        seen = {thing["metadata"]["name"]: thing.get("status", thing.get("data")) for thing in there.values()}
+        raise AssertionError(f"not so of {kind} after {seconds:.0f} s: {json.dumps(seen, indent=1)}")
+
+
+@dataclass(frozen=True)
+class Namespace:
+    """The cluster, seen from one test's namespace."""
+
+    cluster: Cluster
+    name: str
+
+    def kubectl(self, *words: object, **how: Any) -> str:
+        return self.cluster.kubectl("--namespace", self.name, *words, **how)
+
+    def helm(self, *words: object, **how: Any) -> str:
+        return self.cluster.run("helm", "--namespace", self.name, *words, **how)
+
+    def get(self, *words: object) -> Any:
+        return self.cluster.get("--namespace", self.name, *words)
+
+    def apply(self, *objects: Object) -> None:
+        self.cluster.apply(*({**o, "metadata": {**o["metadata"], "namespace": self.name}} for o in objects))
+
+    def wait(self, what: str, condition: str, *words: object, seconds: float = SECONDS) -> None:
+        self.cluster.wait(what, condition, "--namespace", self.name, *words, seconds=seconds)
+
+    def until(
+        self, kind: str, so: Callable[[list[Object]], object], labels: str = "", seconds: float = SECONDS
+    ) -> list[Object]:
+        return self.cluster.until(kind, so, self.name, labels, seconds)
+
+    def delete(self) -> None:
+        """And wait until all of it is gone: the next test is to have the nodes to itself."""
+        self.kubectl("delete", "pods", "--all", "--now", "--wait=false", ok=False)
+        self.cluster.kubectl("delete", "namespace", self.name, "--timeout=120s", seconds=150)
+
+    def story(self) -> str:
+        """What there is and what happened, for who has to find out why a test failed."""
+        told = [self.kubectl("get", "all,configmaps", "-o", "wide", ok=False)]
+        told.append(self.kubectl("get", "events", "--sort-by=.lastTimestamp", ok=False))
+        for pod in self.kubectl("get", "pods", "-o", "name", ok=False).split()[:12]:
+            told.append(f"--- {pod}\n{self.kubectl('logs', pod, '--all-containers', '--tail=40', ok=False)}")
+        return "\n".join(told)
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """The two real nodes, and what a test may do to them."""
+
+    names: tuple[str, ...] = ("n1", "n2")
+
+    def cut(self, name: str) -> None:
+        _script("node", "cut", name)
+
+    def join(self, name: str) -> None:
+        _script("node", "join", name)
+
+    def off(self, name: str) -> None:
+        _script("node", "off", name)
+
+    def on(self, name: str) -> None:
+        _script("node", "on", name)
+
+
+def _script(*words: str, seconds: float = 120) -> str:
+    """What `scripts/cluster` prints.
+
+    Raises:
+        AssertionError: it failed.
+    """
+    done = subprocess.run([SCRIPT, *words], capture_output=True, text=True, timeout=seconds)
+    assert done.returncode == 0, f"scripts/cluster {' '.join(words)}:\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="session")
+def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    given = request.config.getoption("--kubeconfig")
+    if given:
+        if not shutil.which("kubectl") or not shutil.which("helm"):
+            lacking("kubectl or helm is missing, and a given cluster brings none")
+        found = Cluster(str(Path(given).resolve()), registry=os.environ.get("EDL_REGISTRY", ""))
+        _sweep(found)
+        yield found
+        return
+    was_up = subprocess.run([SCRIPT, "status"], capture_output=True).returncode == 0
+    starting = subprocess.run(
+        [SCRIPT, "up", f"--owner={os.getpid()}"], capture_output=True, text=True, timeout=240
+    )
+    if starting.returncode == LACKING:
+        lacking(starting.stderr.strip().splitlines()[-1])
+    assert starting.returncode == 0, starting.stderr
+    said = dict(re.findall(r"(\w+)=(\S+)", _script("env")))
+    found = Cluster(
+        said["KUBECONFIG"],
+        said["EDL_REGISTRY"],
+        "localhost/busybox:1",
+        own=True,
+        tools=said["PATH"].partition(":")[0],
+    )
+    _sweep(found)
+    yield found
+    if not was_up:
+        _script("down")
+
+
+def lacking(reason: str) -> NoReturn:
+    """Skip, and say why; but where tests decide about a change, one that cannot run has failed."""
+    if os.environ.get("EDL_REQUIRE_CLUSTER") or os.environ.get("CI"):
+        pytest.fail(f"a cluster is required here: {reason}")
+    pytest.skip(reason)
+
+
+def _sweep(cluster: Cluster) -> None:
+    """Remove what tests that were killed have left."""
+    for namespace in cluster.get("namespaces", "-l", OURS):
+        owner = namespace["metadata"]["labels"][OURS]
+        if not Path(f"/proc/{owner}").exists():
+            Namespace(cluster, namespace["metadata"]["name"]).delete()
+
+
+@pytest.fixture
+def namespace(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Namespace]:
+    """A namespace of the test's own, gone after it with all that is in it."""
+    test = re.sub("[^a-z0-9]+", "-", request.node.name.removeprefix("test_").lower()).strip("-")
+    mine = Namespace(cluster, f"{test[:40].strip('-')}-{secrets.token_hex(3)}")
+    labels = {OURS: str(os.getpid())}
+    cluster.apply(
+        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": mine.name, "labels": labels}}
+    )
+    yield mine
+    mine.delete()
+
+
+@pytest.fixture
+def nodes(cluster: Cluster) -> Iterator[Nodes]:
+    """The nodes, which are whole again after the test."""
+    if not cluster.own:
+        pytest.skip("the nodes of a given cluster are not ours to break")
+    yield Nodes()
+    for name in Nodes.names:
+        _script("node", "join", name)
+        _script("node", "on", name)
+    cluster.wait("node", "condition=Ready", *Nodes.names)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+    report = yield
+    mine = getattr(item, "funcargs", {}).get("namespace")
+    if report.when == "call" and report.failed and isinstance(mine, Namespace):
+        report.sections.append((f"namespace {mine.name}", mine.story()))
+    return report
