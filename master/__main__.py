@@ -18,7 +18,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import structlog
 
@@ -39,6 +39,17 @@ log = structlog.get_logger()
 NEWS = 50  # how many sentences a watcher who comes late is told
 
 
+class Backend(Protocol):
+    """What starts and ends workers, and emits `Seen`, `Delayed` and `Gone` of them."""
+
+    async def start(self) -> None: ...
+
+    def perform(self, effect: ev.Effect) -> None:
+        """Start or end a worker, or whatever else the effect asks of a backend."""
+
+    async def close(self) -> None: ...
+
+
 class Master:
     """The process: inbox, core, adapters.
 
@@ -46,8 +57,9 @@ class Master:
         values: the job's merged values.
         output: the directory that keeps what the job leaves.
         listen: host:port.
-        backend: "processes" or "by-hand".
+        backend: "processes" or "by-hand", or one that is made already (it may end before the job does).
         observers: are shown every event with its time and effects, after the journal.
+        inherited: of an earlier master of this job: its run's id, and the workers that may live.
     """
 
     def __init__(
@@ -55,26 +67,30 @@ class Master:
         values: dict[str, Any],
         output: Path,
         listen: str = "127.0.0.1:0",
-        backend: str = "processes",
+        backend: str | Backend = "processes",
         observers: Sequence[Callable[[float, ev.Event, list[ev.Effect]], None]] = (),
+        inherited: tuple[RunId, ev.Adopted] | None = None,
     ):
         self.values, self.output, self.listen = values, output, listen
         self.config = config_module.parse(values)
         self.run_id = RunId(secrets.token_hex(8))
         self.heritage: ev.Adopted | None = None
-        found = takeover.inherited(output, values) if backend == "by-hand" else None
-        if found is not None:
-            self.run_id, self.heritage = found
+        if inherited is not None:
+            self.run_id, self.heritage = inherited
         self.token = os.environ.get("EDL_TOKEN") or takeover.token_of(output) or secrets.token_urlsafe(24)
         self.job = Job(self.config)
         self.inbox: asyncio.Queue[ev.Event] = asyncio.Queue()
-        self.backend_name = backend
+        self.backend = backend
         self.observers = observers
+        self.abandoned = False
         self.news: list[dict[str, Any]] = []
 
     async def run(self) -> int:
         """The job from its first to its last moment; returns the exit code."""
         loop = asyncio.get_running_loop()
+        if self.heritage is not None:  # before any of its workers can speak
+            self.inbox.put_nowait(self.heritage)
+        self.inbox.put_nowait(ev.Begin())
         self.output.mkdir(parents=True, exist_ok=True)
         journal = Journal(self.output / files.JOURNAL, self.run_id, self.values)
         server = Server(
@@ -84,22 +100,25 @@ class Master:
             scale=self.scale,
             stop=self.stop,
             vacant=lambda: self.job.pool.vacant,
-            patience=0.0 if self.backend_name == "processes" else self.config.elastic.master_seconds,
+            patience=0.0 if self.backend == "processes" else self.config.elastic.master_seconds,
         )  # fmt: skip
         port = await server.start(self.listen)
         host = self.listen.rsplit(":", 1)[0]
         address = f"{'127.0.0.1' if host in ('0.0.0.0', '[::]') else host}:{port}"
         secret = {"EDL_TOKEN": self.token, "EDL_RUN_ID": self.run_id}
-        backend = (
-            Processes(self.inbox.put_nowait, address, self.output / files.LOGS, secret,
-                      fork=self.config.local.start == "fork")
-            if self.backend_name == "processes"
-            else ByHand(address)
-        )  # fmt: skip
+        backend: Backend
+        if self.backend == "processes":
+            backend = Processes(self.inbox.put_nowait, address, self.output / files.LOGS, secret,
+                                fork=self.config.local.start == "fork")  # fmt: skip
+        elif isinstance(self.backend, str):
+            backend = ByHand(address)
+        else:
+            backend = self.backend
         files.write_contact(self.output, files.Contact(address, self.token, os.getpid()))
         print(address, flush=True)  # whoever started us may now talk to us
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.stop, f"the master got {number.name}")
+        if isinstance(self.backend, str):
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(number, self.stop, f"the master got {number.name}")
         try:
             await backend.start()
             await self.live(server, backend, journal)
@@ -110,14 +129,13 @@ class Master:
             await server.close()
         return 0 if self.job.phase == "Succeeded" else 1
 
-    async def live(self, server: Server, backend: Processes | ByHand, journal: Journal) -> None:
-        """Events in, effects out, until the job has ended."""
+    async def live(self, server: Server, backend: Backend, journal: Journal) -> None:
+        """Events in, effects out, until the job has ended, or this master leaves it to another one."""
         loop = asyncio.get_running_loop()
-        if self.heritage is not None:
-            self.inbox.put_nowait(self.heritage)
-        self.inbox.put_nowait(ev.Begin())
         while not self.job.ended:
             event = await self.next_event()
+            if self.abandoned:
+                return
             now = loop.time()
             effects = self.job.handle(event, now)
             journal.write(now, event, effects)
@@ -185,6 +203,11 @@ class Master:
         _log_at(new.log_level)
         self.inbox.put_nowait(ev.Live(new.workers, new.min_workers, new.paused))
 
+    def abandon(self) -> None:
+        """Leave the job as it is: its workers train on, and another master takes over from them."""
+        self.abandoned = True
+        self.inbox.put_nowait(ev.Tick())
+
     def stop(self, why: str) -> str:
         self.inbox.put_nowait(ev.StopAsked(why))
         return "the job is ending"
@@ -217,7 +240,9 @@ def main(argv: list[str] | None = None) -> int:
     try:
         values = json.loads(args.values.read_text(encoding="utf-8"))
         _log_at(values.get("logLevel", "info"))
-        return asyncio.run(Master(values, args.output, args.listen, args.backend).run())
+        inherited = takeover.inherited(args.output, values) if args.backend == "by-hand" else None
+        master = Master(values, args.output, args.listen, args.backend, inherited=inherited)
+        return asyncio.run(master.run())
     except (EdlError, OSError, RuntimeError) as error:
         print(f"edl master: {error}", file=sys.stderr)
         return 2
