@@ -15,6 +15,8 @@ setup(
     # What the master and the command line need; an image of the master has no TensorFlow.
     install_requires=[
         "grpcio>=1.85",
+        "lightkube>=1.0.1",
+        "prometheus-client>=0.26",
         "protobuf>=7.36",
         "psutil>=7",
         "pydantic>=2.14",
