@@ -42,8 +42,8 @@ USER 10001:10001
 PACKAGES = """\
 # What the models need beside edl's own packages, whose versions stay as they are.
 COPY requirements.txt /opt/edl/models.txt
-RUN --mount=type=secret,id=pip,target=/etc/pip.conf \\
-    --mount=type=secret,id=ca,target=/etc/ssl/certs/ca-certificates.crt \\
+ARG PIP_CONFIG_FILE=/run/secrets/pip
+RUN --mount=type=secret,id=pip --mount=type=secret,id=ca \\
     pip install --no-cache-dir -c /opt/edl/constraints.txt -r /opt/edl/models.txt"""
 NO_PACKAGES = """\
 # To add packages: write a requirements.txt, and `edl zoo init --force` once more."""
@@ -187,7 +187,7 @@ def _secrets(directory: Path, extra_index: str) -> list[str]:
     index, extra = os.environ.get("PIP_INDEX_URL"), [said.get("extra-index-url", ""), extra_index]
     said |= {"index-url": index} if index else {}
     said |= {"extra-index-url": " ".join(filter(None, extra))} if any(extra) else {}
-    said |= {"cert": "/etc/ssl/certs/ca-certificates.crt"} if certificates else {}
+    said |= {"cert": "/run/secrets/ca"} if certificates else {}
     lines = ["[global]", *(f"{key} = {value}" for key, value in said.items())]
     files.write_whole(directory / "pip.conf", "\n".join(lines) + "\n", mode=0o600)
     secrets = ["--secret", f"id=pip,src={directory / 'pip.conf'}"]
