@@ -30,6 +30,7 @@ from trainer.graphs import compiled
 from trainer.ring import RingBroken
 
 INTERNET = (socket.AF_INET, socket.AF_INET6)
+NO_PORT = -1
 CUT_AGAIN_SECONDS = 0.1
 HUNG_SECONDS = 10.0
 HUNG_EXIT_CODE = 75  # EX_TEMPFAIL: the peers broke the ring and this process could not get out of it
@@ -45,7 +46,7 @@ class HorovodRing:
         master_port: where the worker's link connects to, at any time: its socket is never the ring's.
     """
 
-    def __init__(self, store_port: int, interface: str, name: str, master_port: int = 0):
+    def __init__(self, store_port: int, interface: str, name: str, master_port: int | None = None):
         os.environ.update(
             HOROVOD_CONTROLLER="gloo",
             HOROVOD_CPU_OPERATIONS="gloo",
@@ -118,7 +119,7 @@ class HorovodRing:
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as copy:
             if os.readlink(f"/proc/self/fd/{copy.fileno()}") != inode or copy.family not in INTERNET:
                 return
-            here, there = copy.getsockname()[1], 0
+            here, there = copy.getsockname()[1], NO_PORT
             with contextlib.suppress(OSError):  # one that listens has no peer
                 there = copy.getpeername()[1]
             if self._store_port not in (here, there) and there != self._master_port:
