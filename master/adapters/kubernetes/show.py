@@ -1,0 +1,257 @@
+"""What people see with kubectl: the status ConfigMap, Events on the release's object, labels on pods.
+
+None of it decides anything, all of it is behind what makes and deletes pods, and when the API does
+not take it, it is written later or not at all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import structlog
+
+from edl.ids import RunId
+from master.adapters.kubernetes.api import SOON, WHENEVER, Api, ApiError, Backoff, Budget
+
+__all__ = ["WHENEVER", "Events", "Status", "labels"]
+
+log = structlog.get_logger()
+
+DRIFT = ("progress", "etaSeconds", "goodput", "loss")  # they change all the time
+REASONS = {
+    "ring": "RingReshaped", "worker": "Worker", "scale": "Scaled", "epoch": "EpochApplied",
+    "fail": "WorkerFailed", "end": "Finished", "refused": "SpecRefused",
+}  # fmt: skip
+WORKER_REASONS = {
+    " is ready ": "WorkerReady", " is waited for": "WorkerWaiting", " is to leave": "WorkerLeaving",
+    " is lost": "WorkerLost", " has ended": "WorkerEnded",
+}  # fmt: skip
+MINOR = frozenset({"Worker", "EpochApplied", *WORKER_REASONS.values()})
+WARNINGS = frozenset({"fail", "refused"})
+ALIKE_SECONDS = 600.0  # an Event that comes again within this counts up instead
+MOST_SUMMARY = 400_000
+MOST_WAITING = 50
+MOST_MESSAGE = 1024  # characters; more is not taken
+
+
+def labels(entry: Mapping[str, Any]) -> tuple[str, str]:
+    """Rank and state of a worker of `view.status`; until it is ready the state is that it starts."""
+    state = entry["state"]
+    rank = entry.get("rank")
+    return "" if rank is None else str(rank), "starting" if state in ("asked", "warming") else state
+
+
+class Status:
+    """The release's status ConfigMap, which the chart makes and only the master writes."""
+
+    def __init__(self, api: Api, path: str):
+        self._api, self.path, self._pace = api, path, api.pace
+        self._status: Callable[[], dict[str, Any]] = dict
+        self._written: dict[str, str | None] = {}
+        self._run_id = RunId("")
+        self._values: dict[str, Any] = {}
+        self._wake = asyncio.Event()
+        self.news = asyncio.Event()  # something may have changed; whoever waits for it clears it
+        self.born = 0
+        self.summary: dict[str, Any] | None = None  # once the job has ended
+
+    def begin(self, status: Callable[[], dict[str, Any]], run_id: RunId, values: dict[str, Any]) -> None:
+        self._status, self._run_id, self._values = status, run_id, values
+
+    def now(self) -> dict[str, Any]:
+        return self._status()
+
+    def changed(self) -> None:
+        """Something may have changed."""
+        self._wake.set()
+        self.news.set()
+
+    async def run(self) -> None:
+        """Write what has changed: at most once a second, and less often if it is only progress."""
+        loop = asyncio.get_running_loop()
+        backoff = Backoff(self._pace.first_pause, self._pace.most_pause)
+        written_at = -self._pace.drift
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            new = self._new()
+            age = loop.time() - written_at
+            if new and ("phase" in new or age >= self._wait(new)):
+                try:
+                    await self._write(new)
+                    written_at = loop.time()
+                    backoff.reset()
+                except ApiError as error:
+                    log.debug(f"status: {error}")
+                    self._wake.set()
+                    await asyncio.sleep(max(backoff.next(), error.retry_after))
+            elif new:
+                try:
+                    async with asyncio.timeout(self._wait(new) - age):
+                        await self._wake.wait()
+                except TimeoutError:
+                    self._wake.set()
+
+    def _wait(self, new: Mapping[str, Any]) -> float:
+        return self._pace.drift if all(key in DRIFT for key in new) else self._pace.status
+
+    async def flush(self) -> None:
+        """Write what has not been written yet.
+
+        Raises:
+            ApiError: it could not be.
+        """
+        if self._run_id and (new := self._new()):
+            await self._write(new)
+
+    def _new(self) -> dict[str, str | None]:
+        data = self._data()
+        return {key: value for key, value in data.items() if self._written.get(key, "?") != value}
+
+    async def _write(self, new: dict[str, str | None]) -> None:
+        await self._api.patch(self.path, {"data": {**new, "updated": _rfc3339()}}, SOON)
+        self._written |= new
+
+    def _data(self) -> dict[str, str | None]:
+        s = self._status()
+        if not s:
+            return {}
+        records, eta = s["records"], s["eta_seconds"]
+        progress = 100 * records["applied"] // records["total"] if records["total"] else 0
+        spent = sum(s["goodput"].values())
+        return {
+            "phase": s["phase"],
+            "reason": s["reason"],
+            "progress": f"{progress}%",
+            "etaSeconds": None if eta is None else str(_rounded(eta)),
+            "ringSize": str(sum(w["rank"] is not None for w in s["workers"])),
+            "workers": str(s["target"]),
+            "goodput": f"{100 * s['goodput'].get('useful', 0.0) / spent:.0f}%" if spent else None,
+            "epoch": f"{records['epoch']}/{records['epochs']}",
+            "loss": None if s["loss"] is None else f"{s['loss']:.4g}",
+            "state": json.dumps({"runId": self._run_id, "born": self.born}),
+            "values": json.dumps(self._values, sort_keys=True),
+            "summary.json": None if self.summary is None else _fitting(self.summary),
+        }
+
+
+def _fitting(summary: dict[str, Any]) -> str:
+    """A ConfigMap holds 1 MiB: of a job with thousands of rings, the last ones are kept."""
+    text = json.dumps(summary)
+    if len(text) > MOST_SUMMARY:
+        text = json.dumps({**summary, "generations": summary.get("generations", [])[-100:]})
+    return text if len(text) <= MOST_SUMMARY else json.dumps({k: summary.get(k) for k in ("phase", "reason")})
+
+
+def _rounded(seconds: float) -> int:
+    """Two digits: an estimate that flickers says no more."""
+    whole = round(seconds)
+    return whole if whole < 100 else int(float(f"{whole:.1e}"))
+
+
+@dataclass
+class _Event:
+    name: str
+    first: str
+    at: float
+    count: int = 1
+
+
+class Events:
+    """Events on the release's object: what `kubectl describe configmap <fullname>-job` shows."""
+
+    def __init__(self, api: Api, namespace: str, owner: Callable[[], dict[str, str]], pod: str):
+        self._api, self._namespace, self._owner, self._pod = api, namespace, owner, pod
+        self._path = f"/api/v1/namespaces/{namespace}/events"
+        self._budget = Budget(api.pace.events, 25)
+        self._waiting: dict[tuple[str, str, bool], int] = {}  # reason, message, warning: how often
+        self._sent: dict[tuple[str, str], _Event] = {}
+        self._wake = asyncio.Event()
+
+    def say(self, kind: str, text: str) -> None:
+        """What the core has said."""
+        reason = REASONS.get(kind, kind.capitalize())
+        if kind == "end" and not text.startswith("Succeeded") and ":" in text:
+            reason = {"Failed": "Failed", "Stopped": "Stopped"}.get(text.split(":")[0], reason)
+        if kind == "worker":
+            reason = next((r for words, r in WORKER_REASONS.items() if words in text), reason)
+        if kind == "ring" and not text.startswith("ring "):
+            reason = "Ring"
+        self.note(reason, text, warning=kind in WARNINGS or reason == "Failed")
+
+    def note(self, reason: str, message: str, warning: bool = False) -> None:
+        """Something has happened. When there is too much to tell, alike ones are told as one."""
+        key = (reason, message[:MOST_MESSAGE], warning)
+        if len(self._waiting) >= MOST_WAITING and key not in self._waiting:
+            alike = next((k for k in self._waiting if k[0] == reason), None)
+            if alike is None:
+                return
+            self._waiting[key] = self._waiting.pop(alike)
+        self._waiting[key] = self._waiting.get(key, 0) + 1
+        self._wake.set()
+
+    async def run(self) -> None:
+        backoff = Backoff(self._api.pace.first_pause, self._api.pace.most_pause)
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while self._waiting:
+                await self._budget.take(SOON)
+                try:
+                    await self._send_one()
+                    backoff.reset()
+                except ApiError as error:
+                    log.debug(f"events: {error}")
+                    await asyncio.sleep(max(backoff.next(), error.retry_after))
+
+    async def flush(self) -> None:
+        """Send what waits, without a budget.
+
+        Raises:
+            ApiError: it could not be sent.
+        """
+        while self._waiting:
+            await self._send_one()
+
+    async def _send_one(self) -> None:
+        key = min(self._waiting, key=lambda k: k[0] in MINOR)  # the first, but what matters before
+        count = self._waiting.pop(key)
+        try:
+            await self._send(*key, count)
+        except ApiError as error:
+            if error.out:  # else it is not wanted, and never will be
+                self._waiting = {key: count + self._waiting.pop(key, 0), **self._waiting}
+            raise
+
+    async def _send(self, reason: str, message: str, warning: bool, count: int) -> None:
+        now, loop = _rfc3339(), asyncio.get_running_loop()
+        for old in [k for k, e in self._sent.items() if loop.time() - e.at > ALIKE_SECONDS]:
+            del self._sent[old]
+        if known := self._sent.get((reason, message)):
+            known.count += count
+            known.at = loop.time()
+            body: dict[str, Any] = {"count": known.count, "lastTimestamp": now}
+            await self._api.patch(f"{self._path}/{known.name}", body, SOON)
+            return
+        owner = self._owner()
+        made = _Event(f"{owner['name']}.{secrets.token_hex(8)}", now, loop.time(), count)
+        await self._api.create(self._path, {
+            "apiVersion": "v1", "kind": "Event",
+            "metadata": {"name": made.name, "namespace": self._namespace},
+            "involvedObject": {**owner, "namespace": self._namespace},
+            "type": "Warning" if warning else "Normal", "reason": reason, "message": message,
+            "source": {"component": "edl-master"}, "reportingComponent": "edl-master",
+            "reportingInstance": self._pod,
+            "firstTimestamp": now, "lastTimestamp": now, "count": count,
+        }, SOON)  # fmt: skip
+        self._sent[reason, message] = made
+
+
+def _rfc3339() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
