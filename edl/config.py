@@ -107,6 +107,10 @@ class Rule(NamedTuple):
     words: str
 
 
+def _both(one: Any, other: Any) -> bool:
+    return bool(one and other)
+
+
 RULES = [
     Rule(("minWorkers", "maxWorkers"), operator.gt, "minWorkers must not be larger"),
     Rule(("workers", "maxWorkers"), operator.gt, "workers must not be larger"),
@@ -119,6 +123,18 @@ RULES = [
         ("elastic.joinSeconds", "elastic.startSeconds"),
         operator.ge,
         "joinSeconds must be smaller: waiting for company longer than a start may take is a mix-up",
+    ),
+    *(
+        Rule((f"{place}.claim", f"{place}.hostPath"), _both, "only one of them can be mounted")
+        for place in ("model", "data", "output")
+    ),
+    Rule(("output.size", "output.claim"), _both, "a new claim, or one that is there"),
+    Rule(("output.size", "output.hostPath"), _both, "a new claim, or a folder of the nodes"),
+    Rule(("token.existingSecret", "token.value"), _both, "the token has one place"),
+    Rule(
+        ("metrics.serviceMonitor.enabled", "metrics.podMonitor.enabled"),
+        _both,
+        "all would be counted twice",
     ),
 ]
 

@@ -1,0 +1,84 @@
+"""What a real Helm refuses, by name: the same as `edl run`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edl import config, values
+from tests.chart.conftest import CHART, Helm, Refused
+from tests.unit.test_config import IMPOSSIBLE, POSSIBLE, WRONG
+
+
+@pytest.mark.parametrize(("text", "key"), [(w[0], w[1]) for w in WRONG], ids=[w[0][:60] for w in WRONG])
+def test_a_wrong_values_file_is_refused_by_name(helm: Helm, tmp_path: Path, text: str, key: str) -> None:
+    (tmp_path / "mine.yaml").write_text(text)
+    with pytest.raises(Refused) as refusal:
+        helm("template", "edl", str(CHART), "-f", str(tmp_path / "mine.yaml"))
+    # Helm speaks of '/training' and its key 'epoch', we of training.epoch.
+    said = str(refusal.value)
+    assert "values don't meet the specifications of the schema" in said
+    *parents, last = key.split(".")
+    assert f"/{'/'.join([*parents, last])}'" in said or (f"'{last}'" in said and "/".join(parents) in said)
+
+
+def test_there_are_enough_of_them() -> None:
+    assert len(WRONG) >= 30
+
+
+@pytest.mark.parametrize(("text", "words"), IMPOSSIBLE)
+def test_what_cannot_be_together_is_refused_in_the_same_words(
+    helm: Helm, tmp_path: Path, text: str, words: str
+) -> None:
+    (tmp_path / "mine.yaml").write_text(text)
+    with pytest.raises(Refused) as refusal:
+        helm("template", "edl", str(CHART), "-f", str(tmp_path / "mine.yaml"))
+    assert words in str(refusal.value)
+
+
+@pytest.mark.parametrize("text", POSSIBLE)
+def test_what_is_possible_is_rendered(helm: Helm, tmp_path: Path, text: str) -> None:
+    (tmp_path / "mine.yaml").write_text(text)
+    assert helm.template(words=("-f", str(tmp_path / "mine.yaml"))).objects
+
+
+def test_all_contradictions_are_told_at_once(helm: Helm) -> None:
+    with pytest.raises(Refused) as refusal:
+        helm.template("workers=9,maxWorkers=8", "data.claim=a,data.hostPath=/b")
+    assert "workers is 9" in str(refusal.value)
+    assert "data.claim" in str(refusal.value)
+
+
+def test_a_share_of_high_priority_without_any_difference_is_refused(helm: Helm) -> None:
+    with pytest.raises(Refused, match="all workers would have the same priority"):
+        helm.template("highPriorityWorkers=1", "priorityClass.create=false")
+
+
+@pytest.mark.parametrize("said", ["0.5", "1.5", "30.0", "3"])
+def test_a_decimal_given_by_flag_is_a_number(helm: Helm, said: str) -> None:
+    given = helm.template(f"elastic.silenceSeconds={said}").values
+    assert config.parse(given).elastic.silence_seconds == float(said)
+    assert config.parse(values.load(sets=[f"elastic.silenceSeconds={said}"])) == config.parse(given)
+
+
+@pytest.mark.parametrize("said", ["0.4", "-1.5", "soon", "1.5s"])
+def test_a_decimal_given_by_flag_has_the_same_limits(helm: Helm, said: str) -> None:
+    with pytest.raises(Refused, match="/elastic/silenceSeconds"):
+        helm.template(f"elastic.silenceSeconds={said}")
+
+
+def test_a_model_comes_as_one_file(helm: Helm, tmp_path: Path) -> None:
+    text = (
+        "def model():\n    return '{{ no template }}'\n\n\ndef data(split):\n    return \"\\\\ \u00e4 <&>\"\n"
+    )
+    (tmp_path / "mine.py").write_text(text, encoding="utf-8")
+    release = helm.template(words=("--set-file", f"model.source={tmp_path / 'mine.py'}"))
+    assert release.values["model"]["source"] == text
+    assert config.parse(release.values).model.source == text
+
+
+def test_a_model_that_no_configmap_holds_is_refused(helm: Helm, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("#" * (config.MOST_SOURCE + 1))
+    with pytest.raises(Refused, match="/model/source"):
+        helm.template(words=("--set-file", f"model.source={tmp_path / 'mine.py'}"))

@@ -1,0 +1,449 @@
+"""What `helm install` would make: valid to Kubernetes, safe by default, named so that nothing collides."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from edl import config, values
+from tests.chart.conftest import CHART, FILES, Helm, Object, Refused, Rendered, script
+
+OLDEST, NEWEST = "v1.29.0", "v1.36.3"
+HERE = Path(__file__).parent
+
+
+# --- valid
+
+
+@pytest.mark.parametrize("file", [None, *FILES], ids=lambda f: f.name if f else "no file")
+def test_lint_finds_nothing(helm: Helm, file: Path | None) -> None:
+    helm("lint", "--strict", str(CHART), *(["-f", str(file)] if file else []))
+
+
+def strict(definition: Object) -> Object:
+    """Kubernetes' schema, for jsonschema: unknown keys are mistakes, numbers may be quantities."""
+    if definition.get("format") == "int-or-string" or "Quantity" in definition.get("description", "")[:40]:
+        return {"type": ["string", "integer", "number"]}
+    if "properties" in definition:
+        properties = {key: strict(child) for key, child in definition["properties"].items()}
+        return {**definition, "properties": properties, "additionalProperties": False}
+    return {key: strict(child) if isinstance(child, dict) else child for key, child in definition.items()}
+
+
+@pytest.fixture(scope="module", params=[OLDEST, NEWEST])
+def kubernetes(request: pytest.FixtureRequest) -> dict[tuple[str, str], Any]:
+    """A validator for each (apiVersion, kind) of a version of Kubernetes."""
+    swagger = json.loads(Path(script("kube-schema", request.param)).read_text())
+    definitions = {name: strict(d) for name, d in swagger["definitions"].items()}
+    found = {}
+    for name, definition in swagger["definitions"].items():
+        for kind in definition.get("x-kubernetes-group-version-kind", []):
+            version = "/".join(filter(None, [kind["group"], kind["version"]]))
+            schema = {"$ref": f"#/definitions/{name}", "definitions": definitions}
+            found[version, kind["kind"]] = jsonschema.Draft4Validator(schema)
+    return found
+
+
+def mistakes(kubernetes: dict[tuple[str, str], Any], o: Object) -> list[str]:
+    validator = kubernetes[o["apiVersion"], o["kind"]]
+    return [f"{o['kind']}: {'.'.join(map(str, e.path))}: {e.message}" for e in validator.iter_errors(o)]
+
+
+def test_every_object_is_valid_to_the_oldest_and_the_newest_kubernetes(
+    kubernetes: dict[tuple[str, str], Any], rendered: dict[str, Rendered]
+) -> None:
+    checked = set()
+    for name, release in rendered.items():
+        pods = [yaml.safe_load(text) for key, text in release.job["data"].items() if key.startswith("worker")]
+        for o in [*release.objects, *pods]:
+            if o["apiVersion"].startswith("monitoring.coreos.com/"):
+                continue  # not Kubernetes' own
+            assert mistakes(kubernetes, o) == [], name
+            checked.add(o["kind"])
+    assert len(checked) >= 12
+
+
+def test_the_schemas_find_a_misspelt_key(kubernetes: dict[tuple[str, str], Any], helm: Helm) -> None:
+    pod = helm.template("worker.podTemplate.spec.hostNetwrok=true").worker
+    assert len(mistakes(kubernetes, pod)) == 1
+    assert "hostNetwrok" in mistakes(kubernetes, pod)[0]
+
+
+# --- safe
+
+
+def test_every_pod_passes_the_restricted_profile(rendered: dict[str, Rendered]) -> None:
+    for name, release in rendered.items():
+        for pod, spec in release.pods():
+            assert spec["securityContext"]["runAsNonRoot"] is True
+            assert spec["securityContext"]["runAsUser"] > 0
+            assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+            assert not {"hostNetwork", "hostPID", "hostIPC"} & spec.keys()
+            for container in [*spec["containers"], *spec.get("initContainers", [])]:
+                secure = container["securityContext"]
+                assert secure["allowPrivilegeEscalation"] is False
+                assert secure["capabilities"] == {"drop": ["ALL"]}
+                assert not secure.get("privileged")
+                assert not any("hostPort" in port for port in container.get("ports", []))
+            kinds = {kind for v in spec.get("volumes", []) for kind in v if kind != "name"}
+            allowed = {"emptyDir", "persistentVolumeClaim", "secret", "configMap"}
+            # The one that the profile forbids is there only where it was asked for.
+            assert kinds <= allowed | ({"hostPath"} if name == "storage-values.yaml" else set()), pod
+
+
+def test_our_containers_cannot_write_to_their_image_and_have_limits(rendered: dict[str, Rendered]) -> None:
+    for release in rendered.values():
+        for _, spec in release.pods():
+            ours = spec["containers"][0]
+            assert ours["securityContext"]["readOnlyRootFilesystem"] is True
+            assert ours["resources"]["limits"].keys() >= {"memory", "ephemeral-storage"}
+
+
+def test_the_role_is_the_golden_one(rendered: dict[str, Rendered]) -> None:
+    golden = yaml.safe_load((HERE / "role.yaml").read_text())
+    assert rendered[""].one("Role")["rules"] == golden
+    assert not rendered[""].all("ClusterRole")
+    binding = rendered[""].one("RoleBinding")
+    assert [s["name"] for s in binding["subjects"]] == ["edl-master"]
+
+
+def test_workers_have_no_rights_and_no_token(rendered: dict[str, Rendered]) -> None:
+    for release in rendered.values():
+        for name, spec in release.pods():
+            if name != "master":
+                assert spec["automountServiceAccountToken"] is False
+                assert (
+                    spec["serviceAccountName"]
+                    != release.master["spec"]["template"]["spec"]["serviceAccountName"]
+                )
+                bound = [s["name"] for b in release.all("RoleBinding") for s in b["subjects"]]
+                assert spec["serviceAccountName"] not in bound
+
+
+def test_the_token_is_nowhere_but_in_its_secret(helm: Helm) -> None:
+    release = helm.template("token.value=verysecret")
+    assert release.one("Secret")["stringData"] == {"token": "verysecret"}
+    assert [o["kind"] for o in release.objects if "verysecret" in json.dumps(o)] == ["Secret"]
+
+
+def test_a_made_token_is_long_and_new(helm: Helm) -> None:
+    tokens = [helm.template().one("Secret")["stringData"]["token"] for _ in range(2)]
+    assert all(re.fullmatch("[A-Za-z0-9]{40}", token) for token in tokens)
+    assert tokens[0] != tokens[1]
+
+
+def test_a_secret_of_ones_own_is_used_and_none_is_made(rendered: dict[str, Rendered]) -> None:
+    release = rendered["gitops-values.yaml"]
+    assert not release.all("Secret")
+    for _, spec in release.pods():
+        [token] = [e for e in spec["containers"][0]["env"] if e["name"] == "EDL_TOKEN"]
+        assert token["valueFrom"] == {"secretKeyRef": {"name": "shared", "key": "password"}}
+
+
+def test_a_release_can_do_without_any_right_of_the_cluster(rendered: dict[str, Rendered]) -> None:
+    cluster_wide = {"PriorityClass", "ClusterRole", "ClusterRoleBinding", "Namespace"}
+    assert {o["kind"] for o in rendered[""].objects} & cluster_wide == {"PriorityClass"}
+    release = rendered["no-cluster-right-values.yaml"]
+    assert not {o["kind"] for o in release.objects} & {*cluster_wide, "Role", "RoleBinding", "ServiceAccount"}
+    assert "priorityClassName" not in release.worker["spec"]
+    assert release.worker["spec"]["serviceAccountName"] == "default"
+
+
+def test_who_may_talk_to_whom(rendered: dict[str, Rendered]) -> None:
+    worker, master = (
+        rendered[""].one("NetworkPolicy", f"edl-{side}")["spec"] for side in ("worker", "master")
+    )
+    workers = {"podSelector": {"matchLabels": labels("edl", "worker")}}
+    assert worker["policyTypes"] == ["Ingress"]
+    assert worker["ingress"] == [{"from": [workers]}]
+    rpc, metrics = master["ingress"]
+    assert rpc["from"] == [workers, {"podSelector": {"matchLabels": {"edl.dev/client": "edl"}}}]
+    assert (rpc["ports"][0]["port"], metrics["ports"][0]["port"]) == (8500, 8501)
+    test = rendered[""].one("Pod", "edl-test")
+    assert test["metadata"]["labels"]["edl.dev/client"] == "edl"
+    locked = rendered["gitops-values.yaml"].one("NetworkPolicy", "edl-worker")["spec"]
+    assert [[p["port"] for p in rule.get("ports", [])] for rule in locked["egress"]] == [
+        [], [8500], [53, 53], [9000],
+    ]  # fmt: skip
+
+
+def labels(release: str, component: str) -> dict[str, str]:
+    return {
+        "app.kubernetes.io/name": "edl",
+        "app.kubernetes.io/instance": release,
+        "app.kubernetes.io/component": component,
+    }
+
+
+# --- named
+
+
+@pytest.mark.parametrize(
+    ("release", "sets", "master"),
+    [
+        ("edl", [], "edl-master"),
+        ("my-edl", [], "my-edl-master"),
+        ("digits", [], "digits-edl-master"),
+        ("digits", ["nameOverride=trainer"], "digits-trainer-master"),
+        ("digits", ["fullnameOverride=x"], "x-master"),
+        ("a" * 36, [], "a" * 36 + "-edl-master"),
+    ],
+)
+def test_the_objects_carry_the_releases_name(helm: Helm, release: str, sets: list[str], master: str) -> None:
+    assert helm.template(*sets, release=release).one("Service")["metadata"]["name"] == master
+
+
+def test_the_names_that_others_rely_on(rendered: dict[str, Rendered]) -> None:
+    assert rendered[""].names() == [
+        "ConfigMap/edl-job",
+        "ConfigMap/edl-status",
+        "Deployment/edl-master",
+        "Lease/edl-master",
+        "NetworkPolicy/edl-master",
+        "NetworkPolicy/edl-worker",
+        "Pod/edl-test",
+        "PriorityClass/default-edl-worker",
+        "Role/edl-master",
+        "RoleBinding/edl-master",
+        "Secret/edl-token",
+        "Service/edl-master",
+        "ServiceAccount/edl-master",
+        "ServiceAccount/edl-worker",
+    ]
+
+
+@pytest.mark.parametrize("namespaces", [("one", "one"), ("one", "two")])
+@pytest.mark.parametrize("other", ["vision", "edl-2", "a" * 50 + "xyz"])
+def test_two_releases_live_together(helm: Helm, namespaces: tuple[str, str], other: str) -> None:
+    mine = {"edl", "edl-1", "a" * 50 + "xyy"}
+    for release in mine:
+        name = other if namespaces[0] == namespaces[1] else release
+        one, two = (
+            helm.template(release=r, namespace=n)
+            for r, n in ((release, namespaces[0]), (name, namespaces[1]))
+        )
+        keys = [
+            {(o["kind"], o["metadata"].get("namespace"), o["metadata"]["name"]) for o in r.objects}
+            for r in (one, two)
+        ]
+        assert not keys[0] & keys[1]
+        selectors = [r.one("Service")["spec"]["selector"] for r in (one, two)]
+        assert selectors[0] != selectors[1] or namespaces[0] != namespaces[1]
+
+
+def test_a_pods_name_fits_into_its_host_name(helm: Helm) -> None:
+    service = helm.template(release="e" * 53).one("Service")["metadata"]["name"]
+    assert len(service.removesuffix("-master") + "-worker-1234567890") <= 63
+
+
+@pytest.mark.parametrize("release", ["my.job", "4edl"])
+def test_a_name_that_no_service_can_have_is_refused_in_words(helm: Helm, release: str) -> None:
+    with pytest.raises(Refused, match=f'"{release}(-edl)?" cannot name the release\'s Service'):
+        helm.template(release=release)
+    assert helm.template("fullnameOverride=fine", release=release).one("Service")
+
+
+def test_all_objects_carry_the_recommended_labels(rendered: dict[str, Rendered]) -> None:
+    wanted = {*labels("", ""), *(f"app.kubernetes.io/{key}" for key in ("part-of", "version", "managed-by"))}
+    for o in rendered[""].objects:
+        assert o["metadata"]["labels"].keys() >= wanted | {"helm.sh/chart"}, o["kind"]
+    worker = rendered[""].worker["metadata"]["labels"]
+    assert worker.keys() >= wanted
+    assert worker["app.kubernetes.io/managed-by"] == "edl-master"
+    for o in rendered["gitops-values.yaml"].objects:
+        assert o["metadata"]["labels"]["team"] == "vision", o["kind"]
+        assert o["metadata"]["annotations"]["example.org/owner"] == "vision", o["kind"]
+
+
+# --- the job
+
+
+def test_the_master_is_told_the_job_and_nothing_else(rendered: dict[str, Rendered]) -> None:
+    for name, release in rendered.items():
+        files = [CHART / "ci" / name] if name else []
+        assert release.values.keys() == set(config.JOB)
+        assert config.parse(release.values) == config.parse(values.load(files))
+
+
+def test_a_whole_number_stays_one_however_large(helm: Helm) -> None:
+    text = helm.template("training.seed=2147483647").job["data"]["values.json"]
+    assert '"seed": 2147483647' in text
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["workers=7", "paused=true", "training.epochs=9", "worker.resources.limits.memory=9Gi", "logLevel=debug",
+     "model.source=x", "worker.image.tag=v9", "highPriorityWorkers=1", "elastic.joinSeconds=0.5"],
+)  # fmt: skip
+def test_a_change_of_job_or_workers_does_not_touch_the_master(helm: Helm, change: str) -> None:
+    before, after = helm.template("token.value=x"), helm.template("token.value=x", change)
+    differing = [a["metadata"]["name"] for b, a in zip(before.objects, after.objects, strict=True) if a != b]
+    assert set(differing) in ({"edl-job"}, {"edl-job", "edl-test"})
+
+
+@pytest.mark.parametrize("change", ["master.image.tag=v9", "image.registry=here", "master.env[0].name=A"])
+def test_a_change_of_the_masters_own_pod_restarts_it(helm: Helm, change: str) -> None:
+    assert helm.template().master != helm.template(change).master
+
+
+def test_the_status_belongs_to_the_master_alone(rendered: dict[str, Rendered]) -> None:
+    # What the chart does not set, an upgrade leaves as it is.
+    status = rendered[""].one("ConfigMap", "edl-status")
+    assert status.keys() == {"apiVersion", "kind", "metadata"}
+    assert rendered[""].one("Lease").keys() == {"apiVersion", "kind", "metadata"}
+
+
+def test_the_workers_pod_needs_only_a_name(rendered: dict[str, Rendered]) -> None:
+    pod = rendered[""].worker
+    assert "name" not in pod["metadata"]
+    assert pod["spec"]["restartPolicy"] == "Never"
+    [container] = pod["spec"]["containers"]
+    assert (container["name"], container["command"]) == ("worker", ["python", "-m", "trainer"])
+    env = {e["name"]: e.get("value") for e in container["env"]}
+    assert env["EDL_MASTER"] == "edl-master.default.svc:8500"
+    assert env["EDL_RING_INTERFACE"] == "eth0"
+    assert rendered[""].one("Service")["spec"]["ports"][0]["port"] == 8500
+
+
+@pytest.mark.parametrize(("said", "classes"), [
+    ("0", {"worker.yaml": "default-edl-worker"}),
+    ("0%", {"worker.yaml": "default-edl-worker"}),
+    ("1", {"worker.yaml": "default-edl-worker", "worker-high.yaml": None}),
+    ("50%", {"worker.yaml": "default-edl-worker", "worker-high.yaml": None}),
+])  # fmt: skip
+def test_some_workers_may_have_a_higher_priority(
+    helm: Helm, said: str, classes: dict[str, str | None]
+) -> None:
+    data = helm.template(f"highPriorityWorkers={said}").job["data"]
+    pods = {key: yaml.safe_load(text)["spec"] for key, text in data.items() if key.startswith("worker")}
+    assert {key: spec.get("priorityClassName") for key, spec in pods.items()} == classes
+    for spec in pods.values():
+        spec.pop("priorityClassName", None)
+    assert all(spec == pods["worker.yaml"] for spec in pods.values())
+
+
+def test_data_models_and_results_have_their_places(rendered: dict[str, Rendered]) -> None:
+    release = rendered["storage-values.yaml"]
+    volumes = {v.pop("name"): v for v in release.worker["spec"]["volumes"]}
+    assert volumes["data"] == {"persistentVolumeClaim": {"claimName": "flowers"}}
+    assert volumes["model"] == {"hostPath": {"path": "/srv/models"}}
+    assert volumes["output"] == {"persistentVolumeClaim": {"claimName": "edl-output"}}
+    mounts = {m["mountPath"]: m for m in release.worker["spec"]["containers"][0]["volumeMounts"]}
+    assert mounts.keys() == {"/tmp", "/var/lib/edl", "/data", "/models"}
+    assert mounts["/data"]["readOnly"] and mounts["/models"]["readOnly"]
+    claim = release.one("PersistentVolumeClaim", "edl-output")
+    assert claim["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+    assert claim["spec"]["resources"] == {"requests": {"storage": "5Gi"}}
+
+
+def test_what_a_pod_may_have_is_passed_on_for_master_and_worker(rendered: dict[str, Rendered]) -> None:
+    release = rendered["everything-values.yaml"]
+    said = yaml.safe_load((CHART / "ci" / "everything-values.yaml").read_text())["worker"]
+    for pod in (release.master["spec"]["template"], release.worker):
+        spec, [ours, beside] = pod["spec"], pod["spec"]["containers"]
+        assert beside["name"] == "beside"
+        for key in ("nodeSelector", "tolerations", "affinity", "initContainers", "priorityClassName",
+                    "runtimeClassName", "schedulerName", "terminationGracePeriodSeconds"):  # fmt: skip
+            assert spec[key] == said[key], key
+        for kind, amounts in said["resources"].items():  # over the defaults, which are a map too
+            assert amounts.items() <= ours["resources"][kind].items()
+        assert said["env"][0] in ours["env"]
+        assert ours["envFrom"] == said["envFrom"]
+        assert said["volumes"][0] in spec["volumes"]
+        assert said["volumeMounts"][0] in ours["volumeMounts"]
+        assert pod["metadata"]["labels"]["tier"] == "batch"
+        [spread] = spec["topologySpreadConstraints"]
+        assert spread["labelSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+
+
+def test_the_overlay_is_merged_by_name(rendered: dict[str, Rendered], helm: Helm) -> None:
+    release = rendered["everything-values.yaml"]
+    for pod in (release.master["spec"]["template"], release.worker):
+        assert pod["metadata"]["annotations"] == {"example.org/injected": "false", "example.org/more": "1"}
+        assert pod["spec"]["hostAliases"] == [{"ip": "10.1.2.3", "hostnames": ["store"]}]
+        names = [v["name"] for v in pod["spec"]["volumes"]]
+        assert names == ["tmp", "output", "certificates", "scratch"]
+        assert pod["spec"]["volumes"][0]["emptyDir"] == {"sizeLimit": "1Gi"}
+    pod = helm.template("worker.podTemplate.spec.containers[0].name=worker",
+                        "worker.podTemplate.spec.containers[0].stdin=true").worker  # fmt: skip
+    [container] = pod["spec"]["containers"]
+    assert container["stdin"] is True
+    assert container["command"] == ["python", "-m", "trainer"]
+
+
+@pytest.mark.parametrize(("sets", "image"), [
+    ([], "edl-worker:0.1.0"),
+    (["image.tag=v7"], "edl-worker:v7"),
+    (["image.tag=v7", "worker.image.tag=mine"], "edl-worker:mine"),
+    (["image.registry=r.example.org:5000/team/"], "r.example.org:5000/team/edl-worker:0.1.0"),
+    ([f"worker.image.digest=sha256:{'ab' * 32}"], f"edl-worker@sha256:{'ab' * 32}"),
+])  # fmt: skip
+def test_the_image_has_a_registry_a_tag_or_a_digest(helm: Helm, sets: list[str], image: str) -> None:
+    assert helm.template(*sets).worker["spec"]["containers"][0]["image"] == image
+
+
+def test_monitoring_objects_are_there_when_asked_for(rendered: dict[str, Rendered]) -> None:
+    kinds = {o["kind"] for o in rendered[""].objects}
+    assert not kinds & {"ServiceMonitor", "PodMonitor", "PrometheusRule"}
+    release = rendered["gitops-values.yaml"]
+    monitor = release.one("ServiceMonitor")
+    assert (
+        monitor["spec"]["selector"]["matchLabels"].items()
+        <= release.one("Service")["metadata"]["labels"].items()
+    )
+    assert monitor["spec"]["endpoints"][0]["port"] in [
+        p["name"] for p in release.one("Service")["spec"]["ports"]
+    ]
+    assert monitor["metadata"]["labels"]["release"] == "prometheus"
+    dashboard = release.one("ConfigMap", "edl-dashboard")
+    assert len(json.loads(dashboard["data"]["edl.json"])["panels"]) == 6
+    pod_monitor = rendered["everything-values.yaml"].one("PodMonitor")
+    pod = rendered["everything-values.yaml"].master["spec"]["template"]
+    assert pod_monitor["spec"]["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+
+
+def test_objects_of_ones_own_go_with_the_release(rendered: dict[str, Rendered]) -> None:
+    names = rendered["everything-values.yaml"].names()
+    assert {"ConfigMap/more", "ConfigMap/edl-trainer-also"} <= set(names)
+
+
+@pytest.fixture
+def notes(tmp_path: Path) -> Path:
+    """The chart with its notes in an object: `helm template` does not show them."""
+    copy = shutil.copytree(CHART, tmp_path / "chart")
+    shutil.copy(CHART / "templates" / "NOTES.txt", copy / "files")
+    (copy / "templates" / "notes.yaml").write_text(
+        "kind: Notes\nmetadata: {name: notes}\ntext: {{ tpl (.Files.Get `files/NOTES.txt`) . | toJson }}\n"
+    )
+    return copy
+
+
+def test_the_notes_name_what_was_made(helm: Helm, notes: Path) -> None:
+    flags = ("--namespace", "team", "--set", "workers=3")
+    text = Rendered(helm("template", "vision", str(notes), *flags)).one("Notes")["text"]
+    assert "trains digits with 3 workers in namespace team" in text
+    assert "kubectl -n team wait --for=jsonpath='{.data.phase}'=Succeeded configmap/vision-edl-status" in text
+    assert "helm uninstall vision -n team" in text
+    assert "The trained model goes with the pods" in text
+    assert "WARNING" not in text
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ("paused=true", "It is paused"),
+        ("output.size=1Gi", "The claim edl-output with the trained model stays."),
+        ("networkPolicy.enabled=false", "WARNING: networkPolicy.enabled is false"),
+        ("rbac.create=false", "the ServiceAccount edl-master needs the rights"),
+        ("model.source=x", "trains the file of model.source with 4 workers"),
+    ],
+)
+def test_the_notes_say_what_is_special(helm: Helm, notes: Path, said: str, words: str) -> None:
+    assert words in Rendered(helm("template", "edl", str(notes), "--set", said)).one("Notes")["text"]
