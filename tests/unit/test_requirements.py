@@ -1,0 +1,92 @@
+"""What the images install: a part of the one lock, complete and no more."""
+
+import importlib.metadata
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[2]
+
+
+def subset(*words: str, root: Path = ROOT) -> str:
+    command = [sys.executable, root / "scripts" / "requirements", *words]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def names(text: str) -> set[str]:
+    return {line.split("==")[0] for line in text.splitlines() if "==" in line}
+
+
+def needed(*extras: str) -> set[str]:
+    """What the packages themselves say that edl needs, by what is installed here."""
+    found: set[str] = set()
+    todo: list[tuple[str, tuple[str, ...]]] = [("edl", extras)]
+    while todo:
+        name, wanted = todo.pop()
+        for line in importlib.metadata.requires(name) or []:
+            asked = Requirement(line)
+            if asked.marker and not any(asked.marker.evaluate({"extra": extra}) for extra in wanted or ("",)):
+                continue
+            other = canonicalize_name(asked.name)
+            if other not in found:
+                found.add(other)
+                todo.append((other, ("", *asked.extras)))
+    return found
+
+
+@pytest.mark.parametrize(("side", "extras"), [("master", ()), ("worker", ("", "worker"))])
+def test_a_side_installs_what_it_needs_and_no_more(side: str, extras: tuple[str, ...]) -> None:
+    assert names(subset(side)) == needed(*extras)
+
+
+def test_the_master_has_nothing_heavy_and_nobody_has_the_tools() -> None:
+    assert not names(subset("master")) & {"tensorflow-cpu", "keras", "numpy", "pyarrow"}
+    assert not names(subset("worker")) & {"pytest", "mypy", "ruff", "grpcio-tools", "pip"}
+
+
+def test_every_package_keeps_its_hashes() -> None:
+    lock = (ROOT / "requirements.lock").read_text()
+    for entry in subset("worker").replace(" \\\n", " ").splitlines():
+        version, *hashes = entry.split()
+        assert version in lock
+        assert len(hashes) > 0
+        assert all(word.startswith("--hash=sha256:") and word in lock for word in hashes)
+    assert subset("all").count("--hash") == lock.count("--hash")
+
+
+def test_a_package_can_be_left_out_with_what_only_it_needs() -> None:
+    left = names(subset("worker")) - names(subset("worker", "tensorflow-cpu"))
+    assert {"tensorflow-cpu", "libclang", "gast"} <= left
+    assert not left & {"numpy", "keras", "grpcio"}
+
+
+def test_a_stale_lock_is_told(tmp_path: Path) -> None:
+    (tmp_path / "scripts").mkdir()
+    for name in ("scripts/requirements", "setup.py", "requirements.lock"):
+        (tmp_path / name).write_text((ROOT / name).read_text())
+    setup = (tmp_path / "setup.py").read_text()
+    (tmp_path / "setup.py").write_text(setup.replace('"grpcio>=', '"not-there>=1", "grpcio>='))
+    with pytest.raises(subprocess.CalledProcessError) as error:
+        subset("master", root=tmp_path)
+    assert "lacks not-there, which setup.py asks for; run scripts/lock" in error.value.stderr
+
+
+def test_the_master_starts_without_what_its_image_lacks() -> None:
+    """What `import` finds here is not there: it must not be asked for."""
+    code = "import sys, master.__main__, edl.cli; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    loaded = {name.split(".")[0] for name in done.stdout.split()}
+    assert not loaded & {
+        "numpy",
+        "tensorflow",
+        "keras",
+        "horovod",
+        "aiohttp",
+        "pyarrow",
+        "sklearn",
+        "trainer",
+    }
