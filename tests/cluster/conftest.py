@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SCRIPT = ROOT / "scripts" / "cluster"
+SCRIPT, IMAGES = ROOT / "scripts" / "cluster", ROOT / "scripts" / "images"
 LACKING = 77  # scripts/cluster: this machine has not what it takes
 SECONDS = 60.0
 OURS = "edl.test/process"  # the label of the tests' namespaces: whose they are
@@ -52,6 +52,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         with config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
             print(flush=True)
             subprocess.run([SCRIPT, "build"], check=False)  # the fixture says what is missing
+            if any("images" in getattr(item, "fixturenames", ()) for item in session.items):
+                subprocess.run([IMAGES, "build", "--tag", _tag()], check=False)
 
 
 @dataclass(frozen=True)
@@ -271,6 +273,40 @@ def namespace(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Name
     )
     yield mine
     mine.delete()
+
+
+@dataclass(frozen=True)
+class Images:
+    """edl's images as they are in this tree, in a registry that the nodes pull from."""
+
+    registry: str
+    tag: str
+
+    def __getitem__(self, side: str) -> str:
+        """The whole name of the image of `master` or `worker`."""
+        return f"{self.registry}/edl-{side}:{self.tag}"
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """For `helm install`."""
+        return "--set", f"image.registry={self.registry},image.tag={self.tag}"
+
+
+@pytest.fixture(scope="session")
+def images(cluster: Cluster) -> Images:
+    if not cluster.registry:
+        lacking("EDL_REGISTRY is not set: the images have no registry to go to")
+    found = Images(cluster.registry, _tag())
+    command = [IMAGES, "build", "--tag", found.tag, "--push", found.registry]
+    done = subprocess.run(
+        [*command, *(["--plain-http"] if cluster.own else [])], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return found
+
+
+def _tag() -> str:
+    return subprocess.run([IMAGES, "tag"], capture_output=True, text=True, check=True).stdout.strip()
 
 
 @pytest.fixture
