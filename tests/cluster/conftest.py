@@ -64,6 +64,7 @@ class Cluster:
     registry: str = ""  # host:port, plain http; empty where we know of none
     busybox: str = "busybox:1.36"
     own: bool = False  # of scripts/cluster: its nodes may be cut off and powered off
+    started: bool = False  # by these tests: nobody else uses it
     tools: str = ""
 
     @property
@@ -172,10 +173,27 @@ class Namespace:
     ) -> list[Object]:
         return self.cluster.until(kind, so, self.name, labels, seconds)
 
+    def requests(self, account: str) -> list[Object]:
+        """What a service account has asked of the API server, oldest first, as audit events.
+
+        Each has its `verb`, `requestURI` and `responseStatus.code`; a watch is there from when it began.
+        """
+        user = f"system:serviceaccount:{self.name}:{account}"
+        log = Path(self.cluster.kubeconfig).parent / "logs" / "audit.log"
+        events = (json.loads(line) for line in log.read_text().splitlines() if user in line)
+        return list(
+            {event["auditID"]: event for event in events if event["user"]["username"] == user}.values()
+        )
+
     def delete(self) -> None:
-        """And wait until all of it is gone: the next test is to have the nodes to itself."""
-        self.kubectl("delete", "pods", "--all", "--now", "--wait=false", ok=False)
-        self.cluster.kubectl("delete", "namespace", self.name, "--timeout=120s", seconds=150)
+        """And wait until its pods are gone: the next test is to have the nodes to itself.
+
+        Not until the name is: Kubernetes takes five seconds for that, however empty it is.
+        """
+        self.cluster.kubectl("delete", "namespace", self.name, "--wait=false")  # nobody makes pods there now
+        everyone = f"/api/v1/namespaces/{self.name}/pods?gracePeriodSeconds=1"
+        self.kubectl("delete", "--raw", everyone)
+        self.until("pods", lambda found: not found, seconds=120)
 
     def story(self) -> str:
         """What there is and what happened, for who has to find out why a test failed."""
@@ -239,6 +257,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
         said["EDL_REGISTRY"],
         "localhost/busybox:1",
         own=True,
+        started=not was_up,
         tools=said["PATH"].partition(":")[0],
     )
     _sweep(found)
@@ -297,7 +316,7 @@ def images(cluster: Cluster) -> Images:
     if not cluster.registry:
         lacking("EDL_REGISTRY is not set: the images have no registry to go to")
     found = Images(cluster.registry, _tag())
-    command = [IMAGES, "build", "--tag", found.tag, "--push", found.registry]
+    command = [str(IMAGES), "build", "--tag", found.tag, "--push", found.registry]
     done = subprocess.run(
         [*command, *(["--plain-http"] if cluster.own else [])], capture_output=True, text=True
     )
@@ -310,8 +329,8 @@ def _tag() -> str:
 
 
 @pytest.fixture
-def nodes(cluster: Cluster) -> Iterator[Nodes]:
-    """The nodes, which are whole again after the test."""
+def nodes(cluster: Cluster, namespace: Namespace) -> Iterator[Nodes]:
+    """The nodes, which are whole again after the test, before its namespace goes: they have to clear it."""
     if not cluster.own:
         pytest.skip("the nodes of a given cluster are not ours to break")
     yield Nodes()
@@ -319,6 +338,15 @@ def nodes(cluster: Cluster) -> Iterator[Nodes]:
         _script("node", "join", name)
         _script("node", "on", name)
     cluster.wait("node", "condition=Ready", *Nodes.names)
+
+
+@pytest.fixture
+def fake_nodes(cluster: Cluster) -> Iterator[Callable[[int], str]]:
+    """Call it with a number for that many kwok nodes. Name it before `namespace`, whose pods they clear."""
+    if not cluster.own:
+        pytest.skip("fake nodes are for our own cluster only")
+    yield lambda number: _script("kwok", str(number))
+    cluster.kubectl("delete", "nodes", "-l", "type=kwok")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -21,6 +21,7 @@ import ipaddress
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -198,9 +199,9 @@ def status() -> int:
         print(f"{'kwok':<24}runs")
     print(f"registry                {REGISTRY} (http)")
     print(f"logs                    {LOGS}")
-    if up:
+    if up and set(CONTROL) <= runs:
         print("use it                  " + 'eval "$(scripts/cluster env)"')
-        print(control.kubectl("get", "nodes", "-o", "wide", ok=False).rstrip())
+        print(control.kubectl("get", "nodes", "-o", "wide", "--request-timeout=3s", ok=False).rstrip())
     return 0 if whole() else 1
 
 
@@ -282,6 +283,7 @@ def main(words: list[str]) -> int:
     os.environ["NO_PROXY"] = os.environ["no_proxy"] = ",".join(
         filter(None, [os.environ.get("NO_PROXY"), HOST, NODE_NET, POD_NET, SERVICE_NET])
     )
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `status | head`
     args = parse(words)
     try:
         match args.verb:
