@@ -14,7 +14,7 @@ import symtable
 import warnings
 from collections.abc import Iterable, Iterator
 
-MOST_CHARACTERS = 262_144
+MOST_CHARACTERS = 262_144  # a ConfigMap holds 1 MiB, and JSON's escapes take room
 CONTRACT = {"model": "model()", "data": "data(split)", "feed": "feed(records)"}  # and how they are called
 NEEDED = ("model", "data")
 SAFE_ENCODINGS = ("utf-8", "utf8", "utf-8-sig", "ascii", "us-ascii")
