@@ -17,6 +17,7 @@ from pydantic import BaseModel, Field, JsonValue, ValidationError, model_validat
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, PydanticCustomError
 
+from edl import source as source_module
 from edl.chart import Chart
 from edl.errors import ConfigError
 from edl.kinds import AtLeastHalf, Int, NotNegative, Positive, Section, Share, number
@@ -24,15 +25,19 @@ from edl.kinds import AtLeastHalf, Int, NotNegative, Positive, Section, Share, n
 LIVE: dict[str, JsonValue] = {"live": True}
 SHARE: dict[str, JsonValue] = {"allowed": "a whole number, at least 0, or a share such as 50%"}
 PATH: dict[str, JsonValue] = {"allowed": "an absolute path"}
-MOST_SOURCE = 262144  # characters of model.source; a ConfigMap holds 1 MiB, and JSON's escapes take room
 
 
 class Model(Section):
     module: str = Field(min_length=1)
-    source: str = Field(max_length=MOST_SOURCE)
+    source: str = Field(max_length=source_module.MOST_CHARACTERS)
     claim: str
     host_path: str
     mount_path: str = Field(pattern="^/", json_schema_extra=PATH)
+
+    @property
+    def name(self) -> str:
+        """What people call it."""
+        return "model.source" if self.source else self.module
 
 
 class Training(Section):
@@ -165,8 +170,11 @@ def parse(values: Mapping[str, Any]) -> Config:
 
 
 def impossible(flat_values: Mapping[str, Any]) -> list[str]:
-    """What cannot be together, in words. A rule is judged only if all its keys are there."""
-    return [
+    """What no schema can say: what cannot be together, in words, and a model that is none. A rule is judged
+    only if all its keys are there."""
+    source = flat_values.get("model.source")
+    told = source_module.check(source) if source and isinstance(source, str) else []
+    return told + [
         f"{' and '.join(f'{key} is {_shown(flat_values[key])}' for key in rule.keys)}: {rule.words}"
         for rule in RULES
         if all(key in flat_values for key in rule.keys)

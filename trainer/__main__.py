@@ -92,7 +92,7 @@ def _work(link: Link) -> int:
         tf.config.threading.set_inter_op_parallelism_threads(1)
     keras.utils.set_random_seed(config.training.seed)
 
-    module = zoo.load(config.model.module)
+    module = zoo.load(config.model.module, config.model.source)
     model, reader = module.model(), module.reader("train")
     assert reader is not None
     size = len(reader)

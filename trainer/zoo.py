@@ -13,6 +13,7 @@ import importlib
 import importlib.util
 import os
 import sys
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,13 +50,21 @@ class Zoo:
         return reader
 
 
-def load(name: str) -> Zoo:
-    """Import the module that `name` means. Errors of the user's own code pass as they are.
+def load(name: str, source: str = "") -> Zoo:
+    """Import the module that `name` means, or whose text `source` is. Errors of the user's own code pass as
+    they are.
 
     Raises:
         ModelError: there is no such module, or it lacks a function of the contract.
     """
-    module = _import(name)
+    if source:
+        # The run's own text, as the master has sent it: a volume could show a later one to a later worker.
+        name = "model.source"
+        path = Path(tempfile.mkdtemp(prefix="edl-"), "model_source.py")
+        path.write_text(source, encoding="utf-8")
+        module = _import_file(path)
+    else:
+        module = _import(name)
     functions: dict[str, Any] = {}
     for wanted in ("model", "data", "feed"):
         function = getattr(module, wanted, None)

@@ -54,8 +54,8 @@ def run(
 ) -> None:
     """Train a model on this machine, with workers as processes."""
     merged, typed = _merged(model, values_files, sets, set_strings)
-    _check_model_file(typed.model.module)
-    name = Path(typed.model.module).stem.rsplit(".", 1)[-1]
+    _check_model_file(typed.model)
+    name = Path(typed.model.name).stem.rsplit(".", 1)[-1]
     output = output or Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
     _prepare(output, merged)
     console = Console(highlight=False)
@@ -200,12 +200,13 @@ def _merged(
 ) -> tuple[dict[str, Any], config.Config]:
     merged = values.load(values_files, sets, set_strings)
     if model:
-        merged = values.merge(merged, {"model": {"module": model}})
+        merged = values.merge(merged, {"model": {"module": model, "source": ""}})
     return merged, config.parse(merged)
 
 
-def _check_model_file(module: str) -> None:
-    if (module.endswith(".py") or os.sep in module) and not Path(module).is_file():
+def _check_model_file(model: config.Model) -> None:
+    module = model.module
+    if not model.source and (module.endswith(".py") or os.sep in module) and not Path(module).is_file():
         raise ConfigError(f"model.module: there is no file {module}")
 
 

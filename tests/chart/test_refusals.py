@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edl import config, values
+from edl import config, source, values
 from tests.chart.conftest import CHART, Helm, Refused
 from tests.unit.test_config import IMPOSSIBLE, POSSIBLE, WRONG
 
@@ -79,6 +79,6 @@ def test_a_model_comes_as_one_file(helm: Helm, tmp_path: Path) -> None:
 
 
 def test_a_model_that_no_configmap_holds_is_refused(helm: Helm, tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text("#" * (config.MOST_SOURCE + 1))
+    (tmp_path / "mine.py").write_text("#" * (source.MOST_CHARACTERS + 1))
     with pytest.raises(Refused, match="/model/source"):
         helm.template(words=("--set-file", f"model.source={tmp_path / 'mine.py'}"))
