@@ -63,8 +63,8 @@ def stamp(
     meta = pod.setdefault("metadata", {})
     meta["name"] = name(fullname, worker)
     meta["labels"] = {
-        **(meta.get("labels") or {}),
-        NAME: "edl", INSTANCE: release, COMPONENT: "worker", MANAGER: OURS,
+        NAME: "edl", **(meta.get("labels") or {}),
+        INSTANCE: release, COMPONENT: "worker", MANAGER: OURS,
         WORKER_ID: str(worker), RUN_ID: run_id, STATE: "starting", PRIORITY: "high" if high else "low",
     }  # fmt: skip
     meta["ownerReferences"] = [{**owner, "controller": False, "blockOwnerDeletion": False}]
