@@ -27,16 +27,17 @@ def digest(source: str) -> str:
     return hashlib.sha256(source.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
-def check(source: str, name: str = "model.source") -> list[str]:
+def check(source: str, name: str = "model.source", most: int | None = MOST_CHARACTERS) -> list[str]:
     """What is wrong with a model's text: one line for each mistake, none if it may be tried.
 
     Args:
         source: the text of the Python file.
         name: what the file is called in the lines.
+        most: characters that it may have; None where it need not travel.
     """
-    if len(source) > MOST_CHARACTERS:
+    if most is not None and len(source) > most:
         return [
-            f"{name}: has {len(source):,} characters; at most {MOST_CHARACTERS:,} fit where Kubernetes and "
+            f"{name}: has {len(source):,} characters; at most {most:,} fit where Kubernetes and "
             "Helm keep it. Put a large model, or one of several files, into an image or on a volume"
         ]
     if not source.strip("\ufeff \t\r\n"):

@@ -14,9 +14,9 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.console import Console
 
-from edl import config, files, values
+from edl import config, files, source, values
 from edl.cli import client, display, zoo
-from edl.errors import ConfigError, EdlError
+from edl.errors import ConfigError, EdlError, ModelError
 
 app = typer.Typer(
     name="edl",
@@ -206,8 +206,12 @@ def _merged(
 
 def _check_model_file(model: config.Model) -> None:
     module = model.module
-    if not model.source and (module.endswith(".py") or os.sep in module) and not Path(module).is_file():
+    if model.source or not (module.endswith(".py") or os.sep in module):
+        return
+    if not Path(module).is_file():
         raise ConfigError(f"model.module: there is no file {module}")
+    if wrong := source.check(zoo.read(Path(module)), module, most=None):
+        raise ModelError("\n".join(wrong))
 
 
 def _prepare(output: Path, merged: dict[str, Any], may_exist: bool = False) -> None:
@@ -234,7 +238,7 @@ def main() -> None:
     """The console script. Errors of ours are one text; anything else is a bug and keeps its traceback."""
     try:
         app()
-    except ConfigError as error:
+    except (ConfigError, ModelError) as error:
         _fail(str(error).replace("\n", "\nedl: "), 2)
     except EdlError as error:
         _fail(str(error), 1)

@@ -76,7 +76,7 @@ def init(
     if not directory.is_dir():
         raise EdlError(f"{directory}: there is no such folder")
     repository, tag = _split(image or f"{directory.resolve().name.lower()}:1")
-    found = [path.name for path in sorted(directory.glob("*.py")) if not source.check(_read(path))]
+    found = [path.name for path in sorted(directory.glob("*.py")) if not source.check(read(path), most=None)]
     others = "".join(f"\n  # or: {MODELS}/{name}" for name in found[1:])
     module = f"{MODELS}/{found[0]}" if found else f"{MODELS}/my_model.py  # there is no model here yet"
     packages = PACKAGES if (directory / "requirements.txt").is_file() else NO_PACKAGES
@@ -86,7 +86,7 @@ def init(
         ".dockerignore": IGNORED,
     }
     paths = {directory / name: text for name, text in written.items()}
-    differing = [str(path) for path, text in paths.items() if path.exists() and _read(path) != text]
+    differing = [str(path) for path, text in paths.items() if path.exists() and read(path) != text]
     if differing and not force:
         is_are = "is there already" if len(differing) == 1 else "are there already"
         raise EdlError(f"{', '.join(differing)} {is_are}; nothing was written (--force replaces)")
@@ -163,7 +163,7 @@ def _check_model(directory: Path) -> None:
         ModelError: it is not there, or is no model.
     """
     try:
-        values = yaml.safe_load(_read(directory / "values.yaml"))
+        values = yaml.safe_load(read(directory / "values.yaml"))
         module = str(values["model"]["module"])
     except (EdlError, yaml.YAMLError, TypeError, KeyError):
         return  # no values of ours: Helm will judge them
@@ -174,7 +174,7 @@ def _check_model(directory: Path) -> None:
         raise ModelError(
             f"{directory / 'values.yaml'}: model.module is {module}, but there is no file {path}"
         )
-    if wrong := source.check(_read(path), str(path)):
+    if wrong := source.check(read(path), str(path), most=None):
         raise ModelError("\n".join(wrong))
 
 
@@ -236,7 +236,12 @@ def _split(image: str) -> tuple[str, str]:
     return (repository, tag) if colon and "/" not in tag else (image, "latest")
 
 
-def _read(path: Path) -> str:
+def read(path: Path) -> str:
+    """A file's text; what is no UTF-8 in it is found by source.check.
+
+    Raises:
+        EdlError: it cannot be read.
+    """
     try:
         return path.read_text(encoding="utf-8", errors="surrogateescape")
     except OSError as error:

@@ -210,6 +210,7 @@ def test_on_a_terminal_it_draws_a_bar_and_a_table() -> None:
         (["digits", "--set", "workers=0.5"], "workers: 0.5 is not allowed"),
         (["digits", "-f", "nowhere.yaml"], "nowhere.yaml: cannot be read"),
         (["./nowhere.py"], "there is no file ./nowhere.py"),
+        ([__file__], f"{__file__}: has no function model()."),
     ],
 )
 def test_what_is_wrong_is_refused_before_anything_starts(arguments: list[str], words: str) -> None:
