@@ -173,6 +173,11 @@ class Namespace:
     ) -> list[Object]:
         return self.cluster.until(kind, so, self.name, labels, seconds)
 
+    def restrict(self) -> None:
+        """Let only pods of the restricted Pod Security profile in."""
+        label = "pod-security.kubernetes.io/enforce=restricted"
+        self.cluster.kubectl("label", "namespace", self.name, label)
+
     def requests(self, account: str) -> list[Object]:
         """What a service account has asked of the API server, oldest first, as audit events.
 
@@ -306,9 +311,9 @@ class Images:
         return f"{self.registry}/edl-{side}:{self.tag}"
 
     @property
-    def flags(self) -> tuple[str, ...]:
-        """For `helm install`."""
-        return "--set", f"image.registry={self.registry},image.tag={self.tag}"
+    def values(self) -> dict[str, str]:
+        """For `helm install --set`."""
+        return {"image.registry": self.registry, "image.tag": self.tag}
 
 
 @pytest.fixture(scope="session")

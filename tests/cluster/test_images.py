@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -80,9 +79,7 @@ def pod(image: str, command: Iterable[str], uid: int = 12345) -> dict[str, Any]:
 
 def output(namespace: Any, image: str, *command: str, uid: int = 12345) -> str:
     """What the command prints in such a pod; it must succeed."""
-    namespace.kubectl(
-        "label", "namespace", namespace.name, "--overwrite", "pod-security.kubernetes.io/enforce=restricted"
-    )
+    namespace.restrict()
     namespace.kubectl("delete", "pod", "look", "--ignore-not-found", "--now")
     namespace.apply(pod(image, command, uid))
     [ended] = namespace.until(
@@ -192,42 +189,3 @@ def test_wrong_flags_are_refused(flags: list[str], words: str) -> None:
     done = subprocess.run([ROOT / "scripts" / "images", "build", *flags], capture_output=True, text=True)
     assert done.returncode != 0
     assert words in done.stderr
-
-
-MODEL = """
-import edl, keras, numpy, names
-
-def model():
-    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
-    model.compile(optimizer="adam", loss="mse")
-    return model
-
-def data(split):
-    return edl.arrays(numpy.ones((64, 8), "float32"), numpy.ones(64, "float32"))
-"""
-
-
-def test_a_folder_of_models_becomes_an_image(namespace: Any, images: Any, tmp_path: Path) -> None:
-    """The three commands; the models may have a helper beside them and packages of their own."""
-    (tmp_path / "my_model.py").write_text(MODEL)
-    (tmp_path / "names.py").write_text("import humanize\n")
-    (tmp_path / "names.py").chmod(0o600)
-    (tmp_path / "requirements.txt").write_text("humanize==4.9.0\n")
-    edl = [sys.executable, "-m", "edl.cli", "zoo"]
-    image = f"{images.registry}/team/my-models:1"
-
-    def zoo(*words: object) -> str:
-        done = subprocess.run([*edl, *map(str, words)], capture_output=True, text=True, cwd=ROOT)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
-    subprocess.run(
-        [ROOT / "scripts" / "images", "build", "--only", "worker", "--tag", images.tag], check=True
-    )
-    zoo("init", tmp_path, "--image", image, "--base-image", f"edl-worker:{images.tag}")
-    said = zoo("build", "--image", image, tmp_path)
-    assert f"worker.image.repository={images.registry}/team/my-models,worker.image.tag=1" in said
-    zoo("push", image, *(["--plain-http"] if namespace.cluster.own else []))
-    code = "import os, trainer.zoo as z; z.load('/models/my_model.py'); print(sorted(os.listdir('/models')))"
-    said = output(namespace, image, "python", "-c", code).splitlines()[-1]
-    assert said == "['__pycache__', 'my_model.py', 'names.py', 'requirements.txt']"
