@@ -35,6 +35,7 @@ from edl.errors import ConfigError, EdlError
 log = structlog.get_logger()
 
 MERGE: Final = "application/merge-patch+json"
+MOST_RETRY_AFTER = 60.0
 URGENT, SOON, WHENEVER = 0, 1, 2  # creates and deletes; status and events; labels
 
 
@@ -148,12 +149,12 @@ class Api:
         self._budget = Budget(pace.write, pace.burst)
         self._turn = asyncio.Lock()
         self._out_since: float | None = None
-        self._next_at = 0.0
+        self._next_at = 0.0  # while it is out
+        self._closed_until = 0.0  # as a Retry-After has said, whoever it was said to
         try:
             single = (config or KubeConfig.from_env()).get()
             assert single is not None  # as no default is given
             self.namespace = single.namespace
-            # A watch may be slow to speak and there may be many requests at a time: no limit but our own.
             self._http = AsyncClient(single, ConnectionParams(timeout=httpx.Timeout(pace.answer)))
         except (LightkubeError, OSError, KeyError, ValueError, AssertionError) as error:
             raise ConfigError(
@@ -237,7 +238,10 @@ class Api:
         """At once while the API answers; else when a second has passed since anybody asked."""
         loop = asyncio.get_running_loop()
         async with self._turn:
-            while self._out_since is not None and (pause := self._next_at - loop.time()) > 0:
+            while True:
+                free_at = self._next_at if self._out_since is not None else 0.0
+                if (pause := max(free_at, self._closed_until) - loop.time()) <= 0:
+                    break
                 await asyncio.sleep(pause)
             self._next_at = loop.time() + self.pace.outage
 
@@ -278,7 +282,8 @@ class Api:
         if self._out_since is None:
             self._out_since = now
             log.warning(f"the Kubernetes API is in trouble: {error}; training goes on")
-        self._next_at = max(self._next_at, now + max(self.pace.outage, error.retry_after))
+        self._next_at = max(self._next_at, now + self.pace.outage)
+        self._closed_until = max(self._closed_until, now + min(error.retry_after, MOST_RETRY_AFTER))
 
 
 def _seconds(headers: Mapping[str, str]) -> float:

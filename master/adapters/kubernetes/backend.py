@@ -16,6 +16,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -139,7 +140,7 @@ class Kubernetes:
         self._block_backoff = Backoff(max(self._pace.first_pause, self._pace.outage), self._pace.blocked)
         self._probing = asyncio.Lock()
         self._room = asyncio.Event()  # a pod has gone: there may be room
-        self._settled = False
+        self._settled = self._ended = False
         self.events = show.Events(api, place.namespace, self._owner, place.pod)
         self.status = show.Status(api, f"{self._maps}/{place.fullname}-status")
 
@@ -241,6 +242,7 @@ class Kubernetes:
             case ev.Say(kind, text):
                 self.events.say(kind, text)
             case ev.End():
+                self._ended = True
                 self._keep(self._clear_away())
 
     def observe(self, now: float, event: ev.Event, effects: list[ev.Effect]) -> None:
@@ -285,16 +287,16 @@ class Kubernetes:
         When one create is refused for a reason that holds for all (a quota, a right), the others
         wait, and one asks now and then for all of them.
         """
-        while not w.unwanted:
+        while not w.unwanted and not w.uid:  # the watch may know of a pod whose create was never answered
             if not self._blocked:
                 if await self._try(w):
                     break
                 continue
             self._delay(w, self._blocked)
             async with self._probing:
-                if self._blocked and not w.unwanted:
+                if self._blocked and not w.unwanted and not w.uid:
                     await self._until_retry()
-                    if w.unwanted or await self._try(w):
+                    if w.unwanted or w.uid or await self._try(w):
                         break
         w.making = False
         if not w.uid and not w.over.is_set():
@@ -411,7 +413,7 @@ class Kubernetes:
             await self._delete(w.pod, grace)
 
     async def _delete(self, pod: Object, grace: float) -> None:
-        """Until the API has agreed. With no grace at all the API forgets a pod that still runs: 1 s at least."""
+        """Until the API has agreed. With no grace it would forget a pod that still runs: 1 s at least."""
         body = {
             "gracePeriodSeconds": max(1, math.ceil(grace)),
             "preconditions": {"uid": pods.uid(pod)},
@@ -533,10 +535,14 @@ class Kubernetes:
             return
         try:
             values = _values(self._job, thing.get("data") or {})
-            self._take(values)
-            self._take_own(values)
         except ConfigError as error:
             self._emit(ev.Refused(f"the new values are refused: {error}"))
+            return
+        self._take(values)
+        with suppress(ConfigError):  # which whoever takes the values has told
+            self._take_own(values)
+            if self._ended:
+                self._keep(self._clear_away())
         self._retry_at = 0.0  # the template may have been what was wrong
         self._room.set()
 

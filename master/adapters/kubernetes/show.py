@@ -190,9 +190,11 @@ class Events:
         key = (reason, message[:MOST_MESSAGE], warning)
         if len(self._waiting) >= MOST_WAITING and key not in self._waiting:
             alike = next((k for k in self._waiting if k[0] == reason), None)
-            if alike is None:
+            less = next((k for k in self._waiting if k[0] in MINOR), None)
+            if (instead := alike or less) is None:
                 return
-            self._waiting[key] = self._waiting.pop(alike)
+            count = self._waiting.pop(instead)
+            self._waiting[key] = count if alike else 0
         self._waiting[key] = self._waiting.get(key, 0) + 1
         self._wake.set()
 
