@@ -170,7 +170,7 @@ class Master:
     def status(self, now: float) -> dict[str, Any]:
         return {
             "run_id": self.run_id,
-            "model": self.config.model.module,
+            "model": self.config.model.name,
             **view.status(self.job, now),
             "news": self.news,
         }
@@ -212,9 +212,13 @@ class Master:
         self.inbox.put_nowait(ev.StopAsked(why))
         return "the job is ending"
 
+    def summary(self) -> dict[str, Any]:
+        """What is kept of the job."""
+        return {"run_id": self.run_id, **view.summary(self.job)}
+
     def keep_summary(self, foreign: int) -> None:
         """Write summary.json, whole or not at all. `foreign`: messages of another run, refused."""
-        summary = {"run_id": self.run_id, "foreign_messages": foreign, **view.summary(self.job)}
+        summary = {"foreign_messages": foreign, **self.summary()}
         files.write_whole(self.output / files.SUMMARY, json.dumps(summary, indent=1) + "\n")
 
 
@@ -232,12 +236,19 @@ def _log_at(level: str) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="edl master", description=__doc__)
-    parser.add_argument("--values", required=True, type=Path, help="the job's merged values, as JSON")
+    parser.add_argument("--values", type=Path, help="the job's merged values, as JSON")
     parser.add_argument("--output", required=True, type=Path)
     parser.add_argument("--listen", default="127.0.0.1:0", metavar="HOST:PORT")
-    parser.add_argument("--backend", choices=("processes", "by-hand"), default="processes")
+    parser.add_argument("--backend", choices=("processes", "by-hand", "kubernetes"), default="processes")
     args = parser.parse_args(argv)
     try:
+        if args.backend == "kubernetes":
+            from master.in_cluster import Release  # not needed, and not there, where no cluster is
+
+            _log_at("info")
+            return asyncio.run(Release(args.output, args.listen).run())
+        if args.values is None:
+            parser.error("--values is needed")
         values = json.loads(args.values.read_text(encoding="utf-8"))
         _log_at(values.get("logLevel", "info"))
         inherited = takeover.inherited(args.output, values) if args.backend == "by-hand" else None

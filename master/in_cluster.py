@@ -1,0 +1,159 @@
+"""`python -m master --backend kubernetes`: the master of a release of the chart.
+
+A run begins with the values that the chart's object holds. It survives its masters: what the last
+one has left (the run's id, the values it began with, how many workers there have been) is in the
+status ConfigMap, and what it did is in the workers. A change that a run cannot take is refused,
+and the run goes on with its own values; but another model file is another run.
+
+When a run has ended, its master stays, so that the Deployment does not start it again, until the
+values are others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import signal
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from edl import config as config_module
+from edl.errors import ConfigError
+from edl.ids import RunId
+from master.__main__ import Master
+from master.adapters.kubernetes import Api, Found, Kubernetes, Pace, Place
+from master.adapters.metrics import Metrics
+from master.core import events as ev
+
+log = structlog.get_logger()
+
+METRICS = "0.0.0.0:8501"
+ANOTHER_RUN = frozenset({"model.source"})  # whose change ends a run that has not ended
+KEPT_GENERATIONS = 100  # in the summary: a ConfigMap holds 1 MiB
+
+
+class Release:
+    """One release's master, over all its runs.
+
+    Args:
+        output: directory for journals.
+        listen: host:port.
+    """
+
+    def __init__(self, output: Path, listen: str):
+        self._output, self._listen = output, listen
+        self._place = Place.from_environment()
+        self._leaving = asyncio.Event()  # this process is to end; the run goes on
+        self._another = asyncio.Event()  # the values want another run
+        self._master: Master | None = None
+        self._backend: Kubernetes | None = None
+        self._metrics = Metrics(self._status, lambda: self._backend is not None, self._numbers)
+
+    async def run(self) -> int:
+        """Until SIGTERM: one run after the other. Returns the exit code.
+
+        Raises:
+            ConfigError: the release's objects make no sense, or the account lacks a right.
+        """
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._leave)
+        await self._metrics.start(METRICS)
+        while not self._leaving.is_set():
+            self._another.clear()
+            backend = Kubernetes(self._place, Api(Pace()))
+            found = await backend.open()
+            self._backend = backend
+            values, run_id, refused = _which_run(found)
+            if found.ended and run_id == found.run_id:
+                log.info(f"run {run_id} has ended: {found.ended}; waiting for other values")
+                await self._rest(backend, found)
+            else:
+                await self._one_run(backend, found, values, run_id, refused)
+        return 0
+
+    async def _one_run(
+        self, backend: Kubernetes, found: Found, values: dict[str, Any], run_id: RunId, refused: list[str]
+    ) -> None:
+        mine = run_id == found.run_id
+        adopted = found.adopted if mine else ev.Adopted((), found.born)
+        master = self._master = Master(
+            values, self._output, self._listen, backend,
+            [self._metrics.observe, self._note_end(backend)], (run_id, adopted),
+        )  # fmt: skip
+        loop = asyncio.get_running_loop()
+        backend.settle(run_id, master.inbox.put_nowait, self._take, lambda: master.status(loop.time()))
+        log.info(f"run {run_id}: {'taken over' if mine else 'begins'}")
+        if refused:
+            master.take(found.values)  # says so, as when it had happened before our eyes
+        await master.run()
+        self._master = None
+
+    async def _rest(self, backend: Kubernetes, found: Found) -> None:
+        assert found.run_id is not None
+        backend.settle(found.run_id, lambda _: None, self._take_at_rest(found), dict)
+        await backend.start()
+        waits = [asyncio.create_task(e.wait()) for e in (self._leaving, self._another)]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for task in waits:
+            task.cancel()
+        await backend.close()
+
+    def _status(self) -> dict[str, Any]:
+        return self._master.status(asyncio.get_running_loop().time()) if self._master is not None else {}
+
+    def _numbers(self) -> dict[str, Any]:
+        return self._backend.numbers() if self._backend is not None else {}
+
+    def _leave(self) -> None:
+        self._leaving.set()
+        if self._master is not None:
+            self._master.abandon()
+
+    def _take(self, values: dict[str, Any]) -> None:
+        """The chart's object has changed while a run goes on."""
+        assert self._master is not None
+        if ANOTHER_RUN & set(_changes(self._master.values, values)):
+            log.info("the model is another one: this run ends, and another one begins")
+            self._another.set()
+            self._master.abandon()
+        else:
+            self._master.take(values)
+
+    def _take_at_rest(self, found: Found) -> Any:
+        def take(values: dict[str, Any]) -> None:
+            if _changes(found.earlier or found.values, values):
+                self._another.set()
+
+        return take
+
+    def _note_end(self, backend: Kubernetes) -> Any:
+        def observe(now: float, event: ev.Event, effects: list[ev.Effect]) -> None:
+            if self._master is not None and self._master.job.ended and backend.status.summary is None:
+                summary = self._master.summary()
+                summary["generations"] = summary["generations"][-KEPT_GENERATIONS:]
+                backend.status.summary = summary
+                backend.status.changed()
+
+        return observe
+
+
+def _which_run(found: Found) -> tuple[dict[str, Any], RunId, list[str]]:
+    """The values to go on with, the run's id, and which of the chart's values such a run refuses."""
+    changes = _changes(found.earlier, found.values) if found.earlier is not None else []
+    if found.run_id is None or (changes and (found.ended or ANOTHER_RUN & set(changes))):
+        return found.values, RunId(secrets.token_hex(8)), []
+    if changes:
+        assert found.earlier is not None
+        return found.earlier, found.run_id, changes
+    return found.values, found.run_id, []
+
+
+def _changes(earlier: dict[str, Any], values: dict[str, Any]) -> list[str]:
+    """What a run cannot take of new values; nothing if they make no sense at all, which is told elsewhere."""
+    try:
+        return config_module.frozen_changes(config_module.parse(earlier), config_module.parse(values))
+    except ConfigError:
+        return []
