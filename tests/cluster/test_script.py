@@ -7,14 +7,19 @@ be blind in both places.
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "cluster"
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "scripts" / "cluster"
 STATE = Path("/var/lib/edl-cluster")
 PROGRAMS = (
     "etcd",
@@ -51,14 +56,23 @@ def traces() -> list[str]:
     return found
 
 
-@pytest.fixture
-def restart(cluster) -> Iterator[Callable[[], None]]:
-    """The right to end the cluster: it is up again after the test."""
+@pytest.fixture(scope="module")
+def ours(cluster) -> Iterator[None]:
+    """The right to end the cluster: it is up again after these tests."""
     if not cluster.started:
         pytest.skip("the cluster was up before the tests: somebody uses it")
     yield
-    again = script("up", f"--owner={os.getpid()}")
-    assert again.returncode == 0, again.stderr
+    up()
+
+
+def up() -> None:
+    said = script("up", f"--owner={os.getpid()}")
+    assert said.returncode == 0, said.stderr
+
+
+def down() -> None:
+    said = script("down")
+    assert (said.returncode, traces()) == (0, []), said.stderr
 
 
 def killed_when_it_says(text: str) -> None:
@@ -71,39 +85,82 @@ def killed_when_it_says(text: str) -> None:
         starting.send_signal(signal.SIGKILL)
 
 
-def test_nothing_is_left_of_a_cluster_with_running_pods(cluster, restart):
-    sysctl = Path("/proc/sys/kernel/panic_on_oops")
+def test_nothing_is_left_of_a_cluster_with_running_pods(cluster, ours):
+    up()
     cluster.kubectl("run", "left", "--image", cluster.busybox, "--", "sleep", "3600")
     cluster.wait("pod/left", "condition=Ready")
     assert len(traces()) > 20
-    down = script("down")
-    assert (down.returncode, traces()) == (0, [])
+    down()
     assert script("status").returncode == 1
     assert script("down").returncode == 0, "nothing to do is no error"
     assert script("env").returncode == 1
-    assert sysctl.exists()
 
 
 @pytest.mark.parametrize("moment", ["starting the control plane", "starting DNS"])
-def test_nothing_is_left_of_a_cluster_whose_start_was_killed(cluster, restart, moment):
-    script("down")
+def test_nothing_is_left_of_a_cluster_whose_start_was_killed(ours, moment):
+    down()
     killed_when_it_says(moment)
     assert traces() != []
-    down = script("down")
-    assert (down.returncode, traces()) == (0, []), down.stderr
+    down()
 
 
-def test_a_cluster_that_lost_a_part_is_replaced(cluster, restart):
+def test_a_cluster_that_lost_a_part_is_replaced(cluster, ours):
+    up()
     was = cluster.get("namespace/default")["metadata"]["uid"]
     [etcd] = [trace for trace in traces() if trace.startswith("process") and "/etcd " in trace]
     os.kill(int(etcd.split()[1].rstrip(":")), signal.SIGKILL)
     assert script("status").returncode == 1
-    up = script("up", f"--owner={os.getpid()}")
-    assert up.returncode == 0, up.stderr
+    up()
     assert cluster.get("namespace/default")["metadata"]["uid"] != was
 
 
-def test_two_at_once_take_turns(cluster, restart):
+def test_the_machine_gets_its_settings_back(cluster, ours):
+    setting = Path("/proc/sys/kernel/panic")
+    down()
+    was = setting.read_text()
+    try:
+        setting.write_text("17")
+        up()
+        assert setting.read_text() == "10\n", "the kubelet has its own will"
+        down()
+        assert setting.read_text() == "17\n"
+    finally:
+        setting.write_text(was)
+
+
+def test_without_root_it_says_so_in_a_code_of_its_own():
+    nobody = ["setpriv", "--reuid=65534", "--clear-groups"]
+    with tempfile.TemporaryDirectory() as place:  # nobody may not read the tree, if it is root's own
+        Path(place).chmod(0o755)
+        for folder in ("scripts", "tests/cluster"):
+            shutil.copytree(ROOT / folder, Path(place, folder))
+        said = subprocess.run([*nobody, f"{place}/scripts/cluster", "up"], capture_output=True, text=True)
+    assert (said.returncode, said.stderr[:23]) == (77, "cluster: root is needed")
+
+
+@pytest.mark.parametrize(
+    ("demanded", "outcome"),
+    [({}, "1 skipped"), ({"EDL_REQUIRE_CLUSTER": "1"}, "1 error")],
+)
+def test_tests_that_lack_a_tool_are_skipped_with_the_reason_but_fail_where_they_decide(
+    tmp_path, demanded, outcome
+):
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for folder in ("/usr/bin", "/usr/sbin"):
+        for file in Path(folder).iterdir():
+            if file.name != "go" and not (tools / file.name).exists():
+                (tools / file.name).symlink_to(file)
+    kept = {name: value for name, value in os.environ.items() if name not in ("CI", "EDL_REQUIRE_CLUSTER")}
+    env = {**kept, **demanded, "PATH": str(tools), "EDL_CACHE": str(tmp_path / "cache")}
+    test = "tests/cluster/test_cluster.py::test_four_half_cpus_fill_a_node"
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", test]
+    said = subprocess.run(command, capture_output=True, text=True, env=env, cwd=ROOT).stdout
+    assert outcome in said.splitlines()[-1]
+    assert re.search("(SKIPPED|a cluster is required here).*go is missing", said)
+
+
+def test_two_at_once_take_turns(cluster, ours):
     both = [subprocess.Popen([SCRIPT, "down"], stderr=subprocess.PIPE, text=True) for _ in range(2)]
     said = [process.communicate(timeout=60)[1] for process in both]
     assert ([process.returncode for process in both], traces()) == ([0, 0], []), said

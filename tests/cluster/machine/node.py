@@ -83,6 +83,8 @@ def power_off(node: Node) -> None:
     Raises:
         ClusterError: something could not be killed or unmounted.
     """
+    # The cable before anything else: who loses power says goodbye to nobody, and a killed process does.
+    run("ip", "link", "set", node.on_machine, "down", ok=False)
     # The kubelet first, or it would start again what is killed.
     kill(lambda: [pid for pid, part in marked().items() if part == f"{node.name}/kubelet"])
     kill(lambda: _processes_of(node))
