@@ -284,3 +284,15 @@ def test_calls_without_the_token_or_of_another_run_are_refused() -> None:
         deadline = time.monotonic() + 20
         while Client(contact).status()["step"] == before:
             assert time.monotonic() < deadline, "the job should go on undisturbed"
+
+
+def test_a_model_comes_with_the_values(tmp_path: Path) -> None:
+    source = "from model_zoo.digits import data, model as zoo\n\ndef model():\n    return zoo()\n"
+    (tmp_path / "mine.yaml").write_text(json.dumps({"model": {"source": source}, "training": {"epochs": 1}}))
+    done = edl("run", "-f", "mine.yaml", "--set", "workers=1", "--output", "job", check=True)
+    assert "Succeeded" in done.stdout
+    assert files.SUMMARY in os.listdir("job")
+    (tmp_path / "bad.yaml").write_text(json.dumps({"model": {"source": "def model(:\n"}}))
+    refused = edl("run", "-f", "bad.yaml")
+    assert refused.returncode == 2
+    assert "model.source: line 1: invalid syntax" in refused.stderr

@@ -1,0 +1,87 @@
+"""`helm test`: what it says of a real master, well and broken."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent import futures
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from edl import files, values
+from edl.cli.client import Client
+from edl.errors import EdlError
+from edl.probe import probe
+from edl.proto import edl_pb2 as pb
+from edl.proto import edl_pb2_grpc as rpc
+from tests.process.test_command_line import ROOT, a_long_job
+
+
+@contextlib.contextmanager
+def a_master_without_workers(directory: Path, *sets: str) -> Iterator[files.Contact]:
+    (directory / "values.json").write_text(json.dumps(values.load([], sets)))
+    words = ["--values", directory / "values.json", "--output", directory / "job", "--backend", "by-hand"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "master", *words], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=ROOT
+    ) as master:
+        try:
+            assert master.stdout is not None
+            assert master.stdout.readline()
+            yield files.read_contact(directory / "job")
+        finally:
+            master.kill()
+
+
+def test_a_job_that_trains_is_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    with a_long_job() as (_, output):
+        contact = files.read_contact(output)
+        assert "records were trained on meanwhile" in probe(contact.address, contact.token, 20)
+        Client(contact).stop("that is enough")
+    with pytest.raises(EdlError, match="no master answers"):
+        probe(contact.address, contact.token, 0.5)
+
+
+def test_workers_that_never_come_are_a_reason_to_fail(tmp_path: Path) -> None:
+    words = "nothing was trained on for 1 s: the job is Starting, with 0 of 2 workers in the ring"
+    with a_master_without_workers(tmp_path, "workers=2") as contact, pytest.raises(EdlError, match=words):
+        probe(contact.address, contact.token, 1)
+
+
+def test_a_job_that_should_have_no_workers_is_well(tmp_path: Path) -> None:
+    with a_master_without_workers(tmp_path, "workers=0") as contact:
+        assert "should have no workers" in probe(contact.address, contact.token, 5)
+
+
+def test_the_exit_code_tells(tmp_path: Path) -> None:
+    with a_master_without_workers(tmp_path, "workers=0") as contact:
+        for token, code, said in ((contact.token, 0, ""), ("wrong", 1, "edl.probe: the job's token is")):
+            environment = {**os.environ, "EDL_MASTER": contact.address, "EDL_TOKEN": token}
+            command = [sys.executable, "-m", "edl.probe", "--seconds", "5"]
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=ROOT)
+            assert (done.returncode, done.stderr[: len(said)]) == (code, said)
+
+
+class LetsEverybodyIn(rpc.MasterServicer):
+    def Watch(self, request: pb.WatchRequest, context: grpc.ServicerContext) -> Iterator[Any]:
+        yield pb.Status(json="{}")
+
+
+def test_a_master_that_lets_strangers_in_is_not_well() -> None:
+    server = grpc.server(futures.ThreadPoolExecutor(2))
+    rpc.add_MasterServicer_to_server(LetsEverybodyIn(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        with pytest.raises(EdlError, match="also who does not know the token"):
+            probe(f"127.0.0.1:{port}", "the right one", 5)
+    finally:
+        server.stop(None).wait()
