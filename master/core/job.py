@@ -545,12 +545,13 @@ class Job:
     def _publish(self, ring: Ring) -> None:
         assert self.leases is not None
         assert ring.root is not None
-        cause = self.closing or ("start" if self.generation == 0 else self.waited)
+        cause = self.closing or ("start" if self.generation == 0 else self.waited or "start again")
         self.generation = Generation(self.generation + 1)
         self.changes.append(
             Change(self.generation, ring.members, cause, self.planned, self._now, len(self.members))
         )
         self.members, self.closing, self.planned, self.regroup_at = ring.members, "", True, None
+        self.waited = ""
         self.fallen = False
         self.step = self.pool[ring.root].step
         leases = []

@@ -146,7 +146,7 @@ def a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]
         monkeypatch.setenv("EDL_COUNTING_SLEEP", str(sleep))
         module = str(MODELS / model) if model.endswith(".py") else model
         job = Running(tmp_path / "job", records, epochs, [
-            f"workers={workers}", f"model.module={module}", "local.start=fork", "elastic.silenceSeconds=1.5",
+            f"workers={workers}", f"model.module={module}", "local.start=fork", "elastic.silenceSeconds=2.5",
             "elastic.graceSeconds=4", *sets,
         ])  # fmt: skip
         job._task = asyncio.create_task(job.master.run())

@@ -195,7 +195,8 @@ async def test_killed_in_the_last_lease(a_job: A_Job) -> None:
 
 
 async def test_killed_while_it_evaluates_and_saves(a_job: A_Job) -> None:
-    async with a_job(workers=3, epochs=1) as job:
+    async with a_job(workers=3, epochs=4) as job:
+        await job.ring_of(3)  # else the first one may train all of it alone
         exporter = await job.until(lambda: job.job.exporter is not None and [job.job.exporter])
         job.kill(*exporter)
         summary = await job.exact()
