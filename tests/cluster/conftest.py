@@ -36,6 +36,9 @@ Object = dict[str, Any]
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--kubeconfig", help="a kubeconfig: use this cluster and start none")
+    parser.addoption(
+        "--busybox", default="busybox:1.36", help="an image of busybox that this cluster can pull"
+    )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -61,8 +64,8 @@ class Cluster:
     """A cluster that tests may use."""
 
     kubeconfig: str
-    registry: str = ""  # host:port, plain http; empty where we know of none
-    busybox: str = "busybox:1.36"
+    registry: str  # host:port, plain http where it is our own; empty where we know of none
+    busybox: str
     own: bool = False  # of scripts/cluster: its nodes may be cut off and powered off
     started: bool = False  # by these tests: nobody else uses it
     tools: str = ""
@@ -70,7 +73,8 @@ class Cluster:
     @property
     def env(self) -> dict[str, str]:
         """For a command that is to find the cluster and its tools."""
-        return os.environ | {"KUBECONFIG": self.kubeconfig, "PATH": f"{self.tools}:{os.environ['PATH']}"}
+        path = os.pathsep.join(filter(None, [self.tools, os.environ["PATH"]]))
+        return os.environ | {"KUBECONFIG": self.kubeconfig, "PATH": path}
 
     def run(self, *words: object, text: str | None = None, ok: bool = True, seconds: float = SECONDS) -> str:
         """What a command prints; with `ok=False` it may fail, and then also what it complains of.
@@ -245,7 +249,8 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     if given:
         if not shutil.which("kubectl") or not shutil.which("helm"):
             lacking("kubectl or helm is missing, and a given cluster brings none")
-        found = Cluster(str(Path(given).resolve()), registry=os.environ.get("EDL_REGISTRY", ""))
+        registry = os.environ.get("EDL_REGISTRY", "")
+        found = Cluster(str(Path(given).resolve()), registry, request.config.getoption("--busybox"))
         _sweep(found)
         yield found
         return

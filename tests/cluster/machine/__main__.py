@@ -125,7 +125,7 @@ def start_all(owner: int) -> None:
     control.start_control_plane()
     say("starting DNS, the registry and the nodes")
     together([control.start_dns, control.start_registry, *(partial(node.boot, n) for n in NODES)])
-    STARTED.write_text(json.dumps({"fingerprint": parts.fingerprint(), "owner": owner}))
+    STARTED.write_text(json.dumps({"fingerprint": parts.fingerprint(), "owner": owner, "born": born(owner)}))
 
 
 def check_addresses() -> None:
@@ -156,8 +156,16 @@ def whole() -> bool:
     except FileNotFoundError:
         return False
     parts_up = set(CONTROL) <= running() and all(node.state(n) == "on" for n in NODES)
-    owned = not started["owner"] or Path(f"/proc/{started['owner']}").exists()
-    return parts_up and owned and started["fingerprint"] == parts.fingerprint()
+    wanted = born(started["owner"]) == started.get("born", "")
+    return parts_up and wanted and started["fingerprint"] == parts.fingerprint()
+
+
+def born(pid: int) -> str:
+    """When a process began, which tells it from a later one of the same number; nothing if there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[19]
+    except OSError:
+        return ""
 
 
 def down() -> None:
