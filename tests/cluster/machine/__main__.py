@@ -177,7 +177,11 @@ def down() -> None:
 
 
 def tear_down() -> None:
-    """End whatever is there: all steps are tried, whatever state the cluster was left in."""
+    """End whatever is there, in whatever state it was left.
+
+    Raises:
+        ClusterError: something does not end. The rest is left as it is: it may still be mounted.
+    """
     # Whoever starts others goes first; the nodes' processes are killed with their nodes.
     kill(lambda: [pid for pid, part in marked().items() if part in (*CONTROL, "kwok")])
     together([partial(node.destroy, n) for n in NODES])

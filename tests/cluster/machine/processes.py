@@ -25,13 +25,17 @@ def run(*command: object, text: str | None = None, ok: bool = True, seconds: flo
     """What the command prints.
 
     Raises:
-        ClusterError: it failed, and `ok` asks that it does not; with its last words.
+        ClusterError: it is not there, failed or took too long, and `ok` asks that it does not.
     """
-    done = subprocess.run(
-        [str(word) for word in command], input=text, capture_output=True, text=True, timeout=seconds
-    )
+    words = [str(word) for word in command]
+    try:
+        done = subprocess.run(words, input=text, capture_output=True, text=True, timeout=seconds)
+    except (FileNotFoundError, subprocess.TimeoutExpired) as error:
+        if ok:
+            raise ClusterError(str(error)) from error
+        return ""
     if ok and done.returncode:
-        raise ClusterError(f"{' '.join(map(str, command))}: {(done.stderr or done.stdout).strip()[-2000:]}")
+        raise ClusterError(f"{' '.join(words)}: {(done.stderr or done.stdout).strip()[-2000:]}")
     return done.stdout
 
 
