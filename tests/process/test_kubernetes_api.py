@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import os
 import random
 import time
 from collections import Counter
@@ -741,7 +742,8 @@ def test_without_a_cluster_it_is_said_where_one_was_looked_for(
 @pytest.mark.parametrize("number", range(4))
 async def test_whatever_comes_together_what_was_told_is_the_truth(number: int) -> None:
     seed = random.SystemRandom().randrange(1 << 32) if number else 1
-    print(f"seed {seed}")
+    seed = int(os.environ.get("EDL_STORM_SEED", seed))
+    print(f"EDL_STORM_SEED={seed}")
     chance = random.Random(seed)
     async with serving(SECOND, seed) as server:
         install(server, "workers=8")
@@ -773,7 +775,12 @@ async def test_whatever_comes_together_what_was_told_is_the_truth(number: int) -
                            and not p["metadata"].get("deletionTimestamp")}  # fmt: skip
                 return running == {f"edl-worker-{w}" for w in living} and living <= set(job.seen)
 
-            await job.until(settled, 30)
+            try:
+                await job.until(settled, 30)
+            except TimeoutError:
+                pods = {n: p["status"]["phase"] for n, p in server.objects["pods"].items()}
+                unseen = living - set(job.seen)
+                raise AssertionError(f"living {living}, not seen {unseen}, pods {pods}") from None
             told = Counter(e.worker for e in job.of(ev.Gone))
             assert set(told) == set(range(born)) - living
             assert set(told.values()) <= {1}

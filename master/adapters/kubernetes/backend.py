@@ -367,7 +367,9 @@ class Kubernetes:
     def _known(self, w: _Worker, pod: Object) -> None:
         if not w.uid:
             w.uid, w.pod = pods.uid(pod), pod
+            self._mirror.learn(pod)
             self._delay(w, "")
+            self._look(w, pod, False)  # it may run by now, and nothing else would ever change
 
     def _block(self, why: str) -> None:
         now = asyncio.get_running_loop().time()

@@ -45,6 +45,7 @@ class Mirror:
         self._why = "start"  # the list is due
         self._listed_at = self._heard_at = 0.0
         self.objects: dict[str, Object] = {}  # by name
+        self._learned: set[str] = set()  # since the last list was asked for
         self.relists: Counter[str] = Counter()  # by reason; the first one too
 
     @property
@@ -59,6 +60,7 @@ class Mirror:
             ApiError: it could not be had.
         """
         found: dict[str, Object] = {}
+        self._learned.clear()
         query = {**self._selector, "limit": PAGE}
         while True:
             answer = await self._api.get(self._path, **query)
@@ -70,10 +72,17 @@ class Mirror:
         self._listed_at = self._heard_at = asyncio.get_running_loop().time()
         self._version, self._why = answer["metadata"]["resourceVersion"], "age"
         for name, known in list(self.objects.items()):
-            if name not in found or _uid(found[name]) != _uid(known):
+            other = name in found and _uid(found[name]) != _uid(known)
+            if other or (name not in found and name not in self._learned):
                 self._gone(known)
         for thing in found.values():
             self._is(thing)
+
+    def learn(self, thing: Object) -> None:
+        """Know of an object that we have made ourselves: should it be gone before a watch tells of it, the
+        next list lacks it, and only who knew of it can notice. (A list that is on its way may be older.)"""
+        self.objects.setdefault(thing["metadata"]["name"], thing)
+        self._learned.add(thing["metadata"]["name"])
 
     async def run(self) -> None:
         """Keep up to date, for ever. Starts from where a `list` has left off."""
