@@ -499,11 +499,14 @@ async def test_the_pods_of_an_earlier_master_are_adopted_and_those_of_other_runs
         server.end_pod("edl-worker-2", 0)
         await first.gone(2)
     server.autorun = False
+    install(server, "training.seed=5")
+    async with driving(server, "run-1") as refusing:
+        refusing.status = a_status()
     async with driving(server, "run-1") as second:
         assert second.found.run_id == "run-1"
         assert second.found.born == 6
         assert second.found.workers == ((3, "edl-worker-3"), (4, "edl-worker-4"), (5, "edl-worker-5"))
-        assert second.found.earlier == job_values("workers=3")
+        assert second.found.earlier == job_values("workers=3"), "a run keeps what it began with"
         await second.until(lambda: second.seen == [3, 4, 5])
         server.end_pod("edl-worker-4", 1)
         assert await second.gone(4) == ev.Gone(WorkerId(4), code=1)

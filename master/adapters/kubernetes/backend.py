@@ -131,6 +131,7 @@ class Kubernetes:
         self._emit: Callable[[ev.Event], None] = lambda _: None
         self._take: Callable[[dict[str, Any]], None] = lambda _: None
         self._run_id = RunId("")
+        self._left: dict[str, Any] = {}  # what an earlier master has written for us
         self._workers: dict[WorkerId, _Worker] = {}
         self._born = 0
         self._high, self._keep_seconds = 0, -1.0  # live values of our own
@@ -158,7 +159,7 @@ class Kubernetes:
         status = await self._patiently(lambda: self._api.get(self.status.path))
         await self._patiently(self._mirror.list)
         data = status.get("data") or {}
-        left = _left_by(data)
+        left = self._left = _left_by(data)
         known = self._mirror.objects.values()
         living = [p for p in known if not pods.ended(p)]
         runs = {pods.of(p)[0] for p in living}
@@ -192,7 +193,9 @@ class Kubernetes:
         """
         self._run_id, self._emit, self._take = run_id, emit, take
         self._take_own(self.values)
-        self.status.begin(status, run_id, self.values)
+        # A run keeps the values that it began with, whatever the chart says by now.
+        earlier = self._left.get("values") if run_id == self._left.get("runId") else None
+        self.status.begin(status, run_id, earlier or self.values)
         for pod in self._mirror.objects.values():
             run, worker = pods.of(pod)
             if run == run_id and worker is not None:
