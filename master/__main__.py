@@ -200,7 +200,7 @@ class Master:
             why = f"a running job keeps its {told}: the change is refused, it needs a new job"
             self.inbox.put_nowait(ev.Refused(why))
             return
-        _log_at(new.log_level)
+        log_at(new.log_level)
         self.inbox.put_nowait(ev.Live(new.workers, new.min_workers, new.paused))
 
     def abandon(self) -> None:
@@ -222,7 +222,8 @@ class Master:
         files.write_whole(self.output / files.SUMMARY, json.dumps(summary, indent=1) + "\n")
 
 
-def _log_at(level: str) -> None:
+def log_at(level: str) -> None:
+    """Log to stderr, from this level on."""
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,
@@ -245,12 +246,12 @@ def main(argv: list[str] | None = None) -> int:
         if args.backend == "kubernetes":
             from master.in_cluster import Release  # not needed, and not there, where no cluster is
 
-            _log_at("info")
+            log_at("info")
             return asyncio.run(Release(args.output, args.listen).run())
         if args.values is None:
             parser.error("--values is needed")
         values = json.loads(args.values.read_text(encoding="utf-8"))
-        _log_at(values.get("logLevel", "info"))
+        log_at(values.get("logLevel", "info"))
         inherited = takeover.inherited(args.output, values) if args.backend == "by-hand" else None
         master = Master(values, args.output, args.listen, args.backend, inherited=inherited)
         return asyncio.run(master.run())

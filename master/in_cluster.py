@@ -22,7 +22,7 @@ import structlog
 from edl import config as config_module
 from edl.errors import ConfigError
 from edl.ids import RunId
-from master.__main__ import Master
+from master.__main__ import Master, log_at
 from master.adapters.kubernetes import Api, Found, Kubernetes, Pace, Place
 from master.adapters.metrics import Metrics
 from master.core import events as ev
@@ -81,10 +81,11 @@ class Release:
         adopted = found.adopted if mine else ev.Adopted((), found.born)
         master = self._master = Master(
             values, self._output, self._listen, backend,
-            [self._metrics.observe, self._note_end(backend)], (run_id, adopted),
+            [self._metrics.observe, self._note_end(backend), backend.observe], (run_id, adopted),
         )  # fmt: skip
         loop = asyncio.get_running_loop()
         backend.settle(run_id, master.inbox.put_nowait, self._take, lambda: master.status(loop.time()))
+        log_at(master.config.log_level)
         log.info(f"run {run_id}: {'taken over' if mine else 'begins'}")
         if refused:
             master.take(found.values)  # says so, as when it had happened before our eyes
