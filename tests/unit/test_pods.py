@@ -1,0 +1,132 @@
+"""What the master reads from a worker's pod: statuses as Kubernetes writes them, and what they mean."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from edl.errors import ConfigError
+from edl.ids import RunId, WorkerId
+from master.adapters.kubernetes import pods
+from master.core import events as ev
+
+W = WorkerId(3)
+
+
+def a_pod(phase: str = "Running", state: dict[str, Any] | None = None, **status: Any) -> dict[str, Any]:
+    beside = {"name": "log-shipper", "state": {"running": {}}}
+    own = [beside, {"name": "worker", "state": state}] if state is not None else []
+    limits = {"name": "worker", "resources": {"limits": {"memory": "2Gi"}}}
+    return {
+        "metadata": {"name": "edl-worker-3", "uid": "u", "labels": {}},
+        "spec": {"containers": [limits]},
+        "status": {"phase": phase, "containerStatuses": own, **status},
+    }
+
+
+def exited(code: int, reason: str = "Error", finished: str = "2026-01-01T00:00:10Z") -> dict[str, Any]:
+    return {"terminated": {"exitCode": code, "reason": reason, "finishedAt": finished}}
+
+
+def deleted(pod: dict[str, Any], at: str = "2026-01-01T00:00:40Z", grace: int = 30) -> dict[str, Any]:
+    """The deletion was asked for `grace` seconds before `at`."""
+    pod["metadata"] |= {"deletionTimestamp": at, "deletionGracePeriodSeconds": grace}
+    return pod
+
+
+def disrupted(reason: str, status: str = "True") -> list[dict[str, str]]:
+    return [{"type": "DisruptionTarget", "status": status, "reason": reason, "message": "to make room"}]
+
+
+def gone(pod: dict[str, Any], by_us: bool = False, **more: Any) -> ev.Gone:
+    return pods.verdict(W, pod, by_us, **more)
+
+
+@pytest.mark.parametrize(
+    "reason",
+    ["PreemptionByScheduler", "DeletionByTaintManager", "EvictionByEvictionAPI", "DeletionByPodGC",
+     "TerminationByKubelet"],
+)  # fmt: skip
+def test_a_disruption_is_free_whatever_else_is_known(reason: str) -> None:
+    pod = deleted(a_pod("Failed", exited(137, "OOMKilled"), conditions=disrupted(reason)))
+    assert gone(pod) == ev.Gone(W, code=137, free=True, why=f"{reason}: to make room")
+
+
+def test_a_disruption_that_was_seen_earlier_still_counts() -> None:
+    assert gone(a_pod("Failed", exited(1)), disrupted="PreemptionByScheduler: x").free
+    assert not gone(a_pod("Failed", exited(1), conditions=disrupted("EvictionByEvictionAPI", "False"))).free
+
+
+def test_somebodys_deletion_is_free_but_not_a_crash_from_before() -> None:
+    assert gone(deleted(a_pod("Failed", exited(1, finished="2026-01-01T00:00:20Z")))) == ev.Gone(
+        W, code=1, free=True, why="somebody deleted its pod"
+    )
+    assert gone(deleted(a_pod("Failed", exited(1, finished="2026-01-01T00:00:09Z")))) == ev.Gone(W, code=1)
+
+
+def test_out_of_memory_is_charged_and_names_the_limit() -> None:
+    why = "OOMKilled: container memory limit 2Gi"
+    assert gone(a_pod("Failed", exited(137, "OOMKilled"))) == ev.Gone(W, code=137, why=why)
+    assert gone(deleted(a_pod("Failed", exited(137, "OOMKilled"))), by_us=True).why == why
+
+
+@pytest.mark.parametrize(
+    ("code", "by_us", "told"),
+    [
+        (0, False, ev.Gone(W, code=0)),
+        (1, False, ev.Gone(W, code=1)),
+        (1, True, ev.Gone(W, code=1)),
+        (75, False, ev.Gone(W, code=75, free=True, why="its peers broke the ring")),
+        (134, False, ev.Gone(W, signal="SIGABRT")),
+        (139, True, ev.Gone(W, signal="SIGSEGV")),
+        (143, False, ev.Gone(W, signal="SIGTERM")),
+        (137, True, ev.Gone(W, signal="SIGKILL", free=True, why="the master deleted its pod")),
+        (255, False, ev.Gone(W, code=255)),
+    ],
+)
+def test_an_exit_code_is_a_code_or_a_signal(code: int, by_us: bool, told: ev.Gone) -> None:
+    assert gone(a_pod("Failed", exited(code)), by_us) == told
+
+
+def test_what_a_node_does_is_nobodys_fault() -> None:
+    unknown = a_pod("Failed", exited(137, "ContainerStatusUnknown"))
+    assert gone(unknown) == ev.Gone(W, free=True, why="its node was lost (ContainerStatusUnknown)")
+    assert gone(a_pod("Failed", None, reason="NodeShutdown", message="off")).free
+    refused = a_pod("Failed", None, reason="OutOfcpu", message="Node didn't have enough resource: cpu")
+    assert gone(refused) == ev.Gone(W, free=True, why="OutOfcpu: Node didn't have enough resource: cpu")
+
+
+def test_an_init_container_that_fails_is_the_jobs_own_failure() -> None:
+    waiting = {"waiting": {"reason": "PodInitializing"}}
+    init = [{"name": "fetch", "state": {"terminated": {"exitCode": 4, "reason": "Error"}}}]
+    why = "its init container fetch ended with exit code 4"
+    assert gone(a_pod("Failed", waiting, initContainerStatuses=init)) == ev.Gone(W, code=4, why=why)
+
+
+def test_only_the_workers_own_container_counts() -> None:
+    assert pods.running(a_pod("Running", {"running": {}}))
+    assert not pods.running(a_pod("Running", {"waiting": {"reason": "ContainerCreating"}}))
+    assert pods.ended(a_pod("Running", exited(0))), "though another container goes on"
+    assert not pods.ended(a_pod("Running", {"running": {}}))
+
+
+def test_why_it_does_not_run() -> None:
+    assert pods.delay(a_pod("Pending", {"waiting": {"reason": "ContainerCreating"}})) == ""
+    stuck = {"waiting": {"reason": "ErrImagePull", "message": "not\n  found"}}
+    assert pods.delay(a_pod("Pending", stuck)) == "ErrImagePull: not found"
+    full = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "m" * 999}]
+    assert pods.delay(a_pod("Pending", conditions=full)) == f"no node has room for it: {'m' * 300}..."
+
+
+def test_a_template_needs_a_container_named_worker() -> None:
+    stamp = (
+        "edl", "edl", W, RunId("r"), {"uid": "o"}, {"EDL_WORKER_ID": "3"}, False,
+    )  # fmt: skip
+    template = {"spec": {"containers": [{"name": "beside"}, {"name": "worker"}]}}
+    pod = pods.stamp(template, *stamp)
+    assert pod["spec"]["containers"][1]["env"] == [{"name": "EDL_WORKER_ID", "value": "3"}]
+    assert pods.of(pod) == ("r", 3)
+    assert "metadata" not in template, "the template is left as it is"
+    with pytest.raises(ConfigError, match="no container named worker"):
+        pods.stamp({"spec": {"containers": [{"name": "beside"}]}}, *stamp)
