@@ -70,6 +70,8 @@ class Release:
             if found.ended and run_id == found.run_id:
                 log.info(f"run {run_id} has ended: {found.ended}; waiting for other values")
                 await self._rest(backend, found)
+            elif wrong := _wrong(values):
+                await self._refuse(backend, found, wrong)
             else:
                 await self._one_run(backend, found, values, run_id, refused)
         return 0
@@ -92,15 +94,26 @@ class Release:
         await master.run()
         self._master = None
 
+    async def _refuse(self, backend: Kubernetes, found: Found, wrong: str) -> None:
+        """No run can begin with these values, and no worker is made: say so until they are others."""
+        log.error(wrong)
+        await backend.refuse(found.ended or "Failed", wrong, self._another.set)
+        await self._until_told()
+        await backend.close()
+
     async def _rest(self, backend: Kubernetes, found: Found) -> None:
         assert found.run_id is not None
         backend.settle(found.run_id, lambda _: None, self._take_at_rest(found), dict)
         await backend.start()
+        await self._until_told()
+        await backend.close()
+
+    async def _until_told(self) -> None:
+        """Until this process is to end, or the values want another run."""
         waits = [asyncio.create_task(e.wait()) for e in (self._leaving, self._another)]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         for task in waits:
             task.cancel()
-        await backend.close()
 
     def _status(self) -> dict[str, Any]:
         return self._master.status(asyncio.get_running_loop().time()) if self._master is not None else {}
@@ -125,7 +138,7 @@ class Release:
 
     def _take_at_rest(self, found: Found) -> Any:
         def take(values: dict[str, Any]) -> None:
-            if _changes(found.earlier or found.values, values):
+            if _wrong(values) or _changes(found.earlier or found.values, values):
                 self._another.set()
 
         return take
@@ -143,6 +156,10 @@ class Release:
 
 def _which_run(found: Found) -> tuple[dict[str, Any], RunId, list[str]]:
     """The values to go on with, the run's id, and which of the chart's values such a run refuses."""
+    if _wrong(found.values):
+        if found.earlier is None or found.run_id is None or found.ended:
+            return found.values, RunId(secrets.token_hex(8)), []
+        return found.earlier, found.run_id, ["all"]  # what the last master has refused, this one does too
     changes = _changes(found.earlier, found.values) if found.earlier is not None else []
     if found.run_id is None or (changes and (found.ended or ANOTHER_RUN & set(changes))):
         return found.values, RunId(secrets.token_hex(8)), []
@@ -150,6 +167,15 @@ def _which_run(found: Found) -> tuple[dict[str, Any], RunId, list[str]]:
         assert found.earlier is not None
         return found.earlier, found.run_id, changes
     return found.values, found.run_id, []
+
+
+def _wrong(values: dict[str, Any]) -> str:
+    """What keeps a run from beginning with these values; nothing if it may."""
+    try:
+        config_module.parse(values)
+    except ConfigError as error:
+        return str(error)
+    return ""
 
 
 def _changes(earlier: dict[str, Any], values: dict[str, Any]) -> list[str]:

@@ -27,7 +27,7 @@ from edl import config as config_module
 from edl.errors import ConfigError
 from edl.ids import RunId, WorkerId
 from master.adapters.kubernetes import pods, show
-from master.adapters.kubernetes.api import Api, ApiError, Backoff
+from master.adapters.kubernetes.api import SOON, Api, ApiError, Backoff
 from master.adapters.kubernetes.watch import Mirror, Object
 from master.core import events as ev
 
@@ -192,9 +192,12 @@ class Kubernetes:
             status: the job now, as `view.status` tells it.
         """
         self._run_id, self._emit, self._take = run_id, emit, take
-        self._take_own(self.values)
         # A run keeps the values that it began with, whatever the chart says by now.
         earlier = self._left.get("values") if run_id == self._left.get("runId") else None
+        try:
+            self._take_own(self.values)
+        except ConfigError:  # a run that goes on takes none of them
+            self._take_own(earlier or self.values)
         self.status.begin(status, run_id, earlier or self.values)
         for pod in self._mirror.objects.values():
             run, worker = pods.of(pod)
@@ -202,6 +205,15 @@ class Kubernetes:
                 self._workers[worker] = _Worker(
                     worker, pods.uid(pod), pod, high=pod["metadata"]["labels"].get(pods.PRIORITY) == "high"
                 )
+
+    async def refuse(self, phase: str, why: str, changed: Callable[[], None]) -> None:
+        """In place of `settle` and `start`: show why no run begins. `changed`: the chart's object is another."""
+        self._take = lambda _: changed()
+        self._emit = lambda _: changed()
+        self._settled = True
+        self._keep(self._job_mirror.run())
+        said = {"data": {"phase": phase, "reason": why}}
+        await self._patiently(lambda: self._api.patch(self.status.path, said, SOON))
 
     @property
     def values(self) -> dict[str, Any]:
