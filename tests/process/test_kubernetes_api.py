@@ -7,14 +7,14 @@ without an API pass in a few seconds; requests and pauses keep their proportions
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
 import os
 import random
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,12 +24,13 @@ import yaml
 from lightkube.config.kubeconfig import KubeConfig
 from lightkube.config.models import Cluster, User
 
-from edl import config, values
 from edl.errors import ConfigError
-from edl.ids import RunId, WorkerId
-from master.adapters.kubernetes import Api, ApiError, Found, Kubernetes, Pace, Place
+from edl.ids import WorkerId
+from master.adapters.kubernetes import Api, ApiError, Pace, Place
 from master.core import events as ev
+from tests import kubernetes_driver
 from tests.kubernetes_api import NAMESPACE, KubernetesApi, serving
+from tests.kubernetes_driver import Driven, job_values
 
 SECOND = 0.02
 PACE = replace(Pace().times(SECOND), answer=1.0)  # a busy machine may think for longer than 15 of them
@@ -52,11 +53,6 @@ POD = {
 }
 
 
-def job_values(*sets: str) -> dict[str, Any]:
-    """The job's part of the values, as the chart renders it."""
-    return {key: value for key, value in values.load([], list(sets)).items() if key in config.JOB}
-
-
 def install(server: KubernetesApi, *sets: str, **data: str) -> None:
     """What `helm install` leaves, as far as the master reads it."""
     rendered = {"values.json": json.dumps(job_values(*sets)), "worker.yaml": yaml.safe_dump(POD), **data}
@@ -67,66 +63,12 @@ def install(server: KubernetesApi, *sets: str, **data: str) -> None:
         server.put("configmaps", {"metadata": {"name": "edl-status"}})
 
 
-class Driven:
-    """A backend, and all that it has emitted."""
-
-    def __init__(self, server: KubernetesApi, backend: Kubernetes, found: Found):
-        self.server, self.backend, self.found = server, backend, found
-        self.emitted: list[ev.Event] = []
-        self.taken: list[dict[str, Any]] = []
-        self.status: dict[str, Any] = {}
-        self._news = asyncio.Event()
-
-    def emit(self, event: ev.Event) -> None:
-        self.emitted.append(event)
-        self._news.set()
-
-    def of(self, kind: type, worker: int | None = None) -> list[Any]:
-        return [e for e in self.emitted if isinstance(e, kind) and worker in (None, getattr(e, "worker", -1))]
-
-    @property
-    def seen(self) -> list[int]:
-        return sorted(e.worker for e in self.of(ev.Seen))
-
-    def delays(self, worker: int) -> list[str]:
-        return [e.why for e in self.of(ev.Delayed, worker)]
-
-    def create(self, *workers: int) -> None:
-        for worker in workers:
-            self.backend.perform(ev.Create(WorkerId(worker)))
-
-    def delete(self, worker: int, grace: float = 1.0) -> None:
-        self.backend.perform(ev.Delete(WorkerId(worker), grace))
-
-    async def until(self, happens: Callable[[], Any], seconds: float = 10.0) -> Any:
-        async with asyncio.timeout(seconds):
-            while not (value := happens()):
-                await asyncio.sleep(0.002)
-            return value
-
-    async def running(self, *workers: int) -> None:
-        self.create(*workers)
-        await self.until(lambda: set(workers) <= set(self.seen))
-
-    async def gone(self, worker: int) -> ev.Gone:
-        (gone,) = await self.until(lambda: self.of(ev.Gone, worker))
-        return gone
-
-
-@asynccontextmanager
-async def driving(
-    server: KubernetesApi, run: str = "run-1", pace: Pace | None = None
-) -> AsyncIterator[Driven]:
+def driving(
+    server: KubernetesApi, run: str = "run-1", pace: Pace = PACE
+) -> contextlib.AbstractAsyncContextManager[Driven]:
     """A backend that has started, as the master starts it."""
-    api = Api(pace or PACE, KubeConfig.from_one(cluster=Cluster(server=server.url), user=User()))
-    backend = Kubernetes(PLACE, api)
-    try:
-        driven = Driven(server, backend, await backend.open())
-        backend.settle(RunId(run), driven.emit, driven.taken.append, lambda: driven.status)
-        await backend.start()
-        yield driven
-    finally:
-        await backend.close()
+    config = KubeConfig.from_one(cluster=Cluster(server=server.url), user=User())
+    return kubernetes_driver.driving(PLACE, Api(pace, config), run)
 
 
 @pytest.fixture
