@@ -207,7 +207,7 @@ class Kubernetes:
                 )
 
     async def refuse(self, phase: str, why: str, changed: Callable[[], None]) -> None:
-        """In place of `settle` and `start`: show why no run begins. `changed`: the chart's object is another."""
+        """In place of `settle` and `start`: show why no run begins. `changed`: the chart's object has."""
         self._take = lambda _: changed()
         self._emit = lambda _: changed()
         self._settled = True
