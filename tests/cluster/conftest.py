@@ -199,7 +199,9 @@ class Namespace:
 
         Not until the name is: Kubernetes takes five seconds for that, however empty it is.
         """
-        self.cluster.kubectl("delete", "namespace", self.name, "--wait=false")  # nobody makes pods there now
+        self.cluster.kubectl(
+            "delete", "namespace", self.name, "--wait=false", "--ignore-not-found"
+        )  # nobody makes pods there now
         everyone = f"/api/v1/namespaces/{self.name}/pods?gracePeriodSeconds=1"
         self.kubectl("delete", "--raw", everyone)
         self.until("pods", lambda found: not found, seconds=120)
@@ -208,7 +210,7 @@ class Namespace:
         """What there is and what happened, for who has to find out why a test failed."""
         told = [self.kubectl("get", "all,configmaps", "-o", "wide", ok=False)]
         told.append(self.kubectl("get", "events", "--sort-by=.lastTimestamp", ok=False))
-        for pod in self.kubectl("get", "pods", "-o", "name", ok=False).split()[:12]:
+        for pod in re.findall(r"^pod/\S+", told[0], re.MULTILINE)[:12]:
             told.append(f"--- {pod}\n{self.kubectl('logs', pod, '--all-containers', '--tail=40', ok=False)}")
         return "\n".join(told)
 
