@@ -1,0 +1,215 @@
+"""A user's model reaches the workers, as the pages of docs/ show: in an image, from a volume, as one file."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster.conftest import ROOT, Images, Namespace
+from tests.cluster.release import WORKERS, Release
+
+pytestmark = pytest.mark.timeout(420)
+RECORDS = 256
+# Learns nothing, in two seconds. `size` stands in a file beside it, or in itself.
+MODEL = """
+import edl, keras, numpy
+{size}
+
+def model():
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile(optimizer="sgd", loss="mse")
+    return model
+
+def data(split):
+    if split == "test":
+        return None
+    return {data}
+"""
+IN_MEMORY = 'edl.arrays(numpy.ones((size, 4), "float32"), numpy.ones(size, "float32"))'
+BESIDE, ALONE = "from sizes import size", f"size = {RECORDS}"
+
+
+@pytest.fixture
+def release(namespace: Namespace, images: Images) -> Release:
+    return Release(namespace, {**images.values, "workers": "2", "training.epochs": "1"})
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Path:
+    """A folder that both nodes see, with a model of two files and its data."""
+    for folder in (tmp_path, *tmp_path.parents):
+        if not folder.stat().st_mode & 1:  # pytest makes them for its own user only
+            folder.chmod(0o755)
+    (tmp_path / "my_model.py").write_text(MODEL.format(size=BESIDE, data=IN_MEMORY))
+    (tmp_path / "sizes.py").write_text(f"size = {RECORDS}\n")
+    code = f"import numpy; x = numpy.ones(({RECORDS}, 4), 'f'); numpy.savez('train.npz', x=x, y=x[:, 0])"
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
+    return tmp_path
+
+
+def trained(job: Release) -> dict[str, Any]:
+    """The job succeeds, with each record counted once; its summary."""
+    data = job.phase("Succeeded", "Failed", "Stopped", "Incomplete")
+    assert data["phase"] == "Succeeded", data
+    summary = job.summary()
+    assert summary["records"]["per_epoch"] == [summary["records"]["size"]]
+    return summary
+
+
+def volume(namespace: Namespace, name: str, path: Path) -> None:
+    """A claim for a folder that all nodes see."""
+    unique = f"{namespace.name}-{name}"
+    spec = {"accessModes": ["ReadOnlyMany"], "storageClassName": ""}
+    size = {"storage": "1Gi"}
+    of = {"claimRef": {"namespace": namespace.name, "name": name}, "hostPath": {"path": str(path)}}
+    made = {"persistentVolumeReclaimPolicy": "Delete", "capacity": size, **spec, **of}
+    claim = {**spec, "volumeName": unique, "resources": {"requests": size}}
+    namespace.cluster.apply(
+        {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": unique}, "spec": made}
+    )
+    namespace.apply(
+        {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": name}, "spec": claim}
+    )
+
+
+@pytest.fixture
+def claim(namespace: Namespace) -> Any:
+    """Makes a claim; its volume, which has no namespace, goes after the test."""
+    if not namespace.cluster.own:
+        pytest.skip("a given cluster's nodes do not see the folders of this machine")
+    made: list[str] = []
+
+    def make(name: str, path: Path) -> None:
+        made.append(f"{namespace.name}-{name}")
+        volume(namespace, name, path)
+
+    yield make
+    namespace.kubectl("delete", "pods", "--all", "--now")
+    for name in made:
+        namespace.cluster.kubectl("delete", "persistentvolume", name, "--wait=false")
+
+
+def test_the_stock_image_trains_digits_with_no_values_but_workers(
+    namespace: Namespace, images: Images
+) -> None:
+    job = Release(namespace, {**images.values, "training.epochs": "1"})
+    job.install(workers=1)
+    assert trained(job)["records"]["size"] == 1438
+
+
+def test_from_a_claim_with_its_data_from_another(
+    release: Release, shared: Path, claim: Callable[[str, Path], None]
+) -> None:
+    release.namespace.restrict()
+    claim("my-models", shared)
+    claim("my-data", shared)
+    feed = "\ndef feed(records):\n    return records['x'], records['y']\n"
+    text = MODEL.format(size=BESIDE, data='edl.npz("/data/train.npz")') + feed
+    (shared / "my_model.py").write_text(text)
+    release.install(model__claim="my-models", model__module="/models/my_model.py", data__claim="my-data")
+    assert trained(release)["records"]["size"] == RECORDS
+
+
+def test_from_a_folder_of_the_nodes(release: Release, shared: Path) -> None:
+    release.install(
+        model__hostPath=shared, model__mountPath="/elsewhere", model__module="/elsewhere/my_model.py"
+    )
+    assert trained(release)["records"]["size"] == RECORDS
+
+
+def test_as_one_file_and_another_file_is_another_run(release: Release, tmp_path: Path) -> None:
+    release.namespace.restrict()
+    file = tmp_path / "my_model.py"
+    file.write_text(MODEL.format(size=ALONE, data=IN_MEMORY))
+    release.install("--set-file", f"model.source={file}")
+    first = trained(release)
+    assert first["records"]["size"] == RECORDS
+    file.write_text(file.read_text().replace(str(RECORDS), "128"))
+    release.upgrade("--set-file", f"model.source={file}")
+    release.until(lambda data: '"size": 128' in data.get("summary.json", ""), seconds=180)
+    second = trained(release)
+    assert second["run_id"] != first["run_id"]
+
+
+def test_a_file_that_is_no_model_is_refused_before_a_pod_is_made(release: Release, tmp_path: Path) -> None:
+    file = tmp_path / "my_model.py"
+    flags = ("--set-file", f"model.source={file}")
+    file.write_text("def model(:\n")
+    release.install(*flags)
+    data = release.phase("Failed", seconds=60)
+    assert data["reason"] == "model.source: line 1: invalid syntax: def model(:"
+    file.write_text("def model(size):\n    return size\n")
+    release.upgrade(*flags)
+    data = release.until(lambda data: "called as" in data["reason"], seconds=60)
+    assert data["reason"].splitlines() == [
+        "model.source: has no function data(). A model file defines model() and data(split)",
+        "model.source: line 1: model(size) is called as model()",
+    ]
+    assert release.namespace.get("pods", "-l", WORKERS) == []
+    assert release.master()["status"]["containerStatuses"][0]["restartCount"] == 0
+    file.write_text(MODEL.format(size=ALONE, data=IN_MEMORY))
+    release.upgrade(*flags)
+    assert release.phase("Succeeded")["phase"] == "Succeeded"
+
+
+def test_a_run_goes_on_while_the_chart_has_a_file_that_is_no_model(release: Release, tmp_path: Path) -> None:
+    """Also with another master, who finds nothing but that file in the chart's object."""
+    file = tmp_path / "my_model.py"
+    long = {"training__epochs": 100_000, "workers": 1}
+    file.write_text(MODEL.format(size=ALONE, data=IN_MEMORY))
+    release.install("--set-file", f"model.source={file}", **long)
+    before = release.phase("Training")
+    file.write_text("def model(:\n")
+    release.upgrade("--set-file", f"model.source={file}", **long)
+    refused = "SpecRefused: the new values are refused: model.source: line 1: invalid syntax"
+    events = release.namespace.until(
+        "events", lambda found: any(event["reason"] == "SpecRefused" for event in found)
+    )
+    assert any(f"{event['reason']}: {event['message']}".startswith(refused) for event in events)
+    release.namespace.kubectl("delete", "pod", release.master()["metadata"]["name"])
+    gone = release.status
+    after = release.until(lambda data: data["phase"] == "Training" and data["epoch"] != gone["epoch"])
+    assert json.loads(after["state"])["runId"] == json.loads(before["state"])["runId"]
+    assert release.master()["status"]["containerStatuses"][0]["restartCount"] == 0
+
+
+def test_a_file_that_is_too_large_is_refused_by_helm(release: Release, tmp_path: Path) -> None:
+    (tmp_path / "my_model.py").write_text("#" * 262_145)
+    said = release.namespace.helm(
+        "install", "edl", ROOT / "chart", "--set-file", f"model.source={tmp_path / 'my_model.py'}", ok=False
+    )
+    assert re.search(r"model.source.*(262144|262,144)", said, re.DOTALL)
+
+
+def test_in_an_image(release: Release, images: Images, shared: Path) -> None:
+    """The three commands; the models have a helper beside them, and packages of their own."""
+    release.namespace.restrict()
+    (shared / "sizes.py").write_text(f"import humanize\nsize = {RECORDS}\n")
+    (shared / "sizes.py").chmod(0o600)
+    (shared / "requirements.txt").write_text("humanize==4.9.0\n")
+    image = f"{images.registry}/team/my-models:{images.tag}"
+
+    def zoo(*words: object) -> str:
+        command = [sys.executable, "-m", "edl.cli", "zoo", *map(str, words)]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    subprocess.run(
+        [ROOT / "scripts" / "images", "build", "--only", "worker", "--tag", images.tag], check=True
+    )
+    zoo("init", shared, "--image", image, "--base-image", f"edl-worker:{images.tag}")
+    said = zoo("build", "--image", image, shared)
+    assert f"worker.image.repository={images.registry}/team/my-models,worker.image.tag={images.tag}" in said
+    zoo("push", image, *(["--plain-http"] if release.namespace.cluster.own else []))
+    del release.values["image.registry"]
+    release.values["master.image.repository"] = f"{images.registry}/edl-master"
+    release.install("-f", str(shared / "values.yaml"))
+    assert trained(release)["records"]["size"] == RECORDS
