@@ -62,6 +62,7 @@ def test_a_package_can_be_left_out_with_what_only_it_needs() -> None:
     left = names(subset("worker")) - names(subset("worker", "tensorflow-cpu"))
     assert {"tensorflow-cpu", "libclang", "gast"} <= left
     assert not left & {"numpy", "keras", "grpcio"}
+    assert names(subset("worker")) - names(subset("worker", "libclang")) == {"libclang"}
 
 
 def test_a_stale_lock_is_told(tmp_path: Path) -> None:
