@@ -114,6 +114,16 @@ def test_a_cluster_that_lost_a_part_is_replaced(cluster, ours):
     assert cluster.get("namespace/default")["metadata"]["uid"] != was
 
 
+def test_nodes_that_are_off_or_cut_off_are_brought_back_by_up(cluster, ours):
+    up()
+    was = cluster.get("namespace/default")["metadata"]["uid"]
+    assert script("node", "off", "n1").returncode == script("node", "cut", "n2").returncode == 0
+    assert re.findall(r"node n\d +([a-z ]+),", script("status").stdout) == ["off", "cut off"]
+    up()
+    assert re.findall(r"node n\d +([a-z ]+),", script("status").stdout) == ["on", "on"]
+    assert cluster.get("namespace/default")["metadata"]["uid"] == was
+
+
 def test_the_machine_gets_its_settings_back(cluster, ours):
     setting = Path("/proc/sys/kernel/panic")
     down()

@@ -95,6 +95,7 @@ def up(kwok: int, owner: int) -> None:
     build()
     with only_one():
         if whole():
+            together([partial(node.restore, n) for n in NODES])
             say("is up")
         else:
             tear_down()
@@ -150,12 +151,12 @@ def together(jobs: list[Callable[[], None]]) -> None:
 
 
 def whole() -> bool:
-    """Whether a cluster of these programs is up with all its parts."""
+    """Whether a cluster of these programs is up with all its parts, though nodes may be off or cut off."""
     try:
         started = json.loads(STARTED.read_text())
     except FileNotFoundError:
         return False
-    parts_up = set(CONTROL) <= running() and all(node.state(n) == "on" for n in NODES)
+    parts_up = set(CONTROL) <= running() and all(node.state(n) != "broken" for n in NODES)
     wanted = born(started["owner"]) == started.get("born", "")
     return parts_up and wanted and started["fingerprint"] == parts.fingerprint()
 
@@ -239,13 +240,7 @@ def change_node(change: str, name: str) -> None:
     chosen = node_named(name)
     with only_one():
         need_up()
-        if change == "on":
-            if node.state(chosen) == "broken":
-                node.power_off(chosen)
-            if node.state(chosen) == "off":
-                node.boot(chosen)
-        else:
-            {"cut": node.cut, "join": node.join, "off": node.power_off}[change](chosen)
+        {"cut": node.cut, "join": node.join, "off": node.power_off, "on": node.power_on}[change](chosen)
 
 
 def need_up() -> None:

@@ -66,6 +66,20 @@ def join(node: Node) -> None:
     run("ip", "link", "set", node.on_machine, "up")
 
 
+def power_on(node: Node) -> None:
+    """Boot it, unless it is on."""
+    if state(node) == "broken":
+        power_off(node)
+    if state(node) == "off":
+        boot(node)
+
+
+def restore(node: Node) -> None:
+    """On and joined, whatever was done to it."""
+    power_on(node)
+    join(node)
+
+
 def state(node: Node) -> str:
     """`on`, `off`, `cut off`, or `broken` when it lacks a part."""
     runs = {part.partition("/")[2] for part in marked().values() if part.startswith(f"{node.name}/")}
