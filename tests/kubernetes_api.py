@@ -163,6 +163,8 @@ class KubernetesApi:
         """The worker's process has ended; the pod stays."""
         told = reason or ("Completed" if code == 0 else "Error")
         terminated = {"exitCode": code, "reason": told, "finishedAt": _time(), "message": message}
+        # As a kubelet does: the container's end comes first, the pod's in a moment.
+        self._status(name, phase="Running", containerStatuses=[_container({"terminated": terminated})])
         phase = "Succeeded" if code == 0 else "Failed"
         self._status(name, phase=phase, containerStatuses=[_container({"terminated": terminated})])
 

@@ -109,6 +109,10 @@ def test_only_the_workers_own_container_counts() -> None:
     assert not pods.running(a_pod("Running", {"waiting": {"reason": "ContainerCreating"}}))
     assert pods.ended(a_pod("Running", exited(0))), "though another container goes on"
     assert not pods.ended(a_pod("Running", {"running": {}}))
+    pod = a_pod("Running", exited(0))
+    assert pods.goes_on(pod)
+    pod["status"]["containerStatuses"][0]["state"] = exited(0)
+    assert not pods.goes_on(pod), "the pod's phase comes a moment later"
 
 
 def test_why_it_does_not_run() -> None:

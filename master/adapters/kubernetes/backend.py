@@ -509,8 +509,8 @@ class Kubernetes:
         if not w.uid:
             self._workers.pop(w.id, None)
         elif pod is not None and pods.ended(pod) and not pods.deleting(pod):
-            if pod.get("status", {}).get("phase") not in ("Succeeded", "Failed"):
-                self._keep(self._delete(pod, 0.0))  # a container beside the worker would run on for ever
+            if pods.goes_on(pod):
+                self._keep(self._delete(pod, 0.0))
                 return
             self._ended_order.append(w.id)
             self._keep(self._patch_labels(w, ("", "gone")))

@@ -97,6 +97,16 @@ def ended(pod: Pod) -> bool:
     return _phase(pod) in ("Succeeded", "Failed") or "terminated" in _state(pod)
 
 
+def goes_on(pod: Pod) -> bool:
+    """Another container runs on beside a worker that has ended, and would for ever.
+
+    The pod's phase does not tell: a kubelet first says that a container has ended, and a moment
+    later that the pod has.
+    """
+    others = (c for c in _containers(pod, "containerStatuses") if c.get("name") != CONTAINER)
+    return any("running" in (c.get("state") or {}) for c in others)
+
+
 def deleting(pod: Pod) -> bool:
     return bool(pod["metadata"].get("deletionTimestamp"))
 
