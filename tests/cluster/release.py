@@ -1,0 +1,112 @@
+"""A release of the chart in a test's namespace: installed with helm, watched with kubectl."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Callable
+from typing import Any
+
+from tests.cluster.conftest import ROOT, Cluster, Namespace, Object
+
+CHART = ROOT / "chart"
+WORKERS = "app.kubernetes.io/component=worker"
+# Small, so that four workers fit on the two nodes with room for a fifth, and quick to notice.
+SMALL = {
+    "worker.resources.requests.cpu": "400m",
+    "worker.resources.requests.memory": "512Mi",
+    "elastic.silenceSeconds": "2",
+    "worker.terminationGracePeriodSeconds": "10",
+}
+
+
+def images(cluster: Cluster) -> dict[str, str]:
+    """Build and push both images; the values that name them."""
+    tag = subprocess.run(
+        [ROOT / "scripts" / "images", "tag"], check=True, capture_output=True, text=True
+    ).stdout.strip()
+    cluster.run(
+        ROOT / "scripts" / "images", "build", "--tag", tag, "--push", cluster.registry, "--plain-http",
+        seconds=1200,
+    )  # fmt: skip
+    return {"image.registry": cluster.registry, "image.tag": tag}
+
+
+class Release:
+    """One release, by the same commands as a user's."""
+
+    def __init__(self, namespace: Namespace, values: dict[str, str], name: str = "edl"):
+        self.namespace, self.values, self.name = namespace, values, name
+        self.full = name if "edl" in name else f"{name}-edl"
+
+    def install(self, *flags: str, **sets: object) -> None:
+        self.namespace.helm("install", self.name, CHART, *self._sets(sets), *flags)
+
+    def upgrade(self, *flags: str, ok: bool = True, **sets: object) -> str:
+        return self.namespace.helm("upgrade", self.name, CHART, *self._sets(sets), *flags, ok=ok)
+
+    def _sets(self, sets: dict[str, object]) -> list[str]:
+        every = {**SMALL, **self.values, **{key.replace("__", "."): v for key, v in sets.items()}}
+        words = []
+        for key, value in every.items():  # a variable of the environment is a text, whatever it looks like
+            words += ["--set-string" if key.endswith(".value") else "--set", f"{key}={value}"]
+        return words
+
+    # --- what is so
+
+    @property
+    def status(self) -> dict[str, str]:
+        found = self.namespace.get("configmap", f"{self.full}-status")
+        return dict(found.get("data") or {})
+
+    def until(self, so: Callable[[dict[str, str]], object], seconds: float = 120) -> dict[str, str]:
+        """Until something is so of the status ConfigMap's data; what it says then."""
+
+        def mine(things: list[Object]) -> dict[str, str]:
+            named = (t for t in things if t["metadata"]["name"] == f"{self.full}-status")
+            return next((t.get("data") or {} for t in named), {})
+
+        return mine(self.namespace.until("configmaps", lambda things: so(mine(things)), seconds=seconds))
+
+    def phase(self, *phases: str, seconds: float = 180) -> dict[str, str]:
+        return self.until(lambda data: data.get("phase") in phases, seconds)
+
+    def ring_of(self, size: int, seconds: float = 120) -> dict[str, str]:
+        return self.until(lambda d: d.get("phase") == "Training" and d.get("ringSize") == str(size), seconds)
+
+    def workers(self, phase: str = "Running") -> list[str]:
+        pods = self.namespace.get("pods", "-l", f"{WORKERS},app.kubernetes.io/instance={self.name}")
+        alive = [
+            p for p in pods if p["status"]["phase"] == phase and "deletionTimestamp" not in p["metadata"]
+        ]
+        return sorted((p["metadata"]["name"] for p in alive), key=lambda n: int(re.findall(r"\d+$", n)[0]))
+
+    def events(self) -> list[str]:
+        """`reason: message` of each event on the release's object, oldest first."""
+        found = self.namespace.get("events", "--sort-by=.lastTimestamp")
+        return [
+            f"{e['reason']}: {e['message']}"
+            for e in found
+            if e["involvedObject"]["name"] == f"{self.full}-job"
+        ]
+
+    def master(self) -> Object:
+        (pod,) = [
+            p
+            for p in self.namespace.get("pods", "-l", "app.kubernetes.io/component=master")
+            if "deletionTimestamp" not in p["metadata"]
+        ]
+        return pod
+
+    def summary(self) -> dict[str, Any]:
+        return dict(json.loads(self.status["summary.json"]))
+
+
+def counting(records: int, sleep: float) -> dict[str, str]:
+    """Values for the counting model of so many records, with so many seconds of work in a step."""
+    return {
+        "model.module": "counting",
+        "worker.env[0].name": "EDL_COUNTING_RECORDS", "worker.env[0].value": str(records),
+        "worker.env[1].name": "EDL_COUNTING_SLEEP", "worker.env[1].value": str(sleep),
+    }  # fmt: skip

@@ -1,0 +1,129 @@
+"""The job on a real cluster: what docs/kubernetes.md shows, with the same commands."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.cluster.conftest import Cluster, Namespace, Object
+from tests.cluster.release import WORKERS, Release, counting, images
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture(scope="session")
+def built(cluster: Cluster) -> dict[str, str]:
+    return images(cluster)
+
+
+@pytest.fixture
+def release(namespace: Namespace, built: dict[str, str]) -> Callable[..., Release]:
+    def make(name: str = "edl", **more: str) -> Release:
+        return Release(namespace, {**built, **more}, name)
+
+    return make
+
+
+def slow(records: int = 40_000, sleep: float = 0.02, epochs: int = 1, **more: str) -> dict[str, str]:
+    """A job of the counting model that lasts long enough to do something to it."""
+    return {**counting(records, sleep), "training.epochs": str(epochs), "workers": "4", **more}
+
+
+def is_exact(job: Release) -> dict[str, Any]:
+    """The job succeeds, and the weights that every worker has count each record once an epoch."""
+    data = job.phase("Succeeded", "Failed", "Stopped", seconds=300)
+    assert data["phase"] == "Succeeded", data
+    summary = job.summary()
+    records = summary["records"]
+    assert records["per_epoch"] == [records["size"]] * records["epochs"]
+    assert len(set(summary["digests"].values())) == 1
+    # The counting model's accuracy says how many weights are exactly the number of epochs.
+    assert summary["metrics"].get("exact", 1.0) == 1.0
+    return summary
+
+
+def in_ring(pods: list[Object]) -> list[Object]:
+    return [p for p in pods if "edl.dev/rank" in p["metadata"]["labels"]]
+
+
+def test_four_workers_train_to_the_end_and_nothing_is_left(release: Callable[..., Release]) -> None:
+    job = release()
+    job.install("--wait", workers=4)
+    namespace = job.namespace
+    namespace.kubectl(
+        "wait", "--for=jsonpath={.data.phase}=Succeeded", "configmap/edl-status", "--timeout=240s",
+        seconds=270,
+    )  # fmt: skip
+    summary = job.summary()
+    assert summary["metrics"]["accuracy"] >= 0.97
+    assert summary["records"]["per_epoch"] == [1438] * 20
+    assert "Evaluation" in namespace.kubectl("logs", "deployment/edl-master")
+    assert any(e.startswith("Finished") for e in job.events())
+    namespace.helm("uninstall", "edl", "--wait")
+    namespace.until("pods", lambda pods: not pods, seconds=60)
+    for kind in ("configmaps", "secrets", "services", "deployments", "leases"):
+        left = namespace.get(kind, "-l", "app.kubernetes.io/instance=edl")
+        assert left == [], f"{kind} are left"
+
+
+def test_a_deleted_worker_is_replaced_by_the_next_one(release: Callable[..., Release]) -> None:
+    job = release(**slow())
+    job.install()
+    job.ring_of(4)
+    assert job.workers() == [f"edl-worker-{n}" for n in range(4)]
+    job.namespace.kubectl("delete", "pod", "edl-worker-0", "--wait=false")
+    changed = re.compile(r"ring 4 -> 3 in \d+\.\d+ s, \d+ records redone")
+    job.namespace.until("events", lambda events: any(changed.match(e["message"]) for e in events))
+    wanted = {f"edl-worker-{n}" for n in (1, 2, 3, 4)}
+    job.namespace.until(
+        "pods", lambda pods: {p["metadata"]["name"] for p in in_ring(pods)} == wanted, WORKERS
+    )
+    logs = job.namespace.kubectl("logs", "edl-worker-1")
+    assert re.search(r"Loss \d", logs)
+    summary = is_exact(job)
+    assert summary["failures"] == []
+    assert summary["state_losses"] == 0
+
+
+def test_an_upgrade_changes_the_ring_and_restarts_nothing(release: Callable[..., Release]) -> None:
+    job = release(**slow(records=40_000))
+    job.install()
+    job.ring_of(4)
+    master = job.master()["metadata"]["uid"]
+    job.upgrade(workers=2)
+    job.ring_of(2)
+    job.upgrade(workers=5)
+    job.ring_of(5)
+    job.namespace.helm("rollback", "edl", "2")
+    job.ring_of(2)
+    job.upgrade(workers=2, paused="true")
+    job.phase("Paused")
+    job.upgrade(workers=2, training__batchSize=64)
+    job.namespace.until("events", lambda events: any("training.batchSize" in e["message"] for e in events))
+    assert job.status["phase"] == "Paused", "what is refused is refused as a whole"
+    job.upgrade(workers=2)
+    job.ring_of(2)
+    assert job.master()["metadata"]["uid"] == master
+    assert job.master()["status"]["containerStatuses"][0]["restartCount"] == 0
+    summary = is_exact(job)
+    assert sum(g["redone_records"] for g in summary["generations"]) == 0
+
+
+def test_the_master_is_killed_and_the_next_one_takes_over(release: Callable[..., Release]) -> None:
+    job = release(**slow(records=60_000))
+    job.install()
+    job.ring_of(4)
+    namespace = job.namespace
+    workers = {p["metadata"]["uid"] for p in namespace.get("pods", "-l", WORKERS)}
+    for times, how in enumerate(([], ["--grace-period=0", "--force"]), 1):
+        namespace.kubectl("delete", "pod", job.master()["metadata"]["name"], "--wait=false", *how)
+        namespace.until("events", lambda events, n=times: taken_over(events) >= n)  # type: ignore[misc]
+    assert {p["metadata"]["uid"] for p in namespace.get("pods", "-l", WORKERS)} == workers
+    assert is_exact(job)["state_losses"] == 0
+
+
+def taken_over(events: list[Object]) -> int:
+    return sum(e.get("count", 1) for e in events if "the master is a new one" in e["message"])
