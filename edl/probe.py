@@ -19,6 +19,7 @@ from edl.cli.client import Client
 from edl.errors import EdlError
 
 LOOK_AGAIN_SECONDS = 1.0
+ANSWER_SECONDS = 30.0  # a master that is elsewhere by now answers within this
 UNDER_WAY = ("Starting", "Training", "Waiting", "Finishing", "Ending")
 
 
@@ -72,6 +73,7 @@ def _well(first: dict[str, Any], status: dict[str, Any]) -> str:
 def _ask(address: str, token: str, until: float) -> dict[str, Any]:
     """The job's status; a master that is just starting is asked again."""
     client = Client(files.Contact(address, token, 0))
+    until = min(until, time.monotonic() + ANSWER_SECONDS)
     while True:
         try:
             return client.status()

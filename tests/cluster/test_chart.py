@@ -1,0 +1,161 @@
+"""The chart on a real cluster: what Helm does with it at install, upgrade, rollback and uninstall."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.cluster.conftest import ROOT, Images, Namespace, Object
+
+CHART = ROOT / "chart"
+FILES = sorted(CHART.glob("ci/*-values.yaml"))
+NOT_KUBERNETES_OWN = "serviceMonitor", "podMonitor", "prometheusRule"
+MASTERS = "app.kubernetes.io/component=master"
+ROLE = yaml.safe_load((ROOT / "tests" / "chart" / "role.yaml").read_text())
+
+
+@pytest.fixture
+def empty(namespace: Namespace, images: Images) -> Any:
+    """Installs a release that should have no workers: what is tested is the chart."""
+
+    def install(name: str = "edl", *more: str) -> None:
+        said = ",".join(f"{key}={value}" for key, value in images.values.items())
+        words = ("--set", said, "--set", "workers=0", *more, "--wait", "--timeout", "90s")
+        namespace.helm("install", name, CHART, *words, seconds=120)
+
+    return install
+
+
+def master(namespace: Namespace) -> Object:
+    [pod] = [p for p in namespace.get("pods", "-l", MASTERS) if "deletionTimestamp" not in p["metadata"]]
+    return pod
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+def test_the_api_server_takes_every_values_file(namespace: Namespace, file: Path) -> None:
+    namespace.cluster.kubectl(
+        "label", "namespace", namespace.name, "pod-security.kubernetes.io/warn=restricted"
+    )
+    without = [word for kind in NOT_KUBERNETES_OWN for word in ("--set", f"metrics.{kind}.enabled=false")]
+    objects = namespace.cluster.run(
+        "helm", "template", "edl", CHART, "--namespace", namespace.name, "-f", file, *without
+    )
+    job = next(o for o in yaml.safe_load_all(objects) if o and o["metadata"]["name"].endswith("-job"))
+    pods = [yaml.safe_load(text) for key, text in job["data"].items() if key.startswith("worker")]
+    for pod in pods:
+        pod["metadata"]["name"] = "worker"
+    # A pod's account and classes are to be there; whether they are is not what is asked here.
+    everything = [o for o in yaml.safe_load_all(objects) if o]
+    for o in [*everything, *pods]:
+        o["metadata"].setdefault("namespace", namespace.name)
+        if o["kind"] in ("Namespace", "PriorityClass"):
+            del o["metadata"]["namespace"]
+        if o["kind"] == "Pod":
+            for key in ("serviceAccountName", "priorityClassName", "runtimeClassName"):
+                o["spec"].pop(key, None)
+        said = namespace.cluster.kubectl(
+            "create", "--dry-run=server", "--validate=strict", "-f", "-", text=json.dumps(o), ok=False
+        )
+        assert "(server dry run)" in said, f"{o['kind']}: {said}"
+        if "hostPath" not in json.dumps(o):
+            assert "Warning" not in said, f"{o['kind']}: {said}"
+
+
+def test_it_is_at_home_in_a_restricted_namespace(namespace: Namespace, empty: Any) -> None:
+    namespace.cluster.kubectl(
+        "label", "namespace", namespace.name, "pod-security.kubernetes.io/enforce=restricted"
+    )
+    empty("edl", "--set", "workers=1,worker.resources.requests.cpu=100m")
+    namespace.until("pods", lambda pods: len(pods) == 2, seconds=30)  # the worker is let in too
+
+
+def test_an_upgrade_keeps_the_token_the_master_and_what_it_wrote(namespace: Namespace, empty: Any) -> None:
+    empty()
+    before, token = master(namespace), namespace.get("secret", "edl-token")["data"]
+    mine = {"data": {"written": "by the master"}}
+    namespace.kubectl("patch", "configmap", "edl-status", "--type=merge", "-p", json.dumps(mine))
+    held = {"spec": {"holderIdentity": "somebody"}}
+    namespace.kubectl("patch", "lease", "edl-master", "--type=merge", "-p", json.dumps(held))
+    flags = ("--reset-then-reuse-values", "--set", "maxWorkers=9", "--wait")
+    namespace.helm("upgrade", "edl", CHART, *flags)
+    values = json.loads(namespace.get("configmap", "edl-job")["data"]["values.json"])
+    assert values["maxWorkers"] == 9
+    namespace.helm("rollback", "edl", "1", "--wait")
+    assert master(namespace)["metadata"]["uid"] == before["metadata"]["uid"]
+    assert namespace.get("secret", "edl-token")["data"] == token
+    assert namespace.get("configmap", "edl-status")["data"]["written"] == "by the master"
+    assert namespace.get("lease", "edl-master")["spec"]["holderIdentity"] == "somebody"
+
+
+def test_two_releases_live_in_one_namespace_and_nothing_is_left_of_them(
+    namespace: Namespace, empty: Any
+) -> None:
+    empty("edl")
+    empty("other")
+    for release in ("edl", "other"):
+        namespace.helm("test", release, seconds=120)
+    namespace.helm("uninstall", "edl", "--wait")
+    assert len(namespace.get("pods", "-l", "app.kubernetes.io/instance=other")) == 1
+    namespace.helm("uninstall", "other", "--wait")
+    namespace.until("pods", lambda pods: not pods)
+    kinds = "all,configmaps,secrets,serviceaccounts,roles,rolebindings,leases,networkpolicies"
+    assert namespace.get(kinds, "-l", "app.kubernetes.io/part-of=edl") == []
+    assert namespace.cluster.get("priorityclasses", "-l", "app.kubernetes.io/instance=other") == []
+
+
+def test_the_claim_for_the_result_stays(namespace: Namespace) -> None:
+    flags = "--set", "workers=0,output.size=1Mi"
+    namespace.helm("install", "edl", CHART, *flags)
+    namespace.helm("uninstall", "edl", "--wait")
+    assert [claim["metadata"]["name"] for claim in namespace.get("persistentvolumeclaims")] == ["edl-output"]
+    namespace.helm("install", "edl", CHART, *flags)  # and the next release of the name takes it again
+
+
+def test_helm_test_fails_when_the_master_is_broken(namespace: Namespace, empty: Any) -> None:
+    empty()
+    namespace.helm("test", "edl", seconds=120)
+    namespace.kubectl("scale", "deployment/edl-master", "--replicas=0")
+    namespace.until("pods", lambda pods: not pods)
+    assert "failed" in namespace.helm("test", "edl", ok=False, seconds=120)
+    assert "no master answers" in namespace.kubectl("logs", "edl-test")
+
+
+def rights(namespace: Namespace, account: str) -> list[Object]:
+    """What `kubectl auth can-i --list` shows of an account."""
+    review = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SelfSubjectRulesReview",
+        "spec": {"namespace": namespace.name},
+    }
+    who = f"--as=system:serviceaccount:{namespace.name}:{account}"
+    said = namespace.cluster.kubectl(
+        "create", "--validate=false", "-f", "-", "-o", "json", who, text=json.dumps(review)
+    )
+    return list(json.loads(said)["status"]["resourceRules"])
+
+
+def test_each_account_has_the_rights_of_the_golden_file_and_no_more(namespace: Namespace) -> None:
+    namespace.helm("install", "edl", CHART, "--set", "workers=0")
+    everybodys = rights(namespace, "default")
+    assert rights(namespace, "edl-worker") == everybodys
+    masters = [rule for rule in rights(namespace, "edl-master") if rule not in everybodys]
+
+    def sorted_rules(rules: list[Object]) -> list[str]:
+        return sorted(json.dumps({k: sorted(v) for k, v in rule.items()}, sort_keys=True) for rule in rules)
+
+    assert sorted_rules(masters) == sorted_rules(ROLE)
+
+
+def test_the_master_of_a_namespace_can_install_it_without_a_right_of_the_cluster(
+    namespace: Namespace,
+) -> None:
+    namespace.kubectl("create", "rolebinding", "boss", "--clusterrole=admin", "--user=jane")
+    jane = ("--set", "workers=0", "--kube-as-user", "jane")
+    refused = namespace.helm("install", "edl", CHART, *jane, ok=False)
+    assert 'cannot get resource "priorityclasses"' in refused
+    namespace.helm("install", "edl", CHART, *jane, "--set", "priorityClass.create=false")
+    assert namespace.get("role", "edl-master")
