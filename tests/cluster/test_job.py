@@ -27,7 +27,7 @@ def release(namespace: Namespace, built: dict[str, str]) -> Callable[..., Releas
     return make
 
 
-def slow(records: int = 40_000, sleep: float = 0.02, epochs: int = 1, **more: str) -> dict[str, str]:
+def slow(records: int = 60_000, sleep: float = 0.02, epochs: int = 1, **more: str) -> dict[str, str]:
     """A job of the counting model that lasts long enough to do something to it."""
     return {**counting(records, sleep), "training.epochs": str(epochs), "workers": "4", **more}
 
@@ -89,7 +89,7 @@ def test_a_deleted_worker_is_replaced_by_the_next_one(release: Callable[..., Rel
 
 
 def test_an_upgrade_changes_the_ring_and_restarts_nothing(release: Callable[..., Release]) -> None:
-    job = release(**slow(records=40_000))
+    job = release(**slow(records=120_000))
     job.install()
     job.ring_of(4)
     master = job.master()["metadata"]["uid"]
@@ -113,7 +113,7 @@ def test_an_upgrade_changes_the_ring_and_restarts_nothing(release: Callable[...,
 
 
 def test_the_master_is_killed_and_the_next_one_takes_over(release: Callable[..., Release]) -> None:
-    job = release(**slow(records=60_000))
+    job = release(**slow(records=120_000))
     job.install()
     job.ring_of(4)
     namespace = job.namespace
