@@ -20,6 +20,7 @@ import fcntl
 import ipaddress
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -130,16 +131,18 @@ def start_all(owner: int) -> None:
 
 
 def check_addresses() -> None:
-    """Raises ClusterError when this machine uses our addresses for something else."""
-    ours = [ipaddress.ip_network(net) for net in (NODE_NET, POD_NET, SERVICE_NET)]
-    for route in json.loads(run("ip", "-4", "-j", "route", "show")):
-        if route["dst"] != "default":
-            used = ipaddress.ip_network(route["dst"], strict=False)
+    """Raises ClusterError when this machine uses our addresses for something else.
+
+    A route to more than ours is no harm: the narrower one wins.
+    """
+    ours = [ipaddress.IPv4Network(net) for net in (NODE_NET, POD_NET, SERVICE_NET)]
+    for line in run("ip", "-4", "-o", "route", "show").splitlines():
+        found = re.search(r"\d+\.\d+\.\d+\.\d+(/\d+)?", line)
+        if found and not line.startswith("default"):
+            used = ipaddress.IPv4Network(found[0])
             for net in ours:
-                if used.overlaps(net):
-                    raise ClusterError(
-                        f"this machine has a route to {used} ({route['dev']}), which overlaps {net}"
-                    )
+                if used.subnet_of(net):
+                    raise ClusterError(f"this machine has a route into {net}, which is ours: {line.strip()}")
 
 
 def together(jobs: list[Callable[[], None]]) -> None:

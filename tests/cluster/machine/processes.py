@@ -43,10 +43,10 @@ def start(part: str, *command: object, netns: str = "", **env: str) -> subproces
     """Start a daemon, with a log; in another network, but with the machine's mounts, if one is named."""
     LOGS.mkdir(parents=True, exist_ok=True)
     # Not `ip netns exec`: it makes private mounts, and kubelet and containerd share theirs.
-    words = [f"nsenter --net=/run/netns/{netns}"] if netns else []
+    inside = ["nsenter", f"--net=/run/netns/{netns}"] if netns else []
     with open(LOGS / f"{part.replace('/', '-')}.log", "ab") as log:
         return subprocess.Popen(
-            [*" ".join(words).split(), *(str(word) for word in command)],
+            [*inside, *(str(word) for word in command)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
