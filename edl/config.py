@@ -292,11 +292,11 @@ def _shown(value: Any) -> str:
 
 
 LIMITS = {
-    "minimum": "at least",
-    "exclusiveMinimum": "more than",
-    "maximum": "at most",
-    "exclusiveMaximum": "less than",
-    "maxLength": "of so many characters at most:",
+    "minimum": "at least {}",
+    "exclusiveMinimum": "more than {}",
+    "maximum": "at most {}",
+    "exclusiveMaximum": "less than {}",
+    "maxLength": "at most {} characters",
 }
 KINDS = {
     "integer": "a whole number",
@@ -323,7 +323,7 @@ def allowed(key: str, depth: int = 0) -> str:
         return ", ".join(schema["enum"])
     if "anyOf" in schema:  # a decimal may be a text to Helm, which is nobody's concern
         schema = schema["anyOf"][0]
-    limits = [f"{word} {schema[name]}" for name, word in LIMITS.items() if name in schema]
+    limits = [words.format(schema[name]) for name, words in LIMITS.items() if name in schema]
     if schema.get("minLength"):
         limits.append("not empty")
     return ", ".join([KINDS.get(schema.get("type", ""), "a map of keys"), *limits])

@@ -28,33 +28,32 @@ app.kubernetes.io/instance: {{ .root.Release.Name }}
 app.kubernetes.io/component: {{ .component }}
 {{- end -}}
 
-{{/* Labels of the pods of a component: not the chart's version, which would restart a master for nothing. */}}
+{{/* Labels of the pods of a component: not the chart's version, which would restart a master for nothing.
+     Whatever somebody adds, what selects the pods stays. */}}
 {{- define "edl.podLabels" -}}
-{{ include "edl.selector" . }}
-app.kubernetes.io/part-of: edl
-app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
-app.kubernetes.io/managed-by: {{ eq .component "worker" | ternary "edl-master" .root.Release.Service }}
-{{- with .root.Values.commonLabels }}
-{{ toYaml . }}
-{{- end }}
+{{- $ours := dict
+  "app.kubernetes.io/part-of" "edl"
+  "app.kubernetes.io/version" .root.Chart.AppVersion
+  "app.kubernetes.io/managed-by" (eq .component "worker" | ternary "edl-master" .root.Release.Service)
+-}}
+{{- merge (include "edl.selector" . | fromYaml) $ours (index .root.Values .component).podLabels .root.Values.commonLabels | toYaml -}}
 {{- end -}}
 
-{{/* The metadata of an object. Takes (dict "root" $ "component" "master" "name" "suffix" ...), where an empty
-     suffix leaves the release's bare name, and "full" is a name by itself. */}}
+{{/* The metadata of an object. Takes (dict "root" $ "component" "master" "suffix" "token"), or in place of the suffix
+     "full", a name by itself; and "labels", "annotations", and "cluster" for what is in no namespace. */}}
 {{- define "edl.metadata" -}}
 name: {{ .full | default (printf "%s-%s" (include "edl.fullname" .root) .suffix) }}
 {{- if not .cluster }}
 namespace: {{ .root.Release.Namespace }}
 {{- end }}
+{{- $ours := dict
+  "app.kubernetes.io/part-of" "edl"
+  "app.kubernetes.io/version" .root.Chart.AppVersion
+  "app.kubernetes.io/managed-by" .root.Release.Service
+  "helm.sh/chart" (printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_")
+}}
 labels:
-  {{- include "edl.selector" . | nindent 2 }}
-  app.kubernetes.io/part-of: edl
-  app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
-  app.kubernetes.io/managed-by: {{ .root.Release.Service }}
-  helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
-  {{- with merge (dict) (.labels | default dict) .root.Values.commonLabels }}
-  {{- toYaml . | nindent 2 }}
-  {{- end }}
+  {{- merge (include "edl.selector" . | fromYaml) $ours (.labels | default dict) .root.Values.commonLabels | toYaml | nindent 2 }}
 {{- with merge (dict) (.annotations | default dict) .root.Values.commonAnnotations }}
 annotations:
   {{- toYaml . | nindent 2 }}

@@ -11,9 +11,6 @@ The whole pod as YAML (metadata and spec) of a component. Takes a dict:
 metadata:
   labels:
     {{- include "edl.podLabels" . | nindent 4 }}
-    {{- with $values.podLabels }}
-    {{- toYaml . | nindent 4 }}
-    {{- end }}
   {{- with merge (dict) $values.podAnnotations .root.Values.commonAnnotations }}
   annotations:
     {{- toYaml . | nindent 4 }}
@@ -69,10 +66,15 @@ spec:
       imagePullPolicy: {{ .root.Values.image.pullPolicy }}
       {{- toYaml (omit .container "env") | nindent 6 }}
       env:
-        {{- include "edl.tokenEnv" .root | nindent 8 }}
         {{- /* The root is read-only: what looks for a home finds one. */}}
-        - {name: HOME, value: /tmp}
-        {{- toYaml .container.env | nindent 8 }}
+        {{- $env := concat (include "edl.tokenEnv" .root | fromYamlArray) (list (dict "name" "HOME" "value" "/tmp")) .container.env }}
+        {{- $said := list }}
+        {{- range $values.env }}{{ $said = append $said .name }}{{ end }}
+        {{- range $env }}
+        {{- if not (has .name $said) }}
+        - {{ toYaml . | nindent 10 | trim }}
+        {{- end }}
+        {{- end }}
         {{- with $values.env }}
         {{- toYaml . | nindent 8 }}
         {{- end }}

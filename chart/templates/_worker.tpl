@@ -10,9 +10,12 @@
     {{- $mounts = append $mounts (dict "name" $kind "mountPath" $place.mountPath "readOnly" true) -}}
   {{- end -}}
 {{- end -}}
+{{- /* The ring is on the pod's own network. TensorFlow sees all CPUs of the node, and would start as many threads
+       also where a limit lets it run on one. */ -}}
 {{- $env := list
   (dict "name" "EDL_MASTER" "value" (include "edl.masterAddress" .root))
   (dict "name" "EDL_RING_INTERFACE" "value" "eth0")
+  (dict "name" "TF_NUM_INTRAOP_THREADS" "valueFrom" (dict "resourceFieldRef" (dict "resource" "limits.cpu")))
   (dict "name" "POD_NAME" "valueFrom" (dict "fieldRef" (dict "fieldPath" "metadata.name")))
 -}}
 {{- $container := dict "command" (list "python" "-m" "trainer") "env" $env -}}
