@@ -227,6 +227,8 @@ class Job:
         if event.signal and w.in_broken_ring:
             return  # crashed inside a ring that a peer's death had broken: nobody's fault
         how = f"crashed ({event.signal})" if event.signal else f"ended by itself with exit code {event.code}"
+        if event.why:
+            how += f": {event.why}"
         self._charge(w, f"worker {w.id} {how}", "")
 
     def _on_word(self, event: ev.Event) -> None:
