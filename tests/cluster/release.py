@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 from collections.abc import Callable
 from typing import Any
 
-from tests.cluster.conftest import ROOT, Cluster, Namespace, Object
+from tests.cluster.conftest import ROOT, Namespace, Object
 
 CHART = ROOT / "chart"
 WORKERS = "app.kubernetes.io/component=worker"
@@ -19,18 +18,6 @@ SMALL = {
     "elastic.silenceSeconds": "2",
     "worker.terminationGracePeriodSeconds": "10",
 }
-
-
-def images(cluster: Cluster) -> dict[str, str]:
-    """Build and push both images; the values that name them."""
-    tag = subprocess.run(
-        [ROOT / "scripts" / "images", "tag"], check=True, capture_output=True, text=True
-    ).stdout.strip()
-    cluster.run(
-        ROOT / "scripts" / "images", "build", "--tag", tag, "--push", cluster.registry, "--plain-http",
-        seconds=1200,
-    )  # fmt: skip
-    return {"image.registry": cluster.registry, "image.tag": tag}
 
 
 class Release:
