@@ -333,7 +333,27 @@ def images(cluster: Cluster) -> Images:
         [*command, *(["--plain-http"] if cluster.own else [])], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
+    _pull(cluster, [found["master"], found["worker"]])
     return found
+
+
+def _pull(cluster: Cluster, images: list[str]) -> None:
+    """Have the images on every node, where no test's patience counts: a node may take a minute for each."""
+    names = {f"pull-{node['metadata']['name']}": node["metadata"]["name"] for node in cluster.get("nodes")}
+    containers = [
+        {"name": f"image-{i}", "image": image, "command": ["true"]} for i, image in enumerate(images)
+    ]
+    cluster.kubectl("delete", "pods", "-n", "default", *names, "--ignore-not-found", "--now")
+    cluster.apply(*(
+        {
+            "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": "default"},
+            "spec": {"nodeName": node, "restartPolicy": "Never", "containers": containers},
+        }
+        for name, node in names.items()
+    ))  # fmt: skip
+    for name in names:
+        cluster.wait(f"pod/{name}", "jsonpath={.status.phase}=Succeeded", "-n", "default", seconds=300)
+    cluster.kubectl("delete", "pods", "-n", "default", *names, "--now")
 
 
 def _tag() -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from edl import files
-from tests.cluster.conftest import Cluster, Images, Namespace, Object
+from tests.cluster.conftest import Images, Namespace, Object
 from tests.cluster.release import WORKERS, Release, counting
 from tests.process.conftest import storm
 
@@ -26,28 +26,8 @@ def output(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.fixture(scope="session")
-def pulled(cluster: Cluster, images: Images) -> None:
-    """The workers' image is on both nodes: else the first to have it train alone while the others wait."""
-    names = [f"pull-{node['metadata']['name']}" for node in cluster.get("nodes")]
-    cluster.apply(*(
-        {
-            "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": "default"},
-            "spec": {
-                "nodeName": name.removeprefix("pull-"), "restartPolicy": "Never",
-                "containers": [{"name": "main", "image": images["worker"], "command": ["true"]}],
-            },
-        }
-        for name in names
-    ))  # fmt: skip
-    pods = [f"pod/{name}" for name in names]
-    for pod in pods:
-        cluster.wait(pod, "jsonpath={.status.phase}=Succeeded", "-n", "default", seconds=240)
-    cluster.kubectl("delete", "-n", "default", *pods)
-
-
 @pytest.fixture
-def release(namespace: Namespace, images: Images, output: Path, pulled: None) -> Callable[..., Release]:
+def release(namespace: Namespace, images: Images, output: Path) -> Callable[..., Release]:
     if not namespace.cluster.own:
         pytest.skip("the nodes of a given cluster have no folder that this test can read")
 
