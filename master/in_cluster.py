@@ -22,10 +22,11 @@ import structlog
 from edl import config as config_module
 from edl.errors import ConfigError
 from edl.ids import RunId
-from master.__main__ import Master, log_at
 from master.adapters.kubernetes import Api, Found, Kubernetes, Pace, Place
 from master.adapters.metrics import Metrics
 from master.core import events as ev
+from master.log import log_at
+from master.loop import Master
 
 log = structlog.get_logger()
 

@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 
 from edl import audit, files, values
-from master.__main__ import Master
 from master.core import events as ev
+from master.loop import Master
 
 ROOT = Path(__file__).parents[2]
 MODELS = ROOT / "tests" / "models"
