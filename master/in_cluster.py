@@ -22,7 +22,8 @@ import structlog
 from edl import config as config_module
 from edl.errors import ConfigError
 from edl.ids import RunId
-from master.adapters.kubernetes import Api, Found, Kubernetes, Pace, Place
+from edl.kubernetes.api import Api, Pace
+from master.adapters.kubernetes import Found, Kubernetes, Place
 from master.adapters.metrics import Metrics
 from master.core import events as ev
 from master.log import log_at

@@ -9,7 +9,8 @@ from typing import Any
 
 from edl import config, values
 from edl.ids import RunId, WorkerId
-from master.adapters.kubernetes import Api, Found, Kubernetes, Place
+from edl.kubernetes.api import Api
+from master.adapters.kubernetes import Found, Kubernetes, Place
 from master.core import events as ev
 
 

@@ -14,7 +14,8 @@ import yaml
 from lightkube.config.kubeconfig import KubeConfig
 
 from edl.ids import WorkerId
-from master.adapters.kubernetes import Api, Pace, Place
+from edl.kubernetes.api import Api, Pace
+from master.adapters.kubernetes import Place
 from master.core import events as ev
 from tests import kubernetes_driver
 from tests.cluster.conftest import Cluster, Namespace

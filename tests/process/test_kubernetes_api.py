@@ -26,7 +26,8 @@ from lightkube.config.models import Cluster, User
 
 from edl.errors import ConfigError
 from edl.ids import WorkerId
-from master.adapters.kubernetes import Api, ApiError, Pace, Place
+from edl.kubernetes.api import Api, ApiError, Pace
+from master.adapters.kubernetes import Place
 from master.core import events as ev
 from tests import kubernetes_driver
 from tests.kubernetes_api import NAMESPACE, KubernetesApi, serving

@@ -26,9 +26,9 @@ import yaml
 from edl import config as config_module
 from edl.errors import ConfigError
 from edl.ids import RunId, WorkerId
+from edl.kubernetes.api import SOON, Api, ApiError, Backoff
+from edl.kubernetes.watch import Mirror, Object
 from master.adapters.kubernetes import pods, show
-from master.adapters.kubernetes.api import SOON, Api, ApiError, Backoff
-from master.adapters.kubernetes.watch import Mirror, Object
 from master.core import events as ev
 
 log = structlog.get_logger()

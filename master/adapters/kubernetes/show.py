@@ -17,7 +17,7 @@ from typing import Any
 import structlog
 
 from edl.ids import RunId
-from master.adapters.kubernetes.api import SOON, WHENEVER, Api, ApiError, Backoff, Budget
+from edl.kubernetes.api import SOON, WHENEVER, Api, ApiError, Backoff, Budget
 
 __all__ = ["WHENEVER", "Events", "Status", "labels"]
 

@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 
 import structlog
 
-from master.adapters.kubernetes.api import Api, ApiError, Backoff
+from edl.kubernetes.api import Api, ApiError, Backoff
 
 log = structlog.get_logger()
 
