@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from tests.cluster.conftest import ROOT, Namespace, Object
+from edl import files
+from tests.cluster.cluster import ROOT, Namespace, Object
+from tests.evidence import check_weights
 
 CHART = ROOT / "chart"
 WORKERS = "app.kubernetes.io/component=worker"
@@ -88,6 +91,22 @@ class Release:
 
     def summary(self) -> dict[str, Any]:
         return dict(json.loads(self.status["summary.json"]))
+
+    def is_exact(self) -> dict[str, Any]:
+        """The job succeeds, and the weights of its model count each record once an epoch; its summary.
+
+        Raises:
+            AssertionError: something speaks against that.
+        """
+        data = self.phase("Succeeded", "Failed", "Stopped", seconds=300)
+        assert data["phase"] == "Succeeded", data
+        summary = self.summary()
+        records = summary["records"]
+        assert records["per_epoch"] == [records["size"]] * records["epochs"]
+        assert len(set(summary["digests"].values())) == 1
+        model = Path(self.values["output.hostPath"]) / files.MODEL
+        assert check_weights(model, records["size"], records["epochs"]) == ""
+        return summary
 
 
 def counting(records: int, sleep: float) -> dict[str, str]:

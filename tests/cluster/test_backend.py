@@ -18,7 +18,7 @@ from edl.kubernetes.api import Api, Pace
 from master.adapters.kubernetes import Place
 from master.core import events as ev
 from tests import kubernetes_driver
-from tests.cluster.conftest import Cluster, Namespace
+from tests.cluster.cluster import Cluster, Namespace
 from tests.kubernetes_driver import Driven, job_values
 
 SECONDS = 60.0

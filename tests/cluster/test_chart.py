@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.cluster.conftest import ROOT, Images, Namespace, Object
+from tests.cluster.cluster import ROOT, Images, Namespace, Object
 
 CHART = ROOT / "chart"
 FILES = sorted(CHART.glob("ci/*-values.yaml"))

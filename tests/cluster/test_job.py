@@ -5,14 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from edl import files
-from tests.cluster.conftest import Images, Namespace, Object
+from tests.cluster.cluster import Images, Namespace, Object
 from tests.cluster.release import WORKERS, Release, counting
-from tests.process.conftest import storm
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -40,19 +37,6 @@ def release(namespace: Namespace, images: Images, output: Path) -> Callable[...,
 def slow(records: int = 60_000, sleep: float = 0.02, epochs: int = 1, **more: str) -> dict[str, str]:
     """A job of the counting model that lasts long enough to do something to it."""
     return {**counting(records, sleep), "training.epochs": str(epochs), "workers": "4", **more}
-
-
-def is_exact(job: Release) -> dict[str, Any]:
-    """The job succeeds, and the weights of its model count each record once an epoch."""
-    data = job.phase("Succeeded", "Failed", "Stopped", seconds=300)
-    assert data["phase"] == "Succeeded", data
-    summary = job.summary()
-    records = summary["records"]
-    assert records["per_epoch"] == [records["size"]] * records["epochs"]
-    assert len(set(summary["digests"].values())) == 1
-    model = Path(job.values["output.hostPath"]) / files.MODEL
-    assert storm.check_weights(model, records["size"], records["epochs"]) == ""
-    return summary
 
 
 def in_ring(pods: list[Object]) -> list[Object]:
@@ -93,7 +77,7 @@ def test_a_deleted_worker_is_replaced_by_the_next_one(release: Callable[..., Rel
     )
     logs = job.namespace.kubectl("logs", "edl-worker-1")
     assert re.search(r"Loss \d", logs)
-    summary = is_exact(job)
+    summary = job.is_exact()
     assert summary["failures"] == []
     assert summary["state_losses"] == 0
 
@@ -118,7 +102,7 @@ def test_an_upgrade_changes_the_ring_and_restarts_nothing(release: Callable[...,
     job.ring_of(2)
     assert job.master()["metadata"]["uid"] == master
     assert job.master()["status"]["containerStatuses"][0]["restartCount"] == 0
-    summary = is_exact(job)
+    summary = job.is_exact()
     assert sum(g["redone_records"] for g in summary["generations"]) == 0
 
 
@@ -132,7 +116,7 @@ def test_the_master_is_killed_and_the_next_one_takes_over(release: Callable[...,
         namespace.kubectl("delete", "pod", job.master()["metadata"]["name"], "--wait=false", *how)
         namespace.until("events", lambda events, n=times: taken_over(events) >= n)  # type: ignore[misc]
     assert {p["metadata"]["uid"] for p in namespace.get("pods", "-l", WORKERS)} == workers
-    assert is_exact(job)["state_losses"] == 0
+    assert job.is_exact()["state_losses"] == 0
 
 
 def taken_over(events: list[Object]) -> int:

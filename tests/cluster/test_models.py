@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.conftest import ROOT, Images, Namespace
+from tests.cluster.cluster import ROOT, Images, Namespace
 from tests.cluster.release import WORKERS, Release
 
 pytestmark = pytest.mark.timeout(420)

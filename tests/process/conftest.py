@@ -7,8 +7,6 @@ from a zygote, and the model is the counting model, so the last word is always t
 from __future__ import annotations
 
 import asyncio
-import importlib.machinery
-import importlib.util
 import json
 import os
 import signal
@@ -21,18 +19,12 @@ import pytest
 
 from edl import audit, files, values
 from master.core import events as ev
+from tests.evidence import CRASHES, check_weights
 from master.loop import Master
 
 ROOT = Path(__file__).parents[2]
 MODELS = ROOT / "tests" / "models"
 SECONDS = 60.0
-
-_loader = importlib.machinery.SourceFileLoader("storm", str(ROOT / "scripts" / "storm"))
-_spec = importlib.util.spec_from_loader("storm", _loader)
-assert _spec is not None
-storm = importlib.util.module_from_spec(_spec)
-__import__("sys").modules["storm"] = storm
-_loader.exec_module(storm)
 
 
 class Running:
@@ -109,10 +101,10 @@ class Running:
         """The job succeeds, and the weights count every record `epochs` times; its summary."""
         summary = await self.end()
         assert summary["phase"] == "Succeeded", summary
-        assert storm.check_weights(self.output / files.MODEL, self.records, self.epochs) == ""
+        assert check_weights(self.output / files.MODEL, self.records, self.epochs) == ""
         assert len(set(summary["digests"].values())) == 1 or self.records == 0
         assert "exactly once" in audit.audit(self.output)
-        crashes = [e for _, e, _ in self.seen if isinstance(e, ev.Gone) and e.signal in storm.CRASHES]
+        crashes = [e for _, e, _ in self.seen if isinstance(e, ev.Gone) and e.signal in CRASHES]
         assert not crashes, "a survivor was aborted"
         return summary
 

@@ -18,7 +18,8 @@ import pytest
 from edl import files
 from edl.cli.client import Client
 from edl.errors import EdlError
-from tests.process.conftest import ROOT, storm
+from tests.evidence import check_weights
+from tests.process.conftest import ROOT
 
 EDL = [sys.executable, "-m", "edl.cli"]
 RECORDS, EPOCHS = 30_000, 2
@@ -95,7 +96,7 @@ def is_exact(job: ByHand, master: subprocess.Popen[bytes]) -> dict[str, Any]:
     assert master.wait(120) == 0
     summary = json.loads((job.output / files.SUMMARY).read_text())
     assert summary["phase"] == "Succeeded"
-    assert storm.check_weights(job.output / files.MODEL, RECORDS, EPOCHS) == ""
+    assert check_weights(job.output / files.MODEL, RECORDS, EPOCHS) == ""
     done = subprocess.run([*EDL, "audit", str(job.output)], capture_output=True, text=True, check=False)
     assert done.stdout.startswith(f"exactly once: {RECORDS:,} records x {EPOCHS} epochs"), done
     return dict(summary)

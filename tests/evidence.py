@@ -1,0 +1,32 @@
+"""What speaks against a job: weights that did not count each record once, ends that only a crash brings."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+import h5py
+import numpy as np
+
+CRASHES = {"SIGABRT", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL"}
+
+
+def check_weights(model: Path, records: int, epochs: int) -> str:
+    """What is wrong with the counts in a saved counting model; nothing when every one is right."""
+    found: list[np.ndarray] = []
+
+    def collect(_: str, item: h5py.Group | h5py.Dataset) -> None:
+        if isinstance(item, h5py.Dataset):
+            found.append(item[()])
+
+    with (
+        zipfile.ZipFile(model) as archive,
+        archive.open("model.weights.h5") as weights,
+        h5py.File(weights) as h5,
+    ):
+        h5["layers"].visititems(collect)
+    counts = next(a for a in found if a.shape == (max(records, 1),))
+    off = np.flatnonzero(counts[:records] != epochs)
+    if not len(off):
+        return ""
+    return f"record {off[0]} counted {counts[off[0]]:g} times, not {epochs}; {len(off)} are wrong"
