@@ -30,6 +30,7 @@ from tests.cluster.cluster import (
     running,
     script,
 )
+from tests.cluster.release import Release
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -111,6 +112,30 @@ def fake_nodes(cluster: Cluster) -> Iterator[Callable[[int], str]]:
         pytest.skip("fake nodes are for our own cluster only")
     yield lambda number: script("kwok", str(number))
     cluster.kubectl("delete", "nodes", "-l", "type=kwok")
+
+
+@pytest.fixture
+def output(tmp_path: Path) -> Path:
+    """A folder of the nodes that this test can read, and the workers' user can write."""
+    folder = tmp_path / "output"
+    folder.mkdir()
+    folder.chmod(0o777)
+    return folder
+
+
+@pytest.fixture
+def release(namespace: Namespace, images: Images, output: Path) -> Callable[..., Release]:
+    """Call it with values (and a name, if not edl) for a release that is not installed yet."""
+    if not namespace.cluster.own:
+        pytest.skip("the nodes of a given cluster have no folder that this test can read")
+
+    def make(name: str = "edl", **values: str) -> Release:
+        folder = output / name
+        folder.mkdir()
+        folder.chmod(0o777)
+        return Release(namespace, {**images.values, "output.hostPath": str(folder), **values}, name)
+
+    return make
 
 
 @pytest.hookimpl(wrapper=True)

@@ -116,3 +116,12 @@ def counting(records: int, sleep: float) -> dict[str, str]:
         "worker.env[0].name": "EDL_COUNTING_RECORDS", "worker.env[0].value": str(records),
         "worker.env[1].name": "EDL_COUNTING_SLEEP", "worker.env[1].value": str(sleep),
     }  # fmt: skip
+
+
+def slow(records: int = 60_000, sleep: float = 0.02, epochs: int = 1, **more: str) -> dict[str, str]:
+    """Values for a job of the counting model that lasts long enough to do something to it."""
+    return {**counting(records, sleep), "training.epochs": str(epochs), "workers": "4", **more}
+
+
+def in_ring(pods: list[Object]) -> list[Object]:
+    return [p for p in pods if "edl.dev/rank" in p["metadata"]["labels"]]

@@ -4,43 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-from tests.cluster.cluster import Images, Namespace, Object
-from tests.cluster.release import WORKERS, Release, counting
+from tests.cluster.cluster import Object
+from tests.cluster.release import WORKERS, Release, in_ring, slow
 
 pytestmark = pytest.mark.timeout(600)
-
-
-@pytest.fixture
-def output(tmp_path: Path) -> Path:
-    """A folder of the nodes that this test can read, and the workers' user can write."""
-    folder = tmp_path / "output"
-    folder.mkdir()
-    folder.chmod(0o777)
-    return folder
-
-
-@pytest.fixture
-def release(namespace: Namespace, images: Images, output: Path) -> Callable[..., Release]:
-    if not namespace.cluster.own:
-        pytest.skip("the nodes of a given cluster have no folder that this test can read")
-
-    def make(name: str = "edl", **more: str) -> Release:
-        return Release(namespace, {**images.values, "output.hostPath": str(output), **more}, name)
-
-    return make
-
-
-def slow(records: int = 60_000, sleep: float = 0.02, epochs: int = 1, **more: str) -> dict[str, str]:
-    """A job of the counting model that lasts long enough to do something to it."""
-    return {**counting(records, sleep), "training.epochs": str(epochs), "workers": "4", **more}
-
-
-def in_ring(pods: list[Object]) -> list[Object]:
-    return [p for p in pods if "edl.dev/rank" in p["metadata"]["labels"]]
 
 
 def test_four_workers_train_to_the_end_and_nothing_is_left(release: Callable[..., Release]) -> None:

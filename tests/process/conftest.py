@@ -19,8 +19,8 @@ import pytest
 
 from edl import audit, files, values
 from master.core import events as ev
-from tests.evidence import CRASHES, check_weights
 from master.loop import Master
+from tests.evidence import CRASHES, check_weights
 
 ROOT = Path(__file__).parents[2]
 MODELS = ROOT / "tests" / "models"
