@@ -146,7 +146,7 @@ class Api:
     def __init__(self, pace: Pace, config: KubeConfig | None = None):
         self.pace = pace
         self.requests: Counter[tuple[str, str, int]] = Counter()  # by verb, resource and status
-        self._budget = Budget(pace.write, pace.burst)
+        self.budget = Budget(pace.write, pace.burst)
         self._turn = asyncio.Lock()
         self._out_since: float | None = None
         self._next_at = 0.0  # while it is out
@@ -176,8 +176,8 @@ class Api:
     async def create(self, path: str, body: Mapping[str, Any], urgency: int = URGENT) -> dict[str, Any]:
         return await self._request("POST", path, {}, body, urgency)
 
-    async def patch(self, path: str, body: Mapping[str, Any], urgency: int) -> dict[str, Any]:
-        """A JSON merge patch: null takes a key away."""
+    async def patch(self, path: str, body: Mapping[str, Any], urgency: int | None) -> dict[str, Any]:
+        """A JSON merge patch: null takes a key away. No urgency: its share of the budget is taken already."""
         return await self._request("PATCH", path, {}, body, urgency, MERGE)
 
     async def delete(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
@@ -189,11 +189,11 @@ class Api:
         path: str,
         query: Mapping[str, str],
         body: Mapping[str, Any] | None = None,
-        urgency: int = URGENT,
+        urgency: int | None = URGENT,
         content: str = "application/json",
     ) -> dict[str, Any]:
-        if method != "GET":
-            await self._budget.take(urgency)
+        if method != "GET" and urgency is not None:
+            await self.budget.take(urgency)
         await self._my_turn()
         headers = {"Accept": "application/json"} | ({"Content-Type": content} if body is not None else {})
         data = json.dumps(body).encode() if body is not None else None

@@ -618,6 +618,41 @@ async def test_rank_and_state_are_labels(server: KubernetesApi) -> None:
         await job.until(lambda: labels(0) == (None, "gone"))
 
 
+async def test_labels_do_not_pile_up_however_fast_the_ring_changes(server: KubernetesApi) -> None:
+    async with driving(server) as job:
+        workers = range(20)
+        await job.running(*workers)
+        before = len(server.requests)
+
+        def turn(by: int) -> None:
+            ring = [{"id": w, "rank": (w + by) % 20, "state": "member"} for w in workers]
+            job.status = a_status(workers=ring)
+            job.backend.observe(0.0, ev.Tick(), [])
+
+        for by in range(100):  # twenty seconds in which each rank changes a hundred times
+            turn(by)
+            await asyncio.sleep(0.2 * SECOND)
+        for worker in range(10):
+            server.drop("pods", f"edl-worker-{worker}")
+        await job.until(lambda: len(job.of(ev.Gone)) == 10)
+        dropped = len(server.requests)
+        await job.running(20)
+        first = next(r for r in server.requests[dropped:] if (r.verb, r.resource) == ("create", "pods"))
+        urgent = server.requests[dropped:].index(first)
+        assert urgent <= 3, "a pod that is to be made does not wait for labels"
+
+        def ranks() -> dict[int, str | None]:
+            found = {w: server.pod(f"edl-worker-{w}")["metadata"]["labels"] for w in range(10, 20)}
+            return {w: labels.get("edl.dev/rank") for w, labels in found.items()}
+
+        await job.until(lambda: ranks() == {w: str((w + 99) % 20) for w in range(10, 20)})
+        patches = [r for r in server.requests[before:] if (r.verb, r.resource) == ("patch", "pods")]
+        seconds = (patches[-1].at - patches[0].at) / SECOND
+        assert len(patches) <= 10 + 5 * seconds + 1, "what the budget has left"
+        labelled = {r.name for r in server.requests[dropped + 1 :] if r.verb == "patch"}
+        assert not labelled & {f"edl-worker-{w}" for w in range(10)}, "who is gone is not labelled"
+
+
 async def test_events_tell_what_happened_and_alike_ones_count_up(server: KubernetesApi) -> None:
     async with driving(server) as job:
         for _ in range(3):

@@ -1,10 +1,16 @@
 """Workers as pods: the backend of a master that the chart has deployed.
 
+release   what the chart has rendered, and what earlier masters have left
 pods      what the master stamps onto a worker's pod, and what it reads from one
+workers   what happens to the workers' pods
+making    pods are made
+removing  pods are deleted
+labels    rank and state on the pods
+show      what people see with kubectl: status and events
 backend   the adapter itself: effects become pods, pods become events
-show      what people see with kubectl: status, events, labels
 """
 
-from master.adapters.kubernetes.backend import Found, Kubernetes, Place
+from master.adapters.kubernetes.backend import Kubernetes
+from master.adapters.kubernetes.release import Found, Place
 
 __all__ = ["Found", "Kubernetes", "Place"]

@@ -1,4 +1,4 @@
-"""What people see with kubectl: the status ConfigMap, Events on the release's object, labels on pods.
+"""What people see with kubectl: the status ConfigMap, and Events on the release's object.
 
 None of it decides anything, all of it is behind what makes and deletes pods, and when the API does
 not take it, it is written later or not at all.
@@ -17,9 +17,7 @@ from typing import Any
 import structlog
 
 from edl.ids import RunId
-from edl.kubernetes.api import SOON, WHENEVER, Api, ApiError, Backoff, Budget
-
-__all__ = ["WHENEVER", "Events", "Status", "labels"]
+from edl.kubernetes.api import SOON, Api, ApiError, Backoff, Budget
 
 log = structlog.get_logger()
 
@@ -40,13 +38,6 @@ MOST_WAITING = 50
 MOST_MESSAGE = 1024  # characters; more is not taken
 
 
-def labels(entry: Mapping[str, Any]) -> tuple[str, str]:
-    """Rank and state of a worker of `view.status`; until it is ready the state is that it starts."""
-    state = entry["state"]
-    rank = entry.get("rank")
-    return "" if rank is None else str(rank), "starting" if state in ("asked", "warming") else state
-
-
 class Status:
     """The release's status ConfigMap, which the chart makes and only the master writes."""
 
@@ -57,7 +48,6 @@ class Status:
         self._run_id = RunId("")
         self._values: dict[str, Any] = {}
         self._wake = asyncio.Event()
-        self.news = asyncio.Event()  # something may have changed; whoever waits for it clears it
         self.born = 0
         self.summary: dict[str, Any] | None = None  # once the job has ended
 
@@ -65,12 +55,12 @@ class Status:
         self._status, self._run_id, self._values = status, run_id, values
 
     def now(self) -> dict[str, Any]:
+        """The job now, as `view.status` tells it."""
         return self._status()
 
     def changed(self) -> None:
         """Something may have changed."""
         self._wake.set()
-        self.news.set()
 
     async def run(self) -> None:
         """Write what has changed: at most once a second, and less often if it is only progress."""
