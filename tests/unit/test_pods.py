@@ -8,7 +8,9 @@ import pytest
 
 from edl.errors import ConfigError
 from edl.ids import RunId, WorkerId
-from master.adapters.kubernetes import pods
+from edl.kubernetes import pods
+from master.adapters.kubernetes.stamp import stamp
+from master.adapters.kubernetes.verdict import verdict
 from master.core import events as ev
 
 W = WorkerId(3)
@@ -40,7 +42,7 @@ def disrupted(reason: str, status: str = "True") -> list[dict[str, str]]:
 
 
 def gone(pod: dict[str, Any], by_us: bool = False, **more: Any) -> ev.Gone:
-    return pods.verdict(W, pod, by_us, **more)
+    return verdict(W, pod, by_us, **more)
 
 
 @pytest.mark.parametrize(
@@ -124,13 +126,13 @@ def test_why_it_does_not_run() -> None:
 
 
 def test_a_template_needs_a_container_named_worker() -> None:
-    stamp = (
+    how = (
         "edl", "edl", W, RunId("r"), {"uid": "o"}, {"EDL_WORKER_ID": "3"}, False,
     )  # fmt: skip
     template = {"spec": {"containers": [{"name": "beside"}, {"name": "worker"}]}}
-    pod = pods.stamp(template, *stamp)
+    pod = stamp(template, *how)
     assert pod["spec"]["containers"][1]["env"] == [{"name": "EDL_WORKER_ID", "value": "3"}]
     assert pods.of(pod) == ("r", 3)
     assert "metadata" not in template, "the template is left as it is"
     with pytest.raises(ConfigError, match="no container named worker"):
-        pods.stamp({"spec": {"containers": [{"name": "beside"}]}}, *stamp)
+        stamp({"spec": {"containers": [{"name": "beside"}]}}, *how)

@@ -1,7 +1,8 @@
 """Workers as pods: the backend of a master that the chart has deployed.
 
 release   what the chart has rendered, and what earlier masters have left
-pods      what the master stamps onto a worker's pod, and what it reads from one
+stamp     the chart's pod becomes a worker's
+verdict   how a worker ended, judged by its pod
 workers   what happens to the workers' pods
 making    pods are made
 removing  pods are deleted

@@ -18,13 +18,15 @@ import structlog
 from edl import config as config_module
 from edl.errors import ConfigError
 from edl.ids import RunId, WorkerId
+from edl.kubernetes import pods
 from edl.kubernetes.api import SOON, Api, ApiError, Backoff
 from edl.kubernetes.watch import Mirror, Object
-from master.adapters.kubernetes import pods, show
+from master.adapters.kubernetes import show
 from master.adapters.kubernetes.labels import Labels
 from master.adapters.kubernetes.making import Maker
 from master.adapters.kubernetes.release import Found, Left, Place, refusal, template_of, values_of
 from master.adapters.kubernetes.removing import Remover
+from master.adapters.kubernetes.stamp import stamp
 from master.adapters.kubernetes.tasks import Tasks
 from master.adapters.kubernetes.workers import Worker, Workers
 from master.core import events as ev
@@ -226,7 +228,7 @@ class Kubernetes:
         w.high = "worker-high.yaml" in data and highs < self._high
         template = template_of(place.job, data, "worker-high.yaml" if w.high else "worker.yaml")
         env = {"EDL_WORKER_ID": str(w.id), "EDL_RUN_ID": workers.run_id, "EDL_MASTER": place.address}
-        return pods.stamp(
+        return stamp(
             template, place.fullname, place.release, w.id, workers.run_id, self._owner(), env, w.high
         )
 

@@ -13,8 +13,8 @@ from typing import Any
 import structlog
 
 from edl.ids import WorkerId
+from edl.kubernetes import pods
 from edl.kubernetes.api import WHENEVER, Api, ApiError, Backoff
-from master.adapters.kubernetes import pods
 from master.adapters.kubernetes.release import Place
 from master.adapters.kubernetes.workers import Worker, Workers
 

@@ -16,8 +16,8 @@ import yaml
 
 from edl.errors import ConfigError
 from edl.ids import RunId, WorkerId
+from edl.kubernetes import pods
 from edl.kubernetes.api import ApiError
-from master.adapters.kubernetes import pods
 from master.core import events as ev
 
 log = structlog.get_logger()

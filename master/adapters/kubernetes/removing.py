@@ -7,8 +7,8 @@ import math
 
 import structlog
 
+from edl.kubernetes import pods
 from edl.kubernetes.api import Api, ApiError, Backoff
-from master.adapters.kubernetes import pods
 from master.adapters.kubernetes.release import Place
 from master.adapters.kubernetes.workers import Worker
 

@@ -14,7 +14,8 @@ from typing import Protocol
 import structlog
 
 from edl.ids import RunId, WorkerId
-from master.adapters.kubernetes import pods
+from edl.kubernetes import pods
+from master.adapters.kubernetes.verdict import verdict
 from master.core import events as ev
 
 log = structlog.get_logger()
@@ -173,7 +174,7 @@ class Workers:
             w.disrupted = why
             self._outside.note("WorkerPreempted", f"worker {w.id}: {why}")
         if vanished or pods.ended(pod):
-            self.end(w, pods.verdict(w.id, pod, w.asked, w.disrupted))
+            self.end(w, verdict(w.id, pod, w.asked, w.disrupted))
             return
         if pods.running(pod):
             if not w.seen:
@@ -189,7 +190,7 @@ class Workers:
     def _is_overdue(self, w: Worker) -> None:
         """Kubernetes keeps a pod until its node says that it has ended. A lost node never does."""
         if not w.over.is_set() and w.pod is not None:
-            self.end(w, pods.verdict(w.id, w.pod, w.asked, w.disrupted, overdue=True))
+            self.end(w, verdict(w.id, w.pod, w.asked, w.disrupted, overdue=True))
 
     def _stranger(self, pod: pods.Pod) -> None:
         """A pod with our labels that we do not know."""
