@@ -22,6 +22,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--values", type=Path, help="the job's merged values, as JSON")
     parser.add_argument("--output", required=True, type=Path)
     parser.add_argument("--listen", default="127.0.0.1:0", metavar="HOST:PORT")
+    parser.add_argument(
+        "--metrics", default="0.0.0.0:8501", metavar="HOST:PORT", help="of --backend kubernetes"
+    )
     parser.add_argument("--backend", choices=("processes", "by-hand", "kubernetes"), default="processes")
     args = parser.parse_args(argv)
     try:
@@ -29,7 +32,7 @@ def main(argv: list[str] | None = None) -> int:
             from master.in_cluster import Release  # not needed, and not there, where no cluster is
 
             log_at("info")
-            return asyncio.run(Release(args.output, args.listen).run())
+            return asyncio.run(Release(args.output, args.listen, args.metrics).run())
         if args.values is None:
             parser.error("--values is needed")
         values = json.loads(args.values.read_text(encoding="utf-8"))

@@ -6,7 +6,7 @@ status ConfigMap, and what it did is in the workers. A change that a run cannot 
 and the run goes on with its own values; but another model file is another run.
 
 When a run has ended, its master stays, so that the Deployment does not start it again, until the
-values are others.
+values are others; it deletes the ended workers' pods when `ttlSecondsAfterFinished` has passed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ from master.loop import Master
 
 log = structlog.get_logger()
 
-METRICS = "0.0.0.0:8501"
 ANOTHER_RUN = frozenset({"model.source"})  # whose change ends a run that has not ended
 KEPT_GENERATIONS = 100  # in the summary: a ConfigMap holds 1 MiB
 
@@ -41,11 +40,12 @@ class Release:
 
     Args:
         output: directory for journals.
-        listen: host:port.
+        listen: host:port for workers.
+        metrics: host:port for whoever watches over the master.
     """
 
-    def __init__(self, output: Path, listen: str):
-        self._output, self._listen = output, listen
+    def __init__(self, output: Path, listen: str, metrics: str):
+        self._output, self._listen, self._metrics_address = output, listen, metrics
         self._place = Place.from_environment()
         self._leaving = asyncio.Event()  # this process is to end; the run goes on
         self._another = asyncio.Event()  # the values want another run
@@ -62,7 +62,7 @@ class Release:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._leave)
-        await self._metrics.start(METRICS)
+        await self._metrics.start(self._metrics_address)
         while not self._leaving.is_set():
             self._another.clear()
             backend = Kubernetes(self._place, Api(Pace()))
@@ -107,6 +107,7 @@ class Release:
         assert found.run_id is not None
         backend.settle(found.run_id, lambda _: None, self._take_at_rest(found), dict)
         await backend.start()
+        backend.clear_away()
         await self._until_told()
         await backend.close()
 
@@ -147,11 +148,10 @@ class Release:
 
     def _note_end(self, backend: Kubernetes) -> Any:
         def observe(now: float, event: ev.Event, effects: list[ev.Effect]) -> None:
-            if self._master is not None and self._master.job.ended and backend.status.summary is None:
+            if self._master is not None and self._master.job.ended:
                 summary = self._master.summary()
                 summary["generations"] = summary["generations"][-KEPT_GENERATIONS:]
-                backend.status.summary = summary
-                backend.status.changed()
+                backend.status.end(summary)
 
         return observe
 

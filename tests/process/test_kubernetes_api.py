@@ -522,17 +522,6 @@ async def test_a_template_that_makes_no_pod_is_named_until_it_is_mended(server: 
         await job.until(lambda: job.seen == [0])
 
 
-async def test_pods_are_cleared_away_when_their_time_is_over(server: KubernetesApi) -> None:
-    install(server, "ttlSecondsAfterFinished=0")
-    async with driving(server) as job:
-        await job.running(0, 1)
-        server.end_pod("edl-worker-0", 0)
-        server.end_pod("edl-worker-1", 0)
-        await job.gone(1)
-        job.backend.perform(ev.End("Succeeded", "all is done"))
-        await job.until(lambda: not server.objects["pods"])
-
-
 # --- what people see
 
 
@@ -593,7 +582,7 @@ async def test_the_status_is_written_when_it_changes_and_not_more_often_than_onc
         assert time.monotonic() - began < 1.0 * SECOND
         assert "etaSeconds" not in data()
         job.status = a_status(phase="Succeeded")
-        job.backend.status.summary = {"phase": "Succeeded", "step": 7}
+        job.backend.status.end({"phase": "Succeeded", "step": 7})
     assert data()["phase"] == "Succeeded", "the last word is written when the master goes"
     assert json.loads(data()["summary.json"])["step"] == 7
 

@@ -9,6 +9,7 @@ close     stop watching. The pods stay: they are the release's, not this master'
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from typing import Any
@@ -57,8 +58,9 @@ class Kubernetes:
         self._take: Callable[[dict[str, Any]], None] = lambda _: None
         self._emit: Callable[[ev.Event], None] = lambda _: None
         self._left = Left()
-        self._high, self._keep_seconds = 0, -1.0  # live values of our own
-        self._settled = self._ended = False
+        self._high, self._keep_seconds = 0, -1  # live values of our own
+        self._own_values = asyncio.Event()  # set when they are other ones
+        self._settled = False
         self.events = show.Events(api, place.namespace, self._owner, place.pod)
         self.status = show.Status(api, place.path("configmaps", f"{place.fullname}-status"))
         self._labels = Labels(api, place, self._workers, self.status.now)
@@ -140,6 +142,10 @@ class Kubernetes:
                      self._labels.run()):  # fmt: skip
             self._tasks.keep(task)
 
+    def clear_away(self) -> None:
+        """The run had ended before: have its workers' pods deleted when their time to live is over."""
+        self._tasks.keep(self._clear_away())
+
     def perform(self, effect: ev.Effect) -> None:
         """Make or delete a pod; show what is said."""
         match effect:
@@ -151,9 +157,6 @@ class Kubernetes:
                 self._remove(worker, grace_seconds)
             case ev.Say(kind, text):
                 self.events.say(kind, text)
-            case ev.End():
-                self._ended = True
-                self._tasks.keep(self._clear_away())
 
     def observe(self, now: float, event: ev.Event, effects: list[ev.Effect]) -> None:
         """An observer of the master's loop: what people see may be another now."""
@@ -216,11 +219,17 @@ class Kubernetes:
             self._tasks.keep(self._remover.remove(w, grace))
 
     async def _clear_away(self) -> None:
-        """When the job has ended and its time to live is over, delete what is left of the workers."""
-        if self._keep_seconds >= 0:
-            await asyncio.sleep(self._keep_seconds)
-            for pod in list(self._mirror.objects.values()):
-                await self._remover.delete(pod)
+        while True:
+            self._own_values.clear()
+            left = self._left.ended_at + self._keep_seconds - time.time()
+            try:
+                async with asyncio.timeout(None if self._keep_seconds < 0 else max(left, 0.0)):
+                    await self._own_values.wait()
+            except TimeoutError:
+                break
+        log.info(f"the run ended {self._keep_seconds:g} s ago: deleting what is left of its workers")
+        for pod in list(self._mirror.objects.values()):
+            await self._remover.delete(pod)
 
     def _stamped(self, w: Worker) -> dict[str, Any]:
         data, workers, place = self._data(), self._workers, self._place
@@ -260,8 +269,6 @@ class Kubernetes:
         self._take(values)
         with suppress(ConfigError):  # which whoever takes the values has told
             self._take_own(values)
-            if self._ended:
-                self._tasks.keep(self._clear_away())
         self._maker.retry()  # the template may have been what was wrong
 
     def _take_own(self, values: dict[str, Any]) -> None:
@@ -273,6 +280,7 @@ class Kubernetes:
         config = config_module.parse(values)
         self._high = config.high_priority(config.workers)
         self._keep_seconds = config.ttl_seconds_after_finished
+        self._own_values.set()
 
     async def _patiently(self, ask: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
         """Ask until the API answers.

@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any
 
 import structlog
@@ -69,25 +70,30 @@ class Left:
         born: how many workers it had made.
         values: with which the run was started; None if unknown.
         ended: the phase in which the run has ended, "" if it has not.
+        ended_at: when, in seconds since 1970; 0 if it has not.
     """
 
     run_id: str = ""
     born: int = 0
     values: dict[str, Any] | None = None
     ended: str = ""
+    ended_at: float = 0.0
 
     @classmethod
     def read(cls, data: Mapping[str, str]) -> Left:
         """From the status ConfigMap's data; whatever is not sound is as if it were not there."""
-        ended = data.get("phase", "") if "summary.json" in data else ""
+        left = cls()
         try:
-            state = json.loads(data.get("state", "{}"))
+            if "summary.json" in data:
+                at = datetime.fromisoformat(data["endedAt"]).timestamp()
+                left = replace(left, ended=data["phase"], ended_at=at)
+            state, values = json.loads(data.get("state", "{}")), json.loads(data.get("values", "null"))
             if isinstance(state.get("runId"), str) and isinstance(state.get("born"), int):
-                values = json.loads(data.get("values", "null"))
-                return cls(state["runId"], state["born"], values if isinstance(values, dict) else None, ended)
-        except (ValueError, AttributeError) as error:
-            log.warning(f"the status of an earlier master cannot be read, and is not used: {error}")
-        return cls(ended=ended)
+                known = values if isinstance(values, dict) else None
+                left = replace(left, run_id=state["runId"], born=state["born"], values=known)
+        except (KeyError, ValueError, AttributeError) as error:
+            log.warning(f"the status of an earlier master cannot be read, and is not used: {error!r}")
+        return left
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,8 @@ class Status:
         self._values: dict[str, Any] = {}
         self._wake = asyncio.Event()
         self.born = 0
-        self.summary: dict[str, Any] | None = None  # once the job has ended
+        self._summary: dict[str, Any] | None = None  # once the job has ended
+        self._ended_at: str | None = None
 
     def begin(self, status: Callable[[], dict[str, Any]], run_id: RunId, values: dict[str, Any]) -> None:
         self._status, self._run_id, self._values = status, run_id, values
@@ -57,6 +58,12 @@ class Status:
     def now(self) -> dict[str, Any]:
         """The job now, as `view.status` tells it."""
         return self._status()
+
+    def end(self, summary: dict[str, Any]) -> None:
+        """The job has ended, just now; `summary` is what is kept of it."""
+        if self._summary is None:
+            self._summary, self._ended_at = summary, _rfc3339()
+            self.changed()
 
     def changed(self) -> None:
         """Something may have changed."""
@@ -127,7 +134,8 @@ class Status:
             "loss": None if s["loss"] is None else f"{s['loss']:.4g}",
             "state": json.dumps({"runId": self._run_id, "born": self.born}),
             "values": json.dumps(self._values, sort_keys=True),
-            "summary.json": None if self.summary is None else _fitting(self.summary),
+            "endedAt": self._ended_at,
+            "summary.json": None if self._summary is None else _fitting(self._summary),
         }
 
 

@@ -1,0 +1,102 @@
+"""The master as the chart starts it, but as a process of the test: it finds the API by a kubeconfig."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+from prometheus_client import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from edl import files
+
+TOKEN = "a-token"
+
+
+class MasterProcess:
+    """A master that runs.
+
+    Args:
+        output: its directory, for what it writes and its log.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes], output: Path, metrics: str):
+        self.process, self._output, self._metrics = psutil.Process(process.pid), output, metrics
+
+    @property
+    def log(self) -> str:
+        return (self._output / "log").read_text()
+
+    @property
+    def running(self) -> bool:
+        return self.process.is_running() and self.process.status() != psutil.STATUS_ZOMBIE
+
+    async def address(self, seconds: float = 30.0) -> str:
+        """host:port, once it listens for workers."""
+        async with asyncio.timeout(seconds):
+            while not (self._output / files.CONTACT).exists():
+                assert self.running, self.log
+                await asyncio.sleep(0.02)
+        return str(json.loads((self._output / files.CONTACT).read_text())["address"])
+
+    def get(self, path: str) -> tuple[int, str, str]:
+        """Status, content type and text of a page at its port for metrics; status 0: no answer."""
+        try:
+            with urllib.request.urlopen(f"http://{self._metrics}{path}", timeout=10) as answer:
+                return answer.status, answer.headers["Content-Type"], answer.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.headers["Content-Type"], error.read().decode()
+        except OSError:
+            return 0, "", ""
+
+    def metrics(self) -> dict[str, Metric]:
+        """What Prometheus would read, by name."""
+        return {m.name: m for m in text_string_to_metric_families(self.get("/metrics")[2])}
+
+    def value(self, name: str, **labels: str) -> float:
+        """The sum of a metric's samples of that name that have those labels."""
+        samples = (s for metric in self.metrics().values() for s in metric.samples if s.name == name)
+        return sum(s.value for s in samples if labels.items() <= s.labels.items())
+
+
+@contextmanager
+def master(output: Path, namespace: str, env: Mapping[str, str], pod: str = "") -> Iterator[MasterProcess]:
+    """A master of the release edl.
+
+    Args:
+        env: leads to the API by KUBECONFIG.
+        pod: its pod's name.
+    """
+    output.mkdir(parents=True, exist_ok=True)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        metrics = f"127.0.0.1:{free.getsockname()[1]}"
+    env = os.environ | dict(env) | {
+        "EDL_NAMESPACE": namespace, "EDL_RELEASE": "edl", "EDL_FULLNAME": "edl", "POD_NAME": pod,
+        "EDL_MASTER_ADDRESS": "nowhere:1", "EDL_TOKEN": TOKEN,
+    }  # fmt: skip
+    words = ["--backend", "kubernetes", "--output", str(output), "--metrics", metrics]
+    with (
+        open(output / "log", "ab") as log,
+        subprocess.Popen(
+            [sys.executable, "-m", "master", *words], env=env, stdout=log, stderr=log
+        ) as process,
+    ):
+        try:
+            yield MasterProcess(process, output, metrics)
+        finally:
+            process.terminate()
+            try:
+                process.wait(30)
+            finally:
+                process.kill()
