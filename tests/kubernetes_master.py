@@ -23,6 +23,33 @@ from edl import files
 TOKEN = "a-token"
 
 
+class Pages:
+    """What a master's port for metrics shows, at host:port."""
+
+    def __init__(self, address: str):
+        self.address = address
+
+    def get(self, path: str) -> tuple[int, str, str]:
+        """Status, content type and text of a page at its port for metrics; status 0: no answer."""
+        try:
+            with urllib.request.urlopen(f"http://{self.address}{path}", timeout=10) as answer:
+                return answer.status, answer.headers["Content-Type"], answer.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.headers["Content-Type"], error.read().decode()
+        except OSError:
+            return 0, "", ""
+
+    def metrics(self) -> dict[str, Metric]:
+        """What Prometheus would read, by name."""
+        return {m.name: m for m in text_string_to_metric_families(self.get("/metrics")[2])}
+
+    def value(self, name: str, **labels: str) -> float:
+        """The sum of a metric's samples of that name that have those labels."""
+        samples = (s for metric in self.metrics().values() for s in metric.samples if s.name == name)
+        return sum(s.value for s in samples if labels.items() <= s.labels.items())
+
+
 class MasterProcess:
     """A master that runs.
 
@@ -31,7 +58,7 @@ class MasterProcess:
     """
 
     def __init__(self, process: subprocess.Popen[bytes], output: Path, metrics: str):
-        self.process, self._output, self._metrics = psutil.Process(process.pid), output, metrics
+        self.process, self._output, self.pages = psutil.Process(process.pid), output, Pages(metrics)
 
     @property
     def log(self) -> str:
@@ -48,26 +75,6 @@ class MasterProcess:
                 assert self.running, self.log
                 await asyncio.sleep(0.02)
         return str(json.loads((self._output / files.CONTACT).read_text())["address"])
-
-    def get(self, path: str) -> tuple[int, str, str]:
-        """Status, content type and text of a page at its port for metrics; status 0: no answer."""
-        try:
-            with urllib.request.urlopen(f"http://{self._metrics}{path}", timeout=10) as answer:
-                return answer.status, answer.headers["Content-Type"], answer.read().decode()
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, error.headers["Content-Type"], error.read().decode()
-        except OSError:
-            return 0, "", ""
-
-    def metrics(self) -> dict[str, Metric]:
-        """What Prometheus would read, by name."""
-        return {m.name: m for m in text_string_to_metric_families(self.get("/metrics")[2])}
-
-    def value(self, name: str, **labels: str) -> float:
-        """The sum of a metric's samples of that name that have those labels."""
-        samples = (s for metric in self.metrics().values() for s in metric.samples if s.name == name)
-        return sum(s.value for s in samples if labels.items() <= s.labels.items())
 
 
 @contextmanager

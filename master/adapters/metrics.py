@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
@@ -38,14 +38,14 @@ class Metrics:
         backend: Callable[[], dict[str, Any]] = dict,
     ):
         self._status, self._ready, self._backend = status, ready, backend
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # nobody asks for ..._seconds_created
         self._registry = CollectorRegistry()
         self._registry.register(self)
         self._reshape = Histogram(
-            "edl_ring_reshape_seconds", "Longest stall of a survivor in a change of the ring",
+            "edl_ring_reshape_seconds", "How long a survivor of a change of the ring stood still",
             buckets=(0.05, 0.1, 0.2, 0.3, 0.5, 1, 2, 5, 10, 30), registry=self._registry,
         )  # fmt: skip
         self._reshapes = Counter[str]()
-        self._stall = 0.0
         self._server: asyncio.Server | None = None
 
     async def start(self, address: str) -> int:
@@ -65,17 +65,14 @@ class Metrics:
 
     def observe(self, now: float, event: ev.Event, effects: list[ev.Effect]) -> None:
         """Shown every event of a master, with what followed from it."""
-        if isinstance(event, ev.Stepped):
-            self._stall = max(self._stall, event.stall_seconds)
+        if isinstance(event, ev.Stepped) and event.stall_seconds:
+            self._reshape.observe(event.stall_seconds)
         for effect in effects:
             match effect:
                 case ev.Leave():
                     self._reshapes["planned"] += 1
                 case ev.Cut():
                     self._reshapes["broken"] += 1
-                case ev.Form() if self._stall:
-                    self._reshape.observe(self._stall)
-                    self._stall = 0.0
 
     def collect(self) -> Iterator[Metric]:
         """For prometheus_client: the metrics as of now."""
@@ -148,6 +145,7 @@ def _of_backend(numbers: dict[str, Any]) -> Iterator[Metric]:
     yield GaugeMetricFamily(
         "edl_watch_last_event_age_seconds", "Since the API's watch last said a thing", age
     )
+    yield GaugeMetricFamily("edl_kubernetes_in_sight", "1 while the API server answers", numbers["in_sight"])
     requests = CounterMetricFamily(
         "edl_kubernetes_requests", "Requests to the API server", labels=["verb", "resource", "code"]
     )

@@ -21,6 +21,8 @@ from edl import audit, files, values
 from master.core import events as ev
 from master.loop import Master
 from tests.evidence import CRASHES, check_weights
+from tests.kubernetes_api import serving
+from tests.process.small_release import Release
 
 ROOT = Path(__file__).parents[2]
 MODELS = ROOT / "tests" / "models"
@@ -165,3 +167,10 @@ def _runs(pid: int) -> bool:
         return "zombie" not in Path(f"/proc/{pid}/status").read_text()
     except OSError:
         return False
+
+
+@pytest.fixture
+async def small_release(tmp_path: Path) -> AsyncIterator[Release]:
+    """A release at an API server of our own, that is up; its masters are processes."""
+    async with serving(0.05) as server:
+        yield Release(server, tmp_path)

@@ -1,0 +1,73 @@
+"""A release of the chart at the small API server, and real masters of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import yaml
+
+from edl.proto import edl_pb2 as pb
+from edl.proto import edl_pb2_grpc as rpc
+from tests.kubernetes_api import NAMESPACE, KubernetesApi
+from tests.kubernetes_driver import job_values
+from tests.kubernetes_master import TOKEN, MasterProcess, master
+
+POD = {"spec": {"restartPolicy": "Never", "containers": [{"name": "worker", "image": "edl-worker"}]}}
+
+
+class Release:
+    """What the chart would have installed, and the masters of it."""
+
+    def __init__(self, server: KubernetesApi, folder: Path):
+        self.server, self._folder = server, folder
+        self._kubeconfig = folder / "kubeconfig"
+        config = {
+            "clusters": [{"name": "here", "cluster": {"server": server.url}}],
+            "users": [{"name": "me", "user": {}}],
+            "contexts": [{"name": "it", "context": {"cluster": "here", "user": "me"}}],
+            "current-context": "it",
+        }
+        self._kubeconfig.write_text(yaml.safe_dump(config))
+        self.server.put("configmaps", {"metadata": {"name": "edl-status"}})
+
+    def install(self, *sets: str) -> None:
+        data = {"values.json": json.dumps(job_values(*sets)), "worker.yaml": yaml.safe_dump(POD)}
+        known = self.server.objects["configmaps"].get("edl-job", {"metadata": {"name": "edl-job"}})
+        self.server.put("configmaps", {"metadata": dict(known["metadata"]), "data": data})
+
+    @asynccontextmanager
+    async def master(self, name: str = "edl-master-a") -> AsyncIterator[MasterProcess]:
+        with master(self._folder / name, NAMESPACE, {"KUBECONFIG": str(self._kubeconfig)}, name) as process:
+            yield process
+            process.process.terminate()
+            await until(lambda: not process.running)
+
+    @property
+    def status(self) -> dict[str, str]:
+        return dict(self.server.objects["configmaps"]["edl-status"].get("data") or {})
+
+    @property
+    def pods(self) -> list[str]:
+        return sorted(self.server.objects["pods"])
+
+    async def stop(self, process: MasterProcess) -> None:
+        """End the job, as `edl stop` does."""
+        async with grpc.aio.insecure_channel(await process.address()) as channel:
+            call = rpc.MasterStub(channel).Stop(
+                pb.StopRequest(why="enough"), metadata=[("authorization", f"Bearer {TOKEN}")]
+            )
+            await call
+        await until(lambda: self.status.get("phase") == "Stopped")
+
+
+async def until(so: Callable[[], Any], seconds: float = 30.0) -> Any:
+    async with asyncio.timeout(seconds):
+        while not (value := so()):
+            await asyncio.sleep(0.01)
+        return value

@@ -1,0 +1,124 @@
+"""What a monitoring system reads from the master, by real HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import edl
+from master.adapters.metrics import Metrics
+from tests.kubernetes_master import MasterProcess, Pages
+from tests.process.small_release import Release, until
+
+ROOT = Path(__file__).parents[2]
+# What dashboards and alerts of users rely on: these names stay.
+NAMES = {
+    "edl_build_info", "edl_ring_size", "edl_workers", "edl_workers_wanted", "edl_records",
+    "edl_records_wanted", "edl_ring_reshapes", "edl_ring_reshape_seconds", "edl_failures",
+    "edl_job_phase", "edl_seconds", "edl_watch_relists", "edl_watch_last_event_age_seconds",
+    "edl_kubernetes_in_sight", "edl_kubernetes_requests",
+}  # fmt: skip
+
+
+async def get(process: MasterProcess, path: str) -> tuple[int, str, str]:
+    return await asyncio.to_thread(process.pages.get, path)
+
+
+async def test_what_prometheus_reads_is_sound_and_has_the_names_that_others_rely_on(
+    small_release: Release,
+) -> None:
+    small_release.install("workers=2")
+    async with small_release.master() as process:
+        await until(lambda: len(small_release.pods) == 2)
+        await process.address()
+        status, kind, _ = await get(process, "/metrics?from=a+scraper")
+        assert status == 200
+        assert kind.startswith("text/plain; version=")
+        metrics = await asyncio.to_thread(process.pages.metrics)
+        assert metrics.keys() == NAMES
+        for name, metric in metrics.items():
+            assert metric.documentation, name
+            assert metric.type in ("counter", "gauge", "histogram"), name
+            labels = {label for sample in metric.samples for label in sample.labels}
+            assert labels <= {"version", "state", "result", "reason", "kind", "phase", "le",
+                              "verb", "resource", "code"}, "none that grows with the job"  # fmt: skip
+        value = process.pages.value
+        assert await asyncio.to_thread(value, "edl_build_info", version=edl.__version__) == 1
+        assert await asyncio.to_thread(value, "edl_workers_wanted") == 2
+        assert await asyncio.to_thread(value, "edl_job_phase", phase="Starting") == 1
+        assert await asyncio.to_thread(value, "edl_watch_relists_total", reason="start") == 1
+        created = {"verb": "post", "resource": "pods", "code": "201"}
+        assert await asyncio.to_thread(value, "edl_kubernetes_requests_total", **created) == 2
+        used = {sample for metric in metrics.values() for sample in {s.name for s in metric.samples}}
+        for file in ("chart/files/dashboard.json", "chart/templates/monitoring.yaml"):
+            asked = set(re.findall(r"\bedl_\w+", (ROOT / file).read_text()))
+            assert asked, file
+            assert asked <= used, f"{file} asks for what there is not"
+
+
+async def test_what_is_none_of_its_pages_is_refused(small_release: Release) -> None:
+    small_release.install("workers=0")
+    async with small_release.master() as process:
+        await process.address()
+        assert (await get(process, "/"))[0] == 404
+        host, _, port = process.pages.address.partition(":")
+        with socket.create_connection((host, int(port))) as connection:
+            connection.sendall(b"POST /metrics HTTP/1.1\r\n\r\n")
+            assert connection.recv(100).startswith(b"HTTP/1.1 405 ")
+        with socket.create_connection((host, int(port))) as connection:
+            connection.sendall(b"\x16\x03\x01 no http at all\r\n\r\n")
+            assert connection.recv(100).startswith(b"HTTP/1.1 405 ")
+        with socket.create_connection((host, int(port))):  # and who says nothing disturbs nobody
+            assert (await get(process, "/healthz"))[0] == 200
+
+
+async def test_it_is_ready_once_it_has_read_what_there_is_and_an_outage_does_not_change_that(
+    small_release: Release,
+) -> None:
+    small_release.install("workers=1")
+    await small_release.server.down()
+    async with small_release.master() as process:
+        await until(lambda: process.pages.get("/healthz")[0])
+        assert (await get(process, "/healthz"))[0] == 200, "nobody is to restart it for the API's sake"
+        assert (await get(process, "/readyz"))[0] == 503
+        await small_release.server.up()
+        await process.address()
+        assert (await get(process, "/readyz"))[0] == 200
+        await until(lambda: small_release.pods)
+        await small_release.server.down()
+        await until(lambda: process.log.count("the Kubernetes API is in trouble") == 2)
+        assert await asyncio.to_thread(process.pages.value, "edl_kubernetes_in_sight") == 0
+        assert (await get(process, "/readyz"))[0] == 200
+        await small_release.server.up()
+
+
+async def test_the_numbers_are_the_rings(a_job: Callable[..., Any]) -> None:
+    async with a_job(workers=2, records=4000, epochs=2, sleep=0.005) as job:
+        loop = asyncio.get_running_loop()
+        metrics = Metrics(lambda: job.master.status(loop.time()), lambda: True)
+        job.master.observers.append(metrics.observe)
+        port = await metrics.start("127.0.0.1:0")
+        pages = Pages(f"127.0.0.1:{port}")
+
+        async def value(name: str, **labels: str) -> float:
+            return await asyncio.to_thread(pages.value, name, **labels)
+
+        await job.ring_of(2)
+        assert await value("edl_ring_size") == 2
+        assert await value("edl_workers", state="member") == 2
+        await job.stepping()
+        job.kill(job.ring[0])
+        await job.until(lambda: job.job.generation > 1 and len(job.ring) == 2)
+        await job.stepping()
+        assert await value("edl_ring_reshapes_total", reason="broken") >= 1
+        await job.exact()
+        assert await value("edl_records_total", result="applied") == 8000
+        assert await value("edl_records_wanted") == 8000
+        assert await value("edl_ring_reshape_seconds_count") >= 1
+        assert await value("edl_seconds_total", kind="useful") > 0
+        assert await value("edl_job_phase", phase="Succeeded") == 1
+        await metrics.close()
