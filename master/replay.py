@@ -27,7 +27,7 @@ def main(directory: str) -> int:
     if differing:
         print(f"edl replay: the end differs from {files.SUMMARY} in {', '.join(differing)}", file=sys.stderr)
         return 1
-    print(f"the same end: {job.phase}, {job.generation} generations, step {job.step}")
+    print(f"the same end: {job.phase}, {job.ring.generation} generations, step {job.step}")
     return 0
 
 

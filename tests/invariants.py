@@ -21,7 +21,8 @@ from edl.ids import Generation, WorkerId
 from edl.ranges import Range, RangeSet
 from edl.shares import local_batch
 from master.core import events as ev
-from master.core.job import OUTSIDE_SIGNALS, Job
+from master.core.failures import OUTSIDE_SIGNALS
+from master.core.job import Job
 
 NOTHING = RangeSet()
 
@@ -232,11 +233,11 @@ class Watchdog:
         job = self.job
         pool = list(job.pool)
         in_ring = {w.id for w in pool if w.in_ring}
-        assert job.generation == (self.form.generation if self.form else 0)
+        assert job.ring.generation == (self.form.generation if self.form else 0)
         assert not in_ring or (self.form is not None and in_ring <= set(self.form.members))
-        known = job.takeover_at is None  # else the ring of an earlier master is just being learned of
-        if job.ending is None and not job.closing and known:
-            assert set(job.members) == in_ring, "a running ring has exactly its members"
+        known = job.takeover.until is None  # else the ring of an earlier master is just being learned of
+        if job.ending is None and not job.ring.closing and known:
+            assert set(job.ring.members) == in_ring, "a running ring has exactly its members"
         assert all(w.holds == (w.id in self.holders) for w in pool), "who holds the state is mistaken"
         deadline = job.next_deadline()
         no_grace = deadline == self.now and any(w.kill_at == deadline for w in pool)
@@ -248,7 +249,7 @@ class Watchdog:
                 assert abs(sum(seconds.values()) - wall) < 1e-6, "seconds are missing from the goodput"
             assert min(seconds.values()) > -1e-9
         if job.leases is not None and known:
-            closing = bool(job.members and job.closing)
+            closing = bool(job.ring.members and job.ring.closing)
             books = (job.leases.applied, job.leases.todo, closing,
                      *[(w.id, w.in_ring, w.leases) for w in pool])  # fmt: skip
             if books != self.checked:
@@ -262,7 +263,7 @@ class Watchdog:
         left = {w.id: RangeSet.of(w.leases).minus(applied) for w in job.pool if w.leases}
         held = RangeSet.of(lease for leases in left.values() for lease in leases)
         assert len(held) == sum(len(leases) for leases in left.values()), f"held twice: {left}"
-        if not job.members or job.closing:
+        if not job.ring.members or job.ring.closing:
             return  # computed anew when the next ring is formed
         together = sorted([*todo, *held, *applied])
         assert all(a[1] <= b[0] for a, b in pairwise(together)), "a position is in two places"

@@ -275,7 +275,7 @@ class World:
             w.id for w in self.job.pool if w.state == "ready" or (w.state == "leaving" and not w.stopped)
         ]
         self.waiting = {w: self.waiting.get(w, self.now) for w in waiting}
-        if self.job.members and len(self.job.pool.staying) > 1:
+        if self.job.ring.members and len(self.job.pool.staying) > 1:
             late = [w for w, since in self.waiting.items() if self.now - max(since, self.last_fault) > 8]
             assert not late, f"{late} wait long to join the ring or to leave it"
 
@@ -348,7 +348,7 @@ class World:
 
     def expect(self, gone: ev.Gone) -> bool | None:
         """Whether this end ought to be charged; None when either would do, or it is charged already."""
-        w = self.job.pool.get(gone.worker) or self.job.lost.get(gone.worker)
+        w = self.job.pool.get(gone.worker) or self.job.pool.lost.get(gone.worker)
         sim = self.workers[gone.worker]
         if w is None or any(f.worker == gone.worker for f in self.job.failures):
             return None
@@ -688,7 +688,7 @@ class World:
         self.faults[kind] += 1
         self.moments[moment] += 1
         self.last_fault = self.now
-        generation = self.job.generation
+        generation = self.job.ring.generation
         match kind:
             case "kill":
                 self.exit(w, "SIGKILL")

@@ -215,30 +215,9 @@ class Tick:
     """Time has passed: a deadline of `Job.next_deadline` has come."""
 
 
-Event = (
-    Seen
-    | Delayed
-    | Gone
-    | Adopted
-    | Hello
-    | Ready
-    | Back
-    | Up
-    | Stepped
-    | Beat
-    | Want
-    | Out
-    | Leaving
-    | Failed
-    | Finished
-    | Closed
-    | Begin
-    | Scale
-    | Live
-    | Refused
-    | StopAsked
-    | Tick
-)
+Word = Hello | Ready | Back | Leaving | Failed | Finished | Closed
+RingWord = Up | Stepped | Beat | Want | Out  # of one generation, and worth nothing in another
+Event = Seen | Delayed | Gone | Adopted | Word | RingWord | Begin | Scale | Live | Refused | StopAsked | Tick
 
 # --- effects
 

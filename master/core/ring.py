@@ -1,69 +1,115 @@
-"""Who is in the next ring, and who gives the state: decisions as values, each with its reason."""
+"""The present ring, and the record of those before it.
+
+    formed ──every member up──▶ running ──Leave or Cut──▶ closing ──every member out──▶ formed...
+
+A ring is left at a step boundary where that was planned, and cut where somebody in it was lost;
+what began as planned may still break. Who is in the next one is decided in `choice`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from edl.ids import WorkerId
-from master.core.workers import Worker
+from edl.ids import Generation, WorkerId
+from master.core import events as ev
+from master.core.workers import NO_RING, Pool, Worker
 
 
-@dataclass(frozen=True, slots=True)
-class Ring:
-    """A decision about the next generation. `members` is empty when none can be formed."""
+@dataclass(slots=True)
+class Change:
+    """One generation, for the record: who, why, and what the change to it cost."""
 
+    generation: Generation
     members: tuple[WorkerId, ...]
-    root: WorkerId | None
-    sync: bool
-    reason: str
+    cause: str
+    planned: bool
+    formed_at: float
+    from_size: int
+    step: int = 0
+    up_seconds: float | None = None  # from formed to every member up
+    stall_seconds: float = 0.0  # the longest that a survivor waited from step to step
+    redone_records: int = 0
+    stepped: set[WorkerId] = field(default_factory=set)
+    told: bool = False
+
+    def note(self, stepped: ev.Stepped) -> bool:
+        """A member's first step came back. False: it had said so before."""
+        if stepped.worker in self.stepped:
+            return False
+        self.stepped.add(stepped.worker)
+        self.stall_seconds = max(self.stall_seconds, stepped.stall_seconds)
+        self.redone_records += stepped.redone_records
+        return True
+
+    def tell(self) -> list[ev.Effect]:
+        """The one line that people look for after a change of the ring; once."""
+        if self.told:
+            return []
+        self.told = True
+        text = f"ring {self.from_size} -> {len(self.members)}"
+        if not self.stepped:
+            text += " broke before its first step"
+        elif self.from_size:
+            text += f" in {self.stall_seconds:.2f} s, {self.redone_records} records redone"
+        return [ev.Say("ring", f"{text} ({self.cause})")]
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """How small and how large a ring may be, in workers."""
+class Ring:
+    """The ring that is; no members: there is none."""
 
-    least: int
-    most: int  # the target, which people change while the job runs
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self.generation = NO_RING
+        self.members: tuple[WorkerId, ...] = ()  # by rank
+        self.closing = ""  # why it is being left; empty while it runs
+        self.planned = True  # whether it is left at a step boundary
+        self.fallen = False  # whether a member has been lost
+        self.changes: list[Change] = []
 
+    @property
+    def inside(self) -> list[Worker]:
+        """The members that live and are in it."""
+        return [w for m in self.members if (w := self._pool.get(m)) is not None and w.in_ring]
 
-def stayers(workers: Sequence[Worker], old: Sequence[WorkerId], limits: Limits) -> list[Worker]:
-    """Whom a ring of these workers would consist of, in rank order.
+    @property
+    def running(self) -> bool:
+        """It was formed, and nobody has been asked to leave it."""
+        return bool(self.members) and not self.closing
 
-    Survivors keep their order, so the oldest keep the lowest ranks; newcomers follow. A
-    worker that is leaving fills a gap below the least size: it can train until it must go.
-    """
-    rank = {worker: i for i, worker in enumerate(old)}
+    @property
+    def up(self) -> bool:
+        """Whoever is in it has taken the state over."""
+        return all(w.up_in == self.generation for w in self.inside)
 
-    def seniority(w: Worker) -> tuple[bool, int, int]:
-        return (not w.holds, rank.get(w.id, len(rank)), w.id)
+    def form(self, members: tuple[WorkerId, ...], cause: str, now: float) -> None:
+        """The next generation: the last one has been left by everybody."""
+        generation = Generation(self.generation + 1)
+        self._begin(Change(generation, members, cause, self.planned, now, len(self.members)))
 
-    stay = sorted((w for w in workers if w.warm), key=seniority)[: limits.most]
-    missing = max(limits.least, 1) - len(stay)
-    if missing > 0:
-        leaving = (w for w in workers if w.state == "leaving" and w.holds and not w.stopped)
-        stay += sorted(leaving, key=seniority)[:missing]
-    return stay
+    def learn(self, generation: Generation, members: tuple[WorkerId, ...], now: float) -> None:
+        """A ring that an earlier master has formed, as its members tell of it."""
+        self._begin(Change(generation, members, "taken over", True, now, len(members), told=True))
 
+    def _begin(self, change: Change) -> None:
+        self.generation, self.members = change.generation, change.members
+        self.closing, self.planned, self.fallen = "", True, False
+        self.changes.append(change)
 
-def choose(workers: Sequence[Worker], old: Sequence[WorkerId], limits: Limits) -> Ring:
-    """The next ring out of `workers`, none of which is in a ring now.
+    def close(self, why: str, planned: bool) -> list[ev.Effect]:
+        """Have every member leave: at a step boundary, or by a cut when the ring is broken."""
+        if not self.members:
+            return []
+        if not self.closing:
+            self.closing, self.planned = why, planned
+        elif self.planned and not planned:
+            self.closing, self.planned = f"{self.closing}; {why}", False
+        else:
+            return []  # asked already
+        inside = tuple(w.id for w in self.inside)
+        if not inside:
+            return []
+        return [ev.Leave(self.generation, inside) if planned else ev.Cut(self.generation, inside)]
 
-    The root is the most advanced holder of the state: it alone may have the last step. A
-    worker that is leaving is taken in once more when nobody who stays holds what it holds.
-    """
-    stay = stayers(workers, old, limits)
-    if len(stay) < max(limits.least, 1):
-        return Ring((), None, False, f"{len(stay)} ready, need {max(limits.least, 1)}")
-    holders = [w for w in workers if w.holds and (w in stay or w.state == "leaving")]
-    root = max(holders, key=lambda w: (w.step, w in stay, -w.id), default=None)
-    members = stay if root is None or root in stay else [root, *stay]
-    reason = f"{len(stay)} ready"
-    if root is not None and root.state == "leaving":
-        reason += f", worker {root.id} hands the state over before it leaves"
-    return Ring(
-        members=tuple(w.id for w in members),
-        root=members[0].id if root is None else root.id,
-        sync=not (all(w.holds for w in members) and len({w.step for w in members}) == 1),
-        reason=reason,
-    )
+    def dissolve(self) -> None:
+        """Everybody has left it, and no other follows at once."""
+        self.members, self.closing = (), ""

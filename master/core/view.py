@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from master.core.job import Change, Job
+from master.core.job import Job
+from master.core.ring import Change
 
 
 def status(job: Job, now: float) -> dict[str, Any]:
@@ -16,7 +17,7 @@ def status(job: Job, now: float) -> dict[str, Any]:
     leases = job.leases
     total = leases.size * leases.epochs if leases else 0
     applied = len(leases.applied) if leases else 0
-    rank = {w: i for i, w in enumerate(job.members)}
+    rank = {w: i for i, w in enumerate(job.ring.members)}
     rate = sum(w.rate for w in job.pool if w.in_ring)
     return {
         "phase": job.phase,
@@ -34,8 +35,8 @@ def status(job: Job, now: float) -> dict[str, Any]:
         "eta_seconds": (total - applied) / rate if rate > 0 else None,
         "step": job.step,
         "loss": job.loss,
-        "metrics": job.metrics,
-        "generation": job.generation,
+        "metrics": job.result.metrics,
+        "generation": job.ring.generation,
         "target": job.target,
         "workers": [
             {
@@ -51,7 +52,7 @@ def status(job: Job, now: float) -> dict[str, Any]:
             for w in job.pool
         ],
         "failures": len(job.failures),
-        "last_change": _change(job.changes[-1]) if job.changes else None,
+        "last_change": _change(job.ring.changes[-1]) if job.ring.changes else None,
         "goodput": job.goodput.at(now),
     }
 
@@ -73,15 +74,15 @@ def summary(job: Job) -> dict[str, Any]:
             if leases and applied is not None
             else [],
             "applied": [list(r) for r in applied] if applied is not None else [],
-            "skipped": [list(r) for r in job.skipped],
+            "skipped": [list(r) for r in job.result.skipped],
         },
         "step": job.step,
         "loss": job.loss,
-        "metrics": job.metrics,
-        "model": job.model,
-        "digests": {str(w): d for w, d in job.digests.items()},
+        "metrics": job.result.metrics,
+        "model": job.result.model,
+        "digests": {str(w): d for w, d in job.result.digests.items()},
         "goodput_seconds": job.goodput.at(job.ended_at or 0.0),
-        "generations": [_change(change) for change in job.changes],
+        "generations": [_change(change) for change in job.ring.changes],
         "failures": [{"worker": f.worker, "why": f.why, "traceback": f.traceback} for f in job.failures],
         "state_losses": job.restarts,
         "stale_messages": job.stale,

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from edl.errors import EdlError
 from edl.ids import Generation, WorkerId
 from edl.ranges import Range, RangeSet
+from master.core import events as ev
 
 NEXT = {
     ("asked", "seen"): "starting",
@@ -83,6 +84,17 @@ class Worker:
     def goes(self, event: str) -> None:
         self.state = step(self.state, event)
 
+    def left(self, out: ev.Out) -> None:
+        """It has left a ring, and this is what it then said of itself."""
+        self.in_ring, self.wants = False, False
+        self.step, self.holds = out.step, self.holds or out.holds
+        self.applied, self.skipped, self.digest = out.applied, out.skipped, out.digest
+
+    @property
+    def comes(self) -> bool:
+        """It was asked for and is not ready yet."""
+        return self.state in ("asked", "starting", "warming")
+
     @property
     def warm(self) -> bool:
         """It could be a member now."""
@@ -94,6 +106,7 @@ class Pool:
 
     def __init__(self) -> None:
         self._workers: dict[WorkerId, Worker] = {}
+        self.lost: dict[WorkerId, Worker] = {}  # out of the job, their exit not yet heard of
         self.born = 0  # also the next id
 
     def add(self, now: float) -> Worker:
@@ -111,9 +124,11 @@ class Pool:
             w.expected = True
         self.born = max(self.born, worker + 1)
 
-    def forget(self, worker: Worker) -> None:
-        """Let go of a worker that is gone: a long job has had thousands."""
-        del self._workers[worker.id]
+    def lose(self, worker: Worker) -> None:
+        """The worker is out of the job for good. It is known until its exit is heard of, and then
+        forgotten: a long job has had thousands."""
+        worker.goes("gone")
+        self.lost[worker.id] = self._workers.pop(worker.id)
 
     def get(self, worker: WorkerId) -> Worker | None:
         return self._workers.get(worker)

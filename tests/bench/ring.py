@@ -420,25 +420,26 @@ def core() -> list[Row]:
             for event in (ev.Hello(WorkerId(w)), ev.Ready(WorkerId(w), records)):
                 now += 1e-3
                 job.handle(event, now)
-        while len(job.members) < 64:  # the first ring was of one: everybody joins
-            for m in job.members:
+        while len(job.ring.members) < 64:  # the first ring was of one: everybody joins
+            for m in job.ring.members:
                 now += 1e-3
-                job.handle(ev.Out(m, job.generation, 0, True, RangeSet()), now)
-        for m in job.members:
+                job.handle(ev.Out(m, job.ring.generation, 0, True, RangeSet()), now)
+        for m in job.ring.members:
             now += 1e-3
-            job.handle(ev.Up(m, job.generation, 0), now)
+            job.handle(ev.Up(m, job.ring.generation, 0), now)
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         began, leases, applied = time.perf_counter(), 0, 0
         while time.perf_counter() - began < 2:
-            for m in job.members:
+            for m in job.ring.members:
                 now += 1e-5
-                for effect in job.handle(ev.Want(m, job.generation), now):
+                for effect in job.handle(ev.Want(m, job.ring.generation), now):
                     if isinstance(effect, ev.Grant):
                         leases += 1
                         applied = max(applied, effect.lease[1])
             now += 1e-5
             job.handle(
-                ev.Beat(job.members[0], job.generation, leases, applied=RangeSet(((0, applied),))), now
+                ev.Beat(job.ring.members[0], job.ring.generation, leases, applied=RangeSet(((0, applied),))),
+                now,
             )
         found[records] = (time.perf_counter() - began) / leases * 1e6
         memory[records] = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024

@@ -54,8 +54,12 @@ class Running:
     def ring(self) -> list[int]:
         """The members of the running ring, by rank; none while it is being changed."""
         job = self.job
-        whole = job.members and not job.closing and all(m.up_in == job.generation for m in job._ring())
-        return list(job.members) if whole else []
+        whole = (
+            job.ring.members
+            and not job.ring.closing
+            and all(m.up_in == job.ring.generation for m in job.ring.inside)
+        )
+        return list(job.ring.members) if whole else []
 
     def pid(self, worker: int) -> int:
         return int(self.job.pool[worker].handle)
@@ -89,8 +93,8 @@ class Running:
 
     async def stepping(self) -> None:
         """Until the ring that is up has made progress."""
-        generation, before = self.job.generation, self.job.step
-        await self.until(lambda: self.job.generation > generation or self.job.step > before)
+        generation, before = self.job.ring.generation, self.job.step
+        await self.until(lambda: self.job.ring.generation > generation or self.job.step > before)
 
     async def end(self) -> dict[str, Any]:
         """Until the job has ended; its summary."""

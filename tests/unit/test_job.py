@@ -50,7 +50,7 @@ class Story:
 
     def up(self, step: int = 0) -> list[ev.Effect]:
         """The ring that was formed is up, with its first step made."""
-        g, members = self.job.generation, self.job.members
+        g, members = self.job.ring.generation, self.job.ring.members
         effects = [e for m in members for e in self.tell(ev.Up(m, g, step))]
         return effects + [e for m in members for e in self.tell(ev.Stepped(m, g, step + 1, 0.2, 0, 0.0))]
 
@@ -62,7 +62,9 @@ class Story:
             e
             for w in workers
             for e in self.tell(
-                ev.Out(WorkerId(w), self.job.generation, step, True, ledger, broken=broken, digest=digest)
+                ev.Out(
+                    WorkerId(w), self.job.ring.generation, step, True, ledger, broken=broken, digest=digest
+                )
             )
         ]
 
@@ -73,7 +75,9 @@ class Story:
 
     def take_leases(self) -> None:
         """The members ask until nothing is left to lease."""
-        while any(of(self.tell(ev.Want(m, self.job.generation)), ev.Grant) for m in self.job.members):
+        while any(
+            of(self.tell(ev.Want(m, self.job.ring.generation)), ev.Grant) for m in self.job.ring.members
+        ):
             pass
 
     def kill(self, worker: int) -> list[ev.Effect]:
@@ -83,7 +87,7 @@ class Story:
 
     def beats(self, *workers: int, after: float = 0.0) -> None:
         for w in workers:
-            self.tell(ev.Beat(WorkerId(w), self.job.generation, 1), after=after)
+            self.tell(ev.Beat(WorkerId(w), self.job.ring.generation, 1), after=after)
 
     @property
     def said(self) -> str:
@@ -147,7 +151,7 @@ def test_survivors_at_the_same_step_need_no_broadcast() -> None:
 def test_the_leases_of_the_dead_are_handed_out_again_but_for_what_is_applied() -> None:
     story = Story(workers=2, joinSeconds=0.5)
     story.running()
-    g = story.job.generation
+    g = story.job.ring.generation
     first = only(story.tell(ev.Want(WorkerId(0), g)), ev.Grant).lease
     second = only(story.tell(ev.Want(WorkerId(1), g)), ev.Grant).lease
     story.kill(1)
@@ -166,7 +170,7 @@ def test_one_that_is_told_to_go_leaves_with_nothing_redone() -> None:
     assert only(effects, ev.Form).members == (1, 2)
     assert only(effects, ev.Stop).worker == 0
     story.up(1)
-    assert story.job.changes[-1].planned
+    assert story.job.ring.changes[-1].planned
     assert "ring 3 -> 2 in 0.20 s, 0 records redone (worker 0 leaves)" in story.said
 
 
@@ -176,7 +180,7 @@ def test_the_last_holder_hands_the_state_over_before_it_may_go() -> None:
     assert not of(story.ready(1), ev.Stop)
     form = only(story.out(0, step=7), ev.Form)
     assert (form.members, form.root) == ((0, 1), 0)
-    g = story.job.generation
+    g = story.job.ring.generation
     story.tell(ev.Up(WorkerId(0), g, 7), ev.Up(WorkerId(1), g, 7))
     effects = story.out(0, 1, step=8)
     assert only(effects, ev.Form).members == (1,)
@@ -213,7 +217,7 @@ def test_a_silent_member_is_fenced_and_refused_when_it_thaws() -> None:
     assert only(effects, ev.Cut).members == (0,)
     before = story.job.stale
     assert only(story.tell(ev.Hello(WorkerId(1))), ev.Fence).worker == 1
-    story.tell(ev.Out(WorkerId(1), story.job.generation, 9, True, RangeSet()))
+    story.tell(ev.Out(WorkerId(1), story.job.ring.generation, 9, True, RangeSet()))
     assert story.job.stale == before + 2
     story.tell(ev.Gone(WorkerId(1), code=3))
     assert story.job.failures == []
@@ -308,7 +312,7 @@ def test_when_all_holders_are_gone_the_job_says_so_and_starts_again() -> None:
     story = Story(workers=2, joinSeconds=0.5)
     story.running()
     story.take_leases()
-    story.tell(ev.Beat(WorkerId(0), story.job.generation, 3, applied=RangeSet(((0, 30),))))
+    story.tell(ev.Beat(WorkerId(0), story.job.ring.generation, 3, applied=RangeSet(((0, 30),))))
     story.kill(0)
     story.kill(1)
     assert story.job.phase == "Waiting"
@@ -323,7 +327,7 @@ def finish(story: Story, digests: tuple[str, str] = ("same", "same")) -> list[ev
     """Everything is applied, and the two members say so."""
     whole = (0, 100)
     story.take_leases()
-    effects = story.tell(ev.Beat(WorkerId(0), story.job.generation, 10, applied=RangeSet((whole,))))
+    effects = story.tell(ev.Beat(WorkerId(0), story.job.ring.generation, 10, applied=RangeSet((whole,))))
     assert only(effects, ev.Leave)
     return [
         *story.out(0, step=10, applied=whole, digest=digests[0]),
@@ -372,7 +376,7 @@ def test_messages_of_an_older_ring_change_nothing_and_are_counted() -> None:
     story = Story(workers=2, joinSeconds=0.5)
     story.running()
     before = view.summary(story.job)
-    old = Generation(story.job.generation - 1)
+    old = Generation(story.job.ring.generation - 1)
     effects = story.tell(
         ev.Out(WorkerId(0), old, 9, True, RangeSet(), broken="late"),
         ev.Up(WorkerId(1), old, 9),
@@ -430,9 +434,9 @@ def test_two_or_all_but_one_killed_at_once(dead: tuple[int, ...]) -> None:
 def test_a_kill_while_the_ring_is_formed_cuts_those_who_wait_in_it() -> None:
     story = Story(workers=3, joinSeconds=0.5)
     story.ready(0, 1, 2)
-    story.tell(ev.Up(WorkerId(0), story.job.generation, 0))
+    story.tell(ev.Up(WorkerId(0), story.job.ring.generation, 0))
     assert only(story.kill(2), ev.Cut).members == (0, 1)
-    g = story.job.generation
+    g = story.job.ring.generation
     story.tell(ev.Out(WorkerId(0), g, 0, True, RangeSet(), broken="cut"))
     form = only(story.tell(ev.Out(WorkerId(1), g, 0, False, RangeSet(), broken="cut")), ev.Form)
     assert (form.members, form.root, form.sync) == ((0, 1), 0, True), "worker 1 has not synced"
@@ -443,7 +447,7 @@ def test_the_root_dies_in_the_broadcast_and_who_has_its_state_is_the_next_root()
     story.kill(1)
     story.out(0, step=5, applied=(0, 50), broken="reset")
     assert only(story.out(2, step=4, applied=(0, 40), broken="reset"), ev.Form).root == 0
-    story.tell(ev.Up(WorkerId(2), story.job.generation, 5))  # it has taken the state over
+    story.tell(ev.Up(WorkerId(2), story.job.ring.generation, 5))  # it has taken the state over
     story.kill(0)
     form = only(story.out(2, step=5, applied=(0, 50), broken="cut"), ev.Form)
     assert (form.members, form.root) == ((2,), 2)
@@ -470,7 +474,7 @@ def test_a_leave_that_breaks_is_cut_and_counts_as_unplanned() -> None:
     assert only(effects, ev.Cut).members == (0,)
     form = only(story.out(0, broken="cut"), ev.Form)
     assert form.members == (1,)
-    assert not story.job.changes[-1].planned
+    assert not story.job.ring.changes[-1].planned
 
 
 # --- who leaves
@@ -494,7 +498,7 @@ def test_one_polite_leave_and_one_frozen_peer_lose_nothing() -> None:
     for _ in range(8):
         story.beats(0, after=0.4)
     assert "worker 1 is lost: not heard of" in story.said
-    assert story.job.members == (0,), "it trains on until somebody else has the state"
+    assert story.job.ring.members == (0,), "it trains on until somebody else has the state"
     assert story.job.leases.applied == RangeSet(((0, 80),))
     assert story.job.restarts == 0
 
@@ -574,7 +578,7 @@ def test_code_that_crashes_whenever_it_trains_fails_the_job() -> None:
                 story.out(w, step=2, broken="reset")
             story.waits(1)
             story.ready(*(w.id for w in story.job.pool if w.state == "asked"))
-            story.out(*story.job.members, step=2)
+            story.out(*story.job.ring.members, step=2)
     assert story.job.ending is not None
     assert story.job.ending[0] == "Failed"
     assert len(story.job.failures) == 3
@@ -647,7 +651,7 @@ def test_an_empty_dataset_is_done_as_soon_as_somebody_can_save_the_model() -> No
 def test_one_holder_is_enough_to_save_the_model_whatever_the_least_size() -> None:
     story = Story(workers=2, least=2, joinSeconds=0.5).running()
     story.take_leases()
-    story.tell(ev.Beat(WorkerId(0), story.job.generation, 10, applied=RangeSet(((0, 100),))))
+    story.tell(ev.Beat(WorkerId(0), story.job.ring.generation, 10, applied=RangeSet(((0, 100),))))
     story.out(0, step=10, applied=(0, 100), digest="d")
     assert only(story.kill(1), ev.Export).worker == 0
 
@@ -697,13 +701,13 @@ def test_what_a_broken_ring_cost_is_told_in_one_line() -> None:
     story = Story(workers=4, joinSeconds=0.5).running()
     story.kill(3)
     story.out(0, 1, 2, step=4, broken="reset")
-    g = story.job.generation
+    g = story.job.ring.generation
     story.tell(*(ev.Up(WorkerId(w), g, 4) for w in range(3)))
     story.tell(*(ev.Stepped(WorkerId(w), g, 5, 0.1 * (w + 1), 8, 0.05) for w in range(3)))
     line = "ring 4 -> 3 in 0.30 s, 24 records redone (worker 3 is lost (its stream ended))"
     assert story.said.count(line) == 1
     story.tell(ev.Stepped(WorkerId(0), g, 5, 9.0, 8, 0.05))
-    assert story.job.changes[-1].stall_seconds == pytest.approx(0.3), "the first step is told once"
+    assert story.job.ring.changes[-1].stall_seconds == pytest.approx(0.3), "the first step is told once"
 
 
 def test_a_ring_after_a_wait_is_there_because_workers_are_back() -> None:
@@ -712,7 +716,7 @@ def test_a_ring_after_a_wait_is_there_because_workers_are_back() -> None:
     story.out(0, step=4, broken="reset")
     assert "no ring: 1 ready, need 2" in story.said
     story.ready(2)
-    change = story.job.changes[-1]
+    change = story.job.ring.changes[-1]
     assert (change.cause, change.from_size) == ("workers are back", 0)
 
 

@@ -181,7 +181,7 @@ class Machine:
 
     def want(self, whom: int) -> None:
         r = self.somebody(whom)
-        self.tell(ev.Want(r.id, r.generation or self.job.generation))
+        self.tell(ev.Want(r.id, r.generation or self.job.ring.generation))
 
     def killed(self, whom: int) -> None:
         self.tell(ev.Gone(self.somebody(whom).id, signal="SIGKILL"))
@@ -220,7 +220,7 @@ class Machine:
         self.tell(ev.Scale(max(self.job.config.min_workers, whom % 6)))
 
     def of_an_old_ring(self, whom: int) -> None:
-        r, old = self.somebody(whom), Generation(max(0, self.job.generation - 1 - whom // 6 % 2))
+        r, old = self.somebody(whom), Generation(max(0, self.job.ring.generation - 1 - whom // 6 % 2))
         self.tell(ev.Out(r.id, old, r.step + 1, True, RangeSet(), broken="late" if whom % 2 else ""))
         self.tell(ev.Up(r.id, old, r.step + 1))
         self.tell(ev.Stepped(r.id, old, r.step + 1, 9.0, 9, 9.0))

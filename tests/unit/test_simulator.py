@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from edl.ranges import RangeSet
-from master.core.job import Job
+from master.core import dealing
 from tests.simulator import KINDS, MOMENTS, RARE, SimulationFailed, World
 
 SEEDS = 1000
@@ -54,6 +54,6 @@ def test_a_wrong_decision_is_noticed_and_the_failure_says_how_to_repeat_it(
 
 
 def test_a_job_that_does_not_end_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Job, "_grant", lambda self: None)
+    monkeypatch.setattr(dealing, "grant", lambda job: None)
     with pytest.raises(SimulationFailed, match="the job does not end: Training"):
         run(20)

@@ -6,7 +6,8 @@ from edl import config, values
 from edl.ids import Generation, WorkerId
 from edl.ranges import RangeSet
 from master.core import events as ev
-from master.core.job import TAKEOVER_SECONDS, Job
+from master.core.job import Job
+from master.core.takeover import TAKEOVER_SECONDS
 
 RECORDS = 100
 DONE = RangeSet(((0, 40),))
@@ -178,7 +179,7 @@ def test_who_comes_back_twice_changes_nothing() -> None:
     new = NewMaster(0, 1, 2, born=3)
     for w in (0, 1, 2):
         new.back(w)
-    before = new.job.generation, new.job.members
+    before = new.job.ring.generation, new.job.ring.members
     effects = new.tell(ev.Back(WorkerId(1), RECORDS, Generation(9), (), False, True, None))
-    assert not of(effects, ev.Form) and before == (new.job.generation, new.job.members)
+    assert not of(effects, ev.Form) and before == (new.job.ring.generation, new.job.ring.members)
     assert new.job.stale == 1

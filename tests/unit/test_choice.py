@@ -1,4 +1,4 @@
-"""Who is in the next ring, and who gives the state: decisions of `master.core.ring`, without a job."""
+"""Who is in the next ring, and who gives the state: decisions of `master.core.choice`, without a job."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edl.ids import WorkerId
-from master.core.ring import Limits, choose, stayers
+from master.core.choice import Limits, choose, stayers
 from master.core.workers import Worker
 
 

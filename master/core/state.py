@@ -1,0 +1,97 @@
+"""What the master knows of one job, and nothing about what to do with it.
+
+Only `Job.handle` changes it: the modules beside this one are the parts of that one door.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from edl.config import Config
+from edl.ids import WorkerId
+from edl.ranges import RangeSet
+from master.core import events as ev
+from master.core.choice import Limits
+from master.core.failures import Backoff, Failure
+from master.core.goodput import Goodput
+from master.core.leases import Leases
+from master.core.ring import Ring
+from master.core.takeover import Takeover
+from master.core.workers import Pool
+
+
+@dataclass(slots=True)
+class Result:
+    """What comes out of a job that ends well."""
+
+    metrics: dict[str, float] = field(default_factory=dict)
+    model: str = ""  # file name
+    skipped: RangeSet = field(default_factory=RangeSet)
+    digests: dict[WorkerId, str] = field(default_factory=dict)  # of the final state, at each who has it
+
+
+class State:
+    """One job as it is now, and what is to be done about the event in hand."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.target, self.least, self.paused = config.workers, config.min_workers, config.paused
+        self.pool = Pool()
+        self.ring = Ring(self.pool)
+        self.takeover = Takeover(self.pool, self.ring, config.elastic.start_seconds)
+        self.leases: Leases | None = None  # unknown until a worker has counted the records
+        self.regroup_at: float | None = None  # when the ring is looked at anew: changes come in one go
+        self.waited = ""  # for what, when there was no ring
+        self.backoff = Backoff()
+        self.failures: list[Failure] = []
+        self.traceback = ""  # of the failure that ended the job
+        self.exporter: WorkerId | None = None
+        self.ending: tuple[str, str] | None = None  # phase and reason
+        self.ended = False
+        self.result = Result()
+        self.step = 0
+        self.loss: float | None = None
+        self.restarts = 0  # how often all state was lost
+        self.stale = 0  # messages that came too late to mean anything
+        self.reason = "starting"
+        self.began_at: float | None = None
+        self.ended_at: float | None = None
+        self.goodput = Goodput()
+        self.now = 0.0  # of the event in hand
+        self.effects: list[ev.Effect] = []  # of the event in hand
+
+    @property
+    def limits(self) -> Limits:
+        """How small and how large a ring may be now."""
+        return Limits(self.least, self.target)
+
+    @property
+    def phase(self) -> str:
+        """In one word: Starting, Training, Paused, Waiting, Finishing, or how it ended (or is ending)."""
+        if self.ending is not None:
+            return self.ending[0] if self.ended else "Ending"
+        if self.exporter is not None:
+            return "Finishing"
+        if self.ring.members:
+            return "Training"
+        if self.paused:
+            return "Paused"
+        return "Starting" if self.ring.generation == 0 else "Waiting"
+
+    def do(self, *effects: ev.Effect) -> None:
+        self.effects += effects
+
+    def say(self, kind: str, text: str) -> None:
+        self.do(ev.Say(kind, text))
+
+    def close(self, why: str, planned: bool) -> None:
+        """Have every member leave the ring: at a step boundary, or by a cut when it is broken."""
+        if self.ring.running:
+            self.goodput.turn("re-forming", self.now)
+        self.do(*self.ring.close(why, planned))
+
+    def end(self, phase: str, reason: str) -> None:
+        """The job is to end so. What is decided first stays."""
+        if self.ending is None:
+            self.ending, self.reason = (phase, reason), reason
+            self.say("end", f"{phase}: {reason}")

@@ -1,0 +1,93 @@
+"""The present ring: how it is left, and what is told of it. `master.core.ring`, without a job."""
+
+from __future__ import annotations
+
+import pytest
+
+from edl.ids import Generation, WorkerId
+from master.core import events as ev
+from master.core.ring import Ring
+from master.core.workers import Pool
+
+BOTH = (WorkerId(0), WorkerId(1))
+
+
+def a_ring(workers: int = 2) -> tuple[Ring, Pool]:
+    """A ring of so many workers, all in it."""
+    pool = Pool()
+    ring = Ring(pool)
+    members = tuple(pool.add(0.0).id for _ in range(workers))
+    ring.form(members, "start", now=0.0)
+    for w in pool:
+        w.in_ring = True
+    return ring, pool
+
+
+def test_where_there_is_no_ring_nobody_is_asked_to_leave_it() -> None:
+    ring = Ring(Pool())
+    assert ring.close("paused", planned=True) == []
+    assert not ring.running and not ring.closing
+
+
+def test_a_planned_change_asks_all_to_leave_once() -> None:
+    ring, _ = a_ring()
+    assert ring.close("worker 2 joins", planned=True) == [ev.Leave(Generation(1), BOTH)]
+    assert ring.close("paused", planned=True) == []
+    assert (ring.closing, ring.planned, ring.running) == ("worker 2 joins", True, False)
+
+
+def test_what_was_planned_may_break_and_is_then_cut_once() -> None:
+    ring, pool = a_ring()
+    ring.close("worker 2 joins", planned=True)
+    pool[WorkerId(0)].in_ring = False
+    assert ring.close("worker 0 is lost", planned=False) == [ev.Cut(Generation(1), (WorkerId(1),))]
+    assert ring.close("worker 1: reset", planned=False) == []
+    assert (ring.closing, ring.planned) == ("worker 2 joins; worker 0 is lost", False)
+
+
+def test_who_is_out_already_is_not_told() -> None:
+    ring, pool = a_ring()
+    for w in pool:
+        w.in_ring = False
+    assert ring.close("worker 1: reset", planned=False) == []
+    assert ring.closing
+
+
+def test_the_next_ring_remembers_how_the_last_was_left() -> None:
+    ring, _ = a_ring()
+    ring.close("worker 0 is lost", planned=False)
+    ring.fallen = True
+    ring.form(BOTH[1:], "worker 0 is lost", now=5.0)
+    change = ring.changes[-1]
+    assert (change.generation, change.from_size, change.planned, change.formed_at) == (2, 2, False, 5.0)
+    assert (ring.generation, ring.members, ring.running, ring.fallen) == (2, BOTH[1:], True, False)
+
+
+def test_it_is_up_when_all_who_live_in_it_are() -> None:
+    ring, pool = a_ring()
+    pool[WorkerId(0)].up_in = ring.generation
+    assert not ring.up
+    pool.lose(pool[WorkerId(1)])
+    assert ring.up
+
+
+@pytest.mark.parametrize(
+    ("from_size", "stepped", "told"),
+    [
+        (0, 0, "ring 0 -> 2 broke before its first step (start)"),
+        (0, 2, "ring 0 -> 2 (start)"),
+        (3, 1, "ring 3 -> 2 in 0.50 s, 4 records redone (start)"),
+        (3, 2, "ring 3 -> 2 in 0.70 s, 8 records redone (start)"),
+    ],
+)
+def test_what_a_change_cost_is_told_once(from_size: int, stepped: int, told: str) -> None:
+    ring, _ = a_ring()
+    change = ring.changes[-1]
+    change.from_size = from_size
+    for worker, stall in zip(BOTH[:stepped], (0.5, 0.7), strict=False):
+        assert change.note(ev.Stepped(worker, Generation(1), 1, stall, 4, 0.0))
+        assert not change.note(ev.Stepped(worker, Generation(1), 1, 9.0, 9, 0.0)), (
+            "the first step is told once"
+        )
+    assert change.tell() == [ev.Say("ring", told)]
+    assert change.tell() == []
