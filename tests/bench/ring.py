@@ -7,7 +7,6 @@ runs one side and then the other, so that a noisy minute hits both.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import json
@@ -19,10 +18,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import psutil
 
@@ -32,33 +30,14 @@ from edl.ids import WorkerId
 from edl.ranges import RangeSet
 from master.core import events as ev
 from master.core.job import Job
+from tests.bench import report
+from tests.bench.journal import MOST_WAIT, Journal
+from tests.bench.report import Row, p95
 from trainer.rendezvous import RendezvousStore
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
-MOST_WAIT = 60.0  # seconds for a ring to come back
 LEASE = 1.0
-
-
-@dataclass
-class Row:
-    """One line of the result. Lower is better in `ours` and `peer`."""
-
-    name: str
-    ours: list[float]
-    peer: list[float]
-    unit: str
-    goal: str
-    met: bool | None = None
-
-    def as_json(self) -> dict[str, Any]:
-        return {**self.__dict__, "ratio": self.ratio}
-
-    @property
-    def ratio(self) -> float | None:
-        if not self.ours or not self.peer or not statistics.median(self.peer):
-            return None
-        return statistics.median(self.ours) / statistics.median(self.peer)
 
 
 # --- a job of ours
@@ -85,53 +64,17 @@ class OurJob:
         assert self.master.stdout is not None
         self.master.stdout.readline()
         self.client = Client(files.read_contact(self.output))
-
-    def entries(self) -> list[dict[str, Any]]:
-        lines = (self.output / files.JOURNAL).read_text().splitlines(keepends=True)
-        return [json.loads(line) for line in lines[1:] if line.endswith("\n")]
-
-    def ring(self, size: int, after: int = 0) -> list[int]:
-        """The members of the first ring of that size formed after generation `after`, once it steps."""
-
-        def stepping(entries: list[dict[str, Any]]) -> list[int] | None:
-            forms = [e for entry in entries for e in entry["effects"] if e["type"] == "Form"]
-            stepped = {
-                (e["event"]["generation"], e["event"]["worker"])
-                for e in entries
-                if e["event"]["type"] == "Stepped"
-            }
-            for form in forms:
-                members = form["members"]
-                whole = all((form["generation"], m) in stepped for m in members)
-                if form["generation"] > after and len(members) == size and whole:
-                    return list(members)
-            return None
-
-        deadline = time.monotonic() + MOST_WAIT
-        while time.monotonic() < deadline:
-            if found := stepping(self.entries()):
-                return found
-            time.sleep(0.05)
-        raise TimeoutError(f"no ring of {size}: {self.output}")
-
-    def generation(self) -> int:
-        return max(e["generation"] for x in self.entries() for e in x["effects"] if e["type"] == "Form")
+        self.journal = Journal(["tail", "--lines=+1", "--follow=name", self.output / files.JOURNAL])
 
     def pid(self, worker: int) -> int:
-        return next(int(e["event"]["handle"]) for e in self.entries()
+        return next(int(e["event"]["handle"]) for e in self.journal.entries
                     if e["event"]["type"] == "Seen" and e["event"]["worker"] == worker)  # fmt: skip
-
-    def stall(self, size: int, after: int) -> tuple[float, int]:
-        """The longest stall and the records redone, from a generation to the first ring of that size."""
-        self.ring(size, after)
-        stepped = [e["event"] for e in self.entries()
-                   if e["event"]["type"] == "Stepped" and e["event"]["generation"] > after]  # fmt: skip
-        return max(e["stall_seconds"] for e in stepped), sum(e["redone_records"] for e in stepped)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.journal.close()
         self.master.terminate()
         self.master.wait(30)
         self.log.close()
@@ -223,9 +166,9 @@ def kills(peer: str, work: Path, pairs: int) -> list[Row]:
         ours, theirs = [], []
         for _ in range(pairs):
             with OurJob(work, 3) as job:
-                members, generation = job.ring(3), job.generation()
-                os.kill(job.pid(members[which]), signal.SIGKILL)
-                ours.append(job.stall(2, generation)[0])
+                ring = job.journal.ring(3)
+                os.kill(job.pid(ring.members[which]), signal.SIGKILL)
+                ours.append(job.journal.ring(2, ring.generation).stall)
             with Stock(peer, work, 3) as stock:
                 pids = stock.wait(3)
                 since = time.monotonic()
@@ -242,14 +185,14 @@ def kills_in_reforming(work: Path, pairs: int) -> Row:
     stalls, aborted = [], 0
     for _ in range(pairs):
         with OurJob(work, 4, start="spawn") as job:  # forked newcomers would be there before the end
-            members, generation = job.ring(4), job.generation()
+            ring = job.journal.ring(4)
+            members, generation = ring.members, ring.generation
             pids = [job.pid(m) for m in members]
             os.kill(pids[1], signal.SIGKILL)
-            while job.generation() == generation:
-                time.sleep(0.001)
+            job.journal.formed(generation)
             os.kill(pids[3], signal.SIGKILL)
-            stalls.append(job.stall(2, generation)[0])
-            aborted += len({members[0], members[2]} - set(job.ring(4, generation)))
+            stalls.append(job.journal.ring(2, generation).stall)
+            aborted += len({members[0], members[2]} - set(job.journal.ring(4, generation).members))
     goal = "p95 <= 1 s, no survivor aborted"
     name = f"kill -9 inside re-forming, 4 -> 3 -> 2: stall of survivors ({aborted} aborted)"
     return Row(name, stalls, [], "s", goal, p95(stalls) <= 1 and not aborted)
@@ -259,10 +202,9 @@ def joins(peer: str, work: Path, pairs: int) -> Row:
     ours, theirs = [], []
     for _ in range(pairs):
         with OurJob(work, 2, start="spawn") as job:
-            job.ring(2)
-            generation = job.generation()
+            ring = job.journal.ring(2)
             job.client.scale(3)
-            ours.append(job.stall(3, generation)[0])
+            ours.append(job.journal.ring(3, ring.generation).stall)
         with Stock(peer, work, 2) as stock:
             stock.wait(2)
             since = time.monotonic()
@@ -277,11 +219,11 @@ def leaves(work: Path, pairs: int) -> Row:
     redone, stalls = 0, []
     for _ in range(pairs):
         with OurJob(work, 3) as job:
-            members, generation = job.ring(3), job.generation()
-            os.kill(job.pid(members[1]), signal.SIGTERM)
-            stall, records = job.stall(2, generation)
-            stalls.append(stall)
-            redone += records
+            ring = job.journal.ring(3)
+            os.kill(job.pid(ring.members[1]), signal.SIGTERM)
+            after = job.journal.ring(2, ring.generation)
+            stalls.append(after.stall)
+            redone += after.redone
     return Row(
         f"SIGTERM of one of 3: stall ({redone} records redone)", stalls, [], "s", "0 redone", not redone
     )
@@ -291,9 +233,9 @@ def stops(peer: str, work: Path, pairs: int) -> Row:
     ours, theirs = [], []
     for number in range(pairs):
         with OurJob(work, 3) as job:
-            members, generation = job.ring(3), job.generation()
-            os.kill(job.pid(members[1]), signal.SIGSTOP)
-            ours.append(job.stall(2, generation)[0])
+            ring = job.journal.ring(3)
+            os.kill(job.pid(ring.members[1]), signal.SIGSTOP)
+            ours.append(job.journal.ring(2, ring.generation).stall)
         if number == 0:  # it does not come back: once is enough
             with Stock(peer, work, 3) as stock:
                 pids = stock.wait(3)
@@ -311,10 +253,10 @@ def inits(peer: str, work: Path, pairs: int) -> list[Row]:
         for _ in range(pairs):
             sets = (f"minWorkers={n}", f"training.batchSize={4 * n}", "elastic.silenceSeconds=20")
             with OurJob(work, n, *sets) as job:
-                job.ring(n)
-                entries = job.entries()
+                ring = job.journal.ring(n)
+                entries = job.journal.entries
             formed = next(x["now"] for x in entries for e in x["effects"] if e["type"] == "Form")
-            ours.append(max(x["now"] for x in entries if x["event"]["type"] == "Up") - formed)
+            ours.append(ring.up_at - formed)
             done = subprocess.run([peer, HERE / "peer_init.py", str(n)], check=True, stdout=-1, timeout=300)
             theirs.append(float(done.stdout))
         name = f"forming a ring of {n} (ours with the state's broadcast; stock: hvd.init)"
@@ -331,8 +273,8 @@ def first_steps(peer: str, work: Path, pairs: int) -> list[Row]:
         for start, found in ours.items():
             began = time.monotonic()
             with OurJob(work, 3, "minWorkers=3", start=start) as job:
-                job.ring(3)
-                found.append(next(x["now"] for x in job.entries() if x["event"]["type"] == "Stepped") - began)
+                job.journal.ring(3)
+                found.append(job.journal.first_step() - began)
         began = time.monotonic()
         with Stock(peer, work, 3) as stock:
             stock.wait(3)
@@ -451,45 +393,16 @@ def core() -> list[Row]:
     ]  # fmt: skip
 
 
-def p95(values: list[float]) -> float:
-    return sorted(values)[int(0.95 * (len(values) - 1) + 0.5)]
-
-
-def table(rows: list[Row]) -> str:
-    def spread(values: list[float]) -> str:
-        if not values:
-            return "-"
-        return f"{statistics.median(values):.3g} ({min(values):.3g}..{max(values):.3g})"
-
-    lines = ["| row | ours: median (spread) | peer: median (spread) | ratio | goal | met |",
-             "| --- | --- | --- | --- | --- | --- |"]  # fmt: skip
-    for row in rows:
-        ratio = f"{row.ratio:.3f}" if row.ratio is not None else "-"
-        met = {True: "yes", False: "NO", None: ""}[row.met]
-        ours, peer = f"{spread(row.ours)} {row.unit}", f"{spread(row.peer)} {row.unit if row.peer else ''}"
-        lines.append(f"| {row.name} | {ours} | {peer} | {ratio} | {row.goal} | {met} |")
-    return "\n".join(lines)
-
-
 PARTS = ("core", "steady", "kill", "reform", "join", "leave", "stop", "init", "first")
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="scripts/bench ring", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="two pairs instead of five")
-    parser.add_argument("--pairs", type=int)
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
-    args = parser.parse_args()
-    pairs = args.pairs or (2 if args.quick else 5)
+def measure(only: list[str], pairs: int) -> Iterator[list[Row]]:
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # through the `with`s: nothing is left behind
     peer = ""
-    if set(args.only) - {"core", "steady", "reform", "leave"}:
+    if set(only) - {"core", "steady", "reform", "leave"}:
         peer = subprocess.run(
             [ROOT / "scripts/bench-peer"], check=True, stdout=subprocess.PIPE, text=True
         ).stdout.strip()
-    rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="edl-bench-") as directory:
         work = Path(directory)
         parts: dict[str, Callable[[], list[Row]]] = {
@@ -503,18 +416,10 @@ def main() -> int:
             "init": lambda: inits(peer, work, pairs),
             "first": lambda: first_steps(peer, work, pairs),
         }
-        for name in args.only:
-            print(f"bench: {name}", file=sys.stderr, flush=True)
-            found = parts[name]()
-            # Each part as it is ready: an interrupted run has shown what it measured.
-            print("\n".join(table(found).splitlines()[2 if rows else 0 :]), flush=True)
-            rows += found
-    if args.json:
-        args.json.write_text(
-            json.dumps({"pairs": pairs, "rows": [row.as_json() for row in rows]}, indent=1) + "\n"
-        )
-    return 0
+        for name in only:
+            report.say(name)
+            yield parts[name]()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(report.main("scripts/bench ring", __doc__, PARTS, measure))

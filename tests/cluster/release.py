@@ -125,3 +125,11 @@ def slow(records: int = 60_000, sleep: float = 0.02, epochs: int = 1, **more: st
 
 def in_ring(pods: list[Object]) -> list[Object]:
     return [p for p in pods if "edl.dev/rank" in p["metadata"]["labels"]]
+
+
+def is_worker(pod: Object) -> bool:
+    return pod["metadata"].get("labels", {}).get("app.kubernetes.io/component") == "worker"
+
+
+def has_ended(pod: Object) -> bool:
+    return pod["status"]["phase"] in ("Succeeded", "Failed")
