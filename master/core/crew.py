@@ -21,13 +21,10 @@ def drop_the_overdue(job: State) -> None:
         elif w.comes:
             waited = job.config.elastic.start_seconds
             why = f"worker {w.id} was not ready after {waited:g} s (it was {w.state})"
-            w.last_words = why
             give_up(job, w, why)
             charge(job, w, why)
         else:
-            why = f"not heard of for {job.now - w.heard:.1f} s"
-            w.last_words = why  # whatever ends it later, this was not its own doing
-            give_up(job, w, why)
+            give_up(job, w, f"not heard of for {job.now - w.heard:.1f} s")
 
 
 def scale(job: State) -> None:
@@ -85,6 +82,7 @@ def stop(job: State, w: Worker, why: str) -> None:
 def give_up(job: State, w: Worker, why: str) -> None:
     """The worker may live, but nothing that it says is heard any more."""
     job.do(ev.Fence(w.id, why))
+    w.last_words = why  # whatever ends it later, that is not its own doing
     lose(job, w, why)
 
 

@@ -77,7 +77,7 @@ class Worker:
     stopped: bool = False  # told to end; what it does now is no news
     kill_at: float | None = None  # told to end, and this is when patience does
     in_broken_ring: bool = False  # when it was lost, its ring had lost somebody else before
-    last_words: str = ""  # it said itself why it fails
+    last_words: str = ""  # why it is lost: as it said itself, or as it was told when it was given up
     rate: float = 0.0
     memory: int = 0
 

@@ -112,7 +112,7 @@ async def test_the_numbers_are_the_rings(a_job: Callable[..., Any]) -> None:
         assert await value("edl_workers", state="member") == 2
         await job.stepping()
         job.kill(job.ring[0])
-        await job.until(lambda: job.job.generation > 1 and len(job.ring) == 2)
+        await job.until(lambda: job.job.ring.generation > 1 and len(job.ring) == 2)
         await job.stepping()
         assert await value("edl_ring_reshapes_total", reason="broken") >= 1
         await job.exact()

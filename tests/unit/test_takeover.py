@@ -183,3 +183,11 @@ def test_who_comes_back_twice_changes_nothing() -> None:
     effects = new.tell(ev.Back(WorkerId(1), RECORDS, Generation(9), (), False, True, None))
     assert not of(effects, ev.Form) and before == (new.job.ring.generation, new.job.ring.members)
     assert new.job.stale == 1
+
+
+def test_one_that_is_given_up_is_not_charged_for_ending() -> None:
+    new = NewMaster(0, 1, 2, 3, born=4, workers=4)
+    new.back(0)
+    assert of(new.back(3, 5, (0, 1, 2, 3)), ev.Fence)
+    new.tell(ev.Closed(WorkerId(3), "its stream ended"), ev.Gone(WorkerId(3), code=3))
+    assert new.job.failures == []
