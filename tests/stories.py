@@ -1,0 +1,113 @@
+"""For stories of a job: workers that do what the test says, and the effects that follow."""
+
+from __future__ import annotations
+
+from edl import config, values
+from edl.ids import WorkerId
+from edl.ranges import Range, RangeSet
+from master.core import events as ev
+from master.core.job import Job
+from tests.invariants import Watchdog
+
+
+class Story:
+    """A job whose workers do what the test says. Sizes: 100 records, 1 epoch, batches of 10."""
+
+    def __init__(self, workers: int = 3, records: int = 100, **elastic: float):
+        overrides = {
+            "workers": workers,
+            "minWorkers": int(elastic.pop("least", 1)),
+            "training": {"epochs": 1, "batchSize": 10},
+            "elastic": {"joinSeconds": 0, "silenceSeconds": 3, "startSeconds": 60, "maxFailures": 2}
+            | elastic,
+        }
+        self.job = Job(config.parse(values.merge(values.defaults(), overrides)))
+        self.watchdog = Watchdog(self.job)
+        self.records, self.now = records, 100.0
+        self.tell(ev.Begin())
+
+    def tell(self, *events: ev.Event, after: float = 0.01) -> list[ev.Effect]:
+        effects = []
+        for event in events:
+            self.now += after
+            effects += self.watchdog.handle(event, self.now)
+        return effects
+
+    def waits(self, seconds: float) -> list[ev.Effect]:
+        """Time passes: a Tick at each deadline, and at the end."""
+        effects, until = [], self.now + seconds
+        while (deadline := self.job.next_deadline()) is not None and deadline <= until:
+            effects += self.tell(ev.Tick(), after=deadline - self.now)
+        return effects + self.tell(ev.Tick(), after=until - self.now)
+
+    def ready(self, *workers: int) -> list[ev.Effect]:
+        return [
+            e for w in workers for e in self.tell(ev.Hello(WorkerId(w)), ev.Ready(WorkerId(w), self.records))
+        ]
+
+    def up(self, step: int = 0) -> list[ev.Effect]:
+        """The ring that was formed is up, with its first step made."""
+        g, members = self.job.ring.generation, self.job.ring.members
+        effects = [e for m in members for e in self.tell(ev.Up(m, g, step))]
+        return effects + [e for m in members for e in self.tell(ev.Stepped(m, g, step + 1, 0.2, 0, 0.0))]
+
+    def out(
+        self, *workers: int, step: int = 1, applied: Range = (0, 10), broken: str = "", digest: str = ""
+    ) -> list:
+        ledger = RangeSet.of([applied])
+        return [
+            e
+            for w in workers
+            for e in self.tell(
+                ev.Out(
+                    WorkerId(w), self.job.ring.generation, step, True, ledger, broken=broken, digest=digest
+                )
+            )
+        ]
+
+    def running(self, *workers: int) -> Story:
+        self.ready(*(workers or range(self.job.target)))
+        self.up()
+        return self
+
+    def take_leases(self) -> None:
+        """The members ask until nothing is left to lease."""
+        while any(
+            of(self.tell(ev.Want(m, self.job.ring.generation)), ev.Grant) for m in self.job.ring.members
+        ):
+            pass
+
+    def kill(self, worker: int) -> list[ev.Effect]:
+        return self.tell(
+            ev.Closed(WorkerId(worker), "its stream ended"), ev.Gone(WorkerId(worker), signal="SIGKILL")
+        )
+
+    def beats(self, *workers: int, after: float = 0.0) -> None:
+        for w in workers:
+            self.tell(ev.Beat(WorkerId(w), self.job.ring.generation, 1), after=after)
+
+    @property
+    def said(self) -> str:
+        history = self.watchdog.history
+        return "\n".join(e.text for _, _, effects in history for e in effects if isinstance(e, ev.Say))
+
+
+def only(effects: list[ev.Effect], kind: type) -> ev.Effect:
+    (found,) = [e for e in effects if isinstance(e, kind)]
+    return found
+
+
+def of(effects: list[ev.Effect], kind: type) -> list[ev.Effect]:
+    return [e for e in effects if isinstance(e, kind)]
+
+
+def finish(story: Story, digests: tuple[str, str] = ("same", "same")) -> list[ev.Effect]:
+    """Everything is applied, and the two members say so."""
+    whole = (0, 100)
+    story.take_leases()
+    effects = story.tell(ev.Beat(WorkerId(0), story.job.ring.generation, 10, applied=RangeSet((whole,))))
+    assert only(effects, ev.Leave)
+    return [
+        *story.out(0, step=10, applied=whole, digest=digests[0]),
+        *story.out(1, step=10, applied=whole, digest=digests[1]),
+    ]
