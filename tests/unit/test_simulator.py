@@ -6,7 +6,8 @@ import pytest
 
 from edl.ranges import RangeSet
 from master.core import dealing
-from tests.simulator import KINDS, MOMENTS, RARE, SimulationFailed, World
+from tests.simulator.faults import KINDS, MOMENTS, RARE
+from tests.simulator.world import SimulationFailed, World
 
 SEEDS = 1000
 
@@ -22,8 +23,8 @@ def test_a_thousand_simulated_jobs_count_every_record_once() -> None:
     for seed in range(SEEDS):
         world = World(seed)
         world.run()  # a failure says the seed, how to repeat it, and what came before
-        faults += world.faults
-        moments += world.moments
+        faults += world.faults.kinds
+        moments += world.faults.moments
         losses += world.job.restarts
         ends[world.job.phase] += 1
     assert set(faults) == {*KINDS, *RARE}, "a kind of fault never happened"

@@ -1,0 +1,47 @@
+"""Runs of the simulator, one or many; what went wrong, and what was tried."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter
+
+import tests.simulator
+from tests.simulator.world import SimulationFailed, World
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.simulator",
+        description=tests.simulator.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the first run")
+    parser.add_argument("--seeds", type=int, default=1, help="how many runs")
+    args = parser.parse_args()
+    faults, moments, ends = Counter[str](), Counter[str](), Counter[str]()
+    losses = events = wrong = 0
+    for seed in range(args.seed, args.seed + args.seeds):
+        world = World(seed, talk=args.seeds == 1)
+        try:
+            world.run()
+        except SimulationFailed as failure:
+            print(failure, file=sys.stderr)
+            wrong += 1
+            if wrong == 3:
+                break
+            continue
+        faults += world.faults.kinds
+        moments += world.faults.moments
+        losses += world.job.restarts
+        events += len(world.watchdog.history)
+        ends[world.job.phase] += 1
+    print(f"{args.seeds} runs, {events} events, {faults.total()} faults: {dict(faults.most_common())}")
+    print(
+        f"at {dict(moments.most_common())}; all state lost {losses} times; ended {dict(ends)}; {wrong} wrong"
+    )
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,109 @@
+"""What must be so. Beside this, all of tests/invariants.py holds after each event.
+
+A run passes when
+
+- every position counts exactly once, on every worker that holds the final state (or the job
+  ended as it had to: asked to stop, or failed by failures that were its own);
+- every failure that is charged was somebody's own, and such a failure is charged;
+- nobody is given up who was there and spoke, and no state is given up that somebody holds;
+- the job ends soon after the faults have stopped (`World.run`), and until then nobody waits long to
+  join or to go;
+- a replay decides the same.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from edl.ids import WorkerId
+from edl.ranges import RangeSet
+from master.core import events as ev
+from master.core import view
+from tests.invariants import replayed
+from tests.simulator.worker import Sim
+
+if TYPE_CHECKING:
+    from tests.simulator.world import World
+
+PATIENCE_SECONDS = 8.0
+REPLAY_EVERY = 20  # runs: it takes as long as the run
+
+
+class Checks:
+    """The books of one run that neither the core nor the watchdog keeps."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.waiting: dict[WorkerId, float] = {}  # who is ready or leaving, since when
+        self.finals: list[Sim] = []  # who had the final state when it was exported
+
+    def ought_to_be_charged(self, gone: ev.Gone) -> bool | None:
+        """None: either would do, or it is charged already."""
+        job, fleet = self.world.job, self.world.fleet
+        w = job.pool.get(gone.worker) or job.pool.lost.get(gone.worker)
+        sim = fleet.workers[gone.worker]
+        if w is None or self._charged(gone.worker):
+            return None
+        if w.stopped or w.last_words or w.expected or not sim.own_end:
+            return False
+        if gone.signal and any(not m.alive for m in self.world.rings.peers(gone.worker)):
+            return None  # it may have crashed because they died
+        return True
+
+    def is_charged(self, event: ev.Failed | ev.Gone, ought: bool) -> None:
+        charged = self._charged(event.worker)
+        assert charged == ought, f"{event} {'is' if charged else 'is not'} charged"
+
+    def _charged(self, worker: WorkerId) -> bool:
+        return any(f.worker == worker for f in self.world.job.failures)
+
+    def keeps_the_state(self, form: ev.Form, effects: list[ev.Effect]) -> None:
+        """Nobody starts anew while there is somebody who holds the state."""
+        workers = self.world.fleet.workers
+        if workers[form.root].holds:
+            return
+        given_up = self.world.watchdog.stopped | {e.worker for e in effects if isinstance(e, ev.Fence)}
+        there = [w for w in workers.values() if w.alive and not (w.fenced or w.failed)]
+        kept = [w.id for w in there if w.holds and w.id not in given_up]
+        assert not kept, f"the job starts anew, but {kept} hold its state"
+
+    def was_silent(self, w: Sim, why: str) -> None:
+        """Who is given up as silent had not spoken."""
+        now = self.world.clock.now
+        unheard = w.silent_since is not None and w.audible_at > now - self.world.silence
+        assert w.frozen or unheard or not w.alive, f"worker {w.id} spoke, but is given up: {why}"
+
+    def nobody_waits_long(self) -> None:
+        """Between faults, who is ready is soon in the ring, and who is to leave is soon let go."""
+        job, now = self.world.job, self.world.clock.now
+        waiting = [w.id for w in job.pool if w.state == "ready" or (w.state == "leaving" and not w.stopped)]
+        self.waiting = {w: self.waiting.get(w, now) for w in waiting}
+        if job.ring.members and len(job.pool.staying) > 1:
+            calm = self.world.faults.last
+            late = [w for w, since in self.waiting.items() if now - max(since, calm) > PATIENCE_SECONDS]
+            assert not late, f"{late} wait long to join the ring or to leave it"
+
+    def judge(self, end: ev.End) -> None:
+        """The job has ended: was it right, and is what came out?"""
+        world, job = self.world, self.world.job
+        charged = {f.worker for f in job.failures}
+        unjust = charged - world.faults.to_blame
+        assert not unjust, f"{unjust} are charged, but are not to blame"
+        summary = view.summary(job)
+        json.dumps([summary, view.status(job, world.clock.now)])
+        if world.seed % REPLAY_EVERY == 0:
+            assert view.summary(replayed(world.watchdog)) == summary
+        if end.phase == "Failed" and "Failed" not in world.faults.ends:
+            assert len(charged) > world.most_failures, end
+        elif end.phase != "Succeeded":
+            assert end.phase in world.faults.ends, end
+        if end.phase != "Succeeded":
+            return
+        whole = world.size * world.epochs
+        assert summary["records"]["per_epoch"] == [world.size] * world.epochs
+        assert len(set(summary["digests"].values())) == (1 if whole else 0)
+        assert self.finals
+        for w in self.finals:
+            assert (w.weights == 1).all(), f"worker {w.id}: {w.weights.tolist()}: not every position once"
+            assert w.applied == RangeSet.of([(0, whole)])

@@ -1,0 +1,25 @@
+"""Simulated time."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable
+
+
+class Clock:
+    """What is going to happen, in the order of its time."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+
+    def later(self, seconds: float, action: Callable[[], None]) -> None:
+        heapq.heappush(self._heap, (self.now + seconds, next(self._order), action))
+
+    def go_on(self) -> Callable[[], None]:
+        """Let time pass until something happens; returns what."""
+        assert self._heap, "nothing more will happen, and the job has not ended"
+        self.now, _, action = heapq.heappop(self._heap)
+        return action

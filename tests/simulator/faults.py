@@ -1,0 +1,143 @@
+"""What goes wrong, and when: at any time, or in ambush for the moment at which it hurts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from edl.ids import Generation, WorkerId
+from master.core import events as ev
+from tests.simulator.worker import NOTHING, Sim
+
+if TYPE_CHECKING:
+    from tests.simulator.world import World
+
+KINDS = ("kill", "kill", "kill", "kill two", "kill all but one", "kill all", "freeze", "freeze", "mute",
+         "term", "term", "term now", "exit 0", "crash", "raise", "scale", "scale", "late", "twice", "stall",
+         "preempt", "new master", "new master")  # fmt: skip
+RARE = ("fatal", "stop", "wrong data")
+MOMENTS = ("now", "now", "now", "forming", "syncing", "stepping", "breaking", "leaving", "exporting",
+           "starting")  # fmt: skip
+
+
+class Faults:
+    """The faults of one run. After `calm_at` nothing goes wrong any more."""
+
+    def __init__(self, world: World, calm_at: float) -> None:
+        self.world, self.random, self.clock = world, world.random, world.clock
+        self.calm_at = calm_at
+        self.ambushes: dict[str, list[str]] = {}
+        self.kinds = Counter[str]()
+        self.moments = Counter[str]()
+        self.last = 0.0
+        self.to_blame: set[WorkerId] = set()  # who failed by its own doing
+        self.ends: set[str] = set()  # the phases in which somebody wants the job to end
+
+    def schedule(self) -> None:
+        at, rate = 0.0, self.random.choice((0.5, 1.5, 4.0))
+        kinds = (*KINDS, *RARE) if self.random.random() < 0.1 else KINDS
+        while (at := at + self.random.expovariate(rate)) < self.calm_at:
+            kind, moment = self.random.choice(kinds), self.random.choice(MOMENTS)
+            self.clock.later(at, lambda kind=kind, moment=moment: self.plan(kind, moment))  # type: ignore[misc]
+
+    def plan(self, kind: str, moment: str) -> None:
+        """Something will go wrong: now, or when it hurts."""
+        if moment == "now":
+            self.strike(kind, moment)
+        else:
+            self.ambushes.setdefault(moment, []).append(kind)
+
+    def moment(self, name: str) -> None:
+        """It has come: whatever waits for it strikes."""
+        if self.clock.now < self.calm_at and (waiting := self.ambushes.get(name)):
+            kind = waiting.pop()
+            self.clock.later(self.random.random() ** 3 * 0.3, lambda: self.strike(kind, name))
+
+    def strike(self, kind: str, moment: str) -> None:
+        world, fleet = self.world, self.world.fleet
+        alive = [w for w in fleet.workers.values() if w.alive and not w.stopping]
+        if not alive or world.ended:
+            return
+        w = self.random.choice(alive)
+        if moment == "exporting":  # the exporter; when a ring breaks, the one that alone has the last step
+            w = next((o for o in alive if o.id == world.job.exporter), w)
+        elif moment == "breaking":
+            w = max(alive, key=lambda o: o.step)
+        self.kinds[kind] += 1
+        self.moments[moment] += 1
+        self.last = self.clock.now
+        match kind:
+            case "kill":
+                fleet.exit(w, "SIGKILL")
+            case "kill two":
+                for victim in self.random.sample(alive, min(2, len(alive))):
+                    fleet.exit(victim, "SIGKILL")
+            case "kill all but one":
+                for victim in alive:
+                    if victim is not w:
+                        fleet.exit(victim, "SIGKILL")
+            case "kill all":
+                for victim in alive:
+                    at = self.random.uniform(0, 0.05)
+                    self.clock.later(at, lambda v=victim: fleet.exit(v, "SIGKILL"))  # type: ignore[misc]
+            case "preempt":
+                fleet.exit(w, code=143, free=True)
+            case "freeze":
+                fleet.freeze(w, self.random.choice((0.3, 1.9, 2.1, 8)))
+            case "mute":  # it works on, but its words are held up on the way
+                w.silent_since = self.clock.now
+                w.audible_at = self.last = self.clock.now + self.random.choice((0.5, 1.5, 2.5, 6))
+            case "term" | "term now":
+                fleet.terminate(w)
+                self.clock.later(0.3 if kind == "term now" else 10, lambda: fleet.exit(w, "SIGKILL"))
+            case "scale":
+                world.master.hear(ev.Scale(self.random.randint(world.config.min_workers, 6)))
+            case "late":
+                self._repeat_of_old(w)
+            case "twice" if w.warm:
+                self._repeat(w)
+            case "new master" if world.master.lives:
+                world.master.dies()
+            case "stall":
+                world.master.stall(self.random.choice((0.5, 1.1, 1.9, 2.1, 5)))
+            case "stop":
+                self.ends.add("Stopped")
+                world.master.hear(ev.StopAsked("enough"))
+            case _:
+                self._fail(kind, w)
+
+    def _fail(self, kind: str, w: Sim) -> None:
+        """Of its own doing."""
+        fleet = self.world.fleet
+        speaks = w.greeted and not w.frozen
+        match kind:
+            case "exit 0":
+                self.to_blame.add(w.id)
+                fleet.exit(w, code=0, own=True)
+            case "crash":
+                self.to_blame.add(w.id)
+                fleet.exit(w, self.random.choice(("SIGABRT", "SIGSEGV")), own=True)
+            case "raise" if speaks:
+                fleet.fail(w, "ValueError: no")
+            case "fatal" if speaks:
+                self.ends.add("Failed")
+                fleet.fail(w, "the model is not compiled", fatal=True)
+            case "wrong data" if w.greeted and not w.warm and self.world.job.leases is not None:
+                self.to_blame.add(w.id)
+                fleet.say(w, ev.Ready(w.id, self.world.size + 1))
+
+    def _repeat_of_old(self, w: Sim) -> None:
+        """Something of an old generation arrives now."""
+        say, old = self.world.fleet.say, Generation(max(0, self.world.job.ring.generation - 1))
+        say(w, ev.Out(w.id, old, w.step + 1, True, NOTHING, broken="late"))
+        say(w, ev.Up(w.id, old, w.step + 1))
+        say(w, ev.Beat(w.id, old, w.step + 1, applied=NOTHING))
+
+    def _repeat(self, w: Sim) -> None:
+        """It says again what it has said."""
+        say = self.world.fleet.say
+        say(w, ev.Want(w.id, self.world.job.ring.generation))
+        say(w, ev.Ready(w.id, self.world.size))
+        say(w, ev.Hello(w.id))
+        if self.world.size and not w.holds:
+            say(w, ev.Finished(w.id, {}, ""))

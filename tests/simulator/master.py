@@ -1,0 +1,146 @@
+"""The master: the real core, and what lies between it and its workers: inbox, timer, orders, its death."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from edl.ids import WorkerId
+from master.core import events as ev
+from master.core.job import Job
+from tests.invariants import Watchdog
+
+if TYPE_CHECKING:
+    from tests.simulator.world import World
+
+
+class Master:
+    """The master that there is now, or none, until the next one comes."""
+
+    def __init__(self, world: World) -> None:
+        self.world, self.random, self.clock = world, world.random, world.clock
+        self.number = 0  # counts up with each that takes over
+        self.lives = True
+        self.job = Job(world.config)
+        self.watchdog = Watchdog(self.job)
+        self._inbox: list[ev.Event] = []  # what waits while it does not listen
+        self._awake_at = 0.0
+        self._tick_at: float | None = None
+
+    # --- events
+
+    def hear(self, event: ev.Event) -> None:
+        """An event reaches the inbox."""
+        if not self.lives:
+            return
+        if self.clock.now < self._awake_at:
+            self._inbox.append(event)
+        else:
+            self._tell(event)
+
+    def _tell(self, event: ev.Event) -> None:
+        """The core handles an event, and what it wants is done."""
+        checks = self.world.checks
+        w = self.job.pool.get(getattr(event, "worker", WorkerId(-1)))
+        ought = None  # to be charged for this
+        if isinstance(event, ev.Gone):
+            ought = checks.ought_to_be_charged(event)
+        elif isinstance(event, ev.Failed) and not event.fatal and w is not None and not w.stopped:
+            ought = True
+        effects = self.watchdog.handle(event, self.clock.now)
+        if self.world.talk:
+            print(f"{self.clock.now:9.3f} {event}")
+            for effect in effects:
+                print(f"{'':12}-> {effect}")
+        if isinstance(event, ev.Gone | ev.Failed) and ought is not None:
+            checks.is_charged(event, ought)
+        for effect in effects:
+            if isinstance(effect, ev.Form):
+                checks.keeps_the_state(effect, effects)
+            self._perform(effect)
+        checks.nobody_waits_long()
+        self._set_timer()
+
+    def _perform(self, effect: ev.Effect) -> None:
+        fleet, rings, faults = self.world.fleet, self.world.rings, self.world.faults
+        match effect:
+            case ev.Create(worker):
+                fleet.create(worker)
+            case ev.Delete(worker, grace):
+                fleet.delete(fleet.workers[worker], grace)
+            case ev.Form():
+                rings.form(effect)
+                faults.moment("forming")
+            case ev.Leave(generation, members):
+                for member in members:
+                    fleet.order_to(member, lambda w: setattr(w, "leave", generation))
+                faults.moment("leaving")
+            case ev.Cut(generation, members):
+                for member in members:
+                    fleet.order_to(member, lambda w: rings.cut(w, generation))
+            case ev.Grant(worker, lease):
+                fleet.order_to(worker, lambda w: rings.granted(w, lease))
+            case ev.Export(worker):
+                fleet.order_to(worker, fleet.export)
+                faults.moment("exporting")
+            case ev.Stop(worker):
+                fleet.order_to(worker, fleet.stop)
+            case ev.Fence(worker, why):
+                fleet.fence(fleet.workers[worker], why)
+            case ev.End():
+                self.world.ended = effect
+
+    # --- its time
+
+    def _set_timer(self) -> None:
+        deadline = self.job.next_deadline()
+        if deadline is not None and (self._tick_at is None or deadline < self._tick_at):
+            self._tick_at = deadline
+            self.clock.later(max(deadline - self.clock.now, 0.0), lambda: self._tick(deadline))
+
+    def _tick(self, at: float) -> None:
+        if self._tick_at != at or self.clock.now < self._awake_at or not self.lives:
+            return  # another came in between, or the master does not listen
+        self._tick_at = None
+        self._tell(ev.Tick())
+
+    def stall(self, seconds: float) -> None:
+        """It does not run for a while. What it is told meanwhile, it reads afterwards."""
+        self._awake_at = max(self._awake_at, self.clock.now + seconds)
+        self.clock.later(self._awake_at - self.clock.now, self._wake)
+
+    def _wake(self) -> None:
+        if self.clock.now < self._awake_at or not self.lives:
+            return
+        self._tick_at = None
+        if self.random.random() < 0.5:  # the timer comes first, or a message
+            self._tell(ev.Tick())
+        some = self.random.randint(1, 20)
+        read, self._inbox = self._inbox[:some], self._inbox[some:]
+        for event in read:
+            self._tell(event)
+        if self._inbox:
+            self.stall(0.01)
+        else:
+            self._set_timer()
+
+    # --- its death
+
+    def dies(self) -> None:
+        """And with it what it knew. Streams break; the workers go on. Another one comes, finds who lives,
+        and is found by them."""
+        self.number += 1
+        self.lives, self._inbox, self._awake_at, self._tick_at = False, [], 0.0, None
+        self.world.fleet.lose_the_master()
+        self.clock.later(self.random.choice((0.05, 1, 5)) * self.random.random(), self._take_over)
+
+    def _take_over(self) -> None:
+        if self.lives:
+            return
+        world = self.world
+        self.job = Job(world.config)
+        self.watchdog = Watchdog(self.job)
+        self.lives, world.checks.waiting, world.faults.last = True, {}, self.clock.now
+        workers = world.fleet.workers
+        found = tuple((w.id, "pid" if w.placed else "") for w in workers.values() if w.alive)
+        self._tell(ev.Adopted(found, len(workers)))
+        self._tell(ev.Begin())
