@@ -14,6 +14,7 @@ from tests.evidence import check_weights
 
 CHART = ROOT / "chart"
 WORKERS = "app.kubernetes.io/component=worker"
+MASTER = "app.kubernetes.io/component=master"
 # Small, so that four workers fit on the two nodes with room for a fifth, and quick to notice.
 SMALL = {
     "worker.resources.requests.cpu": "400m",
@@ -40,7 +41,7 @@ class Release:
         every = {**SMALL, **self.values, **{key.replace("__", "."): v for key, v in sets.items()}}
         words = []
         for key, value in every.items():  # a variable of the environment is a text, whatever it looks like
-            words += ["--set-string" if key.endswith(".value") else "--set", f"{key}={value}"]
+            words += ["--set-string" if key.endswith("].value") else "--set", f"{key}={value}"]
         return words
 
     # --- what is so
@@ -72,6 +73,15 @@ class Release:
         ]
         return sorted((p["metadata"]["name"] for p in alive), key=lambda n: int(re.findall(r"\d+$", n)[0]))
 
+    def told(self, *words: str, seconds: float = 60) -> None:
+        """Wait for an Event of the release whose message has all these words."""
+
+        def so(events: list[Object]) -> bool:
+            mine = (e["message"] for e in events if e["involvedObject"]["name"] == f"{self.full}-job")
+            return any(all(word in message for word in words) for message in mine)
+
+        self.namespace.until("events", so, seconds=seconds)
+
     def events(self) -> list[str]:
         """`reason: message` of each event on the release's object, oldest first."""
         found = self.namespace.get("events", "--sort-by=.lastTimestamp")
@@ -83,9 +93,7 @@ class Release:
 
     def master(self) -> Object:
         (pod,) = [
-            p
-            for p in self.namespace.get("pods", "-l", "app.kubernetes.io/component=master")
-            if "deletionTimestamp" not in p["metadata"]
+            p for p in self.namespace.get("pods", "-l", MASTER) if "deletionTimestamp" not in p["metadata"]
         ]
         return pod
 

@@ -66,7 +66,7 @@ def test_an_upgrade_changes_the_ring_and_restarts_nothing(release: Callable[...,
     job.upgrade(workers=2, paused="true")
     job.phase("Paused")
     job.upgrade(workers=2, training__batchSize=64)
-    job.namespace.until("events", lambda events: any("training.batchSize" in e["message"] for e in events))
+    job.told("training.batchSize")
     assert job.status["phase"] == "Paused", "what is refused is refused as a whole"
     job.upgrade(workers=2)
     job.ring_of(2)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -35,7 +35,22 @@ WARNINGS = frozenset({"fail", "refused"})
 ALIKE_SECONDS = 600.0  # an Event that comes again within this counts up instead
 MOST_SUMMARY = 400_000
 MOST_WAITING = 50
+MOST_NAMED = 8  # workers in one sentence
 MOST_MESSAGE = 1024  # characters; more is not taken
+
+
+def waiting(workers: Sequence[Mapping[str, Any]]) -> str:
+    """Which workers of `view.status` are waited for, and why: `workers 2, 3: no node has room ...`."""
+    causes: dict[str, list[str]] = {}
+    for w in workers:
+        if w["delay"]:
+            causes.setdefault(w["delay"], []).append(str(w["id"]))
+    return "; ".join(f"{_named(ids)}: {cause}" for cause, ids in causes.items())
+
+
+def _named(ids: list[str]) -> str:
+    more = f" and {len(ids) - MOST_NAMED} more" if len(ids) > MOST_NAMED else ""
+    return f"worker{'s' if len(ids) > 1 else ''} {', '.join(ids[:MOST_NAMED])}{more}"
 
 
 class Status:
@@ -129,6 +144,7 @@ class Status:
             "etaSeconds": None if eta is None else str(_rounded(eta)),
             "ringSize": str(sum(w["rank"] is not None for w in s["workers"])),
             "workers": str(s["target"]),
+            "waiting": waiting(s["workers"]) or None,
             "goodput": f"{100 * s['goodput'].get('useful', 0.0) / spent:.0f}%" if spent else None,
             "epoch": f"{records['epoch']}/{records['epochs']}",
             "loss": None if s["loss"] is None else f"{s['loss']:.4g}",

@@ -1,0 +1,95 @@
+"""Capacity comes and goes: what docs/preemption.md shows, with the same commands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.cluster.cluster import Namespace, Object
+from tests.cluster.release import Release, slow
+
+pytestmark = pytest.mark.timeout(600)
+# Two of these fill a node, with the little else that runs there.
+HALF_A_NODE = {"worker.resources.requests.cpu": "850m"}
+
+
+def service(namespace: Namespace, replicas: int) -> Object:
+    """A Deployment of the cluster's ordinary priority: what pays for the machines."""
+    container = {
+        "name": "main", "image": namespace.cluster.busybox, "command": ["sleep", "3600"],
+        "resources": {"requests": {"cpu": "850m"}},
+    }  # fmt: skip
+    pod = {"terminationGracePeriodSeconds": 0, "containers": [container]}
+    labels = {"app": "service"}
+    template = {"metadata": {"labels": labels}, "spec": pod}
+    spec = {"replicas": replicas, "selector": {"matchLabels": labels}, "template": template}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": "service", "labels": labels},
+        "spec": spec,
+    }
+
+
+def serves(namespace: Namespace, replicas: int) -> None:
+    def ready(found: list[Object]) -> bool:
+        return bool(found) and found[0]["status"].get("readyReplicas", 0) == replicas
+
+    namespace.until("deployments", ready, "app=service")
+
+
+def test_a_deployment_takes_the_capacity_and_gives_it_back(release: Callable[..., Release]) -> None:
+    job = release(**slow(records=150_000), **HALF_A_NODE)
+    namespace = job.namespace
+    job.install()
+    job.ring_of(4)
+    namespace.apply(service(namespace, replicas=2))
+    serves(namespace, 2)
+    job.ring_of(2)
+    job.told("PreemptionByScheduler")
+    waiting = job.until(lambda data: "waiting" in data)["waiting"]
+    assert "no node has room" in waiting, waiting
+    namespace.kubectl("scale", "deployment/service", "--replicas=0")
+    job.ring_of(4)
+    assert "waiting" not in job.status
+    summary = job.is_exact()
+    assert summary["failures"] == [], "what Kubernetes does is not charged"
+    assert summary["state_losses"] == 0
+
+
+def test_a_deployment_takes_it_all_and_the_job_starts_again(release: Callable[..., Release]) -> None:
+    job = release(**slow(records=90_000), **HALF_A_NODE)
+    namespace = job.namespace
+    job.install()
+    job.ring_of(4)
+    job.until(lambda data: data.get("progress", "0%") not in ("0%", ""))
+    namespace.apply(service(namespace, replicas=4))
+    serves(namespace, 4)
+    data = job.until(lambda data: data.get("ringSize") == "0")
+    assert data["phase"] == "Waiting", data
+    assert "no node has room" in data["waiting"]
+    assert job.workers() == []
+    namespace.kubectl("delete", "deployment", "service")
+    job.ring_of(4)
+    job.told("records of training are lost, the job starts again")
+    summary = job.is_exact()
+    assert summary["state_losses"] == 1
+    assert summary["failures"] == []
+
+
+def test_a_job_of_high_priority_takes_the_place_of_one_of_low(release: Callable[..., Release]) -> None:
+    low = release("low", **slow(records=150_000), **HALF_A_NODE)
+    high = release("high", **slow(records=30_000), **HALF_A_NODE)
+    low.install()
+    low.ring_of(4)
+    high.install(workers=2, priorityClass__value=100, priorityClass__preemptionPolicy="PreemptLowerPriority")
+    low.ring_of(2)
+    high.ring_of(2)
+    assert high.is_exact()["failures"] == []
+    low.ring_of(4)
+    summary = low.is_exact()
+    assert summary["failures"] == []
+    assert summary["state_losses"] == 0
+    assert any(e.startswith("WorkerPreempted") for e in low.events())
+    assert not any(e.startswith("WorkerPreempted") for e in high.events())

@@ -1,0 +1,85 @@
+"""What keeps workers from running, or ends them, is told with its cause, and nothing is asked in a hurry.
+
+What docs/trouble.md shows, with the same commands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import yaml
+
+from tests.cluster.cluster import ROOT
+from tests.cluster.release import Release, slow
+
+pytestmark = pytest.mark.timeout(600)
+SOON = 30  # seconds in which a cause is to be seen
+
+
+def creates(job: Release) -> int:
+    """How often the master has asked for a pod."""
+    asked = job.namespace.requests(f"{job.full}-master")
+    return sum(r["verb"] == "create" and r["objectRef"]["resource"] == "pods" for r in asked)
+
+
+def waits_for(job: Release, cause: str) -> None:
+    """The cause is in the status, and among the Events, soon."""
+    job.until(lambda data: cause in data.get("waiting", ""), seconds=SOON)
+    job.told(cause, seconds=SOON)
+    assert cause in job.namespace.kubectl("describe", "configmap", f"{job.full}-job")
+
+
+def test_a_worker_that_is_killed_for_its_memory(release: Callable[..., Release]) -> None:
+    job = release(**slow(), **{"worker.resources.limits.memory": "1Gi"})
+    job.values.pop("model.module")
+    job.install("--set-file", f"model.source={ROOT / 'tests' / 'models' / 'hungry.py'}")
+    job.ring_of(4)
+    job.namespace.kubectl("exec", "edl-worker-1", "--", "touch", "/tmp/eat")
+    cause = "OOMKilled: container memory limit 1Gi"
+    job.told(cause, seconds=SOON)
+    summary = job.is_exact()
+    (failure,) = summary["failures"]
+    assert failure["worker"] == 1
+    assert cause in failure["why"], "it is charged: the job's own doing"
+
+
+def test_a_quota_that_admits_two_of_four(release: Callable[..., Release]) -> None:
+    job = release(**slow(records=100_000))
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "small"}}
+    job.namespace.apply({**quota, "spec": {"hard": {"pods": "3"}}})  # the master, and two workers
+    job.install()
+    waits_for(job, "exceeded quota: small, requested: pods=1, used: pods=3, limited: pods=3")
+    job.ring_of(2)
+    job.until(lambda data: int(data["progress"].strip("%")) >= 20)
+    assert creates(job) <= 12, "it asks again for one of them, less and less often"
+    job.namespace.apply({**quota, "spec": {"hard": {"pods": "9"}}})
+    job.ring_of(4)
+    assert "waiting" not in job.status
+    assert job.is_exact()["failures"] == []
+
+
+def test_an_image_that_cannot_be_pulled(release: Callable[..., Release]) -> None:
+    job = release(**slow(records=20_000), **{"worker.image.tag": "none"})
+    job.install()
+    job.until(lambda data: "ErrImagePull" in data.get("waiting", ""), seconds=SOON)
+    waits_for(job, "ImagePullBackOff")
+    assert job.status["phase"] == "Starting"
+    assert creates(job) == 4, "another pod would wait for the same image"
+
+
+def test_a_role_without_the_right_to_create(release: Callable[..., Release]) -> None:
+    job = release(**slow(records=20_000))
+    role = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "metadata": {"name": "ours"}}
+    pods, *others = yaml.safe_load((ROOT / "tests" / "chart" / "role.yaml").read_text())
+    less = {**pods, "verbs": [verb for verb in pods["verbs"] if verb != "create"]}
+    job.namespace.apply({**role, "rules": [less, *others]})
+    account = f"{job.namespace.name}:edl-master"
+    job.namespace.kubectl("create", "rolebinding", "ours", "--role=ours", f"--serviceaccount={account}")
+    job.install(rbac__create="false")
+    waits_for(job, f'Kubernetes does not allow it: pods is forbidden: User "system:serviceaccount:{account}"')
+    assert creates(job) <= 10, "one asks for all, ever less often"
+    job.namespace.apply({**role, "rules": [pods, *others]})
+    job.upgrade(rbac__create="false", maxWorkers=8)  # it is tried again at once when anything has changed
+    job.ring_of(4)
+    assert job.is_exact()["failures"] == []
