@@ -19,6 +19,7 @@ NAME, INSTANCE, COMPONENT, MANAGER, PART_OF = (
 WORKER_ID, RUN_ID, RANK, STATE, PRIORITY = (
     f"edl.dev/{key}" for key in ("worker-id", "run-id", "rank", "state", "priority")
 )
+TEMPLATE: Final = "edl.dev/template"  # an annotation
 OURS: Final = "edl-master"
 
 SHOWN = 300  # characters of Kubernetes' messages that we pass on

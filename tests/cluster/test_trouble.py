@@ -66,6 +66,8 @@ def test_an_image_that_cannot_be_pulled(release: Callable[..., Release]) -> None
     waits_for(job, "ImagePullBackOff")
     assert job.status["phase"] == "Starting"
     assert creates(job) == 4, "another pod would wait for the same image"
+    job.upgrade(worker__image__tag=job.values["image.tag"])
+    job.is_exact()
 
 
 def test_a_role_without_the_right_to_create(release: Callable[..., Release]) -> None:

@@ -496,6 +496,25 @@ async def test_new_values_and_a_new_template_are_taken(server: KubernetesApi) ->
         assert "values.json is no JSON" in refused.why
 
 
+async def test_a_pod_that_waits_is_replaced_when_the_release_makes_other_ones(server: KubernetesApi) -> None:
+    server.autorun = False
+    async with driving(server) as job:
+        job.create(0, 1)
+        await job.until(lambda: len(server.objects["pods"]) == 2)
+        server.run_pod("edl-worker-0")
+        server.hold_pod("edl-worker-1", "ImagePullBackOff", "Back-off pulling image edl-worker")
+        await job.until(lambda: job.delays(1))
+        install(server, "workers=4")
+        await job.until(lambda: job.taken)
+        install(
+            server, **{"worker.yaml": yaml.safe_dump({**POD, "metadata": {"labels": {"team": "theirs"}}})}
+        )
+        gone = await job.gone(1)
+        assert (gone.free, gone.why) == (True, "it waited, and by now the release makes other pods")
+        assert set(server.objects["pods"]) == {"edl-worker-0"}, "who runs has what it needs"
+        assert server.count()["delete", "pods"] == 1
+
+
 async def test_a_share_of_the_workers_has_the_higher_priority(server: KubernetesApi) -> None:
     high = {**POD, "spec": {**POD["spec"], "priorityClassName": "high"}}  # type: ignore[dict-item]
     install(server, "workers=4", "highPriorityWorkers=50%", **{"worker-high.yaml": yaml.safe_dump(high)})
@@ -575,12 +594,16 @@ async def test_the_status_is_written_when_it_changes_and_not_more_often_than_onc
             job.backend.observe(0.0, ev.Tick(), [])
             await asyncio.sleep(0.1 * SECOND)
         assert 3 <= patches() - before <= 14
+        two = [{"id": n, "rank": None, "state": "asked", "delay": "no room"} for n in (3, 4)]
+        job.status = a_status(workers=two)
+        job.backend.observe(0.0, ev.Tick(), [])
+        await job.until(lambda: data().get("waiting") == "workers 3, 4: no room")
         job.status = a_status(phase="Waiting", eta_seconds=None)
         began = time.monotonic()
         job.backend.observe(0.0, ev.Tick(), [])
         await job.until(lambda: data()["phase"] == "Waiting")
         assert time.monotonic() - began < 1.0 * SECOND
-        assert "etaSeconds" not in data()
+        assert not {"etaSeconds", "waiting"} & set(data())
         job.status = a_status(phase="Succeeded")
         job.backend.status.end({"phase": "Succeeded", "step": 7})
     assert data()["phase"] == "Succeeded", "the last word is written when the master goes"

@@ -27,7 +27,7 @@ from master.adapters.kubernetes.labels import Labels
 from master.adapters.kubernetes.making import Maker
 from master.adapters.kubernetes.release import Found, Left, Place, refusal, template_of, values_of
 from master.adapters.kubernetes.removing import Remover
-from master.adapters.kubernetes.stamp import stamp
+from master.adapters.kubernetes.stamp import digest, stamp
 from master.adapters.kubernetes.tasks import Tasks
 from master.adapters.kubernetes.workers import Worker, Workers
 from master.core import events as ev
@@ -232,14 +232,30 @@ class Kubernetes:
             await self._remover.delete(pod)
 
     def _stamped(self, w: Worker) -> dict[str, Any]:
-        data, workers, place = self._data(), self._workers, self._place
+        workers, place = self._workers, self._place
         highs = sum(o.high for o in workers if o is not w and not o.over.is_set())
-        w.high = "worker-high.yaml" in data and highs < self._high
-        template = template_of(place.job, data, "worker-high.yaml" if w.high else "worker.yaml")
+        w.high = "worker-high.yaml" in self._data() and highs < self._high
+        template = self._template(w)
         env = {"EDL_WORKER_ID": str(w.id), "EDL_RUN_ID": workers.run_id, "EDL_MASTER": place.address}
         return stamp(
             template, place.fullname, place.release, w.id, workers.run_id, self._owner(), env, w.high
         )
+
+    def _template(self, w: Worker) -> pods.Pod:
+        return template_of(self._place.job, self._data(), "worker-high.yaml" if w.high else "worker.yaml")
+
+    def _replace_the_outdated(self) -> None:
+        """What a pod waits for (an image, a node) may be what was corrected; by itself it would wait on."""
+        for w in self._workers:
+            if w.pod is None or w.seen or not w.why or w.unwanted or w.over.is_set():
+                continue
+            with suppress(ConfigError):  # the template is told to be wrong when a pod is to be made of it
+                if (w.pod["metadata"].get("annotations") or {}).get(pods.TEMPLATE) != digest(
+                    self._template(w)
+                ):
+                    w.disrupted = "it waited, and by now the release makes other pods"
+                    w.unwanted = True
+                    self._tasks.keep(self._remover.remove(w, 0.0))
 
     def _pod_changed(self, pod: Object, vanished: bool) -> None:
         if self._settled:
@@ -269,6 +285,7 @@ class Kubernetes:
         self._take(values)
         with suppress(ConfigError):  # which whoever takes the values has told
             self._take_own(values)
+        self._replace_the_outdated()
         self._maker.retry()  # the template may have been what was wrong
 
     def _take_own(self, values: dict[str, Any]) -> None:

@@ -43,7 +43,7 @@ def waiting(workers: Sequence[Mapping[str, Any]]) -> str:
     """Which workers of `view.status` are waited for, and why: `workers 2, 3: no node has room ...`."""
     causes: dict[str, list[str]] = {}
     for w in workers:
-        if w["delay"]:
+        if w.get("delay"):
             causes.setdefault(w["delay"], []).append(str(w["id"]))
     return "; ".join(f"{_named(ids)}: {cause}" for cause, ids in causes.items())
 

@@ -6,6 +6,8 @@ The shape of the pod is the chart's. Nothing here talks to anybody.
 from __future__ import annotations
 
 import copy
+import hashlib
+import json
 from collections.abc import Mapping
 
 from edl.errors import ConfigError
@@ -31,6 +33,7 @@ def stamp(
         pods.WORKER_ID: str(worker), pods.RUN_ID: run_id, pods.STATE: "starting",
         pods.PRIORITY: "high" if high else "low",
     }  # fmt: skip
+    meta["annotations"] = {**(meta.get("annotations") or {}), pods.TEMPLATE: digest(template)}
     meta["ownerReferences"] = [{**owner, "controller": False, "blockOwnerDeletion": False}]
     own = [c for c in pod.get("spec", {}).get("containers", []) if c.get("name") == pods.CONTAINER]
     if not own:
@@ -38,3 +41,8 @@ def stamp(
     kept = [e for e in own[0].get("env") or [] if e.get("name") not in env]
     own[0]["env"] = [*kept, *({"name": key, "value": value} for key, value in env.items())]
     return pod
+
+
+def digest(template: pods.Pod) -> str:
+    """Which template a pod was made from, for whoever has another one later."""
+    return hashlib.sha256(json.dumps(template, sort_keys=True).encode()).hexdigest()[:16]
