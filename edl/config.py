@@ -182,6 +182,14 @@ def impossible(flat_values: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def unscalable(values: Mapping[str, Any], workers: int) -> list[str]:
+    """Why a running job with these values cannot be scaled to so many workers, in words."""
+    if workers < 1:
+        return [f"workers: {workers} would lose the state of training, which only workers hold"]
+    limits = {key: values[key] for key in ("minWorkers", "maxWorkers") if key in values}
+    return impossible({**limits, "workers": workers})
+
+
 def frozen_changes(old: Config, new: Config) -> list[str]:
     """The dotted keys that differ and cannot change while a job runs."""
     before, after = flat(old), flat(new)

@@ -178,9 +178,8 @@ class Master:
         Raises:
             ConfigError: the values do not allow that number.
         """
-        config_module.parse({**self.values, "workers": workers})
-        if workers == 0:
-            raise ConfigError("workers: 0 would lose the state of training, which only workers hold")
+        if wrong := config_module.unscalable(self.values, workers):
+            raise ConfigError("\n".join(wrong))
         before, now = self.job.target, workers
         self.inbox.put_nowait(ev.Scale(workers))
         return f"workers {before} -> {now}"

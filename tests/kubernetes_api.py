@@ -1,7 +1,7 @@
 """A small server that speaks Kubernetes' protocol, for pods, configmaps and events of one namespace.
 
 Real HTTP on a real port: list with resourceVersion and pages, watch with bookmarks, create, delete
-with grace and preconditions, merge patch, label and field selectors. It can be told to misbehave in
+with grace and preconditions, merge patch, label and field selectors, logs. It can be told to misbehave in
 the ways in which API servers, load balancers and networks do. A kubelet of its own runs the pods
 and ends them. `second` is how long one second of all this takes.
 """
@@ -12,6 +12,7 @@ import asyncio
 import copy
 import json
 import random
+import re
 import time
 import uuid
 from collections import Counter
@@ -62,6 +63,7 @@ class KubernetesApi:
         self.version, self.compacted = 1, 0
         self.requests: list[Request] = []
         self.names: list[str] = []  # of all pods that were ever made
+        self.logs: dict[str, list[tuple[str, str]]] = {}  # by pod: when each line was said
         self.unanswered: set[str] = set()  # of those whose making was not confirmed
         # How it misbehaves:
         self.refusals: list[Refusal] = []
@@ -86,6 +88,7 @@ class KubernetesApi:
         app = web.Application()
         app.router.add_route("*", f"/api/v1/namespaces/{NAMESPACE}/{{resource}}", self._handle)
         app.router.add_route("*", f"/api/v1/namespaces/{NAMESPACE}/{{resource}}/{{name}}", self._handle)
+        app.router.add_get(f"/api/v1/namespaces/{NAMESPACE}/{{resource:pods}}/{{name}}/log", self._handle)
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", self.port, reuse_address=True)
@@ -157,7 +160,13 @@ class KubernetesApi:
 
     def run_pod(self, name: str) -> None:
         """The kubelet has started the pod's containers."""
-        self._status(name, phase="Running", containerStatuses=[_container({"running": {}})])
+        self._status(name, phase="Running", containerStatuses=[_container({"running": {}}, self.pod(name))])
+
+    def say(self, name: str, line: str) -> None:
+        """A line of the pod's log."""
+        at = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%f000Z")
+        self.logs.setdefault(name, []).append((at, line))
+        self._wake()
 
     def end_pod(self, name: str, code: int, reason: str = "", message: str = "") -> None:
         """The worker's process has ended; the pod stays."""
@@ -218,6 +227,9 @@ class KubernetesApi:
     def _tell(self, resource: str, kind: str, thing: Object) -> None:
         self.history.append((self.version, resource, kind, copy.deepcopy(thing)))
 
+        self._wake()
+
+    def _wake(self) -> None:
         async def wake() -> None:
             async with self._news:
                 self._news.notify_all()
@@ -234,6 +246,8 @@ class KubernetesApi:
     async def _handle(self, http: web.Request) -> web.StreamResponse:
         resource, name = http.match_info["resource"], http.match_info.get("name", "")
         verb = {"GET": "get" if name else "list", "POST": "create"}.get(http.method, http.method.lower())
+        if http.path.endswith("/log"):
+            verb = "log"
         if verb == "list" and http.query.get("watch") == "true":
             verb = "watch"
         request = Request(time.monotonic(), verb, resource, name)
@@ -245,12 +259,14 @@ class KubernetesApi:
                 refusal.times -= 1
                 request.status = refusal.status
                 return _refused(refusal.status, refusal.reason, refusal.message, refusal.retry_after)
-        if verb == "watch":
+        if verb in ("watch", "log"):
             task = asyncio.current_task()
             assert task is not None
             self._watching.add(task)
             try:
-                return await self._watch(http, resource, request)
+                return await (
+                    self._log(http, name, request) if verb == "log" else self._watch(http, resource, request)
+                )
             finally:
                 self._watching.discard(task)
         response = self._answer(verb, resource, name, http, await http.read())
@@ -370,6 +386,34 @@ class KubernetesApi:
                         await self._news.wait()
         return response
 
+    async def _log(self, http: web.Request, name: str, request: Request) -> web.StreamResponse:
+        asked, pod = http.query, self.objects["pods"].get(name)
+        if pod is None:
+            return _refused(404, "NotFound", f'pods "{name}" not found')
+        if not json.dumps(pod["status"]).count('"running"') + json.dumps(pod["status"]).count('"terminated"'):
+            return _refused(400, "BadRequest", f'container "{asked["container"]}" is waiting to start')
+        request.status = 200
+        response = web.StreamResponse()
+        response.enable_chunked_encoding()
+        await response.prepare(http)
+        since = asked.get("sinceTime", "")[:19]  # a whole second, as the kubelet takes it
+        lines = self.logs.setdefault(name, [])
+        sent = max(len(lines) - int(asked["tailLines"]), 0) if "tailLines" in asked else 0
+        while True:
+            for at, line in lines[sent:]:
+                sent += 1
+                if at[:19] >= since:
+                    await response.write(f"{at} {line}\n".encode())
+            ended = (
+                self.objects["pods"].get(name, {}).get("metadata", {}).get("uid") != pod["metadata"]["uid"]
+            )
+            ended = ended or '"terminated"' in json.dumps(self.objects["pods"][name]["status"])
+            if ended or asked.get("follow") != "true":
+                return response
+            async with self._news:
+                if len(lines) == sent:
+                    await self._news.wait()
+
     async def _send(self, response: web.StreamResponse, kind: str, thing: Object) -> None:
         line = json.dumps({"type": kind, "object": thing}, ensure_ascii=False).encode() + b"\n"
         while line:
@@ -392,10 +436,15 @@ async def serving(second: float = 1.0, seed: int = 0) -> AsyncIterator[Kubernete
 def _selected(thing: Object, http: web.Request) -> bool:
     meta = thing["metadata"]
     labels = meta.get("labels") or {}
-    wanted = [pair.split("=") for pair in http.query.get("labelSelector", "").split(",") if pair]
+    wanted = re.findall(r"([^,= ]+)(?:=([^,]*)| in \(([^)]*)\))", http.query.get("labelSelector", ""))
     fields = [pair.split("=") for pair in http.query.get("fieldSelector", "").split(",") if pair]
-    assert all(key == "metadata.name" for key, _ in fields)
-    return all(labels.get(k) == v for k, v in wanted) and all(meta["name"] == v for _, v in fields)
+    known = {
+        "metadata.name": meta["name"],
+        "involvedObject.name": thing.get("involvedObject", {}).get("name"),
+    }
+    return all(labels.get(key) in (several or one).split(",") for key, one, several in wanted) and all(
+        known[key] == value for key, value in fields
+    )
 
 
 def _refused(status: int, reason: str, message: str, retry_after: int | None = None) -> web.Response:
@@ -418,8 +467,14 @@ def _merged(thing: Any, patch: Any) -> Any:
     return thing
 
 
-def _container(state: Object) -> Object:
-    return {"name": "worker", "state": state, "ready": "running" in state, "restartCount": 0}
+def _container(state: Object, pod: Object | None = None) -> Object:
+    labels = (pod or {}).get("metadata", {}).get("labels") or {}
+    return {
+        "name": labels.get("app.kubernetes.io/component", "worker"),
+        "state": state,
+        "ready": "running" in state,
+        "restartCount": 0,
+    }
 
 
 def _time(seconds: float = 0.0) -> str:

@@ -20,7 +20,7 @@ import json
 import random
 from collections import Counter
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
@@ -28,6 +28,7 @@ import httpx2 as httpx
 import structlog
 from lightkube.config.client_adapter import AsyncClient, ConnectionParams
 from lightkube.config.kubeconfig import KubeConfig
+from lightkube.config.models import User
 from lightkube.core.exceptions import ConfigError as LightkubeError
 
 from edl.errors import ConfigError, EdlError
@@ -151,16 +152,21 @@ class Api:
         self._out_since: float | None = None
         self._next_at = 0.0  # while it is out
         self._closed_until = 0.0  # as a Retry-After has said, whoever it was said to
+        looked = (
+            "" if config else " (looked for a pod's service account, then for $KUBECONFIG or ~/.kube/config)"
+        )
         try:
             single = (config or KubeConfig.from_env()).get()
             assert single is not None  # as no default is given
-            self.namespace = single.namespace
+            self.namespace, self.server = single.namespace, single.cluster.server
+            single = single._replace(user=single.user or User())  # nobody in particular may ask too
             self._http = AsyncClient(single, ConnectionParams(timeout=httpx.Timeout(pace.answer)))
-        except (LightkubeError, OSError, KeyError, ValueError, AssertionError) as error:
+        except KeyError as error:
             raise ConfigError(
-                f"no Kubernetes to talk to: {error} (looked for a pod's service account, "
-                "then for $KUBECONFIG or ~/.kube/config)"
+                f"no Kubernetes to talk to: its context names {error}, which is not there"
             ) from error
+        except (LightkubeError, OSError, ValueError) as error:
+            raise ConfigError(f"no Kubernetes to talk to: {error}{looked}") from error
 
     @property
     def in_sight(self) -> bool:
@@ -214,23 +220,42 @@ class Api:
             ApiError: it could not be had, was silent for too long, or broke.
                 (An ERROR event is only handed on.)
         """
+        async with aclosing(self._lines("WATCH", path, {**query, "watch": "true"})) as lines:
+            async for line in lines:
+                if line.strip():
+                    try:
+                        yield json.loads(line)
+                    except ValueError as error:
+                        raise self._no_answer("WATCH", path, error) from error
+
+    async def log(self, path: str, query: Mapping[str, str]) -> AsyncGenerator[str, None]:
+        """The lines of a pod's log (its path ends in /log), and with `follow` those to come.
+
+        Raises:
+            ApiError: it could not be had, was silent for too long, or broke.
+        """
+        async with aclosing(self._lines("LOG", path, query)) as lines:
+            async for line in lines:
+                yield line.decode(errors="replace")
+
+    async def _lines(self, verb: str, path: str, query: Mapping[str, str]) -> AsyncGenerator[bytes, None]:
+        """What the server streams, line by line, until it ends the stream."""
         await self._my_turn()
         timeout = httpx.Timeout(self.pace.answer, read=self.pace.silence)
         rest = b""
         try:
-            async with self._http.stream(
-                "GET", path, params={**query, "watch": "true"}, timeout=timeout
-            ) as response:
+            async with self._http.stream("GET", path, params=dict(query), timeout=timeout) as response:
                 whole = b"" if response.status_code == 200 else await response.aread()
-                self._answer("WATCH", path, response.status_code, response.headers, whole)
+                self._answer(verb, path, response.status_code, response.headers, whole)
                 # Not aiter_lines: it also splits at what Unicode calls a line's end, inside a JSON text.
                 async for chunk in response.aiter_bytes():
                     *lines, rest = (rest + chunk).split(b"\n")
                     for line in lines:
-                        if line.strip():
-                            yield json.loads(line)
-        except (httpx.HTTPError, LightkubeError, OSError, ValueError) as error:
-            raise self._no_answer("WATCH", path, error) from error
+                        yield line
+                if rest:
+                    yield rest
+        except (httpx.HTTPError, LightkubeError, OSError) as error:
+            raise self._no_answer(verb, path, error) from error
 
     # --- manners
 
@@ -273,7 +298,7 @@ class Api:
         self.requests[verb.lower(), _resource(path), 0] += 1
         why = f"no answer ({type(cause).__name__}{f': {cause}' if str(cause) else ''})"
         error = ApiError(f"{verb.lower()} {_resource(path)}", 0, "", why)
-        if verb != "WATCH" or isinstance(cause, httpx.ConnectError | httpx.ConnectTimeout):
+        if verb not in ("WATCH", "LOG") or isinstance(cause, httpx.ConnectError | httpx.ConnectTimeout):
             self._is_out(error)  # a watch may also break by itself: the next request will tell
         return error
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import aclosing, suppress
 from typing import Any, TypeAlias
 
@@ -35,12 +35,19 @@ class Mirror:
 
     Args:
         changed: is shown each object that is new, has changed (False) or is gone (True), as it was last seen.
+        forgiving: a right that lacks may come; else `run` ends with that refusal.
     """
 
     def __init__(
-        self, api: Api, path: str, selector: dict[str, str], changed: Callable[[Object, bool], None]
+        self,
+        api: Api,
+        path: str,
+        selector: dict[str, str],
+        changed: Callable[[Object, bool], None],
+        forgiving: bool = True,
     ):
         self._api, self._path, self._selector, self._changed = api, path, selector, changed
+        self._forgiving = forgiving
         self._version = ""  # from where to watch on; "": a list is due
         self._why = "start"  # the list is due
         self._listed_at = self._heard_at = 0.0
@@ -85,7 +92,11 @@ class Mirror:
         self._learned.add(thing["metadata"]["name"])
 
     async def run(self) -> None:
-        """Keep up to date, for ever. Starts from where a `list` has left off."""
+        """Keep up to date, for ever. Starts from where a `list` has left off.
+
+        Raises:
+            ApiError: not allowed, and not forgiven.
+        """
         loop = asyncio.get_running_loop()
         pace = self._api.pace
         backoff = Backoff(pace.first_pause, pace.most_pause)
@@ -97,6 +108,8 @@ class Mirror:
                 await self._watch()
                 broke = False
             except ApiError as error:
+                if error.status in (401, 403) and not self._forgiving:
+                    raise
                 (log.error if error.status in (401, 403, 404) else log.debug)(f"cannot watch: {error}")
                 named = error.retry_after
                 if error.status == 410:
@@ -164,3 +177,22 @@ class Mirror:
 
 def _uid(thing: Object | None) -> str:
     return str(thing["metadata"]["uid"]) if thing is not None else ""
+
+
+async def until(happened: asyncio.Event, mirrors: Iterable[Mirror], seconds: float | None = None) -> bool:
+    """Keep these up to date until something has happened; False: the time was up first.
+
+    Raises:
+        ApiError: one of them is refused.
+    """
+    waiting = asyncio.create_task(happened.wait())
+    tasks: list[asyncio.Task[Any]] = [waiting, *(asyncio.create_task(m.run()) for m in mirrors)]
+    try:
+        done, _ = await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+        return waiting in done
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

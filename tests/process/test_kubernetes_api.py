@@ -26,6 +26,7 @@ from lightkube.config.models import Cluster, User
 
 from edl.errors import ConfigError
 from edl.ids import WorkerId
+from edl.kubernetes import asked
 from edl.kubernetes.api import Api, ApiError, Pace
 from master.adapters.kubernetes import Place
 from master.core import events as ev
@@ -573,7 +574,10 @@ async def test_the_status_is_written_when_it_changes_and_not_more_often_than_onc
         job.status = a_status()
         job.backend.observe(0.0, ev.Tick(), [])
         await job.until(data)
-        assert {k: v for k, v in data().items() if k not in ("updated", "values")} == {
+        in_full = json.loads(data()["status.json"])
+        assert in_full["records"]["applied"] == 130
+        assert "goodput" not in in_full, "it changes all the time"
+        assert {k: v for k, v in data().items() if k not in ("updated", "values", "status.json")} == {
             "phase": "Training", "reason": "ring 1: 2 ready", "progress": "32%", "etaSeconds": "1200",
             "ringSize": "2", "workers": "2", "goodput": "90%", "epoch": "2/4", "loss": "0.1235",
             "state": json.dumps({"runId": "run-1", "born": 0}),
@@ -608,6 +612,54 @@ async def test_the_status_is_written_when_it_changes_and_not_more_often_than_onc
         job.backend.status.end({"phase": "Succeeded", "step": 7})
     assert data()["phase"] == "Succeeded", "the last word is written when the master goes"
     assert json.loads(data()["summary.json"])["step"] == 7
+    assert "status.json" not in data()
+
+
+# --- what is asked by hand
+
+
+def ask(server: KubernetesApi, **keys: str) -> None:
+    """As `edl scale` and `edl stop` do: beside what the chart has rendered."""
+    job = server.objects["configmaps"]["edl-job"]
+    server.put("configmaps", {**job, "data": {**job["data"], **keys}})
+
+
+async def test_a_number_by_hand_holds_until_the_chart_says_another(server: KubernetesApi) -> None:
+    ask(server, **{asked.SCALE: asked.Scale(7, 3, "first").text()})
+    async with driving(server) as job:
+        assert job.found.values["workers"] == 7
+        job.status = a_status()
+        install(server, "workers=3", "paused=true", **{asked.SCALE: asked.Scale(7, 3, "first").text()})
+        await job.until(lambda: job.taken and job.taken[-1]["paused"])
+        assert job.taken[-1]["workers"] == 7, "an upgrade that says nothing of workers leaves them alone"
+        install(server, "workers=5", **{asked.SCALE: asked.Scale(7, 3, "first").text()})
+        await job.until(lambda: job.taken[-1]["workers"] == 5)
+        events = server.objects["events"]
+        await job.until(lambda: any(e["reason"] == "ScaleOver" for e in events.values()))
+    install(server, "workers=3", **{asked.SCALE: asked.Scale(7, 3, "first").text()})
+    async with driving(server) as job:
+        assert job.found.values["workers"] == 3, "what is over does not come back, whichever master is there"
+        ask(server, **{asked.SCALE: asked.Scale(8, 3, "second").text()})
+        await job.until(lambda: job.taken and job.taken[-1]["workers"] == 8)
+        install(server, "workers=3", "maxWorkers=6", **{asked.SCALE: asked.Scale(8, 3, "second").text()})
+        await job.until(lambda: job.taken[-1]["workers"] == 3)
+        told = "`edl scale 8` does not hold any more: workers is 8 and maxWorkers is 6"
+        await job.until(lambda: any(e["message"].startswith(told) for e in server.objects["events"].values()))
+
+
+async def test_a_run_is_stopped_once_whichever_master_reads_of_it(server: KubernetesApi) -> None:
+    async with driving(server) as job:
+        job.status = a_status()
+        ask(server, **{asked.STOP: "run-0"})
+        install(server, "workers=3", "paused=true", **{asked.STOP: "run-1"})
+        await job.until(lambda: job.of(ev.StopAsked))
+        install(server, "workers=3", **{asked.STOP: "run-1"})
+        await job.until(lambda: len(job.taken) > 1 and not job.taken[-1]["paused"])
+        assert job.of(ev.StopAsked) == [ev.StopAsked("stopped by edl stop")]
+    async with driving(server) as next_master:
+        assert next_master.of(ev.StopAsked) == [ev.StopAsked("stopped by edl stop")]
+    async with driving(server, "run-2") as another:
+        assert another.of(ev.StopAsked) == []
 
 
 async def test_rank_and_state_are_labels(server: KubernetesApi) -> None:

@@ -19,7 +19,7 @@ import structlog
 from edl import config as config_module
 from edl.errors import ConfigError
 from edl.ids import RunId, WorkerId
-from edl.kubernetes import pods
+from edl.kubernetes import asked, pods
 from edl.kubernetes.api import SOON, Api, ApiError, Backoff
 from edl.kubernetes.watch import Mirror, Object
 from master.adapters.kubernetes import show
@@ -60,7 +60,7 @@ class Kubernetes:
         self._left = Left()
         self._high, self._keep_seconds = 0, -1  # live values of our own
         self._own_values = asyncio.Event()  # set when they are other ones
-        self._settled = False
+        self._settled = self._stopping = False
         self.events = show.Events(api, place.namespace, self._owner, place.pod)
         self.status = show.Status(api, place.path("configmaps", f"{place.fullname}-status"))
         self._labels = Labels(api, place, self._workers, self.status.now)
@@ -79,6 +79,7 @@ class Kubernetes:
         status = await self._patiently(lambda: self._api.get(self.status.path))
         await self._patiently(self._mirror.list)
         self._left = Left.read(status.get("data") or {})
+        self.status.scale_over = self._left.scale_over
         found = Found.of(self.values, self._left, self._mirror.objects.values())
         self._workers.born = found.born
         return found
@@ -118,12 +119,20 @@ class Kubernetes:
 
     @property
     def values(self) -> dict[str, Any]:
-        """The job's values, as the chart has last rendered them.
+        """The job's values, as the chart has last rendered them, and as somebody has scaled them since.
 
         Raises:
             ConfigError: they are no JSON object.
         """
-        return values_of(self._place.job, self._data())
+        data = self._data()
+        values, scale = values_of(self._place.job, data), asked.Scale.read(data)
+        if scale is None or scale.id == self.status.scale_over:
+            return values
+        if why := scale.over(values):
+            self.status.scale_over = scale.id
+            self.events.note("ScaleOver", f"`edl scale {scale.workers}` does not hold any more: {why}")
+            return values
+        return {**values, "workers": scale.workers}
 
     # --- the backend
 
@@ -138,6 +147,7 @@ class Kubernetes:
                 log.info(f"pod {pod['metadata']['name']} is of another run: deleting it")
                 self.discard(pod)
         self.status.born = self._workers.born
+        self._stop_if_asked()
         for task in (self._mirror.run(), self._job_mirror.run(), self.events.run(), self.status.run(),
                      self._labels.run()):  # fmt: skip
             self._tasks.keep(task)
@@ -278,7 +288,7 @@ class Kubernetes:
             log.warning(f"configmap {self._place.job} is gone: the release was uninstalled")
             return
         try:
-            values = values_of(self._place.job, thing.get("data") or {})
+            values = self.values
         except ConfigError as error:
             self._emit(ev.Refused(f"the new values are refused: {error}"))
             return
@@ -287,6 +297,12 @@ class Kubernetes:
             self._take_own(values)
         self._replace_the_outdated()
         self._maker.retry()  # the template may have been what was wrong
+        self._stop_if_asked()
+
+    def _stop_if_asked(self) -> None:
+        if not self._stopping and self._data().get(asked.STOP) == self._workers.run_id:
+            self._stopping = True
+            self._emit(ev.StopAsked("stopped by edl stop"))
 
     def _take_own(self, values: dict[str, Any]) -> None:
         """The live values that are the backend's own.

@@ -71,6 +71,7 @@ class Left:
         values: with which the run was started; None if unknown.
         ended: the phase in which the run has ended, "" if it has not.
         ended_at: when, in seconds since 1970; 0 if it has not.
+        scale_over: the id of the last `edl scale` that does not hold any more.
     """
 
     run_id: str = ""
@@ -78,6 +79,7 @@ class Left:
     values: dict[str, Any] | None = None
     ended: str = ""
     ended_at: float = 0.0
+    scale_over: str = ""
 
     @classmethod
     def read(cls, data: Mapping[str, str]) -> Left:
@@ -90,7 +92,13 @@ class Left:
             state, values = json.loads(data.get("state", "{}")), json.loads(data.get("values", "null"))
             if isinstance(state.get("runId"), str) and isinstance(state.get("born"), int):
                 known = values if isinstance(values, dict) else None
-                left = replace(left, run_id=state["runId"], born=state["born"], values=known)
+                left = replace(
+                    left,
+                    run_id=state["runId"],
+                    born=state["born"],
+                    values=known,
+                    scale_over=str(state.get("scaleOver", "")),
+                )
         except (KeyError, ValueError, AttributeError) as error:
             log.warning(f"the status of an earlier master cannot be read, and is not used: {error!r}")
         return left

@@ -21,7 +21,7 @@ from edl.kubernetes.api import SOON, Api, ApiError, Backoff, Budget
 
 log = structlog.get_logger()
 
-DRIFT = ("progress", "etaSeconds", "goodput", "loss")  # they change all the time
+DRIFT = ("progress", "etaSeconds", "goodput", "loss", "status.json")  # they change all the time
 REASONS = {
     "ring": "RingReshaped", "worker": "Worker", "scale": "Scaled", "epoch": "EpochApplied",
     "fail": "WorkerFailed", "end": "Finished", "refused": "SpecRefused",
@@ -34,6 +34,8 @@ MINOR = frozenset({"Worker", "EpochApplied", *WORKER_REASONS.values()})
 WARNINGS = frozenset({"fail", "refused"})
 ALIKE_SECONDS = 600.0  # an Event that comes again within this counts up instead
 MOST_SUMMARY = 400_000
+MOST_STATUS = 100_000
+TOLD_ELSEWHERE = ("seconds", "goodput", "news")  # by other keys, by Events; and two of them never rest
 MOST_WAITING = 50
 MOST_NAMED = 8  # workers in one sentence
 MOST_MESSAGE = 1024  # characters; more is not taken
@@ -66,6 +68,7 @@ class Status:
         self.born = 0
         self._summary: dict[str, Any] | None = None  # once the job has ended
         self._ended_at: str | None = None
+        self.scale_over = ""  # the id of an `edl scale` that must not come back
 
     def begin(self, status: Callable[[], dict[str, Any]], run_id: RunId, values: dict[str, Any]) -> None:
         self._status, self._run_id, self._values = status, run_id, values
@@ -148,9 +151,13 @@ class Status:
             "goodput": f"{100 * s['goodput'].get('useful', 0.0) / spent:.0f}%" if spent else None,
             "epoch": f"{records['epoch']}/{records['epochs']}",
             "loss": None if s["loss"] is None else f"{s['loss']:.4g}",
-            "state": json.dumps({"runId": self._run_id, "born": self.born}),
+            "state": json.dumps(
+                {"runId": self._run_id, "born": self.born}
+                | ({"scaleOver": self.scale_over} if self.scale_over else {})
+            ),
             "values": json.dumps(self._values, sort_keys=True),
             "endedAt": self._ended_at,
+            "status.json": _in_full(s) if self._summary is None else None,
             "summary.json": None if self._summary is None else _fitting(self._summary),
         }
 
@@ -161,6 +168,13 @@ def _fitting(summary: dict[str, Any]) -> str:
     if len(text) > MOST_SUMMARY:
         text = json.dumps({**summary, "generations": summary.get("generations", [])[-100:]})
     return text if len(text) <= MOST_SUMMARY else json.dumps({k: summary.get(k) for k in ("phase", "reason")})
+
+
+def _in_full(status: dict[str, Any]) -> str:
+    """For `edl status`; of thousands of workers only their pods tell."""
+    told = {key: value for key, value in status.items() if key not in TOLD_ELSEWHERE}
+    text = json.dumps(told)
+    return text if len(text) <= MOST_STATUS else json.dumps({**told, "workers": []})
 
 
 def _rounded(seconds: float) -> int:
