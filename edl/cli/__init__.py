@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,6 +17,8 @@ from rich.console import Console
 
 from edl import config, files, source, values
 from edl.cli import client, display, zoo
+from edl.cli.jobs import ENDED, Job, Phase, Whose
+from edl.cli.which import DirArgument, about_a_job
 from edl.errors import ConfigError, EdlError, ModelError
 
 app = typer.Typer(
@@ -35,9 +38,15 @@ SetOption = Annotated[
     list[str], typer.Option("--set", help="One value or several: --set workers=3,training.epochs=5")
 ]
 SetStringOption = Annotated[list[str], typer.Option("--set-string", help="As --set, but always a text.")]
-DirArgument = Annotated[
-    Path | None, typer.Argument(metavar="[DIR]", help="The job's output directory; default: the last job's.")
-]
+TIME_IS_UP = 124  # as the command `timeout` says it
+
+
+def _seconds(text: str) -> float:
+    """Of a time such as 90s, 30m, 2h, or seconds without a unit."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
+    if not match:
+        raise typer.BadParameter(f"{text!r} is no time; allowed: a number with s, m or h, such as 90s")
+    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
 
 
 @app.command()
@@ -106,40 +115,73 @@ def _attend(console: Console, master: subprocess.Popen[bytes], output: Path) -> 
 
 
 @app.command()
+@about_a_job
 def status(
-    directory: DirArgument = None,
+    job: Job,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
     """Show a job: phase, progress, workers."""
-    output = client.find(directory)
-    summary = output / files.SUMMARY
-    if summary.exists():
-        text = summary.read_text(encoding="utf-8")
-        print(text if as_json else display.result(json.loads(text), str(output)))
-        return
-    now = client.Client(files.read_contact(output)).status()
+    now = job.now()
     if as_json:
-        print(json.dumps(now, indent=1))
+        print(json.dumps(now.data, indent=1))
         return
-    console = Console(highlight=False)
-    console.print(f"{now['model']}: {now['phase']}, {now['reason']}", markup=False)
-    console.print(display.progress_line(now), markup=False)
-    console.print(display.workers_table(now))
+    display.now(now)
 
 
 @app.command()
+@about_a_job
+def logs(
+    job: Job,
+    whose: Annotated[str, typer.Argument(metavar="[all|master|worker|worker-N]", help="Whose logs.")] = "all",
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on until the job ends, with workers to come.")
+    ] = False,
+    tail: Annotated[
+        int | None, typer.Option("--tail", min=0, help="So many of the last lines of each; default: all.")
+    ] = None,
+) -> None:
+    """Show what a job's master and workers log."""
+    job.logs(Whose(whose), tail, follow, lambda line: print(line, flush=follow))
+
+
+@app.command()
+@about_a_job
+def wait(
+    job: Job,
+    phase: Annotated[
+        Phase, typer.Option("--for", case_sensitive=False, help="Until the job is so far.")
+    ] = Phase.Succeeded,
+    timeout: Annotated[
+        float | None,
+        typer.Option(
+            "--timeout", parser=_seconds, metavar="TIME", help="Such as 90s, 30m or 2h; default: none."
+        ),
+    ] = None,
+) -> None:
+    """Wait until a job has ended, or is so far as `--for` says.
+
+    Exit code: 0 if it is so far (if it has Succeeded), 1 if it has ended otherwise, 124 if the time is up.
+    """
+    found, reason = job.wait(lambda now: now == phase, timeout)
+    print(f"{found}: {reason}")
+    raise typer.Exit(0 if found == phase else 1 if found in ENDED else TIME_IS_UP)
+
+
+@app.command()
+@about_a_job
 def scale(
+    job: Job,
     workers: Annotated[int, typer.Argument(help="How many workers the job should have.")],
-    directory: DirArgument = None,
 ) -> None:
     """Change the number of workers of a running job."""
-    print(client.Client(files.read_contact(client.find(directory))).scale(workers))
+    print(job.scale(workers))
 
 
 @app.command()
-def stop(directory: DirArgument = None) -> None:
+@about_a_job
+def stop(job: Job) -> None:
     """End a running job."""
-    print(client.Client(files.read_contact(client.find(directory))).stop("stopped by edl stop"))
+    print(job.stop())
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""Talking to a running master, as `edl run`, `status`, `scale` and `stop` do."""
+"""Talking to a running master, as `edl run` and the commands about a local job do."""
 
 from __future__ import annotations
 
@@ -40,10 +40,11 @@ class Client:
             return dict(json.loads(next(iter(call)).json))
         raise AssertionError
 
-    def follow(self) -> Iterator[dict[str, Any]]:
-        """The job at each change, until the master ends."""
+    def follow(self, seconds: float | None = None) -> Iterator[dict[str, Any]]:
+        """The job at each change, until the master ends or the time is up."""
+        call = self._stub.Watch(pb.WatchRequest(follow=True), metadata=self._metadata, timeout=seconds)
         with contextlib.suppress(grpc.RpcError):
-            for status in self._stub.Watch(pb.WatchRequest(follow=True), metadata=self._metadata):
+            for status in call:
                 yield json.loads(status.json)
 
     def scale(self, workers: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -11,8 +12,29 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from edl.cli.jobs import Now
+
+PLAIN_WIDTH = 240  # columns where no terminal says how many it has
 PLAIN_SECONDS = 5.0
 NEWS_LINES = 6
+
+
+def now(job: Now) -> None:
+    """Print a job as it is now, or how it has ended."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = PLAIN_WIDTH
+    data = job.data
+    if job.ended:
+        console.print(result(data, job.kept), markup=False, soft_wrap=True)
+        return
+    name = f"{data['model']}: " if "model" in data else ""
+    console.print(f"{name}{data['phase']}, {data['reason']}", markup=False, soft_wrap=True)
+    if "records" in data:
+        console.print(progress_line(data), markup=False)
+    console.print(workers_table(data))
+    for note in job.notes:
+        console.print(note, markup=False, soft_wrap=True)
 
 
 def show(console: Console, statuses: Iterator[dict[str, Any]]) -> None:
@@ -83,9 +105,11 @@ def picture(status: dict[str, Any]) -> RenderableType:
 def workers_table(status: dict[str, Any]) -> Table:
     """One row for each worker."""
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for name, align in (("worker", "right"), ("pid", "right"), ("rank", "right"), ("state", "left"),
-                        ("step", "right"), ("records/s", "right"), ("memory", "right")):  # fmt: skip
-        table.add_column(name, justify=align)  # type: ignore[arg-type]
+    pods = any("node" in w for w in status["workers"])
+    for name in ("worker", "pod" if pods else "pid", "rank", "state", "step", "records/s", "memory"):
+        table.add_column(name, justify="left" if name == "state" else "right")
+    if pods:
+        table.add_column("node")
     for w in status["workers"]:
         table.add_row(
             str(w["id"]),
@@ -95,6 +119,7 @@ def workers_table(status: dict[str, Any]) -> Table:
             str(w["step"]) if w["rank"] is not None else "",
             f"{w['rate']:,.0f}" if w["rank"] is not None else "",
             f"{w['memory'] / 2**20:,.0f} MiB" if w["memory"] else "",
+            *([w["node"]] if pods else []),
         )
     return table
 
@@ -108,8 +133,19 @@ def duration(seconds: float) -> str:
     return f"{hours}:{rest // 60:02}:{rest % 60:02}" if hours else f"{rest // 60}:{rest % 60:02}"
 
 
-def result(summary: dict[str, Any], output: str) -> str:
-    """How a job ended and what elasticity cost, in a few lines."""
+def age(at: str) -> str:
+    """How long ago a time of Kubernetes (RFC 3339) is."""
+    return duration(max(0.0, (datetime.now(UTC) - datetime.fromisoformat(at)).total_seconds()))
+
+
+def result(summary: dict[str, Any], kept: str) -> str:
+    """How a job ended and what elasticity cost, in a few lines.
+
+    Args:
+        kept: where what it leaves is.
+    """
+    if "records" not in summary:  # too long for where it is kept
+        return f"{summary['phase']}: {summary['reason']}\n  kept in   {kept}"
     records, goodput = summary["records"], summary["goodput_seconds"]
     lines = [f"{summary['phase']} after {summary['seconds']:.1f} s: {summary['reason']}"]
     if summary["traceback"]:
@@ -134,5 +170,5 @@ def result(summary: dict[str, Any], output: str) -> str:
         )
     if summary["state_losses"]:
         lines.append(f"  lost      all state {summary['state_losses']} times (no worker was left)")
-    lines.append(f"  kept in   {output}")
+    lines.append(f"  kept in   {kept}")
     return "\n".join(lines)

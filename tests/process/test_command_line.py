@@ -144,12 +144,37 @@ def test_status_scale_and_stop_from_another_terminal() -> None:
         assert job.stdout is not None
         assert any("ring 2 -> 3" in line for line in job.stdout)
         pids = processes_of(output)
+        following = subprocess.Popen([*EDL, "logs", "--follow"], stdout=subprocess.PIPE, text=True)
+        assert following.stdout is not None
+        for who in ("master", "worker-0", "worker-1"):
+            assert any(line.startswith(f"{who}: ") for line in following.stdout)
+        assert edl("wait", "--for", "training").returncode == 0
+        late = edl("wait", "--timeout", "0.5s")
+        assert late.returncode == 124
+        assert late.stdout.startswith("Training: ring ")
+        waiting = subprocess.Popen([*EDL, "wait"], stdout=subprocess.PIPE, text=True)
         edl("stop", check=True)
         out, _ = job.communicate(timeout=60)
         assert job.returncode == 1
         assert "Stopped after" in out
         assert all_gone(pids)
+        told, _ = waiting.communicate(timeout=60)
+        assert (waiting.returncode, told) == (1, "Stopped: stopped by edl stop\n")
+        told, _ = following.communicate(timeout=60)
+        assert following.returncode == 0
+        assert "Stopped: stopped by edl stop" in told
     assert edl("status", "--json").returncode == 0
+    assert edl("stop", check=True).stdout == "the job has ended already: Stopped, stopped by edl stop\n"
+    assert edl("scale", "3").returncode == 1
+    assert edl("wait", "--for", "stopped").returncode == 0
+    assert len(edl("logs", "worker-1", "--tail", "2").stdout.splitlines()) == 2
+    assert edl("logs", "worker-9").stderr.endswith("there is no log of worker-9\n")
+    assert edl("logs", "nobody").returncode == 2
+
+
+def test_local_commands_import_nothing_of_a_cluster() -> None:
+    program = "import sys, edl.cli; sys.exit('lightkube' in sys.modules or 'httpx2' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

@@ -1,0 +1,475 @@
+"""`edl status`, `logs`, `wait`, `scale` and `stop` of a release, against a server with Kubernetes' protocol.
+
+The commands are real processes with a real kubeconfig. What a chart and a master would have made is put there
+by hand; what they make of what the commands ask is the business of test_kubernetes_api and of tests/cluster.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import sys
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from edl.kubernetes import asked
+from tests.kubernetes_api import NAMESPACE, KubernetesApi, Object
+from tests.kubernetes_driver import job_values
+
+EDL = str(Path(sys.executable).with_name("edl"))
+SECONDS = 60.0
+RUN = "run-1"
+
+
+def labels(release: str, component: str) -> dict[str, str]:
+    keys = {"name": "edl", "part-of": "edl", "instance": release, "component": component}
+    return {f"app.kubernetes.io/{key}": value for key, value in keys.items()}
+
+
+def install(server: KubernetesApi, release: str = "edl", *sets: str, full: str = "") -> None:
+    """What `helm install` leaves, as far as the commands read it."""
+    full = full or release
+    volume = {"name": "output", "persistentVolumeClaim": {"claimName": "models"}}
+    data = {
+        "values.json": json.dumps(job_values("workers=4", *sets)),
+        "worker.yaml": yaml.safe_dump({"spec": {"volumes": [volume]}}),
+    }
+    for name, more in ((f"{full}-job", {"data": data}), (f"{full}-status", {})):
+        server.put("configmaps", {"metadata": {"name": name, "labels": labels(release, "job")}, **more})
+
+
+def says(server: KubernetesApi, phase: str, **more: str) -> None:
+    """The master writes its status."""
+    status = server.objects["configmaps"]["edl-status"]
+    state = json.dumps({"runId": RUN, "born": 4})
+    told = {"phase": phase, "reason": "because", "workers": "4", "state": state, **more}
+    server.put("configmaps", {**status, "data": {**(status.get("data") or {}), **told}})
+
+
+def data(server: KubernetesApi) -> dict[str, str]:
+    """Of the job's ConfigMap."""
+    return dict(server.objects["configmaps"]["edl-job"]["data"])
+
+
+def pod(
+    server: KubernetesApi, component: str, number: int | None = None, runs: bool = True, **more: str
+) -> str:
+    """A pod, which runs."""
+    name = f"edl-{component}" + ("" if number is None else f"-{number}")
+    mine = labels("edl", component) | {f"edl.dev/{key}": value for key, value in more.items()}
+    if number is not None:
+        mine |= {"edl.dev/worker-id": str(number), "edl.dev/run-id": RUN}
+    server.put("pods", {
+        "metadata": {"name": name, "labels": mine}, "spec": {"nodeName": "n1"},
+        "status": {"phase": "Pending"},
+    })  # fmt: skip
+    if runs:
+        server.run_pod(name)
+    return name
+
+
+@dataclass
+class Done:
+    code: int
+    out: str
+    err: str
+
+
+class Running:
+    """A command that has started."""
+
+    def __init__(self, process: asyncio.subprocess.Process):
+        self._process = process
+
+    async def line(self) -> str:
+        """Its next line."""
+        assert self._process.stdout is not None
+        return (await asyncio.wait_for(self._process.stdout.readline(), SECONDS)).decode()
+
+    async def end(self) -> Done:
+        out, err = await asyncio.wait_for(self._process.communicate(), SECONDS)
+        assert "Traceback" not in err.decode()
+        return Done(self._process.returncode or 0, out.decode(), err.decode())
+
+
+class Cluster(KubernetesApi):
+    """The server, and the command line with a kubeconfig for it."""
+
+    folder: Path
+
+    async def start(self, *words: object) -> Running:
+        environment = {**os.environ, "KUBECONFIG": str(self.folder / "kubeconfig"), "HOME": str(self.folder)}
+        return Running(
+            await asyncio.create_subprocess_exec(
+                EDL, *map(str, words), stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE, env=environment, cwd=self.folder,
+            )
+        )  # fmt: skip
+
+    async def edl(self, *words: object) -> Done:
+        return await (await self.start(*words)).end()
+
+    async def asked(self, verb: str, resource: str, times: int = 1) -> None:
+        """Until so many of these requests have come."""
+        async with asyncio.timeout(SECONDS):
+            while self.count()[verb, resource] < times:
+                await asyncio.sleep(0.01)
+
+
+def kubeconfig(url: str, **more: Any) -> Object:
+    return {
+        "clusters": [{"name": "c", "cluster": {"server": url}}],
+        "users": [{"name": "u", "user": {"token": "secret"}}],
+        "contexts": [{"name": "here", "context": {"cluster": "c", "user": "u", "namespace": NAMESPACE}}],
+        "current-context": "here", **more,
+    }  # fmt: skip
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
+    server = Cluster(0.2)
+    server.folder = tmp_path
+    await server.up()
+    (tmp_path / "kubeconfig").write_text(yaml.safe_dump(kubeconfig(server.url)))
+    install(server)
+    pod(server, "master")
+    try:
+        yield server
+    finally:
+        await server.close()
+
+
+# --- status
+
+
+TOLD = {
+    "model": "digits", "phase": "Training", "reason": "ring 1: 2 ready", "rate": 3899.0, "eta_seconds": 13.0,
+    "loss": 0.5, "records": {"size": 20000, "total": 80000, "applied": 29152, "epoch": 2, "epochs": 4},
+    "workers": [
+        {"id": 0, "handle": "edl-worker-0", "rank": 0, "state": "member", "step": 913, "rate": 1404.0,
+         "memory": 330301440},
+    ],
+}  # fmt: skip
+
+
+async def test_status_tells_of_the_job_its_workers_and_what_has_happened(cluster: Cluster) -> None:
+    says(cluster, "Training", **{"status.json": json.dumps(TOLD)})
+    pod(cluster, "worker", 0, rank="0", state="member")
+    waiting = pod(cluster, "worker", 1, state="starting")
+    cluster.hold_pod(waiting, "Unschedulable", "0/2 nodes are available")
+    ended = pod(cluster, "worker", 2, state="gone")
+    cluster.end_pod(ended, 0)
+    cluster.put("events", {
+        "metadata": {"name": "e"}, "involvedObject": {"name": "edl-job"}, "reason": "RingReshaped",
+        "message": "ring 0 -> 2 in 0.11 s", "lastTimestamp": "2026-01-01T00:00:00Z",
+    })  # fmt: skip
+    done = await cluster.edl("status", "--release", "edl")
+    assert done.code == 0, done.err
+    assert "digits: Training, ring 1: 2 ready\n" in done.out
+    assert "29,152 of 80,000 records, 3,899 records/s, ETA 13 s" in done.out
+    assert re.search(r"0 +edl-worker-0 +0 +member +913 +1,404 +315 MiB +n1", done.out), done.out
+    assert "worker 1 waits: no node has room for it: 0/2 nodes are available" in done.out
+    assert "edl-worker-2" not in done.out
+    assert "ago  RingReshaped: ring 0 -> 2 in 0.11 s" in done.out
+    told = json.loads((await cluster.edl("status", "--release", "edl", "--json")).out)
+    assert [(w["id"], w["rank"], w["node"]) for w in told["workers"]] == [(0, 0, "n1"), (1, None, "n1")]
+    assert told["records"]["applied"] == 29152
+
+
+async def test_status_of_a_master_that_does_not_run_says_why(cluster: Cluster) -> None:
+    cluster.hold_pod("edl-master", "ImagePullBackOff", "no such image")
+    done = await cluster.edl("status", "--release", "edl")
+    assert "Starting, the master has not said anything yet" in done.out
+    assert "the master does not run (edl-master: ImagePullBackOff: no such image)" in done.out
+
+
+async def test_status_of_a_job_that_has_ended_is_its_summary(cluster: Cluster) -> None:
+    summary = {
+        "phase": "Succeeded", "reason": "every record", "traceback": "", "seconds": 12.0, "step": 7,
+        "loss": 0.1,
+        "records": {"size": 100, "epochs": 1, "per_epoch": [100]}, "metrics": {"accuracy": 0.97},
+        "goodput_seconds": {"useful": 9.0}, "generations": [], "state_losses": 0,
+    }  # fmt: skip
+    says(cluster, "Succeeded", **{"summary.json": json.dumps(summary)})
+    done = await cluster.edl("status", "--release", "edl")
+    assert "Succeeded after 12.0 s: every record" in done.out
+    assert "held out  accuracy 0.9700" in done.out
+    assert "kept in   configmap/edl-status; the model in persistentvolumeclaim/models" in done.out
+
+
+# --- wait
+
+
+async def test_wait_ends_when_the_job_does_and_asks_nothing_meanwhile(cluster: Cluster) -> None:
+    says(cluster, "Training")
+    waiting = await cluster.start("wait", "--release", "edl")
+    await cluster.asked("watch", "configmaps")
+    cluster.cut()
+    await cluster.asked("watch", "configmaps", 2)
+    before = len(cluster.requests)
+    says(cluster, "Finishing")
+    says(cluster, "Succeeded")
+    done = await waiting.end()
+    assert (done.code, done.out) == (0, "Succeeded: because\n")
+    assert cluster.count(before) == {}
+
+
+@pytest.mark.parametrize(
+    ("phase", "words", "code"),
+    [
+        ("Failed", [], 1),
+        ("Failed", ["--for", "failed"], 0),
+        ("Stopped", ["--for", "Training"], 1),
+        ("Training", ["--for", "Training"], 0),
+        ("Training", ["--timeout", "0.2s"], 124),
+    ],
+)
+async def test_the_exit_code_of_wait(cluster: Cluster, phase: str, words: list[str], code: int) -> None:
+    says(cluster, phase)
+    done = await cluster.edl("wait", "--release", "edl", *words)
+    assert (done.code, done.out) == (code, f"{phase}: because\n")
+
+
+async def test_wait_outlives_an_api_that_is_out(cluster: Cluster) -> None:
+    says(cluster, "Training")
+    waiting = await cluster.start("wait", "--release", "edl")
+    await cluster.asked("watch", "configmaps")
+    await cluster.down()
+    says(cluster, "Succeeded")
+    cluster.compact()
+    await asyncio.sleep(1.0)
+    await cluster.up()
+    done = await waiting.end()
+    assert done.code == 0
+    assert "the Kubernetes API is in trouble" in done.err
+
+
+async def test_wait_ends_when_the_release_does(cluster: Cluster) -> None:
+    says(cluster, "Training")
+    waiting = await cluster.start("wait", "--release", "edl")
+    await cluster.asked("watch", "configmaps")
+    cluster.drop("configmaps", "edl-status")
+    done = await waiting.end()
+    assert done.code == 1
+    assert done.err == "edl: release edl is gone: it was uninstalled\n"
+
+
+# --- logs
+
+
+async def test_logs_of_master_and_workers_with_their_names(cluster: Cluster) -> None:
+    says(cluster, "Training")
+    for name in (pod(cluster, "worker", 10), pod(cluster, "worker", 2), "edl-master"):
+        for n in range(3):
+            cluster.say(name, f"line {n}")
+    waiting = pod(cluster, "worker", 11, runs=False)
+    cluster.hold_pod(waiting, "Unschedulable", "0/2 nodes are available")
+    done = await cluster.edl("logs", "--release", "edl", "--tail", 1)
+    assert done.out.splitlines() == ["edl-master: line 2", "edl-worker-2: line 2", "edl-worker-10: line 2"]
+    assert "edl-worker-11 has no log yet: no node has room for it" in done.err
+    done = await cluster.edl("logs", "worker-2", "--release", "edl")
+    assert done.out.splitlines() == [f"edl-worker-2: line {n}" for n in range(3)]
+    done = await cluster.edl("logs", "worker-7", "--release", "edl")
+    assert (done.code, done.err) == (1, "edl: release edl: there is no pod of worker-7\n")
+
+
+async def test_followed_logs_survive_pods_that_come_and_go_and_streams_that_break(cluster: Cluster) -> None:
+    says(cluster, "Training")
+    first = pod(cluster, "worker", 0)
+    cluster.say(first, "hello")
+    following = await cluster.start("logs", "--follow", "--release", "edl")
+    assert await following.line() == "edl-worker-0: hello\n"
+    cluster.cut()  # every watch and every log, in the middle of it
+    cluster.say(first, "still here")
+    assert await following.line() == "edl-worker-0: still here\n"
+    cluster.drop("pods", first)
+    second = pod(cluster, "worker", 1)
+    cluster.say(second, "I am new")
+    assert await following.line() == "edl-worker-1: I am new\n"
+    cluster.say(second, "good bye")
+    says(cluster, "Succeeded")
+    done = await following.end()
+    assert (done.code, done.out) == (0, "edl-worker-1: good bye\n")
+
+
+# --- scale
+
+
+async def answering(server: KubernetesApi, so: Callable[[], dict[str, str] | None]) -> None:
+    """A master: once what is asked is there, it does it."""
+    while (told := so()) is None:
+        await asyncio.sleep(0.01)
+    says(server, told.pop("phase", "Training"), **told)
+
+
+async def test_scale_asks_beside_the_charts_number_and_takes_it_back_with_it(cluster: Cluster) -> None:
+    says(cluster, "Training")
+    rendered = data(cluster)
+
+    def scaled() -> dict[str, str] | None:
+        scale = asked.Scale.read(data(cluster))
+        return {"workers": str(scale.workers)} if scale else None
+
+    done, _ = await asyncio.gather(cluster.edl("scale", 8, "--release", "edl"), answering(cluster, scaled))
+    assert (done.code, done.out) == (0, "workers 4 -> 8\n")
+    scale = asked.Scale.read(data(cluster))
+    assert scale is not None and (scale.workers, scale.instead) == (8, 4)
+    assert data(cluster)["values.json"] == rendered["values.json"], "which is Helm's"
+    pod(cluster, "master")
+    assert (
+        "8 workers by `edl scale`, in place of the chart's 4"
+        in (await cluster.edl("status", "--release", "edl")).out
+    )
+
+    def unscaled() -> dict[str, str] | None:
+        return None if asked.SCALE in data(cluster) else {"workers": "4"}
+
+    done, _ = await asyncio.gather(cluster.edl("scale", 4, "--release", "edl"), answering(cluster, unscaled))
+    assert (done.code, done.out) == (0, "workers 8 -> 4\n")
+    assert data(cluster) == rendered
+
+
+@pytest.mark.parametrize(
+    ("workers", "words"),
+    [
+        (10, "workers is 10 and maxWorkers is 9: workers must not be larger"),
+        (1, "workers is 1 and minWorkers is 2: such a job could never train"),
+        (0, "workers: 0 would lose the state of training"),
+    ],
+)
+async def test_a_number_out_of_range_is_refused_and_nothing_is_asked(
+    cluster: Cluster, workers: int, words: str
+) -> None:
+    install(cluster, "edl", "minWorkers=2", "maxWorkers=9")
+    says(cluster, "Training")
+    done = await cluster.edl("scale", workers, "--release", "edl")
+    assert done.code == 1
+    assert words in done.err
+    assert cluster.count()["patch", "configmaps"] == 0
+
+
+async def test_what_is_asked_of_a_master_that_does_not_run_waits_for_it(cluster: Cluster) -> None:
+    says(cluster, "Training")
+    cluster.drop("pods", "edl-master")
+    done = await cluster.edl("scale", 8, "--release", "edl")
+    assert done.code == 1
+    assert "8 workers are asked for; it is done when the master runs: no master is there" in done.err
+    assert asked.Scale.read(data(cluster)) is not None
+
+
+# --- stop
+
+
+async def test_stop_ends_the_run_says_what_stays_and_may_be_said_twice(cluster: Cluster) -> None:
+    says(cluster, "Training")
+
+    def stopped() -> dict[str, str] | None:
+        return {"phase": "Stopped", "reason": "by edl stop"} if data(cluster).get(asked.STOP) == RUN else None
+
+    done, _ = await asyncio.gather(cluster.edl("stop", "--release", "edl"), answering(cluster, stopped))
+    assert done.code == 0
+    assert done.out.startswith("the job has ended: Stopped, by edl stop\n")
+    assert "the model in persistentvolumeclaim/models" in done.out
+    assert f"helm uninstall edl -n {NAMESPACE}" in done.out
+    before = len(cluster.requests)
+    again = await cluster.edl("stop", "--release", "edl")
+    assert (again.code, again.out) == (0, done.out)
+    assert cluster.count(before) == {("list", "configmaps"): 1}
+    late = await cluster.edl("scale", 3, "--release", "edl")
+    assert (late.code, late.err) == (1, "edl: release edl: the job has ended: Stopped\n")
+
+
+async def test_a_run_that_has_not_begun_cannot_be_stopped(cluster: Cluster) -> None:
+    done = await cluster.edl("stop", "--release", "edl")
+    assert done.code == 1
+    assert "no run has begun that could be stopped" in done.err
+    assert f"helm uninstall edl -n {NAMESPACE} takes all of it away" in done.err
+
+
+# --- what is wrong
+
+
+async def test_no_such_release_names_those_that_are_there(cluster: Cluster) -> None:
+    install(cluster, "digits", full="digits-edl")
+    done = await cluster.edl("status", "--release", "vision")
+    assert done.code == 1
+    assert done.err == f"edl: no release vision in namespace {NAMESPACE}; there is digits, edl\n"
+    assert (await cluster.edl("status", "--release", "digits")).code == 0
+    assert (await cluster.edl("status", "--release", "digits-edl")).code == 0
+
+
+async def test_a_release_of_several_jobs_needs_the_name_of_one(cluster: Cluster) -> None:
+    install(cluster, "team", full="team-day")
+    install(cluster, "team", full="team-night")
+    done = await cluster.edl("status", "--release", "team")
+    assert done.code == 1
+    assert "has several jobs: name one of them (--release team-day or team-night)" in done.err
+    assert (await cluster.edl("status", "--release", "team-night")).code == 0
+
+
+async def test_a_right_that_lacks_is_named(cluster: Cluster) -> None:
+    why = 'pods is forbidden: User "jane" cannot list resource "pods"'
+    cluster.refuse("list", "pods", 403, "Forbidden", why)
+    done = await cluster.edl("status", "--release", "edl")
+    assert done.code == 1
+    assert (
+        done.err
+        == f"edl: Kubernetes does not allow it: {why} (docs/kubernetes.md says which rights edl needs)\n"
+    )
+
+
+@pytest.mark.parametrize("command", ["wait", "logs --follow"])
+async def test_a_right_to_watch_that_lacks_ends_the_waiting(cluster: Cluster, command: str) -> None:
+    says(cluster, "Training")
+    cluster.refuse("watch", "configmaps", 403, "Forbidden", "no watching", times=99)
+    done = await cluster.edl(*command.split(), "--release", "edl")
+    assert done.code == 1
+    assert "Kubernetes does not allow it: no watching" in done.err
+
+
+async def test_a_token_that_is_not_known_is_told(cluster: Cluster) -> None:
+    cluster.refuse("list", "configmaps", 401, "Unauthorized", "Unauthorized")
+    done = await cluster.edl("status", "--release", "edl")
+    assert (done.code, done.err) == (
+        1, f"edl: the Kubernetes API at {cluster.url} does not know who asks: Unauthorized\n",
+    )  # fmt: skip
+
+
+async def test_an_api_out_of_reach_is_named(cluster: Cluster) -> None:
+    await cluster.down()
+    done = await cluster.edl("stop", "--release", "edl")
+    assert done.code == 1
+    assert f"the Kubernetes API at {cluster.url} is not to be reached" in done.err
+    assert done.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--kubeconfig", "nowhere"], "no kubeconfig: there is no nowhere"),
+        (["--kubeconfig", "broken"], "broken: this is no kubeconfig"),
+        (["--context", "there"], "there is no context there (there are: here)"),
+        (["DIR"], "--release edl and DIR: one job, please"),
+    ],
+)
+async def test_a_wrong_kubeconfig_is_told_before_anything_is_asked(
+    cluster: Cluster, words: list[str], told: str
+) -> None:
+    (cluster.folder / "broken").write_text("just words")
+    done = await cluster.edl("status", "--release", "edl", *words)
+    assert done.code == 2
+    assert told in done.err
+    assert done.err.count("\n") == 1
+    assert cluster.requests == []
+
+
+async def test_options_of_a_cluster_need_a_release(cluster: Cluster) -> None:
+    done = await cluster.edl("status", "--namespace", "team")
+    assert (done.code, done.err) == (2, "edl: --namespace: only with --release\n")
