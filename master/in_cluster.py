@@ -7,6 +7,9 @@ and the run goes on with its own values; but another model file is another run.
 
 When a run has ended, its master stays, so that the Deployment does not start it again, until the
 values are others; it deletes the ended workers' pods when `ttlSecondsAfterFinished` has passed.
+
+When another master has taken over while this one lived (adapters/kubernetes/term.py), it does nothing
+any more, until it is told to end.
 """
 
 from __future__ import annotations
@@ -14,8 +17,9 @@ from __future__ import annotations
 import asyncio
 import secrets
 import signal
+from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import structlog
 
@@ -23,13 +27,14 @@ from edl import config as config_module
 from edl.errors import ConfigError
 from edl.ids import RunId
 from edl.kubernetes.api import Api, Pace
-from master.adapters.kubernetes import Found, Kubernetes, Place
+from master.adapters.kubernetes import Found, Kubernetes, Place, Term, patiently
 from master.adapters.metrics import Metrics
 from master.core import events as ev
 from master.log import log_at
 from master.loop import Master
 
 log = structlog.get_logger()
+T = TypeVar("T")
 
 ANOTHER_RUN = frozenset({"model.source"})  # whose change ends a run that has not ended
 KEPT_GENERATIONS = 100  # in the summary: a ConfigMap holds 1 MiB
@@ -51,7 +56,8 @@ class Release:
         self._another = asyncio.Event()  # the values want another run
         self._master: Master | None = None
         self._backend: Kubernetes | None = None
-        self._metrics = Metrics(self._status, lambda: self._backend is not None, self._numbers)
+        self._term: Term | None = None
+        self._metrics = Metrics(self._status, self._ready, self._numbers)
 
     async def run(self) -> int:
         """Until SIGTERM: one run after the other. Returns the exit code.
@@ -63,20 +69,35 @@ class Release:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._leave)
         await self._metrics.start(self._metrics_address)
-        while not self._leaving.is_set():
-            self._another.clear()
-            backend = Kubernetes(self._place, Api(Pace()))
-            found = await backend.open()
-            self._backend = backend
-            values, run_id, refused = _which_run(found)
-            if found.ended and run_id == found.run_id:
-                log.info(f"run {run_id} has ended: {found.ended}; waiting for other values")
-                await self._rest(backend, found)
-            elif wrong := _wrong(values):
-                await self._refuse(backend, found, wrong)
-            else:
-                await self._one_run(backend, found, values, run_id, refused)
+        api = Api(Pace())
+        term = self._term = Term(api, self._place, self._superseded)
+        try:
+            await self._unless_leaving(patiently(api.pace, term.take))
+            watching = asyncio.create_task(term.watch())
+            while not self._leaving.is_set() and not term.over:
+                self._another.clear()
+                backend = Kubernetes(self._place, api)
+                found = await self._unless_leaving(backend.open())
+                if found is not None and not term.over:
+                    self._backend = backend
+                    await self._next(backend, found)
+            watching.cancel()
+            # Superseded: to end would only have this container started again, to take the Lease back.
+            await self._leaving.wait()
+        finally:
+            await api.close()
         return 0
+
+    async def _next(self, backend: Kubernetes, found: Found) -> None:
+        """What there is to do, until there is something else to do."""
+        values, run_id, refused = _which_run(found)
+        if found.ended and run_id == found.run_id:
+            log.info(f"run {run_id} has ended: {found.ended}; waiting for other values")
+            await self._rest(backend, found)
+        elif wrong := _wrong(values):
+            await self._refuse(backend, found, wrong)
+        else:
+            await self._one_run(backend, found, values, run_id, refused)
 
     async def _one_run(
         self, backend: Kubernetes, found: Found, values: dict[str, Any], run_id: RunId, refused: list[str]
@@ -118,11 +139,31 @@ class Release:
         for task in waits:
             task.cancel()
 
+    async def _unless_leaving(self, work: Coroutine[Any, Any, T]) -> T | None:
+        """What it returns; None when this process is to end before it does."""
+        task, leaving = asyncio.create_task(work), asyncio.create_task(self._leaving.wait())
+        await asyncio.wait((task, leaving), return_when=asyncio.FIRST_COMPLETED)
+        leaving.cancel()
+        if task.done():
+            return task.result()
+        task.cancel()
+        return None
+
+    def _ready(self) -> bool:
+        """It has read what there is. An outage later changes nothing: workers are to find their master."""
+        return self._backend is not None and self._term is not None and not self._term.over
+
     def _status(self) -> dict[str, Any]:
         return self._master.status(asyncio.get_running_loop().time()) if self._master is not None else {}
 
     def _numbers(self) -> dict[str, Any]:
         return self._backend.numbers() if self._backend is not None else {}
+
+    def _superseded(self) -> None:
+        """Another master acts: leave it the workers, and write nothing more."""
+        self._another.set()
+        if self._master is not None:
+            self._master.abandon()
 
     def _leave(self) -> None:
         self._leaving.set()

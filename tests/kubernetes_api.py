@@ -26,7 +26,7 @@ from aiohttp import web
 
 Object = dict[str, Any]
 NAMESPACE = "test"
-KINDS = {"pods": "Pod", "configmaps": "ConfigMap", "events": "Event"}
+KINDS = {"pods": "Pod", "configmaps": "ConfigMap", "events": "Event", "leases": "Lease"}
 
 
 @dataclass
@@ -86,8 +86,10 @@ class KubernetesApi:
 
     async def up(self) -> None:
         app = web.Application()
-        app.router.add_route("*", f"/api/v1/namespaces/{NAMESPACE}/{{resource}}", self._handle)
-        app.router.add_route("*", f"/api/v1/namespaces/{NAMESPACE}/{{resource}}/{{name}}", self._handle)
+        for group in ("/api/v1", "/apis/coordination.k8s.io/v1"):
+            path = f"{group}/namespaces/{NAMESPACE}/{{resource}}"
+            app.router.add_route("*", path, self._handle)
+            app.router.add_route("*", f"{path}/{{name}}", self._handle)
         app.router.add_get(f"/api/v1/namespaces/{NAMESPACE}/{{resource:pods}}/{{name}}/log", self._handle)
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await self._runner.setup()
@@ -294,6 +296,9 @@ class KubernetesApi:
         if wanted and wanted != thing["metadata"]["uid"]:
             why = f"Precondition failed: UID in precondition: {wanted}, UID in object meta: other"
             return _refused(409, "Conflict", why)
+        version = said.get("metadata", {}).get("resourceVersion")
+        if version and version != thing["metadata"]["resourceVersion"]:
+            return _refused(409, "Conflict", "the object has been modified")
         if verb == "patch":
             assert http.content_type == "application/merge-patch+json"
             return web.json_response(self.put(resource, _merged(copy.deepcopy(thing), said)))

@@ -76,3 +76,4 @@ async def driving(place: Place, api: Api, run: str = "run-1") -> AsyncIterator[D
         yield driven
     finally:
         await backend.close()
+        await api.close()

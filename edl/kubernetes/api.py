@@ -9,6 +9,7 @@ The manners, for all callers together:
     writes go through one budget, the urgent first
     while the API is out (no answer, 5xx, 429), one request a second at most, and none
     before the time that a Retry-After has named
+    after an outage nothing is written before `vet`, if there is one, has agreed
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import itertools
 import json
 import random
 from collections import Counter
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final
@@ -152,6 +153,8 @@ class Api:
         self._out_since: float | None = None
         self._next_at = 0.0  # while it is out
         self._closed_until = 0.0  # as a Retry-After has said, whoever it was said to
+        self.vet: Callable[[], Awaitable[None]] | None = None  # before the first write after an outage
+        self._doubtful, self._vetting = False, asyncio.Lock()
         looked = (
             "" if config else " (looked for a pod's service account, then for $KUBECONFIG or ~/.kube/config)"
         )
@@ -172,6 +175,10 @@ class Api:
     def in_sight(self) -> bool:
         """The last answer was one."""
         return self._out_since is None
+
+    def doubt(self) -> None:
+        """Have `vet` asked before the next write; what it raises is raised by the write."""
+        self._doubtful = True
 
     async def close(self) -> None:
         await self._http.aclose()
@@ -201,6 +208,8 @@ class Api:
         if method != "GET" and urgency is not None:
             await self.budget.take(urgency)
         await self._my_turn()
+        if method != "GET":  # now, not before it had to wait
+            await self._vetted()
         headers = {"Accept": "application/json"} | ({"Content-Type": content} if body is not None else {})
         data = json.dumps(body).encode() if body is not None else None
         try:
@@ -259,6 +268,17 @@ class Api:
 
     # --- manners
 
+    async def _vetted(self) -> None:
+        """Return when, after whatever has happened, writing is known to be right."""
+        async with self._vetting:
+            while self._doubtful and self.vet is not None:
+                self._doubtful = False
+                try:
+                    await self.vet()
+                except BaseException:
+                    self._doubtful = True
+                    raise
+
     async def _my_turn(self) -> None:
         """At once while the API answers; else when a second has passed since anybody asked."""
         loop = asyncio.get_running_loop()
@@ -304,6 +324,7 @@ class Api:
 
     def _is_out(self, error: ApiError) -> None:
         now = asyncio.get_running_loop().time()
+        self.doubt()
         if self._out_since is None:
             self._out_since = now
             log.warning(f"the Kubernetes API is in trouble: {error}; training goes on")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable
 
 import pytest
@@ -31,6 +32,36 @@ def test_four_workers_train_to_the_end_and_nothing_is_left(release: Callable[...
     for kind in ("configmaps", "secrets", "services", "deployments", "leases"):
         left = namespace.get(kind, "-l", "app.kubernetes.io/instance=edl")
         assert left == [], f"{kind} are left"
+
+
+def test_a_start_asks_the_api_server_for_little_and_training_for_nothing(
+    release: Callable[..., Release],
+) -> None:
+    job = release(**slow(records=120_000))
+    job.install(workers=4)
+    job.ring_of(4)
+
+    def asked(of: str = "") -> Counter[tuple[str, str]]:
+        found = (kind_of(request) for request in job.namespace.requests("edl-master"))
+        return Counter((verb, kind) for verb, kind in found if of in ("", kind))
+
+    about_pods = asked("pods")
+    about_pods.pop(("patch", "pods"), None)  # the labels, for people
+    assert about_pods == {("create", "pods"): 4, ("list", "pods"): 1, ("watch", "pods"): 1}
+    maps = asked("configmaps")
+    assert (maps["list", "configmaps"], maps["watch", "configmaps"], maps["get", "configmaps"]) == (1, 1, 1)
+    rank = f"{WORKERS},edl.dev/rank"
+    job.namespace.until("pods", lambda pods: len(pods) == 4, rank)  # the last of the labels is written
+    before, progress = asked(), job.status["progress"]
+    job.until(lambda d: int(d["progress"].strip("%")) >= int(progress.strip("%")) + 20)
+    news = asked() - before
+    assert news.keys() <= {("patch", "configmaps"), ("create", "events"), ("patch", "events")}, "no polling"
+
+
+def kind_of(request: Object) -> tuple[str, str]:
+    """Of an audit event: the verb, and of what."""
+    kind = re.search(r"/namespaces/[^/]+/(\w+)", request["requestURI"])
+    return request["verb"], kind[1] if kind else request["requestURI"]
 
 
 def test_a_deleted_worker_is_replaced_by_the_next_one(release: Callable[..., Release]) -> None:

@@ -58,6 +58,8 @@ async def test_three_hundred_workers_half_of_them_killed_each_minute(
         namespace.apply(
             {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": content}
         )
+    group = "coordination.k8s.io/v1"
+    namespace.apply({"apiVersion": group, "kind": "Lease", "metadata": {"name": "edl-master"}})
     crowd = Crowd(cluster, namespace)
     with master(tmp_path, namespace.name, cluster.env) as process:
         try:

@@ -35,6 +35,7 @@ class Release:
         }
         self._kubeconfig.write_text(yaml.safe_dump(config))
         self.server.put("configmaps", {"metadata": {"name": "edl-status"}})
+        self.server.put("leases", {"metadata": {"name": "edl-master"}})
 
     def install(self, *sets: str) -> None:
         data = {"values.json": json.dumps(job_values(*sets)), "worker.yaml": yaml.safe_dump(POD)}
@@ -47,6 +48,12 @@ class Release:
             yield process
             process.process.terminate()
             await until(lambda: not process.running)
+
+    @property
+    def holder(self) -> str:
+        """The pod of the master that acts."""
+        spec = self.server.objects["leases"]["edl-master"].get("spec") or {}
+        return str(spec.get("holderIdentity", "")).partition("_")[0]
 
     @property
     def status(self) -> dict[str, str]:

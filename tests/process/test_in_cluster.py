@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 
 from tests.process.small_release import Release, until
@@ -40,3 +41,86 @@ async def test_a_time_to_live_that_is_given_after_the_end_counts_too(small_relea
         before = len(small_release.server.requests)
         await asyncio.sleep(1)
         assert small_release.server.count(before)["create", "pods"] == 0
+
+
+# --- which master acts
+
+
+async def test_the_newest_master_acts_and_the_one_before_it_does_nothing_more(small_release: Release) -> None:
+    small_release.install("workers=2")
+    server = small_release.server
+    async with small_release.master("a") as first:
+        await until(lambda: small_release.pods == ["edl-worker-0", "edl-worker-1"])
+        assert small_release.holder == "a"
+        async with small_release.master("b") as second:
+            await until(lambda: "this one" in first.log and "does nothing any more" in first.log)
+            assert small_release.holder == "b"
+            await until(lambda: second.pages.get("/readyz")[0] == 200)
+            assert first.pages.get("/readyz")[0] == 503
+            assert first.pages.get("/healthz")[0] == 200, "started again, it would take the Lease back"
+            asked = first.pages.value("edl_kubernetes_requests_total")
+            server.drop("pods", "edl-worker-0")
+            await until(lambda: small_release.pods == ["edl-worker-1", "edl-worker-2"])
+            await until(lambda: json.loads(small_release.status["state"])["born"] == 3)
+            assert first.pages.value("edl_kubernetes_requests_total") == asked
+            assert server.names == ["edl-worker-0", "edl-worker-1", "edl-worker-2"]
+        assert small_release.pods == ["edl-worker-1", "edl-worker-2"], "they wait for the next master"
+        assert server.objects["leases"]["edl-master"]["spec"]["leaseTransitions"] == 2
+
+
+async def test_a_master_that_was_cut_off_looks_who_acts_before_it_writes(small_release: Release) -> None:
+    small_release.install("workers=2")
+    server = small_release.server
+    async with small_release.master("a") as cut_off:
+        await until(lambda: small_release.status.get("phase"))
+        await until(lambda: len(small_release.pods) == 2)
+        await server.down()
+        server.drop("pods", "edl-worker-0")  # it will want to make another one
+        await until(lambda: "the Kubernetes API is in trouble" in cut_off.log)
+        assert (await cut_off.address()) and cut_off.pages.get("/readyz")[0] == 200, "training goes on"
+        lease = server.objects["leases"]["edl-master"]
+        server.put("leases", {**lease, "spec": {"holderIdentity": "b_1", "leaseTransitions": 2}})
+        before = len(server.requests)
+        await server.up()
+        await until(lambda: "does nothing any more" in cut_off.log)
+    assert {r.verb for r in server.requests[before:]} <= {"get", "list", "watch"}
+
+
+async def test_an_outage_that_nobody_used_changes_nothing(small_release: Release) -> None:
+    small_release.install("workers=2")
+    server = small_release.server
+    async with small_release.master("a") as master:
+        await until(lambda: len(small_release.pods) == 2)
+        await server.down()
+        server.drop("pods", "edl-worker-0")
+        await until(lambda: "the Kubernetes API is in trouble" in master.log)
+        await server.up()
+        await until(lambda: small_release.pods == ["edl-worker-1", "edl-worker-2"])
+        assert "does nothing any more" not in master.log
+
+
+async def test_two_that_start_at_once_take_over_one_after_the_other(small_release: Release) -> None:
+    small_release.install("workers=1")
+    server = small_release.server
+    server.refuse("patch", "leases", 409, "Conflict", "the object has been modified")
+    async with small_release.master("a"):
+        await until(lambda: small_release.pods)
+        assert small_release.holder == "a"
+        assert server.count()["patch", "leases"] == 2
+
+
+async def test_a_master_that_may_not_take_over_says_which_right_it_lacks(small_release: Release) -> None:
+    small_release.install("workers=1")
+    small_release.server.refuse("patch", "leases", 403, "Forbidden", "cannot patch resource leases", times=9)
+    async with small_release.master("a") as master:
+        await until(lambda: not master.running)
+        assert "cannot patch resource leases" in master.log
+
+
+async def test_a_master_is_ended_while_it_waits_for_the_api(small_release: Release) -> None:
+    small_release.install("workers=1")
+    await small_release.server.down()
+    async with small_release.master("a") as master:
+        await until(lambda: "the Kubernetes API is in trouble" in master.log)
+        master.process.terminate()
+        await until(lambda: not master.running, 5)

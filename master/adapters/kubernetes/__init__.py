@@ -1,5 +1,7 @@
 """Workers as pods: the backend of a master that the chart has deployed.
 
+term      which master acts
+patience  asking until the API answers
 release   what the chart has rendered, and what earlier masters have left
 stamp     the chart's pod becomes a worker's
 verdict   how a worker ended, judged by its pod
@@ -12,6 +14,8 @@ backend   the adapter itself: effects become pods, pods become events
 """
 
 from master.adapters.kubernetes.backend import Kubernetes
+from master.adapters.kubernetes.patience import patiently
 from master.adapters.kubernetes.release import Found, Place
+from master.adapters.kubernetes.term import Term
 
-__all__ = ["Found", "Kubernetes", "Place"]
+__all__ = ["Found", "Kubernetes", "Place", "Term", "patiently"]

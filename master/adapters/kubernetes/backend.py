@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -20,12 +20,13 @@ from edl import config as config_module
 from edl.errors import ConfigError
 from edl.ids import RunId, WorkerId
 from edl.kubernetes import asked, pods
-from edl.kubernetes.api import SOON, Api, ApiError, Backoff
+from edl.kubernetes.api import SOON, Api, ApiError
 from edl.kubernetes.watch import Mirror, Object
 from master.adapters.kubernetes import show
 from master.adapters.kubernetes.labels import Labels
 from master.adapters.kubernetes.making import Maker
-from master.adapters.kubernetes.release import Found, Left, Place, refusal, template_of, values_of
+from master.adapters.kubernetes.patience import patiently
+from master.adapters.kubernetes.release import Found, Left, Place, template_of, values_of
 from master.adapters.kubernetes.removing import Remover
 from master.adapters.kubernetes.stamp import digest, stamp
 from master.adapters.kubernetes.tasks import Tasks
@@ -73,11 +74,11 @@ class Kubernetes:
         Raises:
             ConfigError: the job's object is missing or cannot be read, or the account lacks a right.
         """
-        await self._patiently(self._job_mirror.list)
+        await patiently(self._pace, self._job_mirror.list)
         if self._place.job not in self._job_mirror.objects:
             raise ConfigError(f"configmap {self._place.job}: not found in namespace {self._place.namespace}")
-        status = await self._patiently(lambda: self._api.get(self.status.path))
-        await self._patiently(self._mirror.list)
+        status = await patiently(self._pace, lambda: self._api.get(self.status.path))
+        await patiently(self._pace, self._mirror.list)
         self._left = Left.read(status.get("data") or {})
         self.status.scale_over = self._left.scale_over
         found = Found.of(self.values, self._left, self._mirror.objects.values())
@@ -115,7 +116,7 @@ class Kubernetes:
         self._settled = True
         self._tasks.keep(self._job_mirror.run())
         said = {"data": {"phase": phase, "reason": why}}
-        await self._patiently(lambda: self._api.patch(self.status.path, said, SOON))
+        await patiently(self._pace, lambda: self._api.patch(self.status.path, said, SOON))
 
     @property
     def values(self) -> dict[str, Any]:
@@ -183,7 +184,6 @@ class Kubernetes:
                 await self.status.flush()
         except (TimeoutError, ApiError) as error:
             log.warning(f"the last status could not be written: {error}")
-        await self._api.close()
 
     @property
     def in_sight(self) -> bool:
@@ -314,18 +314,3 @@ class Kubernetes:
         self._high = config.high_priority(config.workers)
         self._keep_seconds = config.ttl_seconds_after_finished
         self._own_values.set()
-
-    async def _patiently(self, ask: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
-        """Ask until the API answers.
-
-        Raises:
-            ConfigError: it refuses.
-        """
-        backoff = Backoff(self._pace.first_pause, self._pace.most_pause)
-        while True:
-            try:
-                return await ask()
-            except ApiError as error:
-                if not error.out:
-                    raise ConfigError(refusal(error)) from error
-                await asyncio.sleep(max(backoff.next(), error.retry_after))

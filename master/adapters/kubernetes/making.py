@@ -11,7 +11,8 @@ from edl.errors import ConfigError
 from edl.ids import WorkerId
 from edl.kubernetes import pods
 from edl.kubernetes.api import Api, ApiError, Backoff
-from master.adapters.kubernetes.release import Place, refusal
+from master.adapters.kubernetes.patience import refusal
+from master.adapters.kubernetes.release import Place
 from master.adapters.kubernetes.workers import Worker, Workers
 from master.core import events as ev
 

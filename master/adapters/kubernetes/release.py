@@ -18,7 +18,6 @@ import yaml
 from edl.errors import ConfigError
 from edl.ids import RunId, WorkerId
 from edl.kubernetes import pods
-from edl.kubernetes.api import ApiError
 from master.core import events as ev
 
 log = structlog.get_logger()
@@ -175,12 +174,3 @@ def template_of(job: str, data: Mapping[str, str], key: str) -> dict[str, Any]:
     if not isinstance(pod, dict):
         raise ConfigError(f"configmap {job}: {key} is no pod")
     return pod
-
-
-def refusal(error: ApiError) -> str:
-    """Why the API refuses, for who installed the release."""
-    if error.status == 403:
-        return (
-            f"Kubernetes does not allow it: {error.message} (the Role of the master's account; rbac.create)"
-        )
-    return f"Kubernetes refuses: {error.message}"
