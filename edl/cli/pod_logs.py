@@ -28,7 +28,7 @@ class Logs:
         self._logs: dict[str, _PodLog] = {}  # of containers that have started, by the pod's UID
         self._over = asyncio.Event()
         self._following: dict[str, asyncio.Task[None]] | None = None
-        self._refused: ApiError | None = None
+        self._failed: Exception | None = None
 
     async def read(self) -> int:
         """Show them as they are, one after the other; how many pods there are."""
@@ -56,8 +56,8 @@ class Logs:
             for task in self._following.values():
                 task.cancel()
             await asyncio.gather(*self._following.values(), return_exceptions=True)
-        if self._refused is not None:
-            raise self._refused
+        if self._failed is not None:
+            raise self._failed
         for log in self._logs.values():
             await log.read()
 
@@ -85,13 +85,19 @@ class Logs:
                     backoff.reset()
             except ApiError as error:
                 if error.status in (401, 403):
-                    self._refused = error
-                    self._over.set()
+                    self._give_up(error)
                     return
+            except OSError as error:  # nobody reads any more what is shown
+                self._give_up(error)
+                return
             pod = self._pods.objects.get(name)
             if pod is None or pods.uid(pod) != uid or pods.phase(pod) in ("Succeeded", "Failed"):
                 return
             await asyncio.sleep(backoff.next())
+
+    def _give_up(self, error: Exception) -> None:
+        self._failed = error
+        self._over.set()
 
 
 class _PodLog:

@@ -166,15 +166,17 @@ class Job:
     def _told(self) -> dict[str, Any]:
         """What the master has written: its summary if the job has ended, else its status."""
         data = self._data
-        for key in ("summary.json", "status.json"):
-            with suppress(KeyError, ValueError):
-                told = dict(json.loads(data[key]))
-                if "records" in told:
-                    return told
-        return {
+        in_short = {
             "phase": data.get("phase", str(Phase.Starting)),
             "reason": data.get("reason", "the master has not said anything yet"),
         }
+        for key in ("summary.json", "status.json"):
+            with suppress(KeyError, ValueError):
+                told = dict(json.loads(data[key]))
+                # The phase may be newer: with these values no run begins.
+                if "records" in told and told["phase"] == in_short["phase"]:
+                    return told | in_short
+        return in_short
 
     def _workers(self, found: list[Object]) -> list[dict[str, Any]]:
         """What the pods say of the living, and what the master last heard of them."""
@@ -240,7 +242,10 @@ class Job:
         return "the model goes with the worker's pod"
 
     def selector(self, components: tuple[str, ...] = ("master", "worker")) -> str:
-        return f"{pods.INSTANCE}={self.release},{pods.COMPONENT} in ({','.join(components)})"
+        chart = self.job["metadata"]["labels"].get(pods.NAME, "")
+        return (
+            f"{pods.NAME}={chart},{pods.INSTANCE}={self.release},{pods.COMPONENT} in ({','.join(components)})"
+        )
 
     # --- what is waited for
 

@@ -93,6 +93,11 @@ class Running:
         assert self._process.stdout is not None
         return (await asyncio.wait_for(self._process.stdout.readline(), SECONDS)).decode()
 
+    def close(self) -> None:
+        """Read no more of it."""
+        assert self._process.stdout is not None
+        self._process.stdout._transport.close()  # type: ignore[attr-defined]
+
     async def end(self) -> Done:
         out, err = await asyncio.wait_for(self._process.communicate(), SECONDS)
         assert "Traceback" not in err.decode()
@@ -160,7 +165,7 @@ TOLD = {
 
 
 async def test_status_tells_of_the_job_its_workers_and_what_has_happened(cluster: Cluster) -> None:
-    says(cluster, "Training", **{"status.json": json.dumps(TOLD)})
+    says(cluster, "Training", reason="ring 1: 2 ready", **{"status.json": json.dumps(TOLD)})
     pod(cluster, "worker", 0, rank="0", state="member")
     waiting = pod(cluster, "worker", 1, state="starting")
     cluster.hold_pod(waiting, "Unschedulable", "0/2 nodes are available")
@@ -197,11 +202,14 @@ async def test_status_of_a_job_that_has_ended_is_its_summary(cluster: Cluster) -
         "records": {"size": 100, "epochs": 1, "per_epoch": [100]}, "metrics": {"accuracy": 0.97},
         "goodput_seconds": {"useful": 9.0}, "generations": [], "state_losses": 0,
     }  # fmt: skip
-    says(cluster, "Succeeded", **{"summary.json": json.dumps(summary)})
+    says(cluster, "Succeeded", reason="every record", **{"summary.json": json.dumps(summary)})
     done = await cluster.edl("status", "--release", "edl")
     assert "Succeeded after 12.0 s: every record" in done.out
     assert "held out  accuracy 0.9700" in done.out
     assert "kept in   configmap/edl-status; the model in persistentvolumeclaim/models" in done.out
+    says(cluster, "Failed", reason="values are wrong")
+    done = await cluster.edl("status", "--release", "edl")
+    assert done.out.startswith("Failed: values are wrong\n"), "the summary is of the run before"
 
 
 # --- wait
@@ -297,6 +305,15 @@ async def test_followed_logs_survive_pods_that_come_and_go_and_streams_that_brea
     says(cluster, "Succeeded")
     done = await following.end()
     assert (done.code, done.out) == (0, "edl-worker-1: good bye\n")
+
+
+async def test_it_ends_when_nobody_reads_any_more(cluster: Cluster) -> None:
+    says(cluster, "Training")
+    following = await cluster.start("logs", "master", "--follow", "--release", "edl")
+    await cluster.asked("log", "pods")
+    following.close()
+    cluster.say("edl-master", "hello")
+    assert (await following.end()).code == 1
 
 
 # --- scale
