@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import pytest
@@ -39,19 +40,27 @@ def serves(namespace: Namespace, replicas: int) -> None:
     namespace.until("deployments", ready, "app=service")
 
 
+def seconds(*steps: Callable[[], object]) -> float:
+    """What some steps take."""
+    began = time.monotonic()
+    for step in steps:
+        step()
+    return time.monotonic() - began
+
+
 def test_a_deployment_takes_the_capacity_and_gives_it_back(release: Callable[..., Release]) -> None:
     job = release(**slow(records=150_000), **HALF_A_NODE)
     namespace = job.namespace
-    job.install()
-    job.ring_of(4)
+    first = seconds(job.install, lambda: job.ring_of(4))
     namespace.apply(service(namespace, replicas=2))
     serves(namespace, 2)
     job.ring_of(2)
     job.told("PreemptionByScheduler")
     waiting = job.until(lambda data: "waiting" in data)["waiting"]
     assert "no node has room" in waiting, waiting
-    namespace.kubectl("scale", "deployment/service", "--replicas=0")
-    job.ring_of(4)
+    scale = ("scale", "deployment/service", "--replicas=0")
+    back = seconds(lambda: namespace.kubectl(*scale), lambda: job.ring_of(4))
+    assert back <= 2 * first, "a worker starts, that is all"
     assert "waiting" not in job.status
     summary = job.is_exact()
     assert summary["failures"] == [], "what Kubernetes does is not charged"

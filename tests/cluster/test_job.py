@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from tests.cluster.cluster import Object
+from tests.cluster.cluster import Images, Namespace, Object
 from tests.cluster.release import WORKERS, Release, in_ring, slow
 
 pytestmark = pytest.mark.timeout(600)
 
 
-def test_four_workers_train_to_the_end_and_nothing_is_left(release: Callable[..., Release]) -> None:
-    job = release()
+def test_four_workers_train_to_the_end_and_nothing_is_left(namespace: Namespace, images: Images) -> None:
+    namespace.restrict()
+    job = Release(namespace, images.values)
     job.install("--wait", workers=4)
-    namespace = job.namespace
     namespace.kubectl(
         "wait", "--for=jsonpath={.data.phase}=Succeeded", "configmap/edl-status", "--timeout=240s",
         seconds=270,
@@ -90,8 +93,9 @@ def test_an_upgrade_changes_the_ring_and_restarts_nothing(release: Callable[...,
     master = job.master()["metadata"]["uid"]
     job.upgrade(workers=2)
     job.ring_of(2)
-    job.upgrade(workers=5)
-    job.ring_of(5)
+    job.namespace.helm("test", "edl", seconds=120)
+    job.upgrade(workers=6)
+    job.ring_of(6)
     job.namespace.helm("rollback", "edl", "2")
     job.ring_of(2)
     job.upgrade(workers=2, paused="true")
@@ -113,11 +117,29 @@ def test_the_master_is_killed_and_the_next_one_takes_over(release: Callable[...,
     job.ring_of(4)
     namespace = job.namespace
     workers = {p["metadata"]["uid"] for p in namespace.get("pods", "-l", WORKERS)}
-    for times, how in enumerate(([], ["--grace-period=0", "--force"]), 1):
-        namespace.kubectl("delete", "pod", job.master()["metadata"]["name"], "--wait=false", *how)
+    delete = ("delete", "pod", "--wait=false")
+    kills: list[Callable[[Object], object]] = [
+        lambda master: namespace.kubectl(*delete, master["metadata"]["name"]),
+        lambda master: namespace.kubectl(*delete, master["metadata"]["name"], "--grace-period=0", "--force"),
+        lambda master: os.kill(process(master, "master"), signal.SIGKILL),
+    ]
+    for times, kill in enumerate(kills, 1):
+        kill(job.master())
         namespace.until("events", lambda events, n=times: taken_over(events) >= n)  # type: ignore[misc]
     assert {p["metadata"]["uid"] for p in namespace.get("pods", "-l", WORKERS)} == workers
     assert job.is_exact()["state_losses"] == 0
+
+
+def process(pod: Object, module: str) -> int:
+    """The process of this machine that runs a Python module in a pod."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (folder / "cmdline").read_text().split("\0")
+            if command[1:3] == ["-m", module] and pod["metadata"]["uid"] in (folder / "cgroup").read_text():
+                return int(folder.name)
+        except OSError:
+            continue  # it has just ended
+    raise AssertionError(f"no process of {pod['metadata']['name']} runs {module}")
 
 
 def taken_over(events: list[Object]) -> int:

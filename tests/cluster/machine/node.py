@@ -59,11 +59,18 @@ def boot(node: Node) -> None:
 
 def cut(node: Node) -> None:
     """Take the cable out: everything on the node goes on, and reaches nobody."""
+    _need_power(node)
     run("ip", "link", "set", node.on_machine, "down")
 
 
 def join(node: Node) -> None:
+    _need_power(node)
     run("ip", "link", "set", node.on_machine, "up")
+
+
+def _need_power(node: Node) -> None:
+    if state(node) == "off":
+        raise ClusterError(f"{node.name} is off (scripts/cluster node on {node.name})")
 
 
 def power_on(node: Node) -> None:
