@@ -21,8 +21,9 @@ from edl import audit, files, values
 from master.core import events as ev
 from master.loop import Master
 from tests.evidence import CRASHES, check_weights
-from tests.kubernetes_api import serving
+from tests.kubernetes_api import KubernetesApi, serving
 from tests.process.small_release import Release
+from tests.process.small_server import SECOND, install
 
 ROOT = Path(__file__).parents[2]
 MODELS = ROOT / "tests" / "models"
@@ -171,6 +172,14 @@ def _runs(pid: int) -> bool:
         return "zombie" not in Path(f"/proc/{pid}/status").read_text()
     except OSError:
         return False
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[KubernetesApi]:
+    """An API server of our own, that is up, with a release of three workers."""
+    async with serving(SECOND) as api:
+        install(api, "workers=3")
+        yield api
 
 
 @pytest.fixture

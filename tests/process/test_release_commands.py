@@ -1,7 +1,7 @@
 """`edl status`, `logs`, `wait`, `scale` and `stop` of a release, against a server with Kubernetes' protocol.
 
 The commands are real processes with a real kubeconfig. What a chart and a master would have made is put there
-by hand; what they make of what the commands ask is the business of test_kubernetes_api and of tests/cluster.
+by hand; what they make of what the commands ask is the business of test_kubernetes_pods and of tests/cluster.
 """
 
 from __future__ import annotations

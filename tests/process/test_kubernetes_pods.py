@@ -1,0 +1,367 @@
+"""Workers as pods, at the small API server: how they are made, what happens to them, who was there before."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+
+import pytest
+import yaml
+
+from edl.errors import ConfigError
+from edl.ids import WorkerId
+from edl.kubernetes import asked
+from edl.kubernetes.api import Pace
+from master.core import events as ev
+from tests.kubernetes_api import KubernetesApi
+from tests.kubernetes_driver import job_values
+from tests.process.small_server import POD, SECOND, a_status, driving, install
+
+# --- the pods
+
+
+async def test_a_start_of_four_costs_four_creates_one_list_and_one_watch(server: KubernetesApi) -> None:
+    async with driving(server) as job:
+        await job.running(0, 1, 2, 3)
+        await asyncio.sleep(20 * SECOND)
+        about_pods = {key: n for key, n in server.count().items() if key[1] == "pods"}
+        assert about_pods == {("create", "pods"): 4, ("list", "pods"): 1, ("watch", "pods"): 1}
+        maps = {key: n for key, n in server.count().items() if key[1] == "configmaps"}
+        assert maps == {("list", "configmaps"): 1, ("watch", "configmaps"): 1, ("get", "configmaps"): 1}
+        assert job.seen == [0, 1, 2, 3]
+
+
+async def test_nothing_is_asked_while_nothing_happens(server: KubernetesApi) -> None:
+    async with driving(server) as job:
+        await job.running(0, 1)
+        await asyncio.sleep(5 * SECOND)
+        before = len(server.requests)
+        await asyncio.sleep(100 * SECOND)
+        assert server.count(before) == {}
+
+
+async def test_five_minutes_of_nothing_cost_a_list_and_a_watch(server: KubernetesApi) -> None:
+    async with driving(server, pace=Pace().times(0.01)) as job:
+        await job.running(0, 1)
+        before = len(server.requests)
+        await asyncio.sleep(3.2)
+        cost = server.count(before)
+        assert 1 <= cost["list", "pods"] <= 2
+        assert cost["watch", "pods"] <= 4
+        assert cost["create", "pods"] == 0
+
+
+async def test_a_pod_is_the_charts_and_says_which_worker_it_is(server: KubernetesApi) -> None:
+    async with driving(server) as job:
+        await job.running(0)
+    pod = server.pod("edl-worker-0")
+    labels = pod["metadata"]["labels"]
+    assert labels["team"] == "ours"
+    assert labels["app.kubernetes.io/instance"] == "edl"
+    assert (labels["edl.dev/worker-id"], labels["edl.dev/run-id"]) == ("0", "run-1")
+    (owner,) = pod["metadata"]["ownerReferences"]
+    assert owner["uid"] == server.objects["configmaps"]["edl-job"]["metadata"]["uid"]
+    assert not owner["controller"] and not owner["blockOwnerDeletion"]
+    env = {e["name"]: e["value"] for e in pod["spec"]["containers"][0]["env"]}
+    assert env == {
+        "HOME": "/tmp", "EDL_WORKER_ID": "0", "EDL_RUN_ID": "run-1", "EDL_MASTER": "edl-master:8500",
+    }  # fmt: skip
+
+
+async def test_creates_keep_within_five_a_second_after_a_burst_of_ten(server: KubernetesApi) -> None:
+    async with driving(server) as job:
+        began = time.monotonic()
+        await job.running(*range(30))
+        assert time.monotonic() - began > (30 - 10) / 5 * SECOND * 0.9
+        made = [r.at - began for r in server.requests if (r.verb, r.resource) == ("create", "pods")]
+        assert sum(at < 0.5 * SECOND for at in made) <= 13
+
+
+async def test_ends_are_told_once_with_their_cause(server: KubernetesApi) -> None:
+    async with driving(server) as job:
+        await job.running(*range(8))
+        server.end_pod("edl-worker-0", 1)
+        server.end_pod("edl-worker-1", 139)
+        server.end_pod("edl-worker-2", 137, reason="OOMKilled")
+        server.preempt("edl-worker-3")
+        server.delete_pod("edl-worker-4")
+        server.drop("pods", "edl-worker-5")
+        job.delete(6)
+        server.end_pod("edl-worker-7", 75)
+        gone = {w: await job.gone(w) for w in range(8)}
+        assert gone[0] == ev.Gone(WorkerId(0), code=1)
+        assert gone[1] == ev.Gone(WorkerId(1), signal="SIGSEGV")
+        assert (gone[2].code, gone[2].free) == (137, False)
+        assert gone[2].why == "OOMKilled: container memory limit 512Mi"
+        assert gone[3].free and gone[3].why.startswith("PreemptionByScheduler: ")
+        assert gone[4].free and gone[4].why == "somebody deleted its pod"
+        assert gone[5].free and gone[5].why == "its pod is gone"
+        assert gone[6].free or gone[6].code == 0
+        assert gone[7].free
+        await asyncio.sleep(3 * SECOND)
+        assert Counter(e.worker for e in job.of(ev.Gone)) == dict.fromkeys(range(8), 1)
+        assert {"edl-worker-0", "edl-worker-1", "edl-worker-2"} <= set(server.objects["pods"]), (
+            "logs are kept"
+        )
+        events = {e["reason"]: e for e in server.objects["events"].values()}
+        assert events["WorkerPreempted"]["involvedObject"]["name"] == "edl-job"
+
+
+async def test_a_worker_that_crashed_is_charged_though_the_master_deletes_it(server: KubernetesApi) -> None:
+    # Its stream ends first; the core then asks for its deletion, and the pod's end comes last.
+    async with driving(server) as job:
+        await job.running(0)
+        job.delete(0)
+        await asyncio.sleep(0.2 * SECOND)
+        server.end_pod("edl-worker-0", 134)
+        assert await job.gone(0) == ev.Gone(WorkerId(0), signal="SIGABRT")
+        await asyncio.sleep(5 * SECOND)
+        assert ("delete", "pods") not in server.count(), "its log is kept"
+
+
+async def test_a_worker_that_is_not_wanted_any_more_is_not_left_behind(server: KubernetesApi) -> None:
+    server.autorun = False
+    async with driving(server) as job:
+        job.create(0)
+        job.delete(0)
+        await job.gone(0)
+        job.create(1)
+        await job.until(lambda: "edl-worker-1" in server.objects["pods"])
+        job.delete(1)
+        await job.gone(1)
+        await job.until(lambda: not server.objects["pods"])
+
+
+async def test_a_node_that_never_answers_does_not_hold_its_worker_for_ever(server: KubernetesApi) -> None:
+    async with driving(server) as job:
+        await job.running(0)
+        server._finish = lambda *_: asyncio.sleep(0)  # type: ignore[method-assign]  # no kubelet ends it
+        server.delete_pod("edl-worker-0", 2)
+        await asyncio.sleep(10 * SECOND)
+        assert job.of(ev.Gone) == []
+        assert (await job.gone(0)).why == "its node does not answer, and it should have ended long ago"
+
+
+async def test_ended_pods_do_not_pile_up(server: KubernetesApi) -> None:
+    async with driving(server) as job:
+        await job.running(*range(24))
+        for worker in range(24):
+            server.end_pod(f"edl-worker-{worker}", 0)
+        await job.until(lambda: len(server.objects["pods"]) == 20)
+        assert "edl-worker-23" in server.objects["pods"]
+
+
+# --- why a worker does not run yet
+
+
+async def test_a_quota_is_named_and_asked_again_seldom(server: KubernetesApi) -> None:
+    server.quota = 2
+    async with driving(server) as job:
+        job.create(0, 1, 2, 3)
+        await job.until(lambda: len(job.of(ev.Seen)) == 2)
+        waiting = sorted({0, 1, 2, 3} - set(job.seen))
+        for worker in waiting:
+            await job.until(lambda worker=worker: job.delays(worker))
+            assert job.delays(worker)[0].startswith("exceeded quota: few, requested: pods=1")
+        before = len(server.requests)
+        await asyncio.sleep(60 * SECOND)
+        assert server.count(before)["create", "pods"] <= 7
+        server.delete_pod(f"edl-worker-{job.seen[0]}")
+        await job.until(lambda: len(job.of(ev.Seen)) == 3)
+        server.quota = 4
+        await job.until(lambda: job.seen == [0, 1, 2, 3])
+        assert all(job.delays(worker)[-1] == "" for worker in waiting)
+
+
+async def test_a_missing_right_is_named(server: KubernetesApi) -> None:
+    why = 'pods is forbidden: User "edl" cannot create resource "pods" in API group ""'
+    refusal = server.refuse("create", "pods", 403, "Forbidden", why, times=1000)
+    async with driving(server) as job:
+        job.create(0, 1)
+        await job.until(lambda: job.delays(0) and job.delays(1))
+        assert why in job.delays(0)[0] and "Role" in job.delays(0)[0]
+        before = len(server.requests)
+        await asyncio.sleep(60 * SECOND)
+        assert server.count(before)["create", "pods"] <= 7
+        refusal.times = 0
+        await job.until(lambda: job.seen == [0, 1])
+
+
+async def test_no_room_and_no_image_are_named_and_cleared(server: KubernetesApi) -> None:
+    server.autorun = False
+    async with driving(server) as job:
+        job.create(0, 1)
+        await job.until(lambda: len(server.objects["pods"]) == 2)
+        server.hold_pod("edl-worker-0", "Unschedulable", "0/2 nodes are available: 2 Insufficient cpu.")
+        server.hold_pod("edl-worker-1", "ImagePullBackOff", "Back-off pulling image edl-worker")
+        await job.until(lambda: job.delays(0) and job.delays(1))
+        assert job.delays(0) == ["no node has room for it: 0/2 nodes are available: 2 Insufficient cpu."]
+        assert job.delays(1) == ["ImagePullBackOff: Back-off pulling image edl-worker"]
+        server.hold_pod("edl-worker-0", "ContainerCreating", "")
+        await job.until(lambda: job.delays(0)[-1] == "")
+        server.run_pod("edl-worker-1")
+        await job.until(lambda: job.seen == [1])
+        assert server.count()["create", "pods"] == 2, "a pod that waits is not made again"
+
+
+# --- who was there before
+
+
+async def test_the_pods_of_an_earlier_master_are_adopted_and_those_of_other_runs_deleted(
+    server: KubernetesApi,
+) -> None:
+    async with driving(server, "run-0") as old:
+        await old.running(0, 1)
+    async with driving(server, "run-1") as first:
+        assert first.found.run_id == "run-0"
+        await first.until(lambda: not server.objects["pods"])
+        first.status = a_status()
+        await first.running(*range(2, 6))
+        server.end_pod("edl-worker-2", 0)
+        await first.gone(2)
+    server.autorun = False
+    install(server, "training.seed=5")
+    async with driving(server, "run-1") as refusing:
+        refusing.status = a_status()
+    async with driving(server, "run-1") as second:
+        assert second.found.run_id == "run-1"
+        assert second.found.born == 6
+        assert second.found.workers == ((3, "edl-worker-3"), (4, "edl-worker-4"), (5, "edl-worker-5"))
+        assert second.found.earlier == job_values("workers=3"), "a run keeps what it began with"
+        await second.until(lambda: second.seen == [3, 4, 5])
+        server.end_pod("edl-worker-4", 1)
+        assert await second.gone(4) == ev.Gone(WorkerId(4), code=1)
+        second.delete(5)
+        await second.gone(5)
+        assert second.of(ev.Gone, 2) == [], "that was told already"
+
+
+async def test_workers_stay_when_the_master_goes(server: KubernetesApi) -> None:
+    async with driving(server) as job:
+        await job.running(0, 1)
+    assert ("delete", "pods") not in server.count()
+
+
+async def test_what_cannot_be_started_is_said(server: KubernetesApi) -> None:
+    server.drop("configmaps", "edl-job")
+    with pytest.raises(ConfigError, match="configmap edl-job: not found in namespace test"):
+        async with driving(server):
+            pass
+    install(server, **{"values.json": "nonsense"})
+    with pytest.raises(ConfigError, match=r"configmap edl-job: values\.json is no JSON"):
+        async with driving(server):
+            pass
+    server.refuse("list", "pods", 403, "Forbidden", 'User "edl" cannot list resource "pods"')
+    install(server)
+    with pytest.raises(ConfigError, match='cannot list resource "pods"'):
+        async with driving(server):
+            pass
+
+
+# --- the job's object
+
+
+async def test_new_values_and_a_new_template_are_taken(server: KubernetesApi) -> None:
+    async with driving(server) as job:
+        changed = {**POD, "metadata": {"labels": {"team": "theirs"}}}
+        install(server, "workers=5", **{"worker.yaml": yaml.safe_dump(changed)})
+        await job.until(lambda: job.taken)
+        assert job.taken[0]["workers"] == 5
+        await job.running(0)
+        assert server.pod("edl-worker-0")["metadata"]["labels"]["team"] == "theirs"
+        install(server, **{"values.json": "["})
+        (refused,) = await job.until(lambda: job.of(ev.Refused))
+        assert "values.json is no JSON" in refused.why
+
+
+async def test_a_pod_that_waits_is_replaced_when_the_release_makes_other_ones(server: KubernetesApi) -> None:
+    server.autorun = False
+    async with driving(server) as job:
+        job.create(0, 1)
+        await job.until(lambda: len(server.objects["pods"]) == 2)
+        server.run_pod("edl-worker-0")
+        server.hold_pod("edl-worker-1", "ImagePullBackOff", "Back-off pulling image edl-worker")
+        await job.until(lambda: job.delays(1))
+        install(server, "workers=4")
+        await job.until(lambda: job.taken)
+        install(
+            server, **{"worker.yaml": yaml.safe_dump({**POD, "metadata": {"labels": {"team": "theirs"}}})}
+        )
+        gone = await job.gone(1)
+        assert (gone.free, gone.why) == (True, "it waited, and by now the release makes other pods")
+        assert set(server.objects["pods"]) == {"edl-worker-0"}, "who runs has what it needs"
+        assert server.count()["delete", "pods"] == 1
+
+
+async def test_a_share_of_the_workers_has_the_higher_priority(server: KubernetesApi) -> None:
+    high = {**POD, "spec": {**POD["spec"], "priorityClassName": "high"}}  # type: ignore[dict-item]
+    install(server, "workers=4", "highPriorityWorkers=50%", **{"worker-high.yaml": yaml.safe_dump(high)})
+    async with driving(server) as job:
+        await job.running(0, 1, 2, 3)
+
+        def classes() -> Counter[str]:
+            return Counter(p["spec"].get("priorityClassName", "") for p in server.objects["pods"].values())
+
+        assert classes() == {"high": 2, "": 2}
+        server.drop("pods", "edl-worker-0")
+        await job.gone(0)
+        await job.running(4)
+        assert classes() == {"high": 2, "": 2}
+
+
+async def test_a_template_that_makes_no_pod_is_named_until_it_is_mended(server: KubernetesApi) -> None:
+    install(server, **{"worker.yaml": "kind: Pod\nspec: {containers: [{name: wrong}]}"})
+    async with driving(server) as job:
+        job.create(0)
+        await job.until(lambda: job.delays(0))
+        assert "worker.yaml: the pod has no container named worker" in job.delays(0)[0]
+        install(server)
+        await job.until(lambda: job.seen == [0])
+
+
+# --- what is asked by hand
+
+
+def ask(server: KubernetesApi, **keys: str) -> None:
+    """As `edl scale` and `edl stop` do: beside what the chart has rendered."""
+    job = server.objects["configmaps"]["edl-job"]
+    server.put("configmaps", {**job, "data": {**job["data"], **keys}})
+
+
+async def test_a_number_by_hand_holds_until_the_chart_says_another(server: KubernetesApi) -> None:
+    ask(server, **{asked.SCALE: asked.Scale(7, 3, "first").text()})
+    async with driving(server) as job:
+        assert job.found.values["workers"] == 7
+        job.status = a_status()
+        install(server, "workers=3", "paused=true", **{asked.SCALE: asked.Scale(7, 3, "first").text()})
+        await job.until(lambda: job.taken and job.taken[-1]["paused"])
+        assert job.taken[-1]["workers"] == 7, "an upgrade that says nothing of workers leaves them alone"
+        install(server, "workers=5", **{asked.SCALE: asked.Scale(7, 3, "first").text()})
+        await job.until(lambda: job.taken[-1]["workers"] == 5)
+        events = server.objects["events"]
+        await job.until(lambda: any(e["reason"] == "ScaleOver" for e in events.values()))
+    install(server, "workers=3", **{asked.SCALE: asked.Scale(7, 3, "first").text()})
+    async with driving(server) as job:
+        assert job.found.values["workers"] == 3, "what is over does not come back, whichever master is there"
+        ask(server, **{asked.SCALE: asked.Scale(8, 3, "second").text()})
+        await job.until(lambda: job.taken and job.taken[-1]["workers"] == 8)
+        install(server, "workers=3", "maxWorkers=6", **{asked.SCALE: asked.Scale(8, 3, "second").text()})
+        await job.until(lambda: job.taken[-1]["workers"] == 3)
+        told = "`edl scale 8` does not hold any more: workers is 8 and maxWorkers is 6"
+        await job.until(lambda: any(e["message"].startswith(told) for e in server.objects["events"].values()))
+
+
+async def test_a_run_is_stopped_once_whichever_master_reads_of_it(server: KubernetesApi) -> None:
+    async with driving(server) as job:
+        job.status = a_status()
+        ask(server, **{asked.STOP: "run-0"})
+        install(server, "workers=3", "paused=true", **{asked.STOP: "run-1"})
+        await job.until(lambda: job.of(ev.StopAsked))
+        install(server, "workers=3", **{asked.STOP: "run-1"})
+        await job.until(lambda: len(job.taken) > 1 and not job.taken[-1]["paused"])
+        assert job.of(ev.StopAsked) == [ev.StopAsked("stopped by edl stop")]
+    async with driving(server) as next_master:
+        assert next_master.of(ev.StopAsked) == [ev.StopAsked("stopped by edl stop")]
+    async with driving(server, "run-2") as another:
+        assert another.of(ev.StopAsked) == []

@@ -1,0 +1,155 @@
+"""What people see with kubectl, at the small API server: the status, labels and Events."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+from typing import Any
+
+from master.core import events as ev
+from tests.kubernetes_api import KubernetesApi
+from tests.process.small_server import PACE, SECOND, a_status, driving
+
+
+async def test_the_status_is_written_when_it_changes_and_not_more_often_than_once_a_second(
+    server: KubernetesApi,
+) -> None:
+    async with driving(server) as job:
+
+        def data() -> dict[str, str]:
+            return dict(server.objects["configmaps"]["edl-status"].get("data") or {})
+
+        def patches() -> int:
+            return server.count()["patch", "configmaps"]
+
+        job.status = a_status()
+        job.backend.observe(0.0, ev.Tick(), [])
+        await job.until(data)
+        in_full = json.loads(data()["status.json"])
+        assert in_full["records"]["applied"] == 130
+        assert "goodput" not in in_full, "it changes all the time"
+        assert {k: v for k, v in data().items() if k not in ("updated", "values", "status.json")} == {
+            "phase": "Training", "reason": "ring 1: 2 ready", "progress": "32%", "etaSeconds": "1200",
+            "ringSize": "2", "workers": "2", "goodput": "90%", "epoch": "2/4", "loss": "0.1235",
+            "state": json.dumps({"runId": "run-1", "born": 0}),
+        }  # fmt: skip
+        before = patches()
+        for _ in range(50):
+            job.backend.observe(0.0, ev.Tick(), [])
+            await asyncio.sleep(0.1 * SECOND)
+        assert patches() == before, "nothing has changed"
+        for loss in range(100):  # ten seconds of mere progress
+            job.status = a_status(loss=float(loss))
+            job.backend.observe(0.0, ev.Tick(), [])
+            await asyncio.sleep(0.1 * SECOND)
+        assert 1 <= patches() - before <= 4
+        before = patches()
+        for target in range(100):
+            job.status = a_status(target=target)
+            job.backend.observe(0.0, ev.Tick(), [])
+            await asyncio.sleep(0.1 * SECOND)
+        assert 3 <= patches() - before <= 14
+        two = [{"id": n, "rank": None, "state": "asked", "delay": "no room"} for n in (3, 4)]
+        job.status = a_status(workers=two)
+        job.backend.observe(0.0, ev.Tick(), [])
+        await job.until(lambda: data().get("waiting") == "workers 3, 4: no room")
+        job.status = a_status(phase="Succeeded")
+        job.backend.status.end({"phase": "Succeeded", "step": 7})
+    assert data()["phase"] == "Succeeded", "the last word is written when the master goes"
+    assert json.loads(data()["summary.json"])["step"] == 7
+    assert "status.json" not in data()
+
+
+async def test_a_change_of_phase_is_written_at_once(server: KubernetesApi) -> None:
+    async with driving(server, pace=replace(PACE, status=60.0, drift=60.0)) as job:
+
+        def data() -> dict[str, str]:
+            return dict(server.objects["configmaps"]["edl-status"].get("data") or {})
+
+        job.status = a_status()
+        job.backend.observe(0.0, ev.Tick(), [])
+        await job.until(data)
+        job.status = a_status(phase="Waiting", eta_seconds=None)
+        job.backend.observe(0.0, ev.Tick(), [])
+        await job.until(lambda: data()["phase"] == "Waiting")
+        assert "etaSeconds" not in data()
+
+
+async def test_rank_and_state_are_labels(server: KubernetesApi) -> None:
+    async with driving(server) as job:
+        await job.running(0, 1, 2)
+        job.status = a_status()
+        job.backend.observe(0.0, ev.Tick(), [])
+
+        def labels(worker: int) -> tuple[str | None, str]:
+            found = server.pod(f"edl-worker-{worker}")["metadata"]["labels"]
+            return found.get("edl.dev/rank"), found["edl.dev/state"]
+
+        await job.until(lambda: labels(1) == ("1", "member"))
+        assert labels(2) == (None, "starting")
+        assert server.count()["patch", "pods"] == 2
+        job.status = a_status(workers=[{"id": 1, "rank": None, "state": "leaving"}])
+        job.backend.observe(0.0, ev.Tick(), [])
+        await job.until(lambda: labels(1) == (None, "leaving"))
+        server.end_pod("edl-worker-0", 0)
+        await job.until(lambda: labels(0) == (None, "gone"))
+
+
+async def test_labels_do_not_pile_up_however_fast_the_ring_changes(server: KubernetesApi) -> None:
+    async with driving(server) as job:
+        workers = range(20)
+        await job.running(*workers)
+        before = len(server.requests)
+
+        def turn(by: int) -> None:
+            ring = [{"id": w, "rank": (w + by) % 20, "state": "member"} for w in workers]
+            job.status = a_status(workers=ring)
+            job.backend.observe(0.0, ev.Tick(), [])
+
+        for by in range(100):  # twenty seconds in which each rank changes a hundred times
+            turn(by)
+            await asyncio.sleep(0.2 * SECOND)
+        for worker in range(10):
+            server.drop("pods", f"edl-worker-{worker}")
+        await job.until(lambda: len(job.of(ev.Gone)) == 10)
+        dropped = len(server.requests)
+        await job.running(20)
+        first = next(r for r in server.requests[dropped:] if (r.verb, r.resource) == ("create", "pods"))
+        urgent = server.requests[dropped:].index(first)
+        assert urgent <= 3, "a pod that is to be made does not wait for labels"
+
+        def ranks() -> dict[int, str | None]:
+            found = {w: server.pod(f"edl-worker-{w}")["metadata"]["labels"] for w in range(10, 20)}
+            return {w: labels.get("edl.dev/rank") for w, labels in found.items()}
+
+        await job.until(lambda: ranks() == {w: str((w + 99) % 20) for w in range(10, 20)})
+        patches = [r for r in server.requests[before:] if (r.verb, r.resource) == ("patch", "pods")]
+        seconds = (patches[-1].at - patches[0].at) / SECOND
+        assert len(patches) <= 10 + 5 * seconds + 1, "what the budget has left"
+        labelled = {r.name for r in server.requests[dropped + 1 :] if r.verb == "patch"}
+        assert not labelled & {f"edl-worker-{w}" for w in range(10)}, "who is gone is not labelled"
+
+
+async def test_events_tell_what_happened_and_alike_ones_count_up(server: KubernetesApi) -> None:
+    async with driving(server) as job:
+        for _ in range(3):
+            job.backend.perform(ev.Say("scale", "workers 4 -> 2"))
+            await asyncio.sleep(3 * SECOND)
+        job.backend.perform(ev.Say("ring", "ring 3 -> 2 in 0.21 s, 0 records redone (worker 1 is lost)"))
+        job.backend.perform(ev.Say("refused", "a running job keeps its training.seed"))
+        job.backend.perform(ev.Say("end", "Succeeded: every record is applied"))
+
+        def told() -> dict[str, Any]:
+            return {e["reason"]: e for e in server.objects["events"].values()}
+
+        await job.until(lambda: "Finished" in told())
+        assert told()["Scaled"]["count"] == 3
+        assert told()["Scaled"]["involvedObject"]["uid"]
+        assert told()["RingReshaped"]["message"].startswith("ring 3 -> 2 in 0.21 s")
+        assert told()["SpecRefused"]["type"] == "Warning"
+        for n in range(400):
+            job.backend.perform(ev.Say("worker", f"worker {n} is ready after 3.1 s"))
+        job.backend.perform(ev.Say("ring", "ring 2 -> 400 in 2.0 s"))
+        await job.until(lambda: any("400 in 2.0" in e["message"] for e in server.objects["events"].values()))
+        assert len(server.objects["events"]) <= 32
