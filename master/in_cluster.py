@@ -37,7 +37,6 @@ log = structlog.get_logger()
 T = TypeVar("T")
 
 ANOTHER_RUN = frozenset({"model.source"})  # whose change ends a run that has not ended
-KEPT_GENERATIONS = 100  # in the summary: a ConfigMap holds 1 MiB
 
 
 class Release:
@@ -190,9 +189,7 @@ class Release:
     def _note_end(self, backend: Kubernetes) -> Any:
         def observe(now: float, event: ev.Event, effects: list[ev.Effect]) -> None:
             if self._master is not None and self._master.job.ended:
-                summary = self._master.summary()
-                summary["generations"] = summary["generations"][-KEPT_GENERATIONS:]
-                backend.status.end(summary)
+                backend.status.end(self._master.summary())
 
         return observe
 

@@ -1,0 +1,65 @@
+"""What a new master makes of what it finds: the status that an earlier one has written, and the pods."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from edl.kubernetes import pods
+from master.adapters.kubernetes.release import Found, Left
+
+STATE = json.dumps({"runId": "run-1", "born": 4})
+
+
+def a_pod(worker: int, run: str = "run-1", phase: str = "Running") -> dict[str, Any]:
+    state = {"running": {}} if phase == "Running" else {}
+    return {
+        "metadata": {"name": f"edl-worker-{worker}", "uid": f"uid-{worker}",
+                     "labels": {pods.WORKER_ID: str(worker), pods.RUN_ID: run}},
+        "status": {"phase": phase, "containerStatuses": [{"name": "worker", "state": state}]},
+    }  # fmt: skip
+
+
+def test_a_run_that_goes_on_is_left_by_its_id_and_its_values() -> None:
+    left = Left.read({"state": STATE, "values": '{"workers": 3}', "phase": "Training"})
+    assert (left.run_id, left.born, left.values, left.ended) == ("run-1", 4, {"workers": 3}, "")
+
+
+def test_a_run_that_has_ended_is_left_with_how_and_when() -> None:
+    ended = {"phase": "Succeeded", "summary.json": "{}", "endedAt": "1970-01-01T00:01:00Z"}
+    left = Left.read({"state": STATE, **ended})
+    assert (left.run_id, left.ended, left.ended_at) == ("run-1", "Succeeded", 60.0)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {},
+        {"state": "["},
+        {"state": "[]"},
+        {"state": '{"runId": 3, "born": 4}'},
+        {"state": '{"runId": "run-1"}'},
+        {"state": STATE, "values": "nonsense"},
+        {"state": STATE, "summary.json": "{}", "phase": "Succeeded", "endedAt": "yesterday"},
+    ],
+)
+def test_what_is_not_sound_is_as_if_it_were_not_there(data: dict[str, str]) -> None:
+    left = Left.read(data)
+    assert (left.run_id, left.born, left.ended) == ("", 0, "")
+
+
+def test_the_next_id_is_none_that_a_pod_has_had() -> None:
+    assert Found.of({}, Left("run-1", 4), []).born == 4
+    assert Found.of({}, Left("run-1", 4), [a_pod(6, run="run-0", phase="Succeeded")]).born == 7
+
+
+def test_living_pods_of_the_run_are_its_workers() -> None:
+    there = [a_pod(2), a_pod(0, phase="Pending"), a_pod(1, phase="Failed"), a_pod(3, run="run-0")]
+    assert Found.of({}, Left("run-1", 4), there).workers == ((0, ""), (2, "edl-worker-2"))
+
+
+def test_without_a_status_the_run_is_that_of_the_pods_if_they_agree() -> None:
+    assert Found.of({}, Left(), [a_pod(0), a_pod(1)]).run_id == "run-1"
+    assert Found.of({}, Left(), [a_pod(0), a_pod(1, run="run-0")]).run_id is None
