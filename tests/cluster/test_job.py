@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.cluster import Images, Namespace, Object
-from tests.cluster.release import WORKERS, Release, in_ring, slow
+from tests.cluster.release import MASTER, WORKERS, Release, in_ring, slow
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -128,6 +128,33 @@ def test_the_master_is_killed_and_the_next_one_takes_over(release: Callable[...,
         namespace.until("events", lambda events, n=times: taken_over(events) >= n)  # type: ignore[misc]
     assert {p["metadata"]["uid"] for p in namespace.get("pods", "-l", WORKERS)} == workers
     assert job.is_exact()["state_losses"] == 0
+
+
+def test_of_two_masters_the_newest_acts(release: Callable[..., Release]) -> None:
+    job = release(**slow(records=120_000))
+    job.install()
+    job.ring_of(4)
+    namespace = job.namespace
+    workers = {p["metadata"]["uid"] for p in namespace.get("pods", "-l", WORKERS)}
+    first = job.master()["metadata"]["name"]
+    namespace.kubectl("scale", "deployment/edl-master", "--replicas=2")
+    namespace.until("events", lambda events: taken_over(events) >= 1)
+    masters = namespace.until(
+        "pods", lambda pods: len(pods) == 2 and [is_ready(p) for p in pods].count(True) == 1, MASTER
+    )
+    (acting,) = [p["metadata"]["name"] for p in masters if is_ready(p)]
+    assert acting != first
+    assert namespace.get("lease", "edl-master")["spec"]["holderIdentity"].startswith(acting)
+    assert "does nothing any more" in namespace.kubectl("logs", first)
+    namespace.kubectl("scale", "deployment/edl-master", "--replicas=1")
+    namespace.until("pods", lambda pods: [p["metadata"]["name"] for p in pods] == [acting], MASTER)
+    assert {p["metadata"]["uid"] for p in namespace.get("pods", "-l", WORKERS)} == workers
+    assert job.is_exact()["state_losses"] == 0
+
+
+def is_ready(pod: Object) -> bool:
+    conditions = pod["status"].get("conditions") or []
+    return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
 
 
 def process(pod: Object, module: str) -> int:
