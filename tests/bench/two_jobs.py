@@ -20,7 +20,9 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from tests.bench import report
 from tests.bench.lines import Lines, Seen
@@ -44,11 +46,13 @@ class Outcome:
         makespan: from the first submit to the last success.
         busy: summed over all workers, from when each had its slot until it had ended.
         wait: from the submit of the second job to its first ring.
+        speed: steps a second of the second job, with two workers where it is elastic, else with four.
     """
 
     makespan: float
     busy: float
     wait: float
+    speed: float
 
 
 class Pair:
@@ -106,10 +110,12 @@ class Pair:
             self.admit("two")
         began_at = self.status("two", lambda data: data.get("phase") == "Training")
         ends = [self.status(name, lambda d: d.get("phase") == "Succeeded") for name in ("one", "two")]
-        for release in (one, two):
-            release.is_exact()
+        one.is_exact()
+        summary = two.is_exact()
         busy = self.pods.until(_busy, SECONDS)
-        return Outcome(max(ends) - first_at, busy, began_at - second_at)
+        useful = summary["step"] / summary["goodput_seconds"]["useful"]
+        speed = useful if self.gang else _speed(summary, SLOTS - GANG)
+        return Outcome(max(ends) - first_at, busy, began_at - second_at, speed)
 
     def close(self) -> None:
         self.pods.close()
@@ -138,6 +144,13 @@ def _busy(seen: Seen) -> float | None:
     return sum(until[uid] - since[uid] for uid in since) if set(since) == set(until) else None
 
 
+def _speed(summary: dict[str, Any], size: int) -> float:
+    """Steps a second in rings of that size, which were followed by others."""
+    stretches = [(a, b) for a, b in pairwise(summary["generations"]) if len(a["members"]) == size]
+    seconds = sum(b["formed_at"] - a["formed_at"] for a, b in stretches)
+    return float(sum(b["step"] - a["step"] for a, b in stretches) / seconds)
+
+
 def measure(cluster: Cluster, images: Images, rounds: int) -> list[Row]:
     """Both sides in turns, so that a noisy minute hits both."""
     found: dict[bool, list[Outcome]] = {False: [], True: []}
@@ -155,7 +168,8 @@ def measure(cluster: Cluster, images: Images, rounds: int) -> list[Row]:
                     outcomes.append(pair.run())
                 finally:
                     pair.close()
-            report.say(f"round {number + 1}: {side}: {outcomes[-1]}")
+            told = ", ".join(f"{name} {value:.3g}" for name, value in vars(outcomes[-1]).items())
+            report.say(f"round {number + 1}: {side}: {told}")
 
     def both(value: Callable[[Outcome], float]) -> tuple[list[float], list[float]]:
         return [value(o) for o in found[False]], [value(o) for o in found[True]]
@@ -164,6 +178,7 @@ def measure(cluster: Cluster, images: Images, rounds: int) -> list[Row]:
         _row("two jobs: makespan", *both(lambda o: o.makespan), 0.80),
         _row("two jobs: worker-seconds", *both(lambda o: o.busy), 1.03),
         Row("two jobs: wait of the second", *both(lambda o: o.wait), "s", "ElasticDL: 23 s"),
+        Row("two jobs: steps a second, 2 workers (peer: 4)", *both(lambda o: o.speed), "", ""),
     ]
 
 
