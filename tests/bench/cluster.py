@@ -23,7 +23,7 @@ import psutil
 from edl import files
 from tests.bench import report, two_jobs
 from tests.bench.journal import Journal, Ring
-from tests.bench.lines import Lines, Seen
+from tests.bench.lines import Lines
 from tests.bench.report import Row
 from tests.cluster.cluster import (
     Cluster,
@@ -76,11 +76,7 @@ class Job:
         Args:
             so: takes the kind of the change (ADDED, MODIFIED, DELETED) and the pod.
         """
-
-        def find(seen: Seen) -> float | None:
-            return next((at for at, change in seen if so(change["type"], change["object"])), None)
-
-        return self.pods.until(find, SECONDS)
+        return self.pods.when(lambda change: so(change["type"], change["object"]), SECONDS)
 
     def process(self, worker: int) -> psutil.Process:
         """The process of a worker, as the machine sees it that plays both nodes."""

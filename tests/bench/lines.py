@@ -59,6 +59,14 @@ class Lines:
                 self._news.wait(left)
             return found
 
+    def when(self, so: Callable[[Any], object], seconds: float) -> float:
+        """When the first line came of which something is so.
+
+        Raises:
+            TimeoutError: there is none within so many seconds, or before the command ends.
+        """
+        return self.until(lambda seen: next((at for at, line in seen if so(line)), None), seconds)
+
     def close(self) -> None:
         self._process.kill()
         self._process.wait()

@@ -92,13 +92,11 @@ class Pair:
     def status(self, name: str, so: Callable[[dict[str, str]], object]) -> float:
         """When the API server told of a status of the job of which something is so."""
 
-        def find(seen: Seen) -> float | None:
-            mine = (
-                (at, c["object"]) for at, c in seen if c["object"]["metadata"]["name"] == f"{name}-edl-status"
-            )
-            return next((at for at, thing in mine if so(thing.get("data") or {})), None)
+        def mine(change: Object) -> object:
+            thing = change["object"]
+            return thing["metadata"]["name"] == f"{name}-edl-status" and so(thing.get("data") or {})
 
-        return self.maps.until(find, SECONDS)
+        return self.maps.when(mine, SECONDS)
 
     def run(self) -> Outcome:
         one, first_at = self.submit("one")
