@@ -132,10 +132,7 @@ class Job:
 
     async def now(self) -> Now:
         found = (await self.api.get(self.path("pods"), labelSelector=self.selector()))["items"]
-        events = await self.api.get(
-            self.path("events"), fieldSelector=f"involvedObject.name={self.fullname}-job"
-        )
-        happened = sorted((_event(e) for e in events["items"]), key=lambda e: str(e["at"]))[-MOST_EVENTS:]
+        happened = (await self._events())[-MOST_EVENTS:]
         data = {
             "release": self.release,
             "namespace": self.namespace,
@@ -145,19 +142,24 @@ class Job:
         }
         notes = [f"worker {w['id']} waits: {w['delay']}" for w in data["workers"] if w["delay"]]
         if data["phase"] in ENDED:
-            return Now(data, f"configmap/{self.fullname}-status; {self._model_kept()}")
+            model = f"; the model in {self._output()}" if data["phase"] == Phase.Succeeded else ""
+            return Now(data, f"configmap/{self.fullname}-status{model}")
         if trouble := self._trouble(found):
             notes.append(f"{trouble}; what is told here is of {self._data.get('updated', 'no time at all')}")
         if by_hand := self._by_hand():
-            notes.append(
-                f"{by_hand.workers} workers by `edl scale`, in place of the chart's {by_hand.instead}"
-            )
+            done = "" if self._data.get("workers") == str(by_hand.workers) else "; the master has not done it"
+            asked_for = f"`edl scale {by_hand.workers}` holds, in place of the chart's {by_hand.instead}"
+            notes.append(f"{asked_for}{done}")
         if happened:
-            notes += [
-                "",
-                *(f"{display.age(e['at']):>7} ago  {e['reason']}: {e['message']}" for e in happened),
-            ]
+            notes.append("")
+        notes += [f"{display.age(e['at']):>7} ago  {e['reason']}: {e['message']}" for e in happened]
         return Now(data, "", tuple(notes))
+
+    async def _events(self) -> list[dict[str, Any]]:
+        """What has happened, the oldest first."""
+        ours = f"involvedObject.name={self.fullname}-job"
+        found = (await self.api.get(self.path("events"), fieldSelector=ours))["items"]
+        return sorted((_event(e) for e in found), key=lambda e: str(e["at"]))
 
     @property
     def _data(self) -> dict[str, str]:
@@ -228,18 +230,18 @@ class Job:
         except (KeyError, TypeError, ValueError) as error:
             raise EdlError(f"configmap {self.fullname}-job: values.json cannot be read") from error
 
-    def _model_kept(self) -> str:
-        """Where the workers' output goes."""
+    def _output(self) -> str:
+        """Where the workers' output is."""
         try:
             pod = yaml.safe_load(self.job["data"]["worker.yaml"])
             volume = next(v for v in pod["spec"]["volumes"] if v["name"] == "output")
         except (yaml.YAMLError, KeyError, TypeError, StopIteration):
-            return "where the model is, the worker's pod does not say"
+            return "a place that the worker's pod does not name"
         if claim := volume.get("persistentVolumeClaim"):
-            return f"the model in persistentvolumeclaim/{claim['claimName']}"
+            return f"persistentvolumeclaim/{claim['claimName']}"
         if folder := volume.get("hostPath"):
-            return f"the model in {folder['path']} of a node"
-        return "the model goes with the worker's pod"
+            return f"{folder['path']} of its worker's node"
+        return "its worker's pod, with which it goes"
 
     def selector(self, components: tuple[str, ...] = ("master", "worker")) -> str:
         chart = self.job["metadata"]["labels"].get(pods.NAME, "")
@@ -325,10 +327,10 @@ class Job:
             )
         ended = data["phase"] in ENDED
         told = f"the job has ended: {data['phase']}, {data['reason']}" if ended else "the job is ending"
-        return (
-            f"{told}\nThe release stays, with the master, the workers' logs and the summary; "
-            f"{self._model_kept()}.\nAway with all of it: {shlex.join(self._uninstall())}"
+        stays = (
+            f"its master, the summary in configmap/{self.fullname}-status, the logs of pods that have ended"
         )
+        return f"{told}\nThe release stays: {stays}.\nAway with it: {shlex.join(self._uninstall())}"
 
     def _uninstall(self) -> list[str]:
         return ["helm", "uninstall", self.release, "-n", self.namespace]
@@ -347,7 +349,8 @@ class Job:
             raise EdlError(f"{what}; it is done when the master runs: {trouble}")
         data = await self.until(so, ANSWER_SECONDS)
         if not so(data):
-            told = f"{data.get('phase')}, {data.get('reason')}"
+            refusals = [e["message"] for e in await self._events() if e["reason"] == "SpecRefused"]
+            told = refusals[-1] if refusals else f"{data.get('phase')}, {data.get('reason')}"
             raise EdlError(f"{what}, and the master has not done it in {ANSWER_SECONDS:g} s; it says: {told}")
         return data
 

@@ -10,6 +10,7 @@ import asyncio
 import json
 import os
 import re
+import signal
 import sys
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
@@ -92,6 +93,9 @@ class Running:
         """Its next line."""
         assert self._process.stdout is not None
         return (await asyncio.wait_for(self._process.stdout.readline(), SECONDS)).decode()
+
+    def interrupt(self) -> None:
+        self._process.send_signal(signal.SIGINT)
 
     def close(self) -> None:
         """Read no more of it."""
@@ -259,6 +263,14 @@ async def test_wait_outlives_an_api_that_is_out(cluster: Cluster) -> None:
     assert "the Kubernetes API is in trouble" in done.err
 
 
+async def test_an_interrupted_wait_ends_in_a_word(cluster: Cluster) -> None:
+    says(cluster, "Training")
+    waiting = await cluster.start("wait", "--release", "edl")
+    await cluster.asked("watch", "configmaps")
+    waiting.interrupt()
+    assert await waiting.end() == Done(130, "", "")
+
+
 async def test_wait_ends_when_the_release_does(cluster: Cluster) -> None:
     says(cluster, "Training")
     waiting = await cluster.start("wait", "--release", "edl")
@@ -340,10 +352,8 @@ async def test_scale_asks_beside_the_charts_number_and_takes_it_back_with_it(clu
     assert scale is not None and (scale.workers, scale.instead) == (8, 4)
     assert data(cluster)["values.json"] == rendered["values.json"], "which is Helm's"
     pod(cluster, "master")
-    assert (
-        "8 workers by `edl scale`, in place of the chart's 4"
-        in (await cluster.edl("status", "--release", "edl")).out
-    )
+    told = await cluster.edl("status", "--release", "edl")
+    assert "`edl scale 8` holds, in place of the chart's 4\n" in told.out
 
     def unscaled() -> dict[str, str] | None:
         return None if asked.SCALE in data(cluster) else {"workers": "4"}
@@ -379,6 +389,8 @@ async def test_what_is_asked_of_a_master_that_does_not_run_waits_for_it(cluster:
     assert done.code == 1
     assert "8 workers are asked for; it is done when the master runs: no master is there" in done.err
     assert asked.Scale.read(data(cluster)) is not None
+    told = await cluster.edl("status", "--release", "edl")
+    assert "`edl scale 8` holds, in place of the chart's 4; the master has not done it" in told.out
 
 
 # --- stop
@@ -393,7 +405,7 @@ async def test_stop_ends_the_run_says_what_stays_and_may_be_said_twice(cluster: 
     done, _ = await asyncio.gather(cluster.edl("stop", "--release", "edl"), answering(cluster, stopped))
     assert done.code == 0
     assert done.out.startswith("the job has ended: Stopped, by edl stop\n")
-    assert "the model in persistentvolumeclaim/models" in done.out
+    assert "The release stays: its master, the summary in configmap/edl-status" in done.out
     assert f"helm uninstall edl -n {NAMESPACE}" in done.out
     before = len(cluster.requests)
     again = await cluster.edl("stop", "--release", "edl")
