@@ -183,7 +183,9 @@ class Job:
     def _workers(self, found: list[Object]) -> list[dict[str, Any]]:
         """What the pods say of the living, and what the master last heard of them."""
         heard = {w["id"]: w for w in self._told().get("workers", [])}
-        told = []
+        numbers = {pods.of(pod)[1] for pod in found}
+        # No pod can be made of these, as a quota or a right lacks.
+        told = [{**w, "node": ""} for w in heard.values() if w["state"] == "asked" and w["id"] not in numbers]
         for pod in found:
             worker = pods.of(pod)[1]
             if worker is None or pods.ended(pod):

@@ -36,7 +36,7 @@ def load(file: Path | None = None, context: str = "") -> KubeConfig:
     files = [file] if file else [Path(name) for name in said.split(os.pathsep) if name]
     there = [path for path in files or [Path(DEFAULT).expanduser()] if path.exists()]
     if not there and not files and Path(SERVICE_ACCOUNT).exists():
-        return KubeConfig.from_service_account()
+        return KubeConfig.from_service_account(SERVICE_ACCOUNT)
     if not there:
         where = " or ".join(map(str, files)) or f"{DEFAULT}, and neither $KUBECONFIG nor --kubeconfig is said"
         raise ConfigError(f"no kubeconfig: there is no {where}")

@@ -164,6 +164,8 @@ TOLD = {
     "workers": [
         {"id": 0, "handle": "edl-worker-0", "rank": 0, "state": "member", "step": 913, "rate": 1404.0,
          "memory": 330301440},
+        {"id": 3, "handle": "", "rank": None, "state": "asked", "step": 0, "rate": 0.0, "memory": 0,
+         "delay": "exceeded quota: small"},
     ],
 }  # fmt: skip
 
@@ -185,10 +187,13 @@ async def test_status_tells_of_the_job_its_workers_and_what_has_happened(cluster
     assert "29,152 of 80,000 records, 3,899 records/s, ETA 13 s" in done.out
     assert re.search(r"0 +edl-worker-0 +0 +member +913 +1,404 +315 MiB +n1", done.out), done.out
     assert "worker 1 waits: no node has room for it: 0/2 nodes are available" in done.out
+    assert "worker 3 waits: exceeded quota: small" in done.out
     assert "edl-worker-2" not in done.out
     assert "ago  RingReshaped: ring 0 -> 2 in 0.11 s" in done.out
     told = json.loads((await cluster.edl("status", "--release", "edl", "--json")).out)
-    assert [(w["id"], w["rank"], w["node"]) for w in told["workers"]] == [(0, 0, "n1"), (1, None, "n1")]
+    assert [(w["id"], w["rank"], w["node"]) for w in told["workers"]] == [
+        (0, 0, "n1"), (1, None, "n1"), (3, None, ""),
+    ]  # fmt: skip
     assert told["records"]["applied"] == 29152
 
 
