@@ -57,6 +57,7 @@ class Pace:
     blocked: float = 60.0  # the longest pause between creates that are refused (quota, rights)
     mercy: float = 2.0  # for a worker whose stream has ended to end by itself: its pod then keeps the log
     overdue: float = 30.0  # past its grace, and still not ended: its node does not answer
+    look: float = 0.1  # between two looks at what there is to be shown: it may change with every event
     status: float = 1.0  # between two writes of the status
     drift: float = 5.0  # the same when nothing but the progress has changed
     labels: float = 2.0  # between two looks at the workers' labels

@@ -94,6 +94,7 @@ class Status:
         written_at = -self._pace.drift
         while True:
             await self._wake.wait()
+            await asyncio.sleep(self._pace.look)
             self._wake.clear()
             new = self._new()
             age = loop.time() - written_at
