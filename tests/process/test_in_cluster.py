@@ -6,6 +6,8 @@ import asyncio
 import json
 import time
 
+import pytest
+
 from tests.process.small_release import Release, until
 
 # --- after the end
@@ -86,13 +88,16 @@ async def test_a_master_that_was_cut_off_looks_who_acts_before_it_writes(small_r
     assert {r.verb for r in server.requests[before:]} <= {"get", "list", "watch"}
 
 
-async def test_an_outage_that_nobody_used_changes_nothing(small_release: Release) -> None:
+@pytest.mark.parametrize("lease", ["is there", "was deleted"])
+async def test_an_outage_that_nobody_used_changes_nothing(small_release: Release, lease: str) -> None:
     small_release.install("workers=2")
     server = small_release.server
     async with small_release.master("a") as master:
         await until(lambda: len(small_release.pods) == 2)
         await server.down()
         server.drop("pods", "edl-worker-0")
+        if lease == "was deleted":
+            server.drop("leases", "edl-master")
         await until(lambda: "the Kubernetes API is in trouble" in master.log)
         await server.up()
         await until(lambda: small_release.pods == ["edl-worker-1", "edl-worker-2"])

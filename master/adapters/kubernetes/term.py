@@ -79,7 +79,11 @@ class Term:
             ApiError: it is, or the API is out again.
         """
         if not self.over:
-            self._look(await self._api.get(self._path))
+            try:
+                self._look(await self._api.get(self._path))
+            except ApiError as error:
+                if error.status != 404:  # who deletes the Lease does not take it
+                    raise
         if self.over:
             raise ApiError("write", 0, "", "another master acts")
 
