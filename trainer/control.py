@@ -3,7 +3,7 @@
 It rides at the end of the one vector that a step sums over the ring. So all ranks read the
 same values at the same step, and that is all the agreement the protocol needs.
 
-    [ records, loss sum, leave, non-finite, idle, checkpoint | start, start, count of rank 0 | ... ]
+    [ records, loss sum, leave, non-finite, idle | start, start, count of rank 0 | ... ]
 
 A rank writes its own slot and leaves the others zero: the sum is exact. float32 holds whole
 numbers up to 2^24, so a position is two numbers below that.
@@ -17,8 +17,8 @@ import numpy as np
 
 from edl.ranges import Range
 
-RECORDS, LOSS, LEAVE, NONFINITE, IDLE, CHECKPOINT = range(6)
-HEADER = 6
+RECORDS, LOSS, LEAVE, NONFINITE, IDLE = range(5)
+HEADER = 5
 SLOT = 3
 LIMB = 1 << 24
 LARGEST_BATCH = LIMB - 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -127,3 +128,33 @@ class Source:
                     f"{self._name}: read({start}, {stop}) gave {len(array)} records, not {stop - start}"
                 )
         return records
+
+
+class Batches:
+    """The batches of this worker's leases, one after the other.
+
+    While the ring is busy with one, the next is read.
+    """
+
+    def __init__(self, source: Source, epoch_size: int) -> None:
+        self._source, self._epoch_size = source, epoch_size
+        self._reading = ThreadPoolExecutor(1, thread_name_prefix="read")
+        self._ahead: tuple[Range, Future[Batch]] | None = None
+
+    def first(self, leases: Leases, count: int) -> Batch | None:
+        """The next at most `count` records of the leases; None: nothing is left of them.
+
+        It stays the first until it is applied: asked again, it is the same.
+        """
+        positions = leases.peek(count, self._epoch_size)
+        if positions is None:
+            return None
+        batch = self._read(positions).result()
+        following = leases.peek(count, self._epoch_size, after=positions[1])
+        self._ahead = None if following is None else (following, self._read(following))
+        return batch
+
+    def _read(self, positions: Range) -> Future[Batch]:
+        if self._ahead is not None and self._ahead[0] == positions:
+            return self._ahead[1]
+        return self._reading.submit(self._source.batch, positions)

@@ -29,8 +29,7 @@ from edl.errors import ModelError
 from trainer import control
 from trainer.data import Batch
 from trainer.graphs import compiled
-
-MEANS = frozenset({"sum_over_batch_size", "mean"})
+from trainer.supported import loss_is_a_sum, refuse_unless_compiled, refuse_unless_float32
 
 
 class Learner:
@@ -46,8 +45,8 @@ class Learner:
 
     def __init__(self, model: keras.Model, sample: Batch | None):
         self.model = model
-        _refuse_unless_compiled(model)
-        self._sums = _loss_is_a_sum(model)
+        refuse_unless_compiled(model)
+        self._sums = loss_is_a_sum(model)
         if sample is not None:
             self._build(sample)
         self._variables = _state_of(model)
@@ -113,7 +112,7 @@ class Learner:
             y_pred=y_pred,
             sample_weight=_as_tensors(sample.weights),
         )
-        _refuse_unless_float32(self.model)
+        refuse_unless_float32(self.model)
         self.model.optimizer.build(self.model.trainable_variables)
 
     def _trace(self, sample: Batch) -> None:
@@ -165,7 +164,7 @@ class Learner:
         # A sum is finite when all of its parts are (or so large that they are as bad): one cheap pass.
         finite = tf.math.is_finite(weighted + tf.add_n([tf.reduce_sum(part) for part in parts]))
         ours = tf.stack([records, weighted, contribution[control.LEAVE], 1.0 - tf.cast(finite, tf.float32)])
-        return tf.concat([*parts, ours, contribution[4:]], 0)
+        return tf.concat([*parts, ours, contribution[control.IDLE :]], 0)
 
     def _update_graph(self, vector: tf.Tensor) -> None:
         layout = self._layout
@@ -259,51 +258,3 @@ def _standard(array: Any) -> np.ndarray:
 
 def _as_tensors(tree: Any) -> Any:
     return keras.tree.map_structure(lambda a: None if a is None else tf.convert_to_tensor(_standard(a)), tree)
-
-
-def _refuse_unless_compiled(model: Any) -> None:
-    if not isinstance(model, keras.Model):
-        raise ModelError(f"model() must return a compiled keras.Model, not {type(model).__name__}")
-    if not getattr(model, "compiled", False):
-        raise ModelError("model() must return a compiled model: call model.compile(optimizer, loss) in it")
-    if type(model).train_step is not keras.Model.train_step:
-        raise ModelError(
-            f"{type(model).__name__} overrides train_step(); the ring runs the step itself. "
-            "Override compute_loss() instead, which is used as it is."
-        )
-    if isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer):
-        raise ModelError("loss scaling (mixed_float16) is not supported; use float32 or mixed_bfloat16")
-
-
-def _refuse_unless_float32(model: keras.Model) -> None:
-    for v in model.trainable_variables:
-        if v.dtype != "float32":
-            raise ModelError(
-                f"variable {v.path!r} is {v.dtype}; only float32 variables can be trained "
-                "(one step sums one float32 vector over the ring)"
-            )
-
-
-def _loss_is_a_sum(model: keras.Model) -> bool:
-    """Whether the losses are sums over the records; else they are means.
-
-    Raises:
-        ModelError: they are neither, or some are one and some the other.
-    """
-    kinds = set()
-    for loss in keras.tree.flatten(model.loss):
-        if loss is None:
-            continue
-        reduction = loss.reduction if isinstance(loss, keras.losses.Loss) else "sum_over_batch_size"
-        if reduction in MEANS:
-            kinds.add("mean")
-        elif reduction == "sum":
-            kinds.add("sum")
-        else:
-            raise ModelError(
-                f"loss {loss.name!r} has reduction {reduction!r}; over a ring only "
-                '"sum_over_batch_size" and "sum" have a meaning'
-            )
-    if len(kinds) > 1:
-        raise ModelError("some losses are sums and some are means; give all of them the same reduction")
-    return kinds == {"sum"}

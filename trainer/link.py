@@ -30,7 +30,9 @@ from edl.errors import EdlError
 from edl.proto import edl_pb2 as pb
 from edl.proto import edl_pb2_grpc as rpc
 from edl.ranges import Range, RangeSet
+from trainer.orders import End, Export, FormRing, Order
 from trainer.rendezvous import RendezvousStore
+from trainer.told import Told
 
 OPTIONS = [
     ("grpc.max_receive_message_length", 64 << 20),
@@ -55,33 +57,6 @@ class NoMaster(EdlError):
 
 
 @dataclass(frozen=True, slots=True)
-class FormRing:
-    """Meet the others in this generation."""
-
-    generation: int
-    members: tuple[int, ...]
-    root: int  # the member whose state is taken
-    sync: bool
-    leases: RangeSet
-
-
-@dataclass(frozen=True, slots=True)
-class Export:
-    """Evaluate and save the final model."""
-
-
-@dataclass(frozen=True, slots=True)
-class End:
-    """Stop; `why` says who wants it. `lost`: the stream is gone, nobody listens any more."""
-
-    why: str
-    lost: bool = False
-
-
-Order = FormRing | Export | End
-
-
-@dataclass(frozen=True, slots=True)
 class Progress:
     """What the beats tell. One value, replaced whole, so that a beat never mixes two steps."""
 
@@ -90,35 +65,6 @@ class Progress:
     records: int = 0  # trained by this worker in this ring, for its rate
     loss: float | None = None
     safe: RangeSet | None = None  # the applied set of the last step that every rank has
-
-
-class _Told:
-    """What a master knows of this worker, to be told to the next one."""
-
-    def __init__(self) -> None:
-        self.generation = 0
-        self.members: tuple[int, ...] = ()
-        self.ready: pb.Ready | None = None
-        self.up, self.left = False, False
-        self.out: pb.Out | None = None
-
-    def form(self, generation: int, members: tuple[int, ...]) -> None:
-        self.generation, self.members, self.up, self.left = generation, members, False, False
-
-    def note(self, message: pb.FromWorker) -> None:
-        match message.WhichOneof("say"):
-            case "ready":
-                self.ready = message.ready
-            case "up" if message.generation == self.generation:
-                self.up = True
-            case "out":
-                self.out, self.left = message.out, message.generation == self.generation
-
-    def back(self) -> pb.Back:
-        assert self.ready is not None
-        return pb.Back(
-            records=self.ready.records, members=self.members, up=self.up, left=self.left, out=self.out
-        )
 
 
 class Link:
@@ -139,9 +85,9 @@ class Link:
         self.cut: Callable[[], None] = lambda: None  # the ring's; may be called from this thread
         self.address, self._token, self._run_id = address, token, run_id
         self._orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
-        self._grants: queue.SimpleQueue[tuple[int, Range]] = queue.SimpleQueue()
+        self._grants: queue.SimpleQueue[Range] = queue.SimpleQueue()
         self._news = threading.Event()
-        self._told = _Told()
+        self._told = Told()
         self._patience = 0.0
         self._stopped = False
         self._leave_generation = -1
@@ -192,7 +138,7 @@ class Link:
         leases = []
         with contextlib.suppress(queue.Empty):
             while True:
-                leases.append(self._grants.get_nowait()[1])
+                leases.append(self._grants.get_nowait())
         return leases
 
     def wait_for_news(self, seconds: float) -> None:
@@ -244,9 +190,9 @@ class Link:
     async def _one_stream(self) -> tuple[bool, str]:
         """Talk to one master until the stream ends; whether that was meant, and why."""
         self._outbox = asyncio.Queue()
-        hello = pb.Hello(worker=self.worker, version=edl.__version__, back=self._told.ready is not None)
+        hello = pb.Hello(worker=self.worker, version=edl.__version__, back=self._told.ready)
         self._post(pb.FromWorker(hello=hello))
-        if self._told.ready is not None:
+        if self._told.ready:
             self._post(pb.FromWorker(generation=self._told.generation, back=self._told.back()))
         metadata = (("authorization", f"Bearer {self._token}"),)
         try:
@@ -310,7 +256,7 @@ class Link:
             case "put":
                 self._store.put(generation, message.put.key, message.put.value)
             case "grant":
-                self._grants.put((generation, (message.grant.start, message.grant.stop)))
+                self._grants.put((message.grant.start, message.grant.stop))
                 self._news.set()
             case "leave":
                 self._leave_generation = generation
