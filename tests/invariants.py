@@ -223,8 +223,10 @@ class Watchdog:
             return
         charged = [f.worker for f in self.job.failures]
         assert len(charged) == len(set(charged)), "charged twice"
-        if event_worker := {getattr(event, "worker", None)} & set(charged[before:]):
-            assert not was_stopped, f"{event_worker} was told to end, and is charged for it"
+        for failure in self.job.failures[before:]:
+            if failure.worker != getattr(event, "worker", None) or "was not ready after" in failure.why:
+                continue  # not this event, but the time at which it came
+            assert not was_stopped, f"worker {failure.worker} was told to end, and is charged for it"
             assert isinstance(event, ev.Gone | ev.Failed | ev.Ready), f"{event} is charged"
             if isinstance(event, ev.Gone):
                 assert not event.free and event.signal not in OUTSIDE_SIGNALS, f"{event} is charged"

@@ -256,6 +256,10 @@ WHEEL = [happening for often, happening in HAPPENINGS for _ in range(often)]
     workers=1, least=2, size=1, epochs=2, batch=4,
     program=bytes.fromhex("0e0021000000000000000e00e602ab0000004b0800007000f82740010000000070bc"),
 )  # fmt: skip
+@example(  # a worker is seen, for the second time, at the very moment at which it should have been ready
+    workers=1, least=2, size=1, epochs=1, batch=1,
+    program=bytes.fromhex("0000a3020000080008000800000000010000000025010000080000010000"),
+)  # fmt: skip
 def test_no_order_of_events_breaks_a_promise(
     workers: int, least: int, size: int, epochs: int, batch: int, program: bytes
 ) -> None:
