@@ -58,6 +58,7 @@ class _Books:
         self.epochs = int(training["epochs"])
         self.order = (int(training["seed"]), int(data["blockRecords"]), bool(data["shuffle"]))
         self.size: int | None = None
+        self.generation = 0
         self.applied = RangeSet()
         self.out: dict[int, RangeSet] = {}  # what each worker said when it left a ring
         self.skipped = RangeSet()
@@ -76,6 +77,7 @@ class _Books:
                     self.note({"event": {**event["out"], "type": "Out"}, "effects": []}, where)
                 if event["up"]:
                     self.holders.add(event["worker"])
+                self.generation = max(self.generation, event["generation"])
             case "Up":
                 self.holders.add(event["worker"])
             case "Out":
@@ -83,7 +85,8 @@ class _Books:
                 self.skipped = self.skipped.union(_ranges(event["skipped"]))
                 if event["holds"]:
                     self.holders.add(event["worker"])
-            case "Beat" if event["applied"] is not None:
+            # One of an older ring comes too late: what its members said when they left it is newer.
+            case "Beat" if event["applied"] is not None and event["generation"] == self.generation:
                 self._grow(_ranges(event["applied"]), where)
         for effect in entry["effects"]:
             match effect["type"]:
@@ -96,6 +99,7 @@ class _Books:
 
     def _form(self, form: dict[str, Any], where: str) -> None:
         self.rings += 1
+        self.generation = form["generation"]
         root = form["root"]
         if root in self.holders:
             self._grow(self.out[root], where)
