@@ -21,6 +21,7 @@ import pytest
 import yaml
 
 from edl.kubernetes import asked
+from tests import kubernetes_master
 from tests.kubernetes_api import NAMESPACE, KubernetesApi, Object
 from tests.kubernetes_driver import job_values
 
@@ -507,3 +508,38 @@ async def test_a_wrong_kubeconfig_is_told_before_anything_is_asked(
 async def test_options_of_a_cluster_need_a_release(cluster: Cluster) -> None:
     done = await cluster.edl("status", "--namespace", "team")
     assert (done.code, done.err) == (2, "edl: --namespace: only with --release\n")
+
+
+# --- with a real master
+
+
+async def test_a_real_master_does_what_is_asked(cluster: Cluster) -> None:
+    job = cluster.objects["configmaps"]["edl-job"]
+    pod_of_a_worker = yaml.safe_dump({"spec": {"containers": [{"name": "worker"}], "volumes": []}})
+    cluster.put("configmaps", {**job, "data": {**job["data"], "worker.yaml": pod_of_a_worker}})
+    cluster.put("leases", {"metadata": {"name": "edl-master"}})
+
+    async def workers(number: int) -> None:
+        async with asyncio.timeout(SECONDS):
+            while sum("worker" in name for name in cluster.objects["pods"]) != number:
+                await asyncio.sleep(0.01)
+
+    environment = {"KUBECONFIG": str(cluster.folder / "kubeconfig")}
+    with kubernetes_master.master(cluster.folder / "master", NAMESPACE, environment, "edl-master"):
+        await workers(4)
+        assert (await cluster.edl("wait", "--for", "starting", "--release", "edl")).code == 0
+        scaled = await cluster.edl("scale", 5, "--release", "edl")
+        assert (scaled.code, scaled.out) == (0, "workers 4 -> 5\n"), scaled.err
+        await workers(5)
+        told = (await cluster.edl("status", "--release", "edl")).out
+        assert told.startswith("digits: Starting, ")
+        assert "`edl scale 5` holds, in place of the chart's 4\n" in told
+        assert "Scaled: workers 4 -> 5" in told
+        stopped = await cluster.edl("stop", "--release", "edl")
+        assert (stopped.code, stopped.out.partition("\n")[0]) in (
+            (0, "the job is ending"), (0, "the job has ended: Stopped, stopped by edl stop"),
+        )  # fmt: skip
+        done = await cluster.edl("wait", "--release", "edl")
+        assert (done.code, done.out) == (1, "Stopped: stopped by edl stop\n")
+        told = (await cluster.edl("status", "--release", "edl")).out
+        assert told.startswith("Stopped after ")
