@@ -20,11 +20,11 @@ import yaml
 from lightkube.config.kubeconfig import KubeConfig
 
 import edl
+from edl.kubernetes import pods
 from edl.kubernetes.api import Api, Pace
 from edl.kubernetes.watch import Mirror
 from edl.proto import edl_pb2 as pb
 from edl.proto import edl_pb2_grpc as rpc
-from master.adapters.kubernetes import pods
 from tests.cluster.cluster import Cluster, Namespace
 from tests.kubernetes_driver import job_values
 from tests.kubernetes_master import TOKEN, MasterProcess, master
