@@ -6,21 +6,20 @@ by its dotted key, the value found, and what is allowed: all of them at once.
 
 from __future__ import annotations
 
-import difflib
-import json
 import operator
-import typing
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, Field, JsonValue, ValidationError, model_validator
 from pydantic.fields import FieldInfo
-from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic_core import PydanticCustomError
 
 from edl import source as source_module
 from edl.chart import Chart
 from edl.errors import ConfigError
+from edl.keys import known, open_maps
 from edl.kinds import AtLeastHalf, Int, NotNegative, Positive, Section, Share, number
+from edl.mistakes import in_words, shown
 
 LIVE: dict[str, JsonValue] = {"live": True}
 SHARE: dict[str, JsonValue] = {"allowed": "a whole number, at least 0, or a share such as 50%"}
@@ -153,7 +152,7 @@ def parse(values: Mapping[str, Any]) -> Config:
     Raises:
         ConfigError: one line for each mistake.
     """
-    whole = isinstance(values, Mapping) and any(key in values for key in _known(Chart))
+    whole = isinstance(values, Mapping) and any(key in values for key in known(Chart))
     try:
         if whole:
             File.model_validate(values)
@@ -165,7 +164,7 @@ def parse(values: Mapping[str, Any]) -> Config:
     # combinations are judged here as well, over the keys that nothing else is wrong with.
     wrong = {key for detail in details for key in _prefixes(detail["loc"])}
     sound = {k: v for k, v in flat(values).items() if k not in wrong} if isinstance(values, Mapping) else {}
-    lines = {_in_words(detail) for detail in details if detail["type"] != "impossible"}
+    lines = {in_words(detail, File) for detail in details if detail["type"] != "impossible"}
     raise ConfigError("\n".join(sorted(lines | set(impossible(sound)))))
 
 
@@ -175,7 +174,7 @@ def impossible(flat_values: Mapping[str, Any]) -> list[str]:
     source = flat_values.get("model.source")
     told = source_module.check(source) if source and isinstance(source, str) else []
     return told + [
-        f"{' and '.join(f'{key} is {_shown(flat_values[key])}' for key in rule.keys)}: {rule.words}"
+        f"{' and '.join(f'{key} is {shown(flat_values[key])}' for key in rule.keys)}: {rule.words}"
         for rule in RULES
         if all(key in flat_values for key in rule.keys)
         and rule.broken(*(number(flat_values[key]) for key in rule.keys))
@@ -214,124 +213,10 @@ def flat(values: BaseModel | Mapping[str, Any], prefix: str = "") -> dict[str, A
     return found
 
 
-def keys(section: type[BaseModel] = Config, prefix: str = "") -> list[str]:
-    """The dotted keys of all values below `section`."""
-    found: list[str] = []
-    for key, inner in _known(section).items():
-        found += keys(inner, f"{prefix}{key}.") if inner else [f"{prefix}{key}"]
-    return found
-
-
-def _known(section: type[BaseModel]) -> dict[str, type[BaseModel] | None]:
-    """The keys of a section, each with its own section, if it is one."""
-    found: dict[str, type[BaseModel] | None] = {}
-    for field in section.model_fields.values():
-        inner = field.annotation
-        is_section = isinstance(inner, type) and issubclass(inner, BaseModel)
-        found[str(field.alias)] = typing.cast(type[BaseModel], inner) if is_section else None
-    return found
-
-
-def _open(section: type[BaseModel], prefix: str = "") -> set[str]:
-    """The dotted keys whose value is a map with keys of anybody's choice."""
-    found: set[str] = set()
-    for field in section.model_fields.values():
-        key, inner = f"{prefix}{field.alias}", field.annotation
-        if typing.get_origin(inner) is dict:
-            found.add(key)
-        elif isinstance(inner, type) and issubclass(inner, BaseModel):
-            found |= _open(inner, f"{key}.")
-    return found
-
-
-OPEN = _open(File)
-JOB = tuple(_known(Config))  # the keys of the job's part of a values file
+OPEN = open_maps(File)
+JOB = tuple(known(Config))  # the keys of the job's part of a values file
 
 
 def _prefixes(loc: tuple[int | str, ...]) -> list[str]:
     """The dotted keys on the way to a mistake: a union's branches and a list's places come after the key."""
     return [".".join(map(str, loc[: n + 1])) for n in range(len(loc))]
-
-
-def _in_words(detail: ErrorDetails) -> str:
-    """One mistake in our words: the key, the value found, what is allowed."""
-    path, section, rest = _place(detail["loc"])
-    if not path:
-        return f"values: {_shown(detail['input'])} is not allowed; allowed: a map of keys"
-    key = ".".join(path + rest)
-    if detail["type"] == "extra_forbidden":
-        where = f" under {'.'.join(path[:-1])}" if path[:-1] else ""
-        return f"{key}: there is no such key{where}; {_hint(path, section)}"
-    found = "a value is needed (null removes the default)"
-    if detail["type"] != "missing":
-        found = f"{_shown(detail['input'])} is not allowed"
-    return f"{key}: {found}; allowed: {allowed('.'.join(path), len(rest))}"
-
-
-def _place(loc: tuple[int | str, ...]) -> tuple[list[str], type[BaseModel], list[str]]:
-    """Where a mistake is: the path of the key, the section that holds it, and the place within its value."""
-    section: type[BaseModel] = File
-    for n, part in enumerate(loc):
-        inner = _known(section).get(str(part))
-        if inner and n + 1 < len(loc):
-            section = inner
-            continue
-        path, rest = [str(part) for part in loc[: n + 1]], [str(part) for part in loc[n + 1 :]]
-        # A value that may be of several kinds is blamed once for each: what follows is the kind, no place.
-        field = next((f for f in section.model_fields.values() if f.alias == part), None)
-        return path, section, rest if field and typing.get_origin(field.annotation) in (dict, list) else []
-    return [], section, []
-
-
-def _hint(path: list[str], section: type[BaseModel]) -> str:
-    """The key that was meant: one of this name elsewhere, else a similar one here, else all that are here."""
-    *parents, last = path
-    elsewhere = [key for key in keys(File) if key.rsplit(".", 1)[-1] == last]
-    near = difflib.get_close_matches(last, _known(section), 1, cutoff=0.5)
-    if meant := elsewhere[:2] or [".".join([*parents, name]) for name in near]:
-        return f"did you mean {' or '.join(meant)}?"
-    return f"known: {', '.join(_known(section))}"
-
-
-def _shown(value: Any) -> str:
-    """A value as it would stand in a values file, cut where it gets long."""
-    text = json.dumps(value, ensure_ascii=False, default=str)
-    return text if len(text) <= 80 else f"{text[:80]}..."
-
-
-LIMITS = {
-    "minimum": "at least {}",
-    "exclusiveMinimum": "more than {}",
-    "maximum": "at most {}",
-    "exclusiveMaximum": "less than {}",
-    "maxLength": "at most {} characters",
-}
-KINDS = {
-    "integer": "a whole number",
-    "number": "a number",
-    "boolean": "true or false",
-    "string": "a text",
-    "array": "a list",
-}
-
-
-def allowed(key: str, depth: int = 0) -> str:
-    """What is allowed, in words, for a dotted key; or so deep within its value."""
-    *parents, last = key.split(".")
-    section: type[BaseModel] = File
-    for part in parents:
-        section = _known(section)[part] or section
-    schema = section.model_json_schema(by_alias=True)["properties"].get(last, {})
-    for _ in range(depth):
-        schema = schema.get("items") or schema.get("additionalProperties") or {}
-        schema = schema if isinstance(schema, dict) else {}
-    if "allowed" in schema:
-        return str(schema["allowed"])
-    if "enum" in schema:
-        return ", ".join(schema["enum"])
-    if "anyOf" in schema:  # a decimal may be a text to Helm, which is nobody's concern
-        schema = schema["anyOf"][0]
-    limits = [words.format(schema[name]) for name, words in LIMITS.items() if name in schema]
-    if schema.get("minLength"):
-        limits.append("not empty")
-    return ", ".join([KINDS.get(schema.get("type", ""), "a map of keys"), *limits])

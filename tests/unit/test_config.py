@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from edl import config, values
 from edl.errors import ConfigError
+from edl.keys import keys
 
 SCHEMA = json.loads((Path(values.DEFAULTS).parent / "values.schema.json").read_text())
 
@@ -205,7 +206,7 @@ def test_helm_turns_integers_into_floats_and_back() -> None:
 
 
 def test_every_value_has_a_field_and_every_field_a_value() -> None:
-    assert sorted(config.flat(values.defaults())) == sorted(config.keys(config.File))
+    assert sorted(config.flat(values.defaults())) == sorted(keys(config.File))
 
 
 def sections(section: type[BaseModel]) -> list[type[BaseModel]]:
@@ -277,7 +278,7 @@ JSON = st.recursive(
 @settings(max_examples=100, deadline=None)
 @given(
     st.dictionaries(
-        st.sampled_from([*config.keys(config.File), "training", "worker", "x", "local.x"]), JSON, max_size=3
+        st.sampled_from([*keys(config.File), "training", "worker", "x", "local.x"]), JSON, max_size=3
     )
 )
 def test_the_schema_and_the_types_accept_the_same(changes: dict[str, Any]) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from edl import values
 from edl.errors import ConfigError
+from edl.sets import parse_set
 
 REFUSED = "refused"
 
@@ -236,10 +237,10 @@ def test_a_set_flag_reads_as_helm_reads_it(text: str, expected: Any) -> None:
     into: dict[str, Any] = {}
     if expected == REFUSED:
         with pytest.raises(ConfigError) as refusal:
-            values.parse_set(text, into)
+            parse_set(text, into)
         assert str(refusal.value).startswith(f"--set {text!r}: ")
     else:
-        values.parse_set(text, into)
+        parse_set(text, into)
         assert same(into, expected), into
 
 
@@ -268,21 +269,21 @@ def test_what_helm_overlooks_is_refused(
 @pytest.mark.parametrize(("text", "expected", "helms"), KINDER)
 def test_a_decimal_number_is_a_number_though_not_to_helm(text: str, expected: Any, helms: Any) -> None:
     into: dict[str, Any] = {}
-    values.parse_set(text, into)
+    parse_set(text, into)
     assert into == expected != helms
 
 
 def test_set_string_never_types_and_says_its_name() -> None:
     into: dict[str, Any] = {}
-    values.parse_set("a=1,b=true,c=0.5", into, strings=True)
+    parse_set("a=1,b=true,c=0.5", into, strings=True)
     assert into == {"a": "1", "b": "true", "c": "0.5"}
     with pytest.raises(ConfigError, match=r"^--set-string 'a'"):
-        values.parse_set("a", into, strings=True)
+        parse_set("a", into, strings=True)
 
 
 def test_a_flag_below_a_value_names_the_value() -> None:
     with pytest.raises(ConfigError, match="'a' is already 5, not a map"):
-        values.parse_set("a.b=1", {"a": 5})
+        parse_set("a.b=1", {"a": 5})
 
 
 def test_merging_changes_neither_side() -> None:

@@ -1,0 +1,135 @@
+"""`--set` and `--set-string` flags, read as Helm 3 reads them.
+
+One deliberate difference, tested in tests/unit/test_values.py: `--set a=0.5` is a number here. Helm
+makes it the text "0.5", which no schema takes for a number, and has --set-json for it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from edl.errors import ConfigError
+
+MOST_INDEX = 65536  # as in Helm: a larger list index is a mistake, not a list
+MOST_LEVELS = 30  # as in Helm: a key of more levels is a mistake too
+
+Values = dict[str, Any]
+
+
+def parse_set(text: str, into: Values, strings: bool = False) -> None:
+    """Read one `--set` flag into `into`. With `strings` it is a `--set-string`: values are never typed.
+
+    Raises:
+        ConfigError: the flag is malformed, or goes below a value that is not a map or list. It is
+            quoted; `into` may then hold a part of it.
+    """
+    _SetParser(text, strings).read(into)
+
+
+class _SetParser:
+    """A reader of `key=value,...`, one character at a time, as Helm's pkg/strvals does it."""
+
+    def __init__(self, text: str, strings: bool):
+        self._text, self._strings, self._at = text, strings, 0
+
+    def read(self, into: Values) -> None:
+        while self._at < len(self._text):
+            self._pair(into, 0)
+
+    def _fail(self, why: str) -> ConfigError:
+        flag = "--set-string" if self._strings else "--set"
+        return ConfigError(f"{flag} {self._text!r}: {why} (expected key=value, e.g. training.epochs=3)")
+
+    def _until(self, stops: str) -> tuple[str, str]:
+        """Text up to one of `stops`, unescaped, and the stop ("" at the end)."""
+        out: list[str] = []
+        while self._at < len(self._text):
+            c = self._text[self._at]
+            self._at += 1
+            if c in stops:
+                return "".join(out), c
+            if c == "\\":
+                c = self._text[self._at : self._at + 1]
+                self._at += 1
+            out.append(c)
+        return "".join(out), ""
+
+    def _pair(self, into: Values, level: int) -> None:
+        key, stop = self._until(".=[,")
+        if not key:
+            raise self._fail(f"a key is missing before {stop!r}" if stop else "a key is missing at the end")
+        if stop == "=":
+            into[key] = self._value()
+        elif stop == ".":
+            if level == MOST_LEVELS:
+                raise self._fail(f"the key has more than {MOST_LEVELS} levels")
+            self._pair(self._below(key, into.setdefault(key, {}), dict), level + 1)
+        elif stop == "[":
+            into[key] = self._item(self._below(key, into.setdefault(key, []), list), level)
+        else:
+            raise self._fail(f"key {key!r} has no value")
+
+    def _below(self, key: str, present: Any, kind: type) -> Any:
+        if not isinstance(present, kind):
+            wanted = "map" if kind is dict else "list"
+            raise self._fail(f"{key!r} is already {json.dumps(present, ensure_ascii=False)}, not a {wanted}")
+        return present
+
+    def _item(self, items: list[Any], level: int) -> list[Any]:
+        """`0]=x`, `0].b=x` or `0][1]=x`: put x at that place of the list."""
+        text, stop = self._until("]")
+        if stop != "]" or not re.fullmatch(r"[+]?[0-9]{1,18}", text):
+            raise self._fail(f"[{text}] is not a list index")
+        index = int(text)
+        if index > MOST_INDEX:
+            raise self._fail(f"list index {index} is larger than {MOST_INDEX}")
+        items = items + [None] * (index + 1 - len(items))
+        rest, stop = self._until("=.[")
+        if rest or not stop:
+            raise self._fail(f"'=', '.' or '[' is expected after [{index}]")
+        present = items[index]
+        if stop == "=":
+            items[index] = self._value()
+        elif stop == "[":
+            inner = [] if present is None else self._below(f"[{index}]", present, list)
+            items[index] = self._item(inner, level)
+        else:
+            # Not like a map's key: Helm replaces an item that is no map.
+            items[index] = dict(present) if isinstance(present, dict) else {}
+            self._pair(items[index], level)
+        return items
+
+    def _value(self) -> Any:
+        if self._text[self._at : self._at + 1] == "{":
+            self._at += 1
+            return self._list()
+        text, _ = self._until(",")
+        return self._typed(text)
+
+    def _list(self) -> list[Any]:
+        items: list[Any] = []
+        while True:
+            text, stop = self._until(",}")
+            if stop == "":
+                raise self._fail("a list is not closed with '}'")
+            items.append(self._typed(text))  # {} is a list of one empty text, in Helm too
+            if stop == "}":
+                if self._text[self._at : self._at + 1] == ",":
+                    self._at += 1
+                return items
+
+    def _typed(self, text: str) -> Any:
+        if self._strings:
+            return text
+        lower = text.lower()
+        if lower in ("true", "false"):
+            return lower == "true"
+        if lower == "null":
+            return None
+        # A number that starts with 0 may be somebody's id, says Helm; one that no int64 holds is a text too.
+        if text == "0" or re.fullmatch(r"[+-][0-9]{1,30}|[1-9][0-9]{0,30}", text):
+            return int(text) if -(1 << 63) <= int(text) < 1 << 63 else text
+        # Kinder than Helm: see above.
+        return float(text) if re.fullmatch(r"[+-]?[0-9]+\.[0-9]+", text) else text
