@@ -54,7 +54,9 @@ class Pace:
     outage: float = 1.0  # between the requests of everybody while the API is out
     write: float = 0.2  # one write's share of the budget: 5 a second
     burst: int = 10  # writes that need not wait for their share
-    blocked: float = 60.0  # the longest pause between creates that are refused (quota, rights)
+    # The longest pause between creates that are refused (quota, rights). Nobody tells when others leave
+    # room in a quota, and what is asked for once in so many seconds waits half as long, on average.
+    blocked: float = 15.0
     mercy: float = 2.0  # for a worker whose stream has ended to end by itself: its pod then keeps the log
     overdue: float = 30.0  # past its grace, and still not ended: its node does not answer
     look: float = 0.1  # between two looks at what there is to be shown: it may change with every event

@@ -39,6 +39,7 @@ from tests.cluster.release import Release, counting, has_ended, is_worker
 
 SECONDS = 120.0  # for anything to happen
 STEADY_SECONDS = 30.0
+QUOTA_SECONDS = 40.0  # of refusals, so that the pauses between them are as long as they get
 # Two workers fill a node, and so one that is to come waits for one that is to go.
 VALUES = {
     **counting(records=20_000, sleep=0.02), "training.epochs": "10000", "workers": "4",
@@ -154,6 +155,17 @@ def preempt(job: Job) -> Found:
     yield "capacity free: stall of running workers", ring.stall
 
 
+def quota(job: Job) -> Found:
+    few = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "few"}}
+    job.namespace.apply({**few, "spec": {"hard": {"pods": "4"}}})  # the master and three workers
+    job.process(job.ring.members[1]).kill()
+    job.next_ring(3)
+    time.sleep(QUOTA_SECONDS)
+    free_at = time.monotonic()
+    job.namespace.apply({**few, "spec": {"hard": {"pods": "9"}}})
+    yield "quota free to ring grown", job.next_ring(4).up_at - free_at
+
+
 def upgrade(job: Job) -> Found:
     for size, row in ((2, "upgrade 4 -> 2 to ring of 2"), (4, "upgrade 2 -> 4 to ring of 4")):
         upgraded_at = time.monotonic()
@@ -180,7 +192,7 @@ def condition(pod: Object, kind: str) -> bool:
 
 
 PARTS: dict[str, Callable[[Job], Found]] = {
-    "install": install, "requests": requests, "kill": kill, "preempt": preempt,
+    "install": install, "requests": requests, "kill": kill, "preempt": preempt, "quota": quota,
     "upgrade": upgrade, "off": off,
 }  # fmt: skip
 
@@ -196,6 +208,7 @@ class Goal:
 
 GOALS = defaultdict(lambda: Goal("s"), {
     "capacity free to ring grown": Goal("s", "ElasticDL: 24 s", 24.0),
+    "quota free to ring grown": Goal("s", "ElasticDL: 24 s", 24.0),
     "pod preempted: records redone": Goal("records", "0", 0),
     "requests for pods, install to a ring of 4": Goal("requests", "4 creates, a list, a watch", 6),
     "all requests, install to a ring of 4": Goal("requests"),

@@ -166,7 +166,7 @@ async def test_a_quota_is_named_and_asked_again_seldom(server: KubernetesApi) ->
             assert job.delays(worker)[0].startswith("exceeded quota: few, requested: pods=1")
         before = len(server.requests)
         await asyncio.sleep(60 * SECOND)
-        assert server.count(before)["create", "pods"] <= 7
+        assert server.count(before)["create", "pods"] <= 12
         server.delete_pod(f"edl-worker-{job.seen[0]}")
         await job.until(lambda: len(job.of(ev.Seen)) == 3)
         server.quota = 4
@@ -183,7 +183,7 @@ async def test_a_missing_right_is_named(server: KubernetesApi) -> None:
         assert why in job.delays(0)[0] and "Role" in job.delays(0)[0]
         before = len(server.requests)
         await asyncio.sleep(60 * SECOND)
-        assert server.count(before)["create", "pods"] <= 7
+        assert server.count(before)["create", "pods"] <= 12
         refusal.times = 0
         await job.until(lambda: job.seen == [0, 1])
 
