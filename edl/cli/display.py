@@ -30,9 +30,10 @@ def now(job: Now) -> None:
         return
     name = f"{data['model']}: " if "model" in data else ""
     console.print(f"{name}{data['phase']}, {data['reason']}", markup=False, soft_wrap=True)
-    if "records" in data:
+    if data.get("records", {}).get("total"):
         console.print(progress_line(data), markup=False)
-    console.print(workers_table(data))
+    if data["workers"]:
+        console.print(workers_table(data))
     for note in job.notes:
         console.print(note, markup=False, soft_wrap=True)
 
