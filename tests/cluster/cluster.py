@@ -216,8 +216,8 @@ class Nodes:
     def mend(self, cluster: Cluster) -> None:
         """Have them whole again, whatever was done."""
         for name in self.names:
-            self.join(name)
             self.on(name)
+            self.join(name)
         cluster.wait("node", "condition=Ready", *self.names)
 
 
