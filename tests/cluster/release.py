@@ -73,14 +73,16 @@ class Release:
         ]
         return sorted((p["metadata"]["name"] for p in alive), key=lambda n: int(re.findall(r"\d+$", n)[0]))
 
-    def told(self, *words: str, seconds: float = 60) -> None:
-        """Wait for an Event of the release whose message has all these words."""
+    def told(self, *words: str, seconds: float = 60) -> Object:
+        """The first Event of the release whose message has all these words; waits for it."""
 
-        def so(events: list[Object]) -> bool:
-            mine = (e["message"] for e in events if e["involvedObject"]["name"] == f"{self.full}-job")
-            return any(all(word in message for word in words) for message in mine)
+        def find(events: list[Object]) -> Object | None:
+            mine = (e for e in events if e["involvedObject"]["name"] == f"{self.full}-job")
+            return next((e for e in mine if all(word in e["message"] for word in words)), None)
 
-        self.namespace.until("events", so, seconds=seconds)
+        found = find(self.namespace.until("events", find, seconds=seconds))
+        assert found is not None
+        return found
 
     def events(self) -> list[str]:
         """`reason: message` of each event on the release's object, oldest first."""
