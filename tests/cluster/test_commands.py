@@ -1,0 +1,99 @@
+"""The command line against a release on a real cluster: one job from its install to its end."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import yaml
+
+from tests.cluster.cluster import Namespace
+from tests.cluster.release import Release, slow
+
+EDL = str(Path(sys.executable).with_name("edl"))
+
+
+def start(job: Release, *words: object, config: Path | None = None) -> subprocess.Popen[str]:
+    where = ["--release", job.name, "--namespace", job.namespace.name]
+    how = ["--kubeconfig", str(config)] if config else []
+    return subprocess.Popen(
+        [EDL, *map(str, words), *where, *how],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=job.namespace.cluster.env,
+    )  # fmt: skip
+
+
+def edl(job: Release, *words: object, code: int = 0, config: Path | None = None) -> str:
+    """What a command prints; where it is to fail, what it complains of."""
+    command = start(job, *words, config=config)
+    out, err = command.communicate(timeout=120)
+    assert command.returncode == code, out + err
+    assert "Traceback" not in err
+    return err if err else out
+
+
+def somebody_who_may_look(namespace: Namespace, folder: Path) -> Path:
+    """The kubeconfig of an account with the rights of the ClusterRole `view`."""
+    namespace.kubectl("create", "serviceaccount", "jane")
+    who = f"--serviceaccount={namespace.name}:jane"
+    namespace.kubectl("create", "rolebinding", "jane", "--clusterrole=view", who)
+    config = yaml.safe_load(Path(namespace.cluster.kubeconfig).read_text())
+    token = namespace.kubectl("create", "token", "jane").strip()
+    config["users"] = [{"name": user["name"], "user": {"token": token}} for user in config["users"]]
+    path = folder / "jane"
+    path.write_text(yaml.safe_dump(config))
+    return path
+
+
+def test_a_job_from_its_install_to_its_end(release: Callable[..., Release], tmp_path: Path) -> None:
+    job = release(**slow(records=600_000, workers="3"))
+    job.install()
+    assert edl(job, "wait", "--for", "training", "--timeout", "2m").startswith("Training: ring ")
+    job.ring_of(3)
+    jane = somebody_who_may_look(job.namespace, tmp_path)
+
+    following = start(job, "logs", "--follow", config=jane)
+    assert following.stdout is not None
+    assert any(re.match(r"edl-worker-\d: .*Loss", line) for line in following.stdout)
+    told = edl(job, "status", config=jane)
+    assert told.startswith("counting: Training, ring ")
+    for n in range(3):
+        assert re.search(rf"{n} +edl-worker-{n} +[012] +member +\d.* n[12]", told), told
+    assert "RingReshaped: ring 0 -> " in told
+    assert 'cannot patch resource "configmaps"' in edl(job, "scale", 2, code=1, config=jane)
+
+    assert "workers is 65 and maxWorkers is 64" in edl(job, "scale", 65, code=1)
+    assert edl(job, "scale", 2) == "workers 3 -> 2\n"
+    job.ring_of(2)
+    said = job.upgrade(logLevel="debug")
+    assert "But `edl scale` has set 2 workers, and that holds" in said
+    assert edl(job, "scale", 4) == "workers 2 -> 4\n", "the upgrade has left it alone"
+    job.ring_of(4)
+    assert any(line.startswith("edl-worker-4: ") for line in following.stdout), "a pod that came later"
+    said = job.upgrade(workers=3)
+    assert "`edl scale 3" in said, "the chart says 3, as before"
+    said = job.upgrade(workers=2)
+    assert "`edl scale` had set 4 workers; what is said here takes their place" in said
+    job.ring_of(2)
+    assert any(event.startswith("ScaleOver") for event in job.events())
+
+    assert len(edl(job, "logs", "master", "--tail", 2, config=jane).splitlines()) == 2
+    waiting = start(job, "wait", config=jane)
+    stopped = edl(job, "stop")
+    assert f"helm uninstall edl -n {job.namespace.name}" in stopped
+    assert waiting.communicate(timeout=60)[0] == "Stopped: stopped by edl stop\n"
+    assert waiting.returncode == 1
+    rest = following.communicate(timeout=60)[0]
+    assert following.returncode == 0
+    assert "Stopped: stopped by edl stop" in rest
+    assert edl(job, "stop").startswith("the job has ended: Stopped, stopped by edl stop\n")
+    assert edl(job, "wait", "--for", "stopped") == "Stopped: stopped by edl stop\n"
+    assert json.loads(edl(job, "status", "--json"))["phase"] == "Stopped"
+    assert "kept in   configmap/edl-status\n" in edl(job, "status")
+
+    job.namespace.helm("uninstall", "edl", "--wait")
+    gone = edl(job, "status", code=1)
+    assert gone == f"edl: no release edl in namespace {job.namespace.name}; there is none of edl at all\n"
