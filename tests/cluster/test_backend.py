@@ -100,6 +100,12 @@ async def test_what_keeps_a_worker_from_running_is_told_within_seconds(
     quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "two"}}
     namespace.apply({**quota, "spec": {"hard": {"pods": "2"}}})
     async with driving(cluster, namespace) as job:
+
+        async def reinstall(**spec: Any) -> None:
+            before = len(job.taken)
+            install(cluster, namespace, **spec)
+            await job.until(lambda: len(job.taken) > before, SECONDS)
+
         job.create(0, 1, 2)
         await job.until(lambda: len(job.seen) == 2, SECONDS)
         (waiting,) = {0, 1, 2} - set(job.seen)
@@ -107,22 +113,22 @@ async def test_what_keeps_a_worker_from_running_is_told_within_seconds(
         assert why[0] == "exceeded quota: two, requested: pods=1, used: pods=2, limited: pods=2"
         namespace.apply({**quota, "spec": {"hard": {"pods": "9"}}})
         await job.until(lambda: len(job.seen) == 3, 90)
-        install(cluster, namespace, container={"resources": {"requests": {"cpu": "64"}}})
-        await asyncio.sleep(1)
+        await reinstall(container={"resources": {"requests": {"cpu": "64"}}})
         job.create(3)
         why = await job.until(lambda: job.delays(3), SECONDS)
         assert why[0].startswith("no node has room for it: 0/2 nodes are available: 2 Insufficient cpu")
-        install(cluster, namespace, container={"image": "localhost:1/none:1"})
-        await asyncio.sleep(1)
+        await reinstall(container={"image": "localhost:1/none:1"})
         job.create(4)
         why = await job.until(lambda: job.delays(4), SECONDS)
         assert why[0].startswith(("ErrImagePull: ", "ImagePullBackOff: "))
-        install(cluster, namespace, nonsense=1, container={"image": ""})
-        await asyncio.sleep(1)
+        await reinstall(nonsense=1, container={"image": ""})
         job.create(5)
         why = await job.until(lambda: job.delays(5), SECONDS)
         assert "spec.containers[0].image: Required value" in why[0], "in Kubernetes' own words"
-        assert job.of(ev.Gone) == []
+        replaced = "it waited, and by now the release makes other pods"
+        assert await job.gone(3, SECONDS) == ev.Gone(WorkerId(3), free=True, why=replaced)
+        assert await job.gone(4, SECONDS) == ev.Gone(WorkerId(4), free=True, why=replaced)
+        assert len(job.of(ev.Gone)) == 2
 
 
 async def test_a_container_beside_the_worker_does_not_keep_its_pod(
