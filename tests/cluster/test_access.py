@@ -12,7 +12,7 @@ import pytest
 
 from edl.proto import edl_pb2
 from tests.cluster.cluster import Namespace
-from tests.cluster.release import Release, slow
+from tests.cluster.release import Release, idling
 
 pytestmark = pytest.mark.timeout(600)
 METHODS = edl_pb2.DESCRIPTOR.services_by_name["Master"].methods
@@ -21,7 +21,7 @@ LISTENING = "0A"  # in /proc/net/tcp
 
 @pytest.fixture
 def job(release: Callable[..., Release]) -> Release:
-    job = release(**slow(workers="2"))
+    job = release(**idling(workers="2"))
     job.install()
     job.ring_of(2)
     return job

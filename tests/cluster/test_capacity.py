@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.cluster.cluster import Namespace, Object
-from tests.cluster.release import Release, slow
+from tests.cluster.release import Release, idling
 
 pytestmark = pytest.mark.timeout(600)
 # Two of these fill a node, with the little else that runs there.
@@ -49,7 +49,7 @@ def seconds(*steps: Callable[[], object]) -> float:
 
 
 def test_a_deployment_takes_the_capacity_and_gives_it_back(release: Callable[..., Release]) -> None:
-    job = release(**slow(records=150_000), **HALF_A_NODE)
+    job = release(**idling(), **HALF_A_NODE)
     namespace = job.namespace
     first = seconds(job.install, lambda: job.ring_of(4))
     namespace.apply(service(namespace, replicas=2))
@@ -68,7 +68,7 @@ def test_a_deployment_takes_the_capacity_and_gives_it_back(release: Callable[...
 
 
 def test_a_deployment_takes_it_all_and_the_job_starts_again(release: Callable[..., Release]) -> None:
-    job = release(**slow(records=90_000), **HALF_A_NODE)
+    job = release(**idling(), **HALF_A_NODE)
     namespace = job.namespace
     job.install()
     job.ring_of(4)
@@ -88,8 +88,8 @@ def test_a_deployment_takes_it_all_and_the_job_starts_again(release: Callable[..
 
 
 def test_a_job_of_high_priority_takes_the_place_of_one_of_low(release: Callable[..., Release]) -> None:
-    low = release("low", **slow(records=150_000), **HALF_A_NODE)
-    high = release("high", **slow(records=30_000), **HALF_A_NODE)
+    low = release("low", **idling(), **HALF_A_NODE)
+    high = release("high", **idling(), **HALF_A_NODE)
     low.install()
     low.ring_of(4)
     high.install(workers=2, priorityClass__value=100, priorityClass__preemptionPolicy="PreemptLowerPriority")

@@ -12,7 +12,7 @@ from pathlib import Path
 import yaml
 
 from tests.cluster.cluster import Namespace
-from tests.cluster.release import Release, slow
+from tests.cluster.release import Release, counting
 
 EDL = str(Path(sys.executable).with_name("edl"))
 
@@ -49,7 +49,7 @@ def somebody_who_may_look(namespace: Namespace, folder: Path) -> Path:
 
 
 def test_a_job_from_its_install_to_its_end(release: Callable[..., Release], tmp_path: Path) -> None:
-    job = release(**slow(records=600_000, workers="3"))
+    job = release(**counting(600_000, sleep=0.02), workers="3")
     job.install()
     assert edl(job, "wait", "--for", "training", "--timeout", "2m").startswith("Training: ring ")
     job.ring_of(3)

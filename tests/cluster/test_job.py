@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.cluster import Images, Namespace, Object
-from tests.cluster.release import MASTER, WORKERS, Release, in_ring, slow
+from tests.cluster.release import MASTER, WORKERS, Release, idling, in_ring
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -40,7 +40,7 @@ def test_four_workers_train_to_the_end_and_nothing_is_left(namespace: Namespace,
 def test_a_start_asks_the_api_server_for_little_and_training_for_nothing(
     release: Callable[..., Release],
 ) -> None:
-    job = release(**slow(records=120_000))
+    job = release(**idling())
     job.install(workers=4)
     job.ring_of(4)
 
@@ -68,7 +68,7 @@ def kind_of(request: Object) -> tuple[str, str]:
 
 
 def test_a_deleted_worker_is_replaced_by_the_next_one(release: Callable[..., Release]) -> None:
-    job = release(**slow())
+    job = release(**idling())
     job.install()
     job.ring_of(4)
     assert job.workers() == [f"edl-worker-{n}" for n in range(4)]
@@ -87,7 +87,7 @@ def test_a_deleted_worker_is_replaced_by_the_next_one(release: Callable[..., Rel
 
 
 def test_an_upgrade_changes_the_ring_and_restarts_nothing(release: Callable[..., Release]) -> None:
-    job = release(**slow(records=120_000))
+    job = release(**idling())
     job.install()
     job.ring_of(4)
     master = job.master()["metadata"]["uid"]
@@ -112,7 +112,7 @@ def test_an_upgrade_changes_the_ring_and_restarts_nothing(release: Callable[...,
 
 
 def test_the_master_is_killed_and_the_next_one_takes_over(release: Callable[..., Release]) -> None:
-    job = release(**slow(records=120_000))
+    job = release(**idling())
     job.install()
     job.ring_of(4)
     namespace = job.namespace
@@ -131,7 +131,7 @@ def test_the_master_is_killed_and_the_next_one_takes_over(release: Callable[...,
 
 
 def test_of_two_masters_the_newest_acts(release: Callable[..., Release]) -> None:
-    job = release(**slow(records=120_000))
+    job = release(**idling())
     job.install()
     job.ring_of(4)
     namespace = job.namespace

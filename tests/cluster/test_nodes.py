@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.cluster.cluster import Namespace, Nodes, Object
-from tests.cluster.release import WORKERS, Release, in_ring, slow
+from tests.cluster.release import WORKERS, Release, idling, in_ring
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -22,7 +22,7 @@ def on(namespace: Namespace, node: str) -> set[str]:
 def job(release: Callable[..., Release], nodes: Nodes) -> Release:
     """Four workers, two on each node; the master is on the first."""
     home = {"master.nodeSelector.kubernetes\\.io/hostname": nodes.names[0]}
-    job = release(**slow(records=120_000), **home)
+    job = release(**idling(), **home)
     job.install()
     job.ring_of(4)
     assert [len(on(job.namespace, name)) for name in nodes.names] == [2, 2]

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from tests.cluster.cluster import ROOT
-from tests.cluster.release import Release, slow
+from tests.cluster.release import Release, idling
 
 pytestmark = pytest.mark.timeout(600)
 SOON = 30  # seconds in which a cause is to be seen
@@ -31,9 +31,8 @@ def waits_for(job: Release, cause: str) -> None:
 
 
 def test_a_worker_that_is_killed_for_its_memory(release: Callable[..., Release]) -> None:
-    job = release(**slow(), **{"worker.resources.limits.memory": "1Gi"})
-    job.values.pop("model.module")
-    job.install("--set-file", f"model.source={ROOT / 'tests' / 'models' / 'hungry.py'}")
+    job = release(**idling(), **{"worker.resources.limits.memory": "1Gi"})
+    job.install()
     job.ring_of(4)
     job.namespace.kubectl("exec", "edl-worker-1", "--", "touch", "/tmp/eat")
     cause = "OOMKilled: container memory limit 1Gi"
@@ -45,13 +44,13 @@ def test_a_worker_that_is_killed_for_its_memory(release: Callable[..., Release])
 
 
 def test_a_quota_that_admits_two_of_four(release: Callable[..., Release]) -> None:
-    job = release(**slow(records=100_000))
+    job = release(**idling())
     quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "small"}}
     job.namespace.apply({**quota, "spec": {"hard": {"pods": "3"}}})  # the master, and two workers
     job.install()
     waits_for(job, "exceeded quota: small, requested: pods=1, used: pods=3, limited: pods=3")
     job.ring_of(2)
-    job.until(lambda data: int(data["progress"].strip("%")) >= 20)
+    job.until(lambda data: int(data["progress"].strip("%")) >= 5)
     assert creates(job) <= 12, "it asks again for one of them, less and less often"
     job.namespace.apply({**quota, "spec": {"hard": {"pods": "9"}}})
     job.ring_of(4)
@@ -60,7 +59,7 @@ def test_a_quota_that_admits_two_of_four(release: Callable[..., Release]) -> Non
 
 
 def test_an_image_that_cannot_be_pulled(release: Callable[..., Release]) -> None:
-    job = release(**slow(records=20_000), **{"worker.image.tag": "none"})
+    job = release(**idling(), **{"worker.image.tag": "none"})
     job.install()
     job.until(lambda data: "ErrImagePull" in data.get("waiting", ""), seconds=SOON)
     waits_for(job, "ImagePullBackOff")
@@ -71,7 +70,7 @@ def test_an_image_that_cannot_be_pulled(release: Callable[..., Release]) -> None
 
 
 def test_a_role_without_the_right_to_create(release: Callable[..., Release]) -> None:
-    job = release(**slow(records=20_000))
+    job = release(**idling())
     role = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "metadata": {"name": "ours"}}
     pods, *others = yaml.safe_load((ROOT / "tests" / "chart" / "role.yaml").read_text())
     less = {**pods, "verbs": [verb for verb in pods["verbs"] if verb != "create"]}
