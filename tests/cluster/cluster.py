@@ -296,6 +296,7 @@ def new_namespace(cluster: Cluster, name: str) -> Iterator[Namespace]:
         {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": mine.name, "labels": labels}}
     )
     try:
+        mine.until("serviceaccounts", bool)  # without its default account no pod can be made
         yield mine
     finally:
         mine.delete()
