@@ -18,7 +18,7 @@ from edl.kubernetes.api import Api, Pace
 from master.adapters.kubernetes import Place
 from master.core import events as ev
 from tests import kubernetes_driver
-from tests.cluster.cluster import Cluster, Namespace
+from tests.cluster.cluster import Cluster, Namespace, Object
 from tests.kubernetes_driver import Driven, job_values
 
 SECONDS = 60.0
@@ -58,6 +58,10 @@ async def kubectl(namespace: Namespace, *words: str, **how: Any) -> str:
     return await asyncio.to_thread(namespace.kubectl, *words, **how)
 
 
+def is_told_gone(pod: Object) -> bool:
+    return bool(pod["metadata"]["labels"]["edl.dev/state"] == "gone")
+
+
 async def test_a_real_clusters_ends_are_told_with_their_cause(cluster: Cluster, namespace: Namespace) -> None:
     install(cluster, namespace)
     async with driving(cluster, namespace) as job:
@@ -83,10 +87,11 @@ async def test_a_real_clusters_ends_are_told_with_their_cause(cluster: Cluster, 
         assert gone[6] == ev.Gone(WorkerId(6), code=0)
         described = await kubectl(namespace, "describe", "configmap", "edl-job")
         assert "WorkerPreempted" in described and "EvictionByEvictionAPI" in described
-        left = await asyncio.to_thread(namespace.until, "pods", lambda found: len(found) <= 3)
+        left = await asyncio.to_thread(
+            namespace.until, "pods", lambda found: len(found) == 3 and all(is_told_gone(p) for p in found)
+        )
         pods = {p["metadata"]["name"]: p for p in left}
         assert sorted(pods) == ["edl-worker-0", "edl-worker-1", "edl-worker-2"], "their logs are kept"
-        assert pods["edl-worker-0"]["metadata"]["labels"]["edl.dev/state"] == "gone"
         (owner,) = pods["edl-worker-0"]["metadata"]["ownerReferences"]
         assert owner["name"] == "edl-job"
     await kubectl(namespace, "delete", "configmap", "edl-job")  # as an uninstall does
@@ -126,8 +131,9 @@ async def test_what_keeps_a_worker_from_running_is_told_within_seconds(
         why = await job.until(lambda: job.delays(5), SECONDS)
         assert "spec.containers[0].image: Required value" in why[0], "in Kubernetes' own words"
         replaced = "it waited, and by now the release makes other pods"
-        assert await job.gone(3, SECONDS) == ev.Gone(WorkerId(3), free=True, why=replaced)
-        assert await job.gone(4, SECONDS) == ev.Gone(WorkerId(4), free=True, why=replaced)
+        for worker in (3, 4):
+            gone = await job.gone(worker, SECONDS)
+            assert (gone.free, gone.why) == (True, replaced)
         assert len(job.of(ev.Gone)) == 2
 
 
