@@ -65,7 +65,8 @@ class Client:
             yield
         except grpc.RpcError as error:
             if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-                raise EdlError(f"no master answers at {self._contact.address}: the job has ended") from error
+                where = self._contact.address
+                raise EdlError(f"no master answers at {where}: it died, or is out of reach") from error
             raise EdlError(error.details() or str(error.code())) from error
 
 
