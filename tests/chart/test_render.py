@@ -397,26 +397,6 @@ def test_the_image_has_a_registry_a_tag_or_a_digest(helm: Helm, sets: list[str],
     assert helm.template(*sets).worker["spec"]["containers"][0]["image"] == image
 
 
-def test_monitoring_objects_are_there_when_asked_for(rendered: dict[str, Rendered]) -> None:
-    kinds = {o["kind"] for o in rendered[""].objects}
-    assert not kinds & {"ServiceMonitor", "PodMonitor", "PrometheusRule"}
-    release = rendered["gitops-values.yaml"]
-    monitor = release.one("ServiceMonitor")
-    assert (
-        monitor["spec"]["selector"]["matchLabels"].items()
-        <= release.one("Service")["metadata"]["labels"].items()
-    )
-    assert monitor["spec"]["endpoints"][0]["port"] in [
-        p["name"] for p in release.one("Service")["spec"]["ports"]
-    ]
-    assert monitor["metadata"]["labels"]["release"] == "prometheus"
-    dashboard = release.one("ConfigMap", "edl-dashboard")
-    assert len(json.loads(dashboard["data"]["edl.json"])["panels"]) == 6
-    pod_monitor = rendered["everything-values.yaml"].one("PodMonitor")
-    pod = rendered["everything-values.yaml"].master["spec"]["template"]
-    assert pod_monitor["spec"]["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
-
-
 def test_objects_of_ones_own_go_with_the_release(rendered: dict[str, Rendered]) -> None:
     names = rendered["everything-values.yaml"].names()
     assert {"ConfigMap/more", "ConfigMap/edl-trainer-also"} <= set(names)

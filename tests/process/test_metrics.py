@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import socket
-from collections.abc import Callable
+import subprocess
+import urllib.request
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 import edl
 from master.adapters.metrics import Metrics
@@ -58,6 +64,52 @@ async def test_what_prometheus_reads_is_sound_and_has_the_names_that_others_rely
             asked = set(re.findall(r"\bedl_\w+", (ROOT / file).read_text()))
             assert asked, file
             assert asked <= used, f"{file} asks for what there is not"
+
+
+@asynccontextmanager
+async def prometheus(folder: Path, target: str) -> AsyncIterator[Callable[[str], Any]]:
+    """A Prometheus that scrapes the target; asked for a path of its API, it gives the data, or None."""
+    where = subprocess.check_output([ROOT / "scripts" / "prometheus"], text=True).strip()
+    scrape = {"job_name": "edl", "scrape_interval": "1s", "static_configs": [{"targets": [target]}]}
+    (folder / "prometheus.yaml").write_text(yaml.safe_dump({"scrape_configs": [scrape]}))
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+
+    def ask(path: str) -> Any:
+        with (
+            suppress(OSError),
+            urllib.request.urlopen(f"http://{address}/api/v1/{path}", timeout=10) as answer,
+        ):
+            return json.load(answer)["data"]
+
+    with open(folder / "prometheus.log", "wb") as log:
+        process = await asyncio.create_subprocess_exec(
+            f"{where}/prometheus", "--config.file", folder / "prometheus.yaml",
+            "--storage.tsdb.path", folder / "data", "--web.listen-address", address, stderr=log,
+        )  # fmt: skip
+        try:
+            yield ask
+        finally:
+            process.kill()
+            await process.wait()
+
+
+async def test_prometheus_itself_reads_all_of_it(small_release: Release, tmp_path: Path) -> None:
+    small_release.install("workers=2")
+    async with small_release.master() as process:
+        await until(lambda: len(small_release.pods) == 2)
+        async with prometheus(tmp_path, process.pages.address) as ask:
+
+            def value(query: str) -> str:
+                found = (ask(f"query?query={query}") or {"result": []})["result"]
+                return str(found[0]["value"][1]) if found else ""
+
+            await until(lambda: value("edl_workers_wanted") == "2")
+            (target,) = ask("targets")["activeTargets"]
+            assert target["lastError"] == ""
+            assert value("up") == "1"
+            known = {name.removesuffix("_total") for name in ask("metadata")}
+            assert known >= NAMES
 
 
 async def test_what_is_none_of_its_pages_is_refused(small_release: Release) -> None:
