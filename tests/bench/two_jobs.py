@@ -1,11 +1,15 @@
 """Two jobs that do not both fit, elastic and by gang scheduling: the shape of ElasticDL's experiment 1.
 
 There are six slots, and each job has four workers. The second is submitted when the first has done
-a quarter of its work. Elastic, it begins with the two slots that are free, and has four when the
-first has ended. In a gang, it waits until all four fit, and both keep their four to their end.
+a quarter of its work. There are three sides:
+
+- elastic: the second begins with the two slots that are free, and has four when the first has ended.
+- shared: three workers of each job, half of the slots, have priority. So the third of the second job
+  takes the place of the fourth of the first, and each has three until the first has ended.
+- gang: the second waits until all four fit, and both keep their four to their end.
 
 A slot is a request of 600m of CPU: three fit on each of the two nodes of 2 CPUs, and the rest is
-for the two masters. So it is Kubernetes' own scheduler that fills the slots, on both sides. Gang
+for the two masters. So it is Kubernetes' own scheduler that fills the slots, on every side. Gang
 scheduling is what Kueue does with a group of pods: they are made with a scheduling gate, and the
 gates of all four are taken away together, as soon as four slots are free.
 
@@ -18,7 +22,7 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -35,7 +39,27 @@ MODEL = ROOT / "tests" / "models" / "counting_busy.py"
 EPOCHS = 4  # so that a quarter is an epoch
 RECORDS, BATCH, RECORD_SECONDS = 10_000, 32, 0.005  # 40 ms of a step of four workers, 80 of one of two
 SECONDS = 400.0  # for a job to end
-GATE = "edl.test/gang"
+GATE = "worker.podTemplate.spec.schedulingGates[0].name"
+
+
+@dataclass(frozen=True)
+class Side:
+    """One way to share the slots.
+
+    Args:
+        values: of both jobs.
+        beside: how many workers the second job has while the first one trains.
+    """
+
+    values: dict[str, str]
+    beside: int
+
+
+SIDES = {
+    "elastic": Side({}, SLOTS - GANG),
+    "shared": Side({"highPriorityWorkers": str(SLOTS // 2)}, SLOTS // 2),
+    "gang": Side({"minWorkers": str(GANG), GATE: "edl.test/gang"}, 0),
+}
 
 
 @dataclass(frozen=True)
@@ -46,7 +70,7 @@ class Outcome:
         makespan: from the first submit to the last success.
         busy: summed over all workers, from when each had its slot until it had ended.
         wait: from the submit of the second job to its first ring.
-        speed: steps a second of the second job, with two workers where it is elastic, else with four.
+        speed: steps a second of the second job beside the first; with all its workers, if it waits for that.
     """
 
     makespan: float
@@ -58,8 +82,8 @@ class Outcome:
 class Pair:
     """The two jobs of one side."""
 
-    def __init__(self, namespace: Namespace, images: Images, output: Path, gang: bool):
-        self.namespace, self.images, self.output, self.gang = namespace, images, output, gang
+    def __init__(self, namespace: Namespace, images: Images, output: Path, side: Side):
+        self.namespace, self.images, self.output, self.side = namespace, images, output, side
         self.pods, self.maps = (
             Lines(namespace.cluster.watching(kind, namespace.name, seconds=3600)[1], namespace.cluster.env)
             for kind in ("pods", "configmaps")
@@ -74,15 +98,15 @@ class Pair:
             **self.images.values, **counting(RECORDS, 0), "worker.env[1].name": "EDL_RECORD_SECONDS",
             "worker.env[1].value": str(RECORD_SECONDS), "output.hostPath": str(folder),
             "training.epochs": str(EPOCHS), "training.batchSize": str(BATCH), "workers": str(GANG),
-            "worker.resources.requests.cpu": "600m",
+            "worker.resources.requests.cpu": "600m", **self.side.values,
         }  # fmt: skip
-        if self.gang:
-            values |= {"minWorkers": str(GANG), "worker.podTemplate.spec.schedulingGates[0].name": GATE}
         release, at = Release(self.namespace, values, name), time.monotonic()
         release.install("--set-file", f"model.source={MODEL}")
+        if GATE in values:
+            self._admit(name)
         return release, at
 
-    def admit(self, name: str) -> None:
+    def _admit(self, name: str) -> None:
         """What a gang scheduler does: let the job's pods go, all at once, when all of them fit."""
         pods = self.pods.until(lambda seen: _fitting(seen, name), SECONDS)
         patch = json.dumps({"spec": {"schedulingGates": None}})
@@ -100,20 +124,14 @@ class Pair:
 
     def run(self) -> Outcome:
         one, first_at = self.submit("one")
-        if self.gang:
-            self.admit("one")
         self.status("one", lambda data: data.get("epoch", "").startswith("2/"))
         two, second_at = self.submit("two")
-        if self.gang:
-            self.admit("two")
         began_at = self.status("two", lambda data: data.get("phase") == "Training")
         ends = [self.status(name, lambda d: d.get("phase") == "Succeeded") for name in ("one", "two")]
         one.is_exact()
         summary = two.is_exact()
         busy = self.pods.until(_busy, SECONDS)
-        useful = summary["step"] / summary["goodput_seconds"]["useful"]
-        speed = useful if self.gang else _speed(summary, SLOTS - GANG)
-        return Outcome(max(ends) - first_at, busy, began_at - second_at, speed)
+        return Outcome(max(ends) - first_at, busy, began_at - second_at, _speed(summary, self.side.beside))
 
     def close(self) -> None:
         self.pods.close()
@@ -143,41 +161,45 @@ def _busy(seen: Seen) -> float | None:
 
 
 def _speed(summary: dict[str, Any], size: int) -> float:
-    """Steps a second in rings of that size, which were followed by others."""
+    """Steps a second in rings of that size, which were followed by others; 0: in all there were."""
+    if not size:
+        return float(summary["step"] / summary["goodput_seconds"]["useful"])
     stretches = [(a, b) for a, b in pairwise(summary["generations"]) if len(a["members"]) == size]
     seconds = sum(b["formed_at"] - a["formed_at"] for a, b in stretches)
     return float(sum(b["step"] - a["step"] for a, b in stretches) / seconds)
 
 
 def measure(cluster: Cluster, images: Images, rounds: int) -> list[Row]:
-    """Both sides in turns, so that a noisy minute hits both."""
-    found: dict[bool, list[Outcome]] = {False: [], True: []}
+    """All sides in turns, so that a noisy minute hits each."""
+    found: dict[str, list[Outcome]] = {name: [] for name in SIDES}
     for number in range(rounds):
-        for gang, outcomes in found.items():
-            side = "gang" if gang else "elastic"
+        for name, side in SIDES.items():
             with (
                 tempfile.TemporaryDirectory(prefix="edl-bench-") as directory,
-                new_namespace(cluster, f"bench-{side}") as namespace,
+                new_namespace(cluster, f"bench-{name}") as namespace,
             ):
                 output = Path(directory)
                 output.chmod(0o755)
-                pair = Pair(namespace, images, output, gang)
+                pair = Pair(namespace, images, output, side)
                 try:
-                    outcomes.append(pair.run())
+                    outcome = pair.run()
                 finally:
                     pair.close()
-            told = ", ".join(f"{name} {value:.3g}" for name, value in vars(outcomes[-1]).items())
-            report.say(f"round {number + 1}: {side}: {told}")
+            found[name].append(outcome)
+            told = ", ".join(f"{what} {value:.3g}" for what, value in vars(outcome).items())
+            report.say(f"round {number + 1}: {name}: {told}")
+    return [row for name in ("elastic", "shared") for row in _rows(name, found[name], found["gang"])]
 
+
+def _rows(name: str, ours: Sequence[Outcome], gang: Sequence[Outcome]) -> Iterator[Row]:
     def both(value: Callable[[Outcome], float]) -> tuple[list[float], list[float]]:
-        return [value(o) for o in found[False]], [value(o) for o in found[True]]
+        return [value(o) for o in ours], [value(o) for o in gang]
 
-    return [
-        _row("two jobs: makespan", *both(lambda o: o.makespan), 0.80),
-        _row("two jobs: worker-seconds", *both(lambda o: o.busy), 1.03),
-        Row("two jobs: wait of the second", *both(lambda o: o.wait), "s", "ElasticDL: 23 s"),
-        Row("two jobs: steps a second, 2 workers (peer: 4)", *both(lambda o: o.speed), "", ""),
-    ]
+    yield _row(f"two jobs, {name}: makespan", *both(lambda o: o.makespan), 0.80)
+    yield _row(f"two jobs, {name}: worker-seconds", *both(lambda o: o.busy), 1.03)
+    yield Row(f"two jobs, {name}: wait of the second", *both(lambda o: o.wait), "s", "ElasticDL: 23 s")
+    workers = f"{SIDES[name].beside} workers (peer: {GANG})"
+    yield Row(f"two jobs, {name}: steps a second, {workers}", *both(lambda o: o.speed), "", "")
 
 
 def _row(name: str, ours: Sequence[float], peer: Sequence[float], most: float) -> Row:
