@@ -279,7 +279,7 @@ def _fail(text: str, code: int) -> NoReturn:
 def main() -> None:
     """The console script. Errors of ours are one text; anything else is a bug and keeps its traceback."""
     try:
-        app()
+        app(prog_name="edl")
     except (ConfigError, ModelError) as error:
         _fail(str(error).replace("\n", "\nedl: "), 2)
     except EdlError as error:

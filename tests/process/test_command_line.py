@@ -58,7 +58,7 @@ def a_long_job(*sets: str) -> Iterator[tuple[subprocess.Popen[str], Path]]:
                 break
         yield job, Path("job")
     finally:
-        job.send_signal(signal.SIGINT)
+        job.terminate()
         job.communicate(timeout=60)
 
 
