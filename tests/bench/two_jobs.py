@@ -37,7 +37,7 @@ from tests.cluster.release import Release, counting, has_ended, is_worker
 SLOTS, GANG = 6, 4
 MODEL = ROOT / "tests" / "models" / "counting_busy.py"
 EPOCHS = 4  # so that a quarter is an epoch
-RECORDS, BATCH, RECORD_SECONDS = 10_000, 32, 0.005  # 40 ms of a step of four workers, 80 of one of two
+RECORDS, BATCH, RECORD_SECONDS = 30_000, 32, 0.005  # 150 s; steps of 40 ms with four workers, 80 with two
 SECONDS = 400.0  # for a job to end
 GATE = "worker.podTemplate.spec.schedulingGates[0].name"
 
