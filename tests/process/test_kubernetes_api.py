@@ -225,6 +225,29 @@ def test_without_a_cluster_it_is_said_where_one_was_looked_for(
         Place.from_environment()
 
 
+async def test_a_pod_that_has_ended_before_its_create_is_answered_is_judged_by_its_end(
+    server: KubernetesApi,
+) -> None:
+    async with driving(server) as job:
+        server.half_open = True
+        server.cut()  # the watch does not tell of it
+        server.swallowed = 1
+        job.create(0)
+        await job.until(lambda: server.unanswered)
+        refusal = server.refuse("create", "pods", 503, times=1_000_000)
+        await job.until(lambda: server.pod("edl-worker-0")["status"]["phase"] == "Running")
+        server.end_pod("edl-worker-0", 9)
+        refusal.times = 0
+        gone = await job.gone(0)
+        assert (gone.code, gone.free) == (9, False)
+        server.half_open = False
+        server.cut()
+        job.create(1)
+        await job.until(lambda: 1 in job.seen)  # and so the watch has told of the other one, too
+        assert job.of(ev.Gone) == [gone]
+        assert server.names == ["edl-worker-0", "edl-worker-1"]
+
+
 # --- storms
 
 
@@ -238,7 +261,7 @@ async def test_whatever_comes_together_what_was_told_is_the_truth(number: int) -
         install(server, "workers=8")
         async with driving(server) as job:
             born, living = 0, set[int]()
-            causes: dict[int, str] = {}
+            causes: dict[int, str] = {}  # what was done to a worker; to none is it done twice
 
             def wanted() -> None:
                 nonlocal born
@@ -278,6 +301,8 @@ async def test_whatever_comes_together_what_was_told_is_the_truth(number: int) -
             twice = {name for name, n in Counter(server.names).items() if n > 1}
             assert twice <= server.unanswered, "a name was used twice"
             for worker, cause in causes.items():
+                if cause == "ours" or f"edl-worker-{worker}" in twice:
+                    continue  # it may still be to be deleted; or the first one was struck, and another lives
                 (gone,) = job.of(ev.Gone, worker)
                 if cause == "crash":
                     assert (gone.code, gone.signal, gone.free) in ((9, "", False), (None, "", True)), gone
@@ -288,9 +313,10 @@ async def test_whatever_comes_together_what_was_told_is_the_truth(number: int) -
 def strike(server: KubernetesApi, job: Driven, chance: random.Random, causes: dict[int, str]) -> None:
     """Something bad, to the API or to a worker."""
     running = [
-        int(p["metadata"]["labels"]["edl.dev/worker-id"])
+        worker
         for p in server.objects["pods"].values()
         if p["status"]["phase"] == "Running" and not p["metadata"].get("deletionTimestamp")
+        if (worker := int(p["metadata"]["labels"]["edl.dev/worker-id"])) not in causes
     ]
     match chance.randrange(14):
         case 0:
@@ -330,4 +356,5 @@ def strike(server: KubernetesApi, job: Driven, chance: random.Random, causes: di
         case 13:
             worker = chance.choice(running)
             if worker in job.seen:
+                causes[worker] = "ours"
                 job.delete(worker)

@@ -104,7 +104,7 @@ class Maker:
                 self._block(_blocked_by(error, name))
             return False
         run_id = self._workers.run_id
-        if pods.of(pod) == (run_id, w.id) and not pods.deleting(pod) and not pods.ended(pod):
+        if w.uid or pods.of(pod) == (run_id, w.id):  # whatever has become of it meanwhile
             self._is_there(w, pod)
             return True
         run = pods.of(pod)[0]
