@@ -160,9 +160,21 @@ class KubernetesApi:
     def pod(self, name: str) -> Object:
         return self.objects["pods"][name]
 
+    def bind_pod(self, name: str, node: str) -> None:
+        """The scheduler has found a place for it."""
+        pod = copy.deepcopy(self.pod(name))
+        pod["spec"]["nodeName"] = node
+        self.put("pods", pod)
+
+    def take_up_pod(self, name: str) -> None:
+        """The kubelet knows of it, and works on it."""
+        waiting = {"waiting": {"reason": "ContainerCreating"}}
+        self._status(name, startTime=_time(), containerStatuses=[_container(waiting)])
+
     def run_pod(self, name: str) -> None:
         """The kubelet has started the pod's containers."""
-        self._status(name, phase="Running", containerStatuses=[_container({"running": {}}, self.pod(name))])
+        running = _container({"running": {}}, self.pod(name))
+        self._status(name, phase="Running", startTime=_time(), containerStatuses=[running])
 
     def say(self, name: str, line: str) -> None:
         """A line of the pod's log."""

@@ -50,6 +50,11 @@ class Driven:
     def delete(self, worker: int, grace: float = 1.0) -> None:
         self.backend.perform(ev.Delete(WorkerId(worker), grace))
 
+    def give_up(self, worker: int) -> None:
+        """Nothing is heard of it."""
+        self.backend.perform(ev.Fence(WorkerId(worker), "not heard of"))
+        self.delete(worker)
+
     async def until(self, happens: Callable[[], Any], seconds: float = 10.0) -> Any:
         async with asyncio.timeout(seconds):
             while not (value := happens()):

@@ -59,6 +59,9 @@ class Pace:
     blocked: float = 15.0
     mercy: float = 2.0  # for a worker whose stream has ended to end by itself: its pod then keeps the log
     overdue: float = 30.0  # past its grace, and still not ended: its node does not answer
+    untaken: float = 5.0  # for a kubelet to take a pod up, on a node where a worker fell silent
+    # In doubt, and avoided. Kubernetes taints a node that is silent for 50 s; from there on that is enough.
+    doubt: float = 120.0
     look: float = 0.1  # between two looks at what there is to be shown: it may change with every event
     status: float = 1.0  # between two writes of the status
     drift: float = 5.0  # the same when nothing but the progress has changed

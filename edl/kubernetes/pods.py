@@ -57,6 +57,16 @@ def uid(pod: Pod) -> str:
     return str(pod["metadata"]["uid"])
 
 
+def node(pod: Pod) -> str:
+    """Where it is put; empty while it is nowhere."""
+    return str(pod.get("spec", {}).get("nodeName") or "")
+
+
+def taken_up(pod: Pod) -> bool:
+    """Its node's kubelet has acknowledged it."""
+    return bool(pod.get("status", {}).get("startTime"))
+
+
 def running(pod: Pod, container: str = CONTAINER) -> bool:
     """The worker's own container runs, or the one of that name."""
     return "running" in state(pod, container)

@@ -15,11 +15,10 @@ from tests.evidence import check_weights
 CHART = ROOT / "chart"
 WORKERS = "app.kubernetes.io/component=worker"
 MASTER = "app.kubernetes.io/component=master"
-# Small, so that four workers fit on the two nodes with room for a fifth, and quick to notice.
+# Small, so that four workers fit on the two nodes with room for a fifth.
 SMALL = {
     "worker.resources.requests.cpu": "400m",
     "worker.resources.requests.memory": "512Mi",
-    "elastic.silenceSeconds": "2",
     "worker.terminationGracePeriodSeconds": "10",
 }
 

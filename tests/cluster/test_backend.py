@@ -130,7 +130,7 @@ async def test_what_keeps_a_worker_from_running_is_told_within_seconds(
         job.create(5)
         why = await job.until(lambda: job.delays(5), SECONDS)
         assert "spec.containers[0].image: Required value" in why[0], "in Kubernetes' own words"
-        replaced = "it waited, and by now the release makes other pods"
+        replaced = "it waited, and by now other pods are made"
         for worker in (3, 4):
             gone = await job.gone(worker, SECONDS)
             assert (gone.free, gone.why) == (True, replaced)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from typing import Any
 
 import pytest
 import yaml
@@ -15,8 +16,8 @@ from edl.kubernetes import asked
 from edl.kubernetes.api import Pace
 from master.core import events as ev
 from tests.kubernetes_api import KubernetesApi
-from tests.kubernetes_driver import job_values
-from tests.process.small_server import POD, SECOND, a_status, driving, install
+from tests.kubernetes_driver import Driven, job_values
+from tests.process.small_server import PACE, POD, SECOND, a_status, driving, install
 
 # --- the pods
 
@@ -141,6 +142,71 @@ async def test_a_node_that_never_answers_does_not_hold_its_worker_for_ever(serve
         await asyncio.sleep(10 * SECOND)
         assert job.of(ev.Gone) == []
         assert (await job.gone(0)).why == "its node does not answer, and it should have ended long ago"
+
+
+async def runs_on(job: Driven, server: KubernetesApi, worker: int, node: str) -> None:
+    job.create(worker)
+    await job.until(lambda: f"edl-worker-{worker}" in server.objects["pods"])
+    server.bind_pod(f"edl-worker-{worker}", node)
+    server.run_pod(f"edl-worker-{worker}")
+    await job.until(lambda: worker in job.seen)
+
+
+async def test_what_is_put_on_a_node_that_is_lost_is_made_anew_elsewhere(server: KubernetesApi) -> None:
+    server.autorun = False
+    async with driving(server) as job:
+        await runs_on(job, server, 0, "n1")
+        await runs_on(job, server, 1, "n2")
+        job.create(2, 3)
+        await job.until(lambda: len(server.objects["pods"]) == 4)
+        server.bind_pod("edl-worker-2", "n1")  # before its worker 0 is missed
+        job.give_up(0)
+        server.bind_pod("edl-worker-3", "n1")  # and after
+        for worker in (2, 3):
+            gone = await job.gone(worker)
+            assert (gone.free, gone.why) == (True, "node n1 does not answer")
+        await job.until(lambda: {"edl-worker-2", "edl-worker-3"}.isdisjoint(server.objects["pods"]))
+        avoided = [e for e in server.objects["events"].values() if e["reason"] == "NodeAvoided"]
+        assert [e["message"] for e in avoided] == ["node n1 does not answer: workers are made elsewhere"]
+
+        job.create(4)
+        await job.until(lambda: "edl-worker-4" in server.objects["pods"])
+        assert not_on(server.pod("edl-worker-4")) == ["n1"]
+        server.hold_pod("edl-worker-4", "Unschedulable", "0/2 nodes are available: 1 Insufficient cpu.")
+        await job.until(lambda: job.delays(4))
+        # By the time it is trusted again it is back, or Kubernetes itself puts nothing there.
+        assert (await job.gone(4)).why == "it waited, and by now other pods are made"
+        job.create(5)
+        await job.until(lambda: "edl-worker-5" in server.objects["pods"])
+        assert not_on(server.pod("edl-worker-5")) == []
+        assert job.of(ev.Gone, 1) == []
+
+
+async def test_a_node_that_takes_its_pods_up_is_not_avoided_for_a_silent_worker(
+    server: KubernetesApi,
+) -> None:
+    server.autorun = False
+    async with driving(server) as job:
+        await runs_on(job, server, 0, "n1")
+        job.give_up(0)
+        job.create(1, 2)
+        await job.until(lambda: {"edl-worker-1", "edl-worker-2"} <= set(server.objects["pods"]))
+        server.bind_pod("edl-worker-1", "n1")
+        server.take_up_pod("edl-worker-1")
+        server.bind_pod("edl-worker-2", "n2")  # slow, and in no doubt
+        await asyncio.sleep(3 * PACE.untaken)
+        assert job.of(ev.Gone, 1) == job.of(ev.Gone, 2) == []
+        job.create(3)
+        await job.until(lambda: "edl-worker-3" in server.objects["pods"])
+        assert not_on(server.pod("edl-worker-3")) == []
+
+
+def not_on(pod: dict[str, Any]) -> list[str]:
+    """The nodes on which a pod must not be."""
+    required = "requiredDuringSchedulingIgnoredDuringExecution"
+    affinity = pod["spec"].get("affinity", {}).get("nodeAffinity", {}).get(required, {})
+    (term,) = affinity.get("nodeSelectorTerms", [{}])
+    return [node for asked in term.get("matchFields", []) for node in asked["values"]]
 
 
 async def test_ended_pods_do_not_pile_up(server: KubernetesApi) -> None:
@@ -289,7 +355,7 @@ async def test_a_pod_that_waits_is_replaced_when_the_release_makes_other_ones(se
             server, **{"worker.yaml": yaml.safe_dump({**POD, "metadata": {"labels": {"team": "theirs"}}})}
         )
         gone = await job.gone(1)
-        assert (gone.free, gone.why) == (True, "it waited, and by now the release makes other pods")
+        assert (gone.free, gone.why) == (True, "it waited, and by now other pods are made")
         assert set(server.objects["pods"]) == {"edl-worker-0"}, "who runs has what it needs"
         assert server.count()["delete", "pods"] == 1
 

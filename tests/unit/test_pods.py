@@ -9,6 +9,7 @@ import pytest
 from edl.errors import ConfigError
 from edl.ids import RunId, WorkerId
 from edl.kubernetes import pods
+from master.adapters.kubernetes.nodes import elsewhere
 from master.adapters.kubernetes.stamp import stamp
 from master.adapters.kubernetes.verdict import verdict
 from master.core import events as ev
@@ -136,3 +137,26 @@ def test_a_template_needs_a_container_named_worker() -> None:
     assert "metadata" not in template, "the template is left as it is"
     with pytest.raises(ConfigError, match="no container named worker"):
         stamp({"spec": {"containers": [{"name": "beside"}]}}, *how)
+
+
+def test_a_pod_for_any_node_but_some_keeps_what_it_asks_of_a_node() -> None:
+    zone = {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}
+    named = {"matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": ["n9"]}]}
+    node = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [zone, named]}}
+    affinity = {"podAffinity": {"some": "thing"}, "nodeAffinity": node}
+    template = {"spec": {"affinity": affinity, "containers": []}}
+    assert elsewhere(template, []) is template
+    pod = elsewhere(template, ["n1", "n2"])
+    first, second = ({"key": "metadata.name", "operator": "NotIn", "values": [name]} for name in ("n1", "n2"))
+    assert pod["spec"]["affinity"]["podAffinity"] == {"some": "thing"}
+    required = pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert required["nodeSelectorTerms"] == [
+        {**zone, "matchFields": [first, second]},
+        {"matchFields": [*named["matchFields"], first, second]},
+    ], "any of the terms is enough for Kubernetes: each excludes them"
+    assert template["spec"]["affinity"]["nodeAffinity"] is node, "the chart's own is as it was"
+    for nothing in ({}, {"affinity": None}, {"affinity": {"nodeAffinity": None}}):
+        (term,) = elsewhere({"spec": nothing}, ["n1"])["spec"]["affinity"]["nodeAffinity"][
+            "requiredDuringSchedulingIgnoredDuringExecution"
+        ]["nodeSelectorTerms"]
+        assert term == {"matchFields": [first]}

@@ -25,6 +25,7 @@ from edl.kubernetes.watch import Mirror, Object
 from master.adapters.kubernetes import show
 from master.adapters.kubernetes.labels import Labels
 from master.adapters.kubernetes.making import Maker
+from master.adapters.kubernetes.nodes import Nodes, elsewhere
 from master.adapters.kubernetes.patience import patiently
 from master.adapters.kubernetes.release import Found, Left, Place, template_of, values_of
 from master.adapters.kubernetes.removing import Remover
@@ -46,7 +47,8 @@ class Kubernetes:
 
     def __init__(self, place: Place, api: Api):
         self._place, self._api, self._pace = place, api, api.pace
-        self._workers = Workers(api.pace.overdue, self)
+        self._nodes = Nodes(api.pace.doubt, self._replace_the_outdated)
+        self._workers = Workers(api.pace, self._nodes, self)
         self._mirror = Mirror(
             api, place.path("pods"), {"labelSelector": pods.selector(place.release)}, self._pod_changed
         )
@@ -164,6 +166,8 @@ class Kubernetes:
                 w = self._workers.add(worker)
                 self.status.born = self._workers.born
                 self._tasks.keep(self._make(w))
+            case ev.Fence(worker):
+                self._workers.doubt(worker)
             case ev.Delete(worker, grace_seconds):
                 self._remove(worker, grace_seconds)
             case ev.Say(kind, text):
@@ -178,6 +182,7 @@ class Kubernetes:
         """Write the last status and go. Pods are left as they are."""
         await self._tasks.close()
         self._workers.close()
+        self._nodes.close()
         try:
             async with asyncio.timeout(self._pace.outage * 3):
                 await self.events.flush()
@@ -252,10 +257,11 @@ class Kubernetes:
         )
 
     def _template(self, w: Worker) -> pods.Pod:
-        return template_of(self._place.job, self._data(), "worker-high.yaml" if w.high else "worker.yaml")
+        key = "worker-high.yaml" if w.high else "worker.yaml"
+        return elsewhere(template_of(self._place.job, self._data(), key), self._nodes.avoided)
 
     def _replace_the_outdated(self) -> None:
-        """What a pod waits for (an image, a node) may be what was corrected; by itself it would wait on."""
+        """What a pod waits for (an image, a node) may be there for another; by itself it would wait on."""
         for w in self._workers:
             if w.pod is None or w.seen or not w.why or w.unwanted or w.over.is_set():
                 continue
@@ -263,7 +269,7 @@ class Kubernetes:
                 if (w.pod["metadata"].get("annotations") or {}).get(pods.TEMPLATE) != digest(
                     self._template(w)
                 ):
-                    w.disrupted = "it waited, and by now the release makes other pods"
+                    w.disrupted = "it waited, and by now other pods are made"
                     w.unwanted = True
                     self._tasks.keep(self._remover.remove(w, 0.0))
 

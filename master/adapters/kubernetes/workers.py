@@ -15,6 +15,8 @@ import structlog
 
 from edl.ids import RunId, WorkerId
 from edl.kubernetes import pods
+from edl.kubernetes.api import Pace
+from master.adapters.kubernetes.nodes import Nodes
 from master.adapters.kubernetes.verdict import verdict
 from master.core import events as ev
 
@@ -38,6 +40,7 @@ class Worker:
     why: str = ""  # it does not run yet
     disrupted: str = ""  # why Kubernetes takes it away
     overdue: asyncio.TimerHandle | None = None
+    untaken: asyncio.TimerHandle | None = None
     over: asyncio.Event = field(default_factory=asyncio.Event)  # `Gone` is said
     labels: tuple[str, str] = ("", "starting")  # rank and state, as last written
     labelled_at: float = 0.0
@@ -66,11 +69,11 @@ class Workers:
     """All workers of a run that are wanted, or whose pods are there.
 
     Args:
-        overdue: seconds past its grace until a pod that has not ended is given up: its node is lost.
+        nodes: what is thought of the nodes; learns of those that do not take up their pods.
     """
 
-    def __init__(self, overdue: float, outside: Outside):
-        self._overdue, self._outside = overdue, outside
+    def __init__(self, pace: Pace, nodes: Nodes, outside: Outside):
+        self._pace, self._nodes, self._outside = pace, nodes, outside
         self._emit: Callable[[ev.Event], None] = lambda _: None
         self._ended: list[WorkerId] = []  # whose pods stay; the oldest first
         self._all: dict[WorkerId, Worker] = {}
@@ -83,8 +86,7 @@ class Workers:
 
     def close(self) -> None:
         for w in self:
-            if w.overdue is not None:
-                w.overdue.cancel()
+            self._await_nothing(w)
 
     def __iter__(self) -> Iterator[Worker]:
         return iter(tuple(self._all.values()))
@@ -147,8 +149,7 @@ class Workers:
         """Say that it is gone; its pod may stay a while."""
         w.over.set()
         self.room.set()
-        if w.overdue is not None:
-            w.overdue.cancel()
+        self._await_nothing(w)
         self._emit(gone)
         if not w.uid:
             del self._all[w.id]
@@ -169,6 +170,16 @@ class Workers:
         self._outside.note(reason, f"{why}; worker {w.id} is given up")
         self.end(w, ev.Gone(w.id, free=True, why=why))
 
+    def doubt(self, worker: WorkerId) -> None:
+        """It is not heard of: its node may be lost, and with it what is put there next."""
+        w = self._all.get(worker)
+        if w is None or w.pod is None or not (node := pods.node(w.pod)):
+            return
+        self._nodes.doubt(node)
+        for other in self:
+            if other.pod is not None and not other.over.is_set():
+                self._see_it_taken_up(other, other.pod)
+
     def _look(self, w: Worker, pod: pods.Pod, vanished: bool) -> None:
         if (why := pods.disruption(pod)) and not w.disrupted:
             w.disrupted = why
@@ -182,15 +193,36 @@ class Workers:
                 self._emit(ev.Seen(w.id, pod["metadata"]["name"]))
         else:
             self.delay(w, pods.delay(pod))
+        self._see_it_taken_up(w, pod)
         if pods.deleting(pod) and w.overdue is None:
             grace = pod["metadata"].get("deletionGracePeriodSeconds") or 0
             loop = asyncio.get_running_loop()
-            w.overdue = loop.call_later(grace + self._overdue, self._is_overdue, w)
+            w.overdue = loop.call_later(grace + self._pace.overdue, self._is_overdue, w)
 
     def _is_overdue(self, w: Worker) -> None:
         """Kubernetes keeps a pod until its node says that it has ended. A lost node never does."""
         if not w.over.is_set() and w.pod is not None:
             self.end(w, verdict(w.id, w.pod, w.asked, w.disrupted, overdue=True))
+
+    def _see_it_taken_up(self, w: Worker, pod: pods.Pod) -> None:
+        if w.untaken is None and not pods.taken_up(pod) and self._nodes.doubts(pods.node(pod)):
+            loop = asyncio.get_running_loop()
+            w.untaken = loop.call_later(self._pace.untaken, self._is_untaken, w)
+
+    def _is_untaken(self, w: Worker) -> None:
+        """Nobody works on its pod: it is made anew, and not there."""
+        if w.over.is_set() or w.pod is None or pods.taken_up(w.pod):
+            return
+        why = f"node {pods.node(w.pod)} does not answer"
+        if self._nodes.avoid(pods.node(w.pod)):
+            self._outside.note("NodeAvoided", f"{why}: workers are made elsewhere")
+        self._outside.discard(w.pod)
+        self.end(w, ev.Gone(w.id, free=True, why=why))
+
+    def _await_nothing(self, w: Worker) -> None:
+        for timer in (w.overdue, w.untaken):
+            if timer is not None:
+                timer.cancel()
 
     def _stranger(self, pod: pods.Pod) -> None:
         """A pod with our labels that we do not know."""

@@ -1,0 +1,82 @@
+"""Nodes that seem to be lost, long before Kubernetes says so: it takes most of a minute.
+
+    a worker falls silent ──▶ its node is in doubt
+    a pod is put there, and no kubelet takes it up ──▶ the node is avoided
+    a while later ──▶ it is trusted again: if it is lost, Kubernetes knows by now
+
+A silent worker alone says little of its node: the worker may be frozen, and the node the only one with
+room. But the scheduler prefers an empty node, and none is as empty as the one that has just lost its workers;
+what it puts there would be waited for until the pod is evicted, five minutes after the node is NotReady.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import Callable, Iterable
+
+from edl.kubernetes import pods
+
+
+class Nodes:
+    """What we think of the nodes.
+
+    Args:
+        lasts: seconds that a doubt lasts, and that a node is avoided.
+        trusted: called when a node is not avoided any more.
+    """
+
+    def __init__(self, lasts: float, trusted: Callable[[], None]):
+        self._lasts, self._trusted = lasts, trusted
+        self._doubted: dict[str, asyncio.TimerHandle] = {}
+        self._avoided: dict[str, asyncio.TimerHandle] = {}
+
+    @property
+    def avoided(self) -> list[str]:
+        return sorted(self._avoided)
+
+    def doubt(self, node: str) -> None:
+        """A worker there is not heard of."""
+        self._begin(self._doubted, node, self._believe)
+
+    def doubts(self, node: str) -> bool:
+        return node in self._doubted
+
+    def avoid(self, node: str) -> bool:
+        """A pod there is not taken up. False: that is known."""
+        known = node in self._avoided
+        self._begin(self._avoided, node, self._trust)
+        return not known
+
+    def close(self) -> None:
+        for timer in (*self._doubted.values(), *self._avoided.values()):
+            timer.cancel()
+
+    def _begin(self, which: dict[str, asyncio.TimerHandle], node: str, end: Callable[[str], None]) -> None:
+        if node in which:
+            which[node].cancel()
+        which[node] = asyncio.get_running_loop().call_later(self._lasts, end, node)
+
+    def _believe(self, node: str) -> None:
+        del self._doubted[node]
+
+    def _trust(self, node: str) -> None:
+        del self._avoided[node]
+        self._trusted()
+
+
+def elsewhere(template: pods.Pod, nodes: Iterable[str]) -> pods.Pod:
+    """The same pod, for any node but these. What the template itself asks of a node still holds."""
+    not_there = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in nodes]
+    if not not_there:
+        return template
+    pod = copy.deepcopy(template)
+    within = pod.setdefault("spec", {})
+    for key in ("affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution"):
+        within[key] = within.get(key) or {}
+        within = within[key]
+    terms = within.get("nodeSelectorTerms") or [{}]  # any of which is enough
+    within["nodeSelectorTerms"] = [
+        {**term, "matchFields": [*(term.get("matchFields") or []), *not_there]} for term in terms
+    ]
+    return pod
