@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 from master.core import events as ev
@@ -153,3 +154,23 @@ async def test_events_tell_what_happened_and_alike_ones_count_up(server: Kuberne
         job.backend.perform(ev.Say("ring", "ring 2 -> 400 in 2.0 s"))
         await job.until(lambda: any("400 in 2.0" in e["message"] for e in server.objects["events"].values()))
         assert len(server.objects["events"]) <= 32
+
+
+async def test_an_event_tells_when_it_happened_however_late_it_is_taken(server: KubernetesApi) -> None:
+    async with driving(server, pace=replace(PACE, first_pause=2.2, most_pause=2.2)) as job:
+        server.refuse("create", "events", 500)
+        happened = datetime.now(UTC)
+        job.backend.perform(ev.Say("ring", "ring 3 -> 2 in 0.21 s, 0 records redone (worker 1 is lost)"))
+        await job.until(lambda: server.objects["events"])
+        (event,) = server.objects["events"].values()
+        assert datetime.fromisoformat(event["firstTimestamp"]) <= happened
+        assert event["firstTimestamp"] < event["metadata"]["creationTimestamp"]
+
+
+async def test_the_last_status_is_written_however_many_events_wait(server: KubernetesApi) -> None:
+    async with driving(server) as job:
+        job.status = a_status()
+        for n in range(100):
+            job.backend.perform(ev.Say("fail", f"worker {n} crashed"))
+        job.backend.status.end({"phase": "Succeeded"})
+    assert server.objects["configmaps"]["edl-status"]["data"]["summary.json"] == '{"phase": "Succeeded"}'

@@ -185,8 +185,8 @@ class Kubernetes:
         self._nodes.close()
         try:
             async with asyncio.timeout(self._pace.outage * 3):
+                await self.status.flush()  # which the next master reads, and Events nobody but people
                 await self.events.flush()
-                await self.status.flush()
         except (TimeoutError, ApiError) as error:
             log.warning(f"the last status could not be written: {error}")
 

@@ -185,9 +185,17 @@ def _rounded(seconds: float) -> int:
 
 
 @dataclass
+class _News:
+    """What is to be told: how often it happened, when first and last."""
+
+    count: int
+    first: str
+    last: str
+
+
+@dataclass
 class _Event:
     name: str
-    first: str
     at: float
     count: int = 1
 
@@ -199,7 +207,7 @@ class Events:
         self._api, self._namespace, self._owner, self._pod = api, namespace, owner, pod
         self._path = f"/api/v1/namespaces/{namespace}/events"
         self._budget = Budget(api.pace.events, 25)
-        self._waiting: dict[tuple[str, str, bool], int] = {}  # reason, message, warning: how often
+        self._waiting: dict[tuple[str, str, bool], _News] = {}  # by reason, message, warning
         self._sent: dict[tuple[str, str], _Event] = {}
         self._wake = asyncio.Event()
 
@@ -216,15 +224,17 @@ class Events:
 
     def note(self, reason: str, message: str, warning: bool = False) -> None:
         """Something has happened. When there is too much to tell, alike ones are told as one."""
-        key = (reason, message[:MOST_MESSAGE], warning)
+        key, now = (reason, message[:MOST_MESSAGE], warning), _rfc3339()
         if len(self._waiting) >= MOST_WAITING and key not in self._waiting:
             alike = next((k for k in self._waiting if k[0] == reason), None)
             less = next((k for k in self._waiting if k[0] in MINOR), None)
             if (instead := alike or less) is None:
                 return
-            count = self._waiting.pop(instead)
-            self._waiting[key] = count if alike else 0
-        self._waiting[key] = self._waiting.get(key, 0) + 1
+            dropped = self._waiting.pop(instead)
+            if alike:
+                self._waiting[key] = dropped
+        news = self._waiting.setdefault(key, _News(0, now, now))
+        news.count, news.last = news.count + 1, now
         self._wake.set()
 
     async def run(self) -> None:
@@ -252,26 +262,28 @@ class Events:
 
     async def _send_one(self) -> None:
         key = min(self._waiting, key=lambda k: k[0] in MINOR)  # the first, but what matters before
-        count = self._waiting.pop(key)
+        news = self._waiting.pop(key)
         try:
-            await self._send(*key, count)
+            await self._send(*key, news)
         except ApiError as error:
             if error.out:  # else it is not wanted, and never will be
-                self._waiting = {key: count + self._waiting.pop(key, 0), **self._waiting}
+                if again := self._waiting.pop(key, None):
+                    news = _News(news.count + again.count, news.first, again.last)
+                self._waiting = {key: news, **self._waiting}
             raise
 
-    async def _send(self, reason: str, message: str, warning: bool, count: int) -> None:
-        now, loop = _rfc3339(), asyncio.get_running_loop()
+    async def _send(self, reason: str, message: str, warning: bool, news: _News) -> None:
+        loop = asyncio.get_running_loop()
         for old in [k for k, e in self._sent.items() if loop.time() - e.at > ALIKE_SECONDS]:
             del self._sent[old]
         if known := self._sent.get((reason, message)):
-            known.count += count
+            known.count += news.count
             known.at = loop.time()
-            body: dict[str, Any] = {"count": known.count, "lastTimestamp": now}
+            body: dict[str, Any] = {"count": known.count, "lastTimestamp": news.last}
             await self._api.patch(f"{self._path}/{known.name}", body, SOON)
             return
         owner = self._owner()
-        made = _Event(f"{owner['name']}.{secrets.token_hex(8)}", now, loop.time(), count)
+        made = _Event(f"{owner['name']}.{secrets.token_hex(8)}", loop.time(), news.count)
         await self._api.create(self._path, {
             "apiVersion": "v1", "kind": "Event",
             "metadata": {"name": made.name, "namespace": self._namespace},
@@ -279,7 +291,7 @@ class Events:
             "type": "Warning" if warning else "Normal", "reason": reason, "message": message,
             "source": {"component": "edl-master"}, "reportingComponent": "edl-master",
             "reportingInstance": self._pod,
-            "firstTimestamp": now, "lastTimestamp": now, "count": count,
+            "firstTimestamp": news.first, "lastTimestamp": news.last, "count": news.count,
         }, SOON)  # fmt: skip
         self._sent[reason, message] = made
 

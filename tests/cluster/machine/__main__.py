@@ -39,6 +39,7 @@ from .settings import (
     API,
     BIN,
     BRIDGE,
+    BRIDGE_MAC,
     CACHE,
     HOST,
     LOCK,
@@ -119,7 +120,7 @@ def start_all(owner: int) -> None:
     (BIN / "kubectl").symlink_to(parts.path("kubectl"))
     (BIN / "helm").symlink_to(helm())
     check_addresses()
-    run("ip", "link", "add", BRIDGE, "type", "bridge")
+    run("ip", "link", "add", BRIDGE, "address", BRIDGE_MAC, "type", "bridge")
     run("ip", "addr", "add", f"{HOST}/{NODE_NET.partition('/')[2]}", "dev", BRIDGE)
     run("ip", "link", "set", BRIDGE, "up")
     control.make_certificates()

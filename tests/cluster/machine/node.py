@@ -188,6 +188,7 @@ def _plug_in(node: Node) -> None:
     run("ip", "link", "set", name, "master", BRIDGE, "up")
     inside = [
         "link set lo up",
+        f"link set eth0 address {node.mac}",
         f"addr add {node.address}/24 dev eth0",
         "link set eth0 up",
         f"route add default via {HOST}",
