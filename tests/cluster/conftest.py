@@ -41,6 +41,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # Last, for what the nodes have pulled goes with their cluster.
+    items.sort(key=lambda item: item.path.name == "test_script.py")
     for item in items:
         if item.path.is_relative_to(Path(__file__).parent) and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(300))

@@ -141,7 +141,7 @@ def counting(records: int, sleep: float) -> dict[str, str]:
 
 def idling(**more: str) -> dict[str, str]:
     """Values for a job of the counting model that all but idles until `Release.go`."""
-    records = {"worker.env[0].name": "EDL_COUNTING_RECORDS", "worker.env[0].value": "60000"}
+    records = {"worker.env[0].name": "EDL_COUNTING_RECORDS", "worker.env[0].value": "24000"}
     model = {"model.source": str(ROOT / "tests" / "models" / "obedient.py")}
     return {**model, **records, "training.epochs": "1", "workers": "4", **more}
 

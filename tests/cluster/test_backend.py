@@ -50,8 +50,9 @@ def driving(cluster: Cluster, namespace: Namespace) -> contextlib.AbstractAsyncC
 
 
 async def do(namespace: Namespace, worker: int, what: str) -> None:
+    """Have the worker's own process do that; it may end before the shell that tells it has."""
     await kubectl(namespace, "exec", f"edl-worker-{worker}", "-c", "worker", "--", "sh", "-c",
-                  f"echo '{what}' >/tmp/x; mv /tmp/x /tmp/do")  # fmt: skip
+                  f"echo '{what}' >/tmp/x; mv /tmp/x /tmp/do", ok=False)  # fmt: skip
 
 
 async def kubectl(namespace: Namespace, *words: str, **how: Any) -> str:
@@ -104,6 +105,7 @@ async def test_what_keeps_a_worker_from_running_is_told_within_seconds(
     install(cluster, namespace)
     quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "two"}}
     namespace.apply({**quota, "spec": {"hard": {"pods": "2"}}})
+    namespace.wait("resourcequota/two", "jsonpath={.status.hard.pods}=2")  # before that it holds nobody
     async with driving(cluster, namespace) as job:
 
         async def reinstall(**spec: Any) -> None:

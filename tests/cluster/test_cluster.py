@@ -8,6 +8,10 @@ from typing import Any
 import pytest
 
 SLEEP = "trap 'exit 0' TERM; sleep 3600 & wait"
+PATIENT = [  # however long it takes the node to come back: the pod is not evicted
+    {"key": f"node.kubernetes.io/{taint}", "operator": "Exists", "effect": "NoExecute"}
+    for taint in ("unreachable", "not-ready")
+]
 
 Object = dict[str, Any]
 
@@ -61,7 +65,9 @@ def test_pods_run_on_both_nodes_and_reach_each_other_by_name(cluster, namespace,
     for asking in nodes.names:
         for asked in nodes.names:
             fetch = f"printf 'GET / HTTP/1.0\\r\\n\\r\\n' | nc -w 5 on-{asked}.{namespace.name} 80 | tail -1"
-            said = namespace.kubectl("exec", f"on-{asking}", "--", "sh", "-c", fetch)
+            # A node learns of a Service's pods when it comes to it: once a second at most.
+            ask = f"until {fetch} | grep .; do sleep 0.2; done"
+            said = namespace.kubectl("exec", f"on-{asking}", "--", "sh", "-c", ask)
             assert said.strip() == f"on-{asked}"
         assert namespace.kubectl("logs", f"on-{asking}") == ""
 
@@ -121,7 +127,7 @@ def test_a_pod_of_higher_priority_takes_the_place_of_a_lower_one(cluster, namesp
 
 def test_a_node_that_is_cut_off_is_not_ready_and_its_pods_go_on(cluster, namespace, nodes):
     home = nodes.names[1]
-    namespace.apply(pod("steady", cluster.busybox, nodeName=home))
+    namespace.apply(pod("steady", cluster.busybox, nodeName=home, tolerations=PATIENT))
     namespace.wait("pod/steady", "condition=Ready")
     before = namespace.get("pod/steady")
 
@@ -139,8 +145,8 @@ def test_a_node_that_is_cut_off_is_not_ready_and_its_pods_go_on(cluster, namespa
 def test_a_node_that_is_powered_off_comes_back_and_what_ran_there_has_ended(cluster, namespace, nodes):
     home = nodes.names[1]
     namespace.apply(
-        pod("once", cluster.busybox, nodeName=home),
-        pod("always", cluster.busybox, nodeName=home, restartPolicy="Always"),
+        pod("once", cluster.busybox, nodeName=home, tolerations=PATIENT),
+        pod("always", cluster.busybox, nodeName=home, tolerations=PATIENT, restartPolicy="Always"),
     )
     namespace.wait("pod", "condition=Ready", "--all")
 

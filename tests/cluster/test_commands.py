@@ -12,7 +12,7 @@ from pathlib import Path
 import yaml
 
 from tests.cluster.cluster import Namespace
-from tests.cluster.release import Release, counting
+from tests.cluster.release import WORKERS, Release, counting
 
 EDL = str(Path(sys.executable).with_name("edl"))
 
@@ -58,6 +58,8 @@ def test_a_job_from_its_install_to_its_end(release: Callable[..., Release], tmp_
     following = start(job, "logs", "--follow", config=jane)
     assert following.stdout is not None
     assert any(re.match(r"edl-worker-\d: .*Loss", line) for line in following.stdout)
+    labelled = f"{WORKERS},edl.dev/state=member,edl.dev/rank"
+    job.namespace.until("pods", lambda pods: len(pods) == 3, labelled)
     told = edl(job, "status", config=jane)
     assert told.startswith("counting: Training, ring ")
     for n in range(3):

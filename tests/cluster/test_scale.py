@@ -120,7 +120,7 @@ class Crowd:
         self._channels: list[grpc.aio.Channel] = []
         self._news = asyncio.Event()
         self.uids: defaultdict[str, set[str]] = defaultdict(set)  # of all that were ever made, by name
-        self.killed = 0
+        self._killed: set[str] = set()  # UIDs
 
     def start(self, target: str) -> None:
         """Be the workers of the master there."""
@@ -136,6 +136,10 @@ class Crowd:
         for channel in self._channels:
             await channel.close()
         await self._api.close()
+
+    @property
+    def killed(self) -> int:
+        return len(self._killed)
 
     @property
     def talking(self) -> int:
@@ -154,9 +158,10 @@ class Crowd:
             raise AssertionError(f"{self.talking} talk, {len(self.running())} run") from None
 
     async def kill_one(self) -> None:
-        name = random.choice(self.running())["metadata"]["name"]
-        await self._api.delete(f"{self._path}/{name}", {"gracePeriodSeconds": 0})
-        self.killed += 1
+        # The watch may not have told of the last ones yet.
+        pod = random.choice([p for p in self.running() if pods.uid(p) not in self._killed])
+        await self._api.delete(f"{self._path}/{pod['metadata']['name']}", {"gracePeriodSeconds": 0})
+        self._killed.add(pods.uid(pod))
 
     def _changed(self, pod: pods.Pod, vanished: bool) -> None:
         self._news.set()

@@ -15,7 +15,7 @@ __all__ = ["data", "feed", "model"]
 
 GO = Path("/var/lib/edl/go")  # in the output directory: for all workers at once
 EAT = Path("/tmp/eat")  # in one worker's container
-IDLE_SECONDS = 0.2  # in each step
+IDLE_SECONDS = 0.5  # in each step
 
 
 def feed(records: tuple[np.ndarray, ...]) -> tuple[np.ndarray, np.ndarray]:

@@ -19,8 +19,9 @@ ADMIN = STATE / "admin.conf"
 BIN = STATE / "bin"  # what a person or a test types: kubectl, helm
 
 BRIDGE = "edl0"  # the nodes' network; the machine forwards nothing, so nothing leaves it
-# Each machine of this network has an address of its own making, for good: a bridge would else take one of
-# its ports', so another one when a node goes, and for up to half a minute nobody who knew the old one got through.
+# An address of its own for each machine of this network, for good: a bridge would else take one of
+# its ports', another one when a node goes, and for up to half a minute nobody who knew the old one got
+# through.
 BRIDGE_MAC = "02:ed:00:00:00:01"
 NODE_NET = "10.231.0.0/24"
 HOST = "10.231.0.1"  # where the control plane, DNS and the registry listen
