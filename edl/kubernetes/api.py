@@ -66,7 +66,7 @@ class Pace:
     status: float = 1.0  # between two writes of the status
     drift: float = 5.0  # the same when nothing but the progress has changed
     labels: float = 2.0  # between two looks at the workers' labels
-    events: float = 10.0  # one Event's share, beyond a burst of 25
+    events: float = 10.0  # one Event's share, beyond a burst; and the same once more for minor ones
 
     def times(self, factor: float) -> Pace:
         """Everything so many times as long."""

@@ -57,6 +57,10 @@ def uid(pod: Pod) -> str:
     return str(pod["metadata"]["uid"])
 
 
+def owned_by(pod: Pod, uid: str) -> bool:
+    return any(owner.get("uid") == uid for owner in pod["metadata"].get("ownerReferences") or [])
+
+
 def node(pod: Pod) -> str:
     """Where it is put; empty while it is nowhere."""
     return str(pod.get("spec", {}).get("nodeName") or "")

@@ -37,6 +37,23 @@ def test_four_workers_train_to_the_end_and_nothing_is_left(namespace: Namespace,
         assert left == [], f"{kind} are left"
 
 
+def test_a_release_that_is_installed_again_at_once_is_another_job(release: Callable[..., Release]) -> None:
+    job = release(**idling())
+    job.install()
+    job.ring_of(4)
+    old = {p["metadata"]["uid"] for p in job.namespace.get("pods", "-l", WORKERS)}
+    job.namespace.helm("uninstall", "edl")  # its pods are there for a while
+    job.install()
+    job.ring_of(4)
+
+    def are_new(pods: list[Object]) -> bool:
+        return len({p["metadata"]["uid"] for p in in_ring(pods)} - old) == 4
+
+    job.namespace.until("pods", are_new, WORKERS)
+    assert not any("takes over" in event for event in job.events())
+    assert job.is_exact()["state_losses"] == 0
+
+
 def test_a_start_asks_the_api_server_for_little_and_training_for_nothing(
     release: Callable[..., Release],
 ) -> None:

@@ -303,6 +303,19 @@ async def test_the_pods_of_an_earlier_master_are_adopted_and_those_of_other_runs
         assert second.of(ev.Gone, 2) == [], "that was told already"
 
 
+async def test_a_release_that_is_installed_again_at_once_takes_nothing_over(server: KubernetesApi) -> None:
+    async with driving(server) as old:
+        await old.running(0, 1)
+    for name in ("edl-job", "edl-status"):
+        server.drop("configmaps", name)  # Kubernetes deletes the pods that they owned, but not this moment
+    install(server)
+    async with driving(server, "run-2") as new:
+        assert (new.found.run_id, new.found.workers, new.found.born) == (None, (), 2)
+        await new.until(lambda: not server.objects["pods"])
+        await new.running(2)
+        assert new.of(ev.Gone) == []
+
+
 async def test_workers_stay_when_the_master_goes(server: KubernetesApi) -> None:
     async with driving(server) as job:
         await job.running(0, 1)

@@ -13,13 +13,18 @@ from master.adapters.kubernetes.release import Found, Left
 STATE = json.dumps({"runId": "run-1", "born": 4})
 
 
-def a_pod(worker: int, run: str = "run-1", phase: str = "Running") -> dict[str, Any]:
+def a_pod(worker: int, run: str = "run-1", phase: str = "Running", owner: str = "ours") -> dict[str, Any]:
     state = {"running": {}} if phase == "Running" else {}
     return {
         "metadata": {"name": f"edl-worker-{worker}", "uid": f"uid-{worker}",
+                     "ownerReferences": [{"uid": owner}],
                      "labels": {pods.WORKER_ID: str(worker), pods.RUN_ID: run}},
         "status": {"phase": phase, "containerStatuses": [{"name": "worker", "state": state}]},
     }  # fmt: skip
+
+
+def found(left: Left, there: list[dict[str, Any]]) -> Found:
+    return Found.of({}, left, there, "ours")
 
 
 def test_a_run_that_goes_on_is_left_by_its_id_and_its_values() -> None:
@@ -51,15 +56,21 @@ def test_what_is_not_sound_is_as_if_it_were_not_there(data: dict[str, str]) -> N
 
 
 def test_the_next_id_is_none_that_a_pod_has_had() -> None:
-    assert Found.of({}, Left("run-1", 4), []).born == 4
-    assert Found.of({}, Left("run-1", 4), [a_pod(6, run="run-0", phase="Succeeded")]).born == 7
+    assert found(Left("run-1", 4), []).born == 4
+    assert found(Left("run-1", 4), [a_pod(6, run="run-0", phase="Succeeded")]).born == 7
 
 
 def test_living_pods_of_the_run_are_its_workers() -> None:
     there = [a_pod(2), a_pod(0, phase="Pending"), a_pod(1, phase="Failed"), a_pod(3, run="run-0")]
-    assert Found.of({}, Left("run-1", 4), there).workers == ((0, ""), (2, "edl-worker-2"))
+    assert found(Left("run-1", 4), there).workers == ((0, ""), (2, "edl-worker-2"))
 
 
 def test_without_a_status_the_run_is_that_of_the_pods_if_they_agree() -> None:
-    assert Found.of({}, Left(), [a_pod(0), a_pod(1)]).run_id == "run-1"
-    assert Found.of({}, Left(), [a_pod(0), a_pod(1, run="run-0")]).run_id is None
+    assert found(Left(), [a_pod(0), a_pod(1)]).run_id == "run-1"
+    assert found(Left(), [a_pod(0), a_pod(1, run="run-0")]).run_id is None
+
+
+def test_the_pods_of_a_release_that_was_uninstalled_are_nobodys_workers() -> None:
+    new = found(Left(), [a_pod(0, owner="theirs"), a_pod(1, owner="theirs")])
+    assert (new.run_id, new.workers) == (None, ())
+    assert new.born == 2, "but their names are taken"

@@ -83,7 +83,7 @@ class Kubernetes:
         await patiently(self._pace, self._mirror.list)
         self._left = Left.read(status.get("data") or {})
         self.status.scale_over = self._left.scale_over
-        found = Found.of(self.values, self._left, self._mirror.objects.values())
+        found = Found.of(self.values, self._left, self._mirror.objects.values(), self._owner()["uid"])
         self._workers.born = found.born
         return found
 

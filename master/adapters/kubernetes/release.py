@@ -125,10 +125,15 @@ class Found:
     ended: str
 
     @classmethod
-    def of(cls, values: dict[str, Any], left: Left, known: Iterable[pods.Pod]) -> Found:
-        """From the chart's values, the status, and the pods that are there."""
+    def of(cls, values: dict[str, Any], left: Left, known: Iterable[pods.Pod], owner: str) -> Found:
+        """From the chart's values, the status, and the pods that are there.
+
+        Args:
+            owner: UID of the job's object. The pods of another one are those of a release of this name that
+                was uninstalled a moment ago: they are on their way out, and their run has ended with it.
+        """
         known = list(known)
-        living = [p for p in known if not pods.ended(p)]
+        living = [p for p in known if not pods.ended(p) and pods.owned_by(p, owner)]
         runs = {pods.of(p)[0] for p in living}
         run_id = left.run_id or (runs.pop() if len(runs) == 1 else None)
         numbers = [worker for p in known if (worker := pods.of(p)[1]) is not None]

@@ -200,16 +200,39 @@ class _Event:
     count: int = 1
 
 
+class _Line:
+    """News that wait for their turn, the oldest first, by (reason, message, warning)."""
+
+    def __init__(self, budget: Budget):
+        self.budget, self.wake = budget, asyncio.Event()
+        self.waiting: dict[tuple[str, str, bool], _News] = {}
+
+    def add(self, key: tuple[str, str, bool]) -> None:
+        now = _rfc3339()
+        if len(self.waiting) >= MOST_WAITING and key not in self.waiting:
+            alike = next((k for k in self.waiting if k[0] == key[0]), None)
+            if alike is None:
+                return
+            self.waiting[key] = self.waiting.pop(alike)
+        news = self.waiting.setdefault(key, _News(0, now, now))
+        news.count, news.last = news.count + 1, now
+        self.wake.set()
+
+    def put_back(self, key: tuple[str, str, bool], news: _News) -> None:
+        if again := self.waiting.pop(key, None):
+            news = _News(news.count + again.count, news.first, again.last)
+        self.waiting = {key: news, **self.waiting}
+
+
 class Events:
     """Events on the release's object: what `kubectl describe configmap <fullname>-job` shows."""
 
     def __init__(self, api: Api, namespace: str, owner: Callable[[], dict[str, str]], pod: str):
         self._api, self._namespace, self._owner, self._pod = api, namespace, owner, pod
         self._path = f"/api/v1/namespaces/{namespace}/events"
-        self._budget = Budget(api.pace.events, 25)
-        self._waiting: dict[tuple[str, str, bool], _News] = {}  # by reason, message, warning
+        # Each with a share of its own: an epoch a second must not keep a lost worker waiting.
+        self._major, self._minor = _Line(Budget(api.pace.events, 25)), _Line(Budget(api.pace.events, 15))
         self._sent: dict[tuple[str, str], _Event] = {}
-        self._wake = asyncio.Event()
 
     def say(self, kind: str, text: str) -> None:
         """What the core has said."""
@@ -224,32 +247,13 @@ class Events:
 
     def note(self, reason: str, message: str, warning: bool = False) -> None:
         """Something has happened. When there is too much to tell, alike ones are told as one."""
-        key, now = (reason, message[:MOST_MESSAGE], warning), _rfc3339()
-        if len(self._waiting) >= MOST_WAITING and key not in self._waiting:
-            alike = next((k for k in self._waiting if k[0] == reason), None)
-            less = next((k for k in self._waiting if k[0] in MINOR), None)
-            if (instead := alike or less) is None:
-                return
-            dropped = self._waiting.pop(instead)
-            if alike:
-                self._waiting[key] = dropped
-        news = self._waiting.setdefault(key, _News(0, now, now))
-        news.count, news.last = news.count + 1, now
-        self._wake.set()
+        line = self._minor if reason in MINOR else self._major
+        line.add((reason, message[:MOST_MESSAGE], warning))
 
     async def run(self) -> None:
-        backoff = Backoff(self._api.pace.first_pause, self._api.pace.most_pause)
-        while True:
-            await self._wake.wait()
-            self._wake.clear()
-            while self._waiting:
-                await self._budget.take(SOON)
-                try:
-                    await self._send_one()
-                    backoff.reset()
-                except ApiError as error:
-                    log.debug(f"events: {error}")
-                    await asyncio.sleep(max(backoff.next(), error.retry_after))
+        async with asyncio.TaskGroup() as both:
+            both.create_task(self._send_all(self._major))
+            both.create_task(self._send_all(self._minor))
 
     async def flush(self) -> None:
         """Send what waits, without a budget.
@@ -257,19 +261,32 @@ class Events:
         Raises:
             ApiError: it could not be sent.
         """
-        while self._waiting:
-            await self._send_one()
+        for line in (self._major, self._minor):
+            while line.waiting:
+                await self._send_first(line)
 
-    async def _send_one(self) -> None:
-        key = min(self._waiting, key=lambda k: k[0] in MINOR)  # the first, but what matters before
-        news = self._waiting.pop(key)
+    async def _send_all(self, line: _Line) -> None:
+        backoff = Backoff(self._api.pace.first_pause, self._api.pace.most_pause)
+        while True:
+            await line.wake.wait()
+            line.wake.clear()
+            while line.waiting:
+                await line.budget.take(SOON)
+                try:
+                    await self._send_first(line)
+                    backoff.reset()
+                except ApiError as error:
+                    log.debug(f"events: {error}")
+                    await asyncio.sleep(max(backoff.next(), error.retry_after))
+
+    async def _send_first(self, line: _Line) -> None:
+        key = next(iter(line.waiting))
+        news = line.waiting.pop(key)
         try:
             await self._send(*key, news)
         except ApiError as error:
             if error.out:  # else it is not wanted, and never will be
-                if again := self._waiting.pop(key, None):
-                    news = _News(news.count + again.count, news.first, again.last)
-                self._waiting = {key: news, **self._waiting}
+                line.put_back(key, news)
             raise
 
     async def _send(self, reason: str, message: str, warning: bool, news: _News) -> None:
