@@ -1,11 +1,13 @@
-"""The counting model, with a worker that misbehaves on order.
+"""The counting model, with workers that idle, and one that misbehaves, on order.
 
-The order is a file in the directory EDL_FAULTS, named by the worker's process id; it says
-`exit` (end by itself with code 0) or `raise` (an error in the user's code). It is obeyed
-when the next batch is read.
+Orders are files in the directory EDL_FAULTS, and are obeyed when the next batch is read. While
+`idle` is there, each batch takes long: a test has all the time it needs to do something to the
+job, and none is lost afterwards. A file named by a worker's process id says `exit` (end by itself
+with code 0) or `raise` (an error in the user's code).
 """
 
 import os
+import time
 from pathlib import Path
 
 import numpy as np
@@ -16,12 +18,18 @@ from model_zoo.counting import feed as plain_feed
 __all__ = ["data", "feed", "model"]
 
 
+IDLE_SECONDS = 0.3
+
+
 class Ordered(Exception):
     """An error of the user's code."""
 
 
 def feed(records: tuple[np.ndarray, ...]) -> tuple[np.ndarray, np.ndarray]:
-    order = Path(os.environ.get("EDL_FAULTS", ".")) / str(os.getpid())
+    orders = Path(os.environ.get("EDL_FAULTS", "."))
+    if (orders / "idle").exists():
+        time.sleep(IDLE_SECONDS)
+    order = orders / str(os.getpid())
     if order.exists():
         what = order.read_text()
         order.unlink()

@@ -1,7 +1,9 @@
 """A real job in a test: the real master in this process, real workers beside it.
 
-A test awaits what the master sees (its events and effects), never a while. Workers are forked
-from a zygote, and the model is the counting model, so the last word is always the weights'.
+A test awaits what the master sees (its events and effects), never a while. The job idles until
+the test has done to it what it wants, so it is never over before that, however slow the machine.
+Workers are forked from a zygote, and the model is the counting model, so the last word is always
+the weights'.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -30,11 +32,32 @@ MODELS = ROOT / "tests" / "models"
 SECONDS = 60.0
 
 
+class Orders:
+    """What the faulty counting model is told, by files. Its job idles until `go`."""
+
+    def __init__(self, directory: Path):
+        directory.mkdir()
+        self.directory = directory
+        self.idle()
+
+    def idle(self) -> None:
+        """Have every worker spend its time in each batch."""
+        (self.directory / "idle").touch()
+
+    def go(self) -> None:
+        """Have what is left trained at full speed."""
+        (self.directory / "idle").unlink(missing_ok=True)
+
+    def give(self, pid: int, what: str) -> None:
+        """Have the worker of that process misbehave."""
+        (self.directory / str(pid)).write_text(what)
+
+
 class Running:
     """A job that runs, and what a test may do to it."""
 
-    def __init__(self, output: Path, records: int, epochs: int, sets: list[str]):
-        self.output, self.records, self.epochs = output, records, epochs
+    def __init__(self, output: Path, records: int, epochs: int, sets: list[str], orders: Orders):
+        self.output, self.records, self.epochs, self._orders = output, records, epochs, orders
         merged = values.load([], [f"training.epochs={epochs}", *sets])
         self.master = Master(merged, output, observers=[self._observe])
         self.seen: list[tuple[float, ev.Event, list[ev.Effect]]] = []
@@ -88,18 +111,27 @@ class Running:
                 await self._changed.wait()
             return value
 
-    async def ring_of(self, size: int) -> list[int]:
-        """Until a ring of that size is up; its members by rank."""
-        return list(await self.until(lambda: self.ring if len(self.ring) == size else None))
+    async def ring_of(self, size: int, without: Collection[int] = ()) -> list[int]:
+        """Until a ring of that size is up, with none of those; its members by rank."""
+        return list(
+            await self.until(
+                lambda: self.ring if len(self.ring) == size and not set(self.ring) & set(without) else None
+            )
+        )
 
     async def stepping(self) -> None:
         """Until the ring that is up has made progress."""
         generation, before = self.job.ring.generation, self.job.step
         await self.until(lambda: self.job.ring.generation > generation or self.job.step > before)
 
+    def go(self) -> None:
+        """Have the job train what is left, at full speed."""
+        self._orders.go()
+
     async def end(self) -> dict[str, Any]:
         """Until the job has ended; its summary."""
         assert self._task is not None
+        self.go()
         async with asyncio.timeout(SECONDS * 2):
             await self._task
         return dict(json.loads((self.output / files.SUMMARY).read_text()))
@@ -123,13 +155,13 @@ class Running:
 
     def order(self, worker: int, what: str) -> None:
         """Have the faulty counting model misbehave on that worker."""
-        (self.output.parent / "orders" / str(self.pid(worker))).write_text(what)
+        self._orders.give(self.pid(worker), what)
 
 
 @pytest.fixture
 def a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Start a job of the counting model: `async with a_job(workers=3) as job`."""
-    (tmp_path / "orders").mkdir()
+    orders = Orders(tmp_path / "orders")
 
     @asynccontextmanager
     async def start(
@@ -137,17 +169,15 @@ def a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]
         workers: int = 3,
         records: int = 3000,
         epochs: int = 4,
-        sleep: float = 0.0,
         model: str = "counting_faulty.py",
     ) -> AsyncIterator[Running]:
-        monkeypatch.setenv("EDL_FAULTS", str(tmp_path / "orders"))
+        monkeypatch.setenv("EDL_FAULTS", str(orders.directory))
         monkeypatch.setenv("EDL_COUNTING_RECORDS", str(records))
-        monkeypatch.setenv("EDL_COUNTING_SLEEP", str(sleep))
         module = str(MODELS / model) if model.endswith(".py") else model
         job = Running(tmp_path / "job", records, epochs, [
             f"workers={workers}", f"model.module={module}", "local.start=fork", "elastic.silenceSeconds=2.5",
             "elastic.graceSeconds=4", *sets,
-        ])  # fmt: skip
+        ], orders)  # fmt: skip
         job._task = asyncio.create_task(job.master.run())
         job._task.add_done_callback(lambda _: job._changed.set())
         try:

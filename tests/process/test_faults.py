@@ -14,7 +14,7 @@ A_Job = Callable[..., Any]
 
 @pytest.mark.parametrize("rank", [0, 1, 2])
 async def test_a_killed_rank_is_replaced_and_nothing_is_lost(a_job: A_Job, rank: int) -> None:
-    async with a_job(workers=3, epochs=6) as job:
+    async with a_job(workers=3) as job:
         members = await job.ring_of(3)
         await job.stepping()
         job.kill(members[rank])
@@ -28,16 +28,16 @@ async def test_a_killed_rank_is_replaced_and_nothing_is_lost(a_job: A_Job, rank:
 
 
 async def test_two_killed_at_once(a_job: A_Job) -> None:
-    async with a_job(workers=4, epochs=8) as job:
+    async with a_job(workers=4) as job:
         members = await job.ring_of(4)
         await job.stepping()
         job.kill(members[1], members[3])
-        await job.ring_of(4)
+        await job.ring_of(4, without=(members[1], members[3]))
         await job.exact()
 
 
 async def test_all_but_one_killed(a_job: A_Job) -> None:
-    async with a_job(workers=4, epochs=8) as job:
+    async with a_job(workers=4) as job:
         members = await job.ring_of(4)
         await job.stepping()
         job.kill(*members[:2], members[3])
@@ -47,7 +47,7 @@ async def test_all_but_one_killed(a_job: A_Job) -> None:
 
 
 async def test_all_killed_at_once_is_said_and_still_exact(a_job: A_Job) -> None:
-    async with a_job(workers=2, records=1500) as job:
+    async with a_job(workers=2) as job:
         members = await job.ring_of(2)
         await job.until(lambda: job.applied() > 100)
         job.kill(*members)
@@ -57,7 +57,7 @@ async def test_all_killed_at_once_is_said_and_still_exact(a_job: A_Job) -> None:
 
 
 async def test_a_stopped_worker_is_dropped_and_leaves_when_it_thaws(a_job: A_Job) -> None:
-    async with a_job("elastic.graceSeconds=20", workers=3, epochs=12) as job:
+    async with a_job("elastic.graceSeconds=20", workers=3) as job:
         members = await job.ring_of(3)
         await job.stepping()
         frozen = members[1]
@@ -73,7 +73,7 @@ async def test_a_stopped_worker_is_dropped_and_leaves_when_it_thaws(a_job: A_Job
 
 
 async def test_sigterm_leaves_at_a_step_boundary(a_job: A_Job) -> None:
-    async with a_job(workers=3, epochs=6) as job:
+    async with a_job(workers=3) as job:
         members = await job.ring_of(3)
         await job.stepping()
         loop = asyncio.get_running_loop()
@@ -89,7 +89,7 @@ async def test_sigterm_leaves_at_a_step_boundary(a_job: A_Job) -> None:
 
 
 async def test_a_worker_that_ends_by_itself_is_replaced_and_charged(a_job: A_Job) -> None:
-    async with a_job(workers=3, epochs=6) as job:
+    async with a_job(workers=3) as job:
         members = await job.ring_of(3)
         job.order(members[1], "exit")
         await job.until(lambda: job.gone(members[1]))
@@ -101,7 +101,7 @@ async def test_a_worker_that_ends_by_itself_is_replaced_and_charged(a_job: A_Job
 
 
 async def test_an_error_of_the_users_code_is_charged_with_its_traceback(a_job: A_Job) -> None:
-    async with a_job(workers=3, epochs=6) as job:
+    async with a_job(workers=3) as job:
         members = await job.ring_of(3)
         job.order(members[2], "raise")
         await job.until(lambda: job.gone(members[2]))
@@ -121,13 +121,14 @@ async def test_an_error_on_every_worker_fails_the_job_with_the_traceback(a_job: 
 
 
 async def test_a_worker_that_never_becomes_ready_is_given_up(a_job: A_Job) -> None:
-    async with a_job("elastic.startSeconds=6", workers=2, model="hanging.py", epochs=5, sleep=0.03) as job:
+    # Long enough for the worker that does not hang, on a busy machine too.
+    async with a_job("elastic.startSeconds=20", workers=2, model="hanging.py") as job:
         await job.ring_of(1)
-        await job.until(lambda: job.said("was not ready after 6 s"))
+        await job.until(lambda: job.said("was not ready after 20 s"))
         await job.ring_of(2)
         summary = await job.exact()
     (failure,) = summary["failures"]
-    assert "was not ready after 6 s (it was warming)" in failure["why"]
+    assert "was not ready after 20 s (it was warming)" in failure["why"]
 
 
 async def test_a_job_that_is_not_finite_stops_and_names_the_records(a_job: A_Job) -> None:
@@ -151,7 +152,7 @@ async def test_a_step_that_is_not_finite_can_be_skipped_by_all_alike(a_job: A_Jo
 
 
 async def test_a_newcomer_joins_without_making_anybody_wait_for_its_start(a_job: A_Job) -> None:
-    async with a_job(workers=2, epochs=10) as job:
+    async with a_job(workers=2) as job:
         await job.ring_of(2)
         await job.stepping()
         job.master.scale(3)
@@ -165,7 +166,7 @@ async def test_a_newcomer_joins_without_making_anybody_wait_for_its_start(a_job:
 
 
 async def test_scale_up_and_down(a_job: A_Job) -> None:
-    async with a_job(workers=2, epochs=6, sleep=0.01) as job:
+    async with a_job(workers=2) as job:
         await job.ring_of(2)
         for size in (5, 1, 3):
             job.master.scale(size)
@@ -177,7 +178,7 @@ async def test_scale_up_and_down(a_job: A_Job) -> None:
 
 
 async def test_join_leave_and_join_within_a_second(a_job: A_Job) -> None:
-    async with a_job(workers=2, epochs=14) as job:
+    async with a_job(workers=2) as job:
         await job.ring_of(2)
         for size in (3, 2, 4, 2, 3):
             job.master.scale(size)
@@ -187,16 +188,18 @@ async def test_join_leave_and_join_within_a_second(a_job: A_Job) -> None:
 
 
 async def test_killed_in_the_last_lease(a_job: A_Job) -> None:
-    async with a_job(workers=3, epochs=2) as job:
+    async with a_job(workers=3) as job:
         members = await job.ring_of(3)
-        await job.until(lambda: job.applied() > 2 * job.records - 300)
+        job.go()
+        await job.until(lambda: job.applied() > job.epochs * job.records - 300)
         job.kill(members[0])
         await job.exact()
 
 
 async def test_killed_while_it_evaluates_and_saves(a_job: A_Job) -> None:
-    async with a_job(workers=3, epochs=4) as job:
-        await job.ring_of(3)  # else the first one may train all of it alone
+    async with a_job(workers=3) as job:
+        await job.ring_of(3)
+        job.go()
         exporter = await job.until(lambda: job.job.exporter is not None and [job.job.exporter])
         job.kill(*exporter)
         summary = await job.exact()

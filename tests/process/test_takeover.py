@@ -19,23 +19,24 @@ from edl import files
 from edl.cli.client import Client
 from edl.errors import EdlError
 from tests.evidence import check_weights
-from tests.process.conftest import ROOT
+from tests.process.conftest import MODELS, ROOT, Orders
 
 EDL = [sys.executable, "-m", "edl.cli"]
-RECORDS, EPOCHS = 30_000, 2
+MODEL = str(MODELS / "counting_faulty.py")
+RECORDS, EPOCHS = 10_000, 2
 
 
 class ByHand:
-    """A job whose two sides this test starts."""
+    """A job whose two sides this test starts. It idles until it is to be exact."""
 
     def __init__(self, directory: Path):
-        self.output = directory / "job"
+        self.output, self.orders = directory / "job", Orders(directory / "orders")
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.address = f"127.0.0.1:{free.getsockname()[1]}"
         self.processes: list[subprocess.Popen[bytes]] = []
         self.environment = {
-            **os.environ, "EDL_COUNTING_RECORDS": str(RECORDS), "EDL_COUNTING_SLEEP": "0.002",
+            **os.environ, "EDL_COUNTING_RECORDS": str(RECORDS), "EDL_FAULTS": str(self.orders.directory),
             "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2",
         }  # fmt: skip
 
@@ -48,7 +49,7 @@ class ByHand:
 
     def start_master(self) -> subprocess.Popen[bytes]:
         sets = f"workers=3,training.epochs={EPOCHS},elastic.silenceSeconds=2,elastic.masterSeconds=60"
-        return self.start("master", "master", "counting", "--set", sets, "--listen", self.address,
+        return self.start("master", "master", MODEL, "--set", sets, "--listen", self.address,
                           "--output", str(self.output))  # fmt: skip
 
     def start_worker(self) -> subprocess.Popen[bytes]:
@@ -83,7 +84,7 @@ def started(job: ByHand) -> tuple[subprocess.Popen[bytes], list[subprocess.Popen
     master = job.start_master()
     job.until(lambda s: s["phase"] == "Starting")
     workers = [job.start_worker() for _ in range(3)]
-    job.until(lambda s: in_ring_of(s, 3) and s["step"] > s["last_change"]["step"] + 20)
+    job.until(lambda s: in_ring_of(s, 3) and s["step"] > s["last_change"]["step"])
     return master, workers
 
 
@@ -93,6 +94,7 @@ def in_ring_of(status: dict[str, Any], size: int) -> bool:
 
 
 def is_exact(job: ByHand, master: subprocess.Popen[bytes]) -> dict[str, Any]:
+    job.orders.go()
     assert master.wait(120) == 0
     summary = json.loads((job.output / files.SUMMARY).read_text())
     assert summary["phase"] == "Succeeded"
@@ -107,8 +109,10 @@ def test_training_goes_on_without_a_master_and_the_next_one_takes_over(job: ByHa
     before = job.status()
     master.kill()
     master.wait()
-    time.sleep(1)  # a while without any master
+    job.orders.go()
+    time.sleep(1)  # a while without any master: they train what they were given, and wait
     assert all(w.poll() is None for w in workers)
+    job.orders.idle()
     began = time.monotonic()
     master = job.start_master()
     after = job.until(lambda s: s["generation"] > before["generation"] and s["phase"] == "Training")
@@ -162,7 +166,7 @@ def test_other_values_are_another_job(job: ByHand) -> None:
     master.kill()
     master.wait()
     done = subprocess.run(
-        [*EDL, "master", "counting", "--set", "training.epochs=3", "--output", str(job.output)],
+        [*EDL, "master", MODEL, "--set", "training.epochs=3", "--output", str(job.output)],
         capture_output=True, text=True, check=False, env=job.environment,
     )  # fmt: skip
     assert done.returncode == 2
