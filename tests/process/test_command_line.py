@@ -16,6 +16,7 @@ import termios
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import psutil
@@ -83,6 +84,10 @@ def _process(pid: int) -> psutil.Process | None:
     return None
 
 
+def ranks(status: dict[str, Any]) -> list[int]:
+    return [w["rank"] for w in status["workers"] if w["rank"] is not None]
+
+
 def test_digits_trains_to_the_accuracy_that_is_promised() -> None:
     done = edl("run", "digits", "--set", "workers=3", "--output", "job")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -132,9 +137,11 @@ def test_a_journal_that_was_tampered_with_is_found_out() -> None:
 
 def test_status_scale_and_stop_from_another_terminal() -> None:
     with a_long_job() as (job, output):
-        status = json.loads(edl("status", "--json", check=True).stdout)
+        deadline = time.monotonic() + 60
+        # The ring may have begun with one.
+        while ranks(status := json.loads(edl("status", "--json", check=True).stdout)) != [0, 1]:
+            assert time.monotonic() < deadline, status
         assert status["phase"] == "Training"
-        assert [w["rank"] for w in status["workers"] if w["rank"] is not None] == [0, 1]
         assert all(psutil.pid_exists(int(w["handle"])) for w in status["workers"])
         assert "records/s" in edl("status", str(output), check=True).stdout
         assert edl("scale", "3", check=True).stdout == "workers 2 -> 3\n"
@@ -149,7 +156,7 @@ def test_status_scale_and_stop_from_another_terminal() -> None:
         for who in ("master", "worker-0", "worker-1"):
             assert any(line.startswith(f"{who}: ") for line in following.stdout)
         assert edl("wait", "--for", "training").returncode == 0
-        late = edl("wait", "--timeout", "0.5s")
+        late = edl("wait", "--timeout", "3s")
         assert late.returncode == 124
         assert late.stdout.startswith("Training: ring ")
         waiting = subprocess.Popen([*EDL, "wait"], stdout=subprocess.PIPE, text=True)

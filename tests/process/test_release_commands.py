@@ -95,6 +95,13 @@ class Running:
         assert self._process.stdout is not None
         return (await asyncio.wait_for(self._process.stdout.readline(), SECONDS)).decode()
 
+    async def complains(self, words: str) -> None:
+        """Until it says so, as an error."""
+        assert self._process.stderr is not None
+        async with asyncio.timeout(SECONDS):
+            while words not in (line := (await self._process.stderr.readline()).decode()):
+                assert line, "it has ended"
+
     def interrupt(self) -> None:
         self._process.send_signal(signal.SIGINT)
 
@@ -262,11 +269,9 @@ async def test_wait_outlives_an_api_that_is_out(cluster: Cluster) -> None:
     await cluster.down()
     says(cluster, "Succeeded")
     cluster.compact()
-    await asyncio.sleep(1.0)
+    await waiting.complains("the Kubernetes API is in trouble")
     await cluster.up()
-    done = await waiting.end()
-    assert done.code == 0
-    assert "the Kubernetes API is in trouble" in done.err
+    assert (await waiting.end()).code == 0
 
 
 async def test_an_interrupted_wait_ends_in_a_word(cluster: Cluster) -> None:
