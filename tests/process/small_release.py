@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,12 @@ class Release:
     @property
     def status(self) -> dict[str, str]:
         return dict(self.server.objects["configmaps"]["edl-status"].get("data") or {})
+
+    def ended(self, at: float) -> None:
+        """Have the status say that the run ended then."""
+        status = self.server.objects["configmaps"]["edl-status"]
+        told = datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        self.server.put("configmaps", {**status, "data": {**status["data"], "endedAt": told}})
 
     @property
     def pods(self) -> list[str]:
