@@ -72,8 +72,10 @@ async def prometheus(folder: Path, target: str) -> AsyncIterator[Callable[[str],
     where = subprocess.check_output([ROOT / "scripts" / "prometheus"], text=True).strip()
     scrape = {"job_name": "edl", "scrape_interval": "1s", "static_configs": [{"targets": [target]}]}
     (folder / "prometheus.yaml").write_text(yaml.safe_dump({"scrape_configs": [scrape]}))
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    said = folder / "prometheus.log"
+
+    def listens() -> re.Match[str] | None:
+        return re.search(r'"Listening on" address=(\S+)', said.read_text())
 
     def ask(path: str) -> Any:
         with (
@@ -82,12 +84,13 @@ async def prometheus(folder: Path, target: str) -> AsyncIterator[Callable[[str],
         ):
             return json.load(answer)["data"]
 
-    with open(folder / "prometheus.log", "wb") as log:
+    with open(said, "wb") as log:
         process = await asyncio.create_subprocess_exec(
             f"{where}/prometheus", "--config.file", folder / "prometheus.yaml",
-            "--storage.tsdb.path", folder / "data", "--web.listen-address", address, stderr=log,
+            "--storage.tsdb.path", folder / "data", "--web.listen-address", "127.0.0.1:0", stderr=log,
         )  # fmt: skip
         try:
+            address = (await until(listens))[1]
             yield ask
         finally:
             process.kill()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -31,14 +30,17 @@ class ByHand:
 
     def __init__(self, directory: Path):
         self.output, self.orders = directory / "job", Orders(directory / "orders")
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.address = f"127.0.0.1:{free.getsockname()[1]}"
         self.processes: list[subprocess.Popen[bytes]] = []
         self.environment = {
             **os.environ, "EDL_COUNTING_RECORDS": str(RECORDS), "EDL_FAULTS": str(self.orders.directory),
             "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2",
         }  # fmt: skip
+
+    @property
+    def address(self) -> str:
+        """Where a master listens: the first one at any port, the next ones at the same."""
+        known = (self.output / files.CONTACT).exists()
+        return files.read_contact(self.output).address if known else "127.0.0.1:0"
 
     def start(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
         log = open(self.output.parent / f"{name}-{len(self.processes)}.log", "wb")
