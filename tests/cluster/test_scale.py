@@ -77,6 +77,9 @@ async def test_three_hundred_workers_half_of_them_killed_each_minute(
             print(f"{crowd.killed} were killed, and never fewer than {lowest} there: {cost}")
             began = Cost(process)
             await crowd.until(lambda: crowd.talking == WORKERS == len(crowd.running()), 90)
+            while process.pages.value("edl_workers", state="member") != WORKERS:
+                assert loop.time() - began.at < 90, "they are there, and not in the ring"
+                await asyncio.sleep(0.1)
             print(f"all are there again: {Cost(process).since(began)}")
             await asyncio.sleep(5)
             assert crowd.talking == WORKERS == len(crowd.running()), "desired and actual are one, and stay it"

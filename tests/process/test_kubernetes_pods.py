@@ -185,6 +185,21 @@ async def test_what_is_put_on_a_node_that_is_lost_is_made_anew_elsewhere(server:
         assert job.of(ev.Gone, 1) == []
 
 
+async def test_a_node_on_which_others_are_heard_of_is_not_lost(server: KubernetesApi) -> None:
+    server.autorun = False
+    async with driving(server) as job:
+        await runs_on(job, server, 0, "n1")
+        await runs_on(job, server, 1, "n1")
+        job.create(2)
+        await job.until(lambda: "edl-worker-2" in server.objects["pods"])
+        server.bind_pod("edl-worker-2", "n1")
+        job.give_up(0)
+        await asyncio.sleep(3 * PACE.untaken)
+        assert job.of(ev.Gone, 2) == []
+        job.give_up(1)
+        assert (await job.gone(2)).why == "node n1 does not answer"
+
+
 async def test_a_node_that_takes_its_pods_up_is_not_avoided_for_a_silent_worker(
     server: KubernetesApi,
 ) -> None:

@@ -1,12 +1,12 @@
 """Nodes that seem to be lost, long before Kubernetes says so: it takes most of a minute.
 
-    a worker falls silent ──▶ its node is in doubt
+    all workers on a node have fallen silent ──▶ the node is in doubt
     a pod is put there, and no kubelet takes it up ──▶ the node is avoided
     a while later ──▶ it is trusted again: if it is lost, Kubernetes knows by now
 
-A silent worker alone says little of its node: the worker may be frozen, and the node the only one with
-room. But the scheduler prefers an empty node, and none is as empty as the one that has just lost its workers;
-what it puts there would be waited for until the pod is evicted, five minutes after the node is NotReady.
+Silence alone says little of a node: a worker may be frozen, and the node the only one with room. But the
+scheduler prefers an empty node, and none is as empty as the one that has just lost its workers; what it
+puts there would be waited for until the pod is evicted, five minutes after the node is NotReady.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Nodes:
         return sorted(self._avoided)
 
     def doubt(self, node: str) -> None:
-        """A worker there is not heard of."""
+        """No worker there is heard of."""
         self._begin(self._doubted, node, self._believe)
 
     def doubts(self, node: str) -> bool:

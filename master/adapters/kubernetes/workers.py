@@ -91,6 +91,10 @@ class Workers:
     def __iter__(self) -> Iterator[Worker]:
         return iter(tuple(self._all.values()))
 
+    @property
+    def _wanted(self) -> Iterator[Worker]:
+        return (w for w in self if not w.unwanted and not w.over.is_set())
+
     def get(self, worker: WorkerId) -> Worker | None:
         return self._all.get(worker)
 
@@ -171,13 +175,15 @@ class Workers:
         self.end(w, ev.Gone(w.id, free=True, why=why))
 
     def doubt(self, worker: WorkerId) -> None:
-        """It is not heard of: its node may be lost, and with it what is put there next."""
+        """It is not heard of. Where nobody is, the node may be lost, and with it what is put there next."""
         w = self._all.get(worker)
         if w is None or w.pod is None or not (node := pods.node(w.pod)):
             return
+        if any(o.seen and o.pod and pods.node(o.pod) == node for o in self._wanted if o is not w):
+            return
         self._nodes.doubt(node)
-        for other in self:
-            if other.pod is not None and not other.over.is_set():
+        for other in self._wanted:
+            if other.pod is not None:
                 self._see_it_taken_up(other, other.pod)
 
     def _look(self, w: Worker, pod: pods.Pod, vanished: bool) -> None:
