@@ -186,3 +186,13 @@ async def test_the_last_status_is_written_however_many_events_wait(server: Kuber
             job.backend.perform(ev.Say("fail", f"worker {n} crashed"))
         job.backend.status.end({"phase": "Succeeded"})
     assert server.objects["configmaps"]["edl-status"]["data"]["summary.json"] == '{"phase": "Succeeded"}'
+
+
+async def test_an_event_that_is_being_sent_when_the_master_goes_is_not_lost(server: KubernetesApi) -> None:
+    async with driving(server) as job:
+        server.deaf = True  # the API server is slow
+        before = len(server.requests)
+        job.backend.perform(ev.Say("end", "Succeeded: every record is applied"))
+        await job.until(lambda: server.count(before)["create", "events"])
+        server.deaf = False
+    assert [e["reason"] for e in server.objects["events"].values()] == ["Finished"]

@@ -288,6 +288,9 @@ class Events:
             if error.out:  # else it is not wanted, and never will be
                 line.put_back(key, news)
             raise
+        except asyncio.CancelledError:  # this master goes: it is sent with the last ones, rather twice than never
+            line.put_back(key, news)
+            raise
 
     async def _send(self, reason: str, message: str, warning: bool, news: _News) -> None:
         loop = asyncio.get_running_loop()
