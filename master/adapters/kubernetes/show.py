@@ -288,7 +288,7 @@ class Events:
             if error.out:  # else it is not wanted, and never will be
                 line.put_back(key, news)
             raise
-        except asyncio.CancelledError:  # this master goes: it is sent with the last ones, rather twice than never
+        except asyncio.CancelledError:  # this master goes: rather twice than never
             line.put_back(key, news)
             raise
 
