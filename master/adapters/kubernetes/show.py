@@ -230,7 +230,7 @@ class Events:
     def __init__(self, api: Api, namespace: str, owner: Callable[[], dict[str, str]], pod: str):
         self._api, self._namespace, self._owner, self._pod = api, namespace, owner, pod
         self._path = f"/api/v1/namespaces/{namespace}/events"
-        # Each with a share of its own: an epoch a second must not keep a lost worker waiting.
+        # Each with a share of its own: an epoch a second must not keep a change of the ring waiting.
         self._major, self._minor = _Line(Budget(api.pace.events, 25)), _Line(Budget(api.pace.events, 15))
         self._sent: dict[tuple[str, str], _Event] = {}
 
