@@ -129,7 +129,7 @@ class Job(State):
             case ev.Resume():
                 self._on_back(w, event)
             case ev.Leaving():
-                membership.retire(self, w, event.why)
+                membership.drain(self, w, event.why)
             case ev.Failed():
                 membership.failed(self, w, event)
             case ev.Finished():

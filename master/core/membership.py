@@ -33,7 +33,7 @@ def scale(job: State) -> None:
         return
     staying = job.pool.staying
     for w in sorted(staying, key=_seniority)[job.target :]:
-        retire(job, w, f"scaled to {job.target}")
+        drain(job, w, f"scaled to {job.target}")
     if job.backoff.until <= job.now and not job.suspended:
         for _ in range(job.target - len(staying)):
             job.do(ev.Create(job.pool.add(job.now).id))
@@ -54,7 +54,7 @@ def release(job: State) -> None:
             stop(job, w, "leaves the job")
 
 
-def retire(job: State, w: Worker, why: str) -> None:
+def drain(job: State, w: Worker, why: str) -> None:
     """Have the worker leave the job as soon as it can be spared."""
     if w.state == "draining":
         return
@@ -141,5 +141,5 @@ def gone(job: State, event: ev.Gone) -> None:
 
 
 def _seniority(w: Worker) -> tuple[bool, bool, bool, int]:
-    """Who is kept when the pool shrinks: holders of the state first, then the initialized, then the oldest."""
+    """Who is kept when the pool shrinks: holders of the state, then the initialized, then the oldest."""
     return (not w.has_state, not w.in_ring, not w.is_ready, w.id)
