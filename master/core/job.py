@@ -1,7 +1,7 @@
 """One training job: the one door through which the master learns, and what follows.
 
 `Job.handle(event, now)` notes what the event says, then reconciles: whatever the state now
-calls for is asked for. Reconciling looks at the state only, never at which event led to it,
+calls for is ordered. Reconciling looks at the state only, never at which event led to it,
 so an event that comes twice or late leads nowhere new.
 
 A job's life, and where each part of it is:
@@ -129,7 +129,7 @@ class Job(State):
             case ev.Resume():
                 self._on_back(w, event)
             case ev.Leaving():
-                membership.retire(self, w, event.why)
+                membership.drain(self, w, event.why)
             case ev.Failed():
                 membership.failed(self, w, event)
             case ev.Finished():
@@ -170,7 +170,7 @@ class Job(State):
             self.say("worker", f"worker {w.id} is ready after {self.now - w.since:.1f} s")
 
     def _on_back(self, w: Worker, event: ev.Resume) -> None:
-        """An earlier master had this worker; this is what it is by now."""
+        """A worker of an earlier master tells its present state."""
         if w.state != "initializing":
             self.stale += 1
             return
