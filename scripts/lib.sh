@@ -23,7 +23,8 @@ find_python() {
       return
     fi
   done
-  say "Python ${wanted// / or } is needed and was not found (on Debian: apt-get install python3 python3-venv)"
+  wanted=${wanted// /, }
+  say "Python ${wanted/%, 3.11/ or 3.11} is needed and was not found (on Debian: apt-get install python3 python3-venv)"
   return 1
 }
 
