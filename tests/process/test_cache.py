@@ -50,7 +50,7 @@ QUICK = (
 )
 SLOW = (
     Kind("a Go program", (sys.executable, "-c", PROGRAM), r"/cluster/pause-\w+/pause$"),
-    Kind("helm", ("scripts/helm", "--where"), r"/helm-v[\d.-]+/helm$"),
+    Kind("helm", ("scripts/helm", "--where"), r"/helm-v[\d.]+-kubernetes-[\d.]+/helm$"),
     Kind("a schema", ("scripts/kube-schema", "v1.29.0"), r"/kube-schema/v1.29.0.json$"),
     Kind("Horovod", ("scripts/build-horovod",), r"/horovod-\w+/horovod-0.whl$"),
     Kind("the peers", ("scripts/bench-peer",), r"/peer-\w+/bin/python$"),
