@@ -84,7 +84,7 @@ esac""",
   venv*) mkdir -p "${!#}/bin"; cp "${0%/*}/python" "${!#}/bin/" ;;
   *.whl) cp "${!#}" "$(after --python "$@").whl" ;;
 esac""",
-    "debootstrap": """mkdir -p "${!#}"/{usr/local/bin,usr/lib/python3,usr/share,var,tmp}""",
+    "debootstrap": """mkdir -p "${!#}"/{usr/local/bin,usr/lib/python3/dist-packages,usr/share,var,tmp}""",
     "buildah": """case "$1" in
   inspect) sha256sum <"$STORE/images/${!#}" ;;
   commit) make "$STORE/images/${!#}" ;;
