@@ -84,7 +84,7 @@ def _program(pid: int) -> str:
         return "-"
 
 
-def kill(find: Callable[[], Iterable[int]], seconds: float = 20) -> None:
+def kill(find: Callable[[], Iterable[int]], seconds: float = 60) -> None:
     """Kill what is found until twice nothing is: what dies may just have started another, and a
     process has no environment for the moment in which it becomes another program.
 
