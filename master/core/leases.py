@@ -15,10 +15,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from edl.ranges import Range, RangeSet
+from edl.contract.ranges import Range, RangeSet
 
 
-class Leases:
+class LeaseBook:
     """The book of leases of one job: `epochs` times `size` records."""
 
     def __init__(self, size: int, epochs: int) -> None:
@@ -38,7 +38,7 @@ class Leases:
 
     @property
     def open(self) -> Range:
-        """The positions that may be trained by now: all up to the end of the epoch in work."""
+        """The positions that may be trained now: all up to the end of the epoch in progress."""
         return (0, min(self.done_epochs + 1, self.epochs) * self.size)
 
     @property
