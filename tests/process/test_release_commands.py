@@ -378,7 +378,7 @@ async def test_scale_asks_beside_the_charts_number_and_takes_it_back_with_it(clu
     ("workers", "words"),
     [
         (10, "workers is 10 and maxWorkers is 9: workers must not be larger"),
-        (1, "workers is 1 and minWorkers is 2: such a job could never train"),
+        (1, "workers is 1 and minWorkers is 2: the job could never train"),
         (0, "workers: 0 would lose the state of training"),
     ],
 )
