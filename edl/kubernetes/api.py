@@ -306,7 +306,7 @@ class Api:
         if 200 <= status < 300 and isinstance(said, dict):
             if self._out_since is not None:
                 seconds = asyncio.get_running_loop().time() - self._out_since
-                log.info(f"the Kubernetes API answers again, after {seconds:.1f} s")
+                log.info(f"the Kubernetes API is available again after {seconds:.1f} s")
                 self._out_since = None
             return said
         told = said if isinstance(said, dict) else {}
@@ -333,7 +333,7 @@ class Api:
         self.doubt()
         if self._out_since is None:
             self._out_since = now
-            log.warning(f"the Kubernetes API is in trouble: {error}; training goes on")
+            log.warning(f"the Kubernetes API is unavailable; training continues, retrying: {error}")
         self._next_at = max(self._next_at, now + self.pace.outage)
         self._closed_until = max(self._closed_until, now + min(error.retry_after, MOST_RETRY_AFTER))
 
