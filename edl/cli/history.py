@@ -8,7 +8,7 @@ import sys
 import typer
 
 from edl.cli import client
-from edl.cli.which import DirArgument
+from edl.cli.target import DirArgument
 
 
 def audit(directory: DirArgument = None) -> None:

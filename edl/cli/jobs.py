@@ -18,7 +18,7 @@ class Phase(StrEnum):
 
     Starting = "Starting"
     Training = "Training"
-    Paused = "Paused"
+    Suspended = "Suspended"
     Waiting = "Waiting"
     Finishing = "Finishing"
     Ending = "Ending"

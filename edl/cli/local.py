@@ -8,9 +8,9 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
-from edl import files
 from edl.cli import client
 from edl.cli.jobs import NO_STATUS, LogSource, Phase, Snapshot
+from edl.contract import artifacts
 from edl.errors import EdlError
 
 
@@ -27,7 +27,7 @@ class Local:
     def snapshot(self) -> Snapshot:
         summary = self._summary()
         data = summary if summary is not None else self._client().status()
-        model = str(self._output / files.MODEL)
+        model = str(self._output / artifacts.MODEL)
         return Snapshot(data, str(self._output), model, (f"model: {model}, once the job succeeds",))
 
     def wait(self, phase: Phase, seconds: float | None) -> tuple[str, str]:
@@ -42,7 +42,7 @@ class Local:
             return summary["phase"], summary["reason"]
         if deadline is not None and time.monotonic() >= deadline:
             return last
-        raise EdlError(f"{self._output}: the master exited without writing {files.SUMMARY}")
+        raise EdlError(f"{self._output}: the master exited without writing {artifacts.SUMMARY}")
 
     def logs(self, source: LogSource, tail: int | None, follow: bool) -> Generator[str, None, None]:
         logs: dict[Path, _Log] = {}
@@ -54,7 +54,7 @@ class Local:
 
         yield from news()
         if not logs and self._summary() is not None:
-            raise EdlError(f"{self._output / files.LOGS}: no log of {source.name} found")
+            raise EdlError(f"{self._output / artifacts.LOGS}: no log of {source.name} found")
         if follow and self._summary() is None:
             for _ in self._client().follow():  # a worker that logs also sends heartbeats
                 yield from news()
@@ -74,17 +74,17 @@ class Local:
         for component in source.components:
             name = component if source.worker is None else f"{component}-{source.worker}"
             pattern = name if component == "master" or source.worker is not None else f"{name}-*"
-            yield from (self._output / files.LOGS).glob(f"{pattern}.log")
+            yield from (self._output / artifacts.LOGS).glob(f"{pattern}.log")
 
     def _summary(self) -> dict[str, Any] | None:
         """None while the job runs."""
         try:
-            return dict(json.loads((self._output / files.SUMMARY).read_text(encoding="utf-8")))
+            return dict(json.loads((self._output / artifacts.SUMMARY).read_text(encoding="utf-8")))
         except FileNotFoundError:
             return None
 
     def _client(self) -> client.Client:
-        return client.Client(files.read_contact(self._output))
+        return client.Client(artifacts.read_contact(self._output))
 
 
 def _seniority(path: Path) -> tuple[bool, int]:

@@ -11,7 +11,7 @@ import typer
 
 from edl.cli import display
 from edl.cli.jobs import ENDED, Job, LogSource, Phase
-from edl.cli.which import about_a_job
+from edl.cli.target import about_a_job
 
 TIMED_OUT = 124  # as of the command `timeout`
 

@@ -14,7 +14,7 @@ import sys
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
-from edl import source
+from edl.config import model_check
 from edl.errors import EdlError, ModelError
 
 ZOO = "model_zoo"
@@ -32,7 +32,7 @@ def check(module: str) -> None:
     """Refuse a model.module that does not exist.
 
     Args:
-        module: a name of the zoo, a dotted module, or the path of a Python file; as in `trainer.zoo`.
+        module: a name of the zoo, a dotted module, or the path of a Python file; as in `trainer.user_model`.
 
     Raises:
         ModelError: it does not exist, or the file is not a model.
@@ -66,7 +66,7 @@ def read(path: Path) -> str:
 def _check_file(path: Path) -> None:
     if not path.is_file():
         raise ModelError(f"model.module: file {path} not found")
-    if wrong := source.check(read(path), str(path), most=None):
+    if wrong := model_check.check(read(path), str(path), most=None):
         raise ModelError("\n".join(wrong))
 
 

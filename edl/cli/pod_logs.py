@@ -8,8 +8,8 @@ from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing
 
 from edl.kubernetes import pods
-from edl.kubernetes.api import Api, ApiError, Backoff
-from edl.kubernetes.watch import Object, changes
+from edl.kubernetes.client import Api, ApiError, Backoff
+from edl.kubernetes.informer import Object, changes
 
 
 async def read(api: Api, path: str, selector: str, tail: int | None) -> AsyncGenerator[str, None]:

@@ -2,7 +2,7 @@
 
 `connect` finds it by its labels, in one list of ConfigMaps. Whoever may read these, the pods and the Events
 may use the commands that show; `scale` and `stop` write a key of the job's ConfigMap
-(`edl.kubernetes.asked`), which the master watches.
+(`edl.kubernetes.overrides`), which the master watches.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from edl.cli.jobs import ENDED, LogSource, Phase, Snapshot
 from edl.cli.release_status import Found
 from edl.config import unscalable
 from edl.errors import EdlError
-from edl.kubernetes import asked, config, pods
-from edl.kubernetes.api import SOON, Api, ApiError, Pace
-from edl.kubernetes.watch import Object, changes
+from edl.kubernetes import overrides, pods
+from edl.kubernetes.client import SOON, Api, ApiError, Timing
+from edl.kubernetes.informer import Object, changes
+from edl.kubernetes.kubeconfig import load as load_kubeconfig
 
 JOBS = f"{pods.PART_OF}=edl,{pods.COMPONENT}=job"
 ANSWER_SECONDS = 15.0  # for a running master to do what was asked
@@ -47,7 +48,7 @@ def connect(name: str, namespace: str, kubeconfig: Path | None, context: str) ->
     """
     _log("critical")
     with asyncio.Runner() as loop:
-        api = loop.run(_open(config.load(kubeconfig, context)))
+        api = loop.run(_open(load_kubeconfig(kubeconfig, context)))
         try:
             yield Release(loop, api, loop.run(_find(api, name, namespace or api.namespace)))
         except ApiError as error:
@@ -140,8 +141,8 @@ class Release:
             raise EdlError(f"release {found.release}: the job has ended: {found.phase}")
         if wrong := unscalable(found.values, workers):
             raise EdlError("; ".join(wrong))
-        scale = asked.Scale(workers, int(found.values["workers"]), secrets.token_hex(4))
-        await self._ask(asked.SCALE, None if workers == scale.instead else scale.text())
+        scale = overrides.Scale(workers, int(found.values["workers"]), secrets.token_hex(4))
+        await self._ask(overrides.SCALE, None if workers == scale.instead else scale.text())
         await self._answer(
             lambda now: now.told.get("workers") == str(workers), f"requested {workers} workers"
         )
@@ -156,7 +157,7 @@ class Release:
                 raise EdlError(
                     f"release {found.release}: the job has not started a run yet; to remove it: {uninstall}"
                 )
-            await self._ask(asked.STOP, run)
+            await self._ask(overrides.STOP, run)
             stopped = (*ENDED, Phase.Ending)
             found = await self._answer(lambda now: now.phase in stopped, "requested the end of the job")
         outcome = f"the job has ended: {found.phase}, {found.reason}" if found.ended else "the job is ending"
@@ -192,7 +193,7 @@ class Release:
 
 
 async def _open(account: KubeConfig) -> Api:
-    return Api(Pace(), account)
+    return Api(Timing(), account)
 
 
 async def _find(api: Api, name: str, namespace: str) -> Found:

@@ -14,12 +14,12 @@ from typing import Any
 
 import yaml
 
-from edl import files
 from edl.cli import display
 from edl.cli.jobs import ENDED, NO_STATUS, Phase, Snapshot
+from edl.contract import artifacts
 from edl.errors import EdlError
-from edl.kubernetes import asked, pods
-from edl.kubernetes.watch import Object
+from edl.kubernetes import overrides, pods
+from edl.kubernetes.informer import Object
 
 MOST_EVENTS = 8
 LOST = "the trained model {} lost with the worker's pod; set output.size or output.existingClaim"
@@ -84,9 +84,9 @@ class Found:
             raise EdlError(f"configmap {self.fullname}-job: cannot read values.json") from error
 
     @property
-    def scaled(self) -> asked.Scale | None:
+    def scaled(self) -> overrides.Scale | None:
         """The number of workers that `edl scale` has set, while it is in force."""
-        scale = asked.Scale.read(self.job.get("data") or {})
+        scale = overrides.Scale.read(self.job.get("data") or {})
         over = scale is None or scale.id == self.state.get("scaleOver") or scale.over(self.values)
         return None if over else scale
 
@@ -99,9 +99,9 @@ class Found:
         except (yaml.YAMLError, KeyError, TypeError, StopIteration):
             return ""
         if claim := volume.get("persistentVolumeClaim"):
-            return f"{files.MODEL} in persistentvolumeclaim/{claim['claimName']}"
+            return f"{artifacts.MODEL} in persistentvolumeclaim/{claim['claimName']}"
         if folder := volume.get("hostPath"):
-            return f"{folder['path']}/{files.MODEL} on the worker's node"
+            return f"{folder['path']}/{artifacts.MODEL} on the worker's node"
         return ""
 
     def selector(self, *components: str) -> str:
@@ -174,7 +174,7 @@ def _workers(report: Mapping[str, Any], there: Sequence[Object]) -> list[dict[st
     heard = {w["id"]: w for w in report.get("workers", [])}
     numbers = {pods.of(pod)[1] for pod in there}
     # Those whose pod cannot be created, because of a quota or a missing right.
-    rows = [{**w, "node": ""} for w in heard.values() if w["state"] == "asked" and w["id"] not in numbers]
+    rows = [{**w, "node": ""} for w in heard.values() if w["state"] == "pending" and w["id"] not in numbers]
     for pod in there:
         worker = pods.of(pod)[1]
         if worker is None or pods.ended(pod):

@@ -14,8 +14,10 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.console import Console
 
-from edl import config, files, values
+from edl import config
 from edl.cli import client, display, models
+from edl.config import values
+from edl.contract import artifacts
 from edl.errors import EdlError
 
 FileOption = Annotated[
@@ -46,8 +48,8 @@ def run(
     output = output or Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
     _prepare(output, merged)
     console = Console(highlight=False)
-    (output / files.LOGS).mkdir(exist_ok=True)
-    with open(output / files.LOGS / "master.log", "wb") as log:
+    (output / artifacts.LOGS).mkdir(exist_ok=True)
+    with open(output / artifacts.LOGS / "master.log", "wb") as log:
         arguments = ["--values", str(output / "values.json"), "--output", str(output)]
         process = subprocess.Popen(
             [sys.executable, "-m", "master", *arguments],
@@ -70,7 +72,7 @@ def master(
     _prepare(output, merged, may_exist=client.is_orphaned(output))
     client.remember(output)
     arguments = ["--values", str(output / "values.json"), "--output", str(output), "--listen", listen]
-    _become("master", [*arguments, "--backend", "by-hand"])
+    _become("master", [*arguments, "--backend", "external"])
 
 
 def worker(
@@ -86,7 +88,7 @@ def worker(
 ) -> None:  # fmt: skip
     """Run one worker of `edl master`."""
     if token_from is not None:
-        os.environ["EDL_TOKEN"] = files.read_contact(token_from).token
+        os.environ["EDL_TOKEN"] = artifacts.read_contact(token_from).token
     _become("trainer", ["--master", master, "--worker", str(identity)])
 
 
@@ -104,7 +106,7 @@ def _attend(console: Console, process: subprocess.Popen[bytes], output: Path) ->
         try:
             if process.stdout.readline():  # the master says when it listens
                 client.remember(output)
-                caller = client.Client(files.read_contact(output))
+                caller = client.Client(artifacts.read_contact(output))
                 display.show(console, caller.follow())
             process.wait()
             break
@@ -117,14 +119,14 @@ def _attend(console: Console, process: subprocess.Popen[bytes], output: Path) ->
                 process.terminate()
             interrupted = True
     try:
-        summary = json.loads((output / files.SUMMARY).read_text(encoding="utf-8"))
+        summary = json.loads((output / artifacts.SUMMARY).read_text(encoding="utf-8"))
     except OSError:
-        log = (output / files.LOGS / "master.log").read_text(encoding="utf-8", errors="replace")
+        log = (output / artifacts.LOGS / "master.log").read_text(encoding="utf-8", errors="replace")
         raise EdlError(
             f"the master exited unexpectedly ({_how(process.returncode)}): {log.strip()[-2000:]}"
         ) from None
     console.print(
-        display.result(summary, str(output), str(output / files.MODEL)), markup=False, soft_wrap=True
+        display.result(summary, str(output), str(output / artifacts.MODEL)), markup=False, soft_wrap=True
     )
     return 0 if summary["phase"] == "Succeeded" else 1
 
@@ -152,10 +154,10 @@ def _prepare(output: Path, merged: dict[str, Any], may_exist: bool = False) -> N
     Raises:
         EdlError: the directory holds another job, or cannot be written.
     """
-    if (output / files.JOURNAL).exists() and not may_exist:
-        raise EdlError(f"{output}: already holds a job ({files.JOURNAL}); choose another --output")
+    if (output / artifacts.JOURNAL).exists() and not may_exist:
+        raise EdlError(f"{output}: already holds a job ({artifacts.JOURNAL}); choose another --output")
     try:
         output.mkdir(parents=True, exist_ok=True)
-        files.write_whole(output / "values.json", json.dumps(merged, indent=1) + "\n")
+        artifacts.write_whole(output / "values.json", json.dumps(merged, indent=1) + "\n")
     except OSError as error:
         raise EdlError(f"{output}: cannot write: {error.strerror}") from error

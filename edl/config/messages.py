@@ -1,0 +1,122 @@
+"""Messages about wrong values: the key, the value found, and what is expected there.
+
+`whole` is the section that a whole values file is.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import typing
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic_core import ErrorDetails
+
+from edl.config.paths import keys, known
+from edl.config.renamed import advice
+
+LIMITS = {
+    "minimum": "at least {}",
+    "exclusiveMinimum": "more than {}",
+    "maximum": "at most {}",
+    "exclusiveMaximum": "less than {}",
+    "maxLength": "at most {} characters",
+}
+KINDS = {
+    "integer": "an integer",
+    "number": "a number",
+    "boolean": "true or false",
+    "string": "a string",
+    "array": "a list",
+}
+
+
+def in_words(detail: ErrorDetails, whole: type[BaseModel]) -> str:
+    """One mistake in one line: the key, the value found, what is expected."""
+    path, section, rest = _place(detail["loc"], whole)
+    if not path:
+        return f"values: invalid value {shown(detail['input'])} (expected a map)"
+    key = ".".join(path + rest)
+    if detail["type"] == "extra_forbidden":
+        return f"{key}: {advice(key) or f'unknown key; {_hint(path, section, whole)}'}"
+    expected = allowed(".".join(path), whole, len(rest))
+    if detail["type"] == "missing":
+        return f"{key}: missing value (null removes the default; expected {expected})"
+    text = f"{key}: invalid value {shown(detail['input'])} (expected {expected})"
+    meant = "" if rest else _meant(path, detail["input"], section, whole)
+    return f"{text}; did you mean {meant}?" if meant else text
+
+
+def _place(
+    loc: tuple[int | str, ...], whole: type[BaseModel]
+) -> tuple[list[str], type[BaseModel], list[str]]:
+    """Where a mistake is: the path of the key, the section that holds it, and the place within its value."""
+    section = whole
+    for n, part in enumerate(loc):
+        inner = known(section).get(str(part))
+        if inner and n + 1 < len(loc):
+            section = inner
+            continue
+        path, rest = [str(part) for part in loc[: n + 1]], [str(part) for part in loc[n + 1 :]]
+        # A value that may be of several kinds is blamed once for each: what follows is the kind, no place.
+        field = next((f for f in section.model_fields.values() if f.alias == part), None)
+        return path, section, rest if field and typing.get_origin(field.annotation) in (dict, list) else []
+    return [], section, []
+
+
+def _hint(path: list[str], section: type[BaseModel], whole: type[BaseModel]) -> str:
+    """The key that was meant: one of this name elsewhere, else a similar one here, else all that are here."""
+    *parents, last = path
+    elsewhere = [key for key in keys(whole) if key.rsplit(".", 1)[-1] == last]
+    near = difflib.get_close_matches(last, known(section), 1, cutoff=0.5)
+    if meant := elsewhere[:2] or [".".join([*parents, name]) for name in near]:
+        return f"did you mean {' or '.join(meant)}?"
+    where = f"keys of {'.'.join(parents)}" if parents else "keys"
+    return f"{where}: {', '.join(known(section))}"
+
+
+def _meant(path: list[str], found: Any, section: type[BaseModel], whole: type[BaseModel]) -> str:
+    """The key that was meant where a section has a plain value, or a plain value has keys as a section has.
+
+    `worker=3` means `workers=3`, and `workers.env=...` means `worker.env`.
+    """
+    *parents, last = path
+    inside = known(section)
+    if inside.get(last) is not None:
+        near = difflib.get_close_matches(last, [key for key, inner in inside.items() if inner is None], 1)
+        return ".".join([*parents, near[0]]) if near else ""
+    if isinstance(found, dict) and len(found) == 1:
+        below = next(iter(found))
+        sections = [key for key, inner in inside.items() if inner is not None and below in known(inner)]
+        near = difflib.get_close_matches(last, sections, 1)
+        return ".".join([*parents, near[0], str(below)]) if near else ""
+    return ""
+
+
+def shown(value: Any) -> str:
+    """A value as it would stand in a values file, cut where it gets long."""
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= 80 else f"{text[:80]}..."
+
+
+def allowed(key: str, whole: type[BaseModel], depth: int = 0) -> str:
+    """What is expected, in words, for a dotted key; or so deep within its value."""
+    *parents, last = key.split(".")
+    section = whole
+    for part in parents:
+        section = known(section)[part] or section
+    schema = section.model_json_schema(by_alias=True)["properties"].get(last, {})
+    for _ in range(depth):
+        schema = schema.get("items") or schema.get("additionalProperties") or {}
+        schema = schema if isinstance(schema, dict) else {}
+    if "allowed" in schema:
+        return str(schema["allowed"])
+    if "enum" in schema:
+        return f"one of {', '.join(schema['enum'])}"
+    if "anyOf" in schema:  # Helm hands a decimal over as a string: no need to mention it
+        schema = schema["anyOf"][0]
+    limits = [words.format(schema[name]) for name, words in LIMITS.items() if name in schema]
+    if schema.get("minLength"):
+        limits.append("not empty")
+    return ", ".join([KINDS.get(schema.get("type", ""), "a map"), *limits])
