@@ -27,7 +27,7 @@ WRONG = [
     ("workers: {nodeSelector: {disk: fast}}", "workers", "did you mean worker.nodeSelector?"),
     ("training: {epoch: 3}", "training.epoch", "did you mean training.epochs?"),
     ("elastic: {heartbeatTimeout: 3}", "elastic.heartbeatTimeout", "elastic.heartbeatTimeoutSeconds"),
-    ("local: {cpu: 3}", "local.cpu", "keys of local: start, threads"),
+    ("local: {cpu: 3}", "local.cpu", "keys of local: startMethod, threads"),
     ("epochs: 3", "epochs", "did you mean training.epochs?"),
     ("training: {workers: 3}", "training.workers", "did you mean workers?"),
     ("min_workers: 3", "min_workers", "did you mean minWorkers?"),
