@@ -26,6 +26,7 @@ from edl.errors import EdlError
 from edl.kubernetes import overrides, pods
 from edl.kubernetes.client import SOON, Api, ApiError, Timing
 from edl.kubernetes.informer import Object, changes
+from edl.kubernetes.kubeconfig import Access
 from edl.kubernetes.kubeconfig import load as load_kubeconfig
 
 JOBS = f"{pods.PART_OF}=edl,{pods.COMPONENT}=job"
@@ -48,7 +49,7 @@ def connect(name: str, namespace: str, kubeconfig: Path | None, context: str) ->
     """
     _log("critical")
     with asyncio.Runner() as loop:
-        api = loop.run(_open(load_kubeconfig(kubeconfig, context)))
+        api = loop.run(_open(*load_kubeconfig(kubeconfig, context)))
         try:
             yield Release(loop, api, loop.run(_find(api, name, namespace or api.namespace)))
         except ApiError as error:
@@ -192,8 +193,10 @@ class Release:
         return "/".join([f"/api/v1/namespaces/{self._found.namespace}/{kind}", *more])
 
 
-async def _open(account: KubeConfig) -> Api:
-    return Api(Timing(), account)
+async def _open(account: KubeConfig, access: Access) -> Api:
+    if access.plugin is not None:
+        await access.plugin.refresh()  # now, and not within a request's time: it may let the user log in
+    return Api(Timing(), account, access)
 
 
 async def _find(api: Api, name: str, namespace: str) -> Found:

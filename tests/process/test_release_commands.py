@@ -515,9 +515,9 @@ async def test_an_api_out_of_reach_is_named(cluster: Cluster) -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--kubeconfig", "nowhere"], "no kubeconfig: there is no nowhere"),
-        (["--kubeconfig", "broken"], "broken: this is no kubeconfig"),
-        (["--context", "there"], "there is no context there (there are: here)"),
+        (["--kubeconfig", "nowhere"], "kubeconfig not found: nowhere"),
+        (["--kubeconfig", "broken"], "broken: not a kubeconfig"),
+        (["--context", "there"], "unknown context there (known contexts: here)"),
         (["DIR"], "--release and DIR are mutually exclusive (--release edl, DIR DIR)"),
     ],
 )

@@ -179,7 +179,11 @@ def test_build_refuses_a_model_that_is_none_before_it_builds(models: Path, tools
         ("", "", "docker is not installed; buildah is not installed"),
         ("docker", "", r"docker is not usable \(no daemon here\); buildah is not installed"),
         ("docker", "docker", r"docker is not usable \(no daemon here\)$"),
-        ("docker", "buildah", "docker or buildah is needed to build and push images: buildah is not installed$"),
+        (
+            "docker",
+            "buildah",
+            "docker or buildah is needed to build and push images: buildah is not installed$",
+        ),
         ("", "podman", "EDL_BUILDER: invalid value 'podman' \\(expected docker or buildah\\)"),
     ],
 )
