@@ -26,11 +26,10 @@ NAME = "api.internal"
 def certificate(folder: Path, name: str, *more: str) -> None:
     """NAME.crt and NAME.key, signed by ca if there is one."""
     signer = ["-CA", "ca.crt", "-CAkey", "ca.key"] if name != "ca" else []
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
-         "-days", "1", "-subj", f"/CN={name}", "-keyout", f"{name}.key", "-out", f"{name}.crt", *signer, *more],
-        cwd=folder, check=True, capture_output=True,
-    )  # fmt: skip
+    kind = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "1"]
+    files = ["-keyout", f"{name}.key", "-out", f"{name}.crt"]
+    command = ["openssl", "req", "-x509", *kind, "-subj", f"/CN={name}", *files, *signer, *more]
+    subprocess.run(command, cwd=folder, check=True, capture_output=True)
 
 
 @dataclass
