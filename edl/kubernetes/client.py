@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing, suppress
@@ -27,7 +28,7 @@ from typing import Any, Final
 import httpx2 as httpx
 import structlog
 from lightkube.config.client_adapter import AsyncClient, ConnectionParams
-from lightkube.config.kubeconfig import KubeConfig
+from lightkube.config.kubeconfig import KubeConfig, SingleConfig
 from lightkube.config.models import User
 from lightkube.core.exceptions import ConfigError as LightkubeError
 
@@ -58,6 +59,19 @@ class ApiError(EdlError):
     def out(self) -> bool:
         """It is the API that has trouble, not our request."""
         return self.status == 0 or self.status == 429 or self.status >= 500
+
+
+class _Connection(ConnectionParams):
+    """Trusts the certificates that kubectl trusts.
+
+    From 3.13 on, Python refuses those that lack an extension (key usage, authority key identifier), as
+    those of some clusters do. Who has signed them is verified all the same.
+    """
+
+    def httpx_params(self, config: SingleConfig) -> dict[str, Any]:
+        params: dict[str, Any] = super().httpx_params(config)
+        params["verify"].verify_flags &= ~ssl.VERIFY_X509_STRICT
+        return params
 
 
 class Api:
@@ -91,7 +105,7 @@ class Api:
             self.namespace, self.server = single.namespace, single.cluster.server
             single = single._replace(user=single.user or User())  # an anonymous user may ask, too
             timeout = httpx.Timeout(pace.answer)
-            self._http = AsyncClient(single, ConnectionParams(timeout=timeout, proxy=access.proxy_url))
+            self._http = AsyncClient(single, _Connection(timeout=timeout, proxy=access.proxy_url))
         except KeyError as error:
             raise ConfigError(f"no Kubernetes configuration: its context names an unknown {error}") from error
         except (LightkubeError, OSError, ValueError) as error:

@@ -428,7 +428,7 @@ def test_the_notes_name_what_was_made(helm: Helm, notes: Path) -> None:
     ("said", "words"),
     [
         ("suspend=true", "It is suspended"),
-        ("output.size=1Gi", "The claim edl-output with the trained model stays."),
+        ("output.size=1Gi", "The PersistentVolumeClaim edl-output with the trained model is kept."),
         ("networkPolicy.enabled=false", "WARNING: networkPolicy.enabled is false"),
         ("rbac.create=false", "the ServiceAccount edl-master needs the rights"),
         ("model.source=x", "trains the file of model.source with 4 workers"),
