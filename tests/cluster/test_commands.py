@@ -98,4 +98,4 @@ def test_a_job_from_its_install_to_its_end(release: Callable[..., Release], tmp_
 
     job.namespace.helm("uninstall", "edl", "--wait")
     gone = edl(job, "status", code=1)
-    assert gone == f"edl: no release edl in namespace {job.namespace.name}; there is none of edl at all\n"
+    assert gone == f"edl: release edl not found in namespace {job.namespace.name}; no edl releases found\n"
