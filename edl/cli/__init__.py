@@ -19,6 +19,7 @@ from edl import config, files, source, values
 from edl.cli import client, display, zoo
 from edl.cli.jobs import ENDED, Job, Phase, Whose
 from edl.cli.which import DirArgument, about_a_job
+from edl.client import Client
 from edl.errors import ConfigError, EdlError, ModelError
 
 app = typer.Typer(
@@ -93,7 +94,7 @@ def _attend(console: Console, master: subprocess.Popen[bytes], output: Path) -> 
         try:
             if master.stdout.readline():  # the master says when it listens
                 client.remember(output)
-                caller = client.Client(files.read_contact(output))
+                caller = Client(files.read_contact(output))
                 display.show(console, caller.follow())
             master.wait()
             break

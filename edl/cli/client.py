@@ -1,73 +1,15 @@
-"""Talking to a running master, as `edl run` and the commands about a local job do."""
+"""The jobs of this machine: which one was started last, and whether its master is gone."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import grpc
 import psutil
 
 from edl import files
 from edl.errors import EdlError
-from edl.proto import edl_pb2 as pb
-from edl.proto import edl_pb2_grpc as rpc
-
-SECONDS = 5.0
-
-
-class Client:
-    """One master's callers' side.
-
-    Raises (every method):
-        EdlError: the master cannot be reached, or refuses; the text says which.
-    """
-
-    def __init__(self, contact: files.Contact):
-        self._contact = contact
-        self._channel = grpc.insecure_channel(contact.address)
-        self._stub = rpc.MasterStub(self._channel)
-        self._metadata = (("authorization", f"Bearer {contact.token}"),)
-
-    def status(self) -> dict[str, Any]:
-        """The job now."""
-        with self._in_words():
-            call = self._stub.Watch(pb.WatchRequest(), metadata=self._metadata, timeout=SECONDS)
-            return dict(json.loads(next(iter(call)).json))
-        raise AssertionError
-
-    def follow(self, seconds: float | None = None) -> Iterator[dict[str, Any]]:
-        """The job at each change, until the master ends or the time is up."""
-        call = self._stub.Watch(pb.WatchRequest(follow=True), metadata=self._metadata, timeout=seconds)
-        with contextlib.suppress(grpc.RpcError):
-            for status in call:
-                yield json.loads(status.json)
-
-    def scale(self, workers: int) -> str:
-        with self._in_words():
-            request = pb.ScaleRequest(workers=workers)
-            return str(self._stub.Scale(request, metadata=self._metadata, timeout=SECONDS).text)
-        raise AssertionError
-
-    def stop(self, why: str) -> str:
-        with self._in_words():
-            request = pb.StopRequest(why=why)
-            return str(self._stub.Stop(request, metadata=self._metadata, timeout=SECONDS).text)
-        raise AssertionError
-
-    @contextlib.contextmanager
-    def _in_words(self) -> Iterator[None]:
-        try:
-            yield
-        except grpc.RpcError as error:
-            if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-                where = self._contact.address
-                raise EdlError(f"no master answers at {where}: it died, or is out of reach") from error
-            raise EdlError(error.details() or str(error.code())) from error
 
 
 def _pointer() -> Path:

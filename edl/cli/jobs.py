@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from edl import files
 from edl.cli import client
+from edl.client import Client
 from edl.errors import ConfigError, EdlError
 
 
@@ -172,13 +173,13 @@ class Local:
         except FileNotFoundError:
             return None
 
-    def _going_on(self) -> client.Client:
+    def _going_on(self) -> Client:
         if (summary := self._summary()) is not None:
             raise EdlError(f"{self._output}: the job has ended: {summary['phase']}")
         return self._client()
 
-    def _client(self) -> client.Client:
-        return client.Client(files.read_contact(self._output))
+    def _client(self) -> Client:
+        return Client(files.read_contact(self._output))
 
 
 def _seniority(path: Path) -> tuple[bool, int]:

@@ -25,7 +25,7 @@ from typing import Self
 import psutil
 
 from edl import config, files, values
-from edl.cli.client import Client
+from edl.client import Client
 from edl.ids import WorkerId
 from edl.ranges import RangeSet
 from master.core import events as ev

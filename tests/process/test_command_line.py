@@ -23,8 +23,8 @@ import psutil
 import pytest
 
 from edl import files
-from edl.cli.client import Client
-from edl.errors import EdlError
+from edl.client import Client
+from edl.errors import Unauthenticated
 from edl.proto import edl_pb2 as pb
 from edl.proto import edl_pb2_grpc as rpc
 
@@ -290,7 +290,7 @@ def test_calls_without_the_token_or_of_another_run_are_refused() -> None:
     with a_long_job() as (_, output):
         contact = files.read_contact(output)
         assert oct((output / files.CONTACT).stat().st_mode)[-3:] == "600"
-        with pytest.raises(EdlError, match="token is missing or wrong"):
+        with pytest.raises(Unauthenticated, match="token is missing or wrong"):
             Client(files.Contact(contact.address, "guess", 0)).stop("no")
         with grpc.insecure_channel(contact.address) as channel:
             stub = rpc.MasterStub(channel)  # type: ignore[no-untyped-call]

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from edl import files
-from edl.cli.client import Client
+from edl.client import Client
 from edl.errors import EdlError
 from tests.evidence import check_weights
 from tests.process.conftest import MODELS, ROOT, Orders
