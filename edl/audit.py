@@ -40,6 +40,12 @@ def audit(output: Path) -> str:
         summary = json.loads((output / files.SUMMARY).read_text(encoding="utf-8"))
     except OSError as error:
         raise EdlError(f"{output}: no finished job to audit: {error.strerror}: {error.filename}") from error
+    for name, lines in journals:
+        if (version := json.loads(lines[0]).get("version")) != files.JOURNAL_VERSION:
+            raise EdlError(
+                f"{output / name}: the journal has version {version}, this edl reads version "
+                f"{files.JOURNAL_VERSION}; use the version of edl that wrote it"
+            )
     books = _Books(json.loads(journals[-1][1][0])["values"])
     for name, lines in journals:
         books.held = {}  # a new master leaves it open who holds what

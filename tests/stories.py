@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from edl import config, values
+from edl.contract.reasons import Reason
 from edl.ids import WorkerId
 from edl.ranges import Range, RangeSet
 from master.core import events as ev
@@ -87,9 +88,12 @@ class Story:
             self.tell(ev.Beat(WorkerId(w), self.job.ring.generation, 1), after=after)
 
     @property
-    def said(self) -> str:
-        history = self.watchdog.history
-        return "\n".join(e.text for _, _, effects in history for e in effects if isinstance(e, ev.Say))
+    def notices(self) -> list[ev.Notice]:
+        return of([e for _, _, effects in self.watchdog.history for e in effects], ev.Notice)
+
+    def noticed(self, reason: Reason) -> list[str]:
+        """The texts of all notices of this reason."""
+        return [notice.text for notice in self.notices if notice.reason is reason]
 
 
 def only(effects: list[ev.Effect], kind: type) -> ev.Effect:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from edl.contract.reasons import Reason
 from edl.ids import WorkerId
 from edl.ranges import RangeSet
 from edl.shares import local_batch
@@ -62,4 +63,4 @@ def _share(job: State, worker: WorkerId, members: tuple[WorkerId, ...]) -> int:
 def _tell_epoch(job: State, leases: Leases, before: int) -> None:
     if leases.done_epochs > before:
         loss = "" if job.loss is None else f", loss {job.loss:.4f}"
-        job.say("epoch", f"epoch {leases.done_epochs} of {leases.epochs} is applied{loss}")
+        job.notice(Reason.EpochApplied, f"epoch {leases.done_epochs} of {leases.epochs} is applied{loss}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from edl.config import Config
+from edl.contract.reasons import Reason
 from edl.ids import WorkerId
 from edl.ranges import RangeSet
 from master.core import events as ev
@@ -81,8 +82,8 @@ class State:
     def do(self, *effects: ev.Effect) -> None:
         self.effects += effects
 
-    def say(self, kind: str, text: str) -> None:
-        self.do(ev.Say(kind, text))
+    def notice(self, reason: Reason, text: str) -> None:
+        self.do(ev.Notice(reason, text))
 
     def close(self, why: str, planned: bool) -> None:
         """Have every member leave the ring: at a step boundary, or by a cut when it is broken."""
@@ -91,7 +92,7 @@ class State:
         self.do(*self.ring.close(why, planned))
 
     def end(self, phase: str, reason: str) -> None:
-        """The job is to end so. What is decided first stays."""
+        """End the job in this phase: Succeeded, Failed or Stopped. The first decision stands."""
         if self.ending is None:
             self.ending, self.reason = (phase, reason), reason
-            self.say("end", f"{phase}: {reason}")
+            self.notice(Reason[phase], f"the job {phase.lower()}: {reason}")

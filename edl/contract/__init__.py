@@ -1,0 +1,1 @@
+"""What the master, the workers and the tools agree on."""
