@@ -9,10 +9,10 @@ from typing import Any
 
 import grpc
 
-from edl import files
+from edl.contract import artifacts
+from edl.contract.proto import edl_pb2 as pb
+from edl.contract.proto import edl_pb2_grpc as rpc
 from edl.errors import EdlError, MasterUnavailable, Unauthenticated
-from edl.proto import edl_pb2 as pb
-from edl.proto import edl_pb2_grpc as rpc
 
 TIMEOUT_SECONDS = 5.0
 UNAVAILABLE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
@@ -27,7 +27,7 @@ class Client:
         EdlError: the master refused the request; the text is the master's.
     """
 
-    def __init__(self, contact: files.Contact):
+    def __init__(self, contact: artifacts.Contact):
         self._address = contact.address
         self._stub = rpc.MasterStub(grpc.insecure_channel(contact.address))
         self._metadata = (("authorization", f"Bearer {contact.token}"),)

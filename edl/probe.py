@@ -3,7 +3,7 @@
     python -m edl.probe --seconds 240      reads the address and the token from EDL_MASTER and EDL_TOKEN
 
 Promise: exit code 0 only if records were trained on while the probe watched, or if there was nothing to
-train (the job has Succeeded, is paused, or should have no workers). Any other finding is printed as one
+train (the job has Succeeded, is suspended, or should have no workers). Any other finding is printed as one
 line, with exit code 1.
 """
 
@@ -15,8 +15,8 @@ import sys
 import time
 from typing import Any
 
-from edl import files
 from edl.client import Client
+from edl.contract import artifacts
 from edl.errors import EdlError, MasterUnavailable, Unauthenticated
 
 POLL_SECONDS = 1.0
@@ -66,7 +66,7 @@ def probe(address: str, token: str, seconds: float) -> str:
 def _healthy(first: dict[str, Any], status: dict[str, Any]) -> str:
     """Why the job is healthy; empty if it is not known to be."""
     before, now = first["records"]["applied"], status["records"]["applied"]
-    if status["phase"] in ("Succeeded", "Paused"):
+    if status["phase"] in ("Succeeded", "Suspended"):
         return f"the master answers; the job is {status['phase']}"
     if status["target"] == 0:
         return "the master answers; the job should have no workers"
@@ -75,7 +75,7 @@ def _healthy(first: dict[str, Any], status: dict[str, Any]) -> str:
 
 def _status(address: str, token: str, until: float) -> dict[str, Any]:
     """The job's status; a master that does not answer yet is asked again."""
-    client = Client(files.Contact(address, token, 0))
+    client = Client(artifacts.Contact(address, token, 0))
     until = min(until, time.monotonic() + ANSWER_SECONDS)
     while True:
         try:
@@ -94,7 +94,7 @@ def _check_wrong_tokens(address: str, token: str) -> None:
     """
     for wrong in ("", f"{token[::-1]}x"):
         try:
-            Client(files.Contact(address, wrong, 0)).status()
+            Client(artifacts.Contact(address, wrong, 0)).status()
         except Unauthenticated:
             continue
         raise EdlError("the master answers callers that do not have the job's token")

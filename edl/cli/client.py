@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-from edl import files
+from edl.contract import artifacts
 from edl.errors import EdlError
 
 
@@ -21,15 +21,15 @@ def remember(output: Path) -> None:
     """Let `edl status` without a directory mean this job."""
     with contextlib.suppress(OSError):  # a convenience: a read-only home must not stop a job
         _pointer().parent.mkdir(parents=True, exist_ok=True)
-        files.write_whole(_pointer(), f"{output.resolve()}\n")
+        artifacts.write_whole(_pointer(), f"{output.resolve()}\n")
 
 
 def is_orphaned(output: Path) -> bool:
     """Whether the directory holds a job that has not ended, and whose master is gone."""
-    if not (output / files.JOURNAL).exists() or (output / files.SUMMARY).exists():
+    if not (output / artifacts.JOURNAL).exists() or (output / artifacts.SUMMARY).exists():
         return False
     try:
-        return not psutil.pid_exists(files.read_contact(output).pid)
+        return not psutil.pid_exists(artifacts.read_contact(output).pid)
     except EdlError:
         return True
 

@@ -1,4 +1,4 @@
-"""The journal of an earlier version of edl: `master.adapters.journal`, `edl.audit`."""
+"""The journal of an earlier version of edl: `master.journal`, `edl.audit`."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from edl import audit, files, values
+from edl import audit
+from edl.config import values
+from edl.contract import artifacts
 from edl.errors import EdlError
-from master.adapters import journal
+from master import journal
 
 
 def written_by_an_earlier_edl(output: Path) -> Path:
     head = {"journal": "edl", "version": 1, "run_id": "a run", "values": values.defaults()}
-    (output / files.JOURNAL).write_text(json.dumps(head) + "\n")
-    (output / files.SUMMARY).write_text("{}")
-    return output / files.JOURNAL
+    (output / artifacts.JOURNAL).write_text(json.dumps(head) + "\n")
+    (output / artifacts.SUMMARY).write_text("{}")
+    return output / artifacts.JOURNAL
 
 
 @pytest.mark.parametrize("read", [lambda path: journal.read(path), lambda path: audit.audit(path.parent)])
@@ -34,7 +36,7 @@ def test_a_new_master_of_the_run_keeps_it_all_the_same(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_not_a_journal_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / files.JOURNAL
+    path = tmp_path / artifacts.JOURNAL
     path.write_text('{"journal": "of a ship"}\n')
     with pytest.raises(EdlError, match="not a journal of edl"):
         journal.read(path)

@@ -1,0 +1,110 @@
+"""The metrics that Prometheus scrapes.
+
+They are derived at each scrape from the job's status and the backend's numbers; only what happened in between
+is counted, by an observer of the master's loop. Names and labels are an interface: dashboards and alerts of
+users rely on them. No label grows with the job.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Histogram, disable_created_metrics, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+import edl
+from master.core import events as ev
+
+STATES = ("pending", "starting", "initializing", "ready", "member", "draining")
+
+
+class Metrics:
+    """Collects and renders the metrics of a master.
+
+    Args:
+        status: the job now, as `view.status` shows it; empty while there is no job.
+        backend: numbers of the backend, as `Kubernetes.numbers` gives them; empty for backends without any.
+    """
+
+    def __init__(self, status: Callable[[], dict[str, Any]], backend: Callable[[], dict[str, Any]] = dict):
+        self._status, self._backend = status, backend
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # unused ..._seconds_created series
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+        self._reshape = Histogram(
+            "edl_ring_reshape_seconds", "How long a survivor of a change of the ring stood still",
+            buckets=(0.05, 0.1, 0.2, 0.3, 0.5, 1, 2, 5, 10, 30), registry=self._registry,
+        )  # fmt: skip
+        self._reshapes = Counter[str]()
+
+    def page(self) -> tuple[str, bytes]:
+        """What a scrape gets: content type and body."""
+        return CONTENT_TYPE_LATEST, generate_latest(self._registry)
+
+    def observe(self, now: float, event: ev.Event, effects: list[ev.Effect]) -> None:
+        """An observer of the master's loop."""
+        if isinstance(event, ev.Stepped) and event.stall_seconds:
+            self._reshape.observe(event.stall_seconds)
+        for effect in effects:
+            match effect:
+                case ev.Leave():
+                    self._reshapes["planned"] += 1
+                case ev.Cut():
+                    self._reshapes["broken"] += 1
+
+    def collect(self) -> Iterator[Metric]:
+        """The metrics as of now: prometheus_client calls this at each scrape."""
+        info = GaugeMetricFamily("edl_build_info", "Which edl this is", labels=["version"])
+        info.add_metric([edl.__version__], 1)
+        yield info
+        reshapes = CounterMetricFamily("edl_ring_reshapes", "Changes of the ring", labels=["reason"])
+        for reason in ("planned", "broken"):
+            reshapes.add_metric([reason], self._reshapes[reason])
+        yield reshapes
+        if status := self._status():
+            yield from self._of_job(status)
+        if numbers := self._backend():
+            yield from _of_backend(numbers)
+
+    def _of_job(self, status: dict[str, Any]) -> Iterator[Metric]:
+        workers, records = status["workers"], status["records"]
+        ring = sum(w["rank"] is not None for w in workers)
+        yield GaugeMetricFamily("edl_ring_size", "Workers in the ring", ring)
+        yield GaugeMetricFamily("edl_workers_desired", "Workers that the job should have", status["target"])
+        states = GaugeMetricFamily("edl_workers", "Workers by state", labels=["state"])
+        for state in STATES:
+            states.add_metric([state], sum(w["state"] == state for w in workers))
+        yield states
+        applied = CounterMetricFamily("edl_records", "Records by what became of them", labels=["result"])
+        applied.add_metric(["applied"], records["applied"])
+        yield applied
+        yield GaugeMetricFamily("edl_records_desired", "Records of all epochs", records["total"])
+        yield GaugeMetricFamily("edl_failures", "Failures that were charged to the job", status["failures"])
+        phase = GaugeMetricFamily("edl_job_phase", "1 for the phase that the job is in", labels=["phase"])
+        phase.add_metric([status["phase"]], 1)
+        yield phase
+        spent = CounterMetricFamily("edl_seconds", "Where the job's time went", labels=["kind"])
+        for kind, seconds in status["goodput"].items():
+            spent.add_metric([kind], seconds)
+        yield spent
+
+
+def _of_backend(numbers: dict[str, Any]) -> Iterator[Metric]:
+    relists = CounterMetricFamily("edl_watch_relists", "Full lists of the workers' pods", labels=["reason"])
+    for reason, count in numbers["relists"].items():
+        relists.add_metric([reason], count)
+    yield relists
+    age = numbers["watch_age_seconds"]
+    yield GaugeMetricFamily(
+        "edl_watch_last_event_age_seconds", "Since the API's watch last said a thing", age
+    )
+    yield GaugeMetricFamily("edl_kubernetes_api_up", "1 while the API server answers", numbers["api_up"])
+    requests = CounterMetricFamily(
+        "edl_kubernetes_requests", "Requests to the API server", labels=["verb", "resource", "code"]
+    )
+    for (verb, resource, code), count in numbers["requests"].items():
+        requests.add_metric([verb, resource, str(code)], count)
+    yield requests
