@@ -6,17 +6,18 @@ import json
 import sys
 from pathlib import Path
 
-from edl import config, files
+from edl import files
 from edl.errors import EdlError
 from master.adapters import journal
 from master.core import view
+from master.spec import JobSpec
 
 
 def main(directory: str) -> int:
     output = Path(directory)
     try:
         head, _ = journal.read(output / files.JOURNAL)
-        job = journal.replay(output / files.JOURNAL, config.parse(head["values"]))
+        job = journal.replay(output / files.JOURNAL, JobSpec.parse(head["values"]).config)
         summary = {"run_id": head["run_id"], **view.summary(job)}
         kept = json.loads((output / files.SUMMARY).read_text(encoding="utf-8"))
         kept.pop("foreign_messages", None)  # refused at the door, so the core does not know of them

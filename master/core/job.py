@@ -61,6 +61,8 @@ class Job(State):
                 self._on_seen(event)
             case ev.Delayed():
                 self._on_delayed(event)
+            case ev.Degraded():
+                self._on_degraded(event)
             case _:
                 self._on_word(event)
         self._reconcile()
@@ -96,6 +98,16 @@ class Job(State):
         if event.why and not any(o.delay == event.why for o in self.pool):  # once for all that wait alike
             self.say("worker", f"worker {w.id} is waited for: {event.why}")
         w.delay = event.why
+
+    def _on_degraded(self, event: ev.Degraded) -> None:
+        if self.degraded.get(event.part, "") == event.why:
+            return
+        if event.why:
+            self.degraded[event.part] = event.why
+            self.say("degraded", f"{event.part}: {event.why}")
+        else:
+            del self.degraded[event.part]
+            self.say("degraded", f"{event.part}: works again")
 
     def _on_seen(self, event: ev.Seen) -> None:
         if w := self.pool.get(event.worker):

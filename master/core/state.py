@@ -44,6 +44,7 @@ class State:
         self.waited = ""  # for what, when there was no ring
         self.backoff = Backoff()
         self.failures: list[Failure] = []
+        self.degraded: dict[str, str] = {}  # parts of the backend that do not work, and why
         self.traceback = ""  # of the failure that ended the job
         self.exporter: WorkerId | None = None
         self.ending: tuple[str, str] | None = None  # phase and reason

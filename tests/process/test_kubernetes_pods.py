@@ -300,19 +300,19 @@ async def test_the_pods_of_an_earlier_master_are_adopted_and_those_of_other_runs
     async with driving(server, "run-1") as first:
         assert first.found.run_id == "run-0"
         await first.until(lambda: not server.objects["pods"])
-        first.status = a_status()
+        first.told = a_status()
         await first.running(*range(2, 6))
         server.end_pod("edl-worker-2", 0)
         await first.gone(2)
     server.autorun = False
     install(server, "training.seed=5")
     async with driving(server, "run-1") as refusing:
-        refusing.status = a_status()
+        refusing.told = a_status()
     async with driving(server, "run-1") as second:
         assert second.found.run_id == "run-1"
         assert second.found.born == 6
         assert second.found.workers == ((3, "edl-worker-3"), (4, "edl-worker-4"), (5, "edl-worker-5"))
-        assert second.found.earlier == job_values("workers=3"), "a run keeps what it began with"
+        assert second.found.earlier and second.found.earlier.values == job_values("workers=3"), "as it began"
         await second.until(lambda: second.seen == [3, 4, 5])
         server.end_pod("edl-worker-4", 1)
         assert await second.gone(4) == ev.Gone(WorkerId(4), code=1)
@@ -346,7 +346,7 @@ async def test_what_cannot_be_started_is_said(server: KubernetesApi) -> None:
         async with driving(server):
             pass
     install(server, **{"values.json": "nonsense"})
-    with pytest.raises(ConfigError, match=r"configmap edl-job: values\.json is no JSON"):
+    with pytest.raises(ConfigError, match=r"configmap edl-job: values\.json is not valid JSON"):
         async with driving(server):
             pass
     server.refuse("list", "pods", 403, "Forbidden", 'User "edl" cannot list resource "pods"')
@@ -369,7 +369,7 @@ async def test_new_values_and_a_new_template_are_taken(server: KubernetesApi) ->
         assert server.pod("edl-worker-0")["metadata"]["labels"]["team"] == "theirs"
         install(server, **{"values.json": "["})
         (refused,) = await job.until(lambda: job.of(ev.Refused))
-        assert "values.json is no JSON" in refused.why
+        assert "values.json is not valid JSON" in refused.why
 
 
 async def test_a_pod_that_waits_is_replaced_when_the_release_makes_other_ones(server: KubernetesApi) -> None:
@@ -429,8 +429,8 @@ def ask(server: KubernetesApi, **keys: str) -> None:
 async def test_a_number_by_hand_holds_until_the_chart_says_another(server: KubernetesApi) -> None:
     ask(server, **{asked.SCALE: asked.Scale(7, 3, "first").text()})
     async with driving(server) as job:
-        assert job.found.values["workers"] == 7
-        job.status = a_status()
+        assert job.wanted.values["workers"] == 7
+        job.told = a_status()
         install(server, "workers=3", "paused=true", **{asked.SCALE: asked.Scale(7, 3, "first").text()})
         await job.until(lambda: job.taken and job.taken[-1]["paused"])
         assert job.taken[-1]["workers"] == 7, "an upgrade that says nothing of workers leaves them alone"
@@ -440,18 +440,18 @@ async def test_a_number_by_hand_holds_until_the_chart_says_another(server: Kuber
         await job.until(lambda: any(e["reason"] == "ScaleOver" for e in events.values()))
     install(server, "workers=3", **{asked.SCALE: asked.Scale(7, 3, "first").text()})
     async with driving(server) as job:
-        assert job.found.values["workers"] == 3, "what is over does not come back, whichever master is there"
+        assert job.wanted.values["workers"] == 3, "what is over does not come back, whichever master is there"
         ask(server, **{asked.SCALE: asked.Scale(8, 3, "second").text()})
         await job.until(lambda: job.taken and job.taken[-1]["workers"] == 8)
         install(server, "workers=3", "maxWorkers=6", **{asked.SCALE: asked.Scale(8, 3, "second").text()})
         await job.until(lambda: job.taken[-1]["workers"] == 3)
-        told = "`edl scale 8` does not hold any more: workers is 8 and maxWorkers is 6"
+        told = "`edl scale 8` no longer holds: workers is 8 and maxWorkers is 6"
         await job.until(lambda: any(e["message"].startswith(told) for e in server.objects["events"].values()))
 
 
 async def test_a_run_is_stopped_once_whichever_master_reads_of_it(server: KubernetesApi) -> None:
     async with driving(server) as job:
-        job.status = a_status()
+        job.told = a_status()
         ask(server, **{asked.STOP: "run-0"})
         install(server, "workers=3", "paused=true", **{asked.STOP: "run-1"})
         await job.until(lambda: job.of(ev.StopAsked))

@@ -1,21 +1,25 @@
 """Workers as pods: the backend of a master that the chart has deployed.
 
-term      which master acts
-patience  asking until the API answers
-release   what the chart has rendered, and what earlier masters have left
-stamp     the chart's pod becomes a worker's
-verdict   how a worker ended, judged by its pod
-workers   what happens to the workers' pods
-making    pods are made
-removing  pods are deleted
-labels    rank and state on the pods
-show      what people see with kubectl: status and events
-backend   the adapter itself: effects become pods, pods become events
+leader_election  which master acts
+retry            asking until the API answers
+release          what the chart has rendered, and what earlier masters have left
+installed        the release's objects as they are now, kept up to date
+pod_template     the chart's pod becomes a worker's
+pod_control      pods are created and deleted
+nodes            nodes that seem to be lost
+exit_cause       why a worker ended, judged by its pod
+workers          what happens to the workers' pods
+labels           rank and state on the pods
+show             what people see with kubectl: status and events
+backend          the adapter itself: effects become pods, pods become events
+ended_run        what is left to do for a run that has ended
 """
 
 from master.adapters.kubernetes.backend import Kubernetes
-from master.adapters.kubernetes.patience import patiently
+from master.adapters.kubernetes.ended_run import EndedRun
+from master.adapters.kubernetes.installed import Installed
+from master.adapters.kubernetes.leader_election import LeaderElection
 from master.adapters.kubernetes.release import Found, Place
-from master.adapters.kubernetes.term import Term
+from master.adapters.kubernetes.retry import until_answered
 
-__all__ = ["Found", "Kubernetes", "Place", "Term", "patiently"]
+__all__ = ["EndedRun", "Found", "Installed", "Kubernetes", "LeaderElection", "Place", "until_answered"]
