@@ -33,12 +33,15 @@ class Driven:
         self.spec = spec
         self.backend = Kubernetes(installed, self)
         self.emitted: list[ev.Event] = []
+        self.heard: list[Callable[[ev.Event], None]] = []  # who else is told
         self.taken: list[dict[str, Any]] = []
         self.told: dict[str, Any] = {}  # its status
 
     def emit(self, event: ev.Event) -> None:
         """As the master's loop does: its observers are shown what it has handled."""
         self.emitted.append(event)
+        for tell in self.heard:
+            tell(event)
         asyncio.get_running_loop().call_soon(self.backend.observe, 0.0, event, [])
 
     def take(self, wanted: Wanted) -> None:

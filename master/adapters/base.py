@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 import structlog
@@ -60,9 +61,9 @@ class Tasks:
 
     def start(self, work: Coroutine[Any, Any, None], failed: Callable[[Exception], None]) -> None:
         """Have `work` done; `failed` is called with the exception that ends it, if one does."""
-        task = asyncio.get_running_loop().create_task(self._supervise(work, failed))
+        task = asyncio.get_running_loop().create_task(work)
         self._all.add(task)
-        task.add_done_callback(self._all.discard)
+        task.add_done_callback(partial(self._done, failed))
 
     def keep(self, part: str, run: Callable[[], Coroutine[Any, Any, None]], emit: Emit, pause: float) -> None:
         """Have `run` run for ever. When it fails, `part` is Degraded, and it is started again after a pause;
@@ -102,10 +103,11 @@ class Tasks:
                 await asyncio.wait({work})
             await asyncio.sleep(pause)
 
-    async def _supervise(self, work: Coroutine[Any, Any, None], failed: Callable[[Exception], None]) -> None:
-        try:
-            await work
-        except Exception as error:
+    def _done(self, failed: Callable[[Exception], None], task: asyncio.Task[None]) -> None:
+        self._all.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            if not isinstance(error, Exception):
+                raise error
             log.error(f"a task of the backend failed: {described(error)}", exc_info=error)
             failed(error)
 

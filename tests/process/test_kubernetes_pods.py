@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import Counter
 from dataclasses import replace
+from datetime import date
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ from edl.errors import ConfigError
 from edl.ids import WorkerId
 from edl.kubernetes import asked
 from edl.kubernetes.api import Pace
+from master.adapters.kubernetes import backend
+from master.adapters.kubernetes.labels import Labels
 from master.core import events as ev
 from tests.kubernetes_api import KubernetesApi
 from tests.kubernetes_driver import Driven, job_values
@@ -462,3 +465,84 @@ async def test_a_run_is_stopped_once_whichever_master_reads_of_it(server: Kubern
         assert next_master.of(ev.StopAsked) == [ev.StopAsked("stopped by edl stop")]
     async with driving(server, "run-2") as another:
         assert another.of(ev.StopAsked) == []
+
+
+# --- what fails beside the workers is told, too
+
+
+async def test_a_template_of_a_wrong_shape_is_named_until_it_is_mended(server: KubernetesApi) -> None:
+    install(server, **{"worker.yaml": "kind: Pod\nspec: {containers: {name: worker}}"})
+    async with driving(server) as job:
+        job.create(0)
+        await job.until(lambda: job.delays(0))
+        assert "worker.yaml: spec.containers: " in job.delays(0)[0]
+        assert "is not a list of maps" in job.delays(0)[0]
+        install(server)
+        await job.until(lambda: job.seen == [0])
+
+
+async def test_a_template_that_json_cannot_hold_is_named(server: KubernetesApi) -> None:
+    dated = {**POD, "metadata": {"annotations": {"since": date(2026, 1, 1)}}}
+    install(server, **{"worker.yaml": yaml.safe_dump(dated)})
+    async with driving(server) as job:
+        job.create(0)
+        await job.until(lambda: job.delays(0))
+        assert "worker.yaml is not valid" in job.delays(0)[0]
+
+
+async def test_a_mistake_of_our_own_is_the_workers_end(
+    server: KubernetesApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def mistaken(*_: Any, **__: Any) -> None:
+        raise TypeError("unhashable type: 'dict'")
+
+    monkeypatch.setattr(backend, "render", mistaken)
+    async with driving(server) as job:
+        job.create(0)
+        gone = await job.gone(0)
+        assert (gone.free, gone.why) == (False, "internal error: TypeError: unhashable type: 'dict'")
+
+
+@pytest.mark.parametrize("status", [403, 404, 422])
+async def test_a_status_that_cannot_be_written_is_told_and_when_it_can_again(
+    server: KubernetesApi, status: int
+) -> None:
+    refusal = server.refuse("patch", "configmaps", status, "Refused", "cannot patch edl-status", times=1000)
+    async with driving(server) as job:
+        job.told = a_status()
+        job.backend.observe(0.0, ev.Tick(), [])
+        (degraded,) = await job.until(lambda: job.of(ev.Degraded))
+        assert degraded.part == "status"
+        assert "edl-status cannot be written" in degraded.why and "cannot patch edl-status" in degraded.why
+        refusal.times = 0
+        await job.until(lambda: job.of(ev.Degraded)[-1] == ev.Degraded("status", ""))
+        assert server.objects["configmaps"]["edl-status"]["data"]["phase"] == "Training"
+
+
+async def test_a_deletion_that_is_refused_is_told_and_when_it_is_not_any_more(server: KubernetesApi) -> None:
+    refusal = server.refuse("delete", "pods", 403, "Forbidden", "cannot delete resource pods", times=1000)
+    async with driving(server) as job:
+        await job.running(0)
+        job.delete(0)
+        (degraded,) = await job.until(lambda: job.of(ev.Degraded))
+        assert degraded.part == "pod deletion" and "cannot delete resource pods" in degraded.why
+        refusal.times = 0
+        await job.gone(0)
+        await job.until(lambda: job.of(ev.Degraded)[-1] == ev.Degraded("pod deletion", ""))
+
+
+async def test_what_goes_on_for_all_is_started_again_when_it_fails(
+    server: KubernetesApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    labels, failures = Labels.run, iter([RuntimeError("dictionary changed size")])
+
+    async def once(self: Labels) -> None:
+        if (failure := next(failures, None)) is not None:
+            raise failure
+        await labels(self)
+
+    monkeypatch.setattr(Labels, "run", once)
+    async with driving(server) as job:
+        (degraded,) = await job.until(lambda: job.of(ev.Degraded))
+        assert (degraded.part, "dictionary changed size" in degraded.why) == ("labels", True)
+        await job.until(lambda: job.of(ev.Degraded)[-1] == ev.Degraded("labels", ""))
