@@ -16,11 +16,12 @@ from typing import Any
 
 from edl import files
 from edl.cli.client import Client
+from edl.contract.phases import ENDED, Phase
 from edl.errors import EdlError
 
 LOOK_AGAIN_SECONDS = 1.0
 ANSWER_SECONDS = 30.0  # a master that is elsewhere by now answers within this
-UNDER_WAY = ("Starting", "Training", "Waiting", "Finishing", "Ending")
+UNDER_WAY = frozenset(Phase) - ENDED - {Phase.Paused}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -63,7 +64,7 @@ def probe(address: str, token: str, seconds: float) -> str:
 def _well(first: dict[str, Any], status: dict[str, Any]) -> str:
     """Why all is well, or nothing."""
     before, now = first["records"]["applied"], status["records"]["applied"]
-    if status["phase"] in ("Succeeded", "Paused"):
+    if status["phase"] in (Phase.Succeeded, Phase.Paused):
         return f"the master answers, the job is {status['phase']}"
     if status["target"] == 0:
         return "the master answers; the job should have no workers"

@@ -11,30 +11,14 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol
 
 from edl import files
 from edl.cli import client
+from edl.contract.phases import ENDED as ENDED
+from edl.contract.phases import Phase as Phase
 from edl.errors import ConfigError, EdlError
-
-
-class Phase(StrEnum):
-    """What a job is doing, in one word."""
-
-    Starting = "Starting"
-    Training = "Training"
-    Paused = "Paused"
-    Waiting = "Waiting"
-    Finishing = "Finishing"
-    Ending = "Ending"
-    Succeeded = "Succeeded"
-    Failed = "Failed"
-    Stopped = "Stopped"
-
-
-ENDED = frozenset({Phase.Succeeded, Phase.Failed, Phase.Stopped})
 
 
 @dataclass(frozen=True)

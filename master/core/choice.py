@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from edl.contract.phases import WorkerState
 from edl.ids import WorkerId
 from master.core.workers import Worker
 
@@ -41,7 +42,7 @@ def stayers(workers: Sequence[Worker], old: Sequence[WorkerId], limits: Limits) 
     stay = sorted((w for w in workers if w.warm), key=seniority)[: limits.most]
     missing = max(limits.least, 1) - len(stay)
     if missing > 0:
-        leaving = (w for w in workers if w.state == "leaving" and w.holds and not w.stopped)
+        leaving = (w for w in workers if w.state == WorkerState.LEAVING and w.holds and not w.stopped)
         stay += sorted(leaving, key=seniority)[:missing]
     return stay
 
@@ -55,11 +56,11 @@ def choose(workers: Sequence[Worker], old: Sequence[WorkerId], limits: Limits) -
     stay = stayers(workers, old, limits)
     if len(stay) < max(limits.least, 1):
         return Choice((), None, False, f"{len(stay)} ready, need {max(limits.least, 1)}")
-    holders = [w for w in workers if w.holds and (w in stay or w.state == "leaving")]
+    holders = [w for w in workers if w.holds and (w in stay or w.state == WorkerState.LEAVING)]
     root = max(holders, key=lambda w: (w.step, w in stay, -w.id), default=None)
     members = stay if root is None or root in stay else [root, *stay]
     reason = f"{len(stay)} ready"
-    if root is not None and root.state == "leaving":
+    if root is not None and root.state == WorkerState.LEAVING:
         reason += f", worker {root.id} hands the state over before it leaves"
     return Choice(
         members=tuple(w.id for w in members),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from edl.contract.phases import Phase, WorkerState
 from master.core import events as ev
 from master.core import patience
 from master.core.failures import Failure, own_fault
@@ -46,17 +47,19 @@ def release(job: State) -> None:
     and then what the other takes away is the last copy.
     """
     for w in job.pool:
-        if w.state != "leaving" or w.stopped or w.in_ring or w.id == job.exporter:
+        if w.state != WorkerState.LEAVING or w.stopped or w.in_ring or w.id == job.exporter:
             continue
         left = w.id in job.ring.members
-        heirs = (o for o in job.pool if o.state != "leaving" and o.holds and not (left and o.in_ring))
+        heirs = (
+            o for o in job.pool if o.state != WorkerState.LEAVING and o.holds and not (left and o.in_ring)
+        )
         if not w.holds or any(heirs):
             stop(job, w, "leaves the job")
 
 
 def retire(job: State, w: Worker, why: str) -> None:
     """Have the worker leave the job as soon as it can be spared."""
-    if w.state == "leaving":
+    if w.state == WorkerState.LEAVING:
         return
     job.say("worker", f"worker {w.id} is to leave: {why}")
     if w.comes:
@@ -69,11 +72,11 @@ def retire(job: State, w: Worker, why: str) -> None:
 
 def stop(job: State, w: Worker, why: str) -> None:
     """Tell the worker to end now; it gets the grace to do so."""
-    if w.state in ("asked", "starting"):  # nobody is listening yet
+    if w.state in (WorkerState.ASKED, WorkerState.STARTING):  # nobody is listening yet
         job.do(ev.Delete(w.id, job.config.elastic.grace_seconds))
     else:
         job.do(ev.Stop(w.id, why))
-    if w.state != "leaving":
+    if w.state != WorkerState.LEAVING:
         w.goes("leave")
     w.stopped = True
     w.kill_at = job.now + job.config.elastic.grace_seconds
@@ -112,7 +115,7 @@ def charge(job: State, w: Worker, why: str, traceback: str = "") -> None:
     job.say("fail", f"{why} (failure {len(job.failures)}, {most} allowed)")
     if len(job.failures) > most:
         job.traceback = traceback or job.traceback
-        job.end("Failed", why)
+        job.end(Phase.Failed, why)
 
 
 def failed(job: State, w: Worker, event: ev.Failed) -> None:
@@ -123,7 +126,7 @@ def failed(job: State, w: Worker, event: ev.Failed) -> None:
         return  # it was told to end: that its work broke off is what was wanted
     if event.fatal:
         job.traceback = event.traceback
-        job.end("Failed", event.why)
+        job.end(Phase.Failed, event.why)
     else:
         charge(job, w, event.why, event.traceback)
 

@@ -6,6 +6,7 @@ holds the state; when that state is complete, there is no next ring, and one of 
 
 from __future__ import annotations
 
+from edl.contract.phases import WorkerState
 from edl.ranges import RangeSet
 from master.core import dealing, finish
 from master.core import events as ev
@@ -88,7 +89,7 @@ def _publish(job: State, choice: Choice, root: Worker) -> None:
         w.leases = RangeSet.of(w.leases).minus(job.leases.applied).ranges
     members = [job.pool[m] for m in choice.members]
     for w in members:
-        if w.state == "ready":
+        if w.state == WorkerState.READY:
             w.goes("placed")
         w.in_ring = True
     job.reason = f"ring {job.ring.generation}: {choice.reason}"

@@ -22,6 +22,7 @@ could contradict it. So another master can go on from what the workers tell it: 
 
 from __future__ import annotations
 
+from edl.contract.phases import Phase, WorkerState
 from master.core import crew, dealing, finish, forming, patience
 from master.core import events as ev
 from master.core.leases import Leases
@@ -50,7 +51,7 @@ class Job(State):
             case ev.Refused():
                 self.say("refused", event.why)
             case ev.StopAsked():
-                self.end("Stopped", event.why)
+                self.end(Phase.Stopped, event.why)
             case ev.Adopted():
                 self._on_adopted(event)
             case ev.Tick():
@@ -112,7 +113,7 @@ class Job(State):
     def _on_seen(self, event: ev.Seen) -> None:
         if w := self.pool.get(event.worker):
             w.handle, w.delay = event.handle, ""
-            if w.state == "asked":
+            if w.state == WorkerState.ASKED:
                 w.goes("seen")
                 w.since = self.now
 
@@ -129,9 +130,9 @@ class Job(State):
         w.heard = self.now
         match event:
             case ev.Hello():
-                if w.state == "asked":
+                if w.state == WorkerState.ASKED:
                     w.since = self.now
-                if w.state in ("asked", "starting"):
+                if w.state in (WorkerState.ASKED, WorkerState.STARTING):
                     w.goes("hello")
                 w.expected = w.expected and event.back
             case ev.Ready():
@@ -174,14 +175,14 @@ class Job(State):
     def _on_ready(self, w: Worker, event: ev.Ready) -> None:
         if not w.comes:
             return
-        if w.state != "warming":
+        if w.state != WorkerState.WARMING:
             w.goes("hello")
         if self._warm(w, event.records):
             self.say("worker", f"worker {w.id} is ready after {self.now - w.since:.1f} s")
 
     def _on_back(self, w: Worker, event: ev.Back) -> None:
         """An earlier master had this worker; this is what it is by now."""
-        if w.state != "warming":
+        if w.state != WorkerState.WARMING:
             self.stale += 1
             return
         w.expected = False

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from edl.config import Config
+from edl.contract.phases import Phase
 from edl.ids import WorkerId
 from edl.ranges import RangeSet
 from master.core import events as ev
@@ -47,7 +48,7 @@ class State:
         self.degraded: dict[str, str] = {}  # parts of the backend that do not work, and why
         self.traceback = ""  # of the failure that ended the job
         self.exporter: WorkerId | None = None
-        self.ending: tuple[str, str] | None = None  # phase and reason
+        self.ending: tuple[Phase, str] | None = None  # phase and reason
         self.ended = False
         self.result = Result()
         self.step = 0
@@ -67,17 +68,17 @@ class State:
         return Limits(self.least, self.target)
 
     @property
-    def phase(self) -> str:
-        """In one word: Starting, Training, Paused, Waiting, Finishing, or how it ended (or is ending)."""
+    def phase(self) -> Phase:
+        """What the job is doing, or how it ended."""
         if self.ending is not None:
-            return self.ending[0] if self.ended else "Ending"
+            return self.ending[0] if self.ended else Phase.Ending
         if self.exporter is not None:
-            return "Finishing"
+            return Phase.Finishing
         if self.ring.members:
-            return "Training"
+            return Phase.Training
         if self.paused:
-            return "Paused"
-        return "Starting" if self.ring.generation == 0 else "Waiting"
+            return Phase.Paused
+        return Phase.Starting if self.ring.generation == 0 else Phase.Waiting
 
     def do(self, *effects: ev.Effect) -> None:
         self.effects += effects
@@ -91,7 +92,7 @@ class State:
             self.goodput.turn("re-forming", self.now)
         self.do(*self.ring.close(why, planned))
 
-    def end(self, phase: str, reason: str) -> None:
+    def end(self, phase: Phase, reason: str) -> None:
         """The job is to end so. What is decided first stays."""
         if self.ending is None:
             self.ending, self.reason = (phase, reason), reason

@@ -10,28 +10,29 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from edl.contract.phases import WorkerState
 from edl.errors import EdlError
 from edl.ids import Generation, WorkerId
 from edl.ranges import Range, RangeSet
 from master.core import events as ev
 
 NEXT = {
-    ("asked", "seen"): "starting",
-    ("asked", "hello"): "warming",  # its stream may be quicker than the backend
-    ("starting", "hello"): "warming",
-    ("warming", "ready"): "ready",
-    ("ready", "placed"): "member",
-    ("asked", "leave"): "leaving",
-    ("starting", "leave"): "leaving",
-    ("warming", "leave"): "leaving",
-    ("ready", "leave"): "leaving",
-    ("member", "leave"): "leaving",
-    ("asked", "gone"): "gone",
-    ("starting", "gone"): "gone",
-    ("warming", "gone"): "gone",
-    ("ready", "gone"): "gone",
-    ("member", "gone"): "gone",
-    ("leaving", "gone"): "gone",
+    (WorkerState.ASKED, "seen"): WorkerState.STARTING,
+    (WorkerState.ASKED, "hello"): WorkerState.WARMING,  # its stream may be quicker than the backend
+    (WorkerState.STARTING, "hello"): WorkerState.WARMING,
+    (WorkerState.WARMING, "ready"): WorkerState.READY,
+    (WorkerState.READY, "placed"): WorkerState.MEMBER,
+    (WorkerState.ASKED, "leave"): WorkerState.LEAVING,
+    (WorkerState.STARTING, "leave"): WorkerState.LEAVING,
+    (WorkerState.WARMING, "leave"): WorkerState.LEAVING,
+    (WorkerState.READY, "leave"): WorkerState.LEAVING,
+    (WorkerState.MEMBER, "leave"): WorkerState.LEAVING,
+    (WorkerState.ASKED, "gone"): WorkerState.GONE,
+    (WorkerState.STARTING, "gone"): WorkerState.GONE,
+    (WorkerState.WARMING, "gone"): WorkerState.GONE,
+    (WorkerState.READY, "gone"): WorkerState.GONE,
+    (WorkerState.MEMBER, "gone"): WorkerState.GONE,
+    (WorkerState.LEAVING, "gone"): WorkerState.GONE,
 }
 
 
@@ -39,7 +40,7 @@ class ImpossibleStep(EdlError):
     """A worker was asked to do what a worker in its state cannot."""
 
 
-def step(state: str, event: str) -> str:
+def step(state: WorkerState, event: str) -> WorkerState:
     """The state after `event`.
 
     Raises:
@@ -61,7 +62,7 @@ class Worker:
     id: WorkerId
     since: float  # when it was asked for; once it runs, when it began to
     heard: float  # when it was last heard of
-    state: str = "asked"
+    state: WorkerState = WorkerState.ASKED
     handle: str = ""
     delay: str = ""  # why it does not run yet
     expected: bool = False  # an earlier master's, and it has not said yet what it is by now
@@ -93,12 +94,12 @@ class Worker:
     @property
     def comes(self) -> bool:
         """It was asked for and is not ready yet."""
-        return self.state in ("asked", "starting", "warming")
+        return self.state in (WorkerState.ASKED, WorkerState.STARTING, WorkerState.WARMING)
 
     @property
     def warm(self) -> bool:
         """It could be a member now."""
-        return self.state in ("ready", "member")
+        return self.state in (WorkerState.READY, WorkerState.MEMBER)
 
 
 class Pool:
@@ -143,9 +144,9 @@ class Pool:
     @property
     def vacant(self) -> WorkerId | None:
         """The oldest worker that was asked for and that nobody has been seen to start."""
-        return next((w.id for w in self if w.state == "asked"), None)
+        return next((w.id for w in self if w.state == WorkerState.ASKED), None)
 
     @property
     def staying(self) -> list[Worker]:
         """The living that nobody has asked to leave: the ones that count towards the target."""
-        return [w for w in self if w.state != "leaving"]
+        return [w for w in self if w.state != WorkerState.LEAVING]

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from edl.contract.phases import WorkerState
 from edl.errors import ConfigError
 from edl.ids import RunId, WorkerId
 from edl.kubernetes import pods
@@ -52,7 +53,7 @@ def render(template: pods.Pod, identity: Identity, worker: WorkerId, high: bool)
     meta["labels"] = {
         pods.NAME: "edl", **_map(meta, "labels", "metadata."),
         pods.INSTANCE: identity.release, pods.COMPONENT: "worker", pods.MANAGER: pods.OURS,
-        pods.WORKER_ID: str(worker), pods.RUN_ID: identity.run_id, pods.STATE: "starting",
+        pods.WORKER_ID: str(worker), pods.RUN_ID: identity.run_id, pods.STATE: WorkerState.STARTING.value,
         pods.PRIORITY: "high" if high else "low",
     }  # fmt: skip
     annotations = _map(meta, "annotations", "metadata.")

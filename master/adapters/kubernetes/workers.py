@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
+from edl.contract.phases import WorkerState
 from edl.ids import RunId, WorkerId
 from edl.kubernetes import pods
 from edl.kubernetes.api import Pace
@@ -45,7 +46,7 @@ class Worker:
     overdue: asyncio.TimerHandle | None = None
     untaken: asyncio.TimerHandle | None = None
     over: asyncio.Event = field(default_factory=asyncio.Event)  # `Gone` is said
-    labels: tuple[str, str] = ("", "starting")  # rank and state, as last written
+    labels: tuple[str, str] = ("", str(WorkerState.STARTING))  # rank and state, as last written
     labelled_at: float = 0.0
 
     @property
