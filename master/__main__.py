@@ -16,14 +16,14 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from edl import files
+from edl.contract import artifacts
 from edl.contract.exit_codes import MasterExit
+from edl.contract.ids import RunId
 from edl.errors import EdlError
-from edl.ids import RunId
-from master.adapters import journal
-from master.adapters.base import Backend
-from master.adapters.by_hand import ByHand
-from master.adapters.processes import ForkServer, Launcher, Processes, Spawn
+from master import journal
+from master.backends.base import Backend
+from master.backends.external import External
+from master.backends.processes import ForkServer, Launcher, Processes, Spawn
 from master.log import log_at
 from master.loop import Master
 from master.service import serve, token_for
@@ -38,7 +38,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--metrics", default="0.0.0.0:8501", metavar="HOST:PORT", help="of --backend kubernetes"
     )
-    parser.add_argument("--backend", choices=("processes", "by-hand", "kubernetes"), default="processes")
+    parser.add_argument("--backend", choices=("processes", "external", "kubernetes"), default="processes")
     args = parser.parse_args(argv)
     try:
         if args.backend == "kubernetes":
@@ -48,7 +48,7 @@ def main(argv: list[str] | None = None) -> int:
             parser.error("--values is required with this --backend")
         spec = JobSpec.parse(json.loads(args.values.read_text(encoding="utf-8")))
         log_at(spec.config.log_level)
-        start = _by_hand if args.backend == "by-hand" else _processes
+        start = _by_hand if args.backend == "external" else _processes
         return asyncio.run(start(spec, args.output, args.listen))
     except (EdlError, OSError, RuntimeError) as error:
         print(f"edl master: {error}", file=sys.stderr)
@@ -67,7 +67,7 @@ async def _by_hand(spec: JobSpec, output: Path, listen: str) -> int:
     run_id, adopted = known if known is not None else (RunId(secrets.token_hex(8)), None)
     master = Master(spec, run_id, adopted=adopted)
     _on_signals(lambda name: master.stop(f"the master got {name}"))
-    await serve(master, output, listen, token_for(output), partial(ByHand, master.emit))
+    await serve(master, output, listen, token_for(output), partial(External, master.emit))
     return MasterExit.SUCCEEDED if master.succeeded else MasterExit.NOT_SUCCEEDED
 
 
@@ -90,9 +90,9 @@ def processes(master: Master, output: Path, token: str) -> Callable[[str], Backe
         environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
         arguments = ["--master", address]
         launcher: Launcher = Spawn([sys.executable, "-m", "trainer", *arguments], environment)
-        if master.spec.config.local.start == "fork":
-            launcher = ForkServer([sys.executable, "-m", "trainer.zygote"], arguments, environment)
-        return Processes(master.emit, launcher, output / files.LOGS)
+        if master.spec.config.local.start_method == "fork":
+            launcher = ForkServer([sys.executable, "-m", "trainer.forkserver"], arguments, environment)
+        return Processes(master.emit, launcher, output / artifacts.LOGS)
 
     return backend
 

@@ -25,11 +25,11 @@ from typing import Any, TypeAlias, TypeVar
 
 import structlog
 
+from edl.contract.ids import RunId
 from edl.contract.phases import Phase
-from edl.ids import RunId
-from edl.kubernetes.api import SOON, Api, Pace
-from master.adapters.base import Tasks
-from master.adapters.kubernetes import (
+from edl.kubernetes.client import SOON, Api, Timing
+from master.backends.base import Tasks
+from master.backends.kubernetes import (
     EndedRun,
     Found,
     Installed,
@@ -38,8 +38,8 @@ from master.adapters.kubernetes import (
     Place,
     until_answered,
 )
-from master.adapters.metrics import Metrics
 from master.core import events as ev
+from master.http.metrics import Metrics
 from master.log import log_at
 from master.loop import Master
 from master.service import serve, token_for
@@ -84,14 +84,14 @@ def plan(found: Found, wanted: Wanted, new_id: RunId) -> Plan:
     if isinstance(wanted, Invalid):
         if found.run_id is None or found.earlier is None or found.ended:
             return Refuse(wanted.why)
-        return Train(found.run_id, found.earlier, ev.Adopted(found.workers, found.born))
+        return Train(found.run_id, found.earlier, ev.Adopted(found.workers, found.next_id))
     changes = found.earlier.frozen_changes(wanted) if found.earlier is not None else []
     if found.run_id is None or (changes and (found.ended or ANOTHER_RUN & set(changes))):
-        return Train(new_id, wanted, ev.Adopted((), found.born))
+        return Train(new_id, wanted, ev.Adopted((), found.next_id))
     if found.ended:
         return Rest()
     spec = found.earlier if changes and found.earlier is not None else wanted
-    return Train(found.run_id, spec, ev.Adopted(found.workers, found.born))
+    return Train(found.run_id, spec, ev.Adopted(found.workers, found.next_id))
 
 
 class TrainingRun:
@@ -125,7 +125,7 @@ class Release:
     def __init__(self, output: Path, listen: str, metrics: str):
         self._output, self._listen, self._metrics_address = output, listen, metrics
         self._place = Place.from_environment()
-        self._api = Api(Pace())
+        self._api = Api(Timing())
         self._election = LeaderElection(self._api, self._place)
         self._leaving = asyncio.Event()
         self._master: Master | None = None

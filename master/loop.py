@@ -15,16 +15,16 @@ from typing import Any, TypeAlias
 import structlog
 
 from edl import config as config_module
+from edl.contract.ids import RunId, WorkerId
 from edl.contract.phases import Phase
 from edl.errors import ConfigError
-from edl.ids import RunId, WorkerId
-from master.adapters.base import Backend
-from master.adapters.journal import Journal
-from master.adapters.rpc import Server
+from master.backends.base import Backend
 from master.core import events as ev
 from master.core import view
 from master.core.job import Job
+from master.journal import Journal
 from master.log import log_at
+from master.rpc.server import Server
 from master.spec import JobSpec
 
 log = structlog.get_logger()
@@ -151,7 +151,7 @@ class Master:
         self.spec = spec
         new = spec.config
         log_at(new.log_level)
-        self.emit(ev.Live(new.workers, new.min_workers, new.paused))
+        self.emit(ev.Live(new.workers, new.min_workers, new.suspend))
 
     def refuse(self, why: str) -> None:
         """Somebody wants what cannot be: say so, and change nothing."""

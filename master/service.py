@@ -12,12 +12,12 @@ import secrets
 from collections.abc import Callable
 from pathlib import Path
 
-from edl import files
+from edl.contract import artifacts
 from edl.errors import EdlError
-from master.adapters.base import Backend
-from master.adapters.journal import Journal
-from master.adapters.rpc import Server
+from master.backends.base import Backend
+from master.journal import Journal
 from master.loop import Master
+from master.rpc.server import Server
 
 
 async def serve(
@@ -40,20 +40,20 @@ async def serve(
         EdlError: the backend cannot start. OSError: the same, or the directory cannot be written.
     """
     output.mkdir(parents=True, exist_ok=True)
-    journal = Journal(output / files.JOURNAL, master.run_id, master.spec.values)
-    outage = master.spec.config.elastic.master_seconds if workers_stay else 0.0
+    journal = Journal(output / artifacts.JOURNAL, master.run_id, master.spec.values)
+    outage = master.spec.config.elastic.master_outage_timeout_seconds if workers_stay else 0.0
     server = Server(master, token, json.dumps(master.spec.values), str(output.resolve()), outage)
     try:
         port = await server.start(listen)
         host = listen.rsplit(":", 1)[0]
         address = f"{'127.0.0.1' if host in ('0.0.0.0', '[::]') else host}:{port}"
-        files.write_contact(output, files.Contact(address, token, os.getpid()))
+        artifacts.write_contact(output, artifacts.Contact(address, token, os.getpid()))
         print(address, flush=True)  # whoever started us may now talk to us
         await master.run(backend(address), server, journal)
     finally:
         journal.close()
         summary = {"foreign_messages": server.foreign, **master.summary()}
-        files.write_whole(output / files.SUMMARY, json.dumps(summary, indent=1) + "\n")
+        artifacts.write_whole(output / artifacts.SUMMARY, json.dumps(summary, indent=1) + "\n")
         await server.close()
 
 
@@ -62,6 +62,6 @@ def token_for(output: Path) -> str:
     if given := os.environ.get("EDL_TOKEN"):
         return given
     try:
-        return files.read_contact(output).token
+        return artifacts.read_contact(output).token
     except EdlError:
         return secrets.token_urlsafe(24)

@@ -16,9 +16,9 @@ import traceback
 from pathlib import Path
 
 from edl.contract.exit_codes import WorkerExit
+from edl.contract.proto import edl_pb2 as pb
 from edl.errors import EdlError
-from edl.proto import edl_pb2 as pb
-from trainer.link import Link, NoMaster
+from trainer.session.client import NoMaster, Session
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -34,7 +34,7 @@ def main(argv: list[str] | None = None) -> int:
     # SIGTERM is waited for on a thread: the main thread may be in a collective or in the
     # user's code. Blocked before any other thread exists, so that none of them gets it.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    link = Link(args.master, os.environ.get("EDL_TOKEN", ""), args.worker, args.run_id)
+    link = Session(args.master, os.environ.get("EDL_TOKEN", ""), args.worker, args.run_id)
     threading.Thread(target=_leave_on_sigterm, args=(link,), name="sigterm", daemon=True).start()
     try:
         link.open()
@@ -53,14 +53,14 @@ def main(argv: list[str] | None = None) -> int:
     os._exit(code)
 
 
-def _leave_on_sigterm(link: Link) -> None:
+def _leave_on_sigterm(link: Session) -> None:
     while True:
         signal.sigwait({signal.SIGTERM})
         print("SIGTERM: leaving at the next step boundary", file=sys.stderr, flush=True)
         link.say(leaving=pb.Leaving(why="SIGTERM"))
 
 
-def _last_words(link: Link, error: Exception) -> None:
+def _last_words(link: Session, error: Exception) -> None:
     """Tell the master, once, why this worker cannot go on."""
     text = "".join(traceback.format_exception(error))
     print(text, file=sys.stderr)
@@ -70,19 +70,19 @@ def _last_words(link: Link, error: Exception) -> None:
     link.say(failed=pb.Failed(why=why, traceback="" if ours else text, fatal=fatal))
 
 
-def _work(link: Link) -> int:
+def _work(link: Session) -> int:
     """Build, warm up, say ready, and train until told to stop."""
     import keras
     import numpy as np
     import tensorflow as tf
 
     from edl import config as config_module
-    from edl.order import Order
-    from trainer import control, zoo
+    from edl.contract.shuffle import Order
+    from trainer import control, user_model
     from trainer.data import Source
     from trainer.export import evaluate, save
-    from trainer.horovod_ring import HorovodRing
     from trainer.learner import Learner
+    from trainer.ring.horovod import HorovodRing
     from trainer.worker import Worker
 
     config = config_module.parse(json.loads(link.config_json))
@@ -91,7 +91,7 @@ def _work(link: Link) -> int:
         tf.config.threading.set_inter_op_parallelism_threads(1)
     keras.utils.set_random_seed(config.training.seed)
 
-    module = zoo.load(config.model.module, config.model.source)
+    module = user_model.load(config.model.module, config.model.source)
     model, reader = module.model(), module.reader("train")
     assert reader is not None
     size = len(reader)
@@ -120,7 +120,7 @@ def _work(link: Link) -> int:
         metrics = evaluate(model, module, module.reader("test"))
         return metrics, save(model, Path(link.output), link.worker) if link.output else ""
 
-    link.start_beating(config.elastic.silence_seconds / 6)
+    link.start_heartbeats(config.elastic.heartbeat_timeout_seconds / 6)
     link.say(ready=pb.Ready(records=size))
     end = Worker(config, link, ring, learner, source, size, export).train()
     print(f"edl worker {link.worker}: {end.why}", file=sys.stderr)

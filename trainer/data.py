@@ -10,10 +10,10 @@ from typing import Any
 import keras
 import numpy as np
 
+from edl.contract.ranges import Range, RangeSet
+from edl.contract.shuffle import Order
+from edl.data.readers import Reader
 from edl.errors import DataError
-from edl.order import Order
-from edl.ranges import Range, RangeSet
-from edl.readers import Reader
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Batch:
         return self.positions[1] - self.positions[0]
 
 
-class Leases:
+class HeldLeases:
     """The positions that this worker may train on, and nobody else.
 
     What is left is always `lease minus applied`: nothing is taken out before it is applied.
@@ -141,7 +141,7 @@ class Batches:
         self._reading = ThreadPoolExecutor(1, thread_name_prefix="read")
         self._ahead: tuple[Range, Future[Batch]] | None = None
 
-    def first(self, leases: Leases, count: int) -> Batch | None:
+    def first(self, leases: HeldLeases, count: int) -> Batch | None:
         """The next at most `count` records of the leases; None: nothing is left of them.
 
         It stays the first until it is applied: asked again, it is the same.

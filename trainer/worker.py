@@ -32,16 +32,16 @@ from collections.abc import Callable
 import numpy as np
 
 from edl.config import Config
-from edl.proto import edl_pb2 as pb
-from edl.ranges import Range, RangeSet
-from edl.shares import local_batch
+from edl.contract.batching import local_batch
+from edl.contract.proto import edl_pb2 as pb
+from edl.contract.ranges import Range, RangeSet
 from trainer import control
-from trainer.data import Batch, Batches, Leases, Source
+from trainer.data import Batch, Batches, HeldLeases, Source
 from trainer.learner import Learner
-from trainer.link import Link
-from trainer.orders import End, Export, FormRing
-from trainer.report import Report
-from trainer.ring import Ring, RingBroken
+from trainer.ring.base import Ring, RingBroken
+from trainer.session.client import Session
+from trainer.session.orders import End, Export, FormRing
+from trainer.telemetry import Telemetry
 
 IDLE_SECONDS = 0.05
 
@@ -61,7 +61,7 @@ class Worker:
     def __init__(
         self,
         config: Config,
-        link: Link,
+        link: Session,
         ring: Ring,
         learner: Learner,
         source: Source,
@@ -76,11 +76,11 @@ class Worker:
         self.skipped = RangeSet()  # the part of it that was left out: its gradients were not finite
         # This worker's own:
         self.holds_state = False  # whether its memory is a copy of the job's state
-        self.leases = Leases()
+        self.leases = HeldLeases()
         self.asked = False  # for a lease, and none has come yet
         self.in_flight: Range | None = None  # its batch in a step that has not come back
         self.batches = Batches(source, size)
-        self.report = Report(link)
+        self.report = Telemetry(link)
 
     # --- rings, one after the other
 
@@ -111,7 +111,7 @@ class Worker:
             if form.sync:
                 self.sync(form.members.index(form.root), rank)
             self.holds_state = True
-            self.link.say(form.generation, up=pb.Up(step=self.step))
+            self.link.say(form.generation, joined_ring=pb.JoinedRing(step=self.step))
             self.report.ring_up(redone=self.lost_records())
             self.in_flight = None
             while self.take_step(form.generation, rank, size):
@@ -152,15 +152,15 @@ class Worker:
     def say_out(self, generation: int, broken: str) -> None:
         """The ring is left. What the master now hears is all that it goes on from."""
         complete = self.holds_state and self.applied.covers(0, self.positions)
-        out = pb.Out(
+        out = pb.LeftRing(
             step=self.step,
-            holds=self.holds_state,
+            has_state=self.holds_state,
             applied=_ranges(self.applied),
             skipped=_ranges(self.skipped),
             broken=broken,
             digest=self.learner.digest() if complete else "",
         )
-        self.link.say(generation, out=out)
+        self.link.say(generation, left_ring=out)
 
     # --- one step
 
@@ -193,7 +193,7 @@ class Worker:
         share = local_batch(self.config.training.batch_size, rank, size)
         if share and len(self.leases) < 2 * share and not self.asked:  # early: nobody waits for the master
             self.asked = True
-            self.link.say(generation, want=pb.Want())
+            self.link.say(generation, lease_request=pb.LeaseRequest())
         return self.batches.first(self.leases, share)
 
     def commit(self, agreed: control.Agreed, total: object) -> None:

@@ -11,7 +11,7 @@ class Phase(StrEnum):
 
     Starting = "Starting"
     Training = "Training"
-    Paused = "Paused"
+    Suspended = "Suspended"
     Waiting = "Waiting"
     Finishing = "Finishing"
     Ending = "Ending"
@@ -26,10 +26,10 @@ ENDED: Final = frozenset({Phase.Succeeded, Phase.Failed, Phase.Stopped})
 class WorkerState(StrEnum):
     """Where a worker is in its life; `master.core.workers` has the transitions."""
 
-    ASKED = "asked"  # requested from the backend, not running yet
+    PENDING = "pending"  # requested from the backend, not running yet
     STARTING = "starting"  # its process runs
-    WARMING = "warming"  # its stream is open; it imports, builds and traces
+    INITIALIZING = "initializing"  # its stream is open; it imports, builds and traces
     READY = "ready"
     MEMBER = "member"  # of the ring
-    LEAVING = "leaving"
+    DRAINING = "draining"
     GONE = "gone"

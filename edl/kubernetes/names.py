@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edl.ids import WorkerId
+from edl.contract.ids import WorkerId
 
 MASTER_PORT = 8500
 

@@ -19,11 +19,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from edl.ranges import RangeSet
+from edl.contract.ranges import RangeSet
 from trainer import control
 from trainer.data import Batch
-from trainer.horovod_ring import HorovodRing
 from trainer.learner import Learner
+from trainer.ring.horovod import HorovodRing
 
 STEPS = 60
 BATCH = 16

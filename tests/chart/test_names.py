@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edl.ids import WorkerId
+from edl.contract.ids import WorkerId
 from edl.kubernetes.names import MASTER_PORT, Names
 from tests.chart.conftest import Helm
 

@@ -13,13 +13,13 @@ from typing import Any, Protocol
 import pytest
 
 from edl.contract.exit_codes import WorkerExit
-from edl.ids import WorkerId
-from master.adapters.base import Backend
-from master.adapters.by_hand import ByHand
-from master.adapters.processes import ForkServer, Processes, Spawn
+from edl.contract.ids import WorkerId
+from master.backends.base import Backend
+from master.backends.external import ByHand
+from master.backends.processes import ForkServer, Processes, Spawn
 from master.core import events as ev
 from tests.fakes.backend import FakeBackend
-from tests.kubernetes_api import serving
+from tests.fakes.kubernetes_api import serving
 from tests.process.small_server import SECOND, driving, install
 
 SECONDS = 20.0
@@ -37,7 +37,7 @@ while True:
     time.sleep(0.01)
 """
 
-# trainer/zygote.py's protocol, with that worker.
+# trainer/forkserver.py's protocol, with that worker.
 FORK_SERVER = """
 import json, os, signal, sys, threading
 def reap(pid, worker):
@@ -297,7 +297,7 @@ async def test_nothing_is_emitted_after_close(any_world: World) -> None:
 @pytest.mark.parametrize("fork", [False, True])
 async def test_a_log_that_cannot_be_written_is_the_workers_end(tmp_path: Path, fork: bool) -> None:
     world = InProcesses(tmp_path, fork)
-    (world.logs / ("zygote.log" if fork else "worker-0.log")).mkdir(parents=True)
+    (world.logs / ("forkserver.log" if fork else "worker-0.log")).mkdir(parents=True)
     await world.backend.start()
     create(world, 0)
     gone = await world.log.gone(0)
@@ -312,7 +312,7 @@ async def test_a_fork_server_that_exits_is_the_end_of_who_waits_for_it(tmp_path:
     await world.backend.start()
     create(world, 0)
     why = (await world.log.gone(0)).why
-    assert "the fork server exited with code 3" in why and "zygote.log" in why
+    assert "the fork server exited with code 3" in why and "forkserver.log" in why
     world.launcher._command = [sys.executable, "-c", FORK_SERVER, WORKER]
     create(world, 1)
     await world.log.seen(1)  # the next worker starts another

@@ -1,6 +1,6 @@
 """A backend without processes: a test or a simulator says what becomes of each worker.
 
-It keeps the contract of `master.adapters.base`, and knows no clock but the one it is given.
+It keeps the contract of `master.backends.base`, and knows no clock but the one it is given.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from edl.ids import WorkerId
-from master.adapters.base import Emit
+from edl.contract.ids import WorkerId
+from master.backends.base import Emit
 from master.core import events as ev
 
 Later: TypeAlias = Callable[[float, Callable[[], None]], object]

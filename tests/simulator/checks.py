@@ -16,8 +16,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from edl.ids import WorkerId
-from edl.ranges import RangeSet
+from edl.contract.ids import WorkerId
+from edl.contract.ranges import RangeSet
 from master.core import events as ev
 from master.core import view
 from tests.invariants import replayed
@@ -45,7 +45,7 @@ class Checks:
         sim = fleet.workers[gone.worker]
         if w is None or self._charged(gone.worker):
             return None
-        if w.stopped or w.last_words or w.expected or not sim.own_end:
+        if w.stopped or w.failure_reason or w.expected or not sim.own_end:
             return False
         if gone.signal and any(not m.alive for m in self.world.rings.peers(gone.worker)):
             return None  # it may have crashed because they died
@@ -61,11 +61,11 @@ class Checks:
     def keeps_the_state(self, form: ev.Form, effects: list[ev.Effect]) -> None:
         """Nobody starts anew while there is somebody who holds the state."""
         workers = self.world.fleet.workers
-        if workers[form.root].holds:
+        if workers[form.root].has_state:
             return
         given_up = self.world.watchdog.stopped | {e.worker for e in effects if isinstance(e, ev.Fence)}
         there = [w for w in workers.values() if w.alive and not (w.fenced or w.failed)]
-        kept = [w.id for w in there if w.holds and w.id not in given_up]
+        kept = [w.id for w in there if w.has_state and w.id not in given_up]
         assert not kept, f"the job starts anew, but {kept} hold its state"
 
     def was_silent(self, w: Sim, why: str) -> None:
@@ -77,7 +77,7 @@ class Checks:
     def nobody_waits_long(self) -> None:
         """Between faults, who is ready is soon in the ring, and who is to leave is soon let go."""
         job, now = self.world.job, self.world.clock.now
-        waiting = [w.id for w in job.pool if w.state == "ready" or (w.state == "leaving" and not w.stopped)]
+        waiting = [w.id for w in job.pool if w.state == "ready" or (w.state == "draining" and not w.stopped)]
         self.waiting = {w: self.waiting.get(w, now) for w in waiting}
         if job.ring.members and len(job.pool.staying) > 1:
             calm = self.world.faults.last

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edl.ids import WorkerId
+from edl.contract.ids import WorkerId
 from master.core import events as ev
 from tests.simulator.worker import NO_RING, Sim
 
@@ -69,11 +69,11 @@ class Fleet:
             self.does(w, 0.5 * self.random.random(), lambda: self.seek(w))
             return
         w.master = self.world.master.number
-        self.say(w, ev.Hello(w.id, back=w.warm))
-        if w.warm:
+        self.say(w, ev.Hello(w.id, resumes=w.is_ready))
+        if w.is_ready:
             members, generation = (w.form.members, w.form.generation) if w.form else ((), NO_RING)
             left = w.ring is None and w.form is not None
-            self.say(w, ev.Back(w.id, self.world.size, generation, members, left, w.up, w.last_out))
+            self.say(w, ev.Resume(w.id, self.world.size, generation, members, left, w.up, w.last_out))
 
     # --- a life
 
@@ -116,7 +116,7 @@ class Fleet:
         if not w.greeted:
             self.does(w, 0.1, lambda: self.ready(w))
             return
-        w.warm = True
+        w.is_ready = True
         self.say(w, ev.Ready(w.id, self.world.size))
         self.beats(w)
         if w.stopping:
@@ -129,7 +129,7 @@ class Fleet:
     def beat(self, w: Sim) -> None:
         generation = w.ring.generation if w.ring and w.safe is not None else NO_RING
         rank_0 = w.ring is not None and w.ring.form.members[0] == w.id
-        self.say(w, ev.Beat(w.id, generation, w.step, applied=w.safe if rank_0 else None))
+        self.say(w, ev.Heartbeat(w.id, generation, w.step, applied=w.safe if rank_0 else None))
 
     # --- orders
 
@@ -140,14 +140,14 @@ class Fleet:
         self.order_to(w.id, lambda w: self.exit(w, code=3))
 
     def export(self, w: Sim) -> None:
-        there = [o for o in self.workers.values() if o.alive and o.holds and not o.fenced]
+        there = [o for o in self.workers.values() if o.alive and o.has_state and not o.fenced]
         self.world.checks.finals = [w, *(o for o in there if o.step == w.step and o is not w)]
         finished = ev.Finished(w.id, {"loss": 0.5}, "model.keras")
         self.does(w, self.random.uniform(0.05, 1), lambda: self.say(w, finished))
 
     def stop(self, w: Sim) -> None:
         w.stopping = True
-        if not w.warm:  # its warm-up breaks off, or it does not notice
+        if not w.is_ready:  # its warm-up breaks off, or it does not notice
             if self.random.random() < 0.3:
                 self.fail(w, "RingBroken: told to stop", blame=False)
             return

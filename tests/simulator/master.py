@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from edl.ids import WorkerId
+from edl.contract.ids import WorkerId
 from master.core import events as ev
 from master.core.job import Job
 from tests.invariants import Watchdog
@@ -73,7 +73,7 @@ class Master:
             case ev.Leave(generation, members):
                 for member in members:
                     fleet.order_to(member, lambda w: setattr(w, "leave", generation))
-                faults.moment("leaving")
+                faults.moment("draining")
             case ev.Cut(generation, members):
                 for member in members:
                     fleet.order_to(member, lambda w: rings.cut(w, generation))

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from edl.ids import Generation, WorkerId
-from edl.ranges import Range, RangeSet
-from edl.shares import local_batch
+from edl.contract.batching import local_batch
+from edl.contract.ids import Generation, WorkerId
+from edl.contract.ranges import Range, RangeSet
 from master.core import events as ev
 from tests.simulator.worker import NOTHING, Collective, Sim
 
@@ -73,8 +73,8 @@ class Rings:
                 w.leases = w.leases.minus(w.applied)
             elif not ring.form.sync:
                 assert (w.step, w.applied) == state[:2] and (w.weights == state[2]).all(), "not one state"
-            w.holds = w.up = True
-            self.fleet.say(w, ev.Up(w.id, ring.generation, w.step))
+            w.has_state = w.up = True
+            self.fleet.say(w, ev.JoinedRing(w.id, ring.generation, w.step))
             have.add(w.id)
             if have == set(ring.form.members):
                 self.collective(ring)
@@ -91,7 +91,7 @@ class Rings:
             share = local_batch(self.world.batch, rank, len(ring.form.members))
             if share and len(w.leases) < 2 * share and not w.asked:
                 w.asked = True
-                want = ev.Want(w.id, ring.generation)
+                want = ev.LeaseRequest(w.id, ring.generation)
                 self.fleet.does(w, 0, lambda w=w, want=want: self.fleet.say(w, want))  # type: ignore[misc]
             batch, _ = w.leases.take(share)
             if batch is not None:
@@ -143,8 +143,10 @@ class Rings:
         ring, w.ring, w.safe = w.ring, None, None
         assert ring is not None
         complete = w.applied.covers(0, self.world.size * self.world.epochs)
-        digest = w.weights.tobytes().hex()[:64] + str(w.weights.sum()) if w.holds and complete else ""
-        w.last_out = ev.Out(w.id, ring.generation, w.step, w.holds, w.applied, broken=broken, digest=digest)
+        digest = w.weights.tobytes().hex()[:64] + str(w.weights.sum()) if w.has_state and complete else ""
+        w.last_out = ev.LeftRing(
+            w.id, ring.generation, w.step, w.has_state, w.applied, broken=broken, digest=digest
+        )
         self.fleet.say(w, w.last_out)
 
     def fails(self, w: Sim) -> None:

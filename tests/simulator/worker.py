@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from edl.ids import Generation, WorkerId
-from edl.ranges import RangeSet
+from edl.contract.ids import Generation, WorkerId
+from edl.contract.ranges import RangeSet
 from master.core import events as ev
 
 NOTHING = RangeSet()
@@ -39,7 +39,7 @@ class Sim:
     placed: bool = False
     frozen: bool = False
     greeted: bool = False  # its stream is open
-    warm: bool = False
+    is_ready: bool = False
     stopping: bool = False
     failed: bool = False  # it has said its last words
     own_end: bool = False  # it ended by its own doing
@@ -52,7 +52,7 @@ class Sim:
     inbox_at: float = 0.0
     outbox_at: float = 0.0
     # what the trainer keeps
-    holds: bool = False
+    has_state: bool = False
     step: int = 0
     applied: RangeSet = NOTHING
     leases: RangeSet = NOTHING
@@ -67,4 +67,4 @@ class Sim:
     # what its link remembers for another master
     form: ev.Form | None = None
     up: bool = False
-    last_out: ev.Out | None = None
+    last_out: ev.LeftRing | None = None

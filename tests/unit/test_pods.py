@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from edl.contract.ids import RunId, WorkerId
 from edl.errors import ConfigError
-from edl.ids import RunId, WorkerId
 from edl.kubernetes import pods
 from edl.kubernetes.names import Names
-from master.adapters.kubernetes.exit_cause import exit_cause
-from master.adapters.kubernetes.pod_template import Identity, excluding, render
+from master.backends.kubernetes.exit_cause import exit_cause
+from master.backends.kubernetes.pod_template import Identity, excluding, render
 from master.core import events as ev
 
 W = WorkerId(3)

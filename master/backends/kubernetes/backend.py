@@ -1,0 +1,270 @@
+"""The adapter: `Create` and `Delete` become pods, what happens to pods becomes `Seen`, `Delayed`, `Gone`.
+
+`start` tells of the pods that are there and watches from there on; those of other runs are deleted.
+`close` writes the last status. The pods stay: they are the release's, not this master's.
+
+Everything that goes on beside the master's loop is one of `Tasks`: a worker's task that fails is that
+worker's `Gone`, and one that is for all (a watch, the status, labels) is `Degraded` and started again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import partial
+from typing import Any, Protocol, cast
+
+import structlog
+
+from edl.config import Config
+from edl.contract.ids import RunId, WorkerId
+from edl.errors import ConfigError
+from edl.kubernetes import overrides, pods
+from edl.kubernetes.client import Api, ApiError
+from master.backends.base import Emit, Tasks, described
+from master.backends.kubernetes import show
+from master.backends.kubernetes.installed import Installed
+from master.backends.kubernetes.labels import Labels
+from master.backends.kubernetes.nodes import Nodes
+from master.backends.kubernetes.pod_control import PodCreation, PodDeletion
+from master.backends.kubernetes.pod_template import Identity, digest, excluding, render
+from master.backends.kubernetes.retry import refusal
+from master.backends.kubernetes.workers import Worker, Workers
+from master.core import events as ev
+from master.spec import JobSpec, Wanted
+
+log = structlog.get_logger()
+
+STATUS = "status"  # the part that is Degraded while its writes are refused
+
+
+class Run(Protocol):
+    """The run whose workers these are, and what its master is told beside events."""
+
+    run_id: RunId
+
+    @property
+    def spec(self) -> JobSpec:
+        """What it was started with."""
+
+    def emit(self, event: ev.Event) -> None:
+        """Take Seen, Delayed, Gone, Degraded and StopAsked."""
+
+    def take(self, wanted: Wanted) -> None:
+        """The release's values have changed."""
+
+    def status(self, now: float) -> dict[str, Any]:
+        """The job, as `view.status` tells it."""
+
+    def summary(self) -> dict[str, Any]:
+        """What is kept of the job, once it has ended."""
+
+
+class Kubernetes:
+    """The pods of one run of a release.
+
+    Args:
+        installed: the release, opened a moment ago.
+    """
+
+    def __init__(self, installed: Installed, run: Run):
+        self._installed, self._run = installed, run
+        api, place = installed.api, installed.place
+        self._api, self._place = api, place
+        self._tasks = Tasks()
+        wanted = installed.wanted()
+        # A run keeps the values that it began with, but those of the backend itself are live.
+        self._config: Config = (wanted if isinstance(wanted, JobSpec) else run.spec).config
+        self._stopping = False
+        self.events = show.Events(api, place.namespace, installed.owner, place.pod)
+        writes = cast(Api, _StatusWrites(api, run.emit))
+        self.status = show.Status(writes, place.path("configmaps", place.names.status))
+        self.status.begin(self._now, run.run_id, run.spec.values)
+        self._nodes = Nodes(api.pace.doubt, self._replace_the_outdated)
+        self._creation = PodCreation(api, place, self._blocked)
+        self._deletion = PodDeletion(api, place, self._tasks, run.emit)
+        self._workers = Workers(
+            run.run_id, run.emit, installed.found.next_id, api.pace, self._nodes, self._creation,
+            self._deletion, self.events,
+        )  # fmt: skip
+        self._labels = Labels(api, place, self._workers, self._now)
+
+    # --- the backend
+
+    async def start(self) -> None:
+        """Tell of the pods that are there, and watch from there on."""
+        for pod in list(self._installed.pods.objects.values()):
+            run, worker = pods.of(pod)
+            if run == self._workers.run_id and worker is not None:
+                self._workers.adopt(worker, pod)
+            else:
+                log.info(f"pod {pod['metadata']['name']} is of another run: deleting it")
+                self._deletion.discard(pod)
+        self._installed.on_pod.append(self._workers.changed)
+        self._installed.on_job.append(self._job_changed)
+        self._tell_notices()
+        self._stop_if_asked()
+        self.status.next_id = self._workers.next_id
+        pause = self._api.pace.status
+        for part, work in {
+            "watching pods": self._installed.pods.run,
+            "watching the release": self._installed.job.run,
+            "events": self.events.run,
+            STATUS: self.status.run,
+            "labels": self._labels.run,
+        }.items():
+            self._tasks.keep(part, work, self._run.emit, pause)
+
+    def perform(self, effect: ev.Effect) -> None:
+        """Create or delete a pod; show what is said."""
+        match effect:
+            case ev.Create(worker):
+                w = self._workers.add(worker)
+                self.status.next_id = self._workers.next_id
+                self._tasks.start(self._create(w), partial(self._failed, w))
+            case ev.Fence(worker):
+                self._workers.doubt(worker)
+            case ev.Delete(worker, grace_period_seconds):
+                self._remove(worker, grace_period_seconds)
+            case ev.Say(kind, text):
+                self.events.say(kind, text)
+
+    def observe(self, now: float, event: ev.Event, effects: list[ev.Effect]) -> None:
+        """An observer of the master's loop: what people see may have changed."""
+        if any(isinstance(effect, ev.End) for effect in effects):
+            self.status.end(self._run.summary())
+        self.status.changed()
+        self._labels.changed()
+
+    async def close(self) -> None:
+        """Write the last status and go. Pods are left as they are."""
+        await self._tasks.close()
+        self._workers.close()
+        self._nodes.close()
+        try:
+            async with asyncio.timeout(self._api.pace.outage * 3):
+                await self.status.flush()  # which the next master reads, and Events nobody but people
+                await self.events.flush()
+        except (TimeoutError, ApiError) as error:
+            log.warning(f"the last status could not be written: {error}")
+
+    def numbers(self) -> dict[str, Any]:
+        """For the metrics."""
+        return self._installed.numbers()
+
+    # --- pods
+
+    async def _create(self, w: Worker) -> None:
+        await self._workers.create(w, partial(self._rendered, w), self._installed)
+        if w.unwanted and w.pod is not None and not w.over.is_set():
+            w.asked = True
+            await self._deletion.delete(w.pod)
+
+    def _failed(self, w: Worker, error: Exception) -> None:
+        """Its task broke: that is our own mistake, and the worker's end."""
+        w.making = False
+        if not w.over.is_set():
+            if w.pod is not None:
+                self._deletion.discard(w.pod)
+            self._workers.end(w, ev.Gone(w.id, why=f"internal error: {described(error)}"))
+
+    def _blocked(self, why: str) -> None:
+        self._workers.blocked(why)
+
+    def _remove(self, worker: WorkerId, grace: float) -> None:
+        w = self._workers.get(worker)
+        if w is None or w.over.is_set() or w.unwanted:
+            return
+        w.unwanted = True
+        if w.making:
+            self._creation.look_again()  # should it wait for room: it need not any more
+        else:
+            self._tasks.start(self._delete(w, grace), partial(self._failed, w))
+
+    async def _delete(self, w: Worker, grace: float) -> None:
+        """Delete a worker's pod, unless it ends by itself in a moment.
+
+        A worker that has crashed is known by its stream before its pod has ended. A pod that ends by
+        itself keeps its log and its exit code; a deleted one takes them along.
+        """
+        if w.seen and not w.disrupted:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._api.pace.mercy):
+                    await w.over.wait()
+        if not w.over.is_set():
+            assert w.pod is not None
+            w.asked = True
+            await self._deletion.delete(w.pod, grace)
+
+    def _rendered(self, w: Worker) -> pods.Pod:
+        """Its pod, as it is to be created now."""
+        place, workers = self._place, self._workers
+        highs = sum(o.high for o in workers if o is not w and not o.over.is_set())
+        most = self._config.high_priority(self._config.workers)
+        w.high = self._installed.has_priorities and highs < most
+        identity = Identity(
+            place.names, place.release, workers.run_id, place.address, self._installed.owner()
+        )
+        return render(self._template(w), identity, w.id, w.high)
+
+    def _template(self, w: Worker) -> pods.Pod:
+        return excluding(self._installed.template(w.high), self._nodes.avoided)
+
+    def _replace_the_outdated(self) -> None:
+        """What a pod waits for (an image, a node) may be there for another; by itself it would wait on."""
+        for w in self._workers:
+            if w.pod is None or w.seen or not w.why or w.unwanted or w.over.is_set():
+                continue
+            with suppress(ConfigError):  # an invalid template is reported when a pod is made of it
+                made_from = (w.pod["metadata"].get("annotations") or {}).get(pods.TEMPLATE)
+                if made_from != digest(self._template(w)):
+                    w.disrupted = "it waited, and by now other pods are made"
+                    self._remove(w.id, 0.0)
+
+    # --- the job's object
+
+    def _job_changed(self) -> None:
+        wanted = self._installed.wanted()
+        self._tell_notices()
+        self._run.take(wanted)
+        if isinstance(wanted, JobSpec):
+            self._config = wanted.config
+            self._replace_the_outdated()
+            self._creation.retry()  # the template may have been what was wrong
+            self._stop_if_asked()
+
+    def _tell_notices(self) -> None:
+        self.status.scale_over = self._installed.scale_over
+        while self._installed.notices:
+            self.events.note(*self._installed.notices.pop(0))
+
+    def _stop_if_asked(self) -> None:
+        if not self._stopping and self._installed.data.get(overrides.STOP) == self._workers.run_id:
+            self._stopping = True
+            self._run.emit(ev.StopAsked("stopped by edl stop"))
+
+    def _now(self) -> dict[str, Any]:
+        return self._run.status(asyncio.get_running_loop().time())
+
+
+class _StatusWrites:
+    """The API as the status writes to it: that writes are refused is known to the job, and told elsewhere."""
+
+    def __init__(self, api: Api, emit: Emit):
+        self._api, self._emit, self.pace = api, emit, api.pace
+        self._refused = False
+
+    async def patch(self, path: str, body: Mapping[str, Any], urgency: int | None) -> dict[str, Any]:
+        try:
+            answer = await self._api.patch(path, body, urgency)
+        except ApiError as error:
+            if not error.out:
+                self._refused = True
+                why = f"{path.rpartition('/')[2]} cannot be written: {refusal(error)}"
+                self._emit(ev.Degraded(STATUS, why))
+            raise
+        if self._refused:
+            self._refused = False
+            self._emit(ev.Degraded(STATUS, ""))
+        return answer
