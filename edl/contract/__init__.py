@@ -1,5 +1,4 @@
-"""What master, workers, command line and chart have agreed on: each name and number is written once, here.
+"""What the sides of a job agree on: the protocol, and the words, numbers and arithmetic that all use.
 
-phases      what a job is doing, and the states of a worker
-exit_codes  of the master's and a worker's process
+Nothing here reads a file but `artifacts`, and nothing talks to anybody.
 """

@@ -19,6 +19,7 @@ import heapq
 import itertools
 import json
 import random
+import ssl
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing, suppress
@@ -28,7 +29,7 @@ from typing import Any, Final
 import httpx2 as httpx
 import structlog
 from lightkube.config.client_adapter import AsyncClient, ConnectionParams
-from lightkube.config.kubeconfig import KubeConfig
+from lightkube.config.kubeconfig import KubeConfig, SingleConfig
 from lightkube.config.models import User
 from lightkube.core.exceptions import ConfigError as LightkubeError
 
@@ -140,6 +141,19 @@ class Budget:
             self._timer = loop.call_later((1 - self._left) * self._each + 0.001, self._serve)
 
 
+class _Connection(ConnectionParams):
+    """Trusts the certificates that kubectl trusts.
+
+    From 3.13 on, Python refuses those that lack an extension (key usage, authority key identifier), as
+    those of some clusters do. Who has signed them is verified all the same.
+    """
+
+    def httpx_params(self, config: SingleConfig) -> dict[str, Any]:
+        params: dict[str, Any] = super().httpx_params(config)
+        params["verify"].verify_flags &= ~ssl.VERIFY_X509_STRICT
+        return params
+
+
 class Api:
     """One API server, as one account.
 
@@ -169,7 +183,7 @@ class Api:
             assert single is not None  # as no default is given
             self.namespace, self.server = single.namespace, single.cluster.server
             single = single._replace(user=single.user or User())  # nobody in particular may ask too
-            self._http = AsyncClient(single, ConnectionParams(timeout=httpx.Timeout(pace.answer)))
+            self._http = AsyncClient(single, _Connection(timeout=httpx.Timeout(pace.answer)))
         except KeyError as error:
             raise ConfigError(
                 f"no Kubernetes to talk to: its context names {error}, which is not there"

@@ -33,7 +33,7 @@ PROGRAMS = (
 
 
 def script(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([SCRIPT, *words], capture_output=True, text=True, timeout=120)
+    return subprocess.run([SCRIPT, *words], capture_output=True, text=True, timeout=240)
 
 
 def traces() -> list[str]:

@@ -15,7 +15,7 @@ import pytest
 from edl.contract.exit_codes import WorkerExit
 from edl.contract.ids import WorkerId
 from master.backends.base import Backend
-from master.backends.external import ByHand
+from master.backends.external import External
 from master.backends.processes import ForkServer, Processes, Spawn
 from master.core import events as ev
 from tests.fakes.backend import FakeBackend
@@ -148,7 +148,7 @@ class InFake:
 class ByOthers:
     def __init__(self) -> None:
         self.log = Log()
-        self.backend = ByHand(self.log.emit, "127.0.0.1:1")
+        self.backend = External(self.log.emit, "127.0.0.1:1")
 
 
 @asynccontextmanager

@@ -124,7 +124,7 @@ def test_a_journal_that_was_tampered_with_is_found_out() -> None:
     )
     journal = Path("job/events.jsonl")
     lines = journal.read_text().splitlines()
-    last = max(i for i, line in enumerate(lines) if '"Out"' in line)
+    last = max(i for i, line in enumerate(lines) if '"LeftRing"' in line)
     journal.write_text("\n".join(lines).replace("[[0, 20000]]", "[[0, 19990]]"))
     verdict = edl("audit", "job")
     assert verdict.returncode == 1

@@ -67,7 +67,7 @@ class Left:
 
     Args:
         run_id: of its run, "" if there is none.
-        born: how many workers it had made.
+        next_id: of its next worker.
         values: with which the run was started; None if unknown.
         ended: the phase in which the run has ended, "" if it has not.
         ended_at: when, in seconds since 1970; 0 if it has not.
@@ -111,7 +111,7 @@ class Found:
     Args:
         run_id: of the run that an earlier master has left, None if there is none.
         earlier: what that run was started with; None if unknown.
-        born: how many workers there have been; also the next id. Counts pods of other runs too: no name
+        next_id: of the next worker. Counts pods of other runs too: no name
             is used twice.
         workers: of that run, whose pods have not ended: id and pod name, "" for one that does not run yet.
         ended: the phase in which that run has ended, "" if it has not.

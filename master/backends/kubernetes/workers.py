@@ -66,7 +66,7 @@ class Workers:
 
     Args:
         emit: takes Seen, Delayed, Gone.
-        born: ids below are taken.
+        next_id: ids below are taken.
         nodes: what is thought of the nodes; learns of those that do not take up their pods.
         creation, deletion: create pods, and delete those that nobody needs.
         events: for people.
