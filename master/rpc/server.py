@@ -29,6 +29,10 @@ OPTIONS = [
     ("grpc.max_receive_message_length", 64 << 20),
     ("grpc.max_send_message_length", 64 << 20),
     ("grpc.so_reuseport", 0),
+    # A worker pings its master every ten seconds, and while it initializes neither says anything else. By
+    # default a server takes more than two such pings in five minutes for an attack, and closes the
+    # connection: every worker that needed more than half a minute to be ready was lost.
+    ("grpc.http2.max_ping_strikes", 0),
 ]
 MOST_UPDATES_SECONDS = 0.2
 
