@@ -15,11 +15,10 @@ import threading
 import traceback
 from pathlib import Path
 
+from edl.contract.exit_codes import WorkerExit
 from edl.contract.proto import edl_pb2 as pb
 from edl.errors import EdlError
 from trainer.session.client import NoMaster, Session
-
-FAILED, LOST = 1, 3
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -42,10 +41,10 @@ def main(argv: list[str] | None = None) -> int:
         code = _work(link)
     except NoMaster as error:
         print(f"edl worker {args.worker}: {error}", file=sys.stderr)
-        code = LOST
+        code = WorkerExit.LOST
     except Exception as error:
         _last_words(link, error)
-        code = FAILED
+        code = WorkerExit.FAILED
     link.close()
     # Not sys.exit: TensorFlow's and the user's threads have nothing left to say, and a
     # broken ring's engine must not be torn down by static destructors.
@@ -125,7 +124,7 @@ def _work(link: Session) -> int:
     link.say(ready=pb.Ready(records=size))
     end = Worker(config, link, ring, learner, source, size, export).train()
     print(f"edl worker {link.worker}: {end.why}", file=sys.stderr)
-    return LOST if end.lost else 0
+    return WorkerExit.LOST if end.lost else WorkerExit.STOPPED
 
 
 if __name__ == "__main__":
