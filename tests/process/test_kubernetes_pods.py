@@ -508,6 +508,21 @@ async def test_a_mistake_of_our_own_is_the_workers_end(
 
 
 @pytest.mark.parametrize("status", [403, 404, 422])
+async def test_a_status_that_cannot_be_written_is_told_and_when_it_can_again(
+    server: KubernetesApi, status: int
+) -> None:
+    refusal = server.refuse("patch", "configmaps", status, "Refused", "cannot patch edl-status", times=1000)
+    async with driving(server) as job:
+        job.told = a_status()
+        job.backend.observe(0.0, ev.Tick(), [])
+        (degraded,) = await job.until(lambda: job.of(ev.Degraded))
+        assert degraded.part == "status"
+        assert "edl-status cannot be written" in degraded.why and "cannot patch edl-status" in degraded.why
+        refusal.times = 0
+        await job.until(lambda: job.of(ev.Degraded)[-1] == ev.Degraded("status", ""))
+        assert server.objects["configmaps"]["edl-status"]["data"]["phase"] == "Training"
+
+
 async def test_a_deletion_that_is_refused_is_told_and_when_it_is_not_any_more(server: KubernetesApi) -> None:
     refusal = server.refuse("delete", "pods", 403, "Forbidden", "cannot delete resource pods", times=1000)
     async with driving(server) as job:
