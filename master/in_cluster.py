@@ -40,6 +40,7 @@ from master.backends.kubernetes import (
 )
 from master.core import events as ev
 from master.http.metrics import Metrics
+from master.http.server import Server
 from master.log import log_at
 from master.loop import Master
 from master.service import serve, token_for
@@ -130,7 +131,8 @@ class Release:
         self._leaving = asyncio.Event()
         self._master: Master | None = None
         self._installed: Installed | None = None
-        self._metrics = Metrics(self._status, self._ready, self._numbers)
+        self._metrics = Metrics(self._status, self._numbers)
+        self._http = Server(self._ready, {"/metrics": self._metrics.page})
 
     def leave(self) -> None:
         """This process is to end; the run goes on."""
@@ -142,7 +144,7 @@ class Release:
         Raises:
             ConfigError: the release's objects are invalid, or the account lacks a right.
         """
-        await self._metrics.start(self._metrics_address)
+        await self._http.start(self._metrics_address)
         api, election, tasks = self._api, self._election, Tasks()
         try:
             await self._unless_leaving(until_answered(api.pace, election.take))
@@ -157,6 +159,7 @@ class Release:
         finally:
             await tasks.close()
             await api.close()
+            await self._http.close()
 
     async def _next(self, installed: Installed) -> None:
         """What there is to do, until there is something else to do."""

@@ -40,7 +40,7 @@ def own_fault(w: Worker, gone: ev.Gone) -> str:
     if gone.signal:
         how = f"crashed ({gone.signal})"
     elif gone.code is not None:
-        how = f"ended by itself with exit code {gone.code}"
+        how = f"exited unexpectedly with exit code {gone.code}"
     else:
         how = "failed"
     if gone.why:

@@ -420,8 +420,8 @@ def test_the_notes_name_what_was_made(helm: Helm, notes: Path) -> None:
     assert "trains digits with 3 workers in namespace team" in text
     assert "kubectl -n team wait --for=jsonpath='{.data.phase}'=Succeeded configmap/vision-edl-status" in text
     assert "helm uninstall vision -n team" in text
-    assert "The trained model is lost with the pods" in text
-    assert "WARNING" not in text
+    assert "WARNING: the trained model will be lost with the worker's pod: set output.size" in text
+    assert text.count("WARNING") == 1
 
 
 @pytest.mark.parametrize(

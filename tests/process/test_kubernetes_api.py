@@ -16,6 +16,7 @@ from lightkube.config.kubeconfig import KubeConfig
 from lightkube.config.models import Cluster, User
 
 from edl.contract.ids import WorkerId
+from edl.contract.reasons import Reason
 from edl.errors import ConfigError
 from edl.kubernetes.client import Api, ApiError, Timing
 from master.backends.kubernetes import Place
@@ -166,7 +167,7 @@ async def test_five_minutes_without_an_api(server: KubernetesApi, how: str) -> N
         server.end_pod("edl-worker-1", 1)
         job.create(6, 7)
         job.delete(2)
-        job.backend.perform(ev.Say("ring", "ring 3 -> 2 in 0.21 s"))
+        job.backend.perform(ev.Notice(Reason.RingReshaped, "ring 3 -> 2 in 0.21 s"))
         await asyncio.sleep(300 * SECOND)
         asked = server.requests[before:]
         assert len(asked) <= 300
@@ -218,7 +219,7 @@ def test_without_a_cluster_it_is_said_where_one_was_looked_for(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
-    with pytest.raises(ConfigError, match=r"no Kubernetes to talk to: .*none"):
+    with pytest.raises(ConfigError, match=r"no Kubernetes configuration: .*none"):
         Api(Timing())
     monkeypatch.delenv("EDL_NAMESPACE", raising=False)
     with pytest.raises(ConfigError, match="EDL_NAMESPACE"):

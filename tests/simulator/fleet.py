@@ -133,9 +133,9 @@ class Fleet:
 
     # --- orders
 
-    def fence(self, w: Sim, why: str) -> None:
-        if why.startswith("not heard"):
-            self.world.checks.was_silent(w, why)
+    def fence(self, w: Sim, fence: ev.Fence) -> None:
+        if fence.reason is ev.FenceReason.HeartbeatTimeout:
+            self.world.checks.was_silent(w, fence.why)
         w.fenced = True
         self.order_to(w.id, lambda w: self.exit(w, code=3))
 

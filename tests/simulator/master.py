@@ -84,8 +84,8 @@ class Master:
                 faults.moment("exporting")
             case ev.Stop(worker):
                 fleet.order_to(worker, fleet.stop)
-            case ev.Fence(worker, why):
-                fleet.fence(fleet.workers[worker], why)
+            case ev.Fence(worker):
+                fleet.fence(fleet.workers[worker], effect)
             case ev.End():
                 self.world.ended = effect
 

@@ -10,7 +10,8 @@ nodes            nodes that seem to be lost
 exit_cause       why a worker ended, judged by its pod
 workers          what happens to the workers' pods
 labels           rank and state on the pods
-show             what people see with kubectl: status and events
+status           what people see with kubectl: the status ConfigMap
+event_recorder   and Events
 backend          the adapter itself: effects become pods, pods become events
 ended_run        what is left to do for a run that has ended
 """

@@ -23,13 +23,14 @@ from edl.errors import ConfigError
 from edl.kubernetes import overrides, pods
 from edl.kubernetes.client import Api, ApiError
 from master.backends.base import Emit, Tasks, described
-from master.backends.kubernetes import show
+from master.backends.kubernetes.event_recorder import EventRecorder
 from master.backends.kubernetes.installed import Installed
 from master.backends.kubernetes.labels import Labels
 from master.backends.kubernetes.nodes import Nodes
 from master.backends.kubernetes.pod_control import PodCreation, PodDeletion
 from master.backends.kubernetes.pod_template import Identity, digest, excluding, render
 from master.backends.kubernetes.retry import refusal
+from master.backends.kubernetes.status import Snapshot, Status
 from master.backends.kubernetes.workers import Worker, Workers
 from master.core import events as ev
 from master.spec import JobSpec, Wanted
@@ -77,10 +78,10 @@ class Kubernetes:
         # A run keeps the values that it began with, but those of the backend itself are live.
         self._config: Config = (wanted if isinstance(wanted, JobSpec) else run.spec).config
         self._stopping = False
-        self.events = show.Events(api, place.namespace, installed.owner, place.pod)
+        self.events = EventRecorder(api, place.namespace, installed.owner, place.pod)
         writes = cast(Api, _StatusWrites(api, run.emit))
-        self.status = show.Status(writes, place.path("configmaps", place.names.status))
-        self.status.begin(self._now, run.run_id, run.spec.values)
+        path = place.path("configmaps", place.names.status)
+        self.status = Status(writes, path, self._snapshot, self.events)
         self._nodes = Nodes(api.pace.doubt, self._replace_the_outdated)
         self._creation = PodCreation(api, place, self._blocked)
         self._deletion = PodDeletion(api, place, self._tasks, run.emit)
@@ -105,7 +106,6 @@ class Kubernetes:
         self._installed.on_job.append(self._job_changed)
         self._tell_notices()
         self._stop_if_asked()
-        self.status.next_id = self._workers.next_id
         pause = self._api.pace.status
         for part, work in {
             "watching pods": self._installed.pods.run,
@@ -121,14 +121,13 @@ class Kubernetes:
         match effect:
             case ev.Create(worker):
                 w = self._workers.add(worker)
-                self.status.next_id = self._workers.next_id
                 self._tasks.start(self._create(w), partial(self._failed, w))
             case ev.Fence(worker):
                 self._workers.doubt(worker)
             case ev.Delete(worker, grace_period_seconds):
                 self._remove(worker, grace_period_seconds)
-            case ev.Say(kind, text):
-                self.events.say(kind, text)
+            case ev.Notice(reason, text):
+                self.events.record(reason, text)
 
     def observe(self, now: float, event: ev.Event, effects: list[ev.Effect]) -> None:
         """An observer of the master's loop: what people see may have changed."""
@@ -235,14 +234,19 @@ class Kubernetes:
             self._stop_if_asked()
 
     def _tell_notices(self) -> None:
-        self.status.scale_over = self._installed.scale_over
         while self._installed.notices:
-            self.events.note(*self._installed.notices.pop(0))
+            self.events.record(*self._installed.notices.pop(0))
 
     def _stop_if_asked(self) -> None:
         if not self._stopping and self._installed.data.get(overrides.STOP) == self._workers.run_id:
             self._stopping = True
             self._run.emit(ev.StopAsked("stopped by edl stop"))
+
+    def _snapshot(self) -> Snapshot | None:
+        if not (job := self._now()):
+            return None
+        run, workers = self._run, self._workers
+        return Snapshot(job, run.run_id, run.spec.values, workers.next_id, self._installed.scale_over)
 
     def _now(self) -> dict[str, Any]:
         return self._run.status(asyncio.get_running_loop().time())

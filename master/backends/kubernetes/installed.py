@@ -11,6 +11,7 @@ from typing import Any
 
 import structlog
 
+from edl.contract.reasons import Reason
 from edl.errors import ConfigError
 from edl.kubernetes import overrides, pods
 from edl.kubernetes.client import Api
@@ -32,7 +33,7 @@ class Installed:
         self.on_pod: list[Callable[[pods.Pod, bool], None]] = []  # the pod, and whether it is gone
         self.left = Left()
         self.scale_over = ""  # the id of the last `edl scale` that is superseded
-        self.notices: list[tuple[str, str]] = []  # reason and message of what people should read
+        self.notices: list[tuple[Reason, str]] = []  # reason and message of what people should read
         self._read_version = ""
         self._wanted: Wanted | None = None
 
@@ -129,7 +130,9 @@ class Installed:
             return checked(values)
         if why := scale.over(values):
             self.scale_over = scale.id
-            self.notices.append(("ScaleOver", f"`edl scale {scale.workers}` no longer holds: {why}"))
+            self.notices.append(
+                (Reason.ScaleSuperseded, f"`edl scale {scale.workers}` no longer holds: {why}")
+            )
             return checked(values)
         return checked({**values, "workers": scale.workers})
 

@@ -14,14 +14,15 @@ import structlog
 
 from edl.contract.ids import RunId, WorkerId
 from edl.contract.phases import WorkerState
+from edl.contract.reasons import Reason
 from edl.kubernetes import pods
 from edl.kubernetes.client import Timing
 from master.backends.base import Emit
+from master.backends.kubernetes.event_recorder import EventRecorder
 from master.backends.kubernetes.exit_cause import exit_cause
 from master.backends.kubernetes.installed import Installed
 from master.backends.kubernetes.nodes import Nodes
 from master.backends.kubernetes.pod_control import PodCreation, PodDeletion
-from master.backends.kubernetes.show import Events
 from master.core import events as ev
 
 log = structlog.get_logger()
@@ -81,7 +82,7 @@ class Workers:
         nodes: Nodes,
         creation: PodCreation,
         deletion: PodDeletion,
-        events: Events,
+        events: EventRecorder,
     ):
         self.run_id, self.next_id, self._emit, self._pace, self._nodes = run_id, next_id, emit, pace, nodes
         self._creation, self._deletion, self._events = creation, deletion, events
@@ -154,7 +155,7 @@ class Workers:
                 f"it belongs to run {run}" if run and run != self.run_id else "this master did not make it"
             )
             why = f"there is a pod {pod['metadata']['name']} already, and {whose}"
-            self._warn("PodExists", f"{why}; worker {w.id} is given up")
+            self._events.record(Reason.PodExists, f"{why}; worker {w.id} is given up")
             self.end(w, ev.Gone(w.id, free=True, why=why))
 
     def blocked(self, why: str) -> None:
@@ -229,7 +230,7 @@ class Workers:
     def _look(self, w: Worker, pod: pods.Pod, vanished: bool) -> None:
         if (why := pods.disruption(pod)) and not w.disrupted:
             w.disrupted = why
-            self._warn("WorkerPreempted", f"worker {w.id}: {why}")
+            self._events.record(Reason.WorkerPreempted, f"worker {w.id}: {why}")
         if vanished or pods.ended(pod):
             self.end(w, exit_cause(w.id, pod, w.asked, w.disrupted))
             return
@@ -261,7 +262,7 @@ class Workers:
             return
         why = f"node {pods.node(w.pod)} does not answer"
         if self._nodes.avoid(pods.node(w.pod)):
-            self._warn("NodeAvoided", f"{why}: workers are made elsewhere")
+            self._events.record(Reason.NodeAvoided, f"{why}: workers are made elsewhere")
         self._deletion.discard(w.pod)
         self.end(w, ev.Gone(w.id, free=True, why=why))
 
@@ -269,9 +270,6 @@ class Workers:
         for timer in (w.overdue, w.untaken):
             if timer is not None:
                 timer.cancel()
-
-    def _warn(self, reason: str, message: str) -> None:
-        self._events.note(reason, message, warning=True)
 
     def _stranger(self, pod: pods.Pod) -> None:
         """A pod with our labels that we do not know."""
