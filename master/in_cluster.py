@@ -27,7 +27,8 @@ import structlog
 
 from edl.contract.ids import RunId
 from edl.contract.phases import Phase
-from edl.kubernetes.client import SOON, Api, Timing
+from edl.kubernetes.client import SOON, Api
+from edl.kubernetes.timing import Timing
 from master.backends.base import Tasks
 from master.backends.kubernetes import (
     EndedRun,

@@ -8,8 +8,9 @@ from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing
 
 from edl.kubernetes import pods
-from edl.kubernetes.client import Api, ApiError, Backoff
+from edl.kubernetes.client import Api, ApiError
 from edl.kubernetes.informer import Object, changes
+from edl.kubernetes.rate_limit import Backoff
 
 
 async def read(api: Api, path: str, selector: str, tail: int | None) -> AsyncGenerator[str, None]:

@@ -24,10 +24,11 @@ from edl.cli.release_status import Found
 from edl.config import unscalable
 from edl.errors import EdlError
 from edl.kubernetes import overrides, pods
-from edl.kubernetes.client import SOON, Api, ApiError, Timing
+from edl.kubernetes.client import SOON, Api, ApiError
 from edl.kubernetes.informer import Object, changes
 from edl.kubernetes.kubeconfig import Access
 from edl.kubernetes.kubeconfig import load as load_kubeconfig
+from edl.kubernetes.timing import Timing
 
 JOBS = f"{pods.PART_OF}=edl,{pods.COMPONENT}=job"
 ANSWER_SECONDS = 15.0  # for a running master to do what was asked

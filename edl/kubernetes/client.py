@@ -35,10 +35,8 @@ from lightkube.core.exceptions import ConfigError as LightkubeError
 import edl
 from edl.errors import ConfigError, EdlError
 from edl.kubernetes.kubeconfig import Access
-from edl.kubernetes.rate_limit import Backoff, Budget
+from edl.kubernetes.rate_limit import Budget
 from edl.kubernetes.timing import Timing
-
-__all__ = ["SOON", "URGENT", "WHENEVER", "Api", "ApiError", "Backoff", "Budget", "Timing"]
 
 log = structlog.get_logger()
 

@@ -22,7 +22,8 @@ from typing import Any, TypeAlias
 
 import structlog
 
-from edl.kubernetes.client import Api, ApiError, Backoff
+from edl.kubernetes.client import Api, ApiError
+from edl.kubernetes.rate_limit import Backoff
 
 log = structlog.get_logger()
 

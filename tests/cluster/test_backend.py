@@ -14,7 +14,8 @@ import yaml
 from lightkube.config.kubeconfig import KubeConfig
 
 from edl.contract.ids import WorkerId
-from edl.kubernetes.client import Api, Timing
+from edl.kubernetes.client import Api
+from edl.kubernetes.timing import Timing
 from master.backends.kubernetes import Place
 from master.core import events as ev
 from tests import kubernetes_driver
@@ -132,7 +133,7 @@ async def test_what_keeps_a_worker_from_running_is_told_within_seconds(
         job.create(5)
         why = await job.until(lambda: job.delays(5), SECONDS)
         assert "spec.containers[0].image: Required value" in why[0], "in Kubernetes' own words"
-        replaced = "it waited, and by now other pods are made"
+        replaced = "it was pending, and its pod was outdated"
         for worker in (3, 4):
             gone = await job.gone(worker, SECONDS)
             assert (gone.free, gone.why) == (True, replaced)

@@ -23,8 +23,9 @@ import edl
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.proto import edl_pb2_grpc as rpc
 from edl.kubernetes import pods
-from edl.kubernetes.client import Api, Timing
+from edl.kubernetes.client import Api
 from edl.kubernetes.informer import Informer
+from edl.kubernetes.timing import Timing
 from tests.cluster.cluster import Cluster, Namespace
 from tests.kubernetes_driver import job_values
 from tests.kubernetes_master import TOKEN, MasterProcess, master

@@ -15,7 +15,8 @@ import yaml
 from lightkube.config.kubeconfig import KubeConfig
 from lightkube.config.models import Cluster, User
 
-from edl.kubernetes.client import Api, Timing
+from edl.kubernetes.client import Api
+from edl.kubernetes.timing import Timing
 from master.backends.kubernetes import Place
 from tests import kubernetes_driver
 from tests.fakes.kubernetes_api import NAMESPACE, KubernetesApi

@@ -18,7 +18,8 @@ from lightkube.config.models import Cluster, User
 from edl.contract.ids import WorkerId
 from edl.contract.reasons import Reason
 from edl.errors import ConfigError
-from edl.kubernetes.client import Api, ApiError, Timing
+from edl.kubernetes.client import Api, ApiError
+from edl.kubernetes.timing import Timing
 from master.backends.kubernetes import Place
 from master.core import events as ev
 from tests.fakes.kubernetes_api import NAMESPACE, KubernetesApi, serving

@@ -15,7 +15,7 @@ import yaml
 from edl.contract.ids import WorkerId
 from edl.errors import ConfigError
 from edl.kubernetes import overrides
-from edl.kubernetes.client import Timing
+from edl.kubernetes.timing import Timing
 from master.backends.kubernetes import backend
 from master.backends.kubernetes.labels import Labels
 from master.core import events as ev
@@ -181,7 +181,7 @@ async def test_what_is_put_on_a_node_that_is_lost_is_made_anew_elsewhere(server:
         server.hold_pod("edl-worker-4", "Unschedulable", "0/2 nodes are available: 1 Insufficient cpu.")
         await job.until(lambda: job.delays(4))
         # By the time it is trusted again it is back, or Kubernetes itself puts nothing there.
-        assert (await job.gone(4)).why == "it waited, and by now other pods are made"
+        assert (await job.gone(4)).why == "it was pending, and its pod was outdated"
         job.create(5)
         await job.until(lambda: "edl-worker-5" in server.objects["pods"])
         assert not_on(server.pod("edl-worker-5")) == []
@@ -389,7 +389,7 @@ async def test_a_pod_that_waits_is_replaced_when_the_release_makes_other_ones(se
             server, **{"worker.yaml": yaml.safe_dump({**POD, "metadata": {"labels": {"team": "theirs"}}})}
         )
         gone = await job.gone(1)
-        assert (gone.free, gone.why) == (True, "it waited, and by now other pods are made")
+        assert (gone.free, gone.why) == (True, "it was pending, and its pod was outdated")
         assert set(server.objects["pods"]) == {"edl-worker-0"}, "who runs has what it needs"
         assert server.count()["delete", "pods"] == 1
 

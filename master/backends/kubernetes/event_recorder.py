@@ -17,7 +17,8 @@ from typing import Any
 import structlog
 
 from edl.contract.reasons import Reason, Share
-from edl.kubernetes.client import SOON, Api, ApiError, Backoff, Budget
+from edl.kubernetes.client import SOON, Api, ApiError
+from edl.kubernetes.rate_limit import Backoff, Budget
 
 log = structlog.get_logger()
 

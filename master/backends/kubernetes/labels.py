@@ -15,7 +15,8 @@ import structlog
 from edl.contract.ids import WorkerId
 from edl.contract.phases import WorkerState
 from edl.kubernetes import pods
-from edl.kubernetes.client import WHENEVER, Api, ApiError, Backoff
+from edl.kubernetes.client import WHENEVER, Api, ApiError
+from edl.kubernetes.rate_limit import Backoff
 from master.backends.kubernetes.release import Place
 from master.backends.kubernetes.workers import Worker, Workers
 

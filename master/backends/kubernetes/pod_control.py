@@ -14,7 +14,8 @@ import structlog
 
 from edl.errors import ConfigError
 from edl.kubernetes import pods
-from edl.kubernetes.client import Api, ApiError, Backoff
+from edl.kubernetes.client import Api, ApiError
+from edl.kubernetes.rate_limit import Backoff
 from master.backends.base import Emit, Tasks, described
 from master.backends.kubernetes.release import Place
 from master.backends.kubernetes.retry import refusal

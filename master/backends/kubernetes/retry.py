@@ -7,7 +7,9 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from edl.errors import ConfigError
-from edl.kubernetes.client import ApiError, Backoff, Timing
+from edl.kubernetes.client import ApiError
+from edl.kubernetes.rate_limit import Backoff
+from edl.kubernetes.timing import Timing
 
 T = TypeVar("T")
 

@@ -20,7 +20,8 @@ from typing import Any
 import structlog
 
 from edl.contract.ids import RunId
-from edl.kubernetes.client import SOON, Api, ApiError, Backoff
+from edl.kubernetes.client import SOON, Api, ApiError
+from edl.kubernetes.rate_limit import Backoff
 from master.backends.kubernetes.event_recorder import rfc3339_now
 
 log = structlog.get_logger()

@@ -16,7 +16,7 @@ from edl.contract.ids import RunId, WorkerId
 from edl.contract.phases import WorkerState
 from edl.contract.reasons import Reason
 from edl.kubernetes import pods
-from edl.kubernetes.client import Timing
+from edl.kubernetes.timing import Timing
 from master.backends.base import Emit
 from master.backends.kubernetes.event_recorder import EventRecorder
 from master.backends.kubernetes.exit_cause import exit_cause
