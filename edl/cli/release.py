@@ -28,6 +28,7 @@ from edl.kubernetes.client import SOON, Api, ApiError
 from edl.kubernetes.informer import Object, changes
 from edl.kubernetes.kubeconfig import Access
 from edl.kubernetes.kubeconfig import load as load_kubeconfig
+from edl.kubernetes.names import Names
 from edl.kubernetes.timing import Timing
 
 JOBS = f"{pods.PART_OF}=edl,{pods.COMPONENT}=job"
@@ -107,7 +108,7 @@ class Release:
         return list(found["items"])
 
     async def _events(self) -> list[Object]:
-        ours = f"involvedObject.name={self._found.fullname}-job"
+        ours = f"involvedObject.name={self._found.names.job}"
         return list((await self._api.get(self._path("events"), fieldSelector=ours))["items"])
 
     async def _end(self) -> None:
@@ -120,7 +121,7 @@ class Release:
             EdlError: the release is gone.
         """
         found = self._found
-        only = {"fieldSelector": f"metadata.name={found.fullname}-status"}
+        only = {"fieldSelector": f"metadata.name={found.names.status}"}
         try:
             async with (
                 asyncio.timeout(seconds),
@@ -163,11 +164,11 @@ class Release:
             stopped = (*ENDED, Phase.Ending)
             found = await self._answer(lambda now: now.phase in stopped, "requested the end of the job")
         outcome = f"the job has ended: {found.phase}, {found.reason}" if found.ended else "the job is ending"
-        left = f"its master, the summary in configmap/{found.fullname}-status, the logs of ended pods"
+        left = f"its master, the summary in configmap/{found.names.status}, the logs of ended pods"
         return f"{outcome}\nThe release remains: {left}.\nTo remove it: {uninstall}"
 
     async def _ask(self, key: str, text: str | None) -> None:
-        path = self._path("configmaps", f"{self._found.fullname}-job")
+        path = self._path("configmaps", self._found.names.job)
         await self._api.patch(path, {"data": {key: text}}, SOON)
 
     async def _answer(self, done: Callable[[Found], bool], what: str) -> Found:
@@ -188,7 +189,7 @@ class Release:
 
     def _with(self, status: Object) -> Found:
         found = self._found
-        return Found(found.namespace, found.release, found.fullname, found.job, status)
+        return Found(found.namespace, found.release, found.names, found.job, status)
 
     def _path(self, kind: str, *more: str) -> str:
         return "/".join([f"/api/v1/namespaces/{self._found.namespace}/{kind}", *more])
@@ -208,11 +209,11 @@ async def _find(api: Api, name: str, namespace: str) -> Found:
     """
     maps = f"/api/v1/namespaces/{namespace}/configmaps"
     found = {m["metadata"]["name"]: m for m in (await api.get(maps, labelSelector=JOBS))["items"]}
-    fullnames = [key.removesuffix("-job") for key in found if key.endswith("-job")]
-    releases = {full: found[f"{full}-job"]["metadata"]["labels"][pods.INSTANCE] for full in fullnames}
-    matching = [full for full in fullnames if name in (full, releases[full])]
-    if name in matching:
-        matching = [name]
+    jobs = [names for key in found if (names := Names.of_job(key)) is not None]
+    releases = {names: found[names.job]["metadata"]["labels"][pods.INSTANCE] for names in jobs}
+    matching = [names for names in jobs if name in (names.fullname, releases[names])]
+    if Names(name) in matching:
+        matching = [Names(name)]
     if not matching:
         known = ", ".join(sorted(set(releases.values())))
         there = f"edl releases there: {known}" if known else "no edl releases found"
@@ -220,12 +221,12 @@ async def _find(api: Api, name: str, namespace: str) -> Found:
     if len(matching) > 1:
         raise EdlError(
             f"release {name} in namespace {namespace} has several jobs; "
-            f"use --release {' or --release '.join(matching)}"
+            f"use --release {' or --release '.join(names.fullname for names in matching)}"
         )
-    (full,) = matching
-    if f"{full}-status" not in found:
-        raise EdlError(f"configmap {full}-status not found in namespace {namespace}")
-    return Found(namespace, releases[full], full, found[f"{full}-job"], found[f"{full}-status"])
+    (names,) = matching
+    if names.status not in found:
+        raise EdlError(f"configmap {names.status} not found in namespace {namespace}")
+    return Found(namespace, releases[names], names, found[names.job], found[names.status])
 
 
 async def _next(lines: AsyncGenerator[str, None]) -> str | None:

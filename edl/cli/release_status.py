@@ -20,6 +20,7 @@ from edl.contract import artifacts
 from edl.errors import EdlError
 from edl.kubernetes import overrides, pods
 from edl.kubernetes.informer import Object
+from edl.kubernetes.names import Names
 
 MOST_EVENTS = 8
 LOST = "the trained model {} lost with the worker's pod; set output.size or output.existingClaim"
@@ -31,7 +32,7 @@ class Found:
 
     namespace: str
     release: str
-    fullname: str  # what the names of its objects begin with
+    names: Names
     job: Object
     status: Object
 
@@ -81,7 +82,7 @@ class Found:
         try:
             return dict(json.loads(self.job["data"]["values.json"]))
         except (KeyError, TypeError, ValueError) as error:
-            raise EdlError(f"configmap {self.fullname}-job: cannot read values.json") from error
+            raise EdlError(f"configmap {self.names.job}: cannot read values.json") from error
 
     @property
     def scaled(self) -> overrides.Scale | None:
@@ -128,7 +129,7 @@ def snapshot(found: Found, there: Sequence[Object], happened: Sequence[Object]) 
         "workers": workers,
         "events": news,
     }
-    kept = f"configmap/{found.fullname}-status"
+    kept = f"configmap/{found.names.status}"
     if found.ended:
         return Snapshot(data, kept, found.model or LOST.format("is"))
     notes = [f"worker {w['id']} is pending: {w['delay']}" for w in workers if w["delay"]]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from edl.contract.ids import WorkerId
 
 MASTER_PORT = 8500
+JOB = "-job"
 
 
 @dataclass(frozen=True)
@@ -22,10 +23,15 @@ class Names:
 
     fullname: str
 
+    @classmethod
+    def of_job(cls, job: str) -> Names | None:
+        """Of the release whose job's ConfigMap has this name; None: no job's has."""
+        return cls(job.removesuffix(JOB)) if job.endswith(JOB) else None
+
     @property
     def job(self) -> str:
         """ConfigMap: what the job is to be. The chart writes it; Events are about it."""
-        return f"{self.fullname}-job"
+        return f"{self.fullname}{JOB}"
 
     @property
     def status(self) -> str:

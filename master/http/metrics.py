@@ -16,9 +16,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 import edl
+from edl.contract.phases import WorkerState
 from master.core import events as ev
 
-STATES = ("pending", "starting", "initializing", "ready", "member", "draining")
+STATES = [state for state in WorkerState if state is not WorkerState.GONE]
 
 
 class Metrics:
