@@ -1,0 +1,98 @@
+"""A worker, put together from what the job's values and the user's module say; and its warm-up.
+
+Importing this module takes seconds: TensorFlow and Horovod. So the master is greeted before.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from threading import Event
+
+import keras
+import tensorflow as tf
+
+from edl import config as config_module
+from edl.config import Config
+from edl.order import Order
+from edl.proto import edl_pb2 as pb
+from edl.ranges import RangeSet
+from trainer import zoo
+from trainer.data import Batches
+from trainer.export import evaluate, save
+from trainer.horovod_ring import HorovodRing
+from trainer.learner import KerasLearner
+from trainer.link import Link
+from trainer.orders import FormRing
+from trainer.records import Records
+from trainer.report import Report
+from trainer.ring import Ring, RingBroken
+from trainer.told import Session
+from trainer.worker import Learner, Worker
+
+SAMPLE_RECORDS = 2  # to build, trace and warm up with
+
+
+def build(link: Link) -> Worker:
+    """The worker of an open link, warmed up.
+
+    Raises:
+        EdlError: the values, the model or the data are not what they should be, or the master has
+            ended this worker meanwhile.
+    """
+    config = config_module.parse(json.loads(link.config_json))
+    if config.local.threads:
+        tf.config.threading.set_intra_op_parallelism_threads(config.local.threads)
+        tf.config.threading.set_inter_op_parallelism_threads(1)
+    keras.utils.set_random_seed(config.training.seed)
+
+    module = zoo.load(config.model.module, config.model.source)
+    model, reader = module.model(), module.reader("train")
+    assert reader is not None
+    size = len(reader)
+    order = Order(size, config.training.seed, config.data.block_records, config.data.shuffle)
+    records = Records(reader, order, module.feed, module.name)
+    learner = KerasLearner(model, records.plain(0, min(size, SAMPLE_RECORDS)) if size else None)
+
+    session = link.session
+    interface, port = os.environ.get("EDL_RING_INTERFACE", "lo"), int(link.address.rpartition(":")[2])
+    ring = HorovodRing(link.store_port, interface, f"worker-{session.worker}", port)
+    session.cuts(ring.cut)
+
+    def export() -> tuple[dict[str, float], str]:
+        metrics = evaluate(model, module, module.reader("test"))
+        return metrics, save(model, Path(link.output), session.worker) if link.output else ""
+
+    batches = Batches(records, size)
+    if size:
+        warm_up(config, ring, learner, batches)
+    return Worker(config, session, ring, learner, batches, Report(session), export)
+
+
+def warm_up(config: Config, ring: Ring, learner: Learner, batches: Batches) -> None:
+    """Two steps of the real loop in a ring of one, with records and without, that leave the model as it was.
+
+    Everything is built, traced and touched before other workers wait for this one.
+
+    Raises:
+        RingBroken: the master has ended this worker meanwhile.
+    """
+    before = learner.state()
+    # A loss that is not finite is to be found in training, where the model is the job's.
+    forgiving = config.training.model_copy(update={"non_finite": "skip"})
+    config = config.model_copy(update={"training": forgiving})
+    said: list[pb.FromWorker] = []
+    alone = Session(0, said.append, lambda: None, Event())
+    worker = Worker(config, alone, ring, learner, batches, Report(alone, log=lambda line: None), _nothing)
+    sample = RangeSet(((0, min(batches.epoch_size, SAMPLE_RECORDS)),))
+    for generation, leases in enumerate((sample, RangeSet())):
+        alone.hear(pb.ToWorker(generation=generation, leave=pb.Leave()))  # after one step
+        worker.ride(FormRing(generation, (alone.worker,), alone.worker, sync=True, leases=leases))
+        if broken := said[-1].out.broken:
+            raise RingBroken(broken)
+    learner.load(before)
+
+
+def _nothing() -> tuple[dict[str, float], str]:
+    return {}, ""
