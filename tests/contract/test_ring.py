@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import queue
 import subprocess
@@ -20,7 +21,7 @@ from trainer.rendezvous import RendezvousStore
 
 ROOT = Path(__file__).parents[2]
 MEMBERS = 3
-SECONDS = 60
+SECONDS = 120
 ENDED = ""
 
 
@@ -127,13 +128,23 @@ class ProcessMember(Member):
             [sys.executable, "-m", "tests.contract.ring_member", str(port), f"member-{number}"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT,
         )  # fmt: skip
-        threading.Thread(target=self._read, daemon=True).start()
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
 
     def _read(self) -> None:
         assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.words.put(line.strip())
+        with self.process.stdout as lines:
+            for line in lines:
+                self.words.put(line.strip())
         self.words.put(ENDED)
+
+    def kill(self) -> None:
+        assert self.process.stdin is not None
+        self.process.kill()
+        self.process.wait(SECONDS)
+        self._reader.join(SECONDS)
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
 
     def do(self, order: str) -> None:
         assert self.process.stdin is not None
@@ -172,13 +183,11 @@ class Horovod:
 
     def kill(self, member: Member) -> None:
         assert isinstance(member, ProcessMember)
-        member.process.kill()
-        member.process.wait(SECONDS)
+        member.kill()
 
     def close(self) -> None:
         for m in self._members:
-            m.process.kill()
-            m.process.communicate()
+            m.kill()
         asyncio.run_coroutine_threadsafe(self._store.close(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(SECONDS)

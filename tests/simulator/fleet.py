@@ -175,7 +175,7 @@ class Fleet:
         w.session.end(why)
         self.must_end(w)
 
-    def must_end(self, w: Sim, halves: int = 8) -> None:
+    def must_end(self, w: Sim, halves: int = 4) -> None:
         """It has so many half seconds left of those in which it runs."""
         assert halves or not w.warm or w.done, f"worker {w.id} was to end, but goes on"
         if halves:
