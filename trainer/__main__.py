@@ -14,7 +14,7 @@ import threading
 import traceback
 
 from edl.proto import edl_pb2 as pb
-from trainer.link import Link, NoMaster
+from trainer.link import MasterStream, NoMaster
 
 FAILED, LOST = 1, 3
 HEARTBEATS = 6  # in the time after which the master takes a worker for dead
@@ -33,18 +33,18 @@ def main(argv: list[str] | None = None) -> int:
     # SIGTERM is waited for on a thread: the main thread may be in a collective or in the
     # user's code. Blocked before any other thread exists, so that none of them gets it.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    link = Link(args.master, os.environ.get("EDL_TOKEN", ""), args.worker, args.run_id)
-    threading.Thread(target=_leave_on_sigterm, args=(link,), name="sigterm", daemon=True).start()
+    stream = MasterStream(args.master, os.environ.get("EDL_TOKEN", ""), args.worker, args.run_id)
+    threading.Thread(target=_leave_on_sigterm, args=(stream,), name="sigterm", daemon=True).start()
     try:
-        code = work(link)
+        code = work(stream)
     except NoMaster as error:
         print(f"edl worker {args.worker}: {error}", file=sys.stderr)
         code = LOST
     except Exception as error:
         traceback.print_exception(error)
-        link.session.fail(error)
+        stream.session.fail(error)
         code = FAILED
-    link.close()
+    stream.close()
     # Not sys.exit: TensorFlow's and the user's threads have nothing left to say, and a
     # broken ring's engine must not be torn down by static destructors.
     sys.stdout.flush()
@@ -52,24 +52,24 @@ def main(argv: list[str] | None = None) -> int:
     os._exit(code)
 
 
-def work(link: Link) -> int:
+def work(stream: MasterStream) -> int:
     """Greet the master, build, warm up, say ready, and train until told to stop; returns the exit code."""
-    link.open()
+    stream.open()
     from trainer.build import build  # takes seconds, in which the master already knows of this worker
 
-    worker = build(link)
-    link.start_beating(worker.config.elastic.silence_seconds / HEARTBEATS)
-    link.session.say(ready=pb.Ready(records=worker.batches.epoch_size))
+    worker = build(stream)
+    stream.start_beating(worker.config.elastic.silence_seconds / HEARTBEATS)
+    stream.session.say(ready=pb.Ready(records=worker.batches.epoch_size))
     end = worker.train()
-    print(f"edl worker {link.session.worker}: {end.why}", file=sys.stderr)
+    print(f"edl worker {stream.session.worker}: {end.why}", file=sys.stderr)
     return LOST if end.lost else 0
 
 
-def _leave_on_sigterm(link: Link) -> None:
+def _leave_on_sigterm(stream: MasterStream) -> None:
     while True:
         signal.sigwait({signal.SIGTERM})
         print("SIGTERM: leaving at the next step boundary", file=sys.stderr, flush=True)
-        link.session.say(leaving=pb.Leaving(why="SIGTERM"))
+        stream.session.say(leaving=pb.Leaving(why="SIGTERM"))
 
 
 if __name__ == "__main__":

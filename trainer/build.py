@@ -23,7 +23,7 @@ from trainer.data import Batches
 from trainer.export import evaluate, save
 from trainer.horovod_ring import HorovodRing
 from trainer.learner import KerasLearner
-from trainer.link import Link
+from trainer.link import MasterStream
 from trainer.orders import FormRing
 from trainer.records import Records
 from trainer.report import Report
@@ -34,14 +34,14 @@ from trainer.worker import Learner, Worker
 SAMPLE_RECORDS = 2  # to build, trace and warm up with
 
 
-def build(link: Link) -> Worker:
-    """The worker of an open link, warmed up.
+def build(stream: MasterStream) -> Worker:
+    """The worker of an open stream, warmed up.
 
     Raises:
         EdlError: the values, the model or the data are not what they should be, or the master has
             ended this worker meanwhile.
     """
-    config = config_module.parse(json.loads(link.config_json))
+    config = config_module.parse(json.loads(stream.config_json))
     if config.local.threads:
         tf.config.threading.set_intra_op_parallelism_threads(config.local.threads)
         tf.config.threading.set_inter_op_parallelism_threads(1)
@@ -55,14 +55,14 @@ def build(link: Link) -> Worker:
     records = Records(reader, order, module.feed, module.name)
     learner = KerasLearner(model, records.plain(0, min(size, SAMPLE_RECORDS)) if size else None)
 
-    session = link.session
-    interface, port = os.environ.get("EDL_RING_INTERFACE", "lo"), int(link.address.rpartition(":")[2])
-    ring = HorovodRing(link.store_port, interface, f"worker-{session.worker}", port)
+    session = stream.session
+    interface, port = os.environ.get("EDL_RING_INTERFACE", "lo"), int(stream.address.rpartition(":")[2])
+    ring = HorovodRing(stream.store_port, interface, f"worker-{session.worker}", port)
     session.cuts(ring.cut)
 
     def export() -> tuple[dict[str, float], str]:
         metrics = evaluate(model, module, module.reader("test"))
-        return metrics, save(model, Path(link.output), session.worker) if link.output else ""
+        return metrics, save(model, Path(stream.output), session.worker) if stream.output else ""
 
     batches = Batches(records, size)
     if size:

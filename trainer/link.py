@@ -50,7 +50,7 @@ class NoMaster(EdlError):
     """The master cannot be reached or does not want this worker."""
 
 
-class Link:
+class MasterStream:
     """The stream to the master.
 
     Args:
