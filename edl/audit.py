@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from edl import files
+from edl.contract import artifacts
+from edl.contract.ranges import RangeSet
+from edl.contract.shuffle import Order
 from edl.errors import EdlError
-from edl.order import Order
-from edl.ranges import RangeSet
 
 
 class AuditFailed(EdlError):
@@ -36,8 +36,8 @@ def audit(output: Path) -> str:
         EdlError: there is no journal to read.
     """
     try:
-        journals = [(p.name, p.read_text(encoding="utf-8").splitlines()) for p in files.journals(output)]
-        summary = json.loads((output / files.SUMMARY).read_text(encoding="utf-8"))
+        journals = [(p.name, p.read_text(encoding="utf-8").splitlines()) for p in artifacts.journals(output)]
+        summary = json.loads((output / artifacts.SUMMARY).read_text(encoding="utf-8"))
     except OSError as error:
         raise EdlError(f"{output}: no finished job to audit: {error.strerror}: {error.filename}") from error
     books = _Books(json.loads(journals[-1][1][0])["values"])
@@ -71,22 +71,22 @@ class _Books:
         match event["type"]:
             case "Ready":
                 self.size = event["records"] if self.size is None else self.size
-            case "Back":
+            case "Resume":
                 self.size = event["records"] if self.size is None else self.size
-                if event["out"] is not None:
-                    self.note({"event": {**event["out"], "type": "Out"}, "effects": []}, where)
-                if event["up"]:
+                if event["left_ring"] is not None:
+                    self.note({"event": {**event["left_ring"], "type": "LeftRing"}, "effects": []}, where)
+                if event["joined"]:
                     self.holders.add(event["worker"])
                 self.generation = max(self.generation, event["generation"])
-            case "Up":
+            case "JoinedRing":
                 self.holders.add(event["worker"])
-            case "Out":
+            case "LeftRing":
                 self.out[event["worker"]] = _ranges(event["applied"])
                 self.skipped = self.skipped.union(_ranges(event["skipped"]))
-                if event["holds"]:
+                if event["has_state"]:
                     self.holders.add(event["worker"])
             # One of an older ring comes too late: what its members said when they left it is newer.
-            case "Beat" if event["applied"] is not None and event["generation"] == self.generation:
+            case "Heartbeat" if event["applied"] is not None and event["generation"] == self.generation:
                 self._grow(_ranges(event["applied"]), where)
         for effect in entry["effects"]:
             match effect["type"]:
@@ -146,7 +146,7 @@ class _Books:
             )
         kept = RangeSet.of(tuple(r) for r in summary["records"]["applied"])
         if kept != self.applied:
-            raise AuditFailed(f"{files.SUMMARY} says {kept} is applied, the journal says {self.applied}")
+            raise AuditFailed(f"{artifacts.SUMMARY} says {kept} is applied, the journal says {self.applied}")
         if len(set(summary["digests"].values())) > 1:
             raise AuditFailed(f"the weights differ between workers: {summary['digests']}")
         for epoch in range(self.epochs if size else 0):

@@ -3,7 +3,7 @@
     python -m edl.probe --seconds 240      address and token are in EDL_MASTER and EDL_TOKEN
 
 Promise: exit code 0 only if records were trained on while it looked, or there was nothing to train (the
-job has Succeeded, is paused, or should have no workers). Whatever else is said in one line, with code 1.
+job has Succeeded, is suspended, or should have no workers). Whatever else is said in one line, with code 1.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import sys
 import time
 from typing import Any
 
-from edl import files
 from edl.cli.client import Client
+from edl.contract import artifacts
 from edl.errors import EdlError
 
 LOOK_AGAIN_SECONDS = 1.0
@@ -63,7 +63,7 @@ def probe(address: str, token: str, seconds: float) -> str:
 def _well(first: dict[str, Any], status: dict[str, Any]) -> str:
     """Why all is well, or nothing."""
     before, now = first["records"]["applied"], status["records"]["applied"]
-    if status["phase"] in ("Succeeded", "Paused"):
+    if status["phase"] in ("Succeeded", "Suspended"):
         return f"the master answers, the job is {status['phase']}"
     if status["target"] == 0:
         return "the master answers; the job should have no workers"
@@ -72,7 +72,7 @@ def _well(first: dict[str, Any], status: dict[str, Any]) -> str:
 
 def _ask(address: str, token: str, until: float) -> dict[str, Any]:
     """The job's status; a master that is just starting is asked again."""
-    client = Client(files.Contact(address, token, 0))
+    client = Client(artifacts.Contact(address, token, 0))
     until = min(until, time.monotonic() + ANSWER_SECONDS)
     while True:
         try:
@@ -86,7 +86,7 @@ def _ask(address: str, token: str, until: float) -> dict[str, Any]:
 def _stranger_is_refused(address: str, token: str) -> None:
     for stranger in ("", f"{token[::-1]}x"):
         try:
-            Client(files.Contact(address, stranger, 0)).status()
+            Client(artifacts.Contact(address, stranger, 0)).status()
         except EdlError as error:
             if "token" in str(error):
                 continue

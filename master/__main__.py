@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from edl.errors import EdlError
-from master import takeover
+from master import failover
 from master.log import log_at
 from master.loop import Master
 
@@ -25,7 +25,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--metrics", default="0.0.0.0:8501", metavar="HOST:PORT", help="of --backend kubernetes"
     )
-    parser.add_argument("--backend", choices=("processes", "by-hand", "kubernetes"), default="processes")
+    parser.add_argument("--backend", choices=("processes", "external", "kubernetes"), default="processes")
     args = parser.parse_args(argv)
     try:
         if args.backend == "kubernetes":
@@ -37,7 +37,7 @@ def main(argv: list[str] | None = None) -> int:
             parser.error("--values is needed")
         values = json.loads(args.values.read_text(encoding="utf-8"))
         log_at(values.get("logLevel", "info"))
-        inherited = takeover.inherited(args.output, values) if args.backend == "by-hand" else None
+        inherited = failover.inherited(args.output, values) if args.backend == "external" else None
         master = Master(values, args.output, args.listen, args.backend, inherited=inherited)
         return asyncio.run(master.run())
     except (EdlError, OSError, RuntimeError) as error:

@@ -8,8 +8,8 @@ and the run goes on with its own values; but another model file is another run.
 When a run has ended, its master stays, so that the Deployment does not start it again, until the
 values are others; it deletes the ended workers' pods when `ttlSecondsAfterFinished` has passed.
 
-When another master has taken over while this one lived (adapters/kubernetes/term.py), it does nothing
-any more, until it is told to end.
+When another master has taken over while this one lived (see `leader_election`), it does nothing any more, until
+it is told to end.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from typing import Any, TypeVar
 import structlog
 
 from edl import config as config_module
+from edl.contract.ids import RunId
 from edl.errors import ConfigError
-from edl.ids import RunId
-from edl.kubernetes.api import Api, Pace
-from master.adapters.kubernetes import Found, Kubernetes, Place, Term, patiently
-from master.adapters.metrics import Metrics
+from edl.kubernetes.client import Api, Timing
+from master.backends.kubernetes import Found, Kubernetes, Place, Term, patiently
 from master.core import events as ev
+from master.http.metrics import Metrics
 from master.log import log_at
 from master.loop import Master
 
@@ -68,7 +68,7 @@ class Release:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._leave)
         await self._metrics.start(self._metrics_address)
-        api = Api(Pace())
+        api = Api(Timing())
         term = self._term = Term(api, self._place, self._superseded)
         try:
             await self._unless_leaving(patiently(api.pace, term.take))
@@ -102,7 +102,7 @@ class Release:
         self, backend: Kubernetes, found: Found, values: dict[str, Any], run_id: RunId, refused: list[str]
     ) -> None:
         mine = run_id == found.run_id
-        adopted = found.adopted if mine else ev.Adopted((), found.born)
+        adopted = found.adopted if mine else ev.Adopted((), found.next_id)
         master = self._master = Master(
             values, self._output, self._listen, backend,
             [self._metrics.observe, self._note_end(backend), backend.observe], (run_id, adopted),

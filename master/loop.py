@@ -19,18 +19,18 @@ from typing import Any, Protocol
 import structlog
 
 from edl import config as config_module
-from edl import files
+from edl.contract import artifacts
+from edl.contract.ids import RunId
 from edl.errors import ConfigError
-from edl.ids import RunId
-from master import takeover
-from master.adapters.by_hand import ByHand
-from master.adapters.journal import Journal
-from master.adapters.processes import Processes
-from master.adapters.rpc import Server
+from master import failover
+from master.backends.external import External
+from master.backends.processes import Processes
 from master.core import events as ev
 from master.core import view
 from master.core.job import Job
+from master.journal import Journal
 from master.log import log_at
+from master.rpc.server import Server
 
 log = structlog.get_logger()
 NEWS = 50  # how many sentences a watcher who comes late is told
@@ -54,7 +54,7 @@ class Master:
         values: the job's merged values.
         output: the directory that keeps what the job leaves.
         listen: host:port.
-        backend: "processes" or "by-hand", or one that is made already (it may end before the job does).
+        backend: "processes" or "external", or one that is made already (it may end before the job does).
         observers: are shown every event with its time and effects, after the journal.
         inherited: of an earlier master of this job: its run's id, and the workers that may live.
     """
@@ -74,7 +74,7 @@ class Master:
         self.heritage: ev.Adopted | None = None
         if inherited is not None:
             self.run_id, self.heritage = inherited
-        self.token = os.environ.get("EDL_TOKEN") or takeover.token_of(output) or secrets.token_urlsafe(24)
+        self.token = os.environ.get("EDL_TOKEN") or failover.token_of(output) or secrets.token_urlsafe(24)
         self.job = Job(self.config)
         self.inbox: asyncio.Queue[ev.Event] = asyncio.Queue()
         self.backend = backend
@@ -89,7 +89,7 @@ class Master:
             self.inbox.put_nowait(self.heritage)
         self.inbox.put_nowait(ev.Begin())
         self.output.mkdir(parents=True, exist_ok=True)
-        journal = Journal(self.output / files.JOURNAL, self.run_id, self.values)
+        journal = Journal(self.output / artifacts.JOURNAL, self.run_id, self.values)
         server = Server(
             self.run_id, self.token, json.dumps(self.values), str(self.output.resolve()),
             emit=self.inbox.put_nowait,
@@ -97,7 +97,9 @@ class Master:
             scale=self.scale,
             stop=self.stop,
             vacant=lambda: self.job.pool.vacant,
-            patience=0.0 if self.backend == "processes" else self.config.elastic.master_seconds,
+            patience=(
+                0.0 if self.backend == "processes" else self.config.elastic.master_outage_timeout_seconds
+            ),
         )  # fmt: skip
         port = await server.start(self.listen)
         host = self.listen.rsplit(":", 1)[0]
@@ -105,13 +107,13 @@ class Master:
         secret = {"EDL_TOKEN": self.token, "EDL_RUN_ID": self.run_id}
         backend: Backend
         if self.backend == "processes":
-            backend = Processes(self.inbox.put_nowait, address, self.output / files.LOGS, secret,
-                                fork=self.config.local.start == "fork")  # fmt: skip
+            backend = Processes(self.inbox.put_nowait, address, self.output / artifacts.LOGS, secret,
+                                fork=self.config.local.start_method == "fork")  # fmt: skip
         elif isinstance(self.backend, str):
-            backend = ByHand(address)
+            backend = External(address)
         else:
             backend = self.backend
-        files.write_contact(self.output, files.Contact(address, self.token, os.getpid()))
+        artifacts.write_contact(self.output, artifacts.Contact(address, self.token, os.getpid()))
         print(address, flush=True)  # whoever started us may now talk to us
         if isinstance(self.backend, str):
             for number in (signal.SIGTERM, signal.SIGINT):
@@ -197,7 +199,7 @@ class Master:
             self.inbox.put_nowait(ev.Refused(why))
             return
         log_at(new.log_level)
-        self.inbox.put_nowait(ev.Live(new.workers, new.min_workers, new.paused))
+        self.inbox.put_nowait(ev.Live(new.workers, new.min_workers, new.suspend))
 
     def abandon(self) -> None:
         """Leave the job as it is: its workers train on, and another master takes over from them."""
@@ -215,4 +217,4 @@ class Master:
     def keep_summary(self, foreign: int) -> None:
         """Write summary.json, whole or not at all. `foreign`: messages of another run, refused."""
         summary = {"foreign_messages": foreign, **self.summary()}
-        files.write_whole(self.output / files.SUMMARY, json.dumps(summary, indent=1) + "\n")
+        artifacts.write_whole(self.output / artifacts.SUMMARY, json.dumps(summary, indent=1) + "\n")

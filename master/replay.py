@@ -6,26 +6,29 @@ import json
 import sys
 from pathlib import Path
 
-from edl import config, files
+from edl import config
+from edl.contract import artifacts
 from edl.errors import EdlError
-from master.adapters import journal
+from master import journal
 from master.core import view
 
 
 def main(directory: str) -> int:
     output = Path(directory)
     try:
-        head, _ = journal.read(output / files.JOURNAL)
-        job = journal.replay(output / files.JOURNAL, config.parse(head["values"]))
+        head, _ = journal.read(output / artifacts.JOURNAL)
+        job = journal.replay(output / artifacts.JOURNAL, config.parse(head["values"]))
         summary = {"run_id": head["run_id"], **view.summary(job)}
-        kept = json.loads((output / files.SUMMARY).read_text(encoding="utf-8"))
+        kept = json.loads((output / artifacts.SUMMARY).read_text(encoding="utf-8"))
         kept.pop("foreign_messages", None)  # refused at the door, so the core does not know of them
     except (EdlError, OSError) as error:
         print(f"edl replay: {error}", file=sys.stderr)
         return 1
     differing = [key for key in kept if kept[key] != json.loads(json.dumps(summary)).get(key)]
     if differing:
-        print(f"edl replay: the end differs from {files.SUMMARY} in {', '.join(differing)}", file=sys.stderr)
+        print(
+            f"edl replay: the end differs from {artifacts.SUMMARY} in {', '.join(differing)}", file=sys.stderr
+        )
         return 1
     print(f"the same end: {job.phase}, {job.ring.generation} generations, step {job.step}")
     return 0

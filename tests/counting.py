@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from edl.ranges import Range
+from edl.contract.ranges import Range
 from trainer import control
 from trainer.data import Batch
 

@@ -17,9 +17,9 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
-from edl.ids import Generation, WorkerId
-from edl.ranges import Range, RangeSet
-from edl.shares import local_batch
+from edl.contract.batching import local_batch
+from edl.contract.ids import Generation, WorkerId
+from edl.contract.ranges import Range, RangeSet
 from master.core import events as ev
 from master.core.failures import OUTSIDE_SIGNALS
 from master.core.job import Job
@@ -39,7 +39,7 @@ class Watchdog:
         self.left: set[Generation] = set()  # rings that were asked to leave
         self.cut: set[Generation] = set()
         self.up: set[tuple[WorkerId, Generation]] = set()
-        self.outs: dict[WorkerId, ev.Out] = {}  # the last of each worker
+        self.outs: dict[WorkerId, ev.LeftRing] = {}  # the last of each worker
         self.holders: set[WorkerId] = set()  # who has synced, ever
         self.held: dict[WorkerId, RangeSet] = {}  # leases, as their holders were told
         self.stopped: set[WorkerId] = set()
@@ -53,24 +53,24 @@ class Watchdog:
         assert now >= self.now, "time goes back"
         self.now = now
         worker = getattr(event, "worker", None)
-        before = {w.id: (w.in_ring, w.holds) for w in job.pool}
+        before = {w.id: (w.in_ring, w.has_state) for w in job.pool}
         failures, was_stopped = len(job.failures), worker in self.stopped
         inside = before.get(worker, (False, False))[0]
         generation = self.form.generation if self.form else Generation(0)
-        warming = any(w.id == worker and w.state == "warming" for w in job.pool)
+        warming = any(w.id == worker and w.state == "initializing" for w in job.pool)
         effects = job.handle(event, now)
         self.history.append((now, event, effects))
         match event:
             case ev.Adopted(_, born):
                 self.created = {WorkerId(w) for w in range(born)}
-            case ev.Back() if warming:
+            case ev.Resume() if warming:
                 self._note_back(event)
-            case ev.Up(_, g) if inside and g == generation:
+            case ev.JoinedRing(_, g) if inside and g == generation:
                 self.up.add((event.worker, g))
                 self.holders.add(event.worker)
-            case ev.Out(_, g) if inside and g == generation:
+            case ev.LeftRing(_, g) if inside and g == generation:
                 self.outs[event.worker] = event
-                self.holders |= {event.worker} if event.holds else set()
+                self.holders |= {event.worker} if event.has_state else set()
         if self.ended:
             assert all(isinstance(e, ev.Fence | ev.Say) for e in effects), "the job has ended"
         for effect in effects:
@@ -79,12 +79,12 @@ class Watchdog:
         self._check_state()
         return effects
 
-    def _note_back(self, back: ev.Back) -> None:
+    def _note_back(self, back: ev.Resume) -> None:
         """What an earlier master's worker tells goes into the books, as if it had been seen here."""
-        if back.out is not None:
-            self.outs[back.worker] = back.out
-            self.holders |= {back.worker} if back.out.holds else set()
-        if back.up:
+        if back.left_ring is not None:
+            self.outs[back.worker] = back.left_ring
+            self.holders |= {back.worker} if back.left_ring.has_state else set()
+        if back.joined:
             self.holders.add(back.worker)
             self.up.add((back.worker, back.generation))
         if back.generation > (self.form.generation if self.form else 0):
@@ -138,24 +138,24 @@ class Watchdog:
         assert 0 < len(form.members) == len(set(form.members)) == len(form.leases)
         assert form.root in form.members
         for w, (in_ring, _) in before.items():
-            out_now = isinstance(event, ev.Out) and event.worker == w and self.outs.get(w) is event
+            out_now = isinstance(event, ev.LeftRing) and event.worker == w and self.outs.get(w) is event
             assert not in_ring or out_now or job.pool.get(w) is None, f"formed while {w} was in the old ring"
         members = [job.pool[m] for m in form.members]  # all of them live
         assert not any(w.stopped for w in members), "a member that was told to end"
-        assert all(w.state == "member" or (w.state == "leaving" and w.holds) for w in members)
+        assert all(w.state == "member" or (w.state == "draining" and w.has_state) for w in members)
         least = job.config.min_workers
         assert len(members) >= min(least, max(job.target, 1)), f"{len(members)} members, {least} needed"
 
-        holders = [w for w in job.pool if w.holds and not w.stopped]
+        holders = [w for w in job.pool if w.has_state and not w.stopped]
         root = job.pool[form.root]
         if holders:
-            assert root.holds, "the root holds nothing, though somebody does"
+            assert root.has_state, "the root holds nothing, though somebody does"
             assert root.step == max(w.step for w in holders), "the root is not the most advanced"
-        truth = self.outs[root.id].applied if root.holds else NOTHING
+        truth = self.outs[root.id].applied if root.has_state else NOTHING
         assert job.leases is not None
         assert job.leases.applied == truth, "the applied set is not the root's"
         if not form.sync:
-            assert all(w.holds and w.step == root.step for w in members), "members differ but do not sync"
+            assert all(w.has_state and w.step == root.step for w in members), "members differ but do not sync"
             assert all(self.outs[w.id].applied == truth for w in members), "equal steps, other applied sets"
 
         held = {}
@@ -185,7 +185,7 @@ class Watchdog:
         share = local_batch(
             job.config.training.batch_size, self.form.members.index(worker), len(self.form.members)
         )
-        assert 0 < stop - start <= share * job.config.elastic.lease_batches, "a lease out of measure"
+        assert 0 < stop - start <= share * job.config.elastic.max_lease_batches, "a lease out of measure"
         self.held[worker] = self.held[worker].union(lease)
 
     def _check_call(self, generation: Generation, members: tuple[WorkerId, ...]) -> None:
@@ -203,7 +203,7 @@ class Watchdog:
         self.exporter, self.held = worker, {}
         whole = job.leases.size * job.leases.epochs
         if whole:
-            assert job.pool[worker].holds
+            assert job.pool[worker].has_state
             assert self.outs[worker].applied == RangeSet.of([(0, whole)]), "exported before the end"
 
     def _check_stop(self, worker: WorkerId, before: dict[WorkerId, tuple[bool, bool]]) -> None:
@@ -212,7 +212,7 @@ class Watchdog:
         self.stopped.add(worker)
         if job.ending is None and before.get(worker, (False, False))[1]:
             old = self.form is not None and worker in self.form.members
-            heirs = [w for w in job.pool if w.holds and w.id != worker and not w.stopped]
+            heirs = [w for w in job.pool if w.has_state and w.id != worker and not w.stopped]
             assert heirs, f"worker {worker}, the last holder, was let go"
             assert not old or any(not w.in_ring for w in heirs), "no heir has said that it is out and well"
 
@@ -240,7 +240,7 @@ class Watchdog:
         known = job.takeover.until is None  # else the ring of an earlier master is just being learned of
         if job.ending is None and not job.ring.closing and known:
             assert set(job.ring.members) == in_ring, "a running ring has exactly its members"
-        assert all(w.holds == (w.id in self.holders) for w in pool), "who holds the state is mistaken"
+        assert all(w.has_state == (w.id in self.holders) for w in pool), "who holds the state is mistaken"
         deadline = job.next_deadline()
         no_grace = deadline == self.now and any(w.kill_at == deadline for w in pool)
         assert deadline is None or deadline > self.now or no_grace, "a deadline that has passed already"

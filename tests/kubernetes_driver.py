@@ -7,10 +7,11 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from edl import config, values
-from edl.ids import RunId, WorkerId
-from edl.kubernetes.api import Api
-from master.adapters.kubernetes import Found, Kubernetes, Place
+from edl import config
+from edl.config import values
+from edl.contract.ids import RunId, WorkerId
+from edl.kubernetes.client import Api
+from master.backends.kubernetes import Found, Kubernetes, Place
 from master.core import events as ev
 
 

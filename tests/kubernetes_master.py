@@ -18,7 +18,7 @@ import psutil
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from edl import files
+from edl.contract import artifacts
 
 TOKEN = "a-token"
 
@@ -71,10 +71,10 @@ class MasterProcess:
     async def address(self, seconds: float = 30.0) -> str:
         """host:port, once it listens for workers."""
         async with asyncio.timeout(seconds):
-            while not (self._output / files.CONTACT).exists():
+            while not (self._output / artifacts.CONTACT).exists():
                 assert self.running, self.log
                 await asyncio.sleep(0.02)
-        return str(json.loads((self._output / files.CONTACT).read_text())["address"])
+        return str(json.loads((self._output / artifacts.CONTACT).read_text())["address"])
 
 
 @contextmanager

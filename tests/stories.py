@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from edl import config, values
-from edl.ids import WorkerId
-from edl.ranges import Range, RangeSet
+from edl import config
+from edl.config import values
+from edl.contract.ids import WorkerId
+from edl.contract.ranges import Range, RangeSet
 from master.core import events as ev
 from master.core.job import Job
 from tests.invariants import Watchdog
@@ -18,7 +19,12 @@ class Story:
             "workers": workers,
             "minWorkers": int(elastic.pop("least", 1)),
             "training": {"epochs": 1, "batchSize": 10},
-            "elastic": {"joinSeconds": 0, "silenceSeconds": 3, "startSeconds": 60, "maxFailures": 2}
+            "elastic": {
+                "joinDelaySeconds": 0,
+                "heartbeatTimeoutSeconds": 3,
+                "startupTimeoutSeconds": 60,
+                "maxFailures": 2,
+            }
             | elastic,
         }
         self.job = Job(config.parse(values.merge(values.defaults(), overrides)))
@@ -48,7 +54,7 @@ class Story:
     def up(self, step: int = 0) -> list[ev.Effect]:
         """The ring that was formed is up, with its first step made."""
         g, members = self.job.ring.generation, self.job.ring.members
-        effects = [e for m in members for e in self.tell(ev.Up(m, g, step))]
+        effects = [e for m in members for e in self.tell(ev.JoinedRing(m, g, step))]
         return effects + [e for m in members for e in self.tell(ev.Stepped(m, g, step + 1, 0.2, 0, 0.0))]
 
     def out(
@@ -59,7 +65,7 @@ class Story:
             e
             for w in workers
             for e in self.tell(
-                ev.Out(
+                ev.LeftRing(
                     WorkerId(w), self.job.ring.generation, step, True, ledger, broken=broken, digest=digest
                 )
             )
@@ -73,7 +79,8 @@ class Story:
     def take_leases(self) -> None:
         """The members ask until nothing is left to lease."""
         while any(
-            of(self.tell(ev.Want(m, self.job.ring.generation)), ev.Grant) for m in self.job.ring.members
+            of(self.tell(ev.LeaseRequest(m, self.job.ring.generation)), ev.Grant)
+            for m in self.job.ring.members
         ):
             pass
 
@@ -84,7 +91,7 @@ class Story:
 
     def beats(self, *workers: int, after: float = 0.0) -> None:
         for w in workers:
-            self.tell(ev.Beat(WorkerId(w), self.job.ring.generation, 1), after=after)
+            self.tell(ev.Heartbeat(WorkerId(w), self.job.ring.generation, 1), after=after)
 
     @property
     def said(self) -> str:
@@ -105,7 +112,7 @@ def finish(story: Story, digests: tuple[str, str] = ("same", "same")) -> list[ev
     """Everything is applied, and the two members say so."""
     whole = (0, 100)
     story.take_leases()
-    effects = story.tell(ev.Beat(WorkerId(0), story.job.ring.generation, 10, applied=RangeSet((whole,))))
+    effects = story.tell(ev.Heartbeat(WorkerId(0), story.job.ring.generation, 10, applied=RangeSet((whole,))))
     assert only(effects, ev.Leave)
     return [
         *story.out(0, step=10, applied=whole, digest=digests[0]),

@@ -13,8 +13,8 @@ import sys
 import threading
 import traceback
 
-from edl.proto import edl_pb2 as pb
-from trainer.link import MasterStream, NoMaster
+from edl.contract.proto import edl_pb2 as pb
+from trainer.session.client import MasterStream, NoMaster
 
 FAILED, LOST = 1, 3
 HEARTBEATS = 6  # in the time after which the master takes a worker for dead
@@ -58,7 +58,7 @@ def work(stream: MasterStream) -> int:
     from trainer.build import build  # takes seconds, in which the master already knows of this worker
 
     worker = build(stream)
-    stream.start_beating(worker.config.elastic.silence_seconds / HEARTBEATS)
+    stream.start_heartbeats(worker.config.elastic.heartbeat_timeout_seconds / HEARTBEATS)
     stream.session.say(ready=pb.Ready(records=worker.batches.epoch_size))
     end = worker.train()
     print(f"edl worker {stream.session.worker}: {end.why}", file=sys.stderr)

@@ -15,20 +15,20 @@ import tensorflow as tf
 
 from edl import config as config_module
 from edl.config import Config
-from edl.order import Order
-from edl.proto import edl_pb2 as pb
-from edl.ranges import RangeSet
-from trainer import zoo
+from edl.contract.proto import edl_pb2 as pb
+from edl.contract.ranges import RangeSet
+from edl.contract.shuffle import Order
+from trainer import user_model
 from trainer.data import Batches
 from trainer.export import evaluate, save
-from trainer.horovod_ring import HorovodRing
 from trainer.learner import KerasLearner
-from trainer.link import MasterStream
-from trainer.orders import FormRing
 from trainer.records import Records
-from trainer.report import Report
-from trainer.ring import Ring, RingBroken
-from trainer.told import Session
+from trainer.ring.base import Ring, RingBroken
+from trainer.ring.horovod import HorovodRing
+from trainer.session.client import MasterStream
+from trainer.session.orders import FormRing
+from trainer.session.state import Session
+from trainer.telemetry import Telemetry
 from trainer.worker import Learner, Worker
 
 SAMPLE_RECORDS = 2  # to build, trace and warm up with
@@ -47,7 +47,7 @@ def build(stream: MasterStream) -> Worker:
         tf.config.threading.set_inter_op_parallelism_threads(1)
     keras.utils.set_random_seed(config.training.seed)
 
-    module = zoo.load(config.model.module, config.model.source)
+    module = user_model.load(config.model.module, config.model.source)
     model, reader = module.model(), module.reader("train")
     assert reader is not None
     size = len(reader)
@@ -67,7 +67,7 @@ def build(stream: MasterStream) -> Worker:
     batches = Batches(records, size)
     if size:
         warm_up(config, ring, learner, batches)
-    return Worker(config, session, ring, learner, batches, Report(session), export)
+    return Worker(config, session, ring, learner, batches, Telemetry(session), export)
 
 
 def warm_up(config: Config, ring: Ring, learner: Learner, batches: Batches) -> None:
@@ -84,7 +84,7 @@ def warm_up(config: Config, ring: Ring, learner: Learner, batches: Batches) -> N
     config = config.model_copy(update={"training": forgiving})
     said: list[pb.FromWorker] = []
     alone = Session(0, said.append, lambda: None, Event())
-    worker = Worker(config, alone, ring, learner, batches, Report(alone, log=lambda line: None), _nothing)
+    worker = Worker(config, alone, ring, learner, batches, Telemetry(alone, log=lambda line: None), _nothing)
     sample = RangeSet(((0, min(batches.epoch_size, SAMPLE_RECORDS)),))
     for generation, leases in enumerate((sample, RangeSet())):
         alone.hear(pb.ToWorker(generation=generation, leave=pb.Leave()))  # after one step

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edl.ranges import Range
+from edl.contract.ranges import Range
 
 RECORDS, LOSS, LEAVE, NONFINITE, IDLE = range(5)
 HEADER = 5

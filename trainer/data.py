@@ -9,7 +9,7 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from edl.ranges import Range, RangeSet
+from edl.contract.ranges import Range, RangeSet
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Batch:
         return self.positions[1] - self.positions[0]
 
 
-class Leases:
+class HeldLeases:
     """The positions that this worker may train on, and nobody else.
 
     What is left is always `lease minus applied`: nothing is taken out before it is applied.
@@ -84,7 +84,7 @@ class Batches:
         self._reading = reading or ThreadPoolExecutor(1, thread_name_prefix="read")
         self._ahead: tuple[Range, Future[Batch]] | None = None
 
-    def first(self, leases: Leases, count: int) -> Batch | None:
+    def first(self, leases: HeldLeases, count: int) -> Batch | None:
         """The next at most `count` records of the leases; None when nothing is left of them.
 
         It stays the first until it is applied: asked again, it is the same.

@@ -8,10 +8,10 @@ from pathlib import Path
 import keras
 import numpy as np
 
-from edl.order import Order
-from edl.readers import Reader
+from edl.contract.shuffle import Order
+from edl.data.readers import Reader
 from trainer.records import Records
-from trainer.zoo import Zoo
+from trainer.user_model import UserModel
 
 EVALUATION_BATCH = 256
 
@@ -32,7 +32,7 @@ class _Batches(keras.utils.PyDataset):
         return (batch.x, batch.y) if batch.weights is None else (batch.x, batch.y, batch.weights)
 
 
-def evaluate(model: keras.Model, zoo: Zoo, reader: Reader | None) -> dict[str, float]:
+def evaluate(model: keras.Model, zoo: UserModel, reader: Reader | None) -> dict[str, float]:
     """The compiled loss and metrics over the held-out records; empty when there are none."""
     if reader is None or len(reader) == 0:
         return {}

@@ -29,7 +29,7 @@ from edl.errors import ModelError
 from trainer import control
 from trainer.data import Batch
 from trainer.graphs import compiled
-from trainer.supported import loss_is_a_sum, refuse_unless_compiled, refuse_unless_float32
+from trainer.model_support import loss_is_a_sum, refuse_unless_compiled, refuse_unless_float32
 
 
 class KerasLearner:

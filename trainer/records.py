@@ -8,10 +8,10 @@ from typing import Any
 import keras
 import numpy as np
 
+from edl.contract.ranges import Range
+from edl.contract.shuffle import Order
+from edl.data.readers import Reader
 from edl.errors import DataError
-from edl.order import Order
-from edl.ranges import Range
-from edl.readers import Reader
 from trainer.data import Batch
 
 

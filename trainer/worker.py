@@ -36,16 +36,16 @@ from typing import Protocol
 import numpy as np
 
 from edl.config import Config
+from edl.contract.batching import local_batch
+from edl.contract.proto import edl_pb2 as pb
+from edl.contract.ranges import Range, RangeSet
 from edl.errors import EdlError
-from edl.proto import edl_pb2 as pb
-from edl.ranges import Range, RangeSet
-from edl.shares import local_batch
 from trainer import control
-from trainer.data import Batch, Batches, Leases
-from trainer.orders import End, Export, FormRing
-from trainer.report import Report
-from trainer.ring import Ring, RingBroken, Vector
-from trainer.told import Session
+from trainer.data import Batch, Batches, HeldLeases
+from trainer.ring.base import Ring, RingBroken, Vector
+from trainer.session.orders import End, Export, FormRing
+from trainer.session.state import Session
+from trainer.telemetry import Telemetry
 
 IDLE_SECONDS = 0.05
 
@@ -100,7 +100,7 @@ class Worker:
         ring: Ring,
         learner: Learner,
         batches: Batches,
-        report: Report,
+        report: Telemetry,
         export: Callable[[], tuple[dict[str, float], str]],
     ):
         self.config, self.session, self.ring, self.learner = config, session, ring, learner
@@ -112,7 +112,7 @@ class Worker:
         self.skipped = RangeSet()  # the part of it that was left out: its gradients were not finite
         # This worker's own:
         self.holds_state = False  # whether its memory is a copy of the job's state
-        self.leases = Leases()
+        self.leases = HeldLeases()
         self.asked = False  # for a lease that has not come yet
         self.in_flight: Range | None = None  # its batch in a step that has not come back
 
@@ -145,7 +145,7 @@ class Worker:
             if form.sync:
                 self.sync(form.members.index(form.root), rank)
             self.holds_state = True
-            self.session.say(form.generation, up=pb.Up(step=self.step))
+            self.session.say(form.generation, joined_ring=pb.JoinedRing(step=self.step))
             self.report.ring_up(redone=self.lost_records())
             self.in_flight = None
             while self.take_step(form.generation, rank, size):
@@ -186,15 +186,15 @@ class Worker:
     def say_out(self, generation: int, broken: str) -> None:
         """Report how the ring was left: the state that the master goes on from."""
         complete = self.holds_state and self.applied.covers(0, self.positions)
-        out = pb.Out(
+        out = pb.LeftRing(
             step=self.step,
-            holds=self.holds_state,
+            has_state=self.holds_state,
             applied=_ranges(self.applied),
             skipped=_ranges(self.skipped),
             broken=broken,
             digest=self.learner.digest() if complete else "",
         )
-        self.session.say(generation, out=out)
+        self.session.say(generation, left_ring=out)
 
     # --- one step
 
@@ -227,7 +227,7 @@ class Worker:
         share = local_batch(self.config.training.batch_size, rank, size)
         if share and len(self.leases) < 2 * share and not self.asked:  # early: a step need not wait for it
             self.asked = True
-            self.session.say(generation, want=pb.Want())
+            self.session.say(generation, lease_request=pb.LeaseRequest())
         return self.batches.first(self.leases, share)
 
     def commit(self, agreed: control.Agreed, total: Vector) -> None:

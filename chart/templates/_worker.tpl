@@ -28,8 +28,8 @@ kind: Pod
 
 {{/* A claim or a folder of the nodes as a volume; nothing if neither is said. */}}
 {{- define "edl.place" -}}
-{{- if .claim -}}
-persistentVolumeClaim: {claimName: {{ .claim | quote }}}
+{{- if .existingClaim -}}
+persistentVolumeClaim: {claimName: {{ .existingClaim | quote }}}
 {{- else if .hostPath -}}
 hostPath: {path: {{ .hostPath | quote }}}
 {{- end -}}
@@ -37,7 +37,7 @@ hostPath: {path: {{ .hostPath | quote }}}
 
 {{- define "edl.outputVolume" -}}
 name: output
-{{ if and .Values.output.size (not .Values.output.claim) -}}
+{{ if and .Values.output.size (not .Values.output.existingClaim) -}}
 persistentVolumeClaim: {claimName: {{ include "edl.fullname" . }}-output}
 {{- else -}}
 {{ include "edl.place" .Values.output | default "emptyDir: {}" }}

@@ -15,10 +15,12 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.console import Console
 
-from edl import config, files, source, values
+from edl import config
 from edl.cli import client, display, zoo
 from edl.cli.jobs import ENDED, Job, Phase, Whose
-from edl.cli.which import DirArgument, about_a_job
+from edl.cli.target import DirArgument, about_a_job
+from edl.config import model_check, values
+from edl.contract import artifacts
 from edl.errors import ConfigError, EdlError, ModelError
 
 app = typer.Typer(
@@ -68,8 +70,8 @@ def run(
     output = output or Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
     _prepare(output, merged)
     console = Console(highlight=False)
-    (output / files.LOGS).mkdir(exist_ok=True)
-    with open(output / files.LOGS / "master.log", "wb") as log:
+    (output / artifacts.LOGS).mkdir(exist_ok=True)
+    with open(output / artifacts.LOGS / "master.log", "wb") as log:
         arguments = ["--values", str(output / "values.json"), "--output", str(output)]
         master = subprocess.Popen(
             [sys.executable, "-m", "master", *arguments],
@@ -93,7 +95,7 @@ def _attend(console: Console, master: subprocess.Popen[bytes], output: Path) -> 
         try:
             if master.stdout.readline():  # the master says when it listens
                 client.remember(output)
-                caller = client.Client(files.read_contact(output))
+                caller = client.Client(artifacts.read_contact(output))
                 display.show(console, caller.follow())
             master.wait()
             break
@@ -106,9 +108,9 @@ def _attend(console: Console, master: subprocess.Popen[bytes], output: Path) -> 
                 master.terminate()
             interrupted = True
     try:
-        summary = json.loads((output / files.SUMMARY).read_text(encoding="utf-8"))
+        summary = json.loads((output / artifacts.SUMMARY).read_text(encoding="utf-8"))
     except OSError:
-        log = (output / files.LOGS / "master.log").read_text(encoding="utf-8", errors="replace")
+        log = (output / artifacts.LOGS / "master.log").read_text(encoding="utf-8", errors="replace")
         _fail(f"the master ended without a word ({master.returncode}); {log.strip()[-2000:]}", 1)
     console.print(display.result(summary, str(output)), markup=False, soft_wrap=True)
     return 0 if summary["phase"] == "Succeeded" else 1
@@ -214,7 +216,7 @@ def master(
     _prepare(output, merged, may_exist=client.is_orphaned(output))
     client.remember(output)
     arguments = ["--values", str(output / "values.json"), "--output", str(output), "--listen", listen]
-    _become("master", [*arguments, "--backend", "by-hand"])
+    _become("master", [*arguments, "--backend", "external"])
 
 
 @app.command()
@@ -229,7 +231,7 @@ def worker(
 ) -> None:  # fmt: skip
     """Run one worker by hand."""
     if token_from is not None:
-        os.environ["EDL_TOKEN"] = files.read_contact(token_from).token
+        os.environ["EDL_TOKEN"] = artifacts.read_contact(token_from).token
     _become("trainer", ["--master", master, "--worker", str(identity)])
 
 
@@ -252,7 +254,7 @@ def _check_model_file(model: config.Model) -> None:
         return
     if not Path(module).is_file():
         raise ConfigError(f"model.module: there is no file {module}")
-    if wrong := source.check(zoo.read(Path(module)), module, most=None):
+    if wrong := model_check.check(zoo.read(Path(module)), module, most=None):
         raise ModelError("\n".join(wrong))
 
 
@@ -262,11 +264,11 @@ def _prepare(output: Path, merged: dict[str, Any], may_exist: bool = False) -> N
     Raises:
         EdlError: the directory holds another job, or cannot be written.
     """
-    if (output / files.JOURNAL).exists() and not may_exist:
-        raise EdlError(f"{output}: holds a job already ({files.JOURNAL}); choose another --output")
+    if (output / artifacts.JOURNAL).exists() and not may_exist:
+        raise EdlError(f"{output}: holds a job already ({artifacts.JOURNAL}); choose another --output")
     try:
         output.mkdir(parents=True, exist_ok=True)
-        files.write_whole(output / "values.json", json.dumps(merged, indent=1) + "\n")
+        artifacts.write_whole(output / "values.json", json.dumps(merged, indent=1) + "\n")
     except OSError as error:
         raise EdlError(f"{output}: cannot be written: {error.strerror}") from error
 

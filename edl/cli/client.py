@@ -12,10 +12,10 @@ from typing import Any
 import grpc
 import psutil
 
-from edl import files
+from edl.contract import artifacts
+from edl.contract.proto import edl_pb2 as pb
+from edl.contract.proto import edl_pb2_grpc as rpc
 from edl.errors import EdlError
-from edl.proto import edl_pb2 as pb
-from edl.proto import edl_pb2_grpc as rpc
 
 SECONDS = 5.0
 
@@ -27,7 +27,7 @@ class Client:
         EdlError: the master cannot be reached, or refuses; the text says which.
     """
 
-    def __init__(self, contact: files.Contact):
+    def __init__(self, contact: artifacts.Contact):
         self._contact = contact
         self._channel = grpc.insecure_channel(contact.address)
         self._stub = rpc.MasterStub(self._channel)
@@ -79,15 +79,15 @@ def remember(output: Path) -> None:
     """Let `edl status` without a directory mean this job."""
     with contextlib.suppress(OSError):  # a convenience: a read-only home must not stop a job
         _pointer().parent.mkdir(parents=True, exist_ok=True)
-        files.write_whole(_pointer(), f"{output.resolve()}\n")
+        artifacts.write_whole(_pointer(), f"{output.resolve()}\n")
 
 
 def is_orphaned(output: Path) -> bool:
     """Whether the directory holds a job that has not ended, and whose master is gone."""
-    if not (output / files.JOURNAL).exists() or (output / files.SUMMARY).exists():
+    if not (output / artifacts.JOURNAL).exists() or (output / artifacts.SUMMARY).exists():
         return False
     try:
-        return not psutil.pid_exists(files.read_contact(output).pid)
+        return not psutil.pid_exists(artifacts.read_contact(output).pid)
     except EdlError:
         return True
 

@@ -15,8 +15,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol
 
-from edl import files
 from edl.cli import client
+from edl.contract import artifacts
 from edl.errors import ConfigError, EdlError
 
 
@@ -25,7 +25,7 @@ class Phase(StrEnum):
 
     Starting = "Starting"
     Training = "Training"
-    Paused = "Paused"
+    Suspended = "Suspended"
     Waiting = "Waiting"
     Finishing = "Finishing"
     Ending = "Ending"
@@ -145,7 +145,7 @@ class Local:
 
         read()
         if not logs and self._summary() is not None:
-            raise EdlError(f"{self._output / files.LOGS}: there is no log of {whose.words}")
+            raise EdlError(f"{self._output / artifacts.LOGS}: there is no log of {whose.words}")
         if follow and self._summary() is None:
             for _ in self._client().follow():  # who has something to say also beats
                 read()
@@ -163,12 +163,12 @@ class Local:
         for component in whose.components:
             name = component if whose.worker is None else f"{component}-{whose.worker}"
             pattern = name if component == "master" or whose.worker is not None else f"{name}-*"
-            yield from (self._output / files.LOGS).glob(f"{pattern}.log")
+            yield from (self._output / artifacts.LOGS).glob(f"{pattern}.log")
 
     def _summary(self) -> dict[str, Any] | None:
         """How it has ended, if it has."""
         try:
-            return dict(json.loads((self._output / files.SUMMARY).read_text(encoding="utf-8")))
+            return dict(json.loads((self._output / artifacts.SUMMARY).read_text(encoding="utf-8")))
         except FileNotFoundError:
             return None
 
@@ -178,7 +178,7 @@ class Local:
         return self._client()
 
     def _client(self) -> client.Client:
-        return client.Client(files.read_contact(self._output))
+        return client.Client(artifacts.read_contact(self._output))
 
 
 def _seniority(path: Path) -> tuple[bool, int]:

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Callable
 
 from edl.kubernetes import pods
-from edl.kubernetes.api import Api, ApiError, Backoff
-from edl.kubernetes.watch import Mirror, Object, until
+from edl.kubernetes.client import Api, ApiError, Backoff
+from edl.kubernetes.informer import Informer, Object, until
 
 
 class Logs:
@@ -24,7 +24,7 @@ class Logs:
 
     def __init__(self, api: Api, path: str, selector: str, tail: int | None, show: Callable[[str], None]):
         self._api, self._path, self._tail, self._show = api, path, tail, show
-        self._pods = Mirror(api, path, {"labelSelector": selector}, self._changed, forgiving=False)
+        self._pods = Informer(api, path, {"labelSelector": selector}, self._changed, forgiving=False)
         self._logs: dict[str, _PodLog] = {}  # of containers that have started, by the pod's UID
         self._over = asyncio.Event()
         self._following: dict[str, asyncio.Task[None]] | None = None
@@ -41,7 +41,7 @@ class Logs:
                 print(f"edl: {pod['metadata']['name']} has no log yet: {why}", file=sys.stderr)
         return len(self._pods.objects)
 
-    async def follow(self, over: asyncio.Event, status: Mirror) -> None:
+    async def follow(self, over: asyncio.Event, status: Informer) -> None:
         """Show them as they grow, those of pods to come too, until it is over and all that was said is shown.
 
         Args:

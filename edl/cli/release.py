@@ -2,7 +2,7 @@
 
 It is found by its labels, in one list of ConfigMaps; then its status says what its master knows, its
 pods where the workers are, and its Events what has happened. Whoever may read these may ask; `scale`
-and `stop` write a key of the job's ConfigMap (`edl.kubernetes.asked`), which the master watches.
+and `stop` write a key of the job's ConfigMap (`edl.kubernetes.overrides`), which the master watches.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from edl.cli.jobs import ENDED, Now, Phase, Whose
 from edl.cli.pod_logs import Logs
 from edl.config import unscalable
 from edl.errors import EdlError
-from edl.kubernetes import asked, config, pods
-from edl.kubernetes.api import SOON, Api, ApiError, Pace
-from edl.kubernetes.watch import Mirror, Object, until
+from edl.kubernetes import kubeconfig, overrides, pods
+from edl.kubernetes.client import SOON, Api, ApiError, Timing
+from edl.kubernetes.informer import Informer, Object, until
 
 T = TypeVar("T")
 
@@ -84,7 +84,7 @@ class Release:
 
     @asynccontextmanager
     async def _found(self) -> AsyncIterator[Job]:
-        api = Api(Pace(), config.load(self.kubeconfig, self.context))
+        api = Api(Timing(), kubeconfig.load(self.kubeconfig, self.context))
         try:
             yield await self._find(api, self.namespace or api.namespace)
         except ApiError as error:
@@ -185,7 +185,9 @@ class Job:
         heard = {w["id"]: w for w in self._told().get("workers", [])}
         numbers = {pods.of(pod)[1] for pod in found}
         # No pod can be made of these, as a quota or a right lacks.
-        told = [{**w, "node": ""} for w in heard.values() if w["state"] == "asked" and w["id"] not in numbers]
+        told = [
+            {**w, "node": ""} for w in heard.values() if w["state"] == "pending" and w["id"] not in numbers
+        ]
         for pod in found:
             worker = pods.of(pod)[1]
             if worker is None or pods.ended(pod):
@@ -210,8 +212,8 @@ class Job:
         names = (f"{p['metadata']['name']}: {pods.delay(p) or 'it is starting'}" for p in masters)
         return f"the master does not run ({', '.join(names)})"
 
-    def _by_hand(self) -> asked.Scale | None:
-        scale = asked.Scale.read(self.job.get("data") or {})
+    def _by_hand(self) -> overrides.Scale | None:
+        scale = overrides.Scale.read(self.job.get("data") or {})
         over = scale is None or scale.id == self._state().get("scaleOver") or scale.over(self._values())
         return None if over else scale
 
@@ -281,9 +283,9 @@ class Job:
             raise EdlError(f"release {self.release} is gone: it was uninstalled")
         return mirror.objects[name].get("data") or {}
 
-    def watched_status(self, changed: Callable[[Object, bool], None]) -> Mirror:
+    def watched_status(self, changed: Callable[[Object, bool], None]) -> Informer:
         only = {"fieldSelector": f"metadata.name={self.fullname}-status"}
-        return Mirror(self.api, self.path("configmaps"), only, changed, forgiving=False)
+        return Informer(self.api, self.path("configmaps"), only, changed, forgiving=False)
 
     async def logs(self, whose: Whose, tail: int | None, follow: bool, show: Callable[[str], None]) -> None:
         selector = self.selector(whose.components)
@@ -309,8 +311,8 @@ class Job:
             raise EdlError(f"release {self.release}: the job has ended: {data['phase']}")
         if wrong := unscalable(values, workers):
             raise EdlError("; ".join(wrong))
-        scale = asked.Scale(workers, int(values["workers"]), secrets.token_hex(4))
-        await self._ask(asked.SCALE, None if workers == scale.instead else scale.text())
+        scale = overrides.Scale(workers, int(values["workers"]), secrets.token_hex(4))
+        await self._ask(overrides.SCALE, None if workers == scale.instead else scale.text())
         await self._answer(lambda d: d.get("workers") == str(workers), f"{workers} workers are asked for")
         return f"workers {data.get('workers', scale.instead)} -> {workers}"
 
@@ -323,7 +325,7 @@ class Job:
                     f"release {self.release}: no run has begun that could be stopped; "
                     f"{shlex.join(self._uninstall())} takes all of it away"
                 )
-            await self._ask(asked.STOP, run)
+            await self._ask(overrides.STOP, run)
             data = await self._answer(
                 lambda d: d.get("phase") in (*ENDED, Phase.Ending), "the end of the job is asked for"
             )

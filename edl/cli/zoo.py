@@ -14,7 +14,8 @@ import typer
 import yaml
 
 import edl
-from edl import files, source
+from edl.config import model_check
+from edl.contract import artifacts
 from edl.errors import EdlError, ModelError
 
 app = typer.Typer(
@@ -76,7 +77,9 @@ def init(
     if not directory.is_dir():
         raise EdlError(f"{directory}: there is no such folder")
     repository, tag = _split(image or f"{directory.resolve().name.lower()}:1")
-    found = [path.name for path in sorted(directory.glob("*.py")) if not source.check(read(path), most=None)]
+    found = [
+        path.name for path in sorted(directory.glob("*.py")) if not model_check.check(read(path), most=None)
+    ]
     others = "".join(f"\n  # or: {MODELS}/{name}" for name in found[1:])
     module = f"{MODELS}/{found[0]}" if found else f"{MODELS}/my_model.py  # there is no model here yet"
     packages = PACKAGES if (directory / "requirements.txt").is_file() else NO_PACKAGES
@@ -92,7 +95,7 @@ def init(
         raise EdlError(f"{', '.join(differing)} {is_are}; nothing was written (--force replaces)")
     for path, text in paths.items():
         try:
-            files.write_whole(path, text)
+            artifacts.write_whole(path, text)
         except OSError as error:
             raise EdlError(f"{path}: cannot be written: {error.strerror}") from error
         print(f"wrote {path}")
@@ -174,7 +177,7 @@ def _check_model(directory: Path) -> None:
         raise ModelError(
             f"{directory / 'values.yaml'}: model.module is {module}, but there is no file {path}"
         )
-    if wrong := source.check(read(path), str(path), most=None):
+    if wrong := model_check.check(read(path), str(path), most=None):
         raise ModelError("\n".join(wrong))
 
 
@@ -189,7 +192,7 @@ def _secrets(directory: Path, extra_index: str) -> list[str]:
     said |= {"extra-index-url": " ".join(filter(None, extra))} if any(extra) else {}
     said |= {"cert": "/run/secrets/ca"} if certificates else {}
     lines = ["[global]", *(f"{key} = {value}" for key, value in said.items())]
-    files.write_whole(directory / "pip.conf", "\n".join(lines) + "\n", mode=0o600)
+    artifacts.write_whole(directory / "pip.conf", "\n".join(lines) + "\n", mode=0o600)
     secrets = ["--secret", f"id=pip,src={directory / 'pip.conf'}"]
     return [*secrets, "--secret", f"id=ca,src={certificates}"] if certificates else secrets
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, TypeAlias
 
-from edl.ids import WorkerId
+from edl.contract.ids import WorkerId
 
 Pod: TypeAlias = dict[str, Any]
 

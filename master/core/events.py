@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from edl.ids import Generation, WorkerId
-from edl.ranges import Range, RangeSet
+from edl.contract.ids import Generation, WorkerId
+from edl.contract.ranges import Range, RangeSet
 
 # --- events: from the backend that runs the workers
 
@@ -46,7 +46,7 @@ class Adopted:
     """Before `Begin`: an earlier master has had this job, and this is what is there of it."""
 
     workers: tuple[tuple[WorkerId, str], ...]  # that may live, with their handles; "": does not run yet
-    born: int  # how many workers there have been; also the next id
+    next_id: int  # how many workers there have been; also the next id
 
 
 # --- events: from the workers' streams
@@ -57,7 +57,7 @@ class Hello:
     """The worker's stream is open; it is importing and building."""
 
     worker: WorkerId
-    back: bool = False  # it is warm already, and `Back` follows
+    resumes: bool = False  # it is ready already, and `Resume` follows
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
-class Back:
+class Resume:
     """A worker of an earlier master, warm: what it is by now."""
 
     worker: WorkerId
@@ -77,12 +77,12 @@ class Back:
     generation: Generation  # the last ring it was told of; 0: none
     members: tuple[WorkerId, ...]  # of that ring
     left: bool  # whether it has left that ring
-    up: bool  # whether it was up in it
-    out: Out | None  # what it said when it last left a ring
+    joined: bool  # whether it had joined it
+    left_ring: LeftRing | None  # what it said when it last left a ring
 
 
 @dataclass(frozen=True, slots=True)
-class Up:
+class JoinedRing:
     """The worker is in the ring `generation` and holds its state."""
 
     worker: WorkerId
@@ -103,7 +103,7 @@ class Stepped:
 
 
 @dataclass(frozen=True, slots=True)
-class Beat:
+class Heartbeat:
     """The worker lives. News, not truth: what it says of progress is safe (every member has it)."""
 
     worker: WorkerId
@@ -116,7 +116,7 @@ class Beat:
 
 
 @dataclass(frozen=True, slots=True)
-class Want:
+class LeaseRequest:
     """The worker will soon have nothing to train on."""
 
     worker: WorkerId
@@ -124,13 +124,13 @@ class Want:
 
 
 @dataclass(frozen=True, slots=True)
-class Out:
+class LeftRing:
     """The worker has left the ring `generation` and keeps its state."""
 
     worker: WorkerId
     generation: Generation
     step: int
-    holds: bool  # whether it has synced, ever: a newcomer that never synced has no state
+    has_state: bool  # whether it has synced, ever: a newcomer that never synced has no state
     applied: RangeSet
     skipped: RangeSet = field(default_factory=RangeSet)
     broken: str = ""  # what broke; empty when it left with the others at a step boundary
@@ -193,7 +193,7 @@ class Live:
 
     workers: int
     min_workers: int
-    paused: bool
+    suspended: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,8 +215,10 @@ class Tick:
     """Time has passed: a deadline of `Job.next_deadline` has come."""
 
 
-Word = Hello | Ready | Back | Leaving | Failed | Finished | Closed
-RingWord = Up | Stepped | Beat | Want | Out  # of one generation, and worth nothing in another
+Word = Hello | Ready | Resume | Leaving | Failed | Finished | Closed
+RingWord = (
+    JoinedRing | Stepped | Heartbeat | LeaseRequest | LeftRing
+)  # of one generation, and worth nothing in another
 Event = Seen | Delayed | Gone | Adopted | Word | RingWord | Begin | Scale | Live | Refused | StopAsked | Tick
 
 # --- effects
@@ -234,7 +236,7 @@ class Delete:
     """End this worker's process: politely, and by force after `grace_seconds`."""
 
     worker: WorkerId
-    grace_seconds: float
+    grace_period_seconds: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edl.ids import WorkerId
+from edl.contract.ids import WorkerId
 from master.core import events as ev
 from master.core.workers import Worker
 
@@ -29,7 +29,7 @@ class Failure:
 
 def own_fault(w: Worker, gone: ev.Gone) -> str:
     """What the worker is charged with for ending so; empty when that was not its own doing."""
-    if w.stopped or w.last_words:
+    if w.stopped or w.failure_reason:
         return ""  # it was asked to; or it has said why itself, and was charged then
     if gone.free or gone.signal in OUTSIDE_SIGNALS:
         return ""
@@ -43,7 +43,7 @@ def own_fault(w: Worker, gone: ev.Gone) -> str:
     return f"worker {w.id} {how}"
 
 
-class Backoff:
+class RestartBackoff:
     """The pause before those are replaced who die before they are ready: twice as long each time."""
 
     def __init__(self) -> None:

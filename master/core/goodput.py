@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-KINDS = ("useful", "redone", "re-forming", "waiting for workers", "paused", "starting")
+KINDS = ("useful", "redone", "re-forming", "waiting for workers", "suspended", "starting")
 
 
 @dataclass(slots=True)

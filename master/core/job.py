@@ -22,9 +22,9 @@ could contradict it. So another master can go on from what the workers tell it: 
 
 from __future__ import annotations
 
-from master.core import crew, dealing, finish, forming, patience
+from master.core import completion, leasing, membership, rendezvous, timeouts
 from master.core import events as ev
-from master.core.leases import Leases
+from master.core.leases import LeaseBook
 from master.core.state import State
 from master.core.workers import Worker
 
@@ -36,7 +36,7 @@ class Job(State):
 
     def handle(self, event: ev.Event, now: float) -> list[ev.Effect]:
         """Note `event` at time `now` (seconds, never going back) and say what is to be done."""
-        patience.excuse_the_unheard(self.pool, self.now, now, self.config.elastic)
+        timeouts.excuse_the_unheard(self.pool, self.now, now, self.config.elastic)
         self.now, self.effects = now, []
         match event:
             case ev.Begin():
@@ -56,7 +56,7 @@ class Job(State):
             case ev.Tick():
                 pass
             case ev.Gone():
-                crew.gone(self, event)
+                membership.gone(self, event)
             case ev.Seen():
                 self._on_seen(event)
             case ev.Delayed():
@@ -68,7 +68,7 @@ class Job(State):
 
     def next_deadline(self) -> float | None:
         """When time alone will call for something: a `Tick` is due then, at the latest."""
-        ends = (patience.ends(w, self.config.elastic) for w in self.pool)
+        ends = (timeouts.ends(w, self.config.elastic) for w in self.pool)
         waits = (self.regroup_at, self.backoff.until, self.takeover.until)
         times = [at for at in ends if at is not None]
         times += [at for at in waits if at is not None and at > self.now]
@@ -79,9 +79,11 @@ class Job(State):
     def _on_live(self, event: ev.Live) -> None:
         if event.workers != self.target:
             self.say("scale", f"workers {self.target} -> {event.workers}")
-        if event.paused != self.paused:
-            self.say("scale", "paused: the workers keep the state and wait" if event.paused else "resumed")
-        self.target, self.least, self.paused = event.workers, event.min_workers, event.paused
+        if event.suspended != self.suspended:
+            self.say(
+                "scale", "suspended: the workers keep the state and wait" if event.suspended else "resumed"
+            )
+        self.target, self.min_size, self.suspended = event.workers, event.min_workers, event.suspended
         self.regroup_at = self.now
 
     def _on_adopted(self, event: ev.Adopted) -> None:
@@ -100,8 +102,8 @@ class Job(State):
     def _on_seen(self, event: ev.Seen) -> None:
         if w := self.pool.get(event.worker):
             w.handle, w.delay = event.handle, ""
-            if w.state == "asked":
-                w.goes("seen")
+            if w.state == "pending":
+                w.transition("seen")
                 w.since = self.now
 
     # --- what workers say on their streams
@@ -117,82 +119,82 @@ class Job(State):
         w.heard = self.now
         match event:
             case ev.Hello():
-                if w.state == "asked":
+                if w.state == "pending":
                     w.since = self.now
-                if w.state in ("asked", "starting"):
-                    w.goes("hello")
-                w.expected = w.expected and event.back
+                if w.state in ("pending", "starting"):
+                    w.transition("hello")
+                w.expected = w.expected and event.resumes
             case ev.Ready():
                 self._on_ready(w, event)
-            case ev.Back():
+            case ev.Resume():
                 self._on_back(w, event)
             case ev.Leaving():
-                crew.retire(self, w, event.why)
+                membership.retire(self, w, event.why)
             case ev.Failed():
-                crew.failed(self, w, event)
+                membership.failed(self, w, event)
             case ev.Finished():
-                finish.finished(self, w, event)
+                completion.finished(self, w, event)
             case ev.Closed():
-                crew.lose(self, w, "ended as asked" if w.stopped else event.why)
+                membership.lose(self, w, "ended as asked" if w.stopped else event.why)
             case _:
                 self._on_ring_word(w, event)
 
     def _on_ring_word(self, w: Worker, event: ev.RingWord) -> None:
         """It counts only from one who is in the ring that is, and about that ring."""
         if not w.in_ring or event.generation != self.ring.generation:
-            if isinstance(event, ev.Beat):
+            if isinstance(event, ev.Heartbeat):
                 w.memory = event.memory  # it lives; what it says of a ring is none of this one
             else:
                 self.stale += 1
             return
         match event:
-            case ev.Up():
+            case ev.JoinedRing():
                 self._on_up(w, event)
             case ev.Stepped():
                 self._on_stepped(event)
-            case ev.Beat():
+            case ev.Heartbeat():
                 self._on_beat(w, event)
-            case ev.Want():
-                w.wants = True
-            case ev.Out():
+            case ev.LeaseRequest():
+                w.needs_lease = True
+            case ev.LeftRing():
                 w.left(event)
                 why = f"worker {w.id}: {event.broken}" if event.broken else "left together"
                 self.close(why, planned=not event.broken)
 
     def _on_ready(self, w: Worker, event: ev.Ready) -> None:
-        if not w.comes:
+        if not w.is_starting:
             return
-        if w.state != "warming":
-            w.goes("hello")
+        if w.state != "initializing":
+            w.transition("hello")
         if self._warm(w, event.records):
             self.say("worker", f"worker {w.id} is ready after {self.now - w.since:.1f} s")
 
-    def _on_back(self, w: Worker, event: ev.Back) -> None:
+    def _on_back(self, w: Worker, event: ev.Resume) -> None:
         """An earlier master had this worker; this is what it is by now."""
-        if w.state != "warming":
+        if w.state != "initializing":
             self.stale += 1
             return
         w.expected = False
         if self._warm(w, event.records):
             for outdated in self.takeover.place(w, event, self.now):
-                crew.give_up(self, outdated, "it was in a ring that the others have left")
+                membership.give_up(self, outdated, "it was in a ring that the others have left")
 
     def _warm(self, w: Worker, records: int) -> bool:
         """The worker can train; False: not on this job's data."""
-        w.goes("ready")
+        w.transition("ready")
         self.backoff.got_ready()
         if self.leases is None:
-            self.leases = Leases(records, self.config.training.epochs)
+            self.leases = LeaseBook(records, self.config.training.epochs)
         elif self.leases.size != records:
             why = f"worker {w.id} counts {records} records in the data, the job has {self.leases.size}"
-            crew.failed(self, w, ev.Failed(w.id, why))
+            membership.failed(self, w, ev.Failed(w.id, why))
             return False
         if self.regroup_at is None:
-            self.regroup_at = self.now + self.config.elastic.join_seconds
+            self.regroup_at = self.now + self.config.elastic.join_delay_seconds
         return True
 
-    def _on_up(self, w: Worker, event: ev.Up) -> None:
-        w.up_in, w.holds, w.step = event.generation, True, event.step
+    def _on_up(self, w: Worker, event: ev.JoinedRing) -> None:
+        w.up_in, w.has_state, w.step = event.generation, True, event.step
         change = self.ring.changes[-1]
         change.step = max(change.step, event.step)
         if change.up_seconds is None and self.ring.up:
@@ -207,27 +209,27 @@ class Job(State):
             if change.stepped >= set(self.ring.members):
                 self.do(*change.tell())
 
-    def _on_beat(self, w: Worker, event: ev.Beat) -> None:
+    def _on_beat(self, w: Worker, event: ev.Heartbeat) -> None:
         w.step, w.rate, w.memory = event.step, event.rate, event.memory
         self.step = max(self.step, event.step)
         self.loss = event.loss if event.loss is not None else self.loss
         if event.applied is not None:
-            dealing.progress(self, event.applied)
+            leasing.progress(self, event.applied)
 
     # --- what follows from the state
 
     def _reconcile(self) -> None:
-        crew.drop_the_overdue(self)
+        membership.drop_the_overdue(self)
         if self.ending is not None:
-            finish.let_all_go(self)
+            completion.let_all_go(self)
             return
         known = self._take_over()
-        crew.scale(self)
+        membership.scale(self)
         if known:
-            forming.regroup(self)
-            forming.form(self)
-            crew.release(self)
-            dealing.grant(self)
+            rendezvous.regroup(self)
+            rendezvous.form(self)
+            membership.release(self)
+            leasing.grant(self)
 
     def _take_over(self) -> bool:
         """Whether the ring is known. If an earlier master had it, it is left as soon as it is known."""
@@ -237,9 +239,9 @@ class Job(State):
         if missing is None:
             return False
         for w in missing:
-            crew.give_up(self, w, "it did not come back to the new master")
+            membership.give_up(self, w, "it did not come back to the new master")
         if self.ring.members:
             whole = len(self.ring.inside) == len(self.ring.members) and self.ring.up
-            self.ring.fallen = not whole
+            self.ring.lost_member = not whole
             self.close("the master is a new one", planned=whole)
         return True

@@ -15,10 +15,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from edl.ranges import Range, RangeSet
+from edl.contract.ranges import Range, RangeSet
 
 
-class Leases:
+class LeaseBook:
     """The book of leases of one job: `epochs` times `size` records."""
 
     def __init__(self, size: int, epochs: int) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from edl.ids import Generation, WorkerId
+from edl.contract.ids import Generation, WorkerId
 from master.core import events as ev
 from master.core.workers import NO_RING, Pool, Worker
 
@@ -63,7 +63,7 @@ class Ring:
         self.members: tuple[WorkerId, ...] = ()  # by rank
         self.closing = ""  # why it is being left; empty while it runs
         self.planned = True  # whether it is left at a step boundary
-        self.fallen = False  # whether a member has been lost
+        self.lost_member = False  # whether a member has been lost
         self.changes: list[Change] = []
 
     @property
@@ -92,7 +92,7 @@ class Ring:
 
     def _begin(self, change: Change) -> None:
         self.generation, self.members = change.generation, change.members
-        self.closing, self.planned, self.fallen = "", True, False
+        self.closing, self.planned, self.lost_member = "", True, False
         self.changes.append(change)
 
     def close(self, why: str, planned: bool) -> list[ev.Effect]:

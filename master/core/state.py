@@ -8,15 +8,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from edl.config import Config
-from edl.ids import WorkerId
-from edl.ranges import RangeSet
+from edl.contract.ids import WorkerId
+from edl.contract.ranges import RangeSet
 from master.core import events as ev
-from master.core.choice import Limits
-from master.core.failures import Backoff, Failure
+from master.core.failover import Failover
+from master.core.failures import Failure, RestartBackoff
 from master.core.goodput import Goodput
-from master.core.leases import Leases
+from master.core.leases import LeaseBook
+from master.core.quorum import Limits
 from master.core.ring import Ring
-from master.core.takeover import Takeover
 from master.core.workers import Pool
 
 
@@ -35,14 +35,14 @@ class State:
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        self.target, self.least, self.paused = config.workers, config.min_workers, config.paused
+        self.target, self.min_size, self.suspended = config.workers, config.min_workers, config.suspend
         self.pool = Pool()
         self.ring = Ring(self.pool)
-        self.takeover = Takeover(self.pool, self.ring, config.elastic.start_seconds)
-        self.leases: Leases | None = None  # unknown until a worker has counted the records
+        self.takeover = Failover(self.pool, self.ring, config.elastic.startup_timeout_seconds)
+        self.leases: LeaseBook | None = None  # unknown until a worker has counted the records
         self.regroup_at: float | None = None  # when the ring is looked at anew: changes come in one go
         self.waited = ""  # for what, when there was no ring
-        self.backoff = Backoff()
+        self.backoff = RestartBackoff()
         self.failures: list[Failure] = []
         self.traceback = ""  # of the failure that ended the job
         self.exporter: WorkerId | None = None
@@ -63,19 +63,19 @@ class State:
     @property
     def limits(self) -> Limits:
         """How small and how large a ring may be now."""
-        return Limits(self.least, self.target)
+        return Limits(self.min_size, self.target)
 
     @property
     def phase(self) -> str:
-        """In one word: Starting, Training, Paused, Waiting, Finishing, or how it ended (or is ending)."""
+        """In one word: Starting, Training, Suspended, Waiting, Finishing, or how it ended (or is ending)."""
         if self.ending is not None:
             return self.ending[0] if self.ended else "Ending"
         if self.exporter is not None:
             return "Finishing"
         if self.ring.members:
             return "Training"
-        if self.paused:
-            return "Paused"
+        if self.suspended:
+            return "Suspended"
         return "Starting" if self.ring.generation == 0 else "Waiting"
 
     def do(self, *effects: ev.Effect) -> None:

@@ -86,7 +86,7 @@ def summary(job: Job) -> dict[str, Any]:
         "failures": [{"worker": f.worker, "why": f.why, "traceback": f.traceback} for f in job.failures],
         "state_losses": job.restarts,
         "stale_messages": job.stale,
-        "workers_born": job.pool.born,
+        "workers_created": job.pool.next_id,
     }
 
 

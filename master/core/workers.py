@@ -1,6 +1,6 @@
 """A worker's life, as a table, and what the master knows of one worker.
 
-    asked -> starting -> warming -> ready -> member -> leaving -> gone
+    pending -> starting -> initializing -> ready -> member -> draining -> gone
 
 There is no way back: a replacement is a new worker with the next number.
 """
@@ -10,28 +10,28 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from edl.contract.ids import Generation, WorkerId
+from edl.contract.ranges import Range, RangeSet
 from edl.errors import EdlError
-from edl.ids import Generation, WorkerId
-from edl.ranges import Range, RangeSet
 from master.core import events as ev
 
 NEXT = {
-    ("asked", "seen"): "starting",
-    ("asked", "hello"): "warming",  # its stream may be quicker than the backend
-    ("starting", "hello"): "warming",
-    ("warming", "ready"): "ready",
+    ("pending", "seen"): "starting",
+    ("pending", "hello"): "initializing",  # its stream may be quicker than the backend
+    ("starting", "hello"): "initializing",
+    ("initializing", "ready"): "ready",
     ("ready", "placed"): "member",
-    ("asked", "leave"): "leaving",
-    ("starting", "leave"): "leaving",
-    ("warming", "leave"): "leaving",
-    ("ready", "leave"): "leaving",
-    ("member", "leave"): "leaving",
-    ("asked", "gone"): "gone",
+    ("pending", "leave"): "draining",
+    ("starting", "leave"): "draining",
+    ("initializing", "leave"): "draining",
+    ("ready", "leave"): "draining",
+    ("member", "leave"): "draining",
+    ("pending", "gone"): "gone",
     ("starting", "gone"): "gone",
-    ("warming", "gone"): "gone",
+    ("initializing", "gone"): "gone",
     ("ready", "gone"): "gone",
     ("member", "gone"): "gone",
-    ("leaving", "gone"): "gone",
+    ("draining", "gone"): "gone",
 }
 
 
@@ -61,42 +61,42 @@ class Worker:
     id: WorkerId
     since: float  # when it was asked for; once it runs, when it began to
     heard: float  # when it was last heard of
-    state: str = "asked"
+    state: str = "pending"
     handle: str = ""
     delay: str = ""  # why it does not run yet
     expected: bool = False  # an earlier master's, and it has not said yet what it is by now
     in_ring: bool = False  # it has been told of the current generation and is not out of it yet
     up_in: Generation = NO_RING  # the last generation in which it said `up`
-    holds: bool = False  # it has synced: its memory is a copy of the job's state
+    has_state: bool = False  # it has synced: its memory is a copy of the job's state
     step: int = 0
     applied: RangeSet = field(default_factory=RangeSet)  # as of its last `out`
     skipped: RangeSet = field(default_factory=RangeSet)
     digest: str = ""
     leases: tuple[Range, ...] = ()
-    wants: bool = False
+    needs_lease: bool = False
     stopped: bool = False  # told to end; what it does now is no news
     kill_at: float | None = None  # told to end, and this is when patience does
     in_broken_ring: bool = False  # when it was lost, its ring had lost somebody else before
-    last_words: str = ""  # why it is lost: as it said itself, or as it was told when it was given up
+    failure_reason: str = ""  # why it is lost: as it said itself, or as it was told when it was given up
     rate: float = 0.0
     memory: int = 0
 
-    def goes(self, event: str) -> None:
+    def transition(self, event: str) -> None:
         self.state = step(self.state, event)
 
-    def left(self, out: ev.Out) -> None:
+    def left(self, out: ev.LeftRing) -> None:
         """It has left a ring, and this is what it then said of itself."""
-        self.in_ring, self.wants = False, False
-        self.step, self.holds = out.step, self.holds or out.holds
+        self.in_ring, self.needs_lease = False, False
+        self.step, self.has_state = out.step, self.has_state or out.has_state
         self.applied, self.skipped, self.digest = out.applied, out.skipped, out.digest
 
     @property
-    def comes(self) -> bool:
+    def is_starting(self) -> bool:
         """It was asked for and is not ready yet."""
-        return self.state in ("asked", "starting", "warming")
+        return self.state in ("pending", "starting", "initializing")
 
     @property
-    def warm(self) -> bool:
+    def is_ready(self) -> bool:
         """It could be a member now."""
         return self.state in ("ready", "member")
 
@@ -107,12 +107,12 @@ class Pool:
     def __init__(self) -> None:
         self._workers: dict[WorkerId, Worker] = {}
         self.lost: dict[WorkerId, Worker] = {}  # out of the job, their exit not yet heard of
-        self.born = 0  # also the next id
+        self.next_id = 0  # also the next id
 
     def add(self, now: float) -> Worker:
-        worker = Worker(WorkerId(self.born), since=now, heard=now)
+        worker = Worker(WorkerId(self.next_id), since=now, heard=now)
         self._workers[worker.id] = worker
-        self.born += 1
+        self.next_id += 1
         return worker
 
     def adopt(self, worker: WorkerId, handle: str, now: float) -> None:
@@ -120,14 +120,14 @@ class Pool:
         w = Worker(worker, since=now, heard=now, handle=handle)
         self._workers[worker] = w
         if handle:
-            w.goes("seen")
+            w.transition("seen")
             w.expected = True
-        self.born = max(self.born, worker + 1)
+        self.next_id = max(self.next_id, worker + 1)
 
     def lose(self, worker: Worker) -> None:
         """The worker is out of the job for good. It is known until its exit is heard of, and then
         forgotten: a long job has had thousands."""
-        worker.goes("gone")
+        worker.transition("gone")
         self.lost[worker.id] = self._workers.pop(worker.id)
 
     def get(self, worker: WorkerId) -> Worker | None:
@@ -143,9 +143,9 @@ class Pool:
     @property
     def vacant(self) -> WorkerId | None:
         """The oldest worker that was asked for and that nobody has been seen to start."""
-        return next((w.id for w in self if w.state == "asked"), None)
+        return next((w.id for w in self if w.state == "pending"), None)
 
     @property
     def staying(self) -> list[Worker]:
         """The living that nobody has asked to leave: the ones that count towards the target."""
-        return [w for w in self if w.state != "leaving"]
+        return [w for w in self if w.state != "draining"]

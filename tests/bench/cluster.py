@@ -20,7 +20,7 @@ from typing import Self
 
 import psutil
 
-from edl import files
+from edl.contract import artifacts
 from tests.bench import report, two_jobs
 from tests.bench.journal import Journal, Ring
 from tests.bench.lines import Lines
@@ -43,7 +43,7 @@ QUOTA_SECONDS = 40.0  # of refusals, so that the pauses between them are as long
 # Two workers fill a node, and so one that is to come waits for one that is to go.
 VALUES = {
     **counting(records=20_000, sleep=0.02), "training.epochs": "10000", "workers": "4",
-    "worker.resources.requests.cpu": "900m", "elastic.silenceSeconds": "3",
+    "worker.resources.requests.cpu": "900m", "elastic.heartbeatTimeoutSeconds": "3",
 }  # fmt: skip
 
 
@@ -59,7 +59,7 @@ class Job:
         with ExitStack() as opened:
             self.pods = opened.enter_context(Lines(watch, namespace.cluster.env))
             self.release.ring_of(4)
-            tail = ["tail", "--lines=+1", "--follow=name", f"/var/lib/edl/{files.JOURNAL}"]
+            tail = ["tail", "--lines=+1", "--follow=name", f"/var/lib/edl/{artifacts.JOURNAL}"]
             pod = self.release.master()["metadata"]["name"]
             words = ["kubectl", "--namespace", namespace.name, "exec", pod, "--", *tail]
             self.journal = opened.enter_context(Journal(words, namespace.cluster.env))

@@ -24,16 +24,18 @@ from typing import Self
 
 import psutil
 
-from edl import config, files, values
+from edl import config
 from edl.cli.client import Client
-from edl.ids import WorkerId
-from edl.ranges import RangeSet
+from edl.config import values
+from edl.contract import artifacts
+from edl.contract.ids import WorkerId
+from edl.contract.ranges import RangeSet
 from master.core import events as ev
 from master.core.job import Job
 from tests.bench import report
 from tests.bench.journal import MOST_WAIT, Journal
 from tests.bench.report import Row, p95
-from trainer.rendezvous import RendezvousStore
+from trainer.session.kvstore import KeyValueStore
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
@@ -51,7 +53,8 @@ class OurJob:
         self.output.mkdir(parents=True)
         merged = values.load([], [
             f"workers={workers}", "model.module=counting", "training.epochs=10000",
-            "elastic.maxFailures=1000", f"elastic.silenceSeconds={LEASE}", f"local.start={start}", *sets,
+            "elastic.maxFailures=1000", f"elastic.heartbeatTimeoutSeconds={LEASE}",
+            f"local.startMethod={start}", *sets,
         ])  # fmt: skip
         (self.output / "values.json").write_text(json.dumps(merged))
         environment = {**os.environ, "EDL_COUNTING_SLEEP": "0.01", "EDL_COUNTING_RECORDS": "100000"}
@@ -63,8 +66,8 @@ class OurJob:
         )  # fmt: skip
         assert self.master.stdout is not None
         self.master.stdout.readline()
-        self.client = Client(files.read_contact(self.output))
-        self.journal = Journal(["tail", "--lines=+1", "--follow=name", self.output / files.JOURNAL])
+        self.client = Client(artifacts.read_contact(self.output))
+        self.journal = Journal(["tail", "--lines=+1", "--follow=name", self.output / artifacts.JOURNAL])
 
     def pid(self, worker: int) -> int:
         return next(int(e["event"]["handle"]) for e in self.journal.entries
@@ -106,7 +109,7 @@ class Stock:
 
     def set_hosts(self, hosts: int) -> None:
         """As a whole: the driver takes half a list for hosts that are gone."""
-        files.write_whole(self.hosts, "".join(f"{host}:1\n" for host in self.HOSTS[:hosts]))
+        artifacts.write_whole(self.hosts, "".join(f"{host}:1\n" for host in self.HOSTS[:hosts]))
 
     def steps(self) -> dict[int, list[tuple[float, int, int]]]:
         """(when, step, ring size) of each worker, by process id."""
@@ -242,7 +245,7 @@ def stops(peer: str, work: Path, pairs: int) -> Row:
                 since = time.monotonic()
                 os.kill(pids[1], signal.SIGSTOP)
                 theirs.append(stock.stall(since, 2))
-    return Row(f"SIGSTOP of one of 3: stall (silenceSeconds {LEASE:g}; stock: waited {MOST_WAIT:g} s)",
+    return Row(f"SIGSTOP of one of 3: stall (heartbeat timeout {LEASE:g} s; stock: waited {MOST_WAIT:g} s)",
                ours, theirs, "s", f"<= {LEASE + 0.5:g} s", max(ours) <= LEASE + 0.5)  # fmt: skip
 
 
@@ -251,7 +254,7 @@ def inits(peer: str, work: Path, pairs: int) -> list[Row]:
     for n, goal in ((8, 0.12), (16, 0.07)):
         ours, theirs = [], []
         for _ in range(pairs):
-            sets = (f"minWorkers={n}", f"training.batchSize={4 * n}", "elastic.silenceSeconds=20")
+            sets = (f"minWorkers={n}", f"training.batchSize={4 * n}", "elastic.heartbeatTimeoutSeconds=20")
             with OurJob(work, n, *sets) as job:
                 ring = job.journal.ring(n)
                 entries = job.journal.entries
@@ -281,7 +284,7 @@ def first_steps(peer: str, work: Path, pairs: int) -> list[Row]:
             theirs.append(min(rows[0][0] for rows in stock.steps().values()) - began)
     rows = []
     for start, found in ours.items():
-        name = f"from the command to the first step, 3 workers, local.start={start}"
+        name = f"from the command to the first step, 3 workers, local.startMethod={start}"
         row = Row(name, found, theirs, "s", "ratio <= 0.60")
         row.met = (row.ratio or 1) <= 0.60
         rows.append(row)
@@ -292,7 +295,7 @@ async def _steady(pairs: int, work_seconds: float) -> tuple[list[float], list[fl
     sides: dict[str, list[asyncio.subprocess.Process]] = {}
     stores = []
     for side in ("edl", "plain"):
-        store = RendezvousStore(lambda *_: None)
+        store = KeyValueStore(lambda *_: None)
         stores.append(store)
         port = await store.start()
         store.open(1)
@@ -354,7 +357,8 @@ def core() -> list[Row]:
     found, memory = {}, {}
     for records in (10**4, 10**8):
         merged = values.load(
-            [], ["workers=64", "training.epochs=1000", "training.batchSize=6400", "elastic.joinSeconds=0"]
+            [],
+            ["workers=64", "training.epochs=1000", "training.batchSize=6400", "elastic.joinDelaySeconds=0"],
         )
         job, now = Job(config.parse(merged)), 0.0
         job.handle(ev.Begin(), now)
@@ -365,22 +369,24 @@ def core() -> list[Row]:
         while len(job.ring.members) < 64:  # the first ring was of one: everybody joins
             for m in job.ring.members:
                 now += 1e-3
-                job.handle(ev.Out(m, job.ring.generation, 0, True, RangeSet()), now)
+                job.handle(ev.LeftRing(m, job.ring.generation, 0, True, RangeSet()), now)
         for m in job.ring.members:
             now += 1e-3
-            job.handle(ev.Up(m, job.ring.generation, 0), now)
+            job.handle(ev.JoinedRing(m, job.ring.generation, 0), now)
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         began, leases, applied = time.perf_counter(), 0, 0
         while time.perf_counter() - began < 2:
             for m in job.ring.members:
                 now += 1e-5
-                for effect in job.handle(ev.Want(m, job.ring.generation), now):
+                for effect in job.handle(ev.LeaseRequest(m, job.ring.generation), now):
                     if isinstance(effect, ev.Grant):
                         leases += 1
                         applied = max(applied, effect.lease[1])
             now += 1e-5
             job.handle(
-                ev.Beat(job.ring.members[0], job.ring.generation, leases, applied=RangeSet(((0, applied),))),
+                ev.Heartbeat(
+                    job.ring.members[0], job.ring.generation, leases, applied=RangeSet(((0, applied),))
+                ),
                 now,
             )
         found[records] = (time.perf_counter() - began) / leases * 1e6

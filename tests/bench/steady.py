@@ -21,14 +21,15 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from edl import config, values
-from edl.ranges import Range, RangeSet
+from edl import config
+from edl.config import values
+from edl.contract.ranges import Range, RangeSet
 from trainer.data import Batch, Batches
-from trainer.horovod_ring import HorovodRing
 from trainer.learner import KerasLearner
-from trainer.orders import FormRing
-from trainer.report import Report
-from trainer.told import Session
+from trainer.ring.horovod import HorovodRing
+from trainer.session.orders import FormRing
+from trainer.session.state import Session
+from trainer.telemetry import Telemetry
 from trainer.worker import Worker
 
 STEPS = 60
@@ -59,7 +60,7 @@ def main() -> None:
     one_step = plain(model(), x, y)
     for number in range(WARM):
         one_step(number)
-    pace = Pace(work)
+    pace = Timing(work)
     pace.go()
     while True:
         for number in range(STEPS):
@@ -68,7 +69,7 @@ def main() -> None:
             pace.ends()
 
 
-class Pace:
+class Timing:
     """Spends `work` seconds in each step, and has STEPS of them measured for each line on stdin."""
 
     def __init__(self, work: float):
@@ -98,10 +99,10 @@ class Pace:
             os._exit(0)
 
 
-class Paced(Report):
+class Paced(Telemetry):
     """Knows when the loop begins a step, and when it has done it."""
 
-    def __init__(self, session: Session, pace: Pace):
+    def __init__(self, session: Session, pace: Timing):
         super().__init__(session, log=lambda line: None)
         self._pace, self._steps = pace, 0
 
@@ -137,7 +138,7 @@ def ours(ring: HorovodRing, rank: int, x: np.ndarray, y: np.ndarray, work: float
     session = Session(rank, lambda message: None, lambda: None, threading.Event())
     batches = Batches(Endless(x, y), MOST)
     worker = Worker(
-        config.parse(values_), session, ring, learner, batches, Paced(session, Pace(work)), lambda: ({}, "")
+        config.parse(values_), session, ring, learner, batches, Paced(session, Timing(work)), lambda: ({}, "")
     )
     half = ((rank * MOST // 2, (rank + 1) * MOST // 2),)
     worker.ride(FormRing(1, (0, 1), 0, sync=True, leases=RangeSet(half)))

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from edl import config, source, values
+from edl import config
+from edl.config import model_check, values
 from tests.chart.conftest import CHART, Helm, Refused
 from tests.unit.test_config import IMPOSSIBLE, POSSIBLE, WRONG
 
@@ -45,9 +46,9 @@ def test_what_is_possible_is_rendered(helm: Helm, tmp_path: Path, text: str) -> 
 
 def test_all_contradictions_are_told_at_once(helm: Helm) -> None:
     with pytest.raises(Refused) as refusal:
-        helm.template("workers=9,maxWorkers=8", "data.claim=a,data.hostPath=/b")
+        helm.template("workers=9,maxWorkers=8", "data.existingClaim=a,data.hostPath=/b")
     assert "workers is 9" in str(refusal.value)
-    assert "data.claim" in str(refusal.value)
+    assert "data.existingClaim" in str(refusal.value)
 
 
 def test_a_share_of_high_priority_without_any_difference_is_refused(helm: Helm) -> None:
@@ -57,18 +58,18 @@ def test_a_share_of_high_priority_without_any_difference_is_refused(helm: Helm) 
 
 @pytest.mark.parametrize("said", ["0.5", "1.5", "30.0", "3"])
 def test_a_decimal_given_by_flag_is_a_number(helm: Helm, said: str) -> None:
-    given = helm.template(f"elastic.silenceSeconds={said}").values
-    assert config.parse(given).elastic.silence_seconds == float(said)
+    given = helm.template(f"elastic.heartbeatTimeoutSeconds={said}").values
+    assert config.parse(given).elastic.heartbeat_timeout_seconds == float(said)
     assert (
-        config.parse(values.load(sets=[f"elastic.silenceSeconds={said}"])).elastic
+        config.parse(values.load(sets=[f"elastic.heartbeatTimeoutSeconds={said}"])).elastic
         == config.parse(given).elastic
     )
 
 
 @pytest.mark.parametrize("said", ["0.4", "-1.5", "soon", "1.5s"])
 def test_a_decimal_given_by_flag_has_the_same_limits(helm: Helm, said: str) -> None:
-    with pytest.raises(Refused, match="/elastic/silenceSeconds"):
-        helm.template(f"elastic.silenceSeconds={said}")
+    with pytest.raises(Refused, match="/elastic/heartbeatTimeoutSeconds"):
+        helm.template(f"elastic.heartbeatTimeoutSeconds={said}")
 
 
 def test_a_model_comes_as_one_file(helm: Helm, tmp_path: Path) -> None:
@@ -82,6 +83,6 @@ def test_a_model_comes_as_one_file(helm: Helm, tmp_path: Path) -> None:
 
 
 def test_a_model_that_no_configmap_holds_is_refused(helm: Helm, tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text("#" * (source.MOST_CHARACTERS + 1))
+    (tmp_path / "mine.py").write_text("#" * (model_check.MOST_CHARACTERS + 1))
     with pytest.raises(Refused, match="/model/source"):
         helm.template(words=("--set-file", f"model.source={tmp_path / 'mine.py'}"))

@@ -12,7 +12,8 @@ import jsonschema
 import pytest
 import yaml
 
-from edl import config, values
+from edl import config
+from edl.config import values
 from tests.chart.conftest import CHART, FILES, Helm, Object, Refused, Rendered, script
 
 OLDEST, NEWEST = "v1.29.0", "v1.36.3"
@@ -286,8 +287,8 @@ def test_a_whole_number_stays_one_however_large(helm: Helm) -> None:
 
 @pytest.mark.parametrize(
     "change",
-    ["workers=7", "paused=true", "training.epochs=9", "worker.resources.limits.memory=9Gi", "logLevel=debug",
-     "model.source=x", "worker.image.tag=v9", "highPriorityWorkers=1", "elastic.joinSeconds=0.5"],
+    ["workers=7", "suspend=true", "training.epochs=9", "worker.resources.limits.memory=9Gi", "logLevel=debug",
+     "model.source=x", "worker.image.tag=v9", "highPriorityWorkers=1", "elastic.joinDelaySeconds=0.5"],
 )  # fmt: skip
 def test_a_change_of_job_or_workers_does_not_touch_the_master(helm: Helm, change: str) -> None:
     before, after = helm.template("token.value=x"), helm.template("token.value=x", change)
@@ -426,7 +427,7 @@ def test_the_notes_name_what_was_made(helm: Helm, notes: Path) -> None:
 @pytest.mark.parametrize(
     ("said", "words"),
     [
-        ("paused=true", "It is paused"),
+        ("suspend=true", "It is suspended"),
         ("output.size=1Gi", "The claim edl-output with the trained model stays."),
         ("networkPolicy.enabled=false", "WARNING: networkPolicy.enabled is false"),
         ("rbac.create=false", "the ServiceAccount edl-master needs the rights"),

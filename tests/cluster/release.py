@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from edl import files
+from edl.contract import artifacts
 from tests.cluster.cluster import ROOT, Namespace, Object
 from tests.evidence import check_weights
 
@@ -118,7 +118,7 @@ class Release:
         records = summary["records"]
         assert records["per_epoch"] == [records["size"]] * records["epochs"]
         assert len(set(summary["digests"].values())) == 1
-        model = Path(self.values["output.hostPath"]) / files.MODEL
+        model = Path(self.values["output.hostPath"]) / artifacts.MODEL
         assert check_weights(model, records["size"], records["epochs"]) == ""
         return summary
 

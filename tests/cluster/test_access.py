@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import grpc
 import pytest
 
-from edl.proto import edl_pb2
+from edl.contract.proto import edl_pb2
 from tests.cluster.cluster import Namespace
 from tests.cluster.release import Release, idling
 

@@ -13,9 +13,9 @@ from typing import Any
 import yaml
 from lightkube.config.kubeconfig import KubeConfig
 
-from edl.ids import WorkerId
-from edl.kubernetes.api import Api, Pace
-from master.adapters.kubernetes import Place
+from edl.contract.ids import WorkerId
+from edl.kubernetes.client import Api, Timing
+from master.backends.kubernetes import Place
 from master.core import events as ev
 from tests import kubernetes_driver
 from tests.cluster.cluster import Cluster, Namespace, Object
@@ -45,7 +45,7 @@ def install(cluster: Cluster, namespace: Namespace, **spec: Any) -> None:
 
 
 def driving(cluster: Cluster, namespace: Namespace) -> contextlib.AbstractAsyncContextManager[Driven]:
-    api = Api(Pace(mercy=1.0), KubeConfig.from_file(cluster.kubeconfig))
+    api = Api(Timing(mercy=1.0), KubeConfig.from_file(cluster.kubeconfig))
     return kubernetes_driver.driving(Place(namespace.name, "edl", "edl", "nowhere:1"), api)
 
 

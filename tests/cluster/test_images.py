@@ -117,10 +117,10 @@ def test_images_hold_what_their_side_needs_and_no_more(namespace: Any, images: A
 
 def test_a_worker_starts_where_nothing_can_be_written(namespace: Any, images: Any) -> None:
     code = (
-        "import trainer.__main__, trainer.worker, trainer.learner, trainer.horovod_ring, trainer.zoo\n"
+        "import trainer.__main__, trainer.worker, trainer.learner, trainer.ring.horovod, trainer.user_model\n"
         "import horovod, importlib.util, sklearn.datasets, pyarrow.csv\n"
-        "trainer.zoo.load('digits')\n"
-        "ring = trainer.horovod_ring.HorovodRing(0, 'lo', 'one')\n"
+        "trainer.user_model.load('digits')\n"
+        "ring = trainer.ring.horovod.HorovodRing(0, 'lo', 'one')\n"
         "ring.form(0, 1); import tensorflow as tf; print(ring.reduce(tf.constant([3.0]))); ring.close()\n"
         "print([m for m in ('runner', 'spark', 'ray') if importlib.util.find_spec('horovod.' + m)])\n"
     )

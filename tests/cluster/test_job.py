@@ -115,11 +115,11 @@ def test_an_upgrade_changes_the_ring_and_restarts_nothing(release: Callable[...,
     job.ring_of(6)
     job.namespace.helm("rollback", "edl", "2")
     job.ring_of(2)
-    job.upgrade(workers=2, paused="true")
-    job.phase("Paused")
+    job.upgrade(workers=2, suspend="true")
+    job.phase("Suspended")
     job.upgrade(workers=2, training__batchSize=64)
     job.told("training.batchSize")
-    assert job.status["phase"] == "Paused", "what is refused is refused as a whole"
+    assert job.status["phase"] == "Suspended", "what is refused is refused as a whole"
     job.upgrade(workers=2)
     job.ring_of(2)
     assert job.master()["metadata"]["uid"] == master

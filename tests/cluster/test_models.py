@@ -113,7 +113,9 @@ def test_from_a_claim_with_its_data_from_another(
     feed = "\ndef feed(records):\n    return records['x'], records['y']\n"
     text = MODEL.format(size=BESIDE, data='edl.npz("/data/train.npz")') + feed
     (shared / "my_model.py").write_text(text)
-    release.install(model__claim="my-models", model__module="/models/my_model.py", data__claim="my-data")
+    release.install(
+        model__existingClaim="my-models", model__module="/models/my_model.py", data__existingClaim="my-data"
+    )
     assert trained(release)["records"]["size"] == RECORDS
 
 

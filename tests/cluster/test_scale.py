@@ -20,11 +20,11 @@ import yaml
 from lightkube.config.kubeconfig import KubeConfig
 
 import edl
+from edl.contract.proto import edl_pb2 as pb
+from edl.contract.proto import edl_pb2_grpc as rpc
 from edl.kubernetes import pods
-from edl.kubernetes.api import Api, Pace
-from edl.kubernetes.watch import Mirror
-from edl.proto import edl_pb2 as pb
-from edl.proto import edl_pb2_grpc as rpc
+from edl.kubernetes.client import Api, Timing
+from edl.kubernetes.informer import Informer
 from tests.cluster.cluster import Cluster, Namespace
 from tests.kubernetes_driver import job_values
 from tests.kubernetes_master import TOKEN, MasterProcess, master
@@ -35,8 +35,8 @@ MINUTES = float(os.environ.get("EDL_SCALE_MINUTES", "1"))
 SETS = [
     f"workers={WORKERS}",
     f"maxWorkers={WORKERS}",
-    "elastic.silenceSeconds=9999",
-    "elastic.startSeconds=9999",
+    "elastic.heartbeatTimeoutSeconds=9999",
+    "elastic.startupTimeoutSeconds=9999",
 ]
 POD = {
     "apiVersion": "v1", "kind": "Pod",
@@ -114,9 +114,9 @@ class Crowd:
     """The workers: for each pod that runs, somebody who talks to the master as a worker does."""
 
     def __init__(self, cluster: Cluster, namespace: Namespace):
-        self._api = Api(Pace(write=0.01, burst=100), KubeConfig.from_file(cluster.kubeconfig))
+        self._api = Api(Timing(write=0.01, burst=100), KubeConfig.from_file(cluster.kubeconfig))
         self._path = f"/api/v1/namespaces/{namespace.name}/pods"
-        self._mirror = Mirror(self._api, self._path, {"labelSelector": pods.selector("edl")}, self._changed)
+        self._mirror = Informer(self._api, self._path, {"labelSelector": pods.selector("edl")}, self._changed)
         self._tasks: dict[str, asyncio.Task[None]] = {}  # of workers, by UID
         self._talking: set[str] = set()
         self._watching: asyncio.Task[None] | None = None
@@ -190,13 +190,15 @@ class Crowd:
         stub = rpc.MasterStub(self._channels[worker % len(self._channels)])
         async for heard in stub.Work(words(), metadata=[("authorization", f"Bearer {TOKEN}")]):
             about = {"run_id": run_id, "generation": heard.generation}
-            match heard.WhichOneof("say"):
+            match heard.WhichOneof("body"):
                 case "welcome":
                     say.put_nowait(pb.FromWorker(run_id=run_id, ready=pb.Ready(records=1_000_000)))
                     self._talking.add(uid)
                     self._news.set()
                 case "form":
-                    say.put_nowait(pb.FromWorker(**about, up=pb.Up(step=1)))
+                    say.put_nowait(pb.FromWorker(**about, joined_ring=pb.JoinedRing(step=1)))
                 case "leave" | "cut" as why:
                     broken = "cut" if why == "cut" else ""
-                    say.put_nowait(pb.FromWorker(**about, out=pb.Out(step=1, holds=True, broken=broken)))
+                    say.put_nowait(
+                        pb.FromWorker(**about, left_ring=pb.LeftRing(step=1, holds=True, broken=broken))
+                    )

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from trainer.ring import Ring, RingBroken
+from trainer.ring.base import Ring, RingBroken
 
 
 def serve(ring: Ring, next_order: Callable[[], str], say: Callable[[str], None]) -> None:
@@ -50,7 +50,7 @@ def _obey(ring: Ring, order: list[str], say: Callable[[str], None]) -> str:
 
 def main() -> None:
     os.environ.update(TF_CPP_MIN_LOG_LEVEL="3", HOROVOD_GLOO_TIMEOUT_SECONDS="60")
-    from trainer.horovod_ring import HorovodRing
+    from trainer.ring.horovod import HorovodRing
 
     ring = HorovodRing(int(sys.argv[1]), "lo", sys.argv[2])
     orders: queue.SimpleQueue[str] = queue.SimpleQueue()

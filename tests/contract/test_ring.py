@@ -16,8 +16,8 @@ from typing import Protocol
 import pytest
 
 from tests.contract.ring_member import serve
-from trainer.local_ring import Circle, LocalRing
-from trainer.rendezvous import RendezvousStore
+from trainer.ring.local import Circle, LocalRing
+from trainer.session.kvstore import KeyValueStore
 
 ROOT = Path(__file__).parents[2]
 MEMBERS = 3
@@ -160,7 +160,7 @@ class Horovod:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
-        self._store = RendezvousStore(lambda *_: None)
+        self._store = KeyValueStore(lambda *_: None)
         self._port = asyncio.run_coroutine_threadsafe(self._store.start(), self._loop).result()
         self._numbers = itertools.count()
         self._members: list[ProcessMember] = []

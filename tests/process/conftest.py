@@ -2,7 +2,7 @@
 
 A test awaits what the master sees (its events and effects), never a while. The job idles until
 the test has done to it what it wants, so it is never over before that, however slow the machine.
-Workers are forked from a zygote, and the model is the counting model, so the last word is always
+Workers are forked from a forkserver, and the model is the counting model, so the last word is always
 the weights'.
 """
 
@@ -19,11 +19,13 @@ from typing import Any
 
 import pytest
 
-from edl import audit, files, values
+from edl import audit
+from edl.config import values
+from edl.contract import artifacts
 from master.core import events as ev
 from master.loop import Master
 from tests.evidence import CRASHES, check_weights
-from tests.kubernetes_api import KubernetesApi, serving
+from tests.fakes.kubernetes_api import KubernetesApi, serving
 from tests.process.small_release import Release
 from tests.process.small_server import SECOND, install
 
@@ -134,13 +136,13 @@ class Running:
         self.go()
         async with asyncio.timeout(SECONDS * 2):
             await self._task
-        return dict(json.loads((self.output / files.SUMMARY).read_text()))
+        return dict(json.loads((self.output / artifacts.SUMMARY).read_text()))
 
     async def exact(self) -> dict[str, Any]:
         """The job succeeds, and the weights count every record `epochs` times; its summary."""
         summary = await self.end()
         assert summary["phase"] == "Succeeded", summary
-        assert check_weights(self.output / files.MODEL, self.records, self.epochs) == ""
+        assert check_weights(self.output / artifacts.MODEL, self.records, self.epochs) == ""
         assert len(set(summary["digests"].values())) == 1 or self.records == 0
         assert "exactly once" in audit.audit(self.output)
         crashes = [e for _, e, _ in self.seen if isinstance(e, ev.Gone) and e.signal in CRASHES]
@@ -175,8 +177,8 @@ def a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]
         monkeypatch.setenv("EDL_COUNTING_RECORDS", str(records))
         module = str(MODELS / model) if model.endswith(".py") else model
         job = Running(tmp_path / "job", records, epochs, [
-            f"workers={workers}", f"model.module={module}", "local.start=fork", "elastic.silenceSeconds=2.5",
-            "elastic.graceSeconds=4", *sets,
+            f"workers={workers}", f"model.module={module}", "local.startMethod=fork",
+            "elastic.heartbeatTimeoutSeconds=2.5", "elastic.gracePeriodSeconds=4", *sets,
         ], orders)  # fmt: skip
         job._task = asyncio.create_task(job.master.run())
         job._task.add_done_callback(lambda _: job._changed.set())

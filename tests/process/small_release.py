@@ -13,9 +13,9 @@ from typing import Any
 import grpc
 import yaml
 
-from edl.proto import edl_pb2 as pb
-from edl.proto import edl_pb2_grpc as rpc
-from tests.kubernetes_api import NAMESPACE, KubernetesApi
+from edl.contract.proto import edl_pb2 as pb
+from edl.contract.proto import edl_pb2_grpc as rpc
+from tests.fakes.kubernetes_api import NAMESPACE, KubernetesApi
 from tests.kubernetes_driver import job_values
 from tests.kubernetes_master import TOKEN, MasterProcess, master
 

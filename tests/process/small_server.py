@@ -15,14 +15,14 @@ import yaml
 from lightkube.config.kubeconfig import KubeConfig
 from lightkube.config.models import Cluster, User
 
-from edl.kubernetes.api import Api, Pace
-from master.adapters.kubernetes import Place
+from edl.kubernetes.client import Api, Timing
+from master.backends.kubernetes import Place
 from tests import kubernetes_driver
-from tests.kubernetes_api import NAMESPACE, KubernetesApi
+from tests.fakes.kubernetes_api import NAMESPACE, KubernetesApi
 from tests.kubernetes_driver import Driven, job_values
 
 SECOND = 0.02
-PACE = replace(Pace().times(SECOND), answer=1.0)  # a busy machine may think for longer than 15 of them
+PACE = replace(Timing().times(SECOND), answer=1.0)  # a busy machine may think for longer than 15 of them
 PLACE = Place(NAMESPACE, "edl", "edl", "edl-master:8500", "edl-master-abc", "uid-of-the-master")
 POD = {
     "apiVersion": "v1",
@@ -53,7 +53,7 @@ def install(server: KubernetesApi, *sets: str, **data: str) -> None:
 
 
 def driving(
-    server: KubernetesApi, run: str = "run-1", pace: Pace = PACE
+    server: KubernetesApi, run: str = "run-1", pace: Timing = PACE
 ) -> contextlib.AbstractAsyncContextManager[Driven]:
     """A backend that has started, as the master starts it."""
     config = KubeConfig.from_one(cluster=Cluster(server=server.url), user=User())
@@ -69,7 +69,7 @@ def a_status(**changes: Any) -> dict[str, Any]:
         "workers": [
             {"id": 0, "rank": 0, "state": "member"},
             {"id": 1, "rank": 1, "state": "member"},
-            {"id": 2, "rank": None, "state": "warming"},
+            {"id": 2, "rank": None, "state": "initializing"},
         ],
         **changes,
     }  # fmt: skip

@@ -22,15 +22,15 @@ import grpc
 import psutil
 import pytest
 
-from edl import files
 from edl.cli.client import Client
+from edl.contract import artifacts
+from edl.contract.proto import edl_pb2 as pb
+from edl.contract.proto import edl_pb2_grpc as rpc
 from edl.errors import EdlError
-from edl.proto import edl_pb2 as pb
-from edl.proto import edl_pb2_grpc as rpc
 
 ROOT = Path(__file__).parents[2]
 EDL = [str(Path(sys.executable).with_name("edl"))]
-LONG = ["counting", "--set", "local.start=fork,workers=2,training.epochs=1000"]
+LONG = ["counting", "--set", "local.startMethod=fork,workers=2,training.epochs=1000"]
 
 
 def edl(*arguments: str, check: bool = False, **options: object) -> subprocess.CompletedProcess[str]:
@@ -65,8 +65,8 @@ def a_long_job(*sets: str) -> Iterator[tuple[subprocess.Popen[str], Path]]:
 
 def processes_of(output: Path) -> list[int]:
     """The master and the workers of a job, as the journal names them."""
-    pids = [files.read_contact(output).pid]
-    for line in (output / files.JOURNAL).read_text().splitlines():
+    pids = [artifacts.read_contact(output).pid]
+    for line in (output / artifacts.JOURNAL).read_text().splitlines():
         event = json.loads(line).get("event", {})
         if event.get("type") == "Seen":
             pids.append(int(event["handle"]))
@@ -101,7 +101,7 @@ def test_digits_trains_to_the_accuracy_that_is_promised() -> None:
         "redone",
         "re-forming",
         "waiting for workers",
-        "paused",
+        "suspended",
         "starting",
     }
     assert re.search(r"held out  accuracy (0\.9|1\.0)", done.stdout)
@@ -117,7 +117,7 @@ def test_a_journal_that_was_tampered_with_is_found_out() -> None:
         "run",
         "counting",
         "--set",
-        "local.start=fork,workers=2,training.epochs=1",
+        "local.startMethod=fork,workers=2,training.epochs=1",
         "--output",
         "job",
         check=True,
@@ -211,7 +211,8 @@ def test_on_a_terminal_it_draws_a_bar_and_a_table() -> None:
     fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 110, 0, 0))
     environment = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")} | {"TERM": "xterm"}
     job = subprocess.Popen(
-        [*EDL, "run", "counting", "--set", "local.start=fork,workers=2,training.epochs=3", "--output", "job"],
+        [*EDL, "run", "counting", "--output", "job",
+         "--set", "local.startMethod=fork,workers=2,training.epochs=3"],
         stdin=follower, stdout=follower, stderr=follower, env=environment, close_fds=True,
     )  # fmt: skip
     os.close(follower)
@@ -262,7 +263,7 @@ def test_an_output_directory_is_never_used_twice() -> None:
 
 
 def test_an_unknown_model_fails_with_the_names_that_are_known() -> None:
-    done = edl("run", "digit", "--set", "local.start=fork,workers=1", "--output", "job")
+    done = edl("run", "digit", "--set", "local.startMethod=fork,workers=1", "--output", "job")
     assert done.returncode == 1
     assert "there is no module 'model_zoo.digit' (the zoo has counting, digits" in done.stdout
 
@@ -288,10 +289,10 @@ def test_both_sides_by_hand() -> None:
 
 def test_calls_without_the_token_or_of_another_run_are_refused() -> None:
     with a_long_job() as (_, output):
-        contact = files.read_contact(output)
-        assert oct((output / files.CONTACT).stat().st_mode)[-3:] == "600"
+        contact = artifacts.read_contact(output)
+        assert oct((output / artifacts.CONTACT).stat().st_mode)[-3:] == "600"
         with pytest.raises(EdlError, match="token is missing or wrong"):
-            Client(files.Contact(contact.address, "guess", 0)).stop("no")
+            Client(artifacts.Contact(contact.address, "guess", 0)).stop("no")
         with grpc.insecure_channel(contact.address) as channel:
             stub = rpc.MasterStub(channel)  # type: ignore[no-untyped-call]
             calls = {
@@ -323,7 +324,7 @@ def test_a_model_comes_with_the_values(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(json.dumps({"model": {"source": source}, "training": {"epochs": 1}}))
     done = edl("run", "-f", "mine.yaml", "--set", "workers=1", "--output", "job", check=True)
     assert "Succeeded" in done.stdout
-    assert files.SUMMARY in os.listdir("job")
+    assert artifacts.SUMMARY in os.listdir("job")
     (tmp_path / "bad.yaml").write_text(json.dumps({"model": {"source": "def model(:\n"}}))
     refused = edl("run", "-f", "bad.yaml")
     assert refused.returncode == 2

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edl.contract.ranges import RangeSet
+from edl.contract.shuffle import Order
 from edl.errors import DataError
-from edl.order import Order
-from edl.ranges import RangeSet
 from trainer import control
-from trainer.data import Leases
+from trainer.data import HeldLeases
 from trainer.records import Records
 
 
@@ -71,7 +71,7 @@ def test_a_reader_that_gives_too_few_records_is_named() -> None:
 
 
 def test_what_is_left_of_a_lease_is_the_lease_minus_the_applied() -> None:
-    leases = Leases()
+    leases = HeldLeases()
     leases.add((10, 20))
     assert leases.peek(4, epoch_size=100) == (10, 14)
     assert leases.peek(4, epoch_size=100, after=14) == (14, 18)
@@ -81,7 +81,7 @@ def test_what_is_left_of_a_lease_is_the_lease_minus_the_applied() -> None:
 
 
 def test_a_batch_never_spans_two_epochs() -> None:
-    leases = Leases()
+    leases = HeldLeases()
     leases.add((95, 105))
     assert leases.peek(20, epoch_size=100) == (95, 100)
 

@@ -57,7 +57,7 @@ async def test_all_killed_at_once_is_said_and_still_exact(a_job: A_Job) -> None:
 
 
 async def test_a_stopped_worker_is_dropped_and_leaves_when_it_thaws(a_job: A_Job) -> None:
-    async with a_job("elastic.graceSeconds=20", workers=3) as job:
+    async with a_job("elastic.gracePeriodSeconds=20", workers=3) as job:
         members = await job.ring_of(3)
         await job.stepping()
         frozen = members[1]
@@ -122,7 +122,7 @@ async def test_an_error_on_every_worker_fails_the_job_with_the_traceback(a_job: 
 
 async def test_a_worker_that_never_becomes_ready_is_given_up(a_job: A_Job) -> None:
     # Long enough for the worker that does not hang, on a busy machine too.
-    async with a_job("elastic.startSeconds=20", workers=2, model="hanging.py") as job:
+    async with a_job("elastic.startupTimeoutSeconds=20", workers=2, model="hanging.py") as job:
         await job.ring_of(1)
         await job.until(lambda: job.said("was not ready after 20 s"))
         await job.ring_of(2)

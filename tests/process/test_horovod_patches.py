@@ -16,15 +16,15 @@ from importlib.metadata import version
 import pytest
 from aiohttp import web
 
-from trainer.rendezvous import RendezvousStore
+from trainer.session.kvstore import KeyValueStore
 
 RANK = """
 import os, queue, sys, threading
 os.environ.update(HOROVOD_CONTROLLER="gloo", HOROVOD_CPU_OPERATIONS="gloo", HOROVOD_GLOO_IFACE="lo",
                   HOROVOD_GLOO_TIMEOUT_SECONDS="60", TF_CPP_MIN_LOG_LEVEL="3")
 import numpy as np
-from trainer.horovod_ring import HorovodRing
-from trainer.ring import RingBroken
+from trainer.ring.horovod import HorovodRing
+from trainer.ring.base import RingBroken
 import tensorflow as tf
 port, rank, size = map(int, sys.argv[1:])
 ring = HorovodRing(port, "lo", f"rank-{rank}")
@@ -85,8 +85,8 @@ class Rank:
 
 
 @contextlib.asynccontextmanager
-async def ranks(size: int) -> AsyncIterator[tuple[RendezvousStore, list[Rank]]]:
-    store = RendezvousStore(lambda *_: None)
+async def ranks(size: int) -> AsyncIterator[tuple[KeyValueStore, list[Rank]]]:
+    store = KeyValueStore(lambda *_: None)
     port = await store.start()
     processes = [
         await asyncio.create_subprocess_exec(
@@ -120,7 +120,7 @@ def test_the_wheel_is_ours_and_has_no_runner() -> None:
     assert importlib.util.find_spec("horovod.runner") is None
 
 
-def questions(store: RendezvousStore) -> list[str]:
+def questions(store: KeyValueStore) -> list[str]:
     """The keys that are asked for from now on."""
     asked: list[str] = []
     handle = store._get
@@ -133,7 +133,7 @@ def questions(store: RendezvousStore) -> list[str]:
     return asked
 
 
-async def is_asked(store: RendezvousStore) -> None:
+async def is_asked(store: KeyValueStore) -> None:
     """Until a rank is inside hvd.init, waiting for a peer."""
     async with asyncio.timeout(30):
         while not store._waiting:

@@ -65,7 +65,7 @@ async def test_the_newest_master_acts_and_the_one_before_it_does_nothing_more(sm
             asked = first.pages.value("edl_kubernetes_requests_total")
             server.drop("pods", "edl-worker-0")
             await until(lambda: small_release.pods == ["edl-worker-1", "edl-worker-2"])
-            await until(lambda: json.loads(small_release.status["state"])["born"] == 3)
+            await until(lambda: json.loads(small_release.status["state"])["nextId"] == 3)
             assert first.pages.value("edl_kubernetes_requests_total") == asked
             assert server.names == ["edl-worker-0", "edl-worker-1", "edl-worker-2"]
         assert small_release.pods == ["edl-worker-1", "edl-worker-2"], "they wait for the next master"

@@ -15,12 +15,12 @@ import pytest
 from lightkube.config.kubeconfig import KubeConfig
 from lightkube.config.models import Cluster, User
 
+from edl.contract.ids import WorkerId
 from edl.errors import ConfigError
-from edl.ids import WorkerId
-from edl.kubernetes.api import Api, ApiError, Pace
-from master.adapters.kubernetes import Place
+from edl.kubernetes.client import Api, ApiError, Timing
+from master.backends.kubernetes import Place
 from master.core import events as ev
-from tests.kubernetes_api import NAMESPACE, KubernetesApi, serving
+from tests.fakes.kubernetes_api import NAMESPACE, KubernetesApi, serving
 from tests.kubernetes_driver import Driven
 from tests.process.small_server import SECOND, a_status, driving, install
 
@@ -203,7 +203,7 @@ async def test_a_token_that_was_rotated_is_read_again(server: KubernetesApi, tmp
 
     server._answer = checked  # type: ignore[method-assign]
     user = User(token="old", token_file=str(token))
-    api = Api(Pace().times(SECOND), KubeConfig.from_one(cluster=Cluster(server=server.url), user=user))
+    api = Api(Timing().times(SECOND), KubeConfig.from_one(cluster=Cluster(server=server.url), user=user))
     path = f"/api/v1/namespaces/{NAMESPACE}/pods"
     assert (await api.get(path))["kind"] == "PodList"
     known[0] = "new"
@@ -219,7 +219,7 @@ def test_without_a_cluster_it_is_said_where_one_was_looked_for(
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     with pytest.raises(ConfigError, match=r"no Kubernetes to talk to: .*none"):
-        Api(Pace())
+        Api(Timing())
     monkeypatch.delenv("EDL_NAMESPACE", raising=False)
     with pytest.raises(ConfigError, match="EDL_NAMESPACE"):
         Place.from_environment()

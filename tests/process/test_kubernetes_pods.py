@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import yaml
 
+from edl.contract.ids import WorkerId
 from edl.errors import ConfigError
-from edl.ids import WorkerId
-from edl.kubernetes import asked
-from edl.kubernetes.api import Pace
+from edl.kubernetes import overrides
+from edl.kubernetes.client import Timing
 from master.core import events as ev
-from tests.kubernetes_api import KubernetesApi
+from tests.fakes.kubernetes_api import KubernetesApi
 from tests.kubernetes_driver import Driven, job_values
 from tests.process.small_server import PACE, POD, SECOND, a_status, driving, install
 
@@ -45,7 +45,7 @@ async def test_nothing_is_asked_while_nothing_happens(server: KubernetesApi) -> 
 
 
 async def test_five_minutes_of_nothing_cost_a_list_and_a_watch(server: KubernetesApi) -> None:
-    async with driving(server, pace=replace(Pace().times(0.01), answer=1.0)) as job:
+    async with driving(server, pace=replace(Timing().times(0.01), answer=1.0)) as job:
         await job.running(0, 1)
         before = len(server.requests)
         await job.until(lambda: server.count(before)["list", "pods"])
@@ -310,7 +310,7 @@ async def test_the_pods_of_an_earlier_master_are_adopted_and_those_of_other_runs
         refusing.status = a_status()
     async with driving(server, "run-1") as second:
         assert second.found.run_id == "run-1"
-        assert second.found.born == 6
+        assert second.found.next_id == 6
         assert second.found.workers == ((3, "edl-worker-3"), (4, "edl-worker-4"), (5, "edl-worker-5"))
         assert second.found.earlier == job_values("workers=3"), "a run keeps what it began with"
         await second.until(lambda: second.seen == [3, 4, 5])
@@ -328,7 +328,7 @@ async def test_a_release_that_is_installed_again_at_once_takes_nothing_over(serv
         server.drop("configmaps", name)  # Kubernetes deletes the pods that they owned, but not this moment
     install(server)
     async with driving(server, "run-2") as new:
-        assert (new.found.run_id, new.found.workers, new.found.born) == (None, (), 2)
+        assert (new.found.run_id, new.found.workers, new.found.next_id) == (None, (), 2)
         await new.until(lambda: not server.objects["pods"])
         await new.running(2)
         assert new.of(ev.Gone) == []
@@ -427,23 +427,27 @@ def ask(server: KubernetesApi, **keys: str) -> None:
 
 
 async def test_a_number_by_hand_holds_until_the_chart_says_another(server: KubernetesApi) -> None:
-    ask(server, **{asked.SCALE: asked.Scale(7, 3, "first").text()})
+    ask(server, **{overrides.SCALE: overrides.Scale(7, 3, "first").text()})
     async with driving(server) as job:
         assert job.found.values["workers"] == 7
         job.status = a_status()
-        install(server, "workers=3", "paused=true", **{asked.SCALE: asked.Scale(7, 3, "first").text()})
-        await job.until(lambda: job.taken and job.taken[-1]["paused"])
+        install(
+            server, "workers=3", "suspend=true", **{overrides.SCALE: overrides.Scale(7, 3, "first").text()}
+        )
+        await job.until(lambda: job.taken and job.taken[-1]["suspend"])
         assert job.taken[-1]["workers"] == 7, "an upgrade that says nothing of workers leaves them alone"
-        install(server, "workers=5", **{asked.SCALE: asked.Scale(7, 3, "first").text()})
+        install(server, "workers=5", **{overrides.SCALE: overrides.Scale(7, 3, "first").text()})
         await job.until(lambda: job.taken[-1]["workers"] == 5)
         events = server.objects["events"]
         await job.until(lambda: any(e["reason"] == "ScaleOver" for e in events.values()))
-    install(server, "workers=3", **{asked.SCALE: asked.Scale(7, 3, "first").text()})
+    install(server, "workers=3", **{overrides.SCALE: overrides.Scale(7, 3, "first").text()})
     async with driving(server) as job:
         assert job.found.values["workers"] == 3, "what is over does not come back, whichever master is there"
-        ask(server, **{asked.SCALE: asked.Scale(8, 3, "second").text()})
+        ask(server, **{overrides.SCALE: overrides.Scale(8, 3, "second").text()})
         await job.until(lambda: job.taken and job.taken[-1]["workers"] == 8)
-        install(server, "workers=3", "maxWorkers=6", **{asked.SCALE: asked.Scale(8, 3, "second").text()})
+        install(
+            server, "workers=3", "maxWorkers=6", **{overrides.SCALE: overrides.Scale(8, 3, "second").text()}
+        )
         await job.until(lambda: job.taken[-1]["workers"] == 3)
         told = "`edl scale 8` does not hold any more: workers is 8 and maxWorkers is 6"
         await job.until(lambda: any(e["message"].startswith(told) for e in server.objects["events"].values()))
@@ -452,11 +456,11 @@ async def test_a_number_by_hand_holds_until_the_chart_says_another(server: Kuber
 async def test_a_run_is_stopped_once_whichever_master_reads_of_it(server: KubernetesApi) -> None:
     async with driving(server) as job:
         job.status = a_status()
-        ask(server, **{asked.STOP: "run-0"})
-        install(server, "workers=3", "paused=true", **{asked.STOP: "run-1"})
+        ask(server, **{overrides.STOP: "run-0"})
+        install(server, "workers=3", "suspend=true", **{overrides.STOP: "run-1"})
         await job.until(lambda: job.of(ev.StopAsked))
-        install(server, "workers=3", **{asked.STOP: "run-1"})
-        await job.until(lambda: len(job.taken) > 1 and not job.taken[-1]["paused"])
+        install(server, "workers=3", **{overrides.STOP: "run-1"})
+        await job.until(lambda: len(job.taken) > 1 and not job.taken[-1]["suspend"])
         assert job.of(ev.StopAsked) == [ev.StopAsked("stopped by edl stop")]
     async with driving(server) as next_master:
         assert next_master.of(ev.StopAsked) == [ev.StopAsked("stopped by edl stop")]

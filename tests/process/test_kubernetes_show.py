@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from master.core import events as ev
-from tests.kubernetes_api import KubernetesApi
+from tests.fakes.kubernetes_api import KubernetesApi
 from tests.process.small_server import PACE, SECOND, a_status, driving
 
 
@@ -33,7 +33,7 @@ async def test_the_status_is_written_when_it_changes_and_not_more_often_than_onc
         assert {k: v for k, v in data().items() if k not in ("updated", "values", "status.json")} == {
             "phase": "Training", "reason": "ring 1: 2 ready", "progress": "32%", "etaSeconds": "1200",
             "ringSize": "2", "workers": "2", "goodput": "90%", "epoch": "2/4", "loss": "0.1235",
-            "state": json.dumps({"runId": "run-1", "born": 0}),
+            "state": json.dumps({"runId": "run-1", "nextId": 0}),
         }  # fmt: skip
         before = patches()
         for _ in range(50):
@@ -53,7 +53,7 @@ async def test_the_status_is_written_when_it_changes_and_not_more_often_than_onc
             job.backend.observe(0.0, ev.Tick(), [])
             await asyncio.sleep(0.1 * SECOND)
         assert 3 <= patches() - before <= (loop.time() - began) / SECOND + 2
-        two = [{"id": n, "rank": None, "state": "asked", "delay": "no room"} for n in (3, 4)]
+        two = [{"id": n, "rank": None, "state": "pending", "delay": "no room"} for n in (3, 4)]
         job.status = a_status(workers=two)
         job.backend.observe(0.0, ev.Tick(), [])
         await job.until(lambda: data().get("waiting") == "workers 3, 4: no room")
@@ -92,9 +92,9 @@ async def test_rank_and_state_are_labels(server: KubernetesApi) -> None:
         await job.until(lambda: labels(1) == ("1", "member"))
         assert labels(2) == (None, "starting")
         assert server.count()["patch", "pods"] == 2
-        job.status = a_status(workers=[{"id": 1, "rank": None, "state": "leaving"}])
+        job.status = a_status(workers=[{"id": 1, "rank": None, "state": "draining"}])
         job.backend.observe(0.0, ev.Tick(), [])
-        await job.until(lambda: labels(1) == (None, "leaving"))
+        await job.until(lambda: labels(1) == (None, "draining"))
         server.end_pod("edl-worker-0", 0)
         await job.until(lambda: labels(0) == (None, "gone"))
 

@@ -15,8 +15,8 @@ async def test_fewer_workers_a_pause_and_more_workers_lose_nothing(a_job: A_Job)
         job.master.take({**values, "workers": 2})
         await job.ring_of(2)
         await job.stepping()
-        job.master.take({**values, "workers": 2, "paused": True})
-        await job.until(lambda: job.job.phase == "Paused")
+        job.master.take({**values, "workers": 2, "suspend": True})
+        await job.until(lambda: job.job.phase == "Suspended")
         applied, heard = job.applied(), len(job.seen)
         await job.until(lambda: len(job.seen) > heard + 6)  # the workers beat, and nothing else happens
         assert job.applied() == applied
@@ -24,7 +24,7 @@ async def test_fewer_workers_a_pause_and_more_workers_lose_nothing(a_job: A_Job)
         await job.ring_of(3)
         summary = await job.exact()
     assert sum(g["redone_records"] for g in summary["generations"]) == 0
-    assert summary["goodput_seconds"]["paused"] > 0
+    assert summary["goodput_seconds"]["suspended"] > 0
 
 
 async def test_what_cannot_change_is_refused_in_words_and_changes_nothing(a_job: A_Job) -> None:

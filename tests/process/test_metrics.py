@@ -16,17 +16,17 @@ from typing import Any
 import yaml
 
 import edl
-from master.adapters.metrics import Metrics
+from master.http.metrics import Metrics
 from tests.kubernetes_master import MasterProcess, Pages
 from tests.process.small_release import Release, until
 
 ROOT = Path(__file__).parents[2]
 # What dashboards and alerts of users rely on: these names stay.
 NAMES = {
-    "edl_build_info", "edl_ring_size", "edl_workers", "edl_workers_wanted", "edl_records",
-    "edl_records_wanted", "edl_ring_reshapes", "edl_ring_reshape_seconds", "edl_failures",
+    "edl_build_info", "edl_ring_size", "edl_workers", "edl_workers_desired", "edl_records",
+    "edl_records_desired", "edl_ring_reshapes", "edl_ring_reshape_seconds", "edl_failures",
     "edl_job_phase", "edl_seconds", "edl_watch_relists", "edl_watch_last_event_age_seconds",
-    "edl_kubernetes_in_sight", "edl_kubernetes_requests",
+    "edl_kubernetes_api_up", "edl_kubernetes_requests",
 }  # fmt: skip
 
 
@@ -54,7 +54,7 @@ async def test_what_prometheus_reads_is_sound_and_has_the_names_that_others_rely
                               "verb", "resource", "code"}, "none that grows with the job"  # fmt: skip
         value = process.pages.value
         assert await asyncio.to_thread(value, "edl_build_info", version=edl.__version__) == 1
-        assert await asyncio.to_thread(value, "edl_workers_wanted") == 2
+        assert await asyncio.to_thread(value, "edl_workers_desired") == 2
         assert await asyncio.to_thread(value, "edl_job_phase", phase="Starting") == 1
         assert await asyncio.to_thread(value, "edl_watch_relists_total", reason="start") == 1
         created = {"verb": "post", "resource": "pods", "code": "201"}
@@ -107,7 +107,7 @@ async def test_prometheus_itself_reads_all_of_it(small_release: Release, tmp_pat
                 found = (ask(f"query?query={query}") or {"result": []})["result"]
                 return str(found[0]["value"][1]) if found else ""
 
-            await until(lambda: value("edl_workers_wanted") == "2")
+            await until(lambda: value("edl_workers_desired") == "2")
             (target,) = ask("targets")["activeTargets"]
             assert target["lastError"] == ""
             assert value("up") == "1"
@@ -146,7 +146,7 @@ async def test_it_is_ready_once_it_has_read_what_there_is_and_an_outage_does_not
         await until(lambda: small_release.pods)
         await small_release.server.down()
         await until(lambda: process.log.count("the Kubernetes API is in trouble") == 2)
-        assert await asyncio.to_thread(process.pages.value, "edl_kubernetes_in_sight") == 0
+        assert await asyncio.to_thread(process.pages.value, "edl_kubernetes_api_up") == 0
         assert (await get(process, "/readyz"))[0] == 200
         await small_release.server.up()
 
@@ -174,7 +174,7 @@ async def test_the_numbers_are_the_rings(a_job: Callable[..., Any]) -> None:
         await job.exact()
         wanted = job.records * job.epochs
         assert await value("edl_records_total", result="applied") == wanted
-        assert await value("edl_records_wanted") == wanted
+        assert await value("edl_records_desired") == wanted
         assert await value("edl_ring_reshape_seconds_count") >= 1
         assert await value("edl_seconds_total", kind="useful") > 0
         assert await value("edl_job_phase", phase="Succeeded") == 1

@@ -15,26 +15,27 @@ from typing import Any
 import grpc
 import pytest
 
-from edl import files, values
 from edl.cli.client import Client
+from edl.config import values
+from edl.contract import artifacts
+from edl.contract.proto import edl_pb2 as pb
+from edl.contract.proto import edl_pb2_grpc as rpc
 from edl.errors import EdlError
 from edl.probe import probe
-from edl.proto import edl_pb2 as pb
-from edl.proto import edl_pb2_grpc as rpc
 from tests.process.test_command_line import ROOT, a_long_job
 
 
 @contextlib.contextmanager
-def a_master_without_workers(directory: Path, *sets: str) -> Iterator[files.Contact]:
+def a_master_without_workers(directory: Path, *sets: str) -> Iterator[artifacts.Contact]:
     (directory / "values.json").write_text(json.dumps(values.load([], sets)))
-    words = ["--values", directory / "values.json", "--output", directory / "job", "--backend", "by-hand"]
+    words = ["--values", directory / "values.json", "--output", directory / "job", "--backend", "external"]
     with subprocess.Popen(
         [sys.executable, "-m", "master", *words], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=ROOT
     ) as master:
         try:
             assert master.stdout is not None
             assert master.stdout.readline()
-            yield files.read_contact(directory / "job")
+            yield artifacts.read_contact(directory / "job")
         finally:
             master.kill()
 
@@ -43,7 +44,7 @@ def test_a_job_that_trains_is_well(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.chdir(tmp_path)
     with a_long_job() as (_, output):
-        contact = files.read_contact(output)
+        contact = artifacts.read_contact(output)
         assert "records were trained on meanwhile" in probe(contact.address, contact.token, 20)
         Client(contact).stop("that is enough")
     with pytest.raises(EdlError, match="no master answers"):

@@ -20,9 +20,9 @@ from typing import Any
 import pytest
 import yaml
 
-from edl.kubernetes import asked
+from edl.kubernetes import overrides
 from tests import kubernetes_master
-from tests.kubernetes_api import NAMESPACE, KubernetesApi, Object
+from tests.fakes.kubernetes_api import NAMESPACE, KubernetesApi, Object
 from tests.kubernetes_driver import job_values
 
 EDL = str(Path(sys.executable).with_name("edl"))
@@ -50,7 +50,7 @@ def install(server: KubernetesApi, release: str = "edl", *sets: str, full: str =
 def says(server: KubernetesApi, phase: str, **more: str) -> None:
     """The master writes its status."""
     status = server.objects["configmaps"]["edl-status"]
-    state = json.dumps({"runId": RUN, "born": 4})
+    state = json.dumps({"runId": RUN, "nextId": 4})
     told = {"phase": phase, "reason": "because", "workers": "4", "state": state, **more}
     server.put("configmaps", {**status, "data": {**(status.get("data") or {}), **told}})
 
@@ -172,7 +172,7 @@ TOLD = {
     "workers": [
         {"id": 0, "handle": "edl-worker-0", "rank": 0, "state": "member", "step": 913, "rate": 1404.0,
          "memory": 330301440},
-        {"id": 3, "handle": "", "rank": None, "state": "asked", "step": 0, "rate": 0.0, "memory": 0,
+        {"id": 3, "handle": "", "rank": None, "state": "pending", "step": 0, "rate": 0.0, "memory": 0,
          "delay": "exceeded quota: small"},
     ],
 }  # fmt: skip
@@ -354,12 +354,12 @@ async def test_scale_asks_beside_the_charts_number_and_takes_it_back_with_it(clu
     rendered = data(cluster)
 
     def scaled() -> dict[str, str] | None:
-        scale = asked.Scale.read(data(cluster))
+        scale = overrides.Scale.read(data(cluster))
         return {"workers": str(scale.workers)} if scale else None
 
     done, _ = await asyncio.gather(cluster.edl("scale", 8, "--release", "edl"), answering(cluster, scaled))
     assert (done.code, done.out) == (0, "workers 4 -> 8\n")
-    scale = asked.Scale.read(data(cluster))
+    scale = overrides.Scale.read(data(cluster))
     assert scale is not None and (scale.workers, scale.instead) == (8, 4)
     assert data(cluster)["values.json"] == rendered["values.json"], "which is Helm's"
     pod(cluster, "master")
@@ -367,7 +367,7 @@ async def test_scale_asks_beside_the_charts_number_and_takes_it_back_with_it(clu
     assert "`edl scale 8` holds, in place of the chart's 4\n" in told.out
 
     def unscaled() -> dict[str, str] | None:
-        return None if asked.SCALE in data(cluster) else {"workers": "4"}
+        return None if overrides.SCALE in data(cluster) else {"workers": "4"}
 
     done, _ = await asyncio.gather(cluster.edl("scale", 4, "--release", "edl"), answering(cluster, unscaled))
     assert (done.code, done.out) == (0, "workers 8 -> 4\n")
@@ -399,7 +399,7 @@ async def test_what_is_asked_of_a_master_that_does_not_run_waits_for_it(cluster:
     done = await cluster.edl("scale", 8, "--release", "edl")
     assert done.code == 1
     assert "8 workers are asked for; it is done when the master runs: no master is there" in done.err
-    assert asked.Scale.read(data(cluster)) is not None
+    assert overrides.Scale.read(data(cluster)) is not None
     told = await cluster.edl("status", "--release", "edl")
     assert "`edl scale 8` holds, in place of the chart's 4; the master has not done it" in told.out
 
@@ -411,7 +411,11 @@ async def test_stop_ends_the_run_says_what_stays_and_may_be_said_twice(cluster: 
     says(cluster, "Training")
 
     def stopped() -> dict[str, str] | None:
-        return {"phase": "Stopped", "reason": "by edl stop"} if data(cluster).get(asked.STOP) == RUN else None
+        return (
+            {"phase": "Stopped", "reason": "by edl stop"}
+            if data(cluster).get(overrides.STOP) == RUN
+            else None
+        )
 
     done, _ = await asyncio.gather(cluster.edl("stop", "--release", "edl"), answering(cluster, stopped))
     assert done.code == 0

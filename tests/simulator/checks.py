@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edl.ids import WorkerId
-from edl.proto import edl_pb2 as pb
-from edl.ranges import RangeSet
+from edl.contract.ids import WorkerId
+from edl.contract.proto import edl_pb2 as pb
+from edl.contract.ranges import RangeSet
 from master.core import events as ev
 from master.core import view
 from tests.invariants import replayed
@@ -48,7 +48,7 @@ class Checks:
         sim = fleet.workers[gone.worker]
         if w is None or self._charged(gone.worker):
             return None
-        if w.stopped or w.last_words or w.expected or not sim.own_end:
+        if w.stopped or w.failure_reason or w.expected or not sim.own_end:
             return False
         if gone.signal and any(not m.alive for m in self.world.rings.peers(gone.worker)):
             return None  # it may have crashed because they died
@@ -64,11 +64,11 @@ class Checks:
     def keeps_the_state(self, form: ev.Form, effects: list[ev.Effect]) -> None:
         """Nobody starts anew while there is somebody who holds the state."""
         workers = self.world.fleet.workers
-        if workers[form.root].holds:
+        if workers[form.root].has_state:
             return
         given_up = self.world.watchdog.stopped | {e.worker for e in effects if isinstance(e, ev.Fence)}
         there = [w for w in workers.values() if w.alive and not (w.fenced or w.failed)]
-        kept = [w.id for w in there if w.holds and w.id not in given_up]
+        kept = [w.id for w in there if w.has_state and w.id not in given_up]
         assert not kept, f"the job starts anew, but {kept} hold its state"
 
     def one_state(self, members: list[Sim], begins_at: int | None) -> None:
@@ -85,24 +85,28 @@ class Checks:
 
     def says_the_truth(self, w: Sim, message: pb.FromWorker) -> None:
         """What the worker says of its state is so."""
-        match message.WhichOneof("say"):
-            case "up":
-                w.holds = True
-            case "out":
-                assert message.out.holds == w.holds, f"worker {w.id} is mistaken about holding the state"
-                assert message.out.step == w.learner.updates, f"worker {w.id} is mistaken about its step"
+        match message.WhichOneof("body"):
+            case "joined_ring":
+                w.has_state = True
+            case "left_ring":
+                assert message.left_ring.has_state == w.has_state, (
+                    f"worker {w.id} is mistaken about holding the state"
+                )
+                assert message.left_ring.step == w.learner.updates, (
+                    f"worker {w.id} is mistaken about its step"
+                )
                 counted = np.zeros_like(w.weights)
                 for start, stop in w.applied.minus(w.worker.skipped):
                     counted[start:stop] = 1
                 assert np.array_equal(counted, w.weights), f"worker {w.id}: model and ledger disagree"
-            case "beat" if message.beat.has_applied:
-                safe = RangeSet.of((r.start, r.stop) for r in message.beat.applied)
+            case "heartbeat" if message.heartbeat.has_applied:
+                safe = RangeSet.of((r.start, r.stop) for r in message.heartbeat.applied)
                 others = [o for o in self.world.fleet.workers.values() if o.alive and o.circle is w.circle]
                 for o in others if w.circle is not None else [w]:
                     assert not safe.minus(o.applied), f"worker {w.id} calls safe what worker {o.id} has not"
 
     def exports(self, w: Sim) -> None:
-        there = [o for o in self.world.fleet.workers.values() if o.alive and o.holds and not o.fenced]
+        there = [o for o in self.world.fleet.workers.values() if o.alive and o.has_state and not o.fenced]
         self.finals = [w, *(o for o in there if o.step == w.step and o is not w)]
 
     def was_silent(self, w: Sim, why: str) -> None:
@@ -114,7 +118,7 @@ class Checks:
     def nobody_waits_long(self) -> None:
         """Between faults, who is ready is soon in the ring, and who is to leave is soon let go."""
         job, now = self.world.job, self.world.clock.now
-        waiting = [w.id for w in job.pool if w.state == "ready" or (w.state == "leaving" and not w.stopped)]
+        waiting = [w.id for w in job.pool if w.state == "ready" or (w.state == "draining" and not w.stopped)]
         self.waiting = {w: self.waiting.get(w, now) for w in waiting}
         if job.ring.members and len(job.pool.staying) > 1:
             calm = self.world.faults.last

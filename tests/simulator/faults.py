@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from edl.contract.ids import Generation, WorkerId
 from edl.errors import ModelError
-from edl.ids import Generation, WorkerId
 from master.core import events as ev
 from tests.simulator.worker import NOTHING, Sim
 
@@ -17,7 +17,7 @@ KINDS = ("kill", "kill", "kill", "kill two", "kill all but one", "kill all", "fr
          "term", "term", "term now", "exit 0", "crash", "raise", "scale", "scale", "late", "twice", "stall",
          "preempt", "new master", "new master")  # fmt: skip
 RARE = ("fatal", "stop", "wrong data")
-MOMENTS = ("now", "now", "now", "forming", "syncing", "stepping", "breaking", "leaving", "exporting",
+MOMENTS = ("now", "now", "now", "forming", "syncing", "stepping", "breaking", "draining", "exporting",
            "starting")  # fmt: skip
 
 
@@ -95,7 +95,7 @@ class Faults:
                 world.master.hear(ev.Scale(self.random.randint(world.config.min_workers, 6)))
             case "late":
                 self._repeat_of_old(w)
-            case "twice" if w.warm:
+            case "twice" if w.is_ready:
                 self._repeat(w)
             case "new master" if world.master.lives:
                 world.master.dies()
@@ -123,22 +123,22 @@ class Faults:
             case "fatal" if speaks:
                 self.ends.add("Failed")
                 fleet.fail(w, ModelError("the model is not compiled"))
-            case "wrong data" if w.greeted and not w.warm and self.world.job.leases is not None:
+            case "wrong data" if w.greeted and not w.is_ready and self.world.job.leases is not None:
                 self.to_blame.add(w.id)
                 fleet.say(w, ev.Ready(w.id, self.world.size + 1))
 
     def _repeat_of_old(self, w: Sim) -> None:
         """Something of an old generation arrives now."""
         say, old = self.world.fleet.say, Generation(max(0, self.world.job.ring.generation - 1))
-        say(w, ev.Out(w.id, old, w.step + 1, True, NOTHING, broken="late"))
-        say(w, ev.Up(w.id, old, w.step + 1))
-        say(w, ev.Beat(w.id, old, w.step + 1, applied=NOTHING))
+        say(w, ev.LeftRing(w.id, old, w.step + 1, True, NOTHING, broken="late"))
+        say(w, ev.JoinedRing(w.id, old, w.step + 1))
+        say(w, ev.Heartbeat(w.id, old, w.step + 1, applied=NOTHING))
 
     def _repeat(self, w: Sim) -> None:
         """It says again what it has said."""
         say = self.world.fleet.say
-        say(w, ev.Want(w.id, self.world.job.ring.generation))
+        say(w, ev.LeaseRequest(w.id, self.world.job.ring.generation))
         say(w, ev.Ready(w.id, self.world.size))
         say(w, ev.Hello(w.id))
-        if self.world.size and not w.holds:
+        if self.world.size and not w.has_state:
             say(w, ev.Finished(w.id, {}, ""))

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from edl.ids import WorkerId
-from edl.proto import edl_pb2 as pb
-from master.adapters.messages import event_of
+from edl.contract.ids import WorkerId
+from edl.contract.proto import edl_pb2 as pb
 from master.core import events as ev
+from master.rpc.messages import event_of
 from tests.simulator.worker import Sim
-from trainer.ring import RingBroken
+from trainer.ring.base import RingBroken
 
 if TYPE_CHECKING:
     from tests.simulator.world import World
@@ -126,7 +126,7 @@ class Fleet:
         if not w.greeted:
             self.does(w, 0.1, lambda: self.ready(w))
             return
-        w.warm = True
+        w.is_ready = True
         w.session.say(ready=pb.Ready(records=self.world.size))
         self.beats(w)
         w.go_on()
@@ -177,13 +177,13 @@ class Fleet:
 
     def must_end(self, w: Sim, halves: int = 4) -> None:
         """It has so many half seconds left of those in which it runs."""
-        assert halves or not w.warm or w.done, f"worker {w.id} was to end, but goes on"
+        assert halves or not w.is_ready or w.done, f"worker {w.id} was to end, but goes on"
         if halves:
             self.does(w, 0.5, lambda: self.must_end(w, halves - 1))
 
     def stop(self, w: Sim) -> None:
         """Its warm-up breaks off, or it does not notice."""
-        if not w.warm and self.random.random() < 0.3:
+        if not w.is_ready and self.random.random() < 0.3:
             self.fail(w, RingBroken("hvd.init: the generation was called off"), blame=False)
 
     def delete(self, w: Sim, grace: float) -> None:
@@ -205,7 +205,7 @@ class Fleet:
         if blame:
             self.world.faults.to_blame.add(w.id)
         w.failed = True
-        if w.warm:
+        if w.is_ready:
             w.hit(error)
         else:
             w.session.fail(error)

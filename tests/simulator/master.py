@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from edl.ids import Generation, WorkerId
-from master.adapters.messages import messages_of
+from edl.contract.ids import Generation, WorkerId
 from master.core import events as ev
 from master.core.job import Job
+from master.rpc.messages import messages_of
 from tests.invariants import Watchdog
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class Master:
                 rings.form(effect)
                 faults.moment("forming")
             case ev.Leave():
-                faults.moment("leaving")
+                faults.moment("draining")
             case ev.Export():
                 faults.moment("exporting")
             case ev.Fence(worker, why):

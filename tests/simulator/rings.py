@@ -1,6 +1,6 @@
 """The network between the members of a ring: when a collective comes back, and at whom.
 
-The ring itself is the trainer's own (trainer/local_ring.py). Any part of its members may have the result
+The ring itself is the trainer's own (trainer/ring/local.py). Any part of its members may have the result
 of a collective that a death interrupts.
 """
 
@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
-from edl.ids import Generation, WorkerId
-from edl.proto import edl_pb2 as pb
+from edl.contract.ids import Generation, WorkerId
+from edl.contract.proto import edl_pb2 as pb
 from master.core import events as ev
 from tests.simulator.worker import Sim
-from trainer.local_ring import Circle, Slot
+from trainer.ring.local import Circle, Slot
 
 if TYPE_CHECKING:
     from tests.simulator.world import World
@@ -38,7 +38,7 @@ class Rings:
 
     def hears(self, w: Sim, message: pb.ToWorker) -> None:
         """A message of the master reaches the worker."""
-        match message.WhichOneof("say"):
+        match message.WhichOneof("body"):
             case "form":
                 assert w.circle is None, "ordered into a ring while in another"
                 w.ring.open(self._circles[w.master, Generation(message.generation)])

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from greenlet import getcurrent, greenlet
 
-from edl.ids import WorkerId
-from edl.ranges import RangeSet
+from edl.contract.ids import WorkerId
+from edl.contract.ranges import RangeSet
 from tests.counting import AtOnce, CountingLearner, Positions
 from trainer.data import Batches
-from trainer.local_ring import Circle, LocalRing
-from trainer.report import Report
-from trainer.told import Session
+from trainer.ring.local import Circle, LocalRing
+from trainer.session.state import Session
+from trainer.telemetry import Telemetry
 from trainer.worker import Worker
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Sim:
             self.ring,
             self.learner,
             Batches(Positions(world.size), world.size, AtOnce()),
-            Report(self.session, lambda: world.clock.now, log=lambda line: None),
+            Telemetry(self.session, lambda: world.clock.now, log=lambda line: None),
             lambda: fleet.export(self),
         )
         self._main = greenlet(lambda: fleet.live(self))
@@ -55,7 +55,7 @@ class Sim:
         self.placed = False
         self.frozen = False
         self.greeted = False  # its stream is open
-        self.warm = False
+        self.is_ready = False
         self.stopping = False
         self.failed = False  # it has said why it fails
         self.own_end = False  # it ended by its own doing
@@ -69,7 +69,7 @@ class Sim:
         self.inbox_at = 0.0
         self.outbox_at = 0.0
         # what is known of it here, whatever it says of itself
-        self.holds = False  # it has had the ring's state
+        self.has_state = False  # it has had the ring's state
 
     @property
     def step(self) -> int:
@@ -130,7 +130,7 @@ class Bell:
 
     def set(self) -> None:
         self._rung = True
-        if self._w.warm:
+        if self._w.is_ready:
             self._w.go_on()
 
     def clear(self) -> None:

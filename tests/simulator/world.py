@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 
-from edl import config, values
+from edl import config
+from edl.config import values
 from master.core import events as ev
 from master.core.job import Job
 from tests.invariants import Watchdog
@@ -45,9 +46,9 @@ class World:
         self.config = config.parse(values.merge(BASE, {
             "workers": workers, "minWorkers": least, "maxWorkers": 8,
             "training": {"epochs": self.epochs, "batchSize": self.batch},
-            "elastic": {"silenceSeconds": self.silence, "startSeconds": 10,
-                        "joinSeconds": join, "graceSeconds": grace,
-                        "leaseBatches": chance.choice((1, 4, 32)), "maxFailures": self.most_failures},
+            "elastic": {"heartbeatTimeoutSeconds": self.silence, "startupTimeoutSeconds": 10,
+                        "joinDelaySeconds": join, "gracePeriodSeconds": grace,
+                        "maxLeaseBatches": chance.choice((1, 4, 32)), "maxFailures": self.most_failures},
         }))  # fmt: skip
         self.clock = Clock()
         self.fleet = Fleet(self)

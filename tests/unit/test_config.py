@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from edl import config, values
+from edl import config
+from edl.config import values
+from edl.config.paths import keys
 from edl.errors import ConfigError
-from edl.keys import keys
 
 SCHEMA = json.loads((Path(values.DEFAULTS).parent / "values.schema.json").read_text())
 
@@ -21,8 +22,8 @@ SCHEMA = json.loads((Path(values.DEFAULTS).parent / "values.schema.json").read_t
 WRONG = [
     ("wrokers: 3", "wrokers", "did you mean workers?"),
     ("training: {epoch: 3}", "training.epoch", "did you mean training.epochs?"),
-    ("elastic: {silence: 3}", "elastic.silence", "elastic.silenceSeconds"),
-    ("local: {cpu: 3}", "local.cpu", "known: start, threads"),
+    ("elastic: {heartbeatTimeout: 3}", "elastic.heartbeatTimeout", "elastic.heartbeatTimeoutSeconds"),
+    ("local: {cpu: 3}", "local.cpu", "known: startMethod, threads"),
     ("epochs: 3", "epochs", "did you mean training.epochs?"),
     ("training: {workers: 3}", "training.workers", "did you mean workers?"),
     ("min_workers: 3", "min_workers", "did you mean minWorkers?"),
@@ -50,21 +51,21 @@ WRONG = [
     ("data: {shuffle: 'yes please'}", "data.shuffle", "true or false"),
     ("data: {shuffle: 1}", "data.shuffle", "true or false"),
     ("data: {blockRecords: 0}", "data.blockRecords", "at least 1"),
-    ("elastic: {silenceSeconds: 0.1}", "elastic.silenceSeconds", "at least 0.5"),
-    ("elastic: {joinSeconds: -1}", "elastic.joinSeconds", "at least 0"),
-    ("elastic: {joinSeconds: '1'}", "elastic.joinSeconds", "a number"),
-    ("elastic: {joinSeconds: true}", "elastic.joinSeconds", "a number"),
-    ("elastic: {startSeconds: 0}", "elastic.startSeconds", "more than 0"),
-    ("elastic: {graceSeconds: soon}", "elastic.graceSeconds", "a number"),
-    ("elastic: {leaseBatches: 0}", "elastic.leaseBatches", "at least 1"),
+    ("elastic: {heartbeatTimeoutSeconds: 0.1}", "elastic.heartbeatTimeoutSeconds", "at least 0.5"),
+    ("elastic: {joinDelaySeconds: -1}", "elastic.joinDelaySeconds", "at least 0"),
+    ("elastic: {joinDelaySeconds: '1'}", "elastic.joinDelaySeconds", "a number"),
+    ("elastic: {joinDelaySeconds: true}", "elastic.joinDelaySeconds", "a number"),
+    ("elastic: {startupTimeoutSeconds: 0}", "elastic.startupTimeoutSeconds", "more than 0"),
+    ("elastic: {gracePeriodSeconds: soon}", "elastic.gracePeriodSeconds", "a number"),
+    ("elastic: {maxLeaseBatches: 0}", "elastic.maxLeaseBatches", "at least 1"),
     ("elastic: {maxFailures: -1}", "elastic.maxFailures", "at least 0"),
     ("logLevel: loud", "logLevel", "debug, info, warning, error"),
-    ("local: {start: thread}", "local.start", "spawn, fork"),
+    ("local: {startMethod: thread}", "local.startMethod", "spawn, fork"),
     ("training: [1, 2]", "training", "a map of keys"),
-    ("elastic: {silenceSeconds: '0.4'}", "elastic.silenceSeconds", "at least 0.5"),
-    ("elastic: {startSeconds: '0.0'}", "elastic.startSeconds", "more than 0"),
-    ("elastic: {joinSeconds: '-0.5'}", "elastic.joinSeconds", "at least 0"),
-    ("elastic: {joinSeconds: '0.5s'}", "elastic.joinSeconds", "a number"),
+    ("elastic: {heartbeatTimeoutSeconds: '0.4'}", "elastic.heartbeatTimeoutSeconds", "at least 0.5"),
+    ("elastic: {startupTimeoutSeconds: '0.0'}", "elastic.startupTimeoutSeconds", "more than 0"),
+    ("elastic: {joinDelaySeconds: '-0.5'}", "elastic.joinDelaySeconds", "at least 0"),
+    ("elastic: {joinDelaySeconds: '0.5s'}", "elastic.joinDelaySeconds", "a number"),
     ("highPriorityWorkers: 120%", "highPriorityWorkers", "or a share such as 50%"),
     ("highPriorityWorkers: -1", "highPriorityWorkers", "or a share such as 50%"),
     ("highPriorityWorkers: half", "highPriorityWorkers", "or a share such as 50%"),
@@ -107,11 +108,14 @@ IMPOSSIBLE = [
     ("{minWorkers: 5, maxWorkers: 3, workers: 3}", "minWorkers is 5 and maxWorkers is 3"),
     ("{workers: 9, maxWorkers: 8}", "workers is 9 and maxWorkers is 8"),
     ("{workers: 2, minWorkers: 3}", "workers is 2 and minWorkers is 3"),
-    ("elastic: {joinSeconds: 180}", "elastic.joinSeconds is 180 and elastic.startSeconds is 180"),
-    ("data: {claim: a, hostPath: /b}", 'data.claim is "a" and data.hostPath is "/b"'),
-    ("model: {claim: a, hostPath: /b}", 'model.claim is "a" and model.hostPath is "/b"'),
-    ("output: {claim: a, hostPath: /b}", 'output.claim is "a" and output.hostPath is "/b"'),
-    ("output: {size: 1Gi, claim: a}", 'output.size is "1Gi" and output.claim is "a"'),
+    (
+        "elastic: {joinDelaySeconds: 180}",
+        "elastic.joinDelaySeconds is 180 and elastic.startupTimeoutSeconds is 180",
+    ),
+    ("data: {existingClaim: a, hostPath: /b}", 'data.existingClaim is "a" and data.hostPath is "/b"'),
+    ("model: {existingClaim: a, hostPath: /b}", 'model.existingClaim is "a" and model.hostPath is "/b"'),
+    ("output: {existingClaim: a, hostPath: /b}", 'output.existingClaim is "a" and output.hostPath is "/b"'),
+    ("output: {size: 1Gi, existingClaim: a}", 'output.size is "1Gi" and output.existingClaim is "a"'),
     ("output: {size: 1Gi, hostPath: /b}", 'output.size is "1Gi" and output.hostPath is "/b"'),
     ("token: {existingSecret: mine, value: abc}", 'token.existingSecret is "mine" and token.value is'),
     (
@@ -123,7 +127,7 @@ POSSIBLE = [
     "{workers: 0, minWorkers: 3}",
     "{workers: 3, minWorkers: 3, maxWorkers: 3}",
     "{minWorkers: 4, maxWorkers: 4}",
-    "elastic: {silenceSeconds: 0.5, joinSeconds: 0, graceSeconds: 0}",
+    "elastic: {heartbeatTimeoutSeconds: 0.5, joinDelaySeconds: 0, gracePeriodSeconds: 0}",
 ]
 
 
@@ -200,9 +204,9 @@ def test_a_long_value_is_cut() -> None:
 
 
 def test_helm_turns_integers_into_floats_and_back() -> None:
-    parsed = config.parse(merged("{workers: 3.0, elastic: {startSeconds: 7}}"))
+    parsed = config.parse(merged("{workers: 3.0, elastic: {startupTimeoutSeconds: 7}}"))
     assert (parsed.workers, type(parsed.workers)) == (3, int)
-    assert parsed.elastic.start_seconds == 7.0
+    assert parsed.elastic.startup_timeout_seconds == 7.0
 
 
 def test_every_value_has_a_field_and_every_field_a_value() -> None:
@@ -249,14 +253,16 @@ def test_a_value_of_the_chart_is_no_change_of_the_job() -> None:
 @pytest.mark.parametrize(("said", "meant"), [("1.5", 1.5), ("0.5", 0.5), ("30.0", 30.0), ("2.50", 2.5)])
 def test_a_decimal_as_helm_hands_it_over_is_a_number(said: str, meant: float) -> None:
     flags = merged("{}")
-    flags["elastic"]["silenceSeconds"] = said
+    flags["elastic"]["heartbeatTimeoutSeconds"] = said
     jsonschema.validate(flags, SCHEMA)
-    assert config.parse(flags).elastic.silence_seconds == meant
+    assert config.parse(flags).elastic.heartbeat_timeout_seconds == meant
 
 
 def test_combinations_with_a_decimal_as_text_are_judged_too() -> None:
-    with pytest.raises(ConfigError, match=r'elastic.joinSeconds is "180.5" and elastic.startSeconds is 180'):
-        config.parse(merged("elastic: {joinSeconds: '180.5'}"))
+    with pytest.raises(
+        ConfigError, match=r'elastic.joinDelaySeconds is "180.5" and elastic.startupTimeoutSeconds is 180'
+    ):
+        config.parse(merged("elastic: {joinDelaySeconds: '180.5'}"))
 
 
 @pytest.mark.parametrize(
@@ -303,5 +309,7 @@ def test_the_schema_and_the_types_accept_the_same(changes: dict[str, Any]) -> No
 
 def test_live_values_may_change_and_the_others_may_not() -> None:
     old = config.parse(values.defaults())
-    new = config.parse(merged("{workers: 2, logLevel: debug, training: {epochs: 3}, local: {start: fork}}"))
-    assert config.frozen_changes(old, new) == ["local.start", "training.epochs"]
+    new = config.parse(
+        merged("{workers: 2, logLevel: debug, training: {epochs: 3}, local: {startMethod: fork}}")
+    )
+    assert config.frozen_changes(old, new) == ["local.startMethod", "training.epochs"]

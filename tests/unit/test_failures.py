@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from edl.ids import WorkerId
+from edl.contract.ids import WorkerId
 from master.core.events import Gone
-from master.core.failures import LONGEST_PAUSE_SECONDS, Backoff, own_fault
+from master.core.failures import LONGEST_PAUSE_SECONDS, RestartBackoff, own_fault
 from master.core.workers import Worker
 
 ID = WorkerId(1)
@@ -35,7 +35,7 @@ def test_an_end_is_charged_to_its_cause(gone: Gone, charge: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "known", [{"stopped": True}, {"last_words": "ValueError: no"}, {"expected": True}], ids=str
+    "known", [{"stopped": True}, {"failure_reason": "ValueError: no"}, {"expected": True}], ids=str
 )
 def test_nobody_is_charged_for_an_end_that_is_explained_already(known: dict[str, Any]) -> None:
     assert own_fault(a_lost_worker(**known), Gone(ID, code=1)) == ""
@@ -48,7 +48,7 @@ def test_a_crash_in_a_ring_that_a_peer_has_broken_is_nobodys_fault_but_an_exit_i
 
 
 def test_replacements_of_early_deaths_are_put_off_twice_as_long_each_time() -> None:
-    backoff = Backoff()
+    backoff = RestartBackoff()
     pauses = []
     for _ in range(1100):
         backoff.died_early(now=0.0)

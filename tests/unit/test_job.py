@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from edl import config, values
-from edl.ids import WorkerId
-from edl.ranges import RangeSet
+from edl import config
+from edl.config import values
+from edl.contract.ids import WorkerId
+from edl.contract.ranges import RangeSet
 from master.core import events as ev
 from master.core import view
 from master.core.job import Job
@@ -16,23 +17,23 @@ from tests.stories import Story, finish, of, only
 
 def test_a_job_asks_for_its_workers_and_forms_a_ring_of_those_that_are_ready() -> None:
     story = Story(workers=3)
-    assert story.job.pool.born == 3
+    assert story.job.pool.next_id == 3
     form = only(story.ready(0, 1, 2), ev.Form)
     assert form.members == (0,), "with no time to wait for others the first begins alone"
     assert story.job.phase == "Training"
 
 
 def test_those_who_are_late_for_the_start_get_a_moment() -> None:
-    story = Story(workers=3, joinSeconds=0.5)
+    story = Story(workers=3, joinDelaySeconds=0.5)
     assert not of(story.ready(0, 1), ev.Form)
     assert only(story.ready(2), ev.Form).members == (0, 1, 2)
-    waiting = Story(workers=3, joinSeconds=0.5)
+    waiting = Story(workers=3, joinDelaySeconds=0.5)
     waiting.ready(0, 1)
     assert only(waiting.tell(ev.Tick(), after=0.6), ev.Form).members == (0, 1)
 
 
 def test_below_the_least_size_the_job_waits_and_keeps_its_state() -> None:
-    story = Story(workers=2, least=2, joinSeconds=0.5)
+    story = Story(workers=2, least=2, joinDelaySeconds=0.5)
     story.running()
     story.kill(1)
     assert not of(story.out(0, step=4, applied=(0, 40), broken="reset"), ev.Form)
@@ -43,7 +44,7 @@ def test_below_the_least_size_the_job_waits_and_keeps_its_state() -> None:
 
 
 def test_a_job_succeeds_when_every_record_is_applied_and_the_model_is_saved() -> None:
-    story = Story(workers=2, joinSeconds=0.5)
+    story = Story(workers=2, joinDelaySeconds=0.5)
     story.running()
     assert only(finish(story), ev.Export).worker == 0
     assert story.job.phase == "Finishing"
@@ -57,14 +58,14 @@ def test_a_job_succeeds_when_every_record_is_applied_and_the_model_is_saved() ->
 
 
 def test_another_holder_exports_when_the_first_dies_at_it() -> None:
-    story = Story(workers=2, joinSeconds=0.5)
+    story = Story(workers=2, joinDelaySeconds=0.5)
     story.running()
     finish(story)
     assert only(story.kill(0), ev.Export).worker == 1
 
 
 def test_different_weights_fail_the_job() -> None:
-    story = Story(workers=2, joinSeconds=0.5)
+    story = Story(workers=2, joinDelaySeconds=0.5)
     story.running()
     assert not of(finish(story, ("one", "other")), ev.Export)
     assert story.job.ending is not None
@@ -73,14 +74,14 @@ def test_different_weights_fail_the_job() -> None:
 
 
 def test_a_worker_that_counts_other_records_is_refused() -> None:
-    story = Story(workers=2, joinSeconds=0.5)
+    story = Story(workers=2, joinDelaySeconds=0.5)
     story.ready(0)
     story.tell(ev.Hello(WorkerId(1)), ev.Ready(WorkerId(1), 99))
     assert [f.why for f in story.job.failures] == ["worker 1 counts 99 records in the data, the job has 100"]
 
 
 def test_goodput_accounts_for_every_second() -> None:
-    story = Story(workers=2, joinSeconds=0.5)
+    story = Story(workers=2, joinDelaySeconds=0.5)
     story.running()
     story.beats(0, 1, after=1.0)
     story.kill(1)
@@ -93,7 +94,7 @@ def test_goodput_accounts_for_every_second() -> None:
 
 
 def test_the_history_replays_to_the_same_decisions_and_the_same_end() -> None:
-    story = Story(workers=2, joinSeconds=0.5)
+    story = Story(workers=2, joinDelaySeconds=0.5)
     story.running()
     story.take_leases()
     story.kill(1)
@@ -103,7 +104,7 @@ def test_the_history_replays_to_the_same_decisions_and_the_same_end() -> None:
 
 
 def test_asked_to_stop_the_job_lets_all_go_and_says_why() -> None:
-    story = Story(workers=2, joinSeconds=0.5).running()
+    story = Story(workers=2, joinDelaySeconds=0.5).running()
     effects = story.tell(ev.StopAsked("Ctrl-C"))
     assert {e.worker for e in of(effects, ev.Stop)} == {0, 1}
     effects = story.tell(ev.Gone(WorkerId(0), code=0), ev.Gone(WorkerId(1), code=0))
@@ -112,7 +113,7 @@ def test_asked_to_stop_the_job_lets_all_go_and_says_why() -> None:
 
 
 def test_an_empty_dataset_is_done_as_soon_as_somebody_can_save_the_model() -> None:
-    story = Story(workers=2, records=0, joinSeconds=0.5)
+    story = Story(workers=2, records=0, joinDelaySeconds=0.5)
     effects = story.ready(0, 1)
     assert not of(effects, ev.Form)
     assert only(effects, ev.Export).worker == 0
@@ -123,17 +124,17 @@ def test_an_empty_dataset_is_done_as_soon_as_somebody_can_save_the_model() -> No
 
 
 def test_one_holder_is_enough_to_save_the_model_whatever_the_least_size() -> None:
-    story = Story(workers=2, least=2, joinSeconds=0.5).running()
+    story = Story(workers=2, least=2, joinDelaySeconds=0.5).running()
     story.take_leases()
-    story.tell(ev.Beat(WorkerId(0), story.job.ring.generation, 10, applied=RangeSet(((0, 100),))))
+    story.tell(ev.Heartbeat(WorkerId(0), story.job.ring.generation, 10, applied=RangeSet(((0, 100),))))
     story.out(0, step=10, applied=(0, 100), digest="d")
     assert only(story.kill(1), ev.Export).worker == 0
 
 
 def test_when_the_exporter_alone_had_the_last_step_the_ring_trains_that_step_again() -> None:
-    story = Story(workers=2, joinSeconds=0.5).running()
+    story = Story(workers=2, joinDelaySeconds=0.5).running()
     story.take_leases()
-    story.tell(ev.Out(WorkerId(0), 1, 10, True, RangeSet(((0, 100),)), broken="reset", digest="d"))
+    story.tell(ev.LeftRing(WorkerId(0), 1, 10, True, RangeSet(((0, 100),)), broken="reset", digest="d"))
     assert only(story.out(1, step=9, applied=(0, 90), broken="reset"), ev.Export).worker == 0
     form = only(story.kill(0), ev.Form)
     assert (form.members, form.root) == ((1,), 1)
@@ -142,7 +143,7 @@ def test_when_the_exporter_alone_had_the_last_step_the_ring_trains_that_step_aga
 
 
 def test_finished_from_one_that_was_not_asked_is_no_end() -> None:
-    story = Story(workers=2, joinSeconds=0.5).running()
+    story = Story(workers=2, joinDelaySeconds=0.5).running()
     finish(story)
     story.tell(ev.Finished(WorkerId(1), {}, "other.keras"))
     assert story.job.ending is None
@@ -150,7 +151,7 @@ def test_finished_from_one_that_was_not_asked_is_no_end() -> None:
 
 
 def test_evaluating_is_useful_time_and_every_second_is_of_one_kind() -> None:
-    story = Story(workers=2, joinSeconds=0.5).running()
+    story = Story(workers=2, joinDelaySeconds=0.5).running()
     finish(story)
     before = story.job.goodput.at(story.now)
     for _ in range(10):
@@ -161,7 +162,7 @@ def test_evaluating_is_useful_time_and_every_second_is_of_one_kind() -> None:
 
 
 def test_an_epoch_that_ends_as_the_ring_breaks_is_told_too() -> None:
-    story = Story(workers=2, joinSeconds=0.5).running()
+    story = Story(workers=2, joinDelaySeconds=0.5).running()
     story.take_leases()
     story.kill(1)
     story.out(0, step=10, applied=(0, 100), broken="reset")
@@ -169,10 +170,10 @@ def test_an_epoch_that_ends_as_the_ring_breaks_is_told_too() -> None:
 
 
 def test_a_pause_keeps_the_state_and_a_resume_goes_on_from_it() -> None:
-    story = Story(workers=2, joinSeconds=0.5).running()
+    story = Story(workers=2, joinDelaySeconds=0.5).running()
     assert only(story.tell(ev.Live(2, 1, True)), ev.Leave).members == (0, 1)
     assert not of(story.out(0, 1, step=3), ev.Form)
-    assert story.job.phase == "Paused"
+    assert story.job.phase == "Suspended"
     story.beats(0, 1, after=2)
     effects = story.kill(1) + story.tell(ev.Tick(), after=0.1)
     assert not of(effects, ev.Create) + of(effects, ev.Form), "who rests needs no replacement"
@@ -183,11 +184,11 @@ def test_a_pause_keeps_the_state_and_a_resume_goes_on_from_it() -> None:
     assert only(effects, ev.Create).worker == 2
     story.up(step=3)
     assert "(resumed)" in story.said
-    assert story.job.goodput.at(story.now)["paused"] > 2
+    assert story.job.goodput.at(story.now)["suspended"] > 2
 
 
 def test_a_job_that_is_paused_from_the_start_asks_for_nobody() -> None:
-    job = Job(config.parse(values.merge(values.defaults(), {"paused": True})))
+    job = Job(config.parse(values.merge(values.defaults(), {"suspend": True})))
     assert not of(job.handle(ev.Begin(), 1.0), ev.Create)
     assert len(of(job.handle(ev.Live(4, 1, False), 2.0), ev.Create)) == 4
 

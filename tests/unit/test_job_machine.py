@@ -18,10 +18,11 @@ from hypothesis import example, given, note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from edl import config, values
-from edl.ids import Generation, WorkerId
-from edl.ranges import RangeSet
-from edl.shares import local_batch
+from edl import config
+from edl.config import values
+from edl.contract.batching import local_batch
+from edl.contract.ids import Generation, WorkerId
+from edl.contract.ranges import RangeSet
 from master.core import events as ev
 from master.core import view
 from master.core.job import Job
@@ -36,7 +37,7 @@ class Replica:
     """What an honest worker has in memory."""
 
     id: WorkerId
-    holds: bool = False
+    has_state: bool = False
     step: int = 0
     applied: RangeSet = field(default_factory=RangeSet)
     leases: RangeSet = field(default_factory=RangeSet)
@@ -55,7 +56,7 @@ class Machine:
         self.job = Job(config.parse(values.merge(BASE, {
             "workers": workers, "minWorkers": least,
             "training": {"batchSize": batch, "epochs": epochs},
-            "elastic": {"maxFailures": failures, "leaseBatches": 4},
+            "elastic": {"maxFailures": failures, "maxLeaseBatches": 4},
         })))  # fmt: skip
         self.watchdog = Watchdog(self.job)
         self.now = 0.0
@@ -123,9 +124,9 @@ class Machine:
         root = self.replicas[self.form.root]
         for i, r in enumerate(self.inside()):
             if not r.up and r.generation and (whom % 4 or whom >> i + 2 & 1):
-                r.step, r.applied, r.holds, r.up = root.step, root.applied, True, True
+                r.step, r.applied, r.has_state, r.up = root.step, root.applied, True, True
                 r.leases = r.leases.minus(r.applied)
-                self.tell(ev.Up(r.id, r.generation, r.step))
+                self.tell(ev.JoinedRing(r.id, r.generation, r.step))
 
     def batches(self) -> list[tuple[int, int]]:
         assert self.form is not None
@@ -147,12 +148,12 @@ class Machine:
         safe, generation = members[0].applied, self.form.generation
         for r in members:
             self.commit(r, batches)
-            self.tell(ev.Want(r.id, generation))
+            self.tell(ev.LeaseRequest(r.id, generation))
             self.tell(ev.Stepped(r.id, generation, r.step, 0.1, 1, 0.01))
         first = self.replicas[self.form.members[0]]
-        self.tell(ev.Beat(first.id, generation, first.step, 1.0, 0.5, 1, safe))
+        self.tell(ev.Heartbeat(first.id, generation, first.step, 1.0, 0.5, 1, safe))
         if not batches:
-            self.tell(ev.Beat(first.id, generation, first.step, applied=first.applied))
+            self.tell(ev.Heartbeat(first.id, generation, first.step, applied=first.applied))
 
     def part_of_a_collective(self, whom: int) -> None:
         """The ring breaks in a step: some have it, the others not."""
@@ -175,13 +176,17 @@ class Machine:
         for r in self.inside() if whom % 3 else self.inside()[:1]:
             if r.generation and (self.broken or (self.leaving and r.up)):
                 generation, r.generation = r.generation, NO_RING
-                digest = "same" if r.holds and r.applied.covers(0, self.size * self.epochs) else ""
+                digest = "same" if r.has_state and r.applied.covers(0, self.size * self.epochs) else ""
                 broken = "cut" if self.broken else ""
-                self.tell(ev.Out(r.id, generation, r.step, r.holds, r.applied, broken=broken, digest=digest))
+                self.tell(
+                    ev.LeftRing(
+                        r.id, generation, r.step, r.has_state, r.applied, broken=broken, digest=digest
+                    )
+                )
 
     def want(self, whom: int) -> None:
         r = self.somebody(whom)
-        self.tell(ev.Want(r.id, r.generation or self.job.ring.generation))
+        self.tell(ev.LeaseRequest(r.id, r.generation or self.job.ring.generation))
 
     def killed(self, whom: int) -> None:
         self.tell(ev.Gone(self.somebody(whom).id, signal="SIGKILL"))
@@ -214,17 +219,17 @@ class Machine:
         """Time passes, and all but perhaps one are heard meanwhile."""
         for r in list(self.replicas.values()):
             if whom % 7 != r.id % 7:
-                self.tell(ev.Beat(r.id, NO_RING, r.step), after=whom / 250)
+                self.tell(ev.Heartbeat(r.id, NO_RING, r.step), after=whom / 250)
 
     def scaled(self, whom: int) -> None:
         self.tell(ev.Scale(max(self.job.config.min_workers, whom % 6)))
 
     def of_an_old_ring(self, whom: int) -> None:
         r, old = self.somebody(whom), Generation(max(0, self.job.ring.generation - 1 - whom // 6 % 2))
-        self.tell(ev.Out(r.id, old, r.step + 1, True, RangeSet(), broken="late" if whom % 2 else ""))
-        self.tell(ev.Up(r.id, old, r.step + 1))
+        self.tell(ev.LeftRing(r.id, old, r.step + 1, True, RangeSet(), broken="late" if whom % 2 else ""))
+        self.tell(ev.JoinedRing(r.id, old, r.step + 1))
         self.tell(ev.Stepped(r.id, old, r.step + 1, 9.0, 9, 9.0))
-        self.tell(ev.Beat(r.id, old, r.step + 1, applied=RangeSet()))
+        self.tell(ev.Heartbeat(r.id, old, r.step + 1, applied=RangeSet()))
 
     def never_heard_of(self, whom: int) -> None:
         stranger = WorkerId(1000 + whom)

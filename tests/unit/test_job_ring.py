@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from edl.ids import Generation, WorkerId
-from edl.ranges import RangeSet
+from edl.contract.ids import Generation, WorkerId
+from edl.contract.ranges import RangeSet
 from master.core import events as ev
 from master.core import view
 from tests.stories import Story, of, only
@@ -19,7 +19,7 @@ def test_a_newcomer_joins_at_a_step_boundary_and_takes_the_state() -> None:
 
 
 def test_a_killed_member_is_cut_out_replaced_and_never_charged() -> None:
-    story = Story(workers=3, joinSeconds=0.5)
+    story = Story(workers=3, joinDelaySeconds=0.5)
     story.running()
     effects = story.kill(1)
     assert only(effects, ev.Cut).members == (0, 2)
@@ -32,18 +32,18 @@ def test_a_killed_member_is_cut_out_replaced_and_never_charged() -> None:
 
 
 def test_survivors_at_the_same_step_need_no_broadcast() -> None:
-    story = Story(workers=3, joinSeconds=0.5)
+    story = Story(workers=3, joinDelaySeconds=0.5)
     story.running()
     story.kill(1)
     assert not only(story.out(0, 2, broken="reset"), ev.Form).sync
 
 
 def test_the_leases_of_the_dead_are_handed_out_again_but_for_what_is_applied() -> None:
-    story = Story(workers=2, joinSeconds=0.5)
+    story = Story(workers=2, joinDelaySeconds=0.5)
     story.running()
     g = story.job.ring.generation
-    first = only(story.tell(ev.Want(WorkerId(0), g)), ev.Grant).lease
-    second = only(story.tell(ev.Want(WorkerId(1), g)), ev.Grant).lease
+    first = only(story.tell(ev.LeaseRequest(WorkerId(0), g)), ev.Grant).lease
+    second = only(story.tell(ev.LeaseRequest(WorkerId(1), g)), ev.Grant).lease
     story.kill(1)
     form = only(story.out(0, step=3, applied=(first[0], second[0] + 5), broken="reset"), ev.Form)
     assert form.leases == ((),)
@@ -51,10 +51,10 @@ def test_the_leases_of_the_dead_are_handed_out_again_but_for_what_is_applied() -
 
 
 def test_when_all_holders_are_gone_the_job_says_so_and_starts_again() -> None:
-    story = Story(workers=2, joinSeconds=0.5)
+    story = Story(workers=2, joinDelaySeconds=0.5)
     story.running()
     story.take_leases()
-    story.tell(ev.Beat(WorkerId(0), story.job.ring.generation, 3, applied=RangeSet(((0, 30),))))
+    story.tell(ev.Heartbeat(WorkerId(0), story.job.ring.generation, 3, applied=RangeSet(((0, 30),))))
     story.kill(0)
     story.kill(1)
     assert story.job.phase == "Waiting"
@@ -66,14 +66,14 @@ def test_when_all_holders_are_gone_the_job_says_so_and_starts_again() -> None:
 
 
 def test_messages_of_an_older_ring_change_nothing_and_are_counted() -> None:
-    story = Story(workers=2, joinSeconds=0.5)
+    story = Story(workers=2, joinDelaySeconds=0.5)
     story.running()
     before = view.summary(story.job)
     old = Generation(story.job.ring.generation - 1)
     effects = story.tell(
-        ev.Out(WorkerId(0), old, 9, True, RangeSet(), broken="late"),
-        ev.Up(WorkerId(1), old, 9),
-        ev.Want(WorkerId(0), old),
+        ev.LeftRing(WorkerId(0), old, 9, True, RangeSet(), broken="late"),
+        ev.JoinedRing(WorkerId(1), old, 9),
+        ev.LeaseRequest(WorkerId(0), old),
     )
     assert effects == []
     assert view.summary(story.job) == before | {"stale_messages": before["stale_messages"] + 3}
@@ -81,7 +81,7 @@ def test_messages_of_an_older_ring_change_nothing_and_are_counted() -> None:
 
 @pytest.mark.parametrize("rank", [0, 1, 2, 3])
 def test_whoever_is_killed_the_others_go_on_in_their_order(rank: int) -> None:
-    story = Story(workers=4, joinSeconds=0.5).running()
+    story = Story(workers=4, joinDelaySeconds=0.5).running()
     story.kill(rank)
     rest = [w for w in range(4) if w != rank]
     form = only(story.out(*rest, step=4, broken="reset"), ev.Form)
@@ -90,7 +90,7 @@ def test_whoever_is_killed_the_others_go_on_in_their_order(rank: int) -> None:
 
 @pytest.mark.parametrize("dead", [(0, 1), (1, 3), (0, 1, 2), (1, 2, 3)])
 def test_two_or_all_but_one_killed_at_once(dead: tuple[int, ...]) -> None:
-    story = Story(workers=4, joinSeconds=0.5).running()
+    story = Story(workers=4, joinDelaySeconds=0.5).running()
     cuts = [e for w in dead for e in of(story.kill(w), ev.Cut)]
     assert len(cuts) == 1, "one order is enough"
     rest = tuple(w for w in range(4) if w not in dead)
@@ -99,22 +99,22 @@ def test_two_or_all_but_one_killed_at_once(dead: tuple[int, ...]) -> None:
 
 
 def test_a_kill_while_the_ring_is_formed_cuts_those_who_wait_in_it() -> None:
-    story = Story(workers=3, joinSeconds=0.5)
+    story = Story(workers=3, joinDelaySeconds=0.5)
     story.ready(0, 1, 2)
-    story.tell(ev.Up(WorkerId(0), story.job.ring.generation, 0))
+    story.tell(ev.JoinedRing(WorkerId(0), story.job.ring.generation, 0))
     assert only(story.kill(2), ev.Cut).members == (0, 1)
     g = story.job.ring.generation
-    story.tell(ev.Out(WorkerId(0), g, 0, True, RangeSet(), broken="cut"))
-    form = only(story.tell(ev.Out(WorkerId(1), g, 0, False, RangeSet(), broken="cut")), ev.Form)
+    story.tell(ev.LeftRing(WorkerId(0), g, 0, True, RangeSet(), broken="cut"))
+    form = only(story.tell(ev.LeftRing(WorkerId(1), g, 0, False, RangeSet(), broken="cut")), ev.Form)
     assert (form.members, form.root, form.sync) == ((0, 1), 0, True), "worker 1 has not synced"
 
 
 def test_the_root_dies_in_the_broadcast_and_who_has_its_state_is_the_next_root() -> None:
-    story = Story(workers=3, joinSeconds=0.5).running()
+    story = Story(workers=3, joinDelaySeconds=0.5).running()
     story.kill(1)
     story.out(0, step=5, applied=(0, 50), broken="reset")
     assert only(story.out(2, step=4, applied=(0, 40), broken="reset"), ev.Form).root == 0
-    story.tell(ev.Up(WorkerId(2), story.job.ring.generation, 5))  # it has taken the state over
+    story.tell(ev.JoinedRing(WorkerId(2), story.job.ring.generation, 5))  # it has taken the state over
     story.kill(0)
     form = only(story.out(2, step=5, applied=(0, 50), broken="cut"), ev.Form)
     assert (form.members, form.root) == ((2,), 2)
@@ -122,7 +122,7 @@ def test_the_root_dies_in_the_broadcast_and_who_has_its_state_is_the_next_root()
 
 
 def test_when_the_only_one_with_the_last_step_dies_the_ring_goes_on_from_the_step_before() -> None:
-    story = Story(workers=3, joinSeconds=0.5).running()
+    story = Story(workers=3, joinDelaySeconds=0.5).running()
     story.kill(1)
     story.out(0, step=5, applied=(0, 50), broken="reset")
     story.out(2, step=4, applied=(0, 40), broken="reset")
@@ -134,7 +134,7 @@ def test_when_the_only_one_with_the_last_step_dies_the_ring_goes_on_from_the_ste
 
 
 def test_a_leave_that_breaks_is_cut_and_counts_as_unplanned() -> None:
-    story = Story(workers=3, joinSeconds=0.5).running()
+    story = Story(workers=3, joinDelaySeconds=0.5).running()
     story.tell(ev.Leaving(WorkerId(0), "SIGTERM"))
     story.out(1)
     effects = story.kill(2)
@@ -145,11 +145,11 @@ def test_a_leave_that_breaks_is_cut_and_counts_as_unplanned() -> None:
 
 
 def test_what_a_broken_ring_cost_is_told_in_one_line() -> None:
-    story = Story(workers=4, joinSeconds=0.5).running()
+    story = Story(workers=4, joinDelaySeconds=0.5).running()
     story.kill(3)
     story.out(0, 1, 2, step=4, broken="reset")
     g = story.job.ring.generation
-    story.tell(*(ev.Up(WorkerId(w), g, 4) for w in range(3)))
+    story.tell(*(ev.JoinedRing(WorkerId(w), g, 4) for w in range(3)))
     story.tell(*(ev.Stepped(WorkerId(w), g, 5, 0.1 * (w + 1), 8, 0.05) for w in range(3)))
     line = "ring 4 -> 3 in 0.30 s, 24 records redone (worker 3 is lost (its stream ended))"
     assert story.said.count(line) == 1
@@ -158,7 +158,7 @@ def test_what_a_broken_ring_cost_is_told_in_one_line() -> None:
 
 
 def test_a_ring_after_a_wait_is_there_because_workers_are_back() -> None:
-    story = Story(workers=2, least=2, joinSeconds=0.5).running()
+    story = Story(workers=2, least=2, joinDelaySeconds=0.5).running()
     story.kill(1)
     story.out(0, step=4, broken="reset")
     assert "no ring: 1 ready, need 2" in story.said

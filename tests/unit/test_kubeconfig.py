@@ -10,14 +10,14 @@ import pytest
 import yaml
 
 from edl.errors import ConfigError
-from edl.kubernetes import asked, config
+from edl.kubernetes import kubeconfig, overrides
 
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("KUBECONFIG", raising=False)
-    monkeypatch.setattr(config, "SERVICE_ACCOUNT", str(tmp_path / "account"))
+    monkeypatch.setattr(kubeconfig, "SERVICE_ACCOUNT", str(tmp_path / "account"))
     return tmp_path
 
 
@@ -41,11 +41,11 @@ def test_what_is_said_comes_before_the_environment_and_that_before_the_home(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(home / ".kube" / "config", "a", current="a")
-    assert server(config.load()) == "https://config-a"
+    assert server(kubeconfig.load()) == "https://config-a"
     monkeypatch.setenv("KUBECONFIG", str(write(home / "environment", "a", "b", current="b")))
-    assert server(config.load()) == "https://environment-b"
-    assert server(config.load(context="a")) == "https://environment-a"
-    assert server(config.load(write(home / "said", "a", current="a"))) == "https://said-a"
+    assert server(kubeconfig.load()) == "https://environment-b"
+    assert server(kubeconfig.load(context="a")) == "https://environment-a"
+    assert server(kubeconfig.load(write(home / "said", "a", current="a"))) == "https://said-a"
 
 
 def test_of_several_files_the_first_that_says_a_thing_decides(
@@ -53,13 +53,13 @@ def test_of_several_files_the_first_that_says_a_thing_decides(
 ) -> None:
     first, second = write(home / "first", "a"), write(home / "second", "a", "b", current="b")
     monkeypatch.setenv("KUBECONFIG", f"{first}:{home / 'missing'}:{second}")
-    assert server(config.load()) == "https://second-b"
-    assert server(config.load(context="a")) == "https://first-a"
+    assert server(kubeconfig.load()) == "https://second-b"
+    assert server(kubeconfig.load(context="a")) == "https://first-a"
 
 
 def test_files_are_meant_beside_the_kubeconfig(home: Path) -> None:
     path = write(home / "there" / "config", "a", current="a", user={"client-certificate": "me.crt"})
-    found = config.load(path).get()
+    found = kubeconfig.load(path).get()
     assert found is not None and found.user is not None
     assert found.user.client_cert == str(home / "there" / "me.crt")
 
@@ -67,9 +67,9 @@ def test_files_are_meant_beside_the_kubeconfig(home: Path) -> None:
 def test_a_plugin_of_any_version_is_told_what_is_asked_of_it(home: Path) -> None:
     version = "client.authentication.k8s.io/v1"
     plugin = {"apiVersion": version, "command": "login", "env": [{"name": "A", "value": "b"}]}
-    found = config.load(write(home / "config", "a", current="a", user={"exec": plugin})).get()
+    found = kubeconfig.load(write(home / "config", "a", current="a", user={"exec": plugin})).get()
     assert found is not None and found.user is not None and found.user.exec is not None
-    assert found.user.exec.apiVersion == config.PLUGINS
+    assert found.user.exec.apiVersion == kubeconfig.PLUGINS
     told = {e.name: e.value for e in found.user.exec.env or []}
     assert told["A"] == "b"
     assert json.loads(told["KUBERNETES_EXEC_INFO"])["apiVersion"] == version
@@ -77,13 +77,13 @@ def test_a_plugin_of_any_version_is_told_what_is_asked_of_it(home: Path) -> None
 
 def test_in_a_pod_its_own_account_serves(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=r"no kubeconfig: there is no ~/\.kube/config"):
-        config.load()
+        kubeconfig.load()
     (home / "account").mkdir()
     (home / "account" / "token").write_text("secret")
     (home / "account" / "namespace").write_text("team")
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
-    found = config.load().get()
+    found = kubeconfig.load().get()
     assert found is not None
     assert (found.cluster.server, found.namespace) == ("https://10.0.0.1:443", "team")
 
@@ -100,7 +100,7 @@ def test_in_a_pod_its_own_account_serves(home: Path, monkeypatch: pytest.MonkeyP
 def test_what_is_no_kubeconfig_is_named(home: Path, text: str, words: str) -> None:
     (home / "config").write_text(text)
     with pytest.raises(ConfigError) as refused:
-        config.load(home / "config")
+        kubeconfig.load(home / "config")
     assert str(home / "config") in str(refused.value)
     assert words in str(refused.value)
 
@@ -109,12 +109,12 @@ def test_what_is_no_kubeconfig_is_named(home: Path, text: str, words: str) -> No
     "text", ["", "{}", "[]", "null", '{"workers": "many", "instead": 4, "id": "x"}', '{"workers": 8}']
 )
 def test_what_nobody_can_have_asked_for_is_not_there(text: str) -> None:
-    assert asked.Scale.read({asked.SCALE: text}) is None
+    assert overrides.Scale.read({overrides.SCALE: text}) is None
 
 
 def test_a_number_by_hand_reads_as_it_was_written() -> None:
-    scale = asked.Scale(8, 4, "x")
-    assert asked.Scale.read({asked.SCALE: scale.text()}) == scale
+    scale = overrides.Scale(8, 4, "x")
+    assert overrides.Scale.read({overrides.SCALE: scale.text()}) == scale
     assert scale.over({"workers": 4.0, "minWorkers": 1, "maxWorkers": 8}) == "", (
         "Helm makes floats of numbers"
     )

@@ -5,8 +5,8 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl.ranges import RangeSet
-from master.core.leases import Leases
+from edl.contract.ranges import RangeSet
+from master.core.leases import LeaseBook
 
 
 @given(st.integers(0, 300), st.integers(1, 3), st.integers(1, 9), st.integers(1, 6), st.integers(0, 2**16))
@@ -14,7 +14,7 @@ def test_every_position_is_granted_once_whatever_is_lost(
     size: int, epochs: int, batch: int, members: int, seed: int
 ) -> None:
     chance = random.Random(seed)
-    leases = Leases(size, epochs)
+    leases = LeaseBook(size, epochs)
     applied, held = RangeSet(), RangeSet()
     while not leases.complete:
         lease = leases.grant(members, batch, 4)
@@ -35,7 +35,7 @@ def test_every_position_is_granted_once_whatever_is_lost(
 
 
 def test_leases_shrink_towards_the_end_of_an_epoch() -> None:
-    leases, lengths = Leases(1000, 1), []
+    leases, lengths = LeaseBook(1000, 1), []
     while lease := leases.grant(4, 8, 32):
         lengths.append(lease[1] - lease[0])
     assert lengths == sorted(lengths, reverse=True)
@@ -44,7 +44,7 @@ def test_leases_shrink_towards_the_end_of_an_epoch() -> None:
 
 
 def test_an_epoch_opens_when_the_one_before_is_wholly_applied() -> None:
-    leases = Leases(100, 2)
+    leases = LeaseBook(100, 2)
     while leases.grant(1, 10, 32):
         pass
     assert not leases.progress(RangeSet(((0, 99),)))
@@ -56,7 +56,7 @@ def test_an_epoch_opens_when_the_one_before_is_wholly_applied() -> None:
 
 
 def test_an_empty_dataset_is_complete_at_once() -> None:
-    assert Leases(0, 5).complete
+    assert LeaseBook(0, 5).complete
 
 
 parts = st.lists(
@@ -68,7 +68,7 @@ parts = st.lists(
 def test_what_is_left_is_what_is_open_but_not_applied_and_not_held(
     size: int, epochs: int, applied: list[tuple[int, int]], held: list[tuple[int, int]]
 ) -> None:
-    leases, total = Leases(size, epochs), range(size * epochs)
+    leases, total = LeaseBook(size, epochs), range(size * epochs)
     done = {p for a, b in applied for p in range(a, b)} & set(total)
     leases.rebase(RangeSet.of(applied).within(0, size * epochs), held)
     epoch = next((e for e in range(epochs) if not set(range((e + 1) * size)) <= done), epochs)
@@ -83,7 +83,7 @@ def test_what_is_left_is_what_is_open_but_not_applied_and_not_held(
 def test_a_lease_is_whole_batches_but_for_the_last_and_no_more_than_is_fair(
     size: int, members: int, batch: int, most: int
 ) -> None:
-    leases = Leases(size, 1)
+    leases = LeaseBook(size, 1)
     while left := len(leases.todo):
         lease = leases.grant(members, batch, most)
         assert lease is not None

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
+from edl.contract.ids import RunId, WorkerId
 from edl.errors import ConfigError
-from edl.ids import RunId, WorkerId
 from edl.kubernetes import pods
-from master.adapters.kubernetes.nodes import elsewhere
-from master.adapters.kubernetes.stamp import stamp
-from master.adapters.kubernetes.verdict import verdict
+from master.backends.kubernetes.exit_cause import verdict
+from master.backends.kubernetes.nodes import elsewhere
+from master.backends.kubernetes.pod_template import stamp
 from master.core import events as ev
 
 W = WorkerId(3)

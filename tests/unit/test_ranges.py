@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl.ranges import Overlap, RangeSet
+from edl.contract.ranges import Overlap, RangeSet
 
 ranges = st.tuples(st.integers(0, 40), st.integers(0, 12)).map(lambda r: (r[0], r[0] + r[1]))
 range_sets = st.lists(ranges, max_size=8).map(RangeSet.of)

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from edl.kubernetes import pods
-from master.adapters.kubernetes.release import Found, Left
+from master.backends.kubernetes.release import Found, Left
 
-STATE = json.dumps({"runId": "run-1", "born": 4})
+STATE = json.dumps({"runId": "run-1", "nextId": 4})
 
 
 def a_pod(worker: int, run: str = "run-1", phase: str = "Running", owner: str = "ours") -> dict[str, Any]:
@@ -29,7 +29,7 @@ def found(left: Left, there: list[dict[str, Any]]) -> Found:
 
 def test_a_run_that_goes_on_is_left_by_its_id_and_its_values() -> None:
     left = Left.read({"state": STATE, "values": '{"workers": 3}', "phase": "Training"})
-    assert (left.run_id, left.born, left.values, left.ended) == ("run-1", 4, {"workers": 3}, "")
+    assert (left.run_id, left.next_id, left.values, left.ended) == ("run-1", 4, {"workers": 3}, "")
 
 
 def test_a_run_that_has_ended_is_left_with_how_and_when() -> None:
@@ -44,7 +44,7 @@ def test_a_run_that_has_ended_is_left_with_how_and_when() -> None:
         {},
         {"state": "["},
         {"state": "[]"},
-        {"state": '{"runId": 3, "born": 4}'},
+        {"state": '{"runId": 3, "nextId": 4}'},
         {"state": '{"runId": "run-1"}'},
         {"state": STATE, "values": "nonsense"},
         {"state": STATE, "summary.json": "{}", "phase": "Succeeded", "endedAt": "yesterday"},
@@ -52,12 +52,12 @@ def test_a_run_that_has_ended_is_left_with_how_and_when() -> None:
 )
 def test_what_is_not_sound_is_as_if_it_were_not_there(data: dict[str, str]) -> None:
     left = Left.read(data)
-    assert (left.run_id, left.born, left.ended) == ("", 0, "")
+    assert (left.run_id, left.next_id, left.ended) == ("", 0, "")
 
 
 def test_the_next_id_is_none_that_a_pod_has_had() -> None:
-    assert found(Left("run-1", 4), []).born == 4
-    assert found(Left("run-1", 4), [a_pod(6, run="run-0", phase="Succeeded")]).born == 7
+    assert found(Left("run-1", 4), []).next_id == 4
+    assert found(Left("run-1", 4), [a_pod(6, run="run-0", phase="Succeeded")]).next_id == 7
 
 
 def test_living_pods_of_the_run_are_its_workers() -> None:
@@ -73,4 +73,4 @@ def test_without_a_status_the_run_is_that_of_the_pods_if_they_agree() -> None:
 def test_the_pods_of_a_release_that_was_uninstalled_are_nobodys_workers() -> None:
     new = found(Left(), [a_pod(0, owner="theirs"), a_pod(1, owner="theirs")])
     assert (new.run_id, new.workers) == (None, ())
-    assert new.born == 2, "but their names are taken"
+    assert new.next_id == 2, "but their names are taken"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edl.ids import Generation, WorkerId
+from edl.contract.ids import Generation, WorkerId
 from master.core import events as ev
 from master.core.ring import Ring
 from master.core.workers import Pool
@@ -56,11 +56,11 @@ def test_who_is_out_already_is_not_told() -> None:
 def test_the_next_ring_remembers_how_the_last_was_left() -> None:
     ring, _ = a_ring()
     ring.close("worker 0 is lost", planned=False)
-    ring.fallen = True
+    ring.lost_member = True
     ring.form(BOTH[1:], "worker 0 is lost", now=5.0)
     change = ring.changes[-1]
     assert (change.generation, change.from_size, change.planned, change.formed_at) == (2, 2, False, 5.0)
-    assert (ring.generation, ring.members, ring.running, ring.fallen) == (2, BOTH[1:], True, False)
+    assert (ring.generation, ring.members, ring.running, ring.lost_member) == (2, BOTH[1:], True, False)
 
 
 def test_it_is_up_when_all_who_live_in_it_are() -> None:

@@ -4,8 +4,8 @@ from collections import Counter
 
 import pytest
 
-from edl.ranges import RangeSet
-from master.core import dealing
+from edl.contract.ranges import RangeSet
+from master.core import leasing
 from tests.simulator.faults import KINDS, MOMENTS, RARE
 from tests.simulator.world import SimulationFailed, World
 
@@ -46,7 +46,7 @@ def test_a_run_repeats_from_its_seed() -> None:
 def test_a_wrong_decision_is_noticed_and_the_failure_says_how_to_repeat_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    rebase = "master.core.leases.Leases.rebase"
+    rebase = "master.core.leases.LeaseBook.rebase"
     monkeypatch.setattr(rebase, lambda self, applied, held: setattr(self, "applied", RangeSet()))
     with pytest.raises(
         SimulationFailed, match=r"seed \d+: .*\nrepeat with: python -m tests.simulator --seed"
@@ -55,6 +55,6 @@ def test_a_wrong_decision_is_noticed_and_the_failure_says_how_to_repeat_it(
 
 
 def test_a_job_that_does_not_end_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dealing, "grant", lambda job: None)
+    monkeypatch.setattr(leasing, "grant", lambda job: None)
     with pytest.raises(SimulationFailed, match="the job does not end: Training"):
         run(20)

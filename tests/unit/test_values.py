@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from edl import values
+from edl.config import values
+from edl.config.helm_set import parse_set
 from edl.errors import ConfigError
-from edl.sets import parse_set
 
 REFUSED = "refused"
 

@@ -8,16 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edl import config, values
-from edl.proto import edl_pb2 as pb
-from edl.ranges import RangeSet
+from edl import config
+from edl.config import values
+from edl.contract.proto import edl_pb2 as pb
+from edl.contract.ranges import RangeSet
 from tests.counting import AtOnce, CountingLearner, Positions
 from trainer.data import Batches
-from trainer.local_ring import Circle, LocalRing
-from trainer.orders import End, FormRing
-from trainer.report import Report
-from trainer.ring import RingBroken
-from trainer.told import Session
+from trainer.ring.base import RingBroken
+from trainer.ring.local import Circle, LocalRing
+from trainer.session.orders import End, FormRing
+from trainer.session.state import Session
+from trainer.telemetry import Telemetry
 from trainer.worker import NonFinite, Worker
 
 SIZE, EPOCHS = 12, 2
@@ -36,7 +37,7 @@ class A:
         self.session.cuts(self.ring.cut)
         self.learner = learner or CountingLearner(POSITIONS)
         batches = Batches(Positions(SIZE), SIZE, AtOnce())
-        report = Report(self.session, log=lambda line: None)
+        report = Telemetry(self.session, log=lambda line: None)
         export = lambda: ({"loss": 0.5}, "model.keras")  # noqa: E731
         self.worker = Worker(config, self.session, self.ring, self.learner, batches, report, export)
         self.ended: End | Exception | None = None
@@ -57,7 +58,7 @@ class A:
         """Wait until it has said that in that ring."""
 
         def found() -> list[Any]:
-            ours = [m for m in self.said if m.WhichOneof("say") == what and m.generation == generation]
+            ours = [m for m in self.said if m.WhichOneof("body") == what and m.generation == generation]
             return [getattr(m, what) for m in ours]
 
         with self.changed:
@@ -91,8 +92,8 @@ def test_two_workers_train_what_they_lease_and_leave_together_with_one_state() -
     with pair[1].changed:  # all is applied when nothing is left: then rank 0 has data no more
         assert pair[1].changed.wait_for(lambda: len(pair[1].worker.applied) == POSITIONS, 10)
     pair[0].hears(1, leave=pb.Leave())
-    outs = [w.says("out", 1) for w in pair]
-    assert [(o.step, o.holds, o.broken) for o in outs] == [(outs[0].step, True, "")] * 2
+    outs = [w.says("left_ring", 1) for w in pair]
+    assert [(o.step, o.has_state, o.broken) for o in outs] == [(outs[0].step, True, "")] * 2
     assert outs[0].digest == outs[1].digest != ""
     for w in pair:
         assert (w.learner.weights == 1).all()
@@ -113,14 +114,14 @@ def test_a_newcomer_takes_the_state_and_the_root_keeps_it() -> None:
     old.hears(1, grant=pb.Range(start=8, stop=10))
     old.says("stepped", 1)
     old.hears(1, leave=pb.Leave())
-    step = old.says("out", 1).step
+    step = old.says("left_ring", 1).step
     assert step > 0
     circle = Circle(2)
     new.form(circle, 2, [1, 0])
     old.form(circle, 2, [1, 0])
-    assert new.says("up", 2).step == step
+    assert new.says("joined_ring", 2).step == step
     old.hears(2, leave=pb.Leave())
-    new.says("out", 2)
+    new.says("left_ring", 2)
     assert new.worker.applied == old.worker.applied
     assert np.array_equal(new.learner.weights, old.learner.weights)
     assert new.worker.holds_state
@@ -157,10 +158,10 @@ def test_a_state_that_has_not_come_whole_is_not_taken(broadcasts: int) -> None:
     new.session.cuts(new.ring.cut)
     for w in (old, new):
         w.form(circle, 1, [0, 1])
-    out = new.says("out", 1)
-    assert (out.step, out.holds, list(out.applied)) == (0, False, [])
+    out = new.says("left_ring", 1)
+    assert (out.step, out.has_state, list(out.applied)) == (0, False, [])
     assert out.broken == "a peer has died"
-    assert "rank 1 has cut the ring" in old.says("out", 1).broken
+    assert "rank 1 has cut the ring" in old.says("left_ring", 1).broken
     assert not new.learner.weights.any()
 
 
@@ -168,13 +169,13 @@ def test_a_sum_that_has_not_come_back_has_not_happened_and_its_batch_is_trained_
     w = A(0)
     w.worker.ring = w.ring = Broken(1, "reduce")
     w.form(Circle(1), 1, [0], leases=[(0, 8)])
-    out = w.says("out", 1)
+    out = w.says("left_ring", 1)
     assert (out.step, [(r.start, r.stop) for r in out.applied]) == (1, [(0, 4)])
     w.ring.left = 10**6
     w.form(Circle(1), 2, [0], leases=[(4, 8)])
     assert w.says("stepped", 2).redone_records == 4
     w.hears(2, leave=pb.Leave())
-    assert [(r.start, r.stop) for r in w.says("out", 2).applied] == [(0, 8)]
+    assert [(r.start, r.stop) for r in w.says("left_ring", 2).applied] == [(0, 8)]
     assert w.learner.weights.tolist() == [1] * 8 + [0] * (POSITIONS - 8)
     w.stop()
 
@@ -183,7 +184,7 @@ def test_a_ring_that_was_cut_before_it_is_entered_is_left_at_once() -> None:
     w = A(0)
     w.hears(1, cut=pb.Cut())
     w.form(Circle(2), 1, [0, 1])
-    assert w.says("out", 1).broken == "the ring was cut before it was formed"
+    assert w.says("left_ring", 1).broken == "the ring was cut before it was formed"
     w.session.end("given up")
     w.thread.join(10)
     assert w.ended == End("given up", lost=True)
@@ -208,7 +209,7 @@ def test_what_is_not_finite_changes_nothing_and_ends_the_worker_or_is_skipped(po
     else:
         w.says("stepped", 1)
         w.hears(1, leave=pb.Leave())
-        out = w.says("out", 1)
+        out = w.says("left_ring", 1)
         assert (
             [(r.start, r.stop) for r in out.skipped] == [(0, 4)] == [(r.start, r.stop) for r in out.applied]
         )

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from edl import config, values
+from edl import config
 from edl.cli import zoo
+from edl.config import values
 from edl.errors import EdlError
 
 GOOD = "def model():\n    return 1\ndef data(split):\n    return 1\n"

@@ -1,0 +1,222 @@
+"""The typed configuration of a job: its types and limits. Defaults live in chart/values.yaml.
+
+`parse` turns a values mapping into a frozen `Config`, or refuses it with every mistake named
+by its dotted key, the value found, and what is allowed: all of them at once.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple
+
+from pydantic import BaseModel, Field, JsonValue, ValidationError, model_validator
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticCustomError
+
+from edl.config import model_check as source_module
+from edl.config.chart import Chart
+from edl.config.messages import in_words, shown
+from edl.config.paths import known, open_maps
+from edl.config.types import AtLeastHalf, Int, NotNegative, Positive, Section, Share, number
+from edl.errors import ConfigError
+
+LIVE: dict[str, JsonValue] = {"live": True}
+SHARE: dict[str, JsonValue] = {"allowed": "a whole number, at least 0, or a share such as 50%"}
+PATH: dict[str, JsonValue] = {"allowed": "an absolute path"}
+
+
+class Model(Section):
+    module: str = Field(min_length=1)
+    source: str = Field(max_length=source_module.MOST_CHARACTERS)
+    existing_claim: str
+    host_path: str
+    mount_path: str = Field(pattern="^/", json_schema_extra=PATH)
+
+    @property
+    def name(self) -> str:
+        """What people call it."""
+        return "model.source" if self.source else self.module
+
+
+class Training(Section):
+    epochs: Int = Field(ge=1)
+    batch_size: Int = Field(ge=1, lt=1 << 24)
+    seed: Int = Field(ge=0, lt=1 << 31)
+    non_finite: Literal["stop", "skip"]
+
+
+class Data(Section):
+    shuffle: bool
+    block_records: Int = Field(ge=1)
+    existing_claim: str
+    host_path: str
+    mount_path: str = Field(pattern="^/", json_schema_extra=PATH)
+
+
+class Elastic(Section):
+    heartbeat_timeout_seconds: AtLeastHalf
+    startup_timeout_seconds: Positive
+    join_delay_seconds: NotNegative
+    grace_period_seconds: NotNegative
+    master_outage_timeout_seconds: NotNegative
+    max_lease_batches: Int = Field(ge=1)
+    max_failures: Int = Field(ge=0)
+
+
+class Local(Section):
+    start_method: Literal["spawn", "fork"]
+    threads: Int = Field(ge=0)
+
+
+class Config(Section):
+    """A job's values: what a process needs to know."""
+
+    workers: Int = Field(ge=0, json_schema_extra=LIVE)
+    min_workers: Int = Field(ge=1, json_schema_extra=LIVE)
+    max_workers: Int = Field(ge=1, json_schema_extra=LIVE)
+    suspend: bool = Field(json_schema_extra=LIVE)
+    high_priority_workers: Share = Field(json_schema_extra=LIVE | SHARE)
+    ttl_seconds_after_finished: Int = Field(ge=-1, json_schema_extra=LIVE)
+    model: Model
+    training: Training
+    data: Data
+    elastic: Elastic
+    log_level: Literal["debug", "info", "warning", "error"] = Field(json_schema_extra=LIVE)
+    local: Local
+
+    def high_priority(self, workers: int) -> int:
+        """How many of so many workers get the higher priority. A share is rounded up."""
+        said = self.high_priority_workers
+        asked = said if isinstance(said, int) else -(-workers * int(said[:-1]) // 100)
+        return min(asked, workers)
+
+    @model_validator(mode="after")
+    def _possible(self) -> Config:
+        # Also when a Config is made without `parse`, an impossible one does not come into being.
+        if broken := impossible(flat(self)):
+            raise PydanticCustomError("impossible", "{text}", {"text": "\n".join(broken)})
+        return self
+
+
+class File(Config, Chart):
+    """A whole values file: the job's values, and what shapes the chart's objects."""
+
+
+class Rule(NamedTuple):
+    """Keys that each may have such a value, but not together."""
+
+    keys: tuple[str, ...]
+    broken: Callable[..., bool]
+    words: str
+
+
+def _both(one: Any, other: Any) -> bool:
+    return bool(one and other)
+
+
+RULES = [
+    Rule(("minWorkers", "maxWorkers"), operator.gt, "minWorkers must not be larger"),
+    Rule(("workers", "maxWorkers"), operator.gt, "workers must not be larger"),
+    Rule(
+        ("workers", "minWorkers"),
+        lambda workers, least: 0 < workers < least,
+        "such a job could never train (workers is 0 or at least minWorkers)",
+    ),
+    Rule(
+        ("elastic.joinDelaySeconds", "elastic.startupTimeoutSeconds"),
+        operator.ge,
+        "joinDelaySeconds must be smaller: waiting for company longer than a start may take is a mix-up",
+    ),
+    *(
+        Rule((f"{place}.existingClaim", f"{place}.hostPath"), _both, "only one of them can be mounted")
+        for place in ("model", "data", "output")
+    ),
+    Rule(("output.size", "output.existingClaim"), _both, "a new claim, or one that is there"),
+    Rule(("output.size", "output.hostPath"), _both, "a new claim, or a folder of the nodes"),
+    Rule(("token.existingSecret", "token.value"), _both, "the token has one place"),
+    Rule(
+        ("metrics.serviceMonitor.enabled", "metrics.podMonitor.enabled"),
+        _both,
+        "all would be counted twice",
+    ),
+]
+
+
+def parse(values: Mapping[str, Any]) -> Config:
+    """The typed configuration that `values` mean.
+
+    They are a whole values file, or the job's part of one, as the chart gives it to the master. The chart's
+    part is checked where it is there, and left out.
+
+    Raises:
+        ConfigError: one line for each mistake.
+    """
+    whole = isinstance(values, Mapping) and any(key in values for key in known(Chart))
+    try:
+        if whole:
+            File.model_validate(values)
+            values = {key: values[key] for key in JOB}
+        return Config.model_validate(values)
+    except ValidationError as error:
+        details = error.errors()
+    # pydantic judges the whole only when every part is right. We want all mistakes in one go, so the
+    # combinations are judged here as well, over the keys that nothing else is wrong with.
+    wrong = {key for detail in details for key in _prefixes(detail["loc"])}
+    sound = {k: v for k, v in flat(values).items() if k not in wrong} if isinstance(values, Mapping) else {}
+    lines = {in_words(detail, File) for detail in details if detail["type"] != "impossible"}
+    raise ConfigError("\n".join(sorted(lines | set(impossible(sound)))))
+
+
+def impossible(flat_values: Mapping[str, Any]) -> list[str]:
+    """What no schema can say: what cannot be together, in words, and a model that is none. A rule is judged
+    only if all its keys are there."""
+    source = flat_values.get("model.source")
+    told = source_module.check(source) if source and isinstance(source, str) else []
+    return told + [
+        f"{' and '.join(f'{key} is {shown(flat_values[key])}' for key in rule.keys)}: {rule.words}"
+        for rule in RULES
+        if all(key in flat_values for key in rule.keys)
+        and rule.broken(*(number(flat_values[key]) for key in rule.keys))
+    ]
+
+
+def unscalable(values: Mapping[str, Any], workers: int) -> list[str]:
+    """Why a running job with these values cannot be scaled to so many workers, in words."""
+    if workers < 1:
+        return [f"workers: {workers} would lose the state of training, which only workers hold"]
+    limits = {key: values[key] for key in ("minWorkers", "maxWorkers") if key in values}
+    return impossible({**limits, "workers": workers})
+
+
+def frozen_changes(old: Config, new: Config) -> list[str]:
+    """The dotted keys that differ and cannot change while a job runs."""
+    before, after = flat(old), flat(new)
+    live = {f.alias for f in Config.model_fields.values() if "live" in _extra(f)}
+    return sorted(key for key in before if before[key] != after[key] and key not in live)
+
+
+def _extra(field: FieldInfo) -> dict[str, Any]:
+    return field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
+
+
+def flat(values: BaseModel | Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The values by dotted key. A map that Kubernetes knows the keys of is one value."""
+    if isinstance(values, BaseModel):
+        items = [(str(f.alias), getattr(values, name)) for name, f in type(values).model_fields.items()]
+    else:
+        items = list(values.items())
+    found: dict[str, Any] = {}
+    for key, value in items:
+        nested = isinstance(value, (BaseModel, Mapping)) and f"{prefix}{key}" not in OPEN
+        found |= flat(value, f"{prefix}{key}.") if nested else {f"{prefix}{key}": value}
+    return found
+
+
+OPEN = open_maps(File)
+JOB = tuple(known(Config))  # the keys of the job's part of a values file
+
+
+def _prefixes(loc: tuple[int | str, ...]) -> list[str]:
+    """The dotted keys on the way to a mistake: a union's branches and a list's places come after the key."""
+    return [".".join(map(str, loc[: n + 1])) for n in range(len(loc))]

@@ -1,0 +1,203 @@
+"""Values files and `--set` flags, merged as Helm 3 merges them.
+
+    chart/values.yaml  <-  each -f file, in order  <-  each --set, in order  <-  each --set-string
+
+Maps merge key by key; lists and scalars replace; `null` takes a default away. What a file or flag
+says is what Helm would read, so one values file means the same on a laptop and in a cluster.
+
+Two deliberate differences, both tested in tests/unit/test_values.py:
+- Stricter: what Helm drops or overlooks in silence (a key that stands twice, a second document, an
+  empty key, an unknown tag) is refused.
+- Kinder: `--set a=0.5` is a number here (see `edl.config.helm_set`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import math
+import re
+import typing
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import yaml
+
+from edl.config.helm_set import Values, parse_set
+from edl.errors import ConfigError
+
+DEFAULTS = Path(__file__).resolve().parents[2] / "chart" / "values.yaml"
+MERGE = "tag:yaml.org,2002:merge"  # of the key <<
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML as Helm's parser (go-yaml 2) types it, which is not as PyYAML does.
+
+    PyYAML reads 1:30 as 90 and 1e3 as a text. Keys are the text that stands in the file, and one
+    that stands twice is an error.
+    """
+
+    # Nothing is inherited: each tag that is understood is listed below.
+    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012
+    yaml_constructors: ClassVar[dict[Any, Any]] = {}
+
+
+def number(text: str) -> int | float | str:
+    """The number that an unquoted YAML word is; else the word itself."""
+    plain = text.replace("_", "")
+    with contextlib.suppress(ValueError):
+        whole = int(plain, 8 if re.fullmatch(r"[-+]?0[0-7]+", plain) else 0)
+        if -(1 << 63) <= whole < 1 << 64:  # what Go's integers hold; beyond it is a float
+            return whole
+    if re.fullmatch(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?", plain):
+        found = float(plain)
+        return found if math.isfinite(found) else text
+    return text
+
+
+def _bool(text: str) -> bool | str:
+    word = text.lower()
+    return True if word in _TRUE else False if word in _FALSE else text
+
+
+def _mapping(loader: _Loader, node: yaml.Node) -> Values:
+    if not isinstance(node, yaml.MappingNode):
+        raise _refused(node, "this is not a map")
+    seen: dict[str, int] = {}
+    found: Values = {}
+    for key_node, value_node in node.value:
+        key, value = _key(key_node), loader.construct_object(value_node, deep=True)
+        if key in seen:
+            raise _refused(key_node, f"key {key!r} stands there twice (first in line {seen[key]})")
+        seen[key] = key_node.start_mark.line + 1
+        if key_node.tag == MERGE:
+            # In the order of the file, as go-yaml 2 does it: only keys after it win over what is merged.
+            for part in reversed(value) if isinstance(value, list) else [value]:
+                if not isinstance(part, dict):
+                    raise _refused(value_node, "only maps can be merged by <<")
+                found |= part
+        else:
+            found[key] = value
+    return found
+
+
+def _key(node: yaml.Node) -> str:
+    if not isinstance(node, yaml.ScalarNode):
+        raise _refused(node, "a key must be a word, not a list or a map")
+    return str(node.value)
+
+
+def _unknown_tag(_: _Loader, node: yaml.Node) -> None:
+    raise _refused(node, f"tag {node.tag!r} is not understood")
+
+
+def _refused(node: yaml.Node, why: str) -> ConfigError:
+    return ConfigError(f"{node.start_mark.name}: line {node.start_mark.line + 1}: {why}")
+
+
+_TRUE, _FALSE = {"y", "yes", "true", "on"}, {"n", "no", "false", "off"}
+_WORDS = "|".join(f"{w}|{w.capitalize()}|{w.upper()}" for w in sorted(_TRUE | _FALSE))
+
+# What an unquoted word of each kind looks like, and how it may start ("": the empty word).
+_WORD_TAGS = {
+    "merge": ("<<", ["<"]),
+    "null": ("~|null|Null|NULL|", ["~", "n", "N", ""]),
+    "bool": (_WORDS, list("yYnNtTfFoO")),
+    "int": (r"[-+.0-9][-+.\w]*", list("-+.0123456789")),  # or a float, or after all a text: see number()
+}
+_CONSTRUCTORS: dict[str, Callable[[Any, Any], Any]] = {
+    "map": _mapping,
+    "seq": lambda loader, node: loader.construct_sequence(node, deep=True),
+    "null": lambda loader, node: None,
+    "bool": lambda loader, node: _bool(loader.construct_scalar(node)),
+    "int": lambda loader, node: number(loader.construct_scalar(node)),
+    "float": lambda loader, node: number(loader.construct_scalar(node)),
+    "str": lambda loader, node: loader.construct_scalar(node),
+    "merge": lambda loader, node: loader.construct_scalar(node),
+}
+for _tag, (_look, _first) in _WORD_TAGS.items():
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"({_look})$", re.ASCII), _first)
+for _tag, _construct in _CONSTRUCTORS.items():
+    _Loader.add_constructor(f"tag:yaml.org,2002:{_tag}", _construct)
+_Loader.add_constructor(None, _unknown_tag)
+
+
+def load_file(path: Path) -> Values:
+    """The map in a YAML file; an empty file is an empty map.
+
+    Raises:
+        ConfigError: the file cannot be read, is not YAML, or is not a map.
+    """
+    try:
+        with open(path, encoding="utf-8") as file:
+            values = yaml.load(file, Loader=_Loader)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"line {mark.line + 1}: " if mark else ""
+        said = [getattr(error, part, None) for part in ("context", "problem")]
+        problem = ", ".join(filter(None, said)) or str(error)
+        raise ConfigError(f"{path}: {where}not valid YAML: {problem}") from error
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path}: a map of keys is expected, not {type(values).__name__}")
+    # Through JSON, as Helm does it: an alias (*x) is then a copy, which a flag can change by itself.
+    return typing.cast(Values, json.loads(json.dumps(values)))
+
+
+def defaults() -> Values:
+    """The values of the chart.
+
+    Raises:
+        ConfigError: chart/values.yaml is not beside the program.
+    """
+    if not DEFAULTS.is_file():
+        raise ConfigError(f"{DEFAULTS}: not found; edl runs from its source tree, which holds the defaults")
+    return load_file(DEFAULTS)
+
+
+def load(files: Sequence[Path] = (), sets: Sequence[str] = (), set_strings: Sequence[str] = ()) -> Values:
+    """The defaults with `files`, then `sets`, then `set_strings` merged over them.
+
+    Raises:
+        ConfigError: a file or a flag is malformed. What the values mean is checked by config.parse.
+    """
+    said: Values = {}  # the user's word alone: a flag can change a list of a file, but not of the defaults
+    for file in files:
+        said = _overlay(said, load_file(Path(file)))
+    for text in sets:
+        parse_set(text, said)
+    for text in set_strings:
+        parse_set(text, said, strings=True)
+    return merge(defaults(), said)
+
+
+def _overlay(base: Values, over: Values) -> Values:
+    """One values file over another: here a null is a value like any, that a later file may replace."""
+    laid = dict(base)
+    for key, value in over.items():
+        present = laid.get(key)
+        both = isinstance(value, dict) and isinstance(present, dict)
+        laid[key] = _overlay(present, value) if both else value  # type: ignore[arg-type]
+    return laid
+
+
+def merge(base: Values, over: Values) -> Values:
+    """`base` with `over` laid over it. Neither is changed.
+
+    A null takes away the key of `base`. Where there is none the null stays, so that a misspelt key
+    is refused by name also when it is null.
+    """
+    merged = dict(base)
+    for key, value in over.items():
+        if value is None and merged.get(key) is not None:
+            del merged[key]
+        elif isinstance(value, dict) and isinstance(merged.get(key), dict):
+            merged[key] = merge(merged[key], value)
+        else:
+            merged[key] = copy.deepcopy(value)
+    return merged

@@ -1,0 +1,1 @@
+"""The protocol, generated from edl.contract.proto by scripts/proto."""

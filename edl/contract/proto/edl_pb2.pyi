@@ -1,0 +1,266 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Range(_message.Message):
+    __slots__ = ("start", "stop")
+    START_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    start: int
+    stop: int
+    def __init__(self, start: _Optional[int] = ..., stop: _Optional[int] = ...) -> None: ...
+
+class FromWorker(_message.Message):
+    __slots__ = ("run_id", "generation", "hello", "ready", "key_value", "joined_ring", "stepped", "heartbeat", "lease_request", "left_ring", "leaving", "failed", "finished", "resume")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    READY_FIELD_NUMBER: _ClassVar[int]
+    KEY_VALUE_FIELD_NUMBER: _ClassVar[int]
+    JOINED_RING_FIELD_NUMBER: _ClassVar[int]
+    STEPPED_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    LEASE_REQUEST_FIELD_NUMBER: _ClassVar[int]
+    LEFT_RING_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    RESUME_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    generation: int
+    hello: Hello
+    ready: Ready
+    key_value: KeyValue
+    joined_ring: JoinedRing
+    stepped: Stepped
+    heartbeat: Heartbeat
+    lease_request: LeaseRequest
+    left_ring: LeftRing
+    leaving: Leaving
+    failed: Failed
+    finished: Finished
+    resume: Resume
+    def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., key_value: _Optional[_Union[KeyValue, _Mapping]] = ..., joined_ring: _Optional[_Union[JoinedRing, _Mapping]] = ..., stepped: _Optional[_Union[Stepped, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., lease_request: _Optional[_Union[LeaseRequest, _Mapping]] = ..., left_ring: _Optional[_Union[LeftRing, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ...) -> None: ...
+
+class Hello(_message.Message):
+    __slots__ = ("worker", "version", "resumes")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    RESUMES_FIELD_NUMBER: _ClassVar[int]
+    worker: int
+    version: str
+    resumes: bool
+    def __init__(self, worker: _Optional[int] = ..., version: _Optional[str] = ..., resumes: _Optional[bool] = ...) -> None: ...
+
+class Resume(_message.Message):
+    __slots__ = ("records", "members", "joined", "left", "left_ring")
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    JOINED_FIELD_NUMBER: _ClassVar[int]
+    LEFT_FIELD_NUMBER: _ClassVar[int]
+    LEFT_RING_FIELD_NUMBER: _ClassVar[int]
+    records: int
+    members: _containers.RepeatedScalarFieldContainer[int]
+    joined: bool
+    left: bool
+    left_ring: LeftRing
+    def __init__(self, records: _Optional[int] = ..., members: _Optional[_Iterable[int]] = ..., joined: _Optional[bool] = ..., left: _Optional[bool] = ..., left_ring: _Optional[_Union[LeftRing, _Mapping]] = ...) -> None: ...
+
+class Ready(_message.Message):
+    __slots__ = ("records",)
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
+    records: int
+    def __init__(self, records: _Optional[int] = ...) -> None: ...
+
+class KeyValue(_message.Message):
+    __slots__ = ("key", "value")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    value: bytes
+    def __init__(self, key: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
+
+class JoinedRing(_message.Message):
+    __slots__ = ("step",)
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    def __init__(self, step: _Optional[int] = ...) -> None: ...
+
+class Stepped(_message.Message):
+    __slots__ = ("step", "stall_seconds", "redone_records", "wasted_seconds")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    STALL_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    REDONE_RECORDS_FIELD_NUMBER: _ClassVar[int]
+    WASTED_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    stall_seconds: float
+    redone_records: int
+    wasted_seconds: float
+    def __init__(self, step: _Optional[int] = ..., stall_seconds: _Optional[float] = ..., redone_records: _Optional[int] = ..., wasted_seconds: _Optional[float] = ...) -> None: ...
+
+class Heartbeat(_message.Message):
+    __slots__ = ("step", "rate", "loss", "memory", "has_applied", "applied")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    RATE_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FIELD_NUMBER: _ClassVar[int]
+    HAS_APPLIED_FIELD_NUMBER: _ClassVar[int]
+    APPLIED_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    rate: float
+    loss: float
+    memory: int
+    has_applied: bool
+    applied: _containers.RepeatedCompositeFieldContainer[Range]
+    def __init__(self, step: _Optional[int] = ..., rate: _Optional[float] = ..., loss: _Optional[float] = ..., memory: _Optional[int] = ..., has_applied: _Optional[bool] = ..., applied: _Optional[_Iterable[_Union[Range, _Mapping]]] = ...) -> None: ...
+
+class LeaseRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class LeftRing(_message.Message):
+    __slots__ = ("step", "has_state", "applied", "skipped", "broken", "digest")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    HAS_STATE_FIELD_NUMBER: _ClassVar[int]
+    APPLIED_FIELD_NUMBER: _ClassVar[int]
+    SKIPPED_FIELD_NUMBER: _ClassVar[int]
+    BROKEN_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    has_state: bool
+    applied: _containers.RepeatedCompositeFieldContainer[Range]
+    skipped: _containers.RepeatedCompositeFieldContainer[Range]
+    broken: str
+    digest: str
+    def __init__(self, step: _Optional[int] = ..., has_state: _Optional[bool] = ..., applied: _Optional[_Iterable[_Union[Range, _Mapping]]] = ..., skipped: _Optional[_Iterable[_Union[Range, _Mapping]]] = ..., broken: _Optional[str] = ..., digest: _Optional[str] = ...) -> None: ...
+
+class Leaving(_message.Message):
+    __slots__ = ("why",)
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    why: str
+    def __init__(self, why: _Optional[str] = ...) -> None: ...
+
+class Failed(_message.Message):
+    __slots__ = ("why", "traceback", "fatal")
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    TRACEBACK_FIELD_NUMBER: _ClassVar[int]
+    FATAL_FIELD_NUMBER: _ClassVar[int]
+    why: str
+    traceback: str
+    fatal: bool
+    def __init__(self, why: _Optional[str] = ..., traceback: _Optional[str] = ..., fatal: _Optional[bool] = ...) -> None: ...
+
+class Finished(_message.Message):
+    __slots__ = ("metrics", "model")
+    class MetricsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    METRICS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    metrics: _containers.ScalarMap[str, float]
+    model: str
+    def __init__(self, metrics: _Optional[_Mapping[str, float]] = ..., model: _Optional[str] = ...) -> None: ...
+
+class ToWorker(_message.Message):
+    __slots__ = ("run_id", "generation", "welcome", "form", "key_value", "leave", "cut", "grant", "export", "stop")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    WELCOME_FIELD_NUMBER: _ClassVar[int]
+    FORM_FIELD_NUMBER: _ClassVar[int]
+    KEY_VALUE_FIELD_NUMBER: _ClassVar[int]
+    LEAVE_FIELD_NUMBER: _ClassVar[int]
+    CUT_FIELD_NUMBER: _ClassVar[int]
+    GRANT_FIELD_NUMBER: _ClassVar[int]
+    EXPORT_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    generation: int
+    welcome: Welcome
+    form: Form
+    key_value: KeyValue
+    leave: Leave
+    cut: Cut
+    grant: Range
+    export: Export
+    stop: Stop
+    def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., form: _Optional[_Union[Form, _Mapping]] = ..., key_value: _Optional[_Union[KeyValue, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., cut: _Optional[_Union[Cut, _Mapping]] = ..., grant: _Optional[_Union[Range, _Mapping]] = ..., export: _Optional[_Union[Export, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ...) -> None: ...
+
+class Welcome(_message.Message):
+    __slots__ = ("config", "output", "worker", "master_outage_timeout_seconds")
+    CONFIG_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    MASTER_OUTAGE_TIMEOUT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    config: str
+    output: str
+    worker: int
+    master_outage_timeout_seconds: float
+    def __init__(self, config: _Optional[str] = ..., output: _Optional[str] = ..., worker: _Optional[int] = ..., master_outage_timeout_seconds: _Optional[float] = ...) -> None: ...
+
+class Form(_message.Message):
+    __slots__ = ("members", "root", "sync", "leases")
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    ROOT_FIELD_NUMBER: _ClassVar[int]
+    SYNC_FIELD_NUMBER: _ClassVar[int]
+    LEASES_FIELD_NUMBER: _ClassVar[int]
+    members: _containers.RepeatedScalarFieldContainer[int]
+    root: int
+    sync: bool
+    leases: _containers.RepeatedCompositeFieldContainer[Range]
+    def __init__(self, members: _Optional[_Iterable[int]] = ..., root: _Optional[int] = ..., sync: _Optional[bool] = ..., leases: _Optional[_Iterable[_Union[Range, _Mapping]]] = ...) -> None: ...
+
+class Leave(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Cut(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Export(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Stop(_message.Message):
+    __slots__ = ("why",)
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    why: str
+    def __init__(self, why: _Optional[str] = ...) -> None: ...
+
+class WatchRequest(_message.Message):
+    __slots__ = ("follow",)
+    FOLLOW_FIELD_NUMBER: _ClassVar[int]
+    follow: bool
+    def __init__(self, follow: _Optional[bool] = ...) -> None: ...
+
+class Status(_message.Message):
+    __slots__ = ("json",)
+    JSON_FIELD_NUMBER: _ClassVar[int]
+    json: str
+    def __init__(self, json: _Optional[str] = ...) -> None: ...
+
+class ScaleRequest(_message.Message):
+    __slots__ = ("workers",)
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    workers: int
+    def __init__(self, workers: _Optional[int] = ...) -> None: ...
+
+class StopRequest(_message.Message):
+    __slots__ = ("why",)
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    why: str
+    def __init__(self, why: _Optional[str] = ...) -> None: ...
+
+class Reply(_message.Message):
+    __slots__ = ("text",)
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    def __init__(self, text: _Optional[str] = ...) -> None: ...

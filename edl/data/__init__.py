@@ -1,0 +1,1 @@
+"""Readers: where a job's records come from."""

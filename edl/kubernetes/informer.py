@@ -1,0 +1,198 @@
+"""A part of the API's objects, kept up to date: one list, then watches.
+
+What the rules are for, each a way in which other loops have gone wrong:
+    - after a list, what is missing was deleted while nobody looked: it is reported like a deletion
+    - objects are told apart by UID: the same name may come back as another object
+    - a watch that says nothing for 75 s is dead (bookmarks come every minute), whatever TCP believes
+    - 410, as an HTTP status or inside the stream: list anew, after a pause
+    - a watch that ends at once, again and again, is a failure too
+    - a full list every five minutes, whatever the watches said
+
+Whoever is told of a change looks at the object as it is now; how often it is told means nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable
+from contextlib import aclosing, suppress
+from typing import Any, TypeAlias
+
+import structlog
+
+from edl.kubernetes.client import Api, ApiError, Backoff
+
+log = structlog.get_logger()
+
+Object: TypeAlias = dict[str, Any]
+PAGE = "500"
+
+
+class Informer:
+    """The objects at a path that a selector selects.
+
+    Args:
+        changed: is shown each object that is new, has changed (False) or is gone (True), as it was last seen.
+        forgiving: a right that lacks may come; else `run` ends with that refusal.
+    """
+
+    def __init__(
+        self,
+        api: Api,
+        path: str,
+        selector: dict[str, str],
+        changed: Callable[[Object, bool], None],
+        forgiving: bool = True,
+    ):
+        self._api, self._path, self._selector, self._changed = api, path, selector, changed
+        self._forgiving = forgiving
+        self._version = ""  # from where to watch on; "": a list is due
+        self._why = "start"  # the list is due
+        self._listed_at = self._heard_at = 0.0
+        self.objects: dict[str, Object] = {}  # by name
+        self._learned: set[str] = set()  # since the last list was asked for
+        self.relists: Counter[str] = Counter()  # by reason; the first one too
+
+    @property
+    def age(self) -> float:
+        """Seconds since anything was heard."""
+        return asyncio.get_running_loop().time() - self._heard_at
+
+    async def list(self) -> None:
+        """Have all objects as they are now, from one consistent list.
+
+        Raises:
+            ApiError: it could not be had.
+        """
+        found: dict[str, Object] = {}
+        self._learned.clear()
+        query = {**self._selector, "limit": PAGE}
+        while True:
+            answer = await self._api.get(self._path, **query)
+            found |= {o["metadata"]["name"]: o for o in answer.get("items") or []}
+            if not (more := answer["metadata"].get("continue")):
+                break
+            query["continue"] = more
+        self.relists[self._why] += 1
+        self._listed_at = self._heard_at = asyncio.get_running_loop().time()
+        self._version, self._why = answer["metadata"]["resourceVersion"], "age"
+        for name, known in list(self.objects.items()):
+            other = name in found and _uid(found[name]) != _uid(known)
+            if other or (name not in found and name not in self._learned):
+                self._gone(known)
+        for thing in found.values():
+            self._is(thing)
+
+    def learn(self, thing: Object) -> None:
+        """Know of an object that we have made ourselves: should it be gone before a watch tells of it, the
+        next list lacks it, and only who knew of it can notice. (A list that is on its way may be older.)"""
+        self.objects.setdefault(thing["metadata"]["name"], thing)
+        self._learned.add(thing["metadata"]["name"])
+
+    async def run(self) -> None:
+        """Keep up to date, for ever. Starts from where a `list` has left off.
+
+        Raises:
+            ApiError: not allowed, and not forgiven.
+        """
+        loop = asyncio.get_running_loop()
+        pace = self._api.pace
+        backoff = Backoff(pace.first_pause, pace.most_pause)
+        while True:
+            began, broke, named = loop.time(), True, 0.0
+            try:
+                if not self._version or loop.time() - self._listed_at >= pace.relist * 0.8:
+                    await self.list()
+                await self._watch()
+                broke = False
+            except ApiError as error:
+                if error.status in (401, 403) and not self._forgiving:
+                    raise
+                (log.error if error.status in (401, 403, 404) else log.debug)(f"cannot watch: {error}")
+                named = error.retry_after
+                if error.status == 410:
+                    self._version, self._why = "", "expired"
+            except Exception:  # an object that we misread must not blind us to all others
+                log.exception("watching failed; trying again from a new list")
+                self._version, self._why = "", "error"
+            lasted = loop.time() - began
+            if lasted > pace.outage and self._heard_at > began:
+                backoff.reset()
+            if broke or lasted < pace.outage:
+                await asyncio.sleep(max(backoff.next(), named))
+
+    async def _watch(self) -> None:
+        """One watch, until the server ends it or another list is due.
+
+        Raises:
+            ApiError: it broke, or the version is too old.
+        """
+        pace = self._api.pace
+        loop = asyncio.get_running_loop()
+        until_list = max(self._listed_at + pace.relist - loop.time(), 1.0)
+        seconds = min(pace.watch * random.uniform(0.8, 1.0), until_list)
+        query = {
+            **self._selector,
+            "resourceVersion": self._version,
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(max(1, round(seconds))),
+        }
+        with suppress(TimeoutError):  # whatever the server makes of timeoutSeconds
+            async with (
+                asyncio.timeout(seconds + pace.silence),
+                aclosing(self._api.watch(self._path, query)) as events,
+            ):
+                async for event in events:
+                    self._heard_at = loop.time()
+                    self._note(event)
+
+    def _note(self, event: Object) -> None:
+        kind, thing = event["type"], event["object"]
+        if kind == "ERROR":
+            raise ApiError("watch", thing.get("code", 500), thing.get("reason", ""), thing.get("message", ""))
+        if kind == "DELETED":
+            # Not of an object that has the name by now, and not twice.
+            if _uid(self.objects.get(thing["metadata"]["name"])) == _uid(thing):
+                self._gone(thing)
+        elif kind != "BOOKMARK":
+            known = self.objects.get(thing["metadata"]["name"])
+            if known is not None and _uid(known) != _uid(thing):
+                self._gone(known)
+            self._is(thing)
+        self._version = thing["metadata"]["resourceVersion"]
+
+    def _is(self, thing: Object) -> None:
+        name = thing["metadata"]["name"]
+        known = self.objects.get(name)
+        self.objects[name] = thing
+        if known is None or known["metadata"]["resourceVersion"] != thing["metadata"]["resourceVersion"]:
+            self._changed(thing, False)
+
+    def _gone(self, thing: Object) -> None:
+        del self.objects[thing["metadata"]["name"]]
+        self._changed(thing, True)
+
+
+def _uid(thing: Object | None) -> str:
+    return str(thing["metadata"]["uid"]) if thing is not None else ""
+
+
+async def until(happened: asyncio.Event, mirrors: Iterable[Informer], seconds: float | None = None) -> bool:
+    """Keep these up to date until something has happened; False: the time was up first.
+
+    Raises:
+        ApiError: one of them is refused.
+    """
+    waiting = asyncio.create_task(happened.wait())
+    tasks: list[asyncio.Task[Any]] = [waiting, *(asyncio.create_task(m.run()) for m in mirrors)]
+    try:
+        done, _ = await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+        return waiting in done
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,1 +1,0 @@
-"""The protocol, generated from edl.proto by scripts/proto."""

@@ -1,0 +1,100 @@
+"""Which master acts: the one that has last written its name into the release's Lease.
+
+A new master is started because Kubernetes, or a person, wants the old one gone: so it takes the
+Lease at once, and the old one, as soon as it sees another name there, does nothing any more.
+
+Nobody renews it, and it does not expire. A master that has lost sight of the API goes on with the
+workers that it reaches, for an outage must not stop training; so that a Lease was not renewed
+would not mean that its holder has stopped. What can be had is this: without the API nobody makes
+or deletes pods, and whoever comes back to it looks at the Lease before writing anything.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+import structlog
+
+from edl.kubernetes.client import URGENT, Api, ApiError
+from edl.kubernetes.informer import Informer, Object
+from master.backends.kubernetes.release import Place
+
+log = structlog.get_logger()
+
+GROUP = "apis/coordination.k8s.io/v1"
+
+
+class Term:
+    """One process's time as the master that acts.
+
+    Args:
+        ended: called once, when another one has taken the Lease; from then on no write is made.
+    """
+
+    def __init__(self, api: Api, place: Place, ended: Callable[[], None]):
+        name = f"{place.fullname}-master"
+        self._api, self._ended = api, ended
+        self._path = place.path("leases", name, GROUP)
+        self._mirror = Informer(
+            api, place.path("leases", group=GROUP), {"fieldSelector": f"metadata.name={name}"}, self._changed
+        )
+        self.holder = f"{place.pod or 'master'}_{secrets.token_hex(4)}"
+        self.over = False
+
+    async def take(self) -> None:
+        """Be the one that acts.
+
+        Raises:
+            ApiError: the API refuses, or is out.
+        """
+        while True:
+            lease = await self._api.get(self._path)
+            spec = lease.get("spec") or {}
+            now = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+            mine = {
+                "holderIdentity": self.holder, "acquireTime": now, "renewTime": now,
+                "leaseTransitions": spec.get("leaseTransitions", 0) + 1,
+            }  # fmt: skip
+            version = {"resourceVersion": lease["metadata"]["resourceVersion"]}
+            try:
+                await self._api.patch(self._path, {"metadata": version, "spec": mine}, URGENT)
+                break
+            except ApiError as error:
+                if error.status != 409:  # two masters at once: one after the other
+                    raise
+        if earlier := spec.get("holderIdentity"):
+            log.info(f"this master ({self.holder}) takes over from {earlier}")
+        self._api.vet = self._check
+
+    async def watch(self) -> None:
+        """Look out for another master, for ever."""
+        await self._mirror.run()
+
+    async def _check(self) -> None:
+        """After an outage, before the first write: it may be another master's by now.
+
+        Raises:
+            ApiError: it is, or the API is out again.
+        """
+        if not self.over:
+            try:
+                self._look(await self._api.get(self._path))
+            except ApiError as error:
+                if error.status != 404:  # who deletes the Lease does not take it
+                    raise
+        if self.over:
+            raise ApiError("write", 0, "", "another master acts")
+
+    def _changed(self, lease: Object, vanished: bool) -> None:
+        if not vanished:  # else the release was uninstalled
+            self._look(lease)
+
+    def _look(self, lease: Object) -> None:
+        holder = (lease.get("spec") or {}).get("holderIdentity")
+        if holder != self.holder and not self.over:
+            self.over = True
+            self._api.doubt()
+            log.warning(f"the master is {holder} by now: this one ({self.holder}) does nothing any more")
+            self._ended()

@@ -1,0 +1,181 @@
+"""A release as its objects tell it: where it is, what the chart has rendered, what earlier masters have left.
+
+Nothing here talks to anybody: dictionaries in, values out.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+import structlog
+import yaml
+
+from edl.contract.ids import RunId, WorkerId
+from edl.errors import ConfigError
+from edl.kubernetes import pods
+from master.core import events as ev
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where in Kubernetes this master is: what the chart tells it by its environment."""
+
+    namespace: str
+    release: str
+    fullname: str  # what the names of all the release's objects begin with
+    address: str  # host:port of the master, as workers reach it
+    pod: str = ""  # the master's own
+    pod_uid: str = ""
+
+    @classmethod
+    def from_environment(cls) -> Place:
+        """As EDL_NAMESPACE, EDL_RELEASE, EDL_FULLNAME, EDL_MASTER_ADDRESS, POD_NAME and POD_UID say.
+
+        Raises:
+            ConfigError: one of the first four is missing.
+        """
+        names = ("EDL_NAMESPACE", "EDL_RELEASE", "EDL_FULLNAME", "EDL_MASTER_ADDRESS")
+        if missing := [n for n in names if not os.environ.get(n)]:
+            raise ConfigError(
+                f"{', '.join(missing)}: not in the environment; the chart sets it in the master's pod"
+            )
+        namespace, release, fullname, address = (os.environ[n] for n in names)
+        own = os.environ.get("POD_NAME", ""), os.environ.get("POD_UID", "")
+        return cls(namespace, release, fullname, address, *own)
+
+    @property
+    def job(self) -> str:
+        """The name of the ConfigMap that says what the job is to be."""
+        return f"{self.fullname}-job"
+
+    def path(self, kind: str, name: str = "", group: str = "api/v1") -> str:
+        """Of the namespace's objects of a kind (`pods`), or of one of them."""
+        return "/".join(filter(None, (f"/{group}/namespaces/{self.namespace}", kind, name)))
+
+
+@dataclass(frozen=True)
+class Left:
+    """What an earlier master has written into the status, for the next one.
+
+    Args:
+        run_id: of its run, "" if there is none.
+        born: how many workers it had made.
+        values: with which the run was started; None if unknown.
+        ended: the phase in which the run has ended, "" if it has not.
+        ended_at: when, in seconds since 1970; 0 if it has not.
+        scale_over: the id of the last `edl scale` that does not hold any more.
+    """
+
+    run_id: str = ""
+    next_id: int = 0
+    values: dict[str, Any] | None = None
+    ended: str = ""
+    ended_at: float = 0.0
+    scale_over: str = ""
+
+    @classmethod
+    def read(cls, data: Mapping[str, str]) -> Left:
+        """From the status ConfigMap's data; whatever is not sound is as if it were not there."""
+        left = cls()
+        try:
+            if "summary.json" in data:
+                at = datetime.fromisoformat(data["endedAt"]).timestamp()
+                left = replace(left, ended=data["phase"], ended_at=at)
+            state, values = json.loads(data.get("state", "{}")), json.loads(data.get("values", "null"))
+            if isinstance(state.get("runId"), str) and isinstance(state.get("nextId"), int):
+                known = values if isinstance(values, dict) else None
+                left = replace(
+                    left,
+                    run_id=state["runId"],
+                    next_id=state["nextId"],
+                    values=known,
+                    scale_over=str(state.get("scaleOver", "")),
+                )
+        except (KeyError, ValueError, AttributeError) as error:
+            log.warning(f"the status of an earlier master cannot be read, and is not used: {error!r}")
+        return left
+
+
+@dataclass(frozen=True)
+class Found:
+    """What is there when a master starts.
+
+    Args:
+        values: the job's values as the chart has rendered them.
+        run_id: of the run that an earlier master has left, None if there is none.
+        earlier: the values with which that run was started; None if unknown.
+        born: how many workers there have been; also the next id. Counts pods of other runs too: no name
+            is used twice.
+        workers: of that run, whose pods have not ended: id and pod name, "" for one that does not run yet.
+        ended: the phase in which that run has ended, "" if it has not.
+    """
+
+    values: dict[str, Any]
+    run_id: RunId | None
+    earlier: dict[str, Any] | None
+    next_id: int
+    workers: tuple[tuple[WorkerId, str], ...]
+    ended: str
+
+    @classmethod
+    def of(cls, values: dict[str, Any], left: Left, known: Iterable[pods.Pod], owner: str) -> Found:
+        """From the chart's values, the status, and the pods that are there.
+
+        Args:
+            owner: UID of the job's object. The pods of another one are those of a release of this name that
+                was uninstalled a moment ago: they are on their way out, and their run has ended with it.
+        """
+        known = list(known)
+        living = [p for p in known if not pods.ended(p) and pods.owned_by(p, owner)]
+        runs = {pods.of(p)[0] for p in living}
+        run_id = left.run_id or (runs.pop() if len(runs) == 1 else None)
+        numbers = [worker for p in known if (worker := pods.of(p)[1]) is not None]
+        workers = (
+            (worker, p["metadata"]["name"] if pods.running(p) else "")
+            for p in living
+            if (worker := pods.of(p)[1]) is not None and pods.of(p)[0] == run_id
+        )
+        next_id = max([left.next_id, *(n + 1 for n in numbers)])
+        run = RunId(run_id) if run_id else None
+        return cls(values, run, left.values, next_id, tuple(sorted(workers)), left.ended)
+
+    @property
+    def adopted(self) -> ev.Adopted:
+        return ev.Adopted(self.workers, self.next_id)
+
+
+def values_of(job: str, data: Mapping[str, str]) -> dict[str, Any]:
+    """The job's values in the chart's ConfigMap of that name.
+
+    Raises:
+        ConfigError: they are no JSON object.
+    """
+    try:
+        values = json.loads(data.get("values.json", ""))
+    except ValueError as error:
+        raise ConfigError(f"configmap {job}: values.json is no JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"configmap {job}: values.json is no map of keys")
+    return values
+
+
+def template_of(job: str, data: Mapping[str, str], key: str) -> dict[str, Any]:
+    """The worker's pod under that key.
+
+    Raises:
+        ConfigError: it is no YAML, or no map.
+    """
+    try:
+        pod = yaml.safe_load(data.get(key, ""))
+    except yaml.YAMLError as error:
+        raise ConfigError(f"configmap {job}: {key} is no YAML: {error}") from error
+    if not isinstance(pod, dict):
+        raise ConfigError(f"configmap {job}: {key} is no pod")
+    return pod

@@ -1,0 +1,37 @@
+"""What a master does before it can act: it asks until the API answers, and says why it refuses."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from edl.errors import ConfigError
+from edl.kubernetes.client import ApiError, Backoff, Timing
+
+T = TypeVar("T")
+
+
+async def patiently(pace: Timing, ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Ask until the API answers.
+
+    Raises:
+        ConfigError: it refuses.
+    """
+    backoff = Backoff(pace.first_pause, pace.most_pause)
+    while True:
+        try:
+            return await ask()
+        except ApiError as error:
+            if not error.out:
+                raise ConfigError(refusal(error)) from error
+            await asyncio.sleep(max(backoff.next(), error.retry_after))
+
+
+def refusal(error: ApiError) -> str:
+    """Why the API refuses, for who installed the release."""
+    if error.status == 403:
+        return (
+            f"Kubernetes does not allow it: {error.message} (the Role of the master's account; rbac.create)"
+        )
+    return f"Kubernetes refuses: {error.message}"

@@ -1,0 +1,241 @@
+"""The workers of a run and their pods: what happens to a pod becomes `Seen`, `Delayed` or `Gone`.
+
+A pod is ours by its UID. Its name tells the worker, and as ids are never reused, no two pods of a
+run ever have one name; where another one has, it is not touched, and the worker is given up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import structlog
+
+from edl.contract.ids import RunId, WorkerId
+from edl.kubernetes import pods
+from edl.kubernetes.client import Timing
+from master.backends.kubernetes.exit_cause import verdict
+from master.backends.kubernetes.nodes import Nodes
+from master.core import events as ev
+
+log = structlog.get_logger()
+
+KEPT = 20  # pods of ended workers that stay for `kubectl logs`; more would only fill the list
+
+
+@dataclass(eq=False)
+class Worker:
+    """One worker and its pod."""
+
+    id: WorkerId
+    uid: str = ""  # unknown until the pod is made
+    pod: pods.Pod | None = None
+    high: bool = False
+    making: bool = False  # a create is under way
+    unwanted: bool = False  # to be deleted
+    asked: bool = False  # its deletion has been asked for
+    seen: bool = False
+    why: str = ""  # it does not run yet
+    disrupted: str = ""  # why Kubernetes takes it away
+    overdue: asyncio.TimerHandle | None = None
+    untaken: asyncio.TimerHandle | None = None
+    over: asyncio.Event = field(default_factory=asyncio.Event)  # `Gone` is said
+    labels: tuple[str, str] = ("", "starting")  # rank and state, as last written
+    labelled_at: float = 0.0
+
+    @property
+    def kept(self) -> bool:
+        """It has ended, and its pod is there to be read."""
+        pod = self.pod
+        return self.over.is_set() and pod is not None and pods.ended(pod) and not pods.deleting(pod)
+
+
+class Outside(Protocol):
+    """What follows from a pod's fate for others."""
+
+    def discard(self, pod: pods.Pod) -> None:
+        """Have a pod deleted that nobody needs."""
+
+    def note(self, reason: str, message: str) -> None:
+        """Have people warned."""
+
+    def relabel(self) -> None:
+        """The pod of an ended worker stays: have its labels say so."""
+
+
+class Workers:
+    """All workers of a run that are wanted, or whose pods are there.
+
+    Args:
+        nodes: what is thought of the nodes; learns of those that do not take up their pods.
+    """
+
+    def __init__(self, pace: Timing, nodes: Nodes, outside: Outside):
+        self._pace, self._nodes, self._outside = pace, nodes, outside
+        self._emit: Callable[[ev.Event], None] = lambda _: None
+        self._ended: list[WorkerId] = []  # whose pods stay; the oldest first
+        self._all: dict[WorkerId, Worker] = {}
+        self.run_id = RunId("")
+        self.next_id = 0  # ids below are taken
+        self.room = asyncio.Event()  # a pod has gone: there may be room
+
+    def begin(self, run_id: RunId, emit: Callable[[ev.Event], None]) -> None:
+        self.run_id, self._emit = run_id, emit
+
+    def close(self) -> None:
+        for w in self:
+            self._await_nothing(w)
+
+    def __iter__(self) -> Iterator[Worker]:
+        return iter(tuple(self._all.values()))
+
+    @property
+    def _wanted(self) -> Iterator[Worker]:
+        return (w for w in self if not w.unwanted and not w.over.is_set())
+
+    def get(self, worker: WorkerId) -> Worker | None:
+        return self._all.get(worker)
+
+    def add(self, worker: WorkerId) -> Worker:
+        """One whose pod is to be made."""
+        self.next_id = max(self.next_id, worker + 1)
+        w = self._all[worker] = Worker(worker, making=True)
+        return w
+
+    def adopt(self, worker: WorkerId, pod: pods.Pod) -> None:
+        """One whose pod an earlier master has made."""
+        labels = pod["metadata"]["labels"]
+        w = self._all[worker] = Worker(
+            worker, pods.uid(pod), pod, high=labels.get(pods.PRIORITY) == "high",
+            labels=(labels.get(pods.RANK, ""), labels.get(pods.STATE, "")),
+        )  # fmt: skip
+        if pods.ended(pod):  # that master has told of it, or the adoption leaves it out
+            w.over.set()
+            self._ended.append(worker)
+        else:
+            self._look(w, pod, False)
+
+    def made(self, w: Worker, pod: pods.Pod) -> None:
+        """Its pod is there: a create was answered, or the watch was quicker."""
+        if not w.uid:
+            w.uid, w.pod = pods.uid(pod), pod
+            self.delay(w, "")
+            self._look(w, pod, False)  # it may run by now, and nothing else would ever change
+
+    def changed(self, pod: pods.Pod, vanished: bool) -> None:
+        """A pod is as it is now, or gone."""
+        run, worker = pods.of(pod)
+        w = self._all.get(worker) if worker is not None and run == self.run_id else None
+        if w is not None and not w.uid and w.making and not vanished:
+            self.made(w, pod)
+        if w is None or w.uid != pods.uid(pod):
+            if not vanished:
+                self._stranger(pod)
+            return
+        w.pod = pod
+        if not w.over.is_set():
+            self._look(w, pod, vanished)
+        if vanished:
+            del self._all[w.id]
+            if w.id in self._ended:
+                self._ended.remove(w.id)
+            self.room.set()
+
+    def delay(self, w: Worker, why: str) -> None:
+        """It does not run yet, and why; "" while that is only a matter of time."""
+        if why != w.why and not w.over.is_set():
+            w.why = why
+            self._emit(ev.Delayed(w.id, why))
+
+    def end(self, w: Worker, gone: ev.Gone) -> None:
+        """Say that it is gone; its pod may stay a while."""
+        w.over.set()
+        self.room.set()
+        self._await_nothing(w)
+        self._emit(gone)
+        if not w.uid:
+            del self._all[w.id]
+        elif w.kept:
+            assert w.pod is not None
+            if pods.goes_on(w.pod):
+                self._outside.discard(w.pod)
+                return
+            self._ended.append(w.id)
+            self._outside.relabel()
+            if len(self._ended) > KEPT:
+                oldest = self._all[self._ended.pop(0)]
+                assert oldest.pod is not None
+                self._outside.discard(oldest.pod)
+
+    def give_up(self, w: Worker, reason: str, why: str) -> None:
+        """Its pod can never be made."""
+        self._outside.note(reason, f"{why}; worker {w.id} is given up")
+        self.end(w, ev.Gone(w.id, free=True, why=why))
+
+    def doubt(self, worker: WorkerId) -> None:
+        """It is not heard of. Where nobody is, the node may be lost, and with it what is put there next."""
+        w = self._all.get(worker)
+        if w is None or w.pod is None or not (node := pods.node(w.pod)):
+            return
+        if any(o.seen and o.pod and pods.node(o.pod) == node for o in self._wanted if o is not w):
+            return
+        self._nodes.doubt(node)
+        for other in self._wanted:
+            if other.pod is not None:
+                self._see_it_taken_up(other, other.pod)
+
+    def _look(self, w: Worker, pod: pods.Pod, vanished: bool) -> None:
+        if (why := pods.disruption(pod)) and not w.disrupted:
+            w.disrupted = why
+            self._outside.note("WorkerPreempted", f"worker {w.id}: {why}")
+        if vanished or pods.ended(pod):
+            self.end(w, verdict(w.id, pod, w.asked, w.disrupted))
+            return
+        if pods.running(pod):
+            if not w.seen:
+                w.seen, w.why = True, ""
+                self._emit(ev.Seen(w.id, pod["metadata"]["name"]))
+        else:
+            self.delay(w, pods.delay(pod))
+        self._see_it_taken_up(w, pod)
+        if pods.deleting(pod) and w.overdue is None:
+            grace = pod["metadata"].get("deletionGracePeriodSeconds") or 0
+            loop = asyncio.get_running_loop()
+            w.overdue = loop.call_later(grace + self._pace.overdue, self._is_overdue, w)
+
+    def _is_overdue(self, w: Worker) -> None:
+        """Kubernetes keeps a pod until its node says that it has ended. A lost node never does."""
+        if not w.over.is_set() and w.pod is not None:
+            self.end(w, verdict(w.id, w.pod, w.asked, w.disrupted, overdue=True))
+
+    def _see_it_taken_up(self, w: Worker, pod: pods.Pod) -> None:
+        if w.untaken is None and not pods.taken_up(pod) and self._nodes.doubts(pods.node(pod)):
+            loop = asyncio.get_running_loop()
+            w.untaken = loop.call_later(self._pace.untaken, self._is_untaken, w)
+
+    def _is_untaken(self, w: Worker) -> None:
+        """Nobody works on its pod: it is made anew, and not there."""
+        if w.over.is_set() or w.pod is None or pods.taken_up(w.pod):
+            return
+        why = f"node {pods.node(w.pod)} does not answer"
+        if self._nodes.avoid(pods.node(w.pod)):
+            self._outside.note("NodeAvoided", f"{why}: workers are made elsewhere")
+        self._outside.discard(w.pod)
+        self.end(w, ev.Gone(w.id, free=True, why=why))
+
+    def _await_nothing(self, w: Worker) -> None:
+        for timer in (w.overdue, w.untaken):
+            if timer is not None:
+                timer.cancel()
+
+    def _stranger(self, pod: pods.Pod) -> None:
+        """A pod with our labels that we do not know."""
+        run, worker = pods.of(pod)
+        if run != self.run_id or worker is None or worker >= self.next_id:
+            return  # of another master, which may know better
+        if not pods.deleting(pod):
+            name = pod["metadata"]["name"]
+            log.warning(f"pod {name} says that it is worker {worker}, which is gone: deleting it")
+            self._outside.discard(pod)

@@ -1,0 +1,145 @@
+"""Who works for the job: asked for, told to go, given up, and charged for what was their own doing."""
+
+from __future__ import annotations
+
+from master.core import events as ev
+from master.core import timeouts
+from master.core.failures import Failure, own_fault
+from master.core.state import State
+from master.core.workers import Worker
+
+
+def drop_the_overdue(job: State) -> None:
+    """Give up whoever has been waited for long enough."""
+    for w in list(job.pool):
+        end = timeouts.ends(w, job.config.elastic)
+        if end is None or end > job.now:
+            continue
+        if w.kill_at is not None:
+            job.do(ev.Delete(w.id, 0.0))
+            lose(job, w, "did not end when asked to", delete=False)
+        elif w.is_starting:
+            waited = job.config.elastic.startup_timeout_seconds
+            why = f"worker {w.id} was not ready after {waited:g} s (it was {w.state})"
+            give_up(job, w, why)
+            charge(job, w, why)
+        else:
+            give_up(job, w, f"not heard of for {job.now - w.heard:.1f} s")
+
+
+def scale(job: State) -> None:
+    """Have as many workers as wanted: ask for the missing, retire the newest of too many."""
+    if job.began_at is None or job.exporter is not None:
+        return
+    staying = job.pool.staying
+    for w in sorted(staying, key=_seniority)[job.target :]:
+        retire(job, w, f"scaled to {job.target}")
+    if job.backoff.until <= job.now and not job.suspended:
+        for _ in range(job.target - len(staying)):
+            job.do(ev.Create(job.pool.add(job.now).id))
+
+
+def release(job: State) -> None:
+    """Let those go who were asked to leave, but never the last who holds the state.
+
+    Who is still in the ring that the leaving one has left is no heir yet: it may be frozen,
+    and then what the other takes away is the last copy.
+    """
+    for w in job.pool:
+        if w.state != "draining" or w.stopped or w.in_ring or w.id == job.exporter:
+            continue
+        left = w.id in job.ring.members
+        heirs = (o for o in job.pool if o.state != "draining" and o.has_state and not (left and o.in_ring))
+        if not w.has_state or any(heirs):
+            stop(job, w, "leaves the job")
+
+
+def retire(job: State, w: Worker, why: str) -> None:
+    """Have the worker leave the job as soon as it can be spared."""
+    if w.state == "draining":
+        return
+    job.say("worker", f"worker {w.id} is to leave: {why}")
+    if w.is_starting:
+        stop(job, w, why)
+        return
+    if w.in_ring:
+        job.regroup_at = job.now
+    w.transition("leave")
+
+
+def stop(job: State, w: Worker, why: str) -> None:
+    """Tell the worker to end now; it gets the grace to do so."""
+    if w.state in ("pending", "starting"):  # nobody is listening yet
+        job.do(ev.Delete(w.id, job.config.elastic.grace_period_seconds))
+    else:
+        job.do(ev.Stop(w.id, why))
+    if w.state != "draining":
+        w.transition("leave")
+    w.stopped = True
+    w.kill_at = job.now + job.config.elastic.grace_period_seconds
+
+
+def give_up(job: State, w: Worker, why: str) -> None:
+    """The worker may live, but nothing that it says is heard any more."""
+    job.do(ev.Fence(w.id, why))
+    w.failure_reason = why  # whatever ends it later, that is not its own doing
+    lose(job, w, why)
+
+
+def lose(job: State, w: Worker, why: str, delete: bool = True) -> None:
+    """The worker is out of the job for good."""
+    if not w.stopped:
+        if w.is_starting:
+            job.backoff.died_early(job.now)
+        job.say("worker", f"worker {w.id} is lost: {why}")
+    if delete:
+        job.do(ev.Delete(w.id, job.config.elastic.grace_period_seconds))
+    # Not `closing`: the peers of one that crashes often say that the ring broke before its end is seen.
+    w.in_broken_ring = w.in_ring and job.ring.lost_member
+    in_ring, w.in_ring = w.in_ring, False
+    job.pool.lose(w)
+    if w.id == job.exporter:
+        job.exporter = None
+    if in_ring:
+        job.ring.lost_member = True
+        job.close(f"worker {w.id} is lost ({why})", planned=False)
+
+
+def charge(job: State, w: Worker, why: str, traceback: str = "") -> None:
+    """The job is to blame for this failure; too many of them end it."""
+    job.failures.append(Failure(w.id, why, traceback))
+    most = job.config.elastic.max_failures
+    job.say("fail", f"{why} (failure {len(job.failures)}, {most} allowed)")
+    if len(job.failures) > most:
+        job.traceback = traceback or job.traceback
+        job.end("Failed", why)
+
+
+def failed(job: State, w: Worker, event: ev.Failed) -> None:
+    """The worker has said its last words."""
+    w.failure_reason = event.why
+    lose(job, w, event.why)
+    if w.stopped:
+        return  # it was told to end: that its work broke off is what was wanted
+    if event.fatal:
+        job.traceback = event.traceback
+        job.end("Failed", event.why)
+    else:
+        charge(job, w, event.why, event.traceback)
+
+
+def gone(job: State, event: ev.Gone) -> None:
+    """The worker's process has ended; whether the job is to blame is judged now."""
+    how = event.why or event.signal or f"exit code {event.code}"
+    if w := job.pool.get(event.worker):
+        lose(job, w, "ended as asked" if w.stopped else f"gone ({how})", delete=False)
+    elif (w := job.pool.lost.get(event.worker)) and not w.stopped:
+        job.say("worker", f"worker {w.id} has ended: {how}")
+    lost = job.pool.lost.pop(event.worker, None)
+    if lost is not None and (why := own_fault(lost, event)):
+        charge(job, lost, why)
+
+
+def _seniority(w: Worker) -> tuple[bool, bool, bool, int]:
+    """Who is kept when the pool shrinks: holders first, then the warm, then the oldest."""
+    return (not w.has_state, not w.in_ring, not w.is_ready, w.id)

@@ -1,0 +1,69 @@
+"""Who is in the next ring, and who gives the state: decisions as values, each with its reason."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from edl.contract.ids import WorkerId
+from master.core.workers import Worker
+
+
+@dataclass(frozen=True, slots=True)
+class RingPlan:
+    """A decision about the next generation. `members` is empty when none can be formed."""
+
+    members: tuple[WorkerId, ...]
+    root: WorkerId | None
+    sync: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How small and how large a ring may be, in workers."""
+
+    min_size: int
+    max_size: int  # the target, which people change while the job runs
+
+
+def candidates(workers: Sequence[Worker], old: Sequence[WorkerId], limits: Limits) -> list[Worker]:
+    """Whom a ring of these workers would consist of, in rank order.
+
+    Survivors keep their order, so the oldest keep the lowest ranks; newcomers follow. A
+    worker that is draining fills a gap below the least size: it can train until it must go.
+    """
+    rank = {worker: i for i, worker in enumerate(old)}
+
+    def seniority(w: Worker) -> tuple[bool, int, int]:
+        return (not w.has_state, rank.get(w.id, len(rank)), w.id)
+
+    stay = sorted((w for w in workers if w.is_ready), key=seniority)[: limits.max_size]
+    missing = max(limits.min_size, 1) - len(stay)
+    if missing > 0:
+        leaving = (w for w in workers if w.state == "draining" and w.has_state and not w.stopped)
+        stay += sorted(leaving, key=seniority)[:missing]
+    return stay
+
+
+def plan_ring(workers: Sequence[Worker], old: Sequence[WorkerId], limits: Limits) -> RingPlan:
+    """The next ring out of `workers`, none of which is in a ring now.
+
+    The root is the most advanced holder of the state: it alone may have the last step. A
+    worker that is draining is taken in once more when nobody who stays holds what it holds.
+    """
+    stay = candidates(workers, old, limits)
+    if len(stay) < max(limits.min_size, 1):
+        return RingPlan((), None, False, f"{len(stay)} ready, need {max(limits.min_size, 1)}")
+    holders = [w for w in workers if w.has_state and (w in stay or w.state == "draining")]
+    root = max(holders, key=lambda w: (w.step, w in stay, -w.id), default=None)
+    members = stay if root is None or root in stay else [root, *stay]
+    reason = f"{len(stay)} ready"
+    if root is not None and root.state == "draining":
+        reason += f", worker {root.id} hands the state over before it leaves"
+    return RingPlan(
+        members=tuple(w.id for w in members),
+        root=members[0].id if root is None else root.id,
+        sync=not (all(w.has_state for w in members) and len({w.step for w in members}) == 1),
+        reason=reason,
+    )

@@ -1,0 +1,109 @@
+"""From one ring to the next: when the running one is left, and when the next is formed.
+
+Nobody is in two rings. The next one is formed when everybody is out of the last, around a worker that
+holds the state; when that state is complete, there is no next ring, and one of its holders saves it.
+"""
+
+from __future__ import annotations
+
+from edl.contract.ranges import RangeSet
+from master.core import completion, leasing
+from master.core import events as ev
+from master.core.quorum import Limits, RingPlan, candidates, plan_ring
+from master.core.state import State
+from master.core.workers import Worker
+
+SUSPENDED = "suspended"
+
+
+def regroup(job: State) -> None:
+    """Ask a running ring to leave at a step boundary when another ring is wanted."""
+    if not job.ring.running or job.leases is None:
+        return
+    if job.leases.complete:
+        job.close("every record is applied", planned=True)
+        return
+    if job.suspended:
+        job.close(SUSPENDED, planned=True)
+        return
+    if job.regroup_at is None or job.regroup_at > job.now:
+        return
+    job.regroup_at = None
+    wanted = {w.id for w in candidates(list(job.pool), job.ring.members, job.limits)}
+    members = set(job.ring.members)
+    if not wanted or wanted == members:
+        return
+    changes = [f"worker {w} joins" for w in sorted(wanted - members)]
+    changes += [f"worker {w} leaves" for w in sorted(members - wanted)]
+    job.close(", ".join(changes), planned=True)
+
+
+def form(job: State) -> None:
+    """Form the next ring as soon as nobody is in one, or have the finished state exported."""
+    if job.leases is None or job.exporter is not None:
+        return
+    if job.ring.running or any(w.in_ring for w in job.pool):
+        return
+    out = [w for w in job.pool if not w.stopped]
+    fresh = not any(w.has_state for w in out)
+    late = not all(w.is_ready for w in job.pool.staying)
+    if fresh and late and job.regroup_at is not None and job.regroup_at > job.now:
+        return  # nobody waits with the state: give those who are late for the start a moment
+    limits, whole = job.limits, job.leases.size * job.leases.epochs
+    if any(w.has_state and w.applied.covers(0, whole) for w in out):
+        limits = Limits(1, limits.max_size)  # nothing is left to train, and one can save it alone
+    elif job.suspended:
+        _wait(job, SUSPENDED)
+        return
+    plan = plan_ring(out, job.ring.members, limits)
+    if job.ring.members:
+        job.do(*job.ring.changes[-1].tell())
+    if fresh and job.leases.applied and plan.members:
+        job.restarts += 1
+        job.say(
+            "ring",
+            f"every worker that held the state is gone: {len(job.leases.applied)} "
+            "records of training are lost, the job starts again from its first record",
+        )
+    if plan.root is None:
+        _wait(job, plan.reason)
+        return
+    root = job.pool[plan.root]
+    leasing.go_on_from(job, root, plan)
+    if job.leases.complete:
+        completion.export(job, root)
+    else:
+        _publish(job, plan, root)
+
+
+def _publish(job: State, plan: RingPlan, root: Worker) -> None:
+    assert job.leases is not None
+    first = job.ring.generation == 0
+    cause = job.ring.closing or ("start" if first else job.waited or "start again")
+    job.ring.form(plan.members, cause, job.now)
+    job.waited, job.regroup_at = "", None
+    job.step = root.step
+    for w in job.pool:
+        w.needs_lease = False
+        w.leases = RangeSet.of(w.leases).minus(job.leases.applied).ranges
+    members = [job.pool[m] for m in plan.members]
+    for w in members:
+        if w.state == "ready":
+            w.transition("placed")
+        w.in_ring = True
+    job.reason = f"ring {job.ring.generation}: {plan.reason}"
+    job.goodput.turn("starting" if first else "re-forming", job.now)
+    leases = tuple(w.leases for w in members)
+    job.do(ev.Form(job.ring.generation, plan.members, root.id, plan.sync, leases))
+    if set(plan.members) != {w.id for w in candidates(list(job.pool), plan.members, job.limits)}:
+        job.regroup_at = job.now  # a hand-over: change again as soon as it is done
+
+
+def _wait(job: State, reason: str) -> None:
+    job.ring.dissolve()
+    job.reason = reason
+    job.waited = "resumed" if job.suspended else "workers are back"
+    kind = "suspended" if job.suspended else "waiting for workers"
+    if job.ring.generation > 0 and job.goodput.kind != kind:
+        job.goodput.turn(kind, job.now)
+        job.say("ring", f"no ring: {reason}")

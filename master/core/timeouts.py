@@ -1,0 +1,37 @@
+"""How long a worker is waited for. Everything that time alone brings about for one is here.
+
+Who waits for capacity is waited for without end: that is nobody's fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from edl.config import Elastic
+from master.core.workers import Worker
+
+
+def ends(w: Worker, elastic: Elastic) -> float | None:
+    """When the worker has been waited for long enough; None: never."""
+    if w.kill_at is not None:
+        return w.kill_at
+    if w.state == "pending":
+        return None
+    if w.is_starting:
+        return w.since + elastic.startup_timeout_seconds
+    return w.heard + elastic.heartbeat_timeout_seconds
+
+
+def excuse_the_unheard(workers: Iterable[Worker], listened: float, now: float, elastic: Elastic) -> None:
+    """After a stall of our own, what the workers said meanwhile is still to be read.
+
+    Beats come every sixth of the silence, so that nobody at all was heard for half of it
+    means that we did not listen, or that everybody is silent: then a moment more costs little.
+
+    Args:
+        listened: when the last event came.
+    """
+    silence = elastic.heartbeat_timeout_seconds
+    if now - listened > silence / 2:
+        for w in workers:
+            w.heard = max(w.heard, now - silence * 3 / 4)

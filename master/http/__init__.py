@@ -1,0 +1,1 @@
+"""What the master answers over HTTP: health, metrics."""

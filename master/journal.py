@@ -1,0 +1,100 @@
+"""What happened, for ever: events.jsonl, one line for each event with what followed from it.
+
+A line holds the time, the event, and the effects. `replay` feeds the events through a new
+core; that the effects come out the same is how a journal proves itself.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from pydantic import TypeAdapter
+
+from edl.config import Config
+from edl.contract import artifacts
+from edl.errors import EdlError
+from master.core import events as ev
+from master.core.job import Job
+
+_EVENTS = {cls.__name__: TypeAdapter(cls) for cls in ev.Event.__args__}
+_EFFECTS = {cls.__name__: TypeAdapter(cls) for cls in ev.Effect.__args__}
+
+
+class Journal:
+    """An open journal. Lines are flushed as they are written: a killed master leaves no half line
+    but the last. The journal of an earlier master of the same run is kept under another name."""
+
+    def __init__(self, path: Path, run_id: str, values: dict[str, Any]):
+        *earlier, last = artifacts.journals(path.parent)
+        if last.exists() and read(last)[0]["run_id"] == run_id:
+            last.rename(path.with_name(f"events.{len(earlier) + 1}.jsonl"))
+        else:
+            for old in earlier:
+                old.unlink()
+        self._file: IO[str] = open(path, "w", encoding="utf-8", buffering=1)
+        self._line({"journal": "edl", "version": 1, "run_id": run_id, "values": values})
+
+    def write(self, now: float, event: ev.Event, effects: list[ev.Effect]) -> None:
+        self._line({"now": now, "event": _dump(event), "effects": [_dump(e) for e in effects]})
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _line(self, value: dict[str, Any]) -> None:
+        self._file.write(json.dumps(value) + "\n")
+
+
+def read(path: Path) -> tuple[dict[str, Any], Iterator[tuple[float, ev.Event, list[Any]]]]:
+    """The head of a journal, and its lines as (now, event, effects as written).
+
+    Raises:
+        EdlError: the file is no journal.
+    """
+    lines = open(path, encoding="utf-8")
+    head = json.loads(lines.readline() or "{}")
+    if head.get("journal") != "edl":
+        raise EdlError(f"{path}: not a journal of edl")
+
+    def entries() -> Iterator[tuple[float, ev.Event, list[Any]]]:
+        with lines:
+            for number, line in enumerate(lines, 2):
+                try:
+                    entry = json.loads(line)
+                except ValueError as error:
+                    if line.endswith("\n"):
+                        raise EdlError(f"{path}: line {number} is not JSON") from error
+                    return  # the master was killed while it wrote the last line
+                yield entry["now"], _load(entry["event"]), entry["effects"]
+
+    return head, entries()
+
+
+def replay(path: Path, config: Config) -> Job:
+    """A new job that has seen all events of the journal.
+
+    Raises:
+        EdlError: the core decides otherwise than it did; the text names the first line.
+    """
+    _, entries = read(path)
+    job = Job(config)
+    for number, (now, event, written) in enumerate(entries, 2):
+        effects = [_dump(e) for e in job.handle(event, now)]
+        if effects != written:
+            raise EdlError(
+                f"{path}: line {number}: the core now decides {effects}, the journal says {written}"
+            )
+    return job
+
+
+def _dump(value: Any) -> dict[str, Any]:
+    name = type(value).__name__
+    adapter = _EVENTS.get(name) or _EFFECTS[name]
+    return {"type": name, **adapter.dump_python(value, mode="json")}
+
+
+def _load(value: dict[str, Any]) -> Any:
+    name = value.pop("type")
+    return _EVENTS[name].validate_python(value)

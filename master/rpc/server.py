@@ -1,0 +1,224 @@
+"""The master's gRPC side: streams become events, effects become messages.
+
+Every call needs the job's token. A worker's stream is opened once; what comes over it is in
+order. Messages of another run are refused and counted. The rendezvous keys of a generation
+are relayed between its members here, without the core: they decide nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, TypeAlias
+
+import grpc
+
+import edl
+from edl.contract.ids import Generation, RunId, WorkerId
+from edl.contract.proto import edl_pb2 as pb
+from edl.contract.proto import edl_pb2_grpc as rpc
+from master.core import events as ev
+from master.rpc.messages import event_of, messages_of
+
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
+OPTIONS = [
+    ("grpc.max_receive_message_length", 64 << 20),
+    ("grpc.max_send_message_length", 64 << 20),
+    ("grpc.so_reuseport", 0),
+]
+MOST_UPDATES_SECONDS = 0.2
+
+
+class TokenCheck(grpc.aio.ServerInterceptor):
+    """Refuses every call that does not carry the token."""
+
+    def __init__(self, token: str):
+        self._expected = f"Bearer {token}".encode()
+
+        async def refuse(_: Any, context: Context) -> None:
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the job's token is missing or wrong")
+
+        async def refuse_stream(request: Any, context: Context) -> AsyncIterator[None]:
+            await refuse(request, context)
+            yield None
+
+        self._refusals: dict[tuple[bool, bool], grpc.RpcMethodHandler[Any, Any]] = {
+            (False, False): grpc.unary_unary_rpc_method_handler(refuse),
+            (False, True): grpc.unary_stream_rpc_method_handler(refuse_stream),
+            (True, True): grpc.stream_stream_rpc_method_handler(refuse_stream),
+        }
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
+        details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+        handler = await continuation(details)
+        given = dict(details.invocation_metadata or ()).get("authorization", "")
+        if handler is None or hmac.compare_digest(str(given).encode(), self._expected):
+            return handler
+        return self._refusals[handler.request_streaming, handler.response_streaming]
+
+
+class Server(rpc.MasterServicer):
+    """Where workers and people reach the job.
+
+    Args:
+        emit: takes each event, in the order in which it was heard.
+        status: the job's status now, ready for JSON.
+        scale: asks for another number of workers; raises EdlError when that cannot be.
+        stop: asks the job to end.
+        vacant: a worker that is wanted and that nobody has started, for one that comes without an id.
+        patience: seconds that workers go on without a master; 0: they end with it.
+    """
+
+    def __init__(
+        self,
+        run_id: RunId,
+        token: str,
+        config_json: str,
+        output: str,
+        emit: Callable[[ev.Event], None],
+        status: Callable[[], dict[str, Any]],
+        scale: Callable[[int], str],
+        stop: Callable[[str], str],
+        vacant: Callable[[], WorkerId | None],
+        patience: float = 0.0,
+    ):
+        self._run_id, self._config_json, self._output = run_id, config_json, output
+        self._emit, self._status, self._vacant = emit, status, vacant
+        self._scale, self._stop, self._patience = scale, stop, patience
+        self._streams: dict[WorkerId, asyncio.Queue[pb.ToWorker | None]] = {}
+        self._fenced: dict[WorkerId, str] = {}
+        self._ring: tuple[Generation, tuple[WorkerId, ...]] = (Generation(0), ())
+        self._changed = asyncio.Event()  # set, and replaced, at each change
+        self._closing = False
+        self.foreign = 0  # messages of another run or generation, refused
+        self._server = grpc.aio.server(interceptors=[TokenCheck(token)], options=OPTIONS)
+        rpc.add_MasterServicer_to_server(self, self._server)
+
+    async def start(self, address: str) -> int:
+        """Listen on `address` (host:port, port 0 for any); returns the port.
+
+        Raises:
+            RuntimeError: the address is taken.
+        """
+        port = int(self._server.add_insecure_port(address))
+        await self._server.start()
+        return port
+
+    async def close(self) -> None:
+        for queue in self._streams.values():
+            queue.put_nowait(None)
+        self._closing = True
+        self.changed()
+        await self._server.stop(grace=2.0)
+
+    # --- effects
+
+    def perform(self, effect: ev.Effect) -> None:
+        """Send what the effect says to whom it concerns; effects of other adapters are none of ours."""
+        match effect:
+            case ev.Form(generation, members):
+                self._ring = (generation, members)
+            case ev.Fence(worker, why):
+                self._fenced[worker] = why
+                if queue := self._streams.pop(worker, None):
+                    queue.put_nowait(None)
+        for to, message in messages_of(effect, self._ring[0]):
+            self._send(to, message)
+
+    def changed(self) -> None:
+        """The status is another one: whoever watches is told."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def _send(self, worker: WorkerId, message: pb.ToWorker) -> None:
+        message.run_id = self._run_id
+        if queue := self._streams.get(worker):
+            queue.put_nowait(message)
+
+    # --- calls
+
+    async def Work(
+        self, requests: AsyncIterator[pb.FromWorker], context: Context
+    ) -> AsyncIterator[pb.ToWorker]:
+        first = await anext(aiter(requests), None)
+        if first is None or first.WhichOneof("body") != "hello" or first.run_id not in ("", self._run_id):
+            self.foreign += 1
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "this is another job's master")
+        assert first is not None
+        worker = WorkerId(first.hello.worker) if first.hello.worker >= 0 else self._vacant()
+        if worker is None:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "no further worker is wanted")
+        assert worker is not None
+        if first.hello.version != edl.__version__:
+            why = f"the master is edl {edl.__version__}, the worker is edl {first.hello.version}"
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, why)
+        if worker in self._fenced:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, self._fenced[worker])
+        if worker in self._streams:
+            await context.abort(grpc.StatusCode.ALREADY_EXISTS, f"worker {worker} has a stream already")
+        queue: asyncio.Queue[pb.ToWorker | None] = asyncio.Queue()
+        self._streams[worker] = queue
+        welcome = pb.Welcome(config=self._config_json, output=self._output, worker=worker,
+                             master_outage_timeout_seconds=self._patience)  # fmt: skip
+        queue.put_nowait(pb.ToWorker(run_id=self._run_id, welcome=welcome))
+        self._emit(ev.Hello(worker, first.hello.resumes))
+        listening = asyncio.create_task(self._listen(worker, requests, queue))
+        try:
+            while (message := await queue.get()) is not None:
+                yield message
+            if worker in self._fenced:
+                await context.abort(grpc.StatusCode.ABORTED, f"given up: {self._fenced[worker]}")
+        finally:
+            listening.cancel()
+            if self._streams.get(worker) is queue:
+                del self._streams[worker]
+            self._emit(ev.Closed(worker, "its stream ended"))
+
+    async def _listen(
+        self, worker: WorkerId, requests: AsyncIterator[pb.FromWorker], queue: asyncio.Queue[Any]
+    ) -> None:
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.CancelledError):
+            async for message in requests:
+                if message.run_id != self._run_id:
+                    self.foreign += 1
+                elif message.WhichOneof("body") == "key_value":
+                    self._relay(worker, message)
+                elif worker not in self._fenced and (event := event_of(worker, message)) is not None:
+                    self._emit(event)
+        queue.put_nowait(None)
+
+    def _relay(self, worker: WorkerId, message: pb.FromWorker) -> None:
+        generation, members = self._ring
+        if message.generation != generation:
+            self.foreign += 1
+            return
+        for member in members:
+            if member != worker:
+                self._send(member, pb.ToWorker(generation=generation, key_value=message.key_value))
+
+    async def Watch(self, request: pb.WatchRequest, context: Context) -> AsyncIterator[pb.Status]:
+        while True:
+            changed = self._changed
+            yield pb.Status(json=json.dumps(self._status()))
+            if not request.follow or self._closing:
+                return
+            await changed.wait()
+            if not self._closing:  # the most that a reader can follow; the last word is not delayed
+                await asyncio.sleep(MOST_UPDATES_SECONDS)
+
+    async def Scale(self, request: pb.ScaleRequest, context: Context) -> pb.Reply:
+        try:
+            return pb.Reply(text=self._scale(request.workers))
+        except edl.EdlError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            raise
+
+    async def Stop(self, request: pb.StopRequest, context: Context) -> pb.Reply:
+        return pb.Reply(text=self._stop(request.why))

@@ -1,0 +1,176 @@
+"""The master dies with kill -9; a new one goes on with the job, and the weights say that nothing was lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edl.cli.client import Client
+from edl.contract import artifacts
+from edl.errors import EdlError
+from tests.evidence import check_weights
+from tests.process.conftest import MODELS, ROOT, Orders
+
+EDL = [sys.executable, "-m", "edl.cli"]
+MODEL = str(MODELS / "counting_faulty.py")
+RECORDS, EPOCHS = 10_000, 2
+
+
+class ByHand:
+    """A job whose two sides this test starts. It idles until it is to be exact."""
+
+    def __init__(self, directory: Path):
+        self.output, self.orders = directory / "job", Orders(directory / "orders")
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.environment = {
+            **os.environ, "EDL_COUNTING_RECORDS": str(RECORDS), "EDL_FAULTS": str(self.orders.directory),
+            "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2",
+        }  # fmt: skip
+
+    @property
+    def address(self) -> str:
+        """Where a master listens: the first one at any port, the next ones at the same."""
+        known = (self.output / artifacts.CONTACT).exists()
+        return artifacts.read_contact(self.output).address if known else "127.0.0.1:0"
+
+    def start(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
+        log = open(self.output.parent / f"{name}-{len(self.processes)}.log", "wb")
+        with log:
+            process = subprocess.Popen([*EDL, *arguments], stdout=log, stderr=log, env=self.environment)
+        self.processes.append(process)
+        return process
+
+    def start_master(self) -> subprocess.Popen[bytes]:
+        sets = f"workers=3,training.epochs={EPOCHS}"
+        sets += ",elastic.heartbeatTimeoutSeconds=2,elastic.masterOutageTimeoutSeconds=60"
+        return self.start("master", "master", MODEL, "--set", sets, "--listen", self.address,
+                          "--output", str(self.output))  # fmt: skip
+
+    def start_worker(self) -> subprocess.Popen[bytes]:
+        return self.start("worker", "worker", "--master", self.address, "--token-from", str(self.output))
+
+    def status(self) -> dict[str, Any]:
+        try:
+            return Client(artifacts.read_contact(self.output)).status()
+        except EdlError:
+            return {"step": -1, "generation": -1, "phase": "", "workers": [], "last_change": None}
+
+    def until(self, happens: Any, seconds: float = 60) -> dict[str, Any]:
+        deadline = time.monotonic() + seconds
+        while not happens(status := self.status()):
+            assert time.monotonic() < deadline, status
+            time.sleep(0.05)
+        return status
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[ByHand]:
+    job = ByHand(tmp_path)
+    yield job
+    for process in job.processes:
+        process.kill()
+        process.wait()
+    for log in sorted(tmp_path.glob("*.log")):
+        print(f"--- {log.name}\n{log.read_text()[-3000:]}")
+
+
+def started(job: ByHand) -> tuple[subprocess.Popen[bytes], list[subprocess.Popen[bytes]]]:
+    master = job.start_master()
+    job.until(lambda s: s["phase"] == "Starting")
+    workers = [job.start_worker() for _ in range(3)]
+    job.until(lambda s: in_ring_of(s, 3) and s["step"] > s["last_change"]["step"])
+    return master, workers
+
+
+def in_ring_of(status: dict[str, Any], size: int) -> bool:
+    change = status["last_change"]
+    return bool(change) and len(change["members"]) == size and change["up_seconds"] is not None
+
+
+def is_exact(job: ByHand, master: subprocess.Popen[bytes]) -> dict[str, Any]:
+    job.orders.go()
+    assert master.wait(120) == 0
+    summary = json.loads((job.output / artifacts.SUMMARY).read_text())
+    assert summary["phase"] == "Succeeded"
+    assert check_weights(job.output / artifacts.MODEL, RECORDS, EPOCHS) == ""
+    done = subprocess.run([*EDL, "audit", str(job.output)], capture_output=True, text=True, check=False)
+    assert done.stdout.startswith(f"exactly once: {RECORDS:,} records x {EPOCHS} epochs"), done
+    return dict(summary)
+
+
+def test_training_goes_on_without_a_master_and_the_next_one_takes_over(job: ByHand) -> None:
+    master, workers = started(job)
+    before = job.status()
+    master.kill()
+    master.wait()
+    job.orders.go()
+    time.sleep(1)  # a while without any master: they train what they were given, and wait
+    assert all(w.poll() is None for w in workers)
+    job.orders.idle()
+    began = time.monotonic()
+    master = job.start_master()
+    after = job.until(lambda s: s["generation"] > before["generation"] and s["phase"] == "Training")
+    assert time.monotonic() - began < 10
+    assert [w["id"] for w in after["workers"]] == [0, 1, 2], "the same workers"
+    job.until(lambda s: s["step"] > after["step"])
+    summary = is_exact(job, master)
+    assert summary["state_losses"] == 0
+    assert [w.wait(20) for w in workers] == [0, 0, 0]
+    assert [p.name for p in artifacts.journals(job.output)] == ["events.1.jsonl", "events.jsonl"]
+
+
+def test_a_worker_dies_while_there_is_no_master(job: ByHand) -> None:
+    master, workers = started(job)
+    master.kill()
+    master.wait()
+    workers[1].kill()
+    time.sleep(0.5)
+    master = job.start_master()
+    after = job.until(lambda s: in_ring_of(s, 2))
+    workers.append(job.start_worker())
+    job.until(lambda s: in_ring_of(s, 3) and s["generation"] > after["generation"])
+    assert is_exact(job, master)["state_losses"] == 0
+
+
+def test_a_frozen_worker_that_the_dead_master_had_given_up_corrupts_nothing(job: ByHand) -> None:
+    master, workers = started(job)
+    os.kill(workers[2].pid, signal.SIGSTOP)
+    job.until(lambda s: in_ring_of(s, 2))
+    master.kill()
+    master.wait()
+    os.kill(workers[2].pid, signal.SIGCONT)
+    master = job.start_master()
+    assert is_exact(job, master)["state_losses"] == 0
+    assert workers[2].wait(30) in (3, 75)
+
+
+def test_masters_die_one_after_the_other(job: ByHand) -> None:
+    master, _ = started(job)
+    for _ in range(3):
+        before = job.status()["generation"]
+        master.kill()
+        master.wait()
+        master = job.start_master()
+        job.until(lambda s, g=before: s["generation"] > g and s["phase"] == "Training")
+    assert is_exact(job, master)["state_losses"] == 0
+
+
+def test_other_values_are_another_job(job: ByHand) -> None:
+    master, _ = started(job)
+    master.kill()
+    master.wait()
+    done = subprocess.run(
+        [*EDL, "master", MODEL, "--set", "training.epochs=3", "--output", str(job.output)],
+        capture_output=True, text=True, check=False, env=job.environment,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "training.epochs" in done.stderr and "new job" in done.stderr

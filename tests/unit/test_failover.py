@@ -1,0 +1,194 @@
+"""A master dies and the next one goes on with what its workers tell: stories of the core."""
+
+from __future__ import annotations
+
+from edl import config
+from edl.config import values
+from edl.contract.ids import Generation, WorkerId
+from edl.contract.ranges import RangeSet
+from master.core import events as ev
+from master.core.failover import FAILOVER_SECONDS
+from master.core.job import Job
+
+RECORDS = 100
+DONE = RangeSet(((0, 40),))
+
+
+class NewMaster:
+    """The core of a master that finds workers of an earlier one."""
+
+    def __init__(self, *adopted: int, next_id: int = 0, pending: tuple[int, ...] = (), workers: int = 3):
+        overrides = {
+            "workers": workers, "training": {"epochs": 1, "batchSize": 10},
+            "elastic": {"joinDelaySeconds": 0, "startupTimeoutSeconds": 60},
+        }  # fmt: skip
+        self.job = Job(config.parse(values.merge(values.defaults(), overrides)))
+        self.now = 100.0
+        known = [(WorkerId(w), f"pod-{w}") for w in adopted] + [(WorkerId(w), "") for w in pending]
+        self.tell(ev.Adopted(tuple(known), next_id))
+        self.first = self.tell(ev.Begin())
+
+    def tell(self, *events: ev.Event, after: float = 0.01) -> list[ev.Effect]:
+        effects = []
+        for event in events:
+            self.now += after
+            effects += self.job.handle(event, self.now)
+        return effects
+
+    def back(
+        self, worker: int, generation: int = 7, members: tuple[int, ...] = (0, 1, 2), *, up: bool = True,
+        out: ev.LeftRing | None = None, left: bool = False,
+    ) -> list[ev.Effect]:  # fmt: skip
+        w = WorkerId(worker)
+        return self.tell(
+            ev.Hello(w, resumes=True),
+            ev.Resume(w, RECORDS, Generation(generation), tuple(map(WorkerId, members)), left, up, out),
+        )
+
+    def out(self, *workers: int, step: int = 4, generation: int = 7, broken: str = "") -> list[ev.Effect]:
+        return self.tell(*(said(w, step, generation, broken) for w in workers))
+
+
+def said(worker: int, step: int = 4, generation: int = 7, broken: str = "") -> ev.LeftRing:
+    return ev.LeftRing(WorkerId(worker), Generation(generation), step, True, DONE, broken=broken)
+
+
+def of(effects: list[ev.Effect], kind: type) -> list:
+    return [e for e in effects if isinstance(e, kind)]
+
+
+def test_a_ring_that_is_whole_is_left_at_a_step_boundary_and_goes_on() -> None:
+    new = NewMaster(0, 1, 2, next_id=3)
+    assert of(new.first, ev.Create) == []
+    assert of(new.back(2) + new.back(0), ev.Leave) == []
+    assert of(new.back(1), ev.Leave) == [ev.Leave(Generation(7), (0, 1, 2))]
+    (form,) = of(new.out(0, 1, 2), ev.Form)
+    assert (form.generation, form.members, form.sync) == (8, (0, 1, 2), False)
+    assert form.leases == ((), (), ()), "what they held is open again"
+    assert new.job.leases is not None
+    assert new.job.leases.todo == RangeSet(((40, RECORDS),))
+    assert new.job.restarts == 0
+
+
+def test_while_it_waits_for_the_ring_it_grants_and_forms_nothing() -> None:
+    new = NewMaster(0, 1, 2, next_id=3)
+    effects = new.back(0) + new.tell(ev.LeaseRequest(WorkerId(0), Generation(7)))
+    effects += new.tell(ev.Heartbeat(WorkerId(0), Generation(7), 3, applied=DONE))
+    assert not of(effects, ev.Grant) + of(effects, ev.Form) + of(effects, ev.Leave)
+
+
+def test_a_member_that_does_not_come_back_is_given_up_and_the_ring_cut() -> None:
+    new = NewMaster(0, 1, 2, next_id=3)
+    new.back(0)
+    new.back(2)
+    assert new.job.next_deadline() is not None
+    effects = new.tell(ev.Tick(), after=FAILOVER_SECONDS)
+    assert of(effects, ev.Cut) == [ev.Cut(Generation(7), (0, 2))]
+    assert of(effects, ev.Delete)[0].worker == 1
+    (form,) = of(new.out(0, 2, broken="cut"), ev.Form)
+    assert form.members == (0, 2)
+    (create,) = of(new.tell(ev.Tick(), after=1.0), ev.Create)
+    assert create.worker == 3, "ids go on"
+
+
+def test_a_member_whose_pod_is_gone_is_not_waited_for() -> None:
+    new = NewMaster(0, 2, next_id=3)
+    new.back(0)
+    effects = new.back(2)
+    assert of(effects, ev.Cut) == [ev.Cut(Generation(7), (0, 2))]
+
+
+def test_a_ring_that_was_being_formed_is_called_off() -> None:
+    new = NewMaster(0, 1, 2, next_id=3)
+    new.back(0)
+    new.back(1)
+    effects = new.back(2, up=False)
+    assert of(effects, ev.Cut) == [ev.Cut(Generation(7), (0, 1, 2))]
+
+
+def test_a_ring_that_all_have_left_is_followed_by_the_next_one() -> None:
+    new = NewMaster(0, 1, 2, next_id=3)
+    new.back(0, left=True, out=said(0, step=5))
+    new.back(1, left=True, out=said(1, step=4))
+    (form,) = of(new.back(2, left=True, out=said(2, step=4)), ev.Form)
+    assert (form.generation, form.root, form.sync) == (8, 0, True)
+
+
+def test_one_whom_the_earlier_master_had_given_up_is_fenced_whoever_comes_first() -> None:
+    for order in ((3, 0, 1, 2), (0, 1, 2, 3), (0, 3, 1, 2)):
+        new, effects = NewMaster(0, 1, 2, 3, next_id=4, workers=4), []
+        for w in order:
+            effects += new.back(w, 5, (0, 1, 2, 3)) if w == 3 else new.back(w)
+        assert [f.worker for f in of(effects, ev.Fence)] == [3]
+        assert of(effects, ev.Leave) == [ev.Leave(Generation(7), (0, 1, 2))]
+
+
+def test_newcomers_wait_until_the_ring_is_known() -> None:
+    new = NewMaster(0, 1, 2, next_id=3, workers=4)
+    assert of(new.first, ev.Create) == [ev.Create(WorkerId(3))]
+    effects = new.tell(ev.Hello(WorkerId(3)), ev.Ready(WorkerId(3), RECORDS))
+    assert not of(effects, ev.Form), "it holds nothing: that would be a start from nothing"
+    new.back(0)
+    new.back(1)
+    new.back(2)
+    (form,) = of(new.out(0, 1, 2), ev.Form)
+    assert form.members == (0, 1, 2, 3) and form.sync and form.root == 0
+
+
+def test_nothing_starts_anew_while_somebody_may_come_with_the_state() -> None:
+    new = NewMaster(0, 1, next_id=2, workers=3)
+    new.tell(ev.Hello(WorkerId(2)), ev.Ready(WorkerId(2), RECORDS))
+    assert not of(new.tell(ev.Tick(), after=FAILOVER_SECONDS + 1), ev.Form)
+    new.tell(ev.Heartbeat(WorkerId(2), Generation(0), 0))
+    new.tell(ev.Gone(WorkerId(1), signal="SIGKILL"))
+    effects = new.back(0, 7, (0, 1))
+    assert of(effects, ev.Cut) == [ev.Cut(Generation(7), (0,))]
+
+
+def test_with_nobody_left_the_job_starts() -> None:
+    new = NewMaster(next_id=5, workers=2)
+    assert [c.worker for c in of(new.first, ev.Create)] == [5, 6]
+    effects = [e for w in (5, 6) for e in new.tell(ev.Hello(WorkerId(w)), ev.Ready(WorkerId(w), RECORDS))]
+    assert of(effects, ev.Form)
+
+
+def test_workers_that_wait_for_room_are_waited_for_and_not_made_twice() -> None:
+    new = NewMaster(0, 1, pending=(2,), next_id=3)
+    assert of(new.first, ev.Create) == []
+    new.back(0, 7, (0, 1))
+    assert of(new.back(1, 7, (0, 1)), ev.Leave)
+
+
+def test_a_finished_state_is_exported_again() -> None:
+    new = NewMaster(0, 1, next_id=2, workers=2)
+    whole = RangeSet(((0, RECORDS),))
+    for w in (0, 1):
+        out = ev.LeftRing(WorkerId(w), Generation(7), 10, True, whole, digest="same")
+        effects = new.back(w, 7, (0, 1), left=True, out=out)
+    assert of(effects, ev.Export) == [ev.Export(WorkerId(0))]
+
+
+def test_one_that_was_still_starting_just_starts() -> None:
+    new = NewMaster(0, 1, next_id=2, workers=2)
+    effects = []
+    for w in (0, 1):
+        effects += new.tell(ev.Hello(WorkerId(w)), ev.Ready(WorkerId(w), RECORDS))
+    assert [f.generation for f in of(effects, ev.Form)] == [1]
+
+
+def test_who_comes_back_twice_changes_nothing() -> None:
+    new = NewMaster(0, 1, 2, next_id=3)
+    for w in (0, 1, 2):
+        new.back(w)
+    before = new.job.ring.generation, new.job.ring.members
+    effects = new.tell(ev.Resume(WorkerId(1), RECORDS, Generation(9), (), False, True, None))
+    assert not of(effects, ev.Form) and before == (new.job.ring.generation, new.job.ring.members)
+    assert new.job.stale == 1
+
+
+def test_one_that_is_given_up_is_not_charged_for_ending() -> None:
+    new = NewMaster(0, 1, 2, 3, next_id=4, workers=4)
+    new.back(0)
+    assert of(new.back(3, 5, (0, 1, 2, 3)), ev.Fence)
+    new.tell(ev.Closed(WorkerId(3), "its stream ended"), ev.Gone(WorkerId(3), code=3))
+    assert new.job.failures == []

@@ -1,0 +1,289 @@
+"""Stories of workers: who comes, who is let go, who is given up, and who is charged."""
+
+from __future__ import annotations
+
+from edl.contract.ids import WorkerId
+from edl.contract.ranges import RangeSet
+from master.core import events as ev
+from tests.stories import Story, of, only
+
+
+def test_one_that_is_told_to_go_leaves_with_nothing_redone() -> None:
+    story = Story(workers=3, joinDelaySeconds=0.5)
+    story.running()
+    effects = story.tell(ev.Leaving(WorkerId(0), "SIGTERM"))
+    assert only(effects, ev.Leave).members == (0, 1, 2)
+    assert only(effects, ev.Create).worker == 3
+    effects = story.out(0, 1, 2)
+    assert only(effects, ev.Form).members == (1, 2)
+    assert only(effects, ev.Stop).worker == 0
+    story.up(1)
+    assert story.job.ring.changes[-1].planned
+    assert "ring 3 -> 2 in 0.20 s, 0 records redone (worker 0 leaves)" in story.said
+
+
+def test_the_last_holder_hands_the_state_over_before_it_may_go() -> None:
+    story = Story(workers=1).running()
+    story.tell(ev.Leaving(WorkerId(0), "SIGTERM"))
+    assert not of(story.ready(1), ev.Stop)
+    form = only(story.out(0, step=7), ev.Form)
+    assert (form.members, form.root) == ((0, 1), 0)
+    g = story.job.ring.generation
+    story.tell(ev.JoinedRing(WorkerId(0), g, 7), ev.JoinedRing(WorkerId(1), g, 7))
+    effects = story.out(0, 1, step=8)
+    assert only(effects, ev.Form).members == (1,)
+    assert only(effects, ev.Stop).worker == 0
+
+
+def test_scaling_in_keeps_the_oldest_and_lets_the_starting_go_first() -> None:
+    story = Story(workers=4, joinDelaySeconds=0.5)
+    story.ready(0, 1, 2)
+    story.tell(ev.Tick(), after=1)
+    story.up()
+    effects = story.tell(ev.Scale(2))
+    assert only(effects, ev.Delete).worker == 3, "nobody listens there yet"
+    assert only(effects, ev.Leave)
+    assert only(story.out(0, 1, 2), ev.Form).members == (0, 1)
+
+
+def test_scaling_in_prefers_whoever_holds_the_state_to_an_older_one_that_does_not() -> None:
+    story = Story(workers=3, joinDelaySeconds=0).running(2)
+    story.ready(0)
+    effects = story.tell(ev.Scale(1))
+    assert {w.id for w in story.job.pool.staying} == {2}
+    assert only(effects, ev.Delete).worker == 1
+
+
+def test_a_silent_member_is_fenced_and_refused_when_it_thaws() -> None:
+    story = Story(workers=2, joinDelaySeconds=0.5)
+    story.running()
+    story.beats(0, 1)
+    for _ in range(6):
+        story.beats(0, after=0.49)
+    effects = story.waits(0.1)
+    assert only(effects, ev.Fence).worker == 1
+    assert only(effects, ev.Cut).members == (0,)
+    before = story.job.stale
+    assert only(story.tell(ev.Hello(WorkerId(1))), ev.Fence).worker == 1
+    story.tell(ev.LeftRing(WorkerId(1), story.job.ring.generation, 9, True, RangeSet()))
+    assert story.job.stale == before + 2
+    story.tell(ev.Gone(WorkerId(1), code=3))
+    assert story.job.failures == []
+
+
+def test_one_that_never_becomes_ready_is_given_up_and_charged() -> None:
+    story = Story(workers=1)
+    story.tell(ev.Seen(WorkerId(0), "pid"))
+    effects = story.waits(60)
+    assert only(effects, ev.Delete).worker == 0
+    assert [f.why for f in story.job.failures] == ["worker 0 was not ready after 60 s (it was starting)"]
+    assert of(story.waits(1), ev.Create)
+
+
+def test_one_that_waits_for_capacity_is_not_given_up() -> None:
+    story = Story(workers=1)
+    assert not of(story.tell(ev.Tick(), after=10_000), ev.Delete)
+
+
+def test_one_that_ends_by_itself_is_charged() -> None:
+    story = Story(workers=2, joinDelaySeconds=0.5)
+    story.running()
+    story.tell(ev.Gone(WorkerId(1), code=0))
+    assert [f.why for f in story.job.failures] == ["worker 1 ended by itself with exit code 0"]
+
+
+def test_a_survivor_that_a_peers_death_aborted_is_not_charged() -> None:
+    story = Story(workers=3, joinDelaySeconds=0.5)
+    story.running()
+    story.kill(0)
+    story.tell(ev.Gone(WorkerId(1), signal="SIGABRT"))
+    assert story.job.failures == []
+
+
+def test_failures_beyond_the_budget_fail_the_job_with_the_traceback() -> None:
+    story = Story(workers=1, maxFailures=1)
+    story.tell(ev.Hello(WorkerId(0)), ev.Failed(WorkerId(0), "ValueError: no", "Traceback: line 1"))
+    assert story.job.ending is None
+    story.tell(ev.Tick(), after=1)
+    story.tell(ev.Hello(WorkerId(1)), ev.Failed(WorkerId(1), "ValueError: no", "Traceback: line 2"))
+    assert story.job.ending == ("Failed", "ValueError: no")
+    assert story.job.traceback == "Traceback: line 2"
+    story.tell(ev.Gone(WorkerId(1), code=1))
+    assert story.job.phase == "Failed"
+
+
+def test_a_fatal_failure_is_not_tried_again() -> None:
+    story = Story(workers=2)
+    effects = story.tell(
+        ev.Hello(WorkerId(0)), ev.Failed(WorkerId(0), "the model is not compiled", fatal=True)
+    )
+    assert story.job.ending == ("Failed", "the model is not compiled")
+    assert not of(effects, ev.Create)
+
+
+def test_workers_that_die_early_are_not_replaced_in_a_hot_loop() -> None:
+    story = Story(workers=1)
+    pauses = []
+    for worker in range(4):
+        story.tell(ev.Seen(WorkerId(worker), "pid"), ev.Gone(WorkerId(worker), signal="SIGKILL"))
+        died = story.now
+        while story.job.pool.next_id == worker + 1:
+            story.waits(0.25)
+        pauses.append(round(story.now - died, 3))
+    assert pauses == [0.5, 1.0, 2.0, 4.0]
+
+
+def test_one_that_leaves_stays_while_the_ring_would_be_too_small_without_it() -> None:
+    story = Story(workers=2, least=2, joinDelaySeconds=0).running()
+    assert not of(story.tell(ev.Leaving(WorkerId(1), "SIGTERM")), ev.Leave), "2 are needed"
+    only(story.ready(2), ev.Leave)
+    effects = story.out(0, 1)
+    assert only(effects, ev.Form).members == (0, 2)
+    assert only(effects, ev.Stop).worker == 1
+
+
+def test_one_polite_leave_and_one_frozen_peer_lose_nothing() -> None:
+    story = Story(workers=2, joinDelaySeconds=0.5).running()
+    story.beats(0, 1)
+    story.tell(ev.Leaving(WorkerId(0), "SIGTERM"))
+    effects = story.out(0, step=8, applied=(0, 80))
+    assert not of(effects, ev.Stop), "worker 1 has not said that it is out and well"
+    for _ in range(8):
+        story.beats(0, after=0.4)
+    assert "worker 1 is lost: not heard of" in story.said
+    assert story.job.ring.members == (0,), "it trains on until somebody else has the state"
+    assert story.job.leases.applied == RangeSet(((0, 80),))
+    assert story.job.restarts == 0
+
+
+def test_a_newcomer_that_is_told_to_go_while_it_starts_is_let_go_at_once() -> None:
+    story = Story(workers=2, joinDelaySeconds=0).running(0)
+    story.tell(ev.Hello(WorkerId(1)))
+    effects = story.tell(ev.Leaving(WorkerId(1), "SIGTERM"))
+    assert only(effects, ev.Stop).worker == 1
+    assert only(effects, ev.Create).worker == 2
+
+
+def test_one_that_was_told_to_end_is_not_charged_for_how_its_work_broke_off() -> None:
+    story = Story(workers=2, joinDelaySeconds=0).running(0)
+    story.tell(ev.Hello(WorkerId(1)))
+    story.tell(ev.Scale(1))
+    story.tell(ev.Failed(WorkerId(1), "RingBroken: told to stop"), ev.Gone(WorkerId(1), code=1))
+    assert story.job.failures == []
+
+
+def test_one_that_does_not_end_when_told_to_is_ended_by_force() -> None:
+    story = Story(workers=2, joinDelaySeconds=0.5, gracePeriodSeconds=5).running()
+    story.tell(ev.Scale(1))
+    assert only(story.out(0, 1), ev.Stop).worker == 1
+    for _ in range(12):
+        story.beats(0, 1, after=0.2)
+    assert not of(story.waits(0.1), ev.Delete)
+    story.beats(0)
+    assert only(story.waits(0.2), ev.Delete) == ev.Delete(WorkerId(1), 0.0)
+    assert story.job.failures == []
+
+
+def test_scaled_down_and_up_again_at_once_nobody_comes_back_from_leaving() -> None:
+    story = Story(workers=3, joinDelaySeconds=0).running(0, 1, 2)
+    story.tell(ev.Scale(2))
+    leaving = {w.id for w in story.job.pool if w.state == "draining"}
+    effects = story.tell(ev.Scale(3))
+    assert only(effects, ev.Create).worker == 3
+    assert {w.id for w in story.job.pool if w.state == "draining"} == leaving
+
+
+def test_a_crash_is_charged_though_its_peers_said_first_that_the_ring_broke() -> None:
+    story = Story(workers=3, joinDelaySeconds=0.5).running()
+    story.out(0, step=2, broken="connection reset")
+    story.tell(ev.Closed(WorkerId(1), "its stream ended"), ev.Gone(WorkerId(1), signal="SIGSEGV"))
+    assert [f.why for f in story.job.failures] == ["worker 1 crashed (SIGSEGV)"]
+
+
+def test_a_crash_in_the_next_ring_is_charged() -> None:
+    story = Story(workers=3, joinDelaySeconds=0.5).running()
+    story.kill(0)
+    story.out(1, 2, step=2, broken="reset")
+    story.up(2)
+    story.tell(ev.Gone(WorkerId(1), signal="SIGSEGV"))
+    assert len(story.job.failures) == 1
+
+
+def test_code_that_crashes_whenever_it_trains_fails_the_job() -> None:
+    story = Story(workers=2, joinDelaySeconds=0, maxFailures=2).running(0, 1)
+    for _ in range(20):
+        if story.job.ending is None:
+            newest = max(w.id for w in story.job.pool)
+            story.tell(ev.Gone(newest, signal="SIGSEGV"))
+            for w in [w.id for w in story.job.pool if w.in_ring]:
+                story.out(w, step=2, broken="reset")
+            story.waits(1)
+            story.ready(*(w.id for w in story.job.pool if w.state == "pending"))
+            story.out(*story.job.ring.members, step=2)
+    assert story.job.ending is not None
+    assert story.job.ending[0] == "Failed"
+    assert len(story.job.failures) == 3
+
+
+def test_a_failure_is_charged_once_though_it_is_heard_of_three_times() -> None:
+    story = Story(workers=2, joinDelaySeconds=0.5).running()
+    story.tell(ev.Failed(WorkerId(1), "ValueError: no", "Traceback"))
+    story.tell(ev.Closed(WorkerId(1), "its stream ended"), ev.Gone(WorkerId(1), code=1))
+    assert [f.why for f in story.job.failures] == ["ValueError: no"]
+
+
+def test_a_thousand_early_deaths_are_no_number_too_large() -> None:
+    story = Story(workers=1)
+    for _ in range(1100):
+        story.waits(30)
+        for w in list(story.job.pool):
+            story.tell(ev.Gone(w.id, signal="SIGKILL"))
+    assert of(story.waits(30), ev.Create)
+    assert story.job.failures == []
+
+
+def test_after_a_stall_of_its_own_the_master_reads_first_what_it_was_told_meanwhile() -> None:
+    story = Story(workers=3, joinDelaySeconds=0.5).running()
+    story.beats(0, 1, 2)
+    assert not of(story.tell(ev.Tick(), after=5), ev.Fence), "the timer is seen before the messages"
+    story.beats(0, 1)
+    effects = story.waits(1)
+    assert [e.worker for e in of(effects, ev.Fence)] == [2], "there was nothing from worker 2 to be read"
+
+
+def test_when_all_are_silent_the_master_gives_them_up_a_moment_later() -> None:
+    story = Story(workers=2, joinDelaySeconds=0.5).running()
+    story.beats(0, 1)
+    assert {e.worker for e in of(story.waits(3.8), ev.Fence)} == {0, 1}
+
+
+def test_the_next_deadline_is_the_first_time_at_which_time_alone_matters() -> None:
+    story = Story(workers=1, joinDelaySeconds=0.5, startupTimeoutSeconds=60, heartbeatTimeoutSeconds=3)
+    assert story.job.next_deadline() is None, "capacity may take for ever"
+    story.tell(ev.Seen(WorkerId(0), "pid"))
+    started = story.now
+    assert story.job.next_deadline() == started + 60
+    story.tell(ev.Hello(WorkerId(0)))
+    assert story.job.next_deadline() == started + 60, "saying hello is not being ready"
+    story.ready(0)
+    assert story.job.next_deadline() == story.now + 3
+    story.tell(ev.Scale(2))
+    story.ready(1)
+    assert story.job.next_deadline() == story.now + 0.5, "when the ring makes room for the newcomer"
+
+
+def test_the_ordinary_end_of_a_stream_is_not_a_stale_message() -> None:
+    story = Story(workers=2, joinDelaySeconds=0.5).running()
+    story.tell(ev.Gone(WorkerId(1), signal="SIGKILL"), ev.Closed(WorkerId(1), "its stream ended"))
+    assert story.job.stale == 0
+
+
+def test_fewer_and_more_workers_by_live_values() -> None:
+    story = Story(workers=2).running()
+    story.tell(ev.Live(3, 1, False))
+    assert story.job.pool.next_id == 3
+    assert "workers 2 -> 3" in story.said
+    story.tell(ev.Live(3, 3, False))
+    story.kill(0)
+    story.out(1, broken="reset")
+    assert story.job.phase == "Waiting", "fewer than minWorkers are left"

@@ -1,0 +1,87 @@
+"""Start workers by fork from a process that has imported TensorFlow and run nothing.
+
+Reads one JSON line per worker from stdin: {"worker", "arguments", "log"}. Writes
+{"worker", "pid"} when it runs and {"worker", "code"} when it has ended (negative: a signal).
+Importing starts no TensorFlow thread; a thread would not survive the fork. When stdin ends,
+the master is gone, and so is the forkserver.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import sys
+from typing import Any
+
+import aiohttp.web  # noqa: F401
+import grpc.aio  # noqa: F401
+import horovod.tensorflow  # noqa: F401
+import keras  # noqa: F401
+import psutil  # noqa: F401
+import tensorflow  # noqa: F401
+
+from trainer import __main__ as worker_main
+
+
+def main() -> None:
+    woken, waker = os.pipe()
+    os.set_blocking(waker, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(waker)
+    children: dict[int, int] = {}
+    selector = selectors.DefaultSelector()
+    selector.register(sys.stdin, selectors.EVENT_READ)
+    selector.register(woken, selectors.EVENT_READ)
+    pending = b""
+    while True:
+        for key, _ in selector.select():
+            if key.fileobj is woken:
+                os.read(woken, 4096)
+                _reap(children)
+                continue
+            data = os.read(sys.stdin.fileno(), 65536)
+            if not data:
+                return
+            *lines, pending = (pending + data).split(b"\n")
+            for line in lines:
+                order = json.loads(line)
+                pid = os.fork()
+                if pid == 0:
+                    signal.set_wakeup_fd(-1)
+                    _become(order)
+                children[pid] = order["worker"]
+                _say({"worker": order["worker"], "pid": pid})
+
+
+def _become(order: dict[str, Any]) -> None:
+    """In the child: be the worker. Never returns."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.setsid()
+    log = os.open(str(order["log"]), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    code = 1
+    try:
+        code = worker_main.main(order["arguments"])
+    finally:
+        os._exit(code)
+
+
+def _reap(children: dict[int, int]) -> None:
+    while children:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid == 0:
+            return
+        _say({"worker": children.pop(pid), "code": os.waitstatus_to_exitcode(status)})
+
+
+def _say(what: dict[str, int]) -> None:
+    os.write(1, (json.dumps(what) + "\n").encode())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,167 @@
+"""The ring on Horovod's Gloo engine. The only module that knows Horovod.
+
+Facts that shape it, each with its incident in docs/horovod-patches.md:
+- One collective at a time, under one name. Horovod pairs operations by name.
+- A broken ring is cut: the sockets that appeared while it was formed are shut down, so that
+  every rank's collective fails in milliseconds and not after Gloo's timeout. While a broken
+  ring is still being formed, connections keep appearing, so the cut is repeated.
+- Liveness is the master's business, so Gloo's own timeout is long: a rank may take minutes
+  for a step without being called dead.
+- Only RANK and SIZE are set in the environment ("flat"): half the connections.
+- Nothing of `horovod.runner` is ever imported or started.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import socket
+import stat
+import sys
+import threading
+from collections.abc import Callable, Iterator
+
+import horovod.tensorflow as hvd
+import numpy as np
+import tensorflow as tf
+
+from trainer.graphs import compiled
+from trainer.ring.base import RingBroken
+
+INTERNET = (socket.AF_INET, socket.AF_INET6)
+NO_PORT = -1
+CUT_AGAIN_SECONDS = 0.1
+HUNG_SECONDS = 10.0
+HUNG_EXIT_CODE = 75  # EX_TEMPFAIL: the peers broke the ring and this process could not get out of it
+
+
+class HorovodRing:
+    """One member's end of a Gloo ring.
+
+    Args:
+        store_port: of the loopback rendezvous store of this process.
+        interface: network interface that the members reach each other by.
+        name: of this worker, unique in the job.
+        master_port: where the worker's link connects to, at any time: its socket is never the ring's.
+    """
+
+    def __init__(self, store_port: int, interface: str, name: str, master_port: int | None = None):
+        os.environ.update(
+            HOROVOD_CONTROLLER="gloo",
+            HOROVOD_CPU_OPERATIONS="gloo",
+            HOROVOD_GLOO_IFACE=interface,
+            HOROVOD_GLOO_RENDEZVOUS_PORT=str(store_port),
+            HOROVOD_GLOO_TIMEOUT_SECONDS=os.environ.get("HOROVOD_GLOO_TIMEOUT_SECONDS", "600"),
+            HOROVOD_HOSTNAME=name,
+        )
+        self._store_port, self._master_port = store_port, master_port
+        self._lock = threading.Lock()
+        self._outside: frozenset[tuple[int, str]] = frozenset()  # sockets from before this ring
+        self._sockets: frozenset[tuple[int, str]] | None = None  # of this ring, once it is formed
+        self._is_cut = threading.Event()
+        self._closed = threading.Event()
+        self._closed.set()
+        self._sum: Callable[[tf.Tensor], tf.Tensor] | None = None  # traced when a ring is up
+
+    def form(self, rank: int, size: int) -> None:
+        with self._lock:
+            self._outside, self._sockets = frozenset(_open_sockets()), None
+            self._is_cut.clear()
+            self._closed.clear()
+        os.environ.update(HOROVOD_RANK=str(rank), HOROVOD_SIZE=str(size))
+        if size > 1:
+            os.environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"] = "127.0.0.1"
+        else:  # a ring of one asks nobody; with an address set it would ask itself
+            os.environ.pop("HOROVOD_GLOO_RENDEZVOUS_ADDR", None)
+        with _broken("hvd.init"):
+            hvd.init()
+        with self._lock:
+            self._sockets = frozenset(_open_sockets()) - self._outside
+        if self._is_cut.is_set():
+            raise RingBroken("the ring was cut while it was being formed")
+
+    def reduce(self, vector: tf.Tensor) -> tf.Tensor:
+        with _broken("allreduce"):
+            if self._sum is None:
+                self._sum = compiled(_sum, tf.TensorSpec([None], tf.float32))
+            return self._sum(vector)
+
+    def broadcast(self, data: np.ndarray, root: int) -> np.ndarray:
+        with _broken("broadcast"):
+            return np.asarray(hvd.broadcast(tf.constant(data), root, name="state"))
+
+    def cut(self) -> None:
+        if self._closed.is_set() or self._is_cut.is_set():
+            return
+        self._is_cut.set()
+        self._cut_once()
+        threading.Thread(target=self._keep_cutting, name="cut", daemon=True).start()
+
+    def close(self) -> None:
+        if self._closed.is_set():
+            return
+        hvd.shutdown()
+        self._closed.set()
+
+    def _cut_once(self) -> None:
+        with self._lock:
+            ours = self._sockets if self._sockets is not None else frozenset(_open_sockets()) - self._outside
+            for fd, inode in ours:
+                self._shut_down(fd, inode)
+
+    def _shut_down(self, fd: int, inode: str) -> None:
+        """shutdown(2) the socket, unless its descriptor is another one's by now, or it is not Gloo's.
+
+        While a ring is formed, questions to the rendezvous store come and go (they are answered
+        with 410, which is quicker than a broken connection), and the link may find a new master.
+        """
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as copy:
+            if os.readlink(f"/proc/self/fd/{copy.fileno()}") != inode or copy.family not in INTERNET:
+                return
+            here, there = copy.getsockname()[1], NO_PORT
+            with contextlib.suppress(OSError):  # one that listens has no peer
+                there = copy.getpeername()[1]
+            if self._store_port not in (here, there) and there != self._master_port:
+                copy.shutdown(socket.SHUT_RDWR)
+
+    def _keep_cutting(self) -> None:
+        """Until the ring is closed. A process that cannot get out of it ends itself."""
+        waited = 0.0
+        while not self._closed.wait(CUT_AGAIN_SECONDS):
+            self._cut_once()
+            waited += CUT_AGAIN_SECONDS
+            if waited >= HUNG_SECONDS and self._in_engine():
+                print(f"still inside a broken ring after {HUNG_SECONDS:g} s", file=sys.stderr)
+                faulthandler.dump_traceback(all_threads=True)
+                os._exit(HUNG_EXIT_CODE)
+
+    def _in_engine(self) -> bool:
+        """Whether the main thread waits in this module, and not in the user's code."""
+        frame = sys._current_frames().get(threading.main_thread().ident or 0)
+        while frame is not None:
+            if frame.f_code.co_filename == __file__:
+                return True
+            frame = frame.f_back
+        return False
+
+
+def _sum(vector: tf.Tensor) -> tf.Tensor:
+    return hvd.allreduce(vector, op=hvd.Sum, name="step", ignore_name_scope=True)
+
+
+@contextlib.contextmanager
+def _broken(what: str) -> Iterator[None]:
+    """Nothing but Horovod runs inside: an error is the ring's. Keeps the cause."""
+    try:
+        yield
+    except (tf.errors.OpError, ValueError, RuntimeError) as error:
+        raise RingBroken(f"{what}: {str(error).strip().splitlines()[0][:200]}") from error
+
+
+def _open_sockets() -> Iterator[tuple[int, str]]:
+    """This process's sockets as (descriptor, inode); a descriptor's number alone may be reused."""
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                yield int(name), os.readlink(f"/proc/self/fd/{name}")

@@ -1,0 +1,216 @@
+"""The worker's life line: one ordered stream to the master, on a thread of its own.
+
+The main thread trains and may be inside a collective or the user's code for long; this
+thread keeps sending heartbeats meanwhile, relays the rendezvous, and cuts the ring at once when
+the master orders it. What the main thread must act upon it finds in the session (trainer/session/state.py).
+
+When the master ends the stream, the worker is out of the job. The ring is cut, and the next
+order is `End`. When the stream breaks, the master has died or cannot be reached: the worker goes on
+with what it has, and looks for a master for as long as the last one has asked it to. The next one
+is told the state of the worker, and nothing that was meant for its predecessor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import threading
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any
+
+import grpc
+import psutil
+
+from edl.contract.proto import edl_pb2 as pb
+from edl.contract.proto import edl_pb2_grpc as rpc
+from edl.errors import EdlError
+from trainer.session.kvstore import KeyValueStore
+from trainer.session.state import Session
+
+OPTIONS = [
+    ("grpc.max_receive_message_length", 64 << 20),
+    ("grpc.max_send_message_length", 64 << 20),
+    # A master whose node is lost says nothing more: ask, so that a new one is looked for.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    # A new master may be at another address: resolve the name anew, and don't wait long to try.
+    ("grpc.dns_min_time_between_resolutions_ms", 500),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+]
+AGAIN_SECONDS = 0.5
+# How a stream ends that a master has meant to end; with any other, it is the connection that broke.
+MEANT = {
+    grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.ABORTED, grpc.StatusCode.UNAUTHENTICATED,
+}  # fmt: skip
+
+
+class NoMaster(EdlError):
+    """The master cannot be reached or does not want this worker."""
+
+
+class MasterStream:
+    """The stream to the master.
+
+    Args:
+        address: host:port of the master.
+        token: the job's token.
+        worker: this worker's id.
+    """
+
+    def __init__(self, address: str, token: str, worker: int, run_id: str):
+        self.session = Session(worker, self._send, self._ask_for_beat, threading.Event())
+        self.config_json = ""
+        self.output = ""
+        self.store_port = 0
+        self.address, self._token, self._run_id = address, token, run_id
+        self._patience = 0.0
+        self._closing = False
+        self._loop = asyncio.new_event_loop()
+        self._outbox: asyncio.Queue[pb.FromWorker | None] = asyncio.Queue()
+        self._welcomed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="link", daemon=True)
+        self._store = KeyValueStore(self._relay)
+        self._heartbeat_due = asyncio.Event()
+        self._drained = threading.Event()
+
+    # --- the main thread's side
+
+    def open(self, timeout: float = 30.0) -> None:
+        """Connect, and wait for the master's welcome.
+
+        Raises:
+            NoMaster: it did not come.
+        """
+        self._thread.start()
+        if not self._welcomed.wait(timeout):
+            raise NoMaster(f"no answer from the master at {self.address} within {timeout:g} s")
+        if self.session.ended:
+            raise NoMaster(self.session.ended)
+
+    def start_heartbeats(self, seconds: float) -> None:
+        self._loop.call_soon_threadsafe(lambda: self._keep(self._heartbeats(seconds)))
+
+    def close(self, timeout: float = 5.0) -> None:
+        """Send what is left to say, and end the stream."""
+        self._closing = True
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._post, None)
+        self._drained.wait(timeout)
+
+    def _send(self, message: pb.FromWorker) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended: there is no stream any more
+            self._loop.call_soon_threadsafe(self._post, message)
+
+    def _ask_for_beat(self) -> None:
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._heartbeat_due.set)
+
+    # --- the link's own thread
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._tasks: set[asyncio.Task[None]] = set()
+        try:
+            self._loop.run_until_complete(self._talk())
+        finally:
+            self._drained.set()
+
+    def _keep(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _talk(self) -> None:
+        self.store_port = await self._store.start()
+        while True:
+            meant, why = await self._one_stream()
+            if meant or not self._patience or self._closing or self.session.stopped:
+                break
+            print(f"lost the connection to the master ({why}); reconnecting", file=sys.stderr)
+            if not await self._find_master():
+                why = f"no master was found within {self._patience:g} s; the last one: {why}"
+                break
+        self._end(why)
+
+    async def _one_stream(self) -> tuple[bool, str]:
+        """Talk to one master until the stream ends; whether that was meant, and why."""
+        self._outbox = asyncio.Queue()
+        for message in self.session.greeting():
+            self._post(message)
+        metadata = (("authorization", f"Bearer {self._token}"),)
+        try:
+            async with grpc.aio.insecure_channel(self.address, options=OPTIONS) as channel:
+                stream = rpc.MasterStub(channel).Work(self._sayings(), metadata=metadata, wait_for_ready=True)
+                async for message in stream:
+                    self._hear(message)
+                code = await stream.code()
+                return code in MEANT, await stream.details() or "the master closed the stream"
+        except grpc.aio.AioRpcError as error:
+            return error.code() in MEANT, f"{error.code().name}: {error.details()}"
+        except asyncio.CancelledError:
+            return True, "the stream was cancelled"
+
+    async def _find_master(self) -> bool:
+        """Until a master listens at the address, for as long as the last one has asked for."""
+        deadline = self._loop.time() + self._patience
+        while self._loop.time() < deadline:
+            async with grpc.aio.insecure_channel(self.address, options=OPTIONS) as channel:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(min(5.0, deadline - self._loop.time())):
+                        await channel.channel_ready()
+                    return True
+            await asyncio.sleep(AGAIN_SECONDS)
+        return False
+
+    async def _sayings(self) -> AsyncIterator[pb.FromWorker]:
+        outbox = self._outbox
+        while (message := await outbox.get()) is not None:
+            message.run_id = self._run_id
+            yield message
+
+    def _post(self, message: pb.FromWorker | None) -> None:
+        if message is not None:
+            self.session.told.note(message)
+        self._outbox.put_nowait(message)
+
+    def _end(self, why: str) -> None:
+        self._store.call_off()
+        self.session.end(why)
+        self._welcomed.set()
+
+    def _hear(self, message: pb.ToWorker) -> None:
+        match message.WhichOneof("body"):
+            case "welcome":
+                self.config_json, self.output = message.welcome.config, message.welcome.output
+                self.session.worker, self._run_id = message.welcome.worker, message.run_id
+                self._patience = message.welcome.master_outage_timeout_seconds
+                self._welcomed.set()
+            case "key_value":
+                self._store.put(message.generation, message.key_value.key, message.key_value.value)
+            case say:
+                if say == "form":  # before the main thread can ask the store
+                    self._store.open(message.generation)
+                elif say in ("cut", "stop"):
+                    self._store.call_off()
+                self.session.hear(message)
+
+    def _relay(self, generation: int, key: str, value: bytes) -> None:
+        self.session.say(generation, key_value=pb.KeyValue(key=key, value=value))
+
+    async def _heartbeats(self, seconds: float) -> None:
+        process = psutil.Process()
+        since, records, ring = self._loop.time(), 0, 0
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._heartbeat_due.wait()
+            self._heartbeat_due.clear()
+            now, progress = self._loop.time(), self.session.progress
+            if progress.generation != ring:
+                since, records, ring = now, progress.records, progress.generation
+            rate = (progress.records - records) / (now - since) if now > since else 0.0
+            if now - since >= 1.0:
+                since, records = now, progress.records
+            self.session.heartbeat(rate, process.memory_info().rss)

@@ -1,0 +1,95 @@
+"""The key-value store in which the members of a generation find each other.
+
+Horovod's C++ asks `http://host:port/scope/key` for its peers' addresses. Each worker runs
+this store on its own loopback, and what is put into it is relayed over the worker's
+authenticated stream. So there is no open port, no stale key (the store is emptied for each
+generation) and no polling: a GET is held until the value is there, or answered with 410 Gone
+when the generation is dead.
+
+Lives on the asyncio loop of the worker's link; not thread-safe.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable
+
+from aiohttp import web
+
+
+class KeyValueStore:
+    """Keys of one generation at a time.
+
+    Args:
+        relay: called with (generation, key, value) for each key that the local Horovod puts.
+    """
+
+    def __init__(self, relay: Callable[[int, str, bytes], None]):
+        self._relay = relay
+        self._generation = 0
+        self._dead = True
+        self._values: dict[str, bytes] = {}
+        self._waiting: defaultdict[str, list[asyncio.Future[None]]] = defaultdict(list)
+        self._runner: web.ServerRunner | None = None
+
+    async def start(self) -> int:
+        """Listen on loopback; returns the port."""
+        self._runner = web.ServerRunner(web.Server(self._handle), keepalive_timeout=1.0)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", 0, backlog=1024)
+        await site.start()
+        port: int = self._runner.addresses[0][1]
+        return port
+
+    async def close(self) -> None:
+        self.call_off()
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    def open(self, generation: int) -> None:
+        """From now on only `generation` is spoken of."""
+        self.call_off()
+        self._generation, self._dead, self._values = generation, False, {}
+
+    def put(self, generation: int, key: str, value: bytes) -> None:
+        """A value from another member."""
+        if generation == self._generation and not self._dead:
+            self._set(key, value)
+
+    def call_off(self) -> None:
+        """The generation is dead: whoever waits is told so, now and from now on."""
+        self._dead = True
+        for futures in self._waiting.values():
+            for future in futures:
+                if not future.done():
+                    future.set_result(None)
+        self._waiting.clear()
+
+    def _set(self, key: str, value: bytes) -> None:
+        self._values[key] = value
+        for future in self._waiting.pop(key, ()):
+            if not future.done():
+                future.set_result(None)
+
+    async def _handle(self, request: web.BaseRequest) -> web.Response:
+        key = request.path
+        if request.method == "PUT":
+            value = await request.read()
+            if self._dead:
+                return web.Response(status=410)
+            self._set(key, value)
+            self._relay(self._generation, key, value)
+            return web.Response()
+        if request.method == "GET":
+            return await self._get(key)
+        return web.Response()  # DELETE: a rank that leaves; the next generation empties the store
+
+    async def _get(self, key: str) -> web.Response:
+        while not self._dead:
+            if key in self._values:
+                return web.Response(body=self._values[key])
+            future = asyncio.get_running_loop().create_future()
+            self._waiting[key].append(future)
+            await future
+        return web.Response(status=410)

@@ -1,0 +1,34 @@
+"""What the master orders a worker to do, as its main thread gets it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edl.contract.ranges import RangeSet
+
+
+@dataclass(frozen=True, slots=True)
+class FormRing:
+    """Meet the others in this generation."""
+
+    generation: int
+    members: tuple[int, ...]  # by rank
+    root: int  # the member whose state is taken
+    sync: bool  # False: all members hold the same state already
+    leases: RangeSet  # what is left of this worker's
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """Evaluate and save the final model."""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """Stop."""
+
+    why: str  # and who wants it
+    lost: bool = False  # the stream has ended, and this worker's part in the job with it
+
+
+Order = FormRing | Export | End

@@ -1,0 +1,102 @@
+"""What a worker reports of its steps: how the training goes, and what a change of the ring has cost."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+
+from edl.contract.proto import edl_pb2 as pb
+from edl.contract.ranges import RangeSet
+from trainer.control import Agreed
+from trainer.session.state import Progress, Session
+
+LOG_SECONDS = 10.0
+LOSS_MEMORY = 0.95  # how much of the loss that is told was there a step before
+
+
+def _log(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
+class Telemetry:
+    """Turns steps into what the session says: at once where somebody waits for it, else with the next
+    heartbeat.
+
+    Args:
+        clock: seconds, never going back.
+        log: takes a line about the training now and again.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        clock: Callable[[], float] = time.monotonic,
+        log: Callable[[str], None] = _log,
+    ):
+        self._session, self._clock, self._log = session, clock, log
+        self._records = 0  # trained here in this ring
+        self._loss = (0.0, 0.0)  # decaying sums: of the loss, of the records
+        self._told = RangeSet()  # the safe set that the master was last told of
+        self._logged_at = clock() - LOG_SECONDS
+        self._began_at: float | None = None  # of the step in progress; None between steps
+        self._stepped_at: float | None = None  # the last step came back
+        self._wasted_seconds = 0.0  # in steps that did not come back, not told yet
+        self._redone: int | None = None  # records, of the change that is still to be told
+
+    def ring_formed(self) -> None:
+        self._records, self._told = 0, RangeSet()
+
+    def ring_up(self, redone: int) -> None:
+        """All have one state again. `redone`: records of this worker that it has to train again."""
+        self._redone = redone
+
+    def step_begins(self) -> None:
+        self._began_at = self._clock()
+
+    def step_breaks(self) -> None:
+        """The ring broke; a step in progress did not come back."""
+        if self._began_at is not None:
+            self._wasted_seconds += self._clock() - self._began_at
+        self._began_at = None
+
+    def step_done(
+        self, generation: int, rank: int, step: int, trained: int, agreed: Agreed, safe: RangeSet
+    ) -> None:
+        """The step is in the model.
+
+        Args:
+            trained: records of it that were this worker's.
+            safe: the applied set as it was before: every member has that one.
+        """
+        now = self._clock()
+        self._began_at = None
+        if self._redone is not None:
+            self._tell_the_change(generation, step, now)
+        self._stepped_at = now
+        self._records += trained
+        if agreed.records and not agreed.nonfinite:  # one step alone, of a few records, says little
+            self._loss = (
+                LOSS_MEMORY * self._loss[0] + agreed.loss * agreed.records,
+                LOSS_MEMORY * self._loss[1] + agreed.records,
+            )
+        loss = self._loss[0] / self._loss[1] if self._loss[1] else None
+        if loss is not None and now >= self._logged_at + LOG_SECONDS:
+            self._logged_at = now
+            self._log(f"generation {generation}, rank {rank}, step {step}: Loss {loss:.4f}")
+        self._session.progress = Progress(generation, step, self._records, loss, safe if rank == 0 else None)
+        if rank == 0 and agreed.idle and safe != self._told:  # nobody has data: the master opens an epoch
+            self._told = safe
+            self._session.send_heartbeat()
+
+    def ring_left(self, step: int) -> None:
+        self._session.progress = Progress(step=step)
+
+    def _tell_the_change(self, generation: int, step: int, now: float) -> None:
+        """The first step after a change has come back."""
+        stall = now - self._stepped_at if self._stepped_at is not None else 0.0
+        stepped = pb.Stepped(
+            step=step, stall_seconds=stall, redone_records=self._redone, wasted_seconds=self._wasted_seconds
+        )
+        self._redone, self._wasted_seconds = None, 0.0
+        self._session.say(generation, stepped=stepped)

@@ -1,0 +1,111 @@
+"""Finding a user's model: a zoo name, a dotted module, or the path of a Python file.
+
+The contract is two plain functions and an optional third:
+
+    model()        a compiled Keras model
+    data(split)    a reader for "train", and for "test" (or None: nothing is held out)
+    feed(records)  from what the reader gives to (features, labels[, weights])
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from edl.data.readers import Reader
+from edl.errors import ModelError
+
+
+@dataclass(frozen=True)
+class UserModel:
+    """A user's module, checked."""
+
+    name: str
+    model: Callable[[], Any]
+    data: Callable[[str], Any]
+    feed: Callable[[Any], Any] | None
+
+    def reader(self, split: str) -> Reader | None:
+        """The reader of `split`; only "test" may have none.
+
+        Raises:
+            ModelError: data(split) returned something that is no reader.
+        """
+        reader = self.data(split)
+        if reader is None and split == "test":
+            return None
+        if not isinstance(reader, Reader):
+            raise ModelError(
+                f"{self.name}: data({split!r}) must return a reader (an object with __len__ and "
+                f"read(start, stop), such as edl.arrays(x, y)), not {type(reader).__name__}"
+            )
+        return reader
+
+
+def load(name: str, source: str = "") -> UserModel:
+    """Import the module that `name` means, or whose text `source` is. Errors of the user's own code pass as
+    they are.
+
+    Raises:
+        ModelError: there is no such module, or it lacks a function of the contract.
+    """
+    if source:
+        # The run's own text, as the master has sent it: a volume could show a later one to a later worker.
+        name = "model.source"
+        path = Path(tempfile.mkdtemp(prefix="edl-"), "model_source.py")
+        path.write_text(source, encoding="utf-8")
+        module = _import_file(path)
+    else:
+        module = _import(name)
+    functions: dict[str, Any] = {}
+    for wanted in ("model", "data", "feed"):
+        function = getattr(module, wanted, None)
+        if function is None and wanted == "feed":
+            functions[wanted] = None
+            continue
+        if not callable(function):
+            raise ModelError(
+                f"{name}: the module has no function {wanted}() (model() and data(split) are due)"
+            )
+        functions[wanted] = function
+    return UserModel(name, functions["model"], functions["data"], functions["feed"])
+
+
+def _import(name: str) -> ModuleType:
+    if name.endswith(".py") or os.sep in name:
+        return _import_file(Path(name))
+    dotted = name if "." in name else f"model_zoo.{name}"
+    try:
+        return importlib.import_module(dotted)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (dotted == error.name or dotted.startswith(f"{error.name}.")):
+            raise  # the user's module exists and misses one of its own imports
+        raise ModelError(f"model.module: there is no module {dotted!r} ({_known()})") from error
+
+
+def _import_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise ModelError(f"model.module: there is no file {path}")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise ModelError(f"model.module: {path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module  # so that Keras can find the module's classes when it saves
+    sys.path.insert(0, str(path.parent.resolve()))
+    spec.loader.exec_module(module)
+    return module
+
+
+def _known() -> str:
+    import model_zoo
+
+    names = sorted(p.stem for p in Path(model_zoo.__path__[0]).glob("*.py") if p.stem != "__init__")
+    return f"the zoo has {', '.join(names)}; a file is named by its path, e.g. ./my_model.py"
