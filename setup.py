@@ -9,7 +9,8 @@ setup(
     name="edl",
     version="0.1.0",
     description="Elastic training of Keras models on Horovod",
-    python_requires=">=3.11",
+    python_requires=">=3.11,<3.14",
+    classifiers=[f"Programming Language :: Python :: {version}" for version in ("3.11", "3.12", "3.13")],
     packages=find_packages(include=["edl*", "master*", "trainer*", "model_zoo*"]),
     entry_points={"console_scripts": ["edl = edl.cli:main"]},
     # What the master and the command line need; an image of the master has no TensorFlow.

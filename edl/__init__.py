@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from edl.errors import EdlError
 
 if TYPE_CHECKING:
-    from edl.data.readers import Reader, arrays, csv, npz
+    from edl.data import Reader, arrays, csv, npz
 
 __version__ = "0.1.0"
 __all__ = ["EdlError", "Reader", "arrays", "csv", "npz"]
@@ -21,6 +21,6 @@ def __getattr__(name: str) -> Any:
     """The readers, on first use: the master imports edl too, and its image has no NumPy."""
     if name not in __all__:
         raise AttributeError(f"module 'edl' has no attribute {name!r}")
-    from edl.data import readers
+    import edl.data
 
-    return getattr(readers, name)
+    return getattr(edl.data, name)

@@ -39,7 +39,9 @@ def audit(output: Path) -> str:
         journals = [(p.name, p.read_text(encoding="utf-8").splitlines()) for p in artifacts.journals(output)]
         summary = json.loads((output / artifacts.SUMMARY).read_text(encoding="utf-8"))
     except OSError as error:
-        raise EdlError(f"{output}: no finished job to audit: {error.strerror}: {error.filename}") from error
+        raise EdlError(
+            f"{output}: cannot audit: {error.filename}: {error.strerror} (has the job ended?)"
+        ) from error
     books = _Books(json.loads(journals[-1][1][0])["values"])
     for name, lines in journals:
         books.held = {}  # a new master leaves it open who holds what
@@ -137,7 +139,9 @@ class _Books:
 
     def close(self, summary: dict[str, Any]) -> str:
         if self.size is None:
-            raise AuditFailed(f"no record was trained: the job ended {summary['phase']}: {summary['reason']}")
+            raise AuditFailed(
+                f"no record was trained on: the job ended {summary['phase']}: {summary['reason']}"
+            )
         size = self.size
         missing = RangeSet.of([(0, size * self.epochs)]).minus(self.applied)
         if missing:
@@ -151,14 +155,13 @@ class _Books:
             raise AuditFailed(f"the weights differ between workers: {summary['digests']}")
         for epoch in range(self.epochs if size else 0):
             self._check_order(epoch, size)
+        skipped = f", except {len(self.skipped)} skipped records (non-finite)" if self.skipped else ""
         text = (
-            f"exactly once: {size:,} records x {self.epochs} epochs, {self.rings} rings, "
+            f"exactly once{skipped}: {size:,} records x {self.epochs} epochs, {self.rings} rings, "
             f"{self.grants} leases; {len(summary['digests'])} workers ended with the same weights"
         )
         if self.losses:
             text += f"; all state was lost {self.losses} times and training started anew"
-        if self.skipped:
-            text += f"; {len(self.skipped)} records were skipped as not finite"
         return text
 
     def _check_order(self, epoch: int, size: int) -> None:

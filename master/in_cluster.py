@@ -8,8 +8,8 @@ and the run goes on with its own values; but another model file is another run.
 When a run has ended, its master stays, so that the Deployment does not start it again, until the
 values are others; it deletes the ended workers' pods when `ttlSecondsAfterFinished` has passed.
 
-When another master has taken over while this one lived (see `leader_election`), it does nothing any more, until
-it is told to end.
+When another master has taken over while this one lived (see `leader_election`), it does nothing any more,
+until it is told to end.
 """
 
 from __future__ import annotations

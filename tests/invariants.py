@@ -237,7 +237,7 @@ class Watchdog:
         in_ring = {w.id for w in pool if w.in_ring}
         assert job.ring.generation == (self.form.generation if self.form else 0)
         assert not in_ring or (self.form is not None and in_ring <= set(self.form.members))
-        known = job.takeover.until is None  # else the ring of an earlier master is just being learned of
+        known = job.failover.until is None  # else the ring of an earlier master is just being learned of
         if job.ending is None and not job.ring.closing and known:
             assert set(job.ring.members) == in_ring, "a running ring has exactly its members"
         assert all(w.has_state == (w.id in self.holders) for w in pool), "who holds the state is mistaken"

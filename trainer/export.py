@@ -9,7 +9,7 @@ import keras
 import numpy as np
 
 from edl.contract.shuffle import Order
-from edl.data.readers import Reader
+from edl.data import Reader
 from trainer.records import Records
 from trainer.user_model import UserModel
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from edl.contract.ranges import Range
 from edl.contract.shuffle import Order
-from edl.data.readers import Reader
+from edl.data import Reader
 from edl.errors import DataError
 from trainer.data import Batch
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from edl.data.readers import Reader
+from edl.data import Reader
 from edl.errors import ModelError
 
 

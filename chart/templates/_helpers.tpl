@@ -1,11 +1,11 @@
-{{/* Names, labels and images, each said once. */}}
+{{/* Names, labels and images, each defined once. */}}
 
 {{- define "edl.name" -}}
 {{- .Values.nameOverride | default .Chart.Name | trunc 40 | trimSuffix "-" -}}
 {{- end -}}
 
-{{/* The name that all objects of the release begin with. At most 40 characters, for `-worker-<n>` comes after
-     it in a pod's name; what is cut is replaced by a hash, or two long names might become one. */}}
+{{/* The name that all objects of the release begin with. At most 40 characters, because `-worker-<n>` follows
+     it in a pod's name; what is cut off is replaced by a hash, so that two long names stay different. */}}
 {{- define "edl.fullname" -}}
 {{- $name := include "edl.name" . -}}
 {{- $full := contains $name .Release.Name | ternary .Release.Name (printf "%s-%s" .Release.Name $name) -}}
@@ -28,8 +28,8 @@ app.kubernetes.io/instance: {{ .root.Release.Name }}
 app.kubernetes.io/component: {{ .component }}
 {{- end -}}
 
-{{/* Labels of the pods of a component: not the chart's version, which would restart a master for nothing.
-     Whatever somebody adds, what selects the pods stays. */}}
+{{/* Labels of the pods of a component: not the chart's version, which would restart a master without need.
+     Added labels cannot replace those that select the pods. */}}
 {{- define "edl.podLabels" -}}
 {{- $ours := dict
   "app.kubernetes.io/part-of" "edl"
@@ -39,8 +39,8 @@ app.kubernetes.io/component: {{ .component }}
 {{- merge (include "edl.selector" . | fromYaml) $ours (index .root.Values .component).podLabels .root.Values.commonLabels | toYaml -}}
 {{- end -}}
 
-{{/* The metadata of an object. Takes (dict "root" $ "component" "master" "suffix" "token"), or in place of the suffix
-     "full", a name by itself; and "labels", "annotations", and "cluster" for what is in no namespace. */}}
+{{/* The metadata of an object. Takes (dict "root" $ "component" "master" "suffix" "token"), or instead of the suffix
+     "full", a complete name; and "labels", "annotations", and "cluster" for cluster-wide objects. */}}
 {{- define "edl.metadata" -}}
 name: {{ .full | default (printf "%s-%s" (include "edl.fullname" .root) .suffix) }}
 {{- if not .cluster }}
@@ -92,7 +92,7 @@ annotations:
 {{ include "edl.fullname" . }}-master.{{ .Release.Namespace }}.svc:8500
 {{- end -}}
 
-{{/* Namespace and release are in it, for it belongs to the whole cluster and only one release can own it. */}}
+{{/* The name contains namespace and release: the object is cluster-wide, and only one release can own it. */}}
 {{- define "edl.priorityClass" -}}
 {{- if .Values.priorityClass.create -}}
 {{ .Values.priorityClass.name | default (printf "%s-%s-worker" .Release.Namespace (include "edl.fullname" .)) }}

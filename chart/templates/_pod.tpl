@@ -1,4 +1,4 @@
-{{/* What is the same in every pod of ours, so that it is written once.
+{{/* What all pods of edl have in common.
 
 The whole pod as YAML (metadata and spec) of a component. Takes a dict:
   root, component        as everywhere
@@ -20,7 +20,7 @@ spec:
   {{- toYaml . | nindent 2 }}
   {{- end }}
   serviceAccountName: {{ include "edl.account" . }}
-  {{- /* Dozens of variables for the services of a namespace, that nobody reads. */}}
+  {{- /* Would set dozens of variables for the namespace's services, which nothing reads. */}}
   enableServiceLinks: false
   terminationGracePeriodSeconds: {{ int $values.terminationGracePeriodSeconds }}
   {{- with .root.Values.image.pullSecrets }}
@@ -66,7 +66,7 @@ spec:
       imagePullPolicy: {{ .root.Values.image.pullPolicy }}
       {{- toYaml (omit .container "env") | nindent 6 }}
       env:
-        {{- /* The root is read-only: what looks for a home finds one. */}}
+        {{- /* The root file system is read-only: /tmp is a home directory that can be written to. */}}
         {{- $env := concat (include "edl.tokenEnv" .root | fromYamlArray) (list (dict "name" "HOME" "value" "/tmp")) .container.env }}
         {{- $said := list }}
         {{- range $values.env }}{{ $said = append $said .name }}{{ end }}
@@ -106,11 +106,11 @@ spec:
     {{- end }}
 {{- end -}}
 
-{{/* The same with the component's podTemplate laid over it. Containers and volumes have names, and are merged by
-     them; other lists are replaced. */}}
+{{/* The same, merged with the component's podTemplate. Containers and volumes are merged by name; other lists are
+     replaced. */}}
 {{- define "edl.finishedPod" -}}
 {{- $pod := include "edl.pod" . | fromYaml -}}
-{{- with $pod.Error }}{{ fail (printf "%s: no pod comes of these values: %s" $.component .) }}{{ end -}}
+{{- with $pod.Error }}{{ fail (printf "%s: the rendered pod is invalid: %s" $.component .) }}{{ end -}}
 {{- $over := deepCopy (index .root.Values .component).podTemplate -}}
 {{- $spec := $over.spec | default dict -}}
 {{- range $list := list "containers" "initContainers" "volumes" -}}

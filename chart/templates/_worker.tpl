@@ -1,4 +1,4 @@
-{{/* The whole worker Pod; the master only says which worker it is. Takes (dict "root" $ "priorityClass" "name"). */}}
+{{/* The whole worker Pod; the master only adds which worker it is. Takes (dict "root" $ "priorityClass" "name"). */}}
 {{- define "edl.workerPod" -}}
 {{- $v := .root.Values -}}
 {{- $volumes := list (include "edl.outputVolume" .root | fromYaml) -}}
@@ -10,8 +10,8 @@
     {{- $mounts = append $mounts (dict "name" $kind "mountPath" $place.mountPath "readOnly" true) -}}
   {{- end -}}
 {{- end -}}
-{{- /* The ring is on the pod's own network. TensorFlow sees all CPUs of the node, and would start as many threads
-       also where a limit lets it run on one. */ -}}
+{{- /* The ring uses the pod's own network. TensorFlow sees all CPUs of the node, and without this variable it would
+       start as many threads even if a limit lets it run on one. */ -}}
 {{- $env := list
   (dict "name" "EDL_MASTER" "value" (include "edl.masterAddress" .root))
   (dict "name" "EDL_RING_INTERFACE" "value" "eth0")
@@ -26,7 +26,7 @@ kind: Pod
 {{ include "edl.finishedPod" (dict "root" .root "component" "worker" "container" $container "volumes" $volumes "volumeMounts" $mounts "spec" $spec) }}
 {{- end -}}
 
-{{/* A claim or a folder of the nodes as a volume; nothing if neither is said. */}}
+{{/* A claim or a directory of the nodes as a volume; nothing if neither is set. */}}
 {{- define "edl.place" -}}
 {{- if .existingClaim -}}
 persistentVolumeClaim: {claimName: {{ .existingClaim | quote }}}

@@ -93,14 +93,17 @@ def is_orphaned(output: Path) -> bool:
 
 
 def find(output: Path | None) -> Path:
-    """The job that a command means: the one in `output`, else the one started last.
+    """The output directory that a command is about: `output`, else that of the job started last.
 
     Raises:
-        EdlError: there is none.
+        EdlError: no job has been started yet.
     """
     if output is not None:
         return output
     try:
         return Path(_pointer().read_text(encoding="utf-8").strip())
     except OSError:
-        raise EdlError("no job was started yet; name its output directory") from None
+        raise EdlError(
+            "no job has been started on this machine; start one with `edl run MODEL`, "
+            "or give an output directory or --release"
+        ) from None

@@ -12,21 +12,21 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from edl.cli.jobs import Now
+from edl.cli.jobs import Phase, Snapshot
 
 PLAIN_WIDTH = 240  # columns where no terminal says how many it has
 PLAIN_SECONDS = 5.0
 NEWS_LINES = 6
 
 
-def now(job: Now) -> None:
+def snapshot(job: Snapshot) -> None:
     """Print a job as it is now, or how it has ended."""
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = PLAIN_WIDTH
     data = job.data
     if job.ended:
-        console.print(result(data, job.kept), markup=False, soft_wrap=True)
+        console.print(result(data, job.kept, job.model), markup=False, soft_wrap=True)
         return
     name = f"{data['model']}: " if "model" in data else ""
     console.print(f"{name}{data['phase']}, {data['reason']}", markup=False, soft_wrap=True)
@@ -139,14 +139,17 @@ def age(at: str) -> str:
     return duration(max(0.0, (datetime.now(UTC) - datetime.fromisoformat(at)).total_seconds()))
 
 
-def result(summary: dict[str, Any], kept: str) -> str:
+def result(summary: dict[str, Any], kept: str, model: str) -> str:
     """How a job ended and what elasticity cost, in a few lines.
 
     Args:
-        kept: where what it leaves is.
+        kept: where the summary is.
+        model: where the trained model is, if there is one.
     """
+    where = f"  model     {model}\n" if summary["phase"] == Phase.Succeeded else ""
+    where += f"  kept in   {kept}"
     if "records" not in summary:  # too long for where it is kept
-        return f"{summary['phase']}: {summary['reason']}\n  kept in   {kept}"
+        return f"{summary['phase']}: {summary['reason']}\n{where}"
     records, goodput = summary["records"], summary["goodput_seconds"]
     lines = [f"{summary['phase']} after {summary['seconds']:.1f} s: {summary['reason']}"]
     if summary["traceback"]:
@@ -171,5 +174,4 @@ def result(summary: dict[str, Any], kept: str) -> str:
         )
     if summary["state_losses"]:
         lines.append(f"  lost      all state {summary['state_losses']} times (no worker was left)")
-    lines.append(f"  kept in   {kept}")
-    return "\n".join(lines)
+    return "\n".join([*lines, where])

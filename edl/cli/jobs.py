@@ -1,23 +1,16 @@
-"""The jobs that commands are about: one of `edl run`, by its output directory; or a release in a cluster.
-
-Both answer to the same commands. `release` is imported only where one is named, for it brings along
-what talks to Kubernetes.
-"""
+"""What the commands ask of a job, wherever it runs: on this machine (`local`) or in a cluster (`release`)."""
 
 from __future__ import annotations
 
-import json
 import re
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 from typing import Any, Protocol
 
-from edl.cli import client
-from edl.contract import artifacts
-from edl.errors import ConfigError, EdlError
+from edl.errors import ConfigError
+
+NO_STATUS = "no status from the master yet"
 
 
 class Phase(StrEnum):
@@ -38,17 +31,19 @@ ENDED = frozenset({Phase.Succeeded, Phase.Failed, Phase.Stopped})
 
 
 @dataclass(frozen=True)
-class Now:
-    """A job now.
+class Snapshot:
+    """A job at one moment.
 
     Args:
-        data: its status, or once it has ended its summary; for programs.
-        kept: where that is which it leaves.
-        notes: what else there is to say, line by line.
+        data: its status, or its summary once it has ended; printed by `--json`.
+        kept: where its summary is.
+        model: where the trained model is, or will be.
+        notes: further lines for people.
     """
 
     data: dict[str, Any]
     kept: str
+    model: str
     notes: tuple[str, ...] = ()
 
     @property
@@ -57,27 +52,27 @@ class Now:
 
 
 @dataclass(frozen=True)
-class Whose:
-    """Whose logs are wanted.
+class LogSource:
+    """Whose logs are wanted: all, master, worker or worker-N.
 
     Raises:
-        ConfigError: the words mean nobody.
+        ConfigError: another name.
     """
 
-    words: str
+    name: str
 
     def __post_init__(self) -> None:
-        if not re.fullmatch(r"all|master|worker(-\d+)?", self.words):
-            raise ConfigError(f"{self.words}: nobody's logs; allowed: all, master, worker, worker-N")
+        if not re.fullmatch(r"all|master|worker(-\d+)?", self.name):
+            raise ConfigError(f"unknown log source {self.name!r} (expected all, master, worker or worker-N)")
 
     @property
     def components(self) -> tuple[str, ...]:
-        return ("master", "worker") if self.words == "all" else (self.words.partition("-")[0],)
+        return ("master", "worker") if self.name == "all" else (self.name.partition("-")[0],)
 
     @property
     def worker(self) -> int | None:
-        """The one that is meant, if it is one."""
-        number = self.words.partition("-")[2]
+        """The number of the one worker that is meant; None: all of them."""
+        number = self.name.partition("-")[2]
         return int(number) if number else None
 
 
@@ -85,117 +80,23 @@ class Job(Protocol):
     """What all commands ask of a job.
 
     Raises (every method):
-        EdlError: it is not there, cannot be reached, or refuses; the text says which.
+        EdlError: it does not exist, cannot be reached, or refuses; the text says which.
     """
 
-    def now(self) -> Now: ...
+    def snapshot(self) -> Snapshot: ...
 
-    def wait(self, so: Callable[[str], bool], seconds: float | None) -> tuple[str, str]:
-        """Until something is so of its phase, it has ended, or the time is up: phase and reason then."""
+    def wait(self, phase: Phase, seconds: float | None) -> tuple[str, str]:
+        """Until the job is in that phase, has ended, or the time is up: its phase and the reason then."""
 
-    def logs(self, whose: Whose, tail: int | None, follow: bool, show: Callable[[str], None]) -> None:
-        """Show each line of its logs, with who says it; and with `follow` those to come until it ends.
+    def logs(self, source: LogSource, tail: int | None, follow: bool) -> Generator[str, None, None]:
+        """The lines of its logs, each with its origin; with `follow` also new ones until the job ends.
 
         Args:
-            tail: how many of the last lines of each; None: all.
+            tail: how many of the last lines of each log; None: all.
         """
 
     def scale(self, workers: int) -> str:
-        """Ask for so many workers; what has come of it, in words."""
+        """Change the number of workers; returns the outcome in words."""
 
     def stop(self) -> str:
-        """End it; what has come of it, in words. One that has ended stays as it is."""
-
-
-class Local:
-    """A job on this machine.
-
-    Args:
-        output: its output directory; None: that of the job started last.
-    """
-
-    def __init__(self, output: Path | None):
-        self._output = client.find(output)
-
-    def now(self) -> Now:
-        summary = self._summary()
-        return Now(summary if summary is not None else self._client().status(), str(self._output))
-
-    def wait(self, so: Callable[[str], bool], seconds: float | None) -> tuple[str, str]:
-        deadline = time.monotonic() + seconds if seconds is not None else None
-        last = str(Phase.Starting), "its master has not said anything yet"
-        if self._summary() is None:
-            for status in self._client().follow(seconds):
-                last = status["phase"], status["reason"]
-                if so(last[0]):
-                    return last
-        if (summary := self._summary()) is not None:
-            return summary["phase"], summary["reason"]
-        if deadline is not None and time.monotonic() >= deadline:
-            return last
-        raise EdlError(f"{self._output}: the master is gone, and has not said how the job ended")
-
-    def logs(self, whose: Whose, tail: int | None, follow: bool, show: Callable[[str], None]) -> None:
-        logs: dict[Path, _Log] = {}
-
-        def read() -> None:
-            for path in sorted(self._logs(whose), key=_seniority):
-                for line in logs.setdefault(path, _Log(path, tail)).news():
-                    show(f"{path.stem}: {line}")
-
-        read()
-        if not logs and self._summary() is not None:
-            raise EdlError(f"{self._output / artifacts.LOGS}: there is no log of {whose.words}")
-        if follow and self._summary() is None:
-            for _ in self._client().follow():  # who has something to say also beats
-                read()
-            read()
-
-    def scale(self, workers: int) -> str:
-        return self._going_on().scale(workers)
-
-    def stop(self) -> str:
-        if (summary := self._summary()) is not None:
-            return f"the job has ended already: {summary['phase']}, {summary['reason']}"
-        return self._going_on().stop("stopped by edl stop")
-
-    def _logs(self, whose: Whose) -> Iterator[Path]:
-        for component in whose.components:
-            name = component if whose.worker is None else f"{component}-{whose.worker}"
-            pattern = name if component == "master" or whose.worker is not None else f"{name}-*"
-            yield from (self._output / artifacts.LOGS).glob(f"{pattern}.log")
-
-    def _summary(self) -> dict[str, Any] | None:
-        """How it has ended, if it has."""
-        try:
-            return dict(json.loads((self._output / artifacts.SUMMARY).read_text(encoding="utf-8")))
-        except FileNotFoundError:
-            return None
-
-    def _going_on(self) -> client.Client:
-        if (summary := self._summary()) is not None:
-            raise EdlError(f"{self._output}: the job has ended: {summary['phase']}")
-        return self._client()
-
-    def _client(self) -> client.Client:
-        return client.Client(artifacts.read_contact(self._output))
-
-
-def _seniority(path: Path) -> tuple[bool, int]:
-    """The master first, then the workers by number."""
-    number = path.stem.rpartition("-")[2]
-    return path.stem != "master", int(number) if number.isdecimal() else 0
-
-
-class _Log:
-    """A log file that grows."""
-
-    def __init__(self, path: Path, tail: int | None):
-        self._file, self._tail, self._rest = open(path, "rb"), tail, b""
-
-    def news(self) -> list[str]:
-        """The lines that were finished since the last look."""
-        *lines, self._rest = (self._rest + self._file.read()).split(b"\n")
-        if self._tail is not None:
-            lines, self._tail = lines[max(len(lines) - self._tail, 0) :], None
-        return [line.decode(errors="replace") for line in lines]
+        """End it; returns the outcome in words. A job that has ended stays as it is."""

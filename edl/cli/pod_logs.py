@@ -4,132 +4,145 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import aclosing
 
 from edl.kubernetes import pods
 from edl.kubernetes.client import Api, ApiError, Backoff
-from edl.kubernetes.informer import Informer, Object, until
+from edl.kubernetes.informer import Object, changes
 
 
-class Logs:
-    """The logs of the pods at a path that a selector selects.
+async def read(api: Api, path: str, selector: str, tail: int | None) -> AsyncGenerator[str, None]:
+    """The lines of each pod's log as it is now, one pod after the other, each line with the pod's name.
 
     Args:
+        path: of the pods.
         tail: how many of the last lines of each; None: all.
-        show: is given each line, with the pod's name before it.
 
-    Raises (every method):
-        ApiError: not allowed, or not to be had.
+    Raises:
+        ApiError: not allowed, or no answer.
+    """
+    found = (await api.get(path, labelSelector=selector))["items"]
+    for pod in sorted(found, key=_seniority):
+        if pods.started(pod):
+            async for line in _PodLog(api, path, pod, tail).lines():
+                yield line
+        else:
+            why = pods.delay(pod) or "it is starting"
+            print(f"edl: {pod['metadata']['name']} has no log yet: {why}", file=sys.stderr)
+
+
+async def follow(
+    api: Api, path: str, selector: str, tail: int | None, ended: Coroutine[None, None, None]
+) -> AsyncGenerator[str, None]:
+    """The same, and new lines as they come, those of later pods too, until `ended` returns.
+
+    What was logged by then is read to its end.
+
+    Raises:
+        ApiError: not allowed.
+    """
+    following = _Following(api, path, selector, tail)
+    following.start(following.watch_pods())
+    end = following.start(ended)
+    try:
+        while (news := await following.news.get()) is not end:
+            if isinstance(news, str):
+                yield news
+            else:
+                news.result()  # a reader that is done, or was refused
+        end.result()
+    finally:
+        await following.cancel()
+    while not following.news.empty():
+        if isinstance(news := following.news.get_nowait(), str):
+            yield news
+    for log in following.logs.values():
+        async for line in log.lines():
+            yield line
+
+
+class _Following:
+    """The pods and their logs that are being followed, each by a task.
+
+    A task puts what it reads into `news`, and in the end itself.
     """
 
-    def __init__(self, api: Api, path: str, selector: str, tail: int | None, show: Callable[[str], None]):
-        self._api, self._path, self._tail, self._show = api, path, tail, show
-        self._pods = Informer(api, path, {"labelSelector": selector}, self._changed, forgiving=False)
-        self._logs: dict[str, _PodLog] = {}  # of containers that have started, by the pod's UID
-        self._over = asyncio.Event()
-        self._following: dict[str, asyncio.Task[None]] | None = None
-        self._failed: Exception | None = None
+    def __init__(self, api: Api, path: str, selector: str, tail: int | None):
+        self._api, self._path, self._selector, self._tail = api, path, selector, tail
+        self._pods: dict[str, Object] = {}  # by UID
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.logs: dict[str, _PodLog] = {}  # by UID, of containers that have started
+        self.news: asyncio.Queue[str | asyncio.Task[None]] = asyncio.Queue()
 
-    async def read(self) -> int:
-        """Show them as they are, one after the other; how many pods there are."""
-        await self._pods.list()
-        for pod in sorted(self._pods.objects.values(), key=_seniority):
-            if log := self._logs.get(pods.uid(pod)):
-                await log.read()
-            else:
-                why = pods.delay(pod) or "it is starting"
-                print(f"edl: {pod['metadata']['name']} has no log yet: {why}", file=sys.stderr)
-        return len(self._pods.objects)
+    def start(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self.news.put_nowait)
+        return task
 
-    async def follow(self, over: asyncio.Event, status: Informer) -> None:
-        """Show them as they grow, those of pods to come too, until it is over and all that was said is shown.
+    async def cancel(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
-        Args:
-            status: what sets `over`; it is kept up to date meanwhile.
-        """
-        self._over, self._following = over, {}
-        try:
-            await self._pods.list()
-            await status.list()
-            await until(over, [status, self._pods])
-        finally:
-            for task in self._following.values():
-                task.cancel()
-            await asyncio.gather(*self._following.values(), return_exceptions=True)
-        if self._failed is not None:
-            raise self._failed
-        for log in self._logs.values():
-            await log.read()
+    async def watch_pods(self) -> None:
+        """Have a reader for every pod that has started."""
+        selected = {"labelSelector": self._selector}
+        async with aclosing(changes(self._api, self._path, selected)) as changed:
+            async for pod, gone in changed:
+                uid = pods.uid(pod)
+                self._pods[uid] = pod
+                if gone:
+                    del self._pods[uid]
+                elif uid not in self.logs and pods.started(pod):
+                    self.logs[uid] = _PodLog(self._api, self._path, pod, self._tail)
+                    self.start(self._read(self.logs[uid], uid))
 
-    def _changed(self, pod: Object, gone: bool) -> None:
-        uid = pods.uid(pod)
-        if gone or uid in self._logs or not pods.started(pod):
-            return
-        name, container = pod["metadata"]["name"], pods.component(pod)
-        log = self._logs[uid] = _PodLog(
-            self._api,
-            f"{self._path}/{name}/log",
-            container,
-            self._tail,
-            lambda line: self._show(f"{name}: {line}"),
-        )
-        if self._following is not None:
-            self._following[uid] = asyncio.create_task(self._keep_reading(log, name, uid))
-
-    async def _keep_reading(self, log: _PodLog, name: str, uid: str) -> None:
-        """Until the pod has ended: a stream also breaks off because a server or a container starts again."""
+    async def _read(self, log: _PodLog, uid: str) -> None:
+        """Until the pod has ended: a stream also breaks when a server or a container restarts."""
         backoff = Backoff(self._api.pace.first_pause, self._api.pace.most_pause)
         while True:
             try:
-                if await log.read(follow=True):
+                async for line in log.lines(follow=True):
                     backoff.reset()
+                    self.news.put_nowait(line)
             except ApiError as error:
                 if error.status in (401, 403):
-                    self._give_up(error)
-                    return
-            except OSError as error:  # nobody reads any more what is shown
-                self._give_up(error)
-                return
-            pod = self._pods.objects.get(name)
-            if pod is None or pods.uid(pod) != uid or pods.phase(pod) in ("Succeeded", "Failed"):
+                    raise
+            if uid not in self._pods or pods.phase(self._pods[uid]) in ("Succeeded", "Failed"):
                 return
             await asyncio.sleep(backoff.next())
-
-    def _give_up(self, error: Exception) -> None:
-        self._failed = error
-        self._over.set()
 
 
 class _PodLog:
     """One container's log, read on from where it was left."""
 
-    def __init__(self, api: Api, path: str, container: str, tail: int | None, show: Callable[[str], None]):
-        self._api, self._path, self._container, self._tail, self._show = api, path, container, tail, show
-        self._last = ""  # when the last line that was shown was said
+    def __init__(self, api: Api, path: str, pod: Object, tail: int | None):
+        self._api, self._name, self._tail = api, pod["metadata"]["name"], tail
+        self._path, self._container = f"{path}/{self._name}/log", pods.component(pod)
+        self._last = ""  # the time of the last line that was read
 
-    async def read(self, follow: bool = False) -> bool:
-        """Show what is there, and with `follow` what comes until the stream ends; whether there was anything.
-
-        A pod that is gone has nothing more to say.
-        """
+    async def lines(self, follow: bool = False) -> AsyncGenerator[str, None]:
+        """New lines, and with `follow` those to come until the stream ends. A deleted pod has no more."""
         query = {"container": self._container, "timestamps": "true"}
         if follow:
             query["follow"] = "true"
         if self._last:
-            query["sinceTime"] = self._last  # which means its second
+            query["sinceTime"] = self._last  # with a resolution of one second
         elif self._tail is not None:
             query["tailLines"] = str(self._tail)
         shown = self._last
         try:
-            async for line in self._api.log(self._path, query):
-                at, _, text = line.partition(" ")
-                if at > shown:
-                    self._last = at
-                    self._show(text)
+            async with aclosing(self._api.log(self._path, query)) as lines:
+                async for line in lines:
+                    at, _, text = line.partition(" ")
+                    if at > shown:
+                        self._last = at
+                        yield f"{self._name}: {text}"
         except ApiError as error:
             if error.status != 404:
                 raise
-        return self._last > shown
 
 
 def _seniority(pod: Object) -> tuple[bool, int]:

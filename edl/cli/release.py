@@ -1,377 +1,253 @@
 """A release of the chart as a job of the command line, through the Kubernetes API.
 
-It is found by its labels, in one list of ConfigMaps; then its status says what its master knows, its
-pods where the workers are, and its Events what has happened. Whoever may read these may ask; `scale`
-and `stop` write a key of the job's ConfigMap (`edl.kubernetes.overrides`), which the master watches.
+`connect` finds it by its labels, in one list of ConfigMaps. Whoever may read these, the pods and the Events
+may use the commands that show; `scale` and `stop` write a key of the job's ConfigMap
+(`edl.kubernetes.overrides`), which the master watches.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import secrets
 import shlex
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator
+from contextlib import aclosing, contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
 
 import structlog
-import yaml
+from lightkube.config.kubeconfig import KubeConfig
 
-from edl.cli import display
-from edl.cli.jobs import ENDED, Now, Phase, Whose
-from edl.cli.pod_logs import Logs
+from edl.cli import pod_logs, release_status
+from edl.cli.jobs import ENDED, LogSource, Phase, Snapshot
+from edl.cli.release_status import Found
 from edl.config import unscalable
 from edl.errors import EdlError
-from edl.kubernetes import kubeconfig, overrides, pods
+from edl.kubernetes import overrides, pods
 from edl.kubernetes.client import SOON, Api, ApiError, Timing
-from edl.kubernetes.informer import Informer, Object, until
+from edl.kubernetes.informer import Object, changes
+from edl.kubernetes.kubeconfig import Access
+from edl.kubernetes.kubeconfig import load as load_kubeconfig
 
-T = TypeVar("T")
-
-OURS = f"{pods.PART_OF}=edl,{pods.COMPONENT}=job"
-ANSWER_SECONDS = 15.0  # for a master that runs to do what was asked
-MOST_EVENTS = 8
+JOBS = f"{pods.PART_OF}=edl,{pods.COMPONENT}=job"
+ANSWER_SECONDS = 15.0  # for a running master to do what was asked
 
 
-@dataclass(frozen=True)
-class Release:
-    """A release of the chart.
+@contextmanager
+def connect(name: str, namespace: str, kubeconfig: Path | None, context: str) -> Iterator[Release]:
+    """A release of the chart, for as long as the connection to its cluster is open.
 
     Args:
         name: of the release; or what its objects' names begin with, where a release has several jobs.
         namespace: "": the context's.
         kubeconfig: None: where kubectl looks, too.
         context: of the kubeconfig; "": its current one.
+
+    Raises:
+        ConfigError: no kubeconfig, or one that cannot be used.
+        EdlError: no such release, no such right, no answer (also while it is used).
     """
-
-    name: str
-    namespace: str
-    kubeconfig: Path | None
-    context: str
-
-    def now(self) -> Now:
-        return self._run(lambda job: job.now())
-
-    def wait(self, so: Callable[[str], bool], seconds: float | None) -> tuple[str, str]:
-        return self._run(lambda job: job.wait(so, seconds), patient=True)
-
-    def logs(self, whose: Whose, tail: int | None, follow: bool, show: Callable[[str], None]) -> None:
-        return self._run(lambda job: job.logs(whose, tail, follow, show), patient=follow)
-
-    def scale(self, workers: int) -> str:
-        return self._run(lambda job: job.scale(workers))
-
-    def stop(self) -> str:
-        return self._run(lambda job: job.stop())
-
-    def _run(self, ask: Callable[[Job], Awaitable[T]], patient: bool = False) -> T:
-        """The answer. Who is patient outlives an API in trouble, and is told of it."""
-
-        async def asking() -> T:
-            async with self._found() as job:
-                return await ask(job)
-
-        structlog.configure(
-            processors=[lambda _logger, _method, event: f"edl: {event['event']}"],
-            wrapper_class=structlog.make_filtering_bound_logger("info" if patient else "critical"),
-            logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-        )
-        return asyncio.run(asking())
-
-    @asynccontextmanager
-    async def _found(self) -> AsyncIterator[Job]:
-        api = Api(Timing(), kubeconfig.load(self.kubeconfig, self.context))
+    _log("critical")
+    with asyncio.Runner() as loop:
+        api = loop.run(_open(*load_kubeconfig(kubeconfig, context)))
         try:
-            yield await self._find(api, self.namespace or api.namespace)
+            yield Release(loop, api, loop.run(_find(api, name, namespace or api.namespace)))
         except ApiError as error:
             raise EdlError(_in_words(error, api.server)) from error
         finally:
-            await api.close()
-
-    async def _find(self, api: Api, namespace: str) -> Job:
-        maps = f"/api/v1/namespaces/{namespace}/configmaps"
-        found = {m["metadata"]["name"]: m for m in (await api.get(maps, labelSelector=OURS))["items"]}
-        fullnames = [name.removesuffix("-job") for name in found if name.endswith("-job")]
-        releases = {full: found[f"{full}-job"]["metadata"]["labels"][pods.INSTANCE] for full in fullnames}
-        mine = [full for full in fullnames if self.name in (full, releases[full])]
-        if self.name in mine:
-            mine = [self.name]
-        if not mine:
-            there = ", ".join(sorted(set(releases.values()))) or "none of edl at all"
-            raise EdlError(f"no release {self.name} in namespace {namespace}; there is {there}")
-        if len(mine) > 1:
-            raise EdlError(
-                f"release {self.name} in namespace {namespace} has several jobs: name one of them "
-                f"(--release {' or '.join(mine)})"
-            )
-        (full,) = mine
-        if f"{full}-status" not in found:
-            raise EdlError(f"configmap {full}-status: not found in namespace {namespace}")
-        return Job(api, namespace, releases[full], full, found[f"{full}-job"], found[f"{full}-status"])
+            loop.run(api.close())
 
 
-@dataclass
-class Job:
-    """The job of a release that was found."""
+class Release:
+    """The job of a release."""
 
-    api: Api
-    namespace: str
-    release: str
-    fullname: str
-    job: Object  # ConfigMaps
-    status: Object
+    def __init__(self, loop: asyncio.Runner, api: Api, found: Found):
+        self._loop, self._api, self._found = loop, api, found
 
-    def path(self, kind: str, *more: str) -> str:
-        return "/".join([f"/api/v1/namespaces/{self.namespace}/{kind}", *more])
+    def snapshot(self) -> Snapshot:
+        return self._loop.run(self._snapshot())
 
-    # --- how it is
+    def wait(self, phase: Phase, seconds: float | None) -> tuple[str, str]:
+        _log("info")  # it outlives an API that is unavailable, and says so
+        found = self._loop.run(self._until(lambda now: now.ended or now.phase == phase, seconds))
+        return found.phase, found.reason
 
-    async def now(self) -> Now:
-        found = (await self.api.get(self.path("pods"), labelSelector=self.selector()))["items"]
-        happened = (await self._events())[-MOST_EVENTS:]
-        data = {
-            "release": self.release,
-            "namespace": self.namespace,
-            **self._told(),
-            "workers": self._workers(found),
-            "events": happened,
-        }
-        notes = [f"worker {w['id']} waits: {w['delay']}" for w in data["workers"] if w["delay"]]
-        if data["phase"] in ENDED:
-            model = f"; the model in {self._output()}" if data["phase"] == Phase.Succeeded else ""
-            return Now(data, f"configmap/{self.fullname}-status{model}")
-        if trouble := self._trouble(found):
-            notes.append(f"{trouble}; what is told here is of {self._data.get('updated', 'no time at all')}")
-        if by_hand := self._by_hand():
-            done = "" if self._data.get("workers") == str(by_hand.workers) else "; the master has not done it"
-            asked_for = f"`edl scale {by_hand.workers}` holds, in place of the chart's {by_hand.instead}"
-            notes.append(f"{asked_for}{done}")
-        if happened:
-            notes.append("")
-        notes += [f"{display.age(e['at']):>7} ago  {e['reason']}: {e['message']}" for e in happened]
-        return Now(data, "", tuple(notes))
-
-    async def _events(self) -> list[dict[str, Any]]:
-        """What has happened, the oldest first."""
-        ours = f"involvedObject.name={self.fullname}-job"
-        found = (await self.api.get(self.path("events"), fieldSelector=ours))["items"]
-        return sorted((_event(e) for e in found), key=lambda e: str(e["at"]))
-
-    @property
-    def _data(self) -> dict[str, str]:
-        return self.status.get("data") or {}
-
-    def _told(self) -> dict[str, Any]:
-        """What the master has written: its summary if the job has ended, else its status."""
-        data = self._data
-        in_short = {
-            "phase": data.get("phase", str(Phase.Starting)),
-            "reason": data.get("reason", "the master has not said anything yet"),
-        }
-        for key in ("summary.json", "status.json"):
-            with suppress(KeyError, ValueError):
-                told = dict(json.loads(data[key]))
-                # The phase may be newer: with these values no run begins.
-                if "records" in told and told["phase"] == in_short["phase"]:
-                    return told | in_short
-        return in_short
-
-    def _workers(self, found: list[Object]) -> list[dict[str, Any]]:
-        """What the pods say of the living, and what the master last heard of them."""
-        heard = {w["id"]: w for w in self._told().get("workers", [])}
-        numbers = {pods.of(pod)[1] for pod in found}
-        # No pod can be made of these, as a quota or a right lacks.
-        told = [
-            {**w, "node": ""} for w in heard.values() if w["state"] == "pending" and w["id"] not in numbers
-        ]
-        for pod in found:
-            worker = pods.of(pod)[1]
-            if worker is None or pods.ended(pod):
-                continue
-            labels, known = pod["metadata"]["labels"], heard.get(worker, {})
-            rank = labels.get(pods.RANK, "")
-            told.append({
-                "id": worker, "handle": pod["metadata"]["name"],
-                "rank": int(rank) if rank else None, "state": labels.get(pods.STATE, ""),
-                "delay": pods.delay(pod), "node": pod["spec"].get("nodeName", ""),
-                **{key: known.get(key, 0) for key in ("step", "rate", "memory")},
-            })  # fmt: skip
-        return sorted(told, key=lambda w: int(w["id"]))
-
-    def _trouble(self, found: list[Object]) -> str:
-        """Why no master runs; empty if one does."""
-        masters = [p for p in found if pods.component(p) == "master" and not pods.deleting(p)]
-        if not masters:
-            return "no master is there: the Deployment has no pod"
-        if any(pods.running(p, "master") for p in masters):
-            return ""
-        names = (f"{p['metadata']['name']}: {pods.delay(p) or 'it is starting'}" for p in masters)
-        return f"the master does not run ({', '.join(names)})"
-
-    def _by_hand(self) -> overrides.Scale | None:
-        scale = overrides.Scale.read(self.job.get("data") or {})
-        over = scale is None or scale.id == self._state().get("scaleOver") or scale.over(self._values())
-        return None if over else scale
-
-    def _state(self) -> dict[str, Any]:
-        """What the master keeps there for its successor."""
-        with suppress(ValueError):
-            return dict(json.loads(self._data.get("state", "{}")))
-        return {}
-
-    def _values(self) -> dict[str, Any]:
-        """As the chart says them.
-
-        Raises:
-            EdlError: they cannot be read.
-        """
+    def logs(self, source: LogSource, tail: int | None, follow: bool) -> Generator[str, None, None]:
+        path, selector = self._path("pods"), self._found.selector(*source.components)
+        if source.worker is not None:
+            selector += f",{pods.WORKER_ID}={source.worker}"
+        if follow and not self._found.ended:
+            _log("info")
+            lines = pod_logs.follow(self._api, path, selector, tail, self._end())
+        elif not self._loop.run(self._api.get(path, labelSelector=selector, limit="1"))["items"]:
+            raise EdlError(f"release {self._found.release}: no pod of {source.name} found")
+        else:
+            lines = pod_logs.read(self._api, path, selector, tail)
         try:
-            return dict(json.loads(self.job["data"]["values.json"]))
-        except (KeyError, TypeError, ValueError) as error:
-            raise EdlError(f"configmap {self.fullname}-job: values.json cannot be read") from error
+            while (line := self._loop.run(_next(lines))) is not None:
+                yield line
+        finally:
+            self._loop.run(lines.aclose())
 
-    def _output(self) -> str:
-        """Where the workers' output is."""
-        try:
-            pod = yaml.safe_load(self.job["data"]["worker.yaml"])
-            volume = next(v for v in pod["spec"]["volumes"] if v["name"] == "output")
-        except (yaml.YAMLError, KeyError, TypeError, StopIteration):
-            return "a place that the worker's pod does not name"
-        if claim := volume.get("persistentVolumeClaim"):
-            return f"persistentvolumeclaim/{claim['claimName']}"
-        if folder := volume.get("hostPath"):
-            return f"{folder['path']} of its worker's node"
-        return "its worker's pod, with which it goes"
+    def scale(self, workers: int) -> str:
+        return self._loop.run(self._scale(workers))
 
-    def selector(self, components: tuple[str, ...] = ("master", "worker")) -> str:
-        chart = self.job["metadata"]["labels"].get(pods.NAME, "")
-        return (
-            f"{pods.NAME}={chart},{pods.INSTANCE}={self.release},{pods.COMPONENT} in ({','.join(components)})"
-        )
+    def stop(self) -> str:
+        return self._loop.run(self._stop())
 
-    # --- what is waited for
+    # --- what is shown
 
-    async def wait(self, so: Callable[[str], bool], seconds: float | None) -> tuple[str, str]:
-        data = await self.until(lambda d: so(d.get("phase", "")) or d.get("phase") in ENDED, seconds)
-        return data.get("phase", str(Phase.Starting)), data.get(
-            "reason", "the master has not said anything yet"
-        )
+    async def _snapshot(self) -> Snapshot:
+        there = await self._pods("master", "worker")
+        return release_status.snapshot(self._found, there, await self._events())
 
-    async def until(
-        self, so: Callable[[Mapping[str, str]], bool], seconds: float | None
-    ) -> Mapping[str, str]:
-        """The status when something is so of it, or the time is up.
+    async def _pods(self, *components: str) -> list[Object]:
+        found = await self._api.get(self._path("pods"), labelSelector=self._found.selector(*components))
+        return list(found["items"])
+
+    async def _events(self) -> list[Object]:
+        ours = f"involvedObject.name={self._found.fullname}-job"
+        return list((await self._api.get(self._path("events"), fieldSelector=ours))["items"])
+
+    async def _end(self) -> None:
+        await self._until(lambda now: now.ended, None)
+
+    async def _until(self, reached: Callable[[Found], bool], seconds: float | None) -> Found:
+        """The job when it has reached something, or the time is up.
 
         Raises:
             EdlError: the release is gone.
         """
-        happened, name = asyncio.Event(), f"{self.fullname}-status"
+        found = self._found
+        only = {"fieldSelector": f"metadata.name={found.fullname}-status"}
+        try:
+            async with (
+                asyncio.timeout(seconds),
+                aclosing(changes(self._api, self._path("configmaps"), only, [found.status])) as changed,
+            ):
+                while not reached(found):
+                    status, gone = await anext(changed)
+                    if gone:
+                        raise EdlError(f"release {found.release} was uninstalled")
+                    found = self._with(status)
+        except TimeoutError:
+            pass
+        return found
 
-        def changed(thing: Object, gone: bool) -> None:
-            if gone or so(thing.get("data") or {}):
-                happened.set()
+    # --- what is asked of the master
 
-        mirror = self.watched_status(changed)
-        await mirror.list()
-        if name in mirror.objects:
-            await until(happened, [mirror], seconds)
-        if name not in mirror.objects:
-            raise EdlError(f"release {self.release} is gone: it was uninstalled")
-        return mirror.objects[name].get("data") or {}
-
-    def watched_status(self, changed: Callable[[Object, bool], None]) -> Informer:
-        only = {"fieldSelector": f"metadata.name={self.fullname}-status"}
-        return Informer(self.api, self.path("configmaps"), only, changed, forgiving=False)
-
-    async def logs(self, whose: Whose, tail: int | None, follow: bool, show: Callable[[str], None]) -> None:
-        selector = self.selector(whose.components)
-        if whose.worker is not None:
-            selector += f",{pods.WORKER_ID}={whose.worker}"
-        logs = Logs(self.api, self.path("pods"), selector, tail, show)
-        if follow and self._data.get("phase") not in ENDED:
-            over = asyncio.Event()
-
-            def changed(thing: Object, gone: bool) -> None:
-                if gone or (thing.get("data") or {}).get("phase") in ENDED:
-                    over.set()
-
-            await logs.follow(over, self.watched_status(changed))
-        elif not await logs.read():
-            raise EdlError(f"release {self.release}: there is no pod of {whose.words}")
-
-    # --- what is asked of it
-
-    async def scale(self, workers: int) -> str:
-        data, values = self._data, self._values()
-        if data.get("phase") in ENDED:
-            raise EdlError(f"release {self.release}: the job has ended: {data['phase']}")
-        if wrong := unscalable(values, workers):
+    async def _scale(self, workers: int) -> str:
+        found = self._found
+        if found.ended:
+            raise EdlError(f"release {found.release}: the job has ended: {found.phase}")
+        if wrong := unscalable(found.values, workers):
             raise EdlError("; ".join(wrong))
-        scale = overrides.Scale(workers, int(values["workers"]), secrets.token_hex(4))
+        scale = overrides.Scale(workers, int(found.values["workers"]), secrets.token_hex(4))
         await self._ask(overrides.SCALE, None if workers == scale.instead else scale.text())
-        await self._answer(lambda d: d.get("workers") == str(workers), f"{workers} workers are asked for")
-        return f"workers {data.get('workers', scale.instead)} -> {workers}"
+        await self._answer(
+            lambda now: now.told.get("workers") == str(workers), f"requested {workers} workers"
+        )
+        return f"workers {found.told.get('workers', scale.instead)} -> {workers}"
 
-    async def stop(self) -> str:
-        data: Mapping[str, str] = self._data
-        if data.get("phase") not in ENDED:
-            run = self._state().get("runId")
+    async def _stop(self) -> str:
+        found = self._found
+        uninstall = shlex.join(["helm", "uninstall", found.release, "-n", found.namespace])
+        if not found.ended:
+            run = found.state.get("runId")
             if not run:
                 raise EdlError(
-                    f"release {self.release}: no run has begun that could be stopped; "
-                    f"{shlex.join(self._uninstall())} takes all of it away"
+                    f"release {found.release}: the job has not started a run yet; to remove it: {uninstall}"
                 )
             await self._ask(overrides.STOP, run)
-            data = await self._answer(
-                lambda d: d.get("phase") in (*ENDED, Phase.Ending), "the end of the job is asked for"
-            )
-        ended = data["phase"] in ENDED
-        told = f"the job has ended: {data['phase']}, {data['reason']}" if ended else "the job is ending"
-        stays = (
-            f"its master, the summary in configmap/{self.fullname}-status, the logs of pods that have ended"
-        )
-        return f"{told}\nThe release stays: {stays}.\nAway with it: {shlex.join(self._uninstall())}"
-
-    def _uninstall(self) -> list[str]:
-        return ["helm", "uninstall", self.release, "-n", self.namespace]
+            stopped = (*ENDED, Phase.Ending)
+            found = await self._answer(lambda now: now.phase in stopped, "requested the end of the job")
+        outcome = f"the job has ended: {found.phase}, {found.reason}" if found.ended else "the job is ending"
+        left = f"its master, the summary in configmap/{found.fullname}-status, the logs of ended pods"
+        return f"{outcome}\nThe release remains: {left}.\nTo remove it: {uninstall}"
 
     async def _ask(self, key: str, text: str | None) -> None:
-        await self.api.patch(self.path("configmaps", f"{self.fullname}-job"), {"data": {key: text}}, SOON)
+        path = self._path("configmaps", f"{self._found.fullname}-job")
+        await self._api.patch(path, {"data": {key: text}}, SOON)
 
-    async def _answer(self, so: Callable[[Mapping[str, str]], bool], what: str) -> Mapping[str, str]:
-        """The status once the master has done what was asked of it.
+    async def _answer(self, done: Callable[[Found], bool], what: str) -> Found:
+        """The job once the master has done what was asked of it.
 
         Raises:
-            EdlError: it does not run, or has not done it in all this time.
+            EdlError: it is not running, or has not done it in all this time.
         """
-        found = (await self.api.get(self.path("pods"), labelSelector=self.selector(("master",))))["items"]
-        if trouble := self._trouble(found):
-            raise EdlError(f"{what}; it is done when the master runs: {trouble}")
-        data = await self.until(so, ANSWER_SECONDS)
-        if not so(data):
-            refusals = [e["message"] for e in await self._events() if e["reason"] == "SpecRefused"]
-            told = refusals[-1] if refusals else f"{data.get('phase')}, {data.get('reason')}"
-            raise EdlError(f"{what}, and the master has not done it in {ANSWER_SECONDS:g} s; it says: {told}")
-        return data
+        if problem := release_status.master_problem(await self._pods("master")):
+            raise EdlError(f"{what}; the master will do it when it runs: {problem}")
+        found = await self._until(done, ANSWER_SECONDS)
+        if not done(found):
+            happened = release_status.events(await self._events())
+            refusals = [e["message"] for e in happened if e["reason"] == "SpecRefused"]
+            status = refusals[-1] if refusals else f"{found.phase}, {found.reason}"
+            raise EdlError(f"{what}, but the master has not done it within {ANSWER_SECONDS:g} s: {status}")
+        return found
+
+    def _with(self, status: Object) -> Found:
+        found = self._found
+        return Found(found.namespace, found.release, found.fullname, found.job, status)
+
+    def _path(self, kind: str, *more: str) -> str:
+        return "/".join([f"/api/v1/namespaces/{self._found.namespace}/{kind}", *more])
 
 
-def _event(thing: Object) -> dict[str, Any]:
-    at = thing.get("lastTimestamp") or thing["metadata"].get("creationTimestamp", "")
-    return {"at": at, "reason": thing.get("reason", ""), "message": thing.get("message", "")}
+async def _open(account: KubeConfig, access: Access) -> Api:
+    if access.plugin is not None:
+        await access.plugin.refresh()  # now, and not within a request's time: it may let the user log in
+    return Api(Timing(), account, access)
+
+
+async def _find(api: Api, name: str, namespace: str) -> Found:
+    """The release of that name, or the one whose objects' names begin so.
+
+    Raises:
+        EdlError: there is none, or it has several jobs.
+    """
+    maps = f"/api/v1/namespaces/{namespace}/configmaps"
+    found = {m["metadata"]["name"]: m for m in (await api.get(maps, labelSelector=JOBS))["items"]}
+    fullnames = [key.removesuffix("-job") for key in found if key.endswith("-job")]
+    releases = {full: found[f"{full}-job"]["metadata"]["labels"][pods.INSTANCE] for full in fullnames}
+    matching = [full for full in fullnames if name in (full, releases[full])]
+    if name in matching:
+        matching = [name]
+    if not matching:
+        known = ", ".join(sorted(set(releases.values())))
+        there = f"edl releases there: {known}" if known else "no edl releases found"
+        raise EdlError(f"release {name} not found in namespace {namespace}; {there}")
+    if len(matching) > 1:
+        raise EdlError(
+            f"release {name} in namespace {namespace} has several jobs; "
+            f"use --release {' or --release '.join(matching)}"
+        )
+    (full,) = matching
+    if f"{full}-status" not in found:
+        raise EdlError(f"configmap {full}-status not found in namespace {namespace}")
+    return Found(namespace, releases[full], full, found[f"{full}-job"], found[f"{full}-status"])
+
+
+async def _next(lines: AsyncGenerator[str, None]) -> str | None:
+    return await anext(lines, None)
+
+
+def _log(level: str) -> None:
+    """Have messages of at least that level on standard error, as the command's own."""
+    structlog.configure(
+        processors=[lambda _logger, _method, event: f"edl: {event['event']}"],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
 
 
 def _in_words(error: ApiError, server: str) -> str:
     """What the user can do about it, and where."""
     if error.status == 401:
-        return f"the Kubernetes API at {server} does not know who asks: {error.message}"
+        return f"the Kubernetes API at {server} does not accept the credentials: {error.message}"
     if error.status == 403:
         return (
-            f"Kubernetes does not allow it: {error.message} (docs/kubernetes.md says which rights edl needs)"
+            f"permission denied by Kubernetes: {error.message} (docs/kubernetes.md lists the rights needed)"
         )
     if error.out:
-        return f"the Kubernetes API at {server} is not to be reached: {error.message}"
-    return f"the Kubernetes API at {server} refuses: {error}"
+        return f"the Kubernetes API at {server} is unavailable: {error.message}"
+    return f"the Kubernetes API at {server} refused: {error}"

@@ -5,66 +5,69 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from edl.cli.jobs import Job, Local
+from edl.cli.jobs import Job
+from edl.cli.local import Local
 from edl.errors import ConfigError
 
 DirArgument = Annotated[
-    Path | None, typer.Argument(metavar="[DIR]", help="The job's output directory; default: the last job's.")
+    Path | None,
+    typer.Argument(metavar="[DIR]", help="The job's output directory; default: that of the last job."),
 ]
 
 
-def job(
+def target(
     directory: DirArgument = None,
     release: Annotated[
-        str, typer.Option("--release", help="A release in a cluster, in place of a job of this machine.")
+        str, typer.Option("--release", help="A release in a cluster, instead of a job of this machine.")
     ] = "",
     namespace: Annotated[
-        str, typer.Option("--namespace", "-n", help="Of the release; default: the context's.")
+        str, typer.Option("--namespace", "-n", help="The release's namespace; default: the context's.")
     ] = "",
     kubeconfig: Annotated[
-        Path | None, typer.Option("--kubeconfig", help="For --release; default: where kubectl looks, too.")
+        Path | None, typer.Option("--kubeconfig", help="The kubeconfig; default: as for kubectl.")
     ] = None,
     context: Annotated[
-        str, typer.Option("--context", help="Of the kubeconfig; default: its current one.")
+        str, typer.Option("--context", help="The context of the kubeconfig; default: its current context.")
     ] = "",
-) -> Job:
-    """The job that is meant.
+) -> AbstractContextManager[Job]:
+    """The job that is meant, to be used within `with`.
 
     Raises:
-        ConfigError: the options do not go together.
-        EdlError: no job was started on this machine.
+        ConfigError: the options contradict each other.
+        EdlError: no job has been started on this machine; no such release.
     """
     if not release:
-        said = {"--namespace": namespace, "--kubeconfig": kubeconfig, "--context": context}
-        if lost := [option for option, value in said.items() if value]:
-            raise ConfigError(f"{', '.join(lost)}: only with --release")
-        return Local(directory)
+        given = {"--namespace": namespace, "--kubeconfig": kubeconfig, "--context": context}
+        if unused := [option for option, value in given.items() if value]:
+            raise ConfigError(f"{', '.join(unused)}: only valid with --release")
+        return nullcontext(Local(directory))
     if directory is not None:
-        raise ConfigError(f"--release {release} and {directory}: one job, please")
-    from edl.cli.release import Release  # what talks to Kubernetes takes its time to import
+        raise ConfigError(f"--release and DIR are mutually exclusive (--release {release}, DIR {directory})")
+    from edl.cli.release import connect  # the Kubernetes client takes its time to import
 
-    return Release(release, namespace, kubeconfig, context)
+    return connect(release, namespace, kubeconfig, context)
 
 
 def about_a_job(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command, in place of its parameter `job`, the options that say which one."""
-    which = inspect.signature(job, eval_str=True).parameters
+    options = inspect.signature(target, eval_str=True).parameters
     own = inspect.signature(command, eval_str=True).parameters
     parameters = [
         p.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-        for p in (*own.values(), *which.values())
+        for p in (*own.values(), *options.values())
         if p.name != "job"
     ]
 
     @functools.wraps(command)
-    def run(**said: Any) -> None:
-        meant = job(**{name: said.pop(name) for name in which})
-        command(job=meant, **said)
+    def run(**given: object) -> None:
+        with target(**{name: given.pop(name) for name in options}) as job:  # type: ignore[arg-type]
+            command(job=job, **given)
 
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {p.name: p.annotation for p in parameters}

@@ -1,4 +1,4 @@
-"""`edl zoo`: a folder of models becomes an image of the workers, with docker or buildah."""
+"""`edl zoo`: the models of the zoo; and a folder of your own models as an image, with docker or buildah."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ import typer
 import yaml
 
 import edl
+from edl.cli.models import read, zoo
 from edl.config import model_check
 from edl.contract import artifacts
 from edl.errors import EdlError, ModelError
 
 app = typer.Typer(
     name="zoo",
-    help="Put your models into an image of the workers.",
+    help="List the models of the zoo; build an image with your own.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -36,7 +37,7 @@ FROM ${{BASE}}
 USER root
 {packages}
 COPY . {models}
-# The pod's user is nobody's in particular, and its file system is read-only.
+# The pod runs as an arbitrary user, on a read-only file system.
 RUN chmod -R a+rX {models} && python -m compileall -q {models}
 USER 10001:10001
 """
@@ -60,28 +61,43 @@ model:
 """
 
 
+@app.command("list")
+def list_models() -> None:
+    """List the models of the zoo."""
+    models = zoo()
+    if not models:
+        raise EdlError("no model zoo is installed")
+    width = max(len(name) for name in models)
+    for name, summary in models.items():
+        print(f"{name:{width}}  {summary}".rstrip())
+
+
 @app.command()
 def init(
-    directory: Annotated[Path, typer.Argument(metavar="[DIR]", help="The folder with your models.")] = Path(
+    directory: Annotated[Path, typer.Argument(metavar="[DIR]", help="The folder of your models.")] = Path(
         "."
     ),
     image: Annotated[
         str, typer.Option("--image", help="The image's name, for values.yaml; default: the folder's name.")
     ] = "",
     base_image: Annotated[
-        str, typer.Option("--base-image", help="The image of edl's workers to build upon.")
+        str, typer.Option("--base-image", help="The base image: one of edl's workers.")
     ] = f"edl-worker:{edl.__version__}",
-    force: Annotated[bool, typer.Option("--force", help="Replace files that are there already.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite existing files.")] = False,
 ) -> None:
     """Write a Dockerfile and a values file beside your models."""
     if not directory.is_dir():
-        raise EdlError(f"{directory}: there is no such folder")
+        raise EdlError(f"folder {directory} not found")
     repository, tag = _split(image or f"{directory.resolve().name.lower()}:1")
     found = [
         path.name for path in sorted(directory.glob("*.py")) if not model_check.check(read(path), most=None)
     ]
     others = "".join(f"\n  # or: {MODELS}/{name}" for name in found[1:])
-    module = f"{MODELS}/{found[0]}" if found else f"{MODELS}/my_model.py  # there is no model here yet"
+    module = (
+        f"{MODELS}/{found[0]}"
+        if found
+        else f"{MODELS}/my_model.py  # no model found; a model file has model() and data(split)"
+    )
     packages = PACKAGES if (directory / "requirements.txt").is_file() else NO_PACKAGES
     written = {
         "Dockerfile": DOCKERFILE.format(base=base_image, packages=packages, models=MODELS),
@@ -91,32 +107,32 @@ def init(
     paths = {directory / name: text for name, text in written.items()}
     differing = [str(path) for path, text in paths.items() if path.exists() and read(path) != text]
     if differing and not force:
-        is_are = "is there already" if len(differing) == 1 else "are there already"
-        raise EdlError(f"{', '.join(differing)} {is_are}; nothing was written (--force replaces)")
+        exist = "exists" if len(differing) == 1 else "exist"
+        raise EdlError(f"{', '.join(differing)} already {exist}; nothing was written (--force overwrites)")
     for path, text in paths.items():
         try:
             artifacts.write_whole(path, text)
         except OSError as error:
-            raise EdlError(f"{path}: cannot be written: {error.strerror}") from error
+            raise EdlError(f"{path}: cannot write: {error.strerror}") from error
         print(f"wrote {path}")
     if not found:
-        print(f"no model was found in {directory}: a Python file with model() and data(split)")
+        print(f"no model found in {directory} (expected a Python file with model() and data(split))")
     print(f"next: edl zoo build --image {repository}:{tag} {directory}")
 
 
 @app.command()
 def build(
     image: Annotated[str, typer.Option("--image", help="The image's name, with registry and tag.")],
-    directory: Annotated[Path, typer.Argument(metavar="[PATH]", help="The folder with your models.")] = Path(
+    directory: Annotated[Path, typer.Argument(metavar="[PATH]", help="The folder of your models.")] = Path(
         "."
     ),
     extra_index: Annotated[
-        str, typer.Option("--extra-index", help="One more package index; it is not kept in the image.")
+        str, typer.Option("--extra-index", help="An additional package index; it is not kept in the image.")
     ] = "",
 ) -> None:
     """Build the image, with docker or buildah."""
     if not (directory / "Dockerfile").is_file():
-        raise EdlError(f"{directory}: has no Dockerfile; `edl zoo init {directory}` writes one")
+        raise EdlError(f"{directory}: no Dockerfile found; create one with `edl zoo init {directory}`")
     _check_model(directory)
     tool = _tool()
     with tempfile.TemporaryDirectory() as secrets:
@@ -128,8 +144,8 @@ def build(
                   "--isolation", os.environ.get("BUILDAH_ISOLATION", "chroot")]
         )  # fmt: skip
         command += [*_secrets(Path(secrets), extra_index), "-t", image, str(directory)]
-        _run(tool, command, f"{image} was not built. If its base image was not found: `scripts/images build` "
-             "makes it, and `edl zoo init --base-image` names another")  # fmt: skip
+        _run(tool, command, f"{image} was not built. If its base image was not found: build it with "
+             "`scripts/images build`, or choose another with `edl zoo init --base-image`")  # fmt: skip
     repository, tag = _split(image)
     print(f"built {image}; next: edl zoo push {image}, and then")
     print(f"  helm install edl CHART --set workers=4 -f {directory / 'values.yaml'}"
@@ -139,11 +155,11 @@ def build(
 @app.command()
 def push(
     image: Annotated[str, typer.Argument(help="The image's name, with registry and tag.")],
-    plain_http: Annotated[bool, typer.Option("--plain-http", help="The registry has no TLS.")] = False,
+    plain_http: Annotated[bool, typer.Option("--plain-http", help="Use HTTP instead of HTTPS.")] = False,
 ) -> None:
     """Push the image to its registry, with docker or buildah."""
     if "/" not in image:
-        raise EdlError(f"{image}: names no registry; an image is pushed as registry.example.org/team/{image}")
+        raise EdlError(f"{image}: registry missing (expected e.g. registry.example.org/team/{image})")
     tool = _tool()
     if tool == "buildah":
         command = [
@@ -160,29 +176,29 @@ def push(
 
 
 def _check_model(directory: Path) -> None:
-    """The model that values.yaml names is one, if it is a file of this folder.
+    """Check the model that values.yaml names, if it is a file of this folder.
 
     Raises:
-        ModelError: it is not there, or is no model.
+        ModelError: it does not exist, or is not a model.
     """
     try:
         values = yaml.safe_load(read(directory / "values.yaml"))
         module = str(values["model"]["module"])
     except (EdlError, yaml.YAMLError, TypeError, KeyError):
-        return  # no values of ours: Helm will judge them
+        return  # not our values: Helm will judge them
     if not module.startswith(f"{MODELS}/"):
         return
     path = directory / module.removeprefix(f"{MODELS}/")
     if not path.is_file():
         raise ModelError(
-            f"{directory / 'values.yaml'}: model.module is {module}, but there is no file {path}"
+            f"{directory / 'values.yaml'}: model.module is {module}, but file {path} was not found"
         )
     if wrong := model_check.check(read(path), str(path), most=None):
         raise ModelError("\n".join(wrong))
 
 
 def _secrets(directory: Path, extra_index: str) -> list[str]:
-    """Options that let the build reach the package index as this machine does. The image keeps no trace."""
+    """Options that give the build this machine's access to the package index. The image keeps no trace."""
     mine = configparser.RawConfigParser()
     mine.read([os.environ.get("PIP_CONFIG_FILE", "/etc/pip.conf"), Path.home() / ".config/pip/pip.conf"])
     said = dict(mine["global"]) if mine.has_section("global") else {}
@@ -205,20 +221,20 @@ def _tool() -> str:
     """
     wanted = os.environ.get("EDL_BUILDER", "")
     if wanted and wanted not in TOOLS:
-        raise EdlError(f"EDL_BUILDER is {wanted!r}; allowed: {', '.join(TOOLS)}")
+        raise EdlError(f"EDL_BUILDER: invalid value {wanted!r} (expected {' or '.join(TOOLS)})")
     why = "docker is not installed"
     if wanted in ("", "docker") and shutil.which("docker"):
-        asked = subprocess.run(["docker", "buildx", "ls"], capture_output=True, text=True)
-        if asked.returncode == 0:
-            asked = subprocess.run(["docker", "info"], capture_output=True, text=True)
-        if asked.returncode == 0:
+        done = subprocess.run(["docker", "buildx", "ls"], capture_output=True, text=True)
+        if done.returncode == 0:
+            done = subprocess.run(["docker", "info"], capture_output=True, text=True)
+        if done.returncode == 0:
             return "docker"
-        why = f"docker cannot be used ({(asked.stderr.strip() or 'no daemon').splitlines()[-1]})"
+        why = f"docker is not usable ({(done.stderr.strip() or 'no daemon').splitlines()[-1]})"
     if wanted in ("", "buildah") and shutil.which("buildah"):
         return "buildah"
     missing = {"docker": why, "buildah": "buildah is not installed"}
     reasons = [missing[wanted]] if wanted else list(missing.values())
-    raise EdlError(f"an image needs docker or buildah: {'; '.join(reasons)}")
+    raise EdlError(f"docker or buildah is needed to build and push images: {'; '.join(reasons)}")
 
 
 def _run(tool: str, command: list[str], failed: str) -> None:
@@ -237,15 +253,3 @@ def _split(image: str) -> tuple[str, str]:
     """Repository and tag. A colon before the last slash is a port's."""
     repository, colon, tag = image.rpartition(":")
     return (repository, tag) if colon and "/" not in tag else (image, "latest")
-
-
-def read(path: Path) -> str:
-    """A file's text; what is no UTF-8 in it is found by source.check.
-
-    Raises:
-        EdlError: it cannot be read.
-    """
-    try:
-        return path.read_text(encoding="utf-8", errors="surrogateescape")
-    except OSError as error:
-        raise EdlError(f"{path}: cannot be read: {error.strerror}") from error

@@ -1,7 +1,7 @@
 """The typed configuration of a job: its types and limits. Defaults live in chart/values.yaml.
 
 `parse` turns a values mapping into a frozen `Config`, or refuses it with every mistake named
-by its dotted key, the value found, and what is allowed: all of them at once.
+by its dotted key, the value found, and what is expected: all of them at once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from edl.config.types import AtLeastHalf, Int, NotNegative, Positive, Section, S
 from edl.errors import ConfigError
 
 LIVE: dict[str, JsonValue] = {"live": True}
-SHARE: dict[str, JsonValue] = {"allowed": "a whole number, at least 0, or a share such as 50%"}
+SHARE: dict[str, JsonValue] = {"allowed": "an integer, at least 0, or a share such as 50%"}
 PATH: dict[str, JsonValue] = {"allowed": "an absolute path"}
 
 
@@ -121,24 +121,30 @@ RULES = [
     Rule(
         ("workers", "minWorkers"),
         lambda workers, least: 0 < workers < least,
-        "such a job could never train (workers is 0 or at least minWorkers)",
+        "the job could never train (workers must be 0 or at least minWorkers)",
     ),
     Rule(
         ("elastic.joinDelaySeconds", "elastic.startupTimeoutSeconds"),
         operator.ge,
-        "joinDelaySeconds must be smaller: waiting for company longer than a start may take is a mix-up",
+        "joinDelaySeconds must be smaller",
     ),
     *(
-        Rule((f"{place}.existingClaim", f"{place}.hostPath"), _both, "only one of them can be mounted")
+        Rule((f"{place}.existingClaim", f"{place}.hostPath"), _both, "mutually exclusive")
         for place in ("model", "data", "output")
     ),
-    Rule(("output.size", "output.existingClaim"), _both, "a new claim, or one that is there"),
-    Rule(("output.size", "output.hostPath"), _both, "a new claim, or a folder of the nodes"),
-    Rule(("token.existingSecret", "token.value"), _both, "the token has one place"),
+    Rule(
+        ("output.size", "output.existingClaim"), _both, "mutually exclusive (a new claim, or one that exists)"
+    ),
+    Rule(
+        ("output.size", "output.hostPath"),
+        _both,
+        "mutually exclusive (a new claim, or a folder of the nodes)",
+    ),
+    Rule(("token.existingSecret", "token.value"), _both, "mutually exclusive"),
     Rule(
         ("metrics.serviceMonitor.enabled", "metrics.podMonitor.enabled"),
         _both,
-        "all would be counted twice",
+        "mutually exclusive (every metric would be collected twice)",
     ),
 ]
 
@@ -169,8 +175,8 @@ def parse(values: Mapping[str, Any]) -> Config:
 
 
 def impossible(flat_values: Mapping[str, Any]) -> list[str]:
-    """What no schema can say: what cannot be together, in words, and a model that is none. A rule is judged
-    only if all its keys are there."""
+    """What no schema can express, one line each: invalid combinations, and a model.source that is not a
+    model. A rule is judged only if all its keys are there."""
     source = flat_values.get("model.source")
     told = source_module.check(source) if source and isinstance(source, str) else []
     return told + [
@@ -182,9 +188,9 @@ def impossible(flat_values: Mapping[str, Any]) -> list[str]:
 
 
 def unscalable(values: Mapping[str, Any], workers: int) -> list[str]:
-    """Why a running job with these values cannot be scaled to so many workers, in words."""
+    """Why a running job with these values cannot be scaled to so many workers; empty if it can."""
     if workers < 1:
-        return [f"workers: {workers} would lose the state of training, which only workers hold"]
+        return [f"workers: cannot scale a running job to {workers}: only workers hold the state of training"]
     limits = {key: values[key] for key in ("minWorkers", "maxWorkers") if key in values}
     return impossible({**limits, "workers": workers})
 

@@ -1,4 +1,4 @@
-"""A mistake in the values, in our words: the key, the value found, and what is allowed there.
+"""Messages about wrong values: the key, the value found, and what is expected there.
 
 `whole` is the section that a whole values file is.
 """
@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
 from edl.config.paths import keys, known
+from edl.config.renamed import advice
 
 LIMITS = {
     "minimum": "at least {}",
@@ -23,27 +24,28 @@ LIMITS = {
     "maxLength": "at most {} characters",
 }
 KINDS = {
-    "integer": "a whole number",
+    "integer": "an integer",
     "number": "a number",
     "boolean": "true or false",
-    "string": "a text",
+    "string": "a string",
     "array": "a list",
 }
 
 
 def in_words(detail: ErrorDetails, whole: type[BaseModel]) -> str:
-    """One mistake in our words: the key, the value found, what is allowed."""
+    """One mistake in one line: the key, the value found, what is expected."""
     path, section, rest = _place(detail["loc"], whole)
     if not path:
-        return f"values: {shown(detail['input'])} is not allowed; allowed: a map of keys"
+        return f"values: invalid value {shown(detail['input'])} (expected a map)"
     key = ".".join(path + rest)
     if detail["type"] == "extra_forbidden":
-        where = f" under {'.'.join(path[:-1])}" if path[:-1] else ""
-        return f"{key}: there is no such key{where}; {_hint(path, section, whole)}"
-    found = "a value is needed (null removes the default)"
-    if detail["type"] != "missing":
-        found = f"{shown(detail['input'])} is not allowed"
-    return f"{key}: {found}; allowed: {allowed('.'.join(path), whole, len(rest))}"
+        return f"{key}: {advice(key) or f'unknown key; {_hint(path, section, whole)}'}"
+    expected = allowed(".".join(path), whole, len(rest))
+    if detail["type"] == "missing":
+        return f"{key}: missing value (null removes the default; expected {expected})"
+    text = f"{key}: invalid value {shown(detail['input'])} (expected {expected})"
+    meant = "" if rest else _meant(path, detail["input"], section, whole)
+    return f"{text}; did you mean {meant}?" if meant else text
 
 
 def _place(
@@ -70,7 +72,26 @@ def _hint(path: list[str], section: type[BaseModel], whole: type[BaseModel]) -> 
     near = difflib.get_close_matches(last, known(section), 1, cutoff=0.5)
     if meant := elsewhere[:2] or [".".join([*parents, name]) for name in near]:
         return f"did you mean {' or '.join(meant)}?"
-    return f"known: {', '.join(known(section))}"
+    where = f"keys of {'.'.join(parents)}" if parents else "keys"
+    return f"{where}: {', '.join(known(section))}"
+
+
+def _meant(path: list[str], found: Any, section: type[BaseModel], whole: type[BaseModel]) -> str:
+    """The key that was meant where a section has a plain value, or a plain value has keys as a section has.
+
+    `worker=3` means `workers=3`, and `workers.env=...` means `worker.env`.
+    """
+    *parents, last = path
+    inside = known(section)
+    if inside.get(last) is not None:
+        near = difflib.get_close_matches(last, [key for key, inner in inside.items() if inner is None], 1)
+        return ".".join([*parents, near[0]]) if near else ""
+    if isinstance(found, dict) and len(found) == 1:
+        below = next(iter(found))
+        sections = [key for key, inner in inside.items() if inner is not None and below in known(inner)]
+        near = difflib.get_close_matches(last, sections, 1)
+        return ".".join([*parents, near[0], str(below)]) if near else ""
+    return ""
 
 
 def shown(value: Any) -> str:
@@ -80,7 +101,7 @@ def shown(value: Any) -> str:
 
 
 def allowed(key: str, whole: type[BaseModel], depth: int = 0) -> str:
-    """What is allowed, in words, for a dotted key; or so deep within its value."""
+    """What is expected, in words, for a dotted key; or so deep within its value."""
     *parents, last = key.split(".")
     section = whole
     for part in parents:
@@ -92,10 +113,10 @@ def allowed(key: str, whole: type[BaseModel], depth: int = 0) -> str:
     if "allowed" in schema:
         return str(schema["allowed"])
     if "enum" in schema:
-        return ", ".join(schema["enum"])
-    if "anyOf" in schema:  # a decimal may be a text to Helm, which is nobody's concern
+        return f"one of {', '.join(schema['enum'])}"
+    if "anyOf" in schema:  # Helm hands a decimal over as a string: no need to mention it
         schema = schema["anyOf"][0]
     limits = [words.format(schema[name]) for name, words in LIMITS.items() if name in schema]
     if schema.get("minLength"):
         limits.append("not empty")
-    return ", ".join([KINDS.get(schema.get("type", ""), "a map of keys"), *limits])
+    return ", ".join([KINDS.get(schema.get("type", ""), "a map"), *limits])

@@ -1,8 +1,8 @@
-"""A user's model that comes as one file (`model.source`): checked before any worker is started for it.
+"""A user's model as one file (`model.source`): checked before any worker is started for it.
 
 Nothing here runs the file or imports anything: the master only reads it. So what is certain
-is refused (no Python, no model(), a data() that takes no split), and what only running it
-would tell (a function made by an import or an assignment) is believed; the worker finds out.
+is refused (not Python, no model(), a data() without a parameter), and what only running it
+would show (a function made by an import or an assignment) is left to the worker.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ def check(source: str, name: str = "model.source", most: int | None = MOST_CHARA
     """
     if most is not None and len(source) > most:
         return [
-            f"{name}: has {len(source):,} characters; at most {most:,} fit where Kubernetes and "
-            "Helm keep it. Put a large model, or one of several files, into an image or on a volume"
+            f"{name}: {len(source):,} characters; at most {most:,} fit into a ConfigMap. "
+            "Put a large model, or one of several files, into an image or on a volume"
         ]
     if not source.strip("\ufeff \t\r\n"):
-        return [f"{name}: is empty; a Python file with model() and data(split) is due"]
+        return [f"{name}: is empty (expected a Python file with model() and data(split))"]
     try:
         source.encode("utf-8")
     except UnicodeEncodeError as error:
-        return [f"{name}: line {source.count(chr(10), 0, error.start) + 1}: is not a text in UTF-8"]
+        return [f"{name}: line {source.count(chr(10), 0, error.start) + 1}: not UTF-8"]
     if wrong := _encoding(source):
         return [f"{name}: {wrong}"]
     try:
@@ -62,9 +62,9 @@ def check(source: str, name: str = "model.source", most: int | None = MOST_CHARA
         line = f": {error.text.strip()[:80]}" if error.text and error.text.strip() else ""
         return [f"{name}: {where}{error.msg}{line}"]
     except ValueError as error:  # a zero byte
-        return [f"{name}: is not Python: {error}"]
+        return [f"{name}: not Python: {error}"]
     except (RecursionError, MemoryError):
-        return [f"{name}: is nested too deeply for Python to read"]
+        return [f"{name}: nested too deeply for Python to read"]
     return [f"{name}: {line}" for line in _contract(tree, table)]
 
 
@@ -132,7 +132,7 @@ def _function(function: Function, call: str) -> Iterator[str]:
     if function.decorator_list:
         return  # a decorator may return anything
     if isinstance(function, ast.AsyncFunctionDef):
-        yield f"{where} is `async`; a plain function is due"
+        yield f"{where} is `async` (expected a plain function)"
     own = list(_own(function))
     returns = any(isinstance(node, ast.Return) and node.value is not None for node in own)
     if any(isinstance(node, ast.Yield | ast.YieldFrom) for node in own):

@@ -64,13 +64,13 @@ def _bool(text: str) -> bool | str:
 
 def _mapping(loader: _Loader, node: yaml.Node) -> Values:
     if not isinstance(node, yaml.MappingNode):
-        raise _refused(node, "this is not a map")
+        raise _refused(node, "not a map")
     seen: dict[str, int] = {}
     found: Values = {}
     for key_node, value_node in node.value:
         key, value = _key(key_node), loader.construct_object(value_node, deep=True)
         if key in seen:
-            raise _refused(key_node, f"key {key!r} stands there twice (first in line {seen[key]})")
+            raise _refused(key_node, f"duplicate key {key!r} (first in line {seen[key]})")
         seen[key] = key_node.start_mark.line + 1
         if key_node.tag == MERGE:
             # In the order of the file, as go-yaml 2 does it: only keys after it win over what is merged.
@@ -85,12 +85,12 @@ def _mapping(loader: _Loader, node: yaml.Node) -> Values:
 
 def _key(node: yaml.Node) -> str:
     if not isinstance(node, yaml.ScalarNode):
-        raise _refused(node, "a key must be a word, not a list or a map")
+        raise _refused(node, "a key must be a string, not a list or a map")
     return str(node.value)
 
 
 def _unknown_tag(_: _Loader, node: yaml.Node) -> None:
-    raise _refused(node, f"tag {node.tag!r} is not understood")
+    raise _refused(node, f"unknown tag {node.tag!r}")
 
 
 def _refused(node: yaml.Node, why: str) -> ConfigError:
@@ -134,17 +134,17 @@ def load_file(path: Path) -> Values:
         with open(path, encoding="utf-8") as file:
             values = yaml.load(file, Loader=_Loader)
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
+        raise ConfigError(f"{path}: cannot read: {getattr(error, 'strerror', None) or error}") from error
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"line {mark.line + 1}: " if mark else ""
         said = [getattr(error, part, None) for part in ("context", "problem")]
         problem = ", ".join(filter(None, said)) or str(error)
-        raise ConfigError(f"{path}: {where}not valid YAML: {problem}") from error
+        raise ConfigError(f"{path}: {where}invalid YAML: {problem}") from error
     if values is None:
         return {}
     if not isinstance(values, dict):
-        raise ConfigError(f"{path}: a map of keys is expected, not {type(values).__name__}")
+        raise ConfigError(f"{path}: expected a map, found {type(values).__name__}")
     # Through JSON, as Helm does it: an alias (*x) is then a copy, which a flag can change by itself.
     return typing.cast(Values, json.loads(json.dumps(values)))
 
@@ -156,7 +156,7 @@ def defaults() -> Values:
         ConfigError: chart/values.yaml is not beside the program.
     """
     if not DEFAULTS.is_file():
-        raise ConfigError(f"{DEFAULTS}: not found; edl runs from its source tree, which holds the defaults")
+        raise ConfigError(f"{DEFAULTS} not found; edl reads the default values there, beside its own code")
     return load_file(DEFAULTS)
 
 

@@ -53,9 +53,9 @@ def read_contact(output: Path) -> Contact:
     """Where the master of the job in `output` listens.
 
     Raises:
-        EdlError: there is no job in that directory.
+        EdlError: it is not a job's output directory.
     """
     try:
         return Contact(**json.loads((output / CONTACT).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:
-        raise EdlError(f"{output}: no job of edl was started here ({CONTACT} is missing)") from error
+        raise EdlError(f"{output}: not the output directory of a job ({CONTACT} not found)") from error

@@ -1,9 +1,12 @@
 """The Kubernetes API over HTTP: requests and watches in plain dictionaries, with good manners.
 
-lightkube reads the configuration (in a pod the service account, whose token file is read again
-when the token is refused; else the kubeconfig) and brings the HTTP client. Its typed objects and
+lightkube knows servers and accounts (in a pod the service account, whose token file is read again
+when the token is refused; else what `kubeconfig` has read) and brings the HTTP client. Its typed objects and
 its watch are not used: the worker's pod is whatever the chart rendered, and no Python client
-has a watch that survives what an API server does (see `watch`).
+has a watch that survives what an API server does (see `informer`).
+
+The server knows us as `edl/VERSION` (User-Agent, in its audit log) and as `edl` (the manager of the fields
+that we write, in `kubectl get --show-managed-fields`).
 
 The manners, for all callers together:
     writes go through one budget, the urgent first
@@ -15,63 +18,34 @@ The manners, for all callers together:
 from __future__ import annotations
 
 import asyncio
-import heapq
-import itertools
 import json
-import random
+import ssl
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
 import httpx2 as httpx
 import structlog
 from lightkube.config.client_adapter import AsyncClient, ConnectionParams
-from lightkube.config.kubeconfig import KubeConfig
+from lightkube.config.kubeconfig import KubeConfig, SingleConfig
 from lightkube.config.models import User
 from lightkube.core.exceptions import ConfigError as LightkubeError
 
+import edl
 from edl.errors import ConfigError, EdlError
+from edl.kubernetes.kubeconfig import Access
+from edl.kubernetes.rate_limit import Backoff, Budget
+from edl.kubernetes.timing import Timing
+
+__all__ = ["SOON", "URGENT", "WHENEVER", "Api", "ApiError", "Backoff", "Budget", "Timing"]
 
 log = structlog.get_logger()
 
 MERGE: Final = "application/merge-patch+json"
+FIELD_MANAGER: Final = "edl"
 MOST_RETRY_AFTER = 60.0
 URGENT, SOON, WHENEVER = 0, 1, 2  # creates and deletes; status and events; labels
-
-
-@dataclass(frozen=True)
-class Timing:
-    """Every span of time towards the API, in seconds. Tests use a shorter second."""
-
-    answer: float = 15.0  # for the answer to one request
-    silence: float = 75.0  # of a watch: a live one brings a bookmark every minute
-    watch: float = 300.0  # the longest watch; the shortest is 4/5 of it, so that they spread
-    relist: float = 300.0  # a full list at least so often, whatever the watches said
-    first_pause: float = 0.5  # after a failure, doubling
-    most_pause: float = 30.0
-    outage: float = 1.0  # between the requests of everybody while the API is out
-    write: float = 0.2  # one write's share of the budget: 5 a second
-    burst: int = 10  # writes that need not wait for their share
-    # The longest pause between creates that are refused (quota, rights). Nobody tells when others leave
-    # room in a quota, and what is asked for once in so many seconds waits half as long, on average.
-    blocked: float = 15.0
-    mercy: float = 2.0  # for a worker whose stream has ended to end by itself: its pod then keeps the log
-    overdue: float = 30.0  # past its grace, and still not ended: its node does not answer
-    untaken: float = 5.0  # for a kubelet to take a pod up, on a node where a worker fell silent
-    # In doubt, and avoided. Kubernetes taints a node that is silent for 50 s; from there on that is enough.
-    doubt: float = 120.0
-    look: float = 0.1  # between two looks at what there is to be shown: it may change with every event
-    status: float = 1.0  # between two writes of the status
-    drift: float = 5.0  # the same when nothing but the progress has changed
-    labels: float = 2.0  # between two looks at the workers' labels
-    events: float = 10.0  # one Event's share, beyond a burst; and the same once more for minor ones
-
-    def times(self, factor: float) -> Timing:
-        """Everything so many times as long."""
-        spans = {f.name: getattr(self, f.name) * factor for f in fields(self) if f.name != "burst"}
-        return replace(self, **spans)
 
 
 class ApiError(EdlError):
@@ -87,57 +61,17 @@ class ApiError(EdlError):
         return self.status == 0 or self.status == 429 or self.status >= 500
 
 
-class Backoff:
-    """Pauses after failures: doubling, with jitter so that masters do not come back in step."""
+class _Connection(ConnectionParams):
+    """Trusts the certificates that kubectl trusts.
 
-    def __init__(self, first: float, most: float):
-        self._first, self._most, self._failures = first, most, 0
-
-    def next(self) -> float:
-        pause = min(self._first * 2.0 ** min(self._failures, 16), self._most)
-        self._failures += 1
-        return pause * random.uniform(0.5, 1.0)
-
-    def reset(self) -> None:
-        self._failures = 0
-
-
-class Budget:
-    """A token bucket that serves the urgent first.
-
-    Args:
-        each: seconds until one more is allowed.
-        burst: how many may be saved up.
+    From 3.13 on, Python refuses those that lack an extension (key usage, authority key identifier), as
+    those of some clusters do. Who has signed them is verified all the same.
     """
 
-    def __init__(self, each: float, burst: int):
-        self._each, self._burst = each, burst
-        self._left, self._at = float(burst), 0.0
-        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
-        self._order = itertools.count()
-        self._timer: asyncio.TimerHandle | None = None
-
-    async def take(self, urgency: int) -> None:
-        mine = asyncio.get_running_loop().create_future()
-        heapq.heappush(self._waiting, (urgency, next(self._order), mine))
-        self._serve()
-        await mine
-
-    def _serve(self) -> None:
-        loop = asyncio.get_running_loop()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        now = loop.time()
-        self._left = min(self._left + (now - self._at) / self._each, float(self._burst))
-        self._at = now
-        while self._waiting and self._left >= 1:
-            _, _, first = heapq.heappop(self._waiting)
-            if not first.done():  # who has given up takes nothing
-                first.set_result(None)
-                self._left -= 1
-        if self._waiting:
-            self._timer = loop.call_later((1 - self._left) * self._each + 0.001, self._serve)
+    def httpx_params(self, config: SingleConfig) -> dict[str, Any]:
+        params: dict[str, Any] = super().httpx_params(config)
+        params["verify"].verify_flags &= ~ssl.VERIFY_X509_STRICT
+        return params
 
 
 class Api:
@@ -146,12 +80,13 @@ class Api:
     Args:
         pace: how long things may take and how often they may be asked.
         config: where the API is; None: from the environment.
+        access: what lightkube does not know of a kubeconfig.
 
     Raises:
         ConfigError: no configuration, or one that cannot be used.
     """
 
-    def __init__(self, pace: Timing, config: KubeConfig | None = None):
+    def __init__(self, pace: Timing, config: KubeConfig | None = None, access: Access = Access()):  # noqa: B008
         self.pace = pace
         self.requests: Counter[tuple[str, str, int]] = Counter()  # by verb, resource and status
         self.budget = Budget(pace.write, pace.burst)
@@ -168,14 +103,17 @@ class Api:
             single = (config or KubeConfig.from_env()).get()
             assert single is not None  # as no default is given
             self.namespace, self.server = single.namespace, single.cluster.server
-            single = single._replace(user=single.user or User())  # nobody in particular may ask too
-            self._http = AsyncClient(single, ConnectionParams(timeout=httpx.Timeout(pace.answer)))
+            single = single._replace(user=single.user or User())  # an anonymous user may ask, too
+            timeout = httpx.Timeout(pace.answer)
+            self._http = AsyncClient(single, _Connection(timeout=timeout, proxy=access.proxy_url))
         except KeyError as error:
-            raise ConfigError(
-                f"no Kubernetes to talk to: its context names {error}, which is not there"
-            ) from error
+            raise ConfigError(f"no Kubernetes configuration: its context names an unknown {error}") from error
         except (LightkubeError, OSError, ValueError) as error:
-            raise ConfigError(f"no Kubernetes to talk to: {error}{looked}") from error
+            raise ConfigError(f"no Kubernetes configuration: {error}{looked}") from error
+        self._http.headers = httpx.Headers([("User-Agent", f"edl/{edl.__version__}"), *access.headers])
+        if access.plugin is not None:
+            self._http.auth = access.plugin
+        self._extensions = {"sni_hostname": access.tls_server_name} if access.tls_server_name else {}
 
     @property
     def api_up(self) -> bool:
@@ -217,13 +155,15 @@ class Api:
         if method != "GET":  # now, not before it had to wait
             await self._vetted()
         headers = {"Accept": "application/json"} | ({"Content-Type": content} if body is not None else {})
+        query = {**query, "fieldManager": FIELD_MANAGER} if method in ("POST", "PATCH") else query
         data = json.dumps(body).encode() if body is not None else None
         try:
             # httpx limits each read, not the whole: a server that drips would hold us for ever.
             async with asyncio.timeout(self.pace.answer):
                 response = await self._http.request(
-                    method, path, params=dict(query), content=data, headers=headers
-                )
+                    method, path, params=dict(query), content=data, headers=headers,
+                    extensions=self._extensions,
+                )  # fmt: skip
             return self._answer(method, path, response.status_code, response.headers, response.content)
         except (httpx.HTTPError, TimeoutError, LightkubeError, OSError) as error:
             raise self._no_answer(method, path, error) from error
@@ -259,7 +199,9 @@ class Api:
         timeout = httpx.Timeout(self.pace.answer, read=self.pace.silence)
         rest = b""
         try:
-            async with self._http.stream("GET", path, params=dict(query), timeout=timeout) as response:
+            async with self._http.stream(
+                "GET", path, params=dict(query), timeout=timeout, extensions=self._extensions
+            ) as response:
                 whole = b"" if response.status_code == 200 else await response.aread()
                 self._answer(verb, path, response.status_code, response.headers, whole)
                 # Not aiter_lines: it also splits at what Unicode calls a line's end, inside a JSON text.
@@ -306,7 +248,7 @@ class Api:
         if 200 <= status < 300 and isinstance(said, dict):
             if self._out_since is not None:
                 seconds = asyncio.get_running_loop().time() - self._out_since
-                log.info(f"the Kubernetes API answers again, after {seconds:.1f} s")
+                log.info(f"the Kubernetes API is available again after {seconds:.1f} s")
                 self._out_since = None
             return said
         told = said if isinstance(said, dict) else {}
@@ -333,7 +275,7 @@ class Api:
         self.doubt()
         if self._out_since is None:
             self._out_since = now
-            log.warning(f"the Kubernetes API is in trouble: {error}; training goes on")
+            log.warning(f"the Kubernetes API is unavailable; training continues, retrying: {error}")
         self._next_at = max(self._next_at, now + self.pace.outage)
         self._closed_until = max(self._closed_until, now + min(error.retry_after, MOST_RETRY_AFTER))
 

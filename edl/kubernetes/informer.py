@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing, suppress
 from typing import Any, TypeAlias
 
@@ -179,20 +179,30 @@ def _uid(thing: Object | None) -> str:
     return str(thing["metadata"]["uid"]) if thing is not None else ""
 
 
-async def until(happened: asyncio.Event, mirrors: Iterable[Informer], seconds: float | None = None) -> bool:
-    """Keep these up to date until something has happened; False: the time was up first.
+async def changes(
+    api: Api, path: str, selector: dict[str, str], known: Iterable[Object] = ()
+) -> AsyncGenerator[tuple[Object, bool], None]:
+    """Each object that is new, has changed (False) or is gone (True), as it happens, without end.
+
+    Args:
+        known: objects that the caller has seen: only a change of them is news, also one that came meanwhile.
 
     Raises:
-        ApiError: one of them is refused.
+        ApiError: the account may not watch these objects.
     """
-    waiting = asyncio.create_task(happened.wait())
-    tasks: list[asyncio.Task[Any]] = [waiting, *(asyncio.create_task(m.run()) for m in mirrors)]
+    news: asyncio.Queue[tuple[Object, bool] | None] = asyncio.Queue()
+    mirror = Informer(
+        api, path, selector, lambda thing, gone: news.put_nowait((thing, gone)), forgiving=False
+    )
+    for thing in known:
+        mirror.learn(thing)
+    await mirror.list()
+    running = asyncio.create_task(mirror.run())
+    running.add_done_callback(lambda _: news.put_nowait(None))
     try:
-        done, _ = await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
-        return waiting in done
+        while (change := await news.get()) is not None:
+            yield change
+        running.result()
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)

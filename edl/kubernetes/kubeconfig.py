@@ -1,9 +1,19 @@
-"""Which cluster, and as whom: the user's kubeconfig as kubectl reads it, else the pod's own account."""
+"""Which cluster, and as whom: the user's kubeconfig as kubectl reads it, else the pod's own account.
+
+lightkube knows servers, certificates, tokens and passwords. What it leaves out of a kubeconfig is an
+`Access`: exec plugins of all versions, impersonation, tls-server-name, proxy-url. (The official client's
+loader knows no impersonation either, and is 75 MB with ten packages more.)
+
+Promise: nothing that a kubeconfig says of how to reach a cluster is ignored silently; what is not supported
+is refused by name.
+"""
 
 from __future__ import annotations
 
-import json
+import base64
 import os
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +22,34 @@ from lightkube.config.kubeconfig import SERVICE_ACCOUNT, KubeConfig
 from lightkube.core.exceptions import ConfigError as LightkubeError
 
 from edl.errors import ConfigError
+from edl.kubernetes.exec_plugin import ExecPlugin
 
 DEFAULT = "~/.kube/config"
-PLUGINS = "client.authentication.k8s.io/v1beta1"  # the newest that lightkube knows
 FILES = {
     "cluster": ("certificate-authority",),
     "user": ("client-certificate", "client-key", "tokenFile"),
 }
+Section = Mapping[str, Any]
 
 
-def load(file: Path | None = None, context: str = "") -> KubeConfig:
+@dataclass(frozen=True)
+class Access:
+    """What lightkube does not know of a kubeconfig.
+
+    Args:
+        headers: of every request: as whom the user wants to act.
+        tls_server_name: that the server's certificate must have; "": that of its address.
+        proxy_url: through which the server is reached; None: the environment says it.
+        plugin: where the token comes from; None: it is in the kubeconfig.
+    """
+
+    headers: tuple[tuple[str, str], ...] = ()
+    tls_server_name: str = ""
+    proxy_url: str | None = None
+    plugin: ExecPlugin | None = None
+
+
+def load(file: Path | None = None, context: str = "") -> tuple[KubeConfig, Access]:
     """The configuration, with the wanted context as its current one.
 
     Args:
@@ -30,64 +58,110 @@ def load(file: Path | None = None, context: str = "") -> KubeConfig:
         context: one of its contexts; "": its current one.
 
     Raises:
-        ConfigError: there is none, it cannot be read, or it has no such context.
+        ConfigError: there is none, it cannot be read, it has no such context, or says what is not supported.
     """
-    said = os.environ.get("KUBECONFIG", "")
-    files = [file] if file else [Path(name) for name in said.split(os.pathsep) if name]
+    variable = os.environ.get("KUBECONFIG", "")
+    files = [file] if file else [Path(name) for name in variable.split(os.pathsep) if name]
     there = [path for path in files or [Path(DEFAULT).expanduser()] if path.exists()]
     if not there and not files and Path(SERVICE_ACCOUNT).exists():
-        return KubeConfig.from_service_account(SERVICE_ACCOUNT)
+        return KubeConfig.from_service_account(SERVICE_ACCOUNT), Access()
     if not there:
-        where = " or ".join(map(str, files)) or f"{DEFAULT}, and neither $KUBECONFIG nor --kubeconfig is said"
-        raise ConfigError(f"no kubeconfig: there is no {where}")
-    found = _merged(there)
-    found.current_context = context or found.current_context
+        where = " or ".join(map(str, files)) or f"{DEFAULT} ($KUBECONFIG and --kubeconfig are not set)"
+        raise ConfigError(f"kubeconfig not found: {where}")
     names = ", ".join(str(path) for path in there)
-    if found.current_context is None:
-        raise ConfigError(f"{names}: no context is chosen; say --context ({_known(found)})")
-    if found.current_context not in found.contexts:
-        raise ConfigError(f"{names}: there is no context {found.current_context} ({_known(found)})")
-    return found
+    whole = _merged(there)
+    if context:
+        whole["current-context"] = context
+    try:
+        config = KubeConfig.from_dict(whole)
+    except (LightkubeError, KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"{names}: not a kubeconfig: {error}") from error
+    known = f"known contexts: {', '.join(config.contexts)}" if config.contexts else "it has no contexts"
+    if config.current_context is None:
+        raise ConfigError(f"{names}: no current context; choose one with --context ({known})")
+    if config.current_context not in config.contexts:
+        raise ConfigError(f"{names}: unknown context {config.current_context} ({known})")
+    chosen = config.contexts[config.current_context]
+    cluster = _named(whole, "cluster", chosen.cluster)
+    return config, _access(cluster, _named(whole, "user", chosen.user or ""), names)
 
 
-def _known(config: KubeConfig) -> str:
-    return f"there are: {', '.join(config.contexts)}" if config.contexts else "there are none"
-
-
-def _merged(files: list[Path]) -> KubeConfig:
+def _merged(files: list[Path]) -> dict[str, Any]:
     """The files as one. What a name or the current context means, the first that says it decides.
 
     Raises:
-        ConfigError: one of them is no kubeconfig.
+        ConfigError: one of them is not a kubeconfig.
     """
     whole: dict[str, Any] = {"clusters": [], "contexts": [], "users": []}
-    for path in reversed(files):  # lightkube takes the last of a name
+    for path in reversed(files):  # the last of a name counts
         try:
             one = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
             for kind in ("clusters", "contexts", "users"):
                 whole[kind] += [
-                    _ours(item, kind[:-1], path.absolute().parent) for item in one.get(kind) or []
+                    _absolute(item, kind[:-1], path.absolute().parent) for item in one.get(kind) or []
                 ]
             whole["current-context"] = one.get("current-context") or whole.get("current-context")
         except OSError as error:
-            raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+            raise ConfigError(f"{path}: cannot read: {error.strerror}") from error
         except (yaml.YAMLError, AttributeError, KeyError, TypeError, ValueError) as error:
-            raise ConfigError(f"{path}: this is no kubeconfig") from error
-    try:
-        return KubeConfig.from_dict(whole)
-    except (LightkubeError, KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f"{', '.join(map(str, files))}: this is no kubeconfig: {error}") from error
+            raise ConfigError(f"{path}: not a kubeconfig") from error
+    return whole
 
 
-def _ours(item: dict[str, Any], kind: str, folder: Path) -> dict[str, Any]:
-    """A cluster, context or user as lightkube takes it: whole paths, and plugins of all versions."""
-    said = dict(item[kind] or {})
+def _absolute(item: Section, kind: str, folder: Path) -> dict[str, Any]:
+    """A cluster, context or user with absolute paths: a kubeconfig names files beside itself."""
+    found = dict(item[kind] or {})
     for key in FILES.get(kind, ()):
-        if said.get(key):
-            said[key] = str(folder / said[key])
-    if plugin := said.get("exec"):
-        # The versions differ in what a plugin is told; it answers the same. lightkube tells it nothing.
-        info = {"apiVersion": plugin["apiVersion"], "kind": "ExecCredential", "spec": {"interactive": False}}
-        told = {"name": "KUBERNETES_EXEC_INFO", "value": json.dumps(info)}
-        said["exec"] = {**plugin, "apiVersion": PLUGINS, "env": [*(plugin.get("env") or []), told]}
-    return {"name": item["name"], kind: said}
+        if found.get(key):
+            found[key] = str(folder / found[key])
+    # kubectl runs a plugin that is named with a folder from beside the kubeconfig.
+    if (plugin := found.get("exec")) and os.sep in str(plugin.get("command", "")):
+        found["exec"] = {**plugin, "command": str(folder / plugin["command"])}
+    return {"name": item["name"], kind: found}
+
+
+def _named(whole: Section, kind: str, name: str) -> dict[str, Any]:
+    return next((dict(item[kind]) for item in reversed(whole[f"{kind}s"]) if item["name"] == name), {})
+
+
+def _access(cluster: Section, user: Section, names: str) -> Access:
+    """What lightkube leaves out of the cluster and user of a context.
+
+    Raises:
+        ConfigError: it is not supported.
+    """
+    if "auth-provider" in user:
+        raise ConfigError(
+            f"{names}: auth-provider is not supported (Kubernetes 1.26 removed it); use an exec plugin"
+        )
+    proxy = cluster.get("proxy-url") or None
+    if proxy and not str(proxy).startswith(("http://", "https://")):
+        raise ConfigError(f"{names}: proxy-url {proxy} is not supported (expected http:// or https://)")
+    wanted = {"impersonate-user": user.get("as"), "impersonate-uid": user.get("as-uid")}
+    headers = [(name, str(value)) for name, value in wanted.items() if value]
+    headers += [("impersonate-group", str(group)) for group in user.get("as-groups") or []]
+    headers += [
+        (f"impersonate-extra-{key.lower()}", str(value))
+        for key, values in (user.get("as-user-extra") or {}).items()
+        for value in values
+    ]
+    plugin = ExecPlugin.read(user["exec"], _cluster_info(cluster)) if user.get("exec") else None
+    return Access(tuple(headers), str(cluster.get("tls-server-name") or ""), proxy, plugin)
+
+
+def _cluster_info(cluster: Section) -> dict[str, Any]:
+    """The cluster as a plugin that asks for it is told."""
+    keys = (
+        "server",
+        "tls-server-name",
+        "insecure-skip-tls-verify",
+        "certificate-authority-data",
+        "proxy-url",
+    )
+    info = {key: cluster[key] for key in keys if cluster.get(key)}
+    if (file := cluster.get("certificate-authority")) and Path(file).is_file():
+        info["certificate-authority-data"] = base64.b64encode(Path(file).read_bytes()).decode()
+    for extension in cluster.get("extensions") or []:
+        if extension.get("name") == "client.authentication.k8s.io/exec":
+            info["config"] = extension.get("extension")
+    return info

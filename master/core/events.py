@@ -62,7 +62,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The worker is warm: built, traced, its data open."""
+    """The worker is initialized: its model is built and traced, its data open."""
 
     worker: WorkerId
     records: int  # records in one epoch, as this worker's reader counts them
@@ -70,7 +70,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """A worker of an earlier master, warm: what it is by now."""
+    """An initialized worker of an earlier master tells its present state."""
 
     worker: WorkerId
     records: int  # in one epoch
@@ -147,7 +147,7 @@ class Leaving:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The worker's last words: it cannot go on."""
+    """The worker cannot go on, and says why."""
 
     worker: WorkerId
     why: str
@@ -198,7 +198,7 @@ class Live:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Somebody wants what cannot be while the job runs: it is told, and nothing changes."""
+    """A change that a running job cannot take: it is reported, and nothing changes."""
 
     why: str
 

@@ -1,7 +1,7 @@
 """Taking over from an earlier master: the workers are there, and what they do is learned from them.
 
 The backend says which workers may live (`Adopted`). Each of those finds the new master and says
-what it is by now (`Back`): the ring it is in, or what it said when it left its last one. Once all
+its present state (`Resume`): the ring it is in, or what it said when it left its last one. Once all
 members of the newest ring are back, the new master has that ring left, and what they say then is all
 that is needed to go on. Until then they train on what they have, and no ring is formed.
 

@@ -1,23 +1,23 @@
 """One training job: the one door through which the master learns, and what follows.
 
 `Job.handle(event, now)` notes what the event says, then reconciles: whatever the state now
-calls for is asked for. Reconciling looks at the state only, never at which event led to it,
+calls for is ordered. Reconciling looks at the state only, never at which event led to it,
 so an event that comes twice or late leads nowhere new.
 
 A job's life, and where each part of it is:
 
-    workers are asked for and come          crew.scale, `_on_ready`
-    those who are ready meet in a ring      forming.form; who is in it: choice
-    its members get leases and train        dealing.grant, dealing.progress
-    who comes or goes changes the ring      forming.regroup: left at a step boundary, formed anew
-    who is lost or silent breaks it         crew.lose, patience: cut, formed anew of the others
-    who failed is charged, or is not        crew.charge, failures
-    all is applied: one of them saves it    finish.export
-    all are let go                          finish.let_all_go
+    workers are created and get ready       membership.scale, `_on_ready`
+    those who are ready meet in a ring      rendezvous.form; who is in it: quorum
+    its members get leases and train        leasing.grant, leasing.progress
+    who joins or leaves changes the ring    rendezvous.regroup: left at a step boundary, formed anew
+    who is lost or silent breaks it         membership.lose, timeouts: cut, formed anew of the others
+    who failed is charged, or is not        membership.charge, failures
+    all is applied: one of them saves it    completion.export
+    all are stopped                         completion.let_all_go
 
 All of that works on one `State`. The truth about progress is in the ring (the applied set travels
 with the weights); the master takes it from the root at each re-forming and keeps nothing that
-could contradict it. So another master can go on from what the workers tell it: `takeover`.
+could contradict it. So another master can go on from what the workers tell it: `failover`.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Job(State):
     def next_deadline(self) -> float | None:
         """When time alone will call for something: a `Tick` is due then, at the latest."""
         ends = (timeouts.ends(w, self.config.elastic) for w in self.pool)
-        waits = (self.regroup_at, self.backoff.until, self.takeover.until)
+        waits = (self.regroup_at, self.backoff.until, self.failover.until)
         times = [at for at in ends if at is not None]
         times += [at for at in waits if at is not None and at > self.now]
         return min(times, default=None)
@@ -87,7 +87,7 @@ class Job(State):
         self.regroup_at = self.now
 
     def _on_adopted(self, event: ev.Adopted) -> None:
-        self.takeover.begin(event, self.now)
+        self.failover.begin(event, self.now)
         if event.workers:
             self.say("ring", f"this master takes over from another one: {len(event.workers)} workers")
 
@@ -129,7 +129,7 @@ class Job(State):
             case ev.Resume():
                 self._on_back(w, event)
             case ev.Leaving():
-                membership.retire(self, w, event.why)
+                membership.drain(self, w, event.why)
             case ev.Failed():
                 membership.failed(self, w, event)
             case ev.Finished():
@@ -170,13 +170,13 @@ class Job(State):
             self.say("worker", f"worker {w.id} is ready after {self.now - w.since:.1f} s")
 
     def _on_back(self, w: Worker, event: ev.Resume) -> None:
-        """An earlier master had this worker; this is what it is by now."""
+        """A worker of an earlier master tells its present state."""
         if w.state != "initializing":
             self.stale += 1
             return
         w.expected = False
         if self._warm(w, event.records):
-            for outdated in self.takeover.place(w, event, self.now):
+            for outdated in self.failover.place(w, event, self.now):
                 membership.give_up(self, outdated, "it was in a ring that the others have left")
 
     def _warm(self, w: Worker, records: int) -> bool:
@@ -233,9 +233,9 @@ class Job(State):
 
     def _take_over(self) -> bool:
         """Whether the ring is known. If an earlier master had it, it is left as soon as it is known."""
-        if self.takeover.until is None:
+        if self.failover.until is None:
             return True
-        missing = self.takeover.missing(self.now)
+        missing = self.failover.missing(self.now)
         if missing is None:
             return False
         for w in missing:

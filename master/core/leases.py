@@ -38,7 +38,7 @@ class LeaseBook:
 
     @property
     def open(self) -> Range:
-        """The positions that may be trained by now: all up to the end of the epoch in work."""
+        """The positions that may be trained now: all up to the end of the epoch in progress."""
         return (0, min(self.done_epochs + 1, self.epochs) * self.size)
 
     @property

@@ -1,4 +1,4 @@
-"""Who works for the job: asked for, told to go, given up, and charged for what was their own doing."""
+"""Which workers belong to the job: created, drained, given up, and charged for failures of their own."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def drop_the_overdue(job: State) -> None:
 
 
 def scale(job: State) -> None:
-    """Have as many workers as wanted: ask for the missing, retire the newest of too many."""
+    """Have as many workers as the target says: create the missing, drain the newest of too many."""
     if job.began_at is None or job.exporter is not None:
         return
     staying = job.pool.staying
     for w in sorted(staying, key=_seniority)[job.target :]:
-        retire(job, w, f"scaled to {job.target}")
+        drain(job, w, f"scaled to {job.target}")
     if job.backoff.until <= job.now and not job.suspended:
         for _ in range(job.target - len(staying)):
             job.do(ev.Create(job.pool.add(job.now).id))
@@ -54,7 +54,7 @@ def release(job: State) -> None:
             stop(job, w, "leaves the job")
 
 
-def retire(job: State, w: Worker, why: str) -> None:
+def drain(job: State, w: Worker, why: str) -> None:
     """Have the worker leave the job as soon as it can be spared."""
     if w.state == "draining":
         return
@@ -116,7 +116,7 @@ def charge(job: State, w: Worker, why: str, traceback: str = "") -> None:
 
 
 def failed(job: State, w: Worker, event: ev.Failed) -> None:
-    """The worker has said its last words."""
+    """The worker has reported a failure that it cannot recover from."""
     w.failure_reason = event.why
     lose(job, w, event.why)
     if w.stopped:
@@ -141,5 +141,5 @@ def gone(job: State, event: ev.Gone) -> None:
 
 
 def _seniority(w: Worker) -> tuple[bool, bool, bool, int]:
-    """Who is kept when the pool shrinks: holders first, then the warm, then the oldest."""
+    """Who is kept when the pool shrinks: holders of the state, then the initialized, then the oldest."""
     return (not w.has_state, not w.in_ring, not w.is_ready, w.id)

@@ -17,7 +17,7 @@ SUSPENDED = "suspended"
 
 
 def regroup(job: State) -> None:
-    """Ask a running ring to leave at a step boundary when another ring is wanted."""
+    """Ask a running ring to leave at a step boundary when another ring is due."""
     if not job.ring.running or job.leases is None:
         return
     if job.leases.complete:

@@ -3,7 +3,7 @@
     formed ──every member up──▶ running ──Leave or Cut──▶ closing ──every member out──▶ formed...
 
 A ring is left at a step boundary where that was planned, and cut where somebody in it was lost;
-what began as planned may still break. Who is in the next one is decided in `choice`.
+what began as planned may still break. Who is in the next one is decided in `quorum`.
 """
 
 from __future__ import annotations

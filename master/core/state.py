@@ -38,7 +38,7 @@ class State:
         self.target, self.min_size, self.suspended = config.workers, config.min_workers, config.suspend
         self.pool = Pool()
         self.ring = Ring(self.pool)
-        self.takeover = Failover(self.pool, self.ring, config.elastic.startup_timeout_seconds)
+        self.failover = Failover(self.pool, self.ring, config.elastic.startup_timeout_seconds)
         self.leases: LeaseBook | None = None  # unknown until a worker has counted the records
         self.regroup_at: float | None = None  # when the ring is looked at anew: changes come in one go
         self.waited = ""  # for what, when there was no ring

@@ -59,12 +59,12 @@ class Worker:
     """What the master knows of one worker."""
 
     id: WorkerId
-    since: float  # when it was asked for; once it runs, when it began to
+    since: float  # when it was created; once it runs, when it started
     heard: float  # when it was last heard of
     state: str = "pending"
     handle: str = ""
     delay: str = ""  # why it does not run yet
-    expected: bool = False  # an earlier master's, and it has not said yet what it is by now
+    expected: bool = False  # an earlier master's, and it has not told its present state yet
     in_ring: bool = False  # it has been told of the current generation and is not out of it yet
     up_in: Generation = NO_RING  # the last generation in which it said `up`
     has_state: bool = False  # it has synced: its memory is a copy of the job's state
@@ -75,7 +75,7 @@ class Worker:
     leases: tuple[Range, ...] = ()
     needs_lease: bool = False
     stopped: bool = False  # told to end; what it does now is no news
-    kill_at: float | None = None  # told to end, and this is when patience does
+    kill_at: float | None = None  # told to end, and this is when it is killed
     in_broken_ring: bool = False  # when it was lost, its ring had lost somebody else before
     failure_reason: str = ""  # why it is lost: as it said itself, or as it was told when it was given up
     rate: float = 0.0
@@ -92,7 +92,7 @@ class Worker:
 
     @property
     def is_starting(self) -> bool:
-        """It was asked for and is not ready yet."""
+        """It was created and is not ready yet."""
         return self.state in ("pending", "starting", "initializing")
 
     @property
@@ -142,7 +142,7 @@ class Pool:
 
     @property
     def vacant(self) -> WorkerId | None:
-        """The oldest worker that was asked for and that nobody has been seen to start."""
+        """The oldest pending worker: one that nobody has started yet."""
         return next((w.id for w in self if w.state == "pending"), None)
 
     @property

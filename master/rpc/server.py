@@ -154,7 +154,7 @@ class Server(rpc.MasterServicer):
         assert first is not None
         worker = WorkerId(first.hello.worker) if first.hello.worker >= 0 else self._vacant()
         if worker is None:
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "no further worker is wanted")
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "no worker slot is available")
         assert worker is not None
         if first.hello.version != edl.__version__:
             why = f"the master is edl {edl.__version__}, the worker is edl {first.hello.version}"

@@ -84,7 +84,7 @@ def _ring(entries: list[Entry], size: int, after: int) -> Ring | None:
         generation, members = form["generation"], form["members"]
         here = {e["worker"] for e in stepped if e["generation"] == generation}
         if generation > after and len(members) == size and here >= set(members):
-            ups = (x for x in entries if x["event"]["type"] == "Up")
+            ups = (x for x in entries if x["event"]["type"] == "JoinedRing")
             up_at = max(x["now"] for x in ups if x["event"]["generation"] == generation)
             change = [e for e in stepped if after < e["generation"] <= generation]
             stall = max(e["stall_seconds"] for e in change)

@@ -8,6 +8,8 @@ import pytest
 
 from edl import config
 from edl.config import model_check, values
+from edl.config.paths import keys
+from edl.config.renamed import RENAMED
 from tests.chart.conftest import CHART, Helm, Refused
 from tests.unit.test_config import IMPOSSIBLE, POSSIBLE, WRONG
 
@@ -22,6 +24,14 @@ def test_a_wrong_values_file_is_refused_by_name(helm: Helm, tmp_path: Path, text
     assert "values don't meet the specifications of the schema" in said
     *parents, last = key.split(".")
     assert f"/{'/'.join([*parents, last])}'" in said or (f"'{last}'" in said and "/".join(parents) in said)
+
+
+@pytest.mark.parametrize("old", [old for old in RENAMED if old not in keys(config.File)])
+def test_a_renamed_key_is_refused_with_the_new_one(helm: Helm, old: str) -> None:
+    with pytest.raises(
+        Refused, match=f"'/{old.replace('.', '/')}': value must be 'renamed; use {RENAMED[old]}'"
+    ):
+        helm.template(f"{old}=1")
 
 
 def test_there_are_enough_of_them() -> None:

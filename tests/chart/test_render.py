@@ -420,15 +420,15 @@ def test_the_notes_name_what_was_made(helm: Helm, notes: Path) -> None:
     assert "trains digits with 3 workers in namespace team" in text
     assert "kubectl -n team wait --for=jsonpath='{.data.phase}'=Succeeded configmap/vision-edl-status" in text
     assert "helm uninstall vision -n team" in text
-    assert "The trained model goes with the pods" in text
-    assert "WARNING" not in text
+    assert "WARNING: the trained model will be lost with the worker's pod: set output.size" in text
+    assert text.count("WARNING") == 1
 
 
 @pytest.mark.parametrize(
     ("said", "words"),
     [
         ("suspend=true", "It is suspended"),
-        ("output.size=1Gi", "The claim edl-output with the trained model stays."),
+        ("output.size=1Gi", "The PersistentVolumeClaim edl-output with the trained model is kept."),
         ("networkPolicy.enabled=false", "WARNING: networkPolicy.enabled is false"),
         ("rbac.create=false", "the ServiceAccount edl-master needs the rights"),
         ("model.source=x", "trains the file of model.source with 4 workers"),

@@ -71,14 +71,14 @@ def test_a_job_from_its_install_to_its_end(release: Callable[..., Release], tmp_
     assert edl(job, "scale", 2) == "workers 3 -> 2\n"
     job.ring_of(2)
     said = job.upgrade(logLevel="debug")
-    assert "But `edl scale` has set 2 workers, and that holds" in said
+    assert "But `edl scale` has set 2 workers, and that remains in effect" in said
     assert edl(job, "scale", 4) == "workers 2 -> 4\n", "the upgrade has left it alone"
     job.ring_of(4)
     assert any(line.startswith("edl-worker-4: ") for line in following.stdout), "a pod that came later"
     said = job.upgrade(workers=3)
     assert "`edl scale 3" in said, "the chart says 3, as before"
     said = job.upgrade(workers=2)
-    assert "`edl scale` had set 4 workers; what is said here takes their place" in said
+    assert "`edl scale` had set 4 workers; this release's number replaces it" in said
     job.ring_of(2)
     assert any(event.startswith("ScaleOver") for event in job.events())
 
@@ -98,4 +98,4 @@ def test_a_job_from_its_install_to_its_end(release: Callable[..., Release], tmp_
 
     job.namespace.helm("uninstall", "edl", "--wait")
     gone = edl(job, "status", code=1)
-    assert gone == f"edl: no release edl in namespace {job.namespace.name}; there is none of edl at all\n"
+    assert gone == f"edl: release edl not found in namespace {job.namespace.name}; no edl releases found\n"

@@ -33,7 +33,7 @@ PROGRAMS = (
 
 
 def script(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([SCRIPT, *words], capture_output=True, text=True, timeout=120)
+    return subprocess.run([SCRIPT, *words], capture_output=True, text=True, timeout=240)
 
 
 def traces() -> list[str]:
@@ -172,7 +172,7 @@ def test_tests_that_lack_a_tool_are_skipped_with_the_reason_but_fail_where_they_
 
 def test_two_at_once_take_turns(cluster, ours):
     both = [subprocess.Popen([SCRIPT, "down"], stderr=subprocess.PIPE, text=True) for _ in range(2)]
-    said = [process.communicate(timeout=60)[1] for process in both]
+    said = [process.communicate(timeout=240)[1] for process in both]
     assert ([process.returncode for process in both], traces()) == ([0, 0], []), said
 
 

@@ -12,6 +12,7 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -32,6 +33,18 @@ from tests.process.small_server import SECOND, install
 ROOT = Path(__file__).parents[2]
 MODELS = ROOT / "tests" / "models"
 SECONDS = 60.0
+# Every Python that edl is made for, and where it is on this machine; nothing where it is not.
+FIND = '. scripts/lib.sh; for v in $pythons; do echo "$v $(find_python "$v" 2>/dev/null)"; done'
+PYTHONS = dict(
+    line.split(" ", 1)
+    for line in subprocess.check_output(["bash", "-c", FIND], cwd=ROOT, text=True).splitlines()
+)
+
+
+def pytest_report_header() -> str:
+    return "pythons: " + ", ".join(
+        f"{v} {where or 'was not found and is not tested'}" for v, where in PYTHONS.items()
+    )
 
 
 class Orders:

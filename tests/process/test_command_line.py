@@ -22,6 +22,7 @@ import grpc
 import psutil
 import pytest
 
+from edl import __version__
 from edl.cli.client import Client
 from edl.contract import artifacts
 from edl.contract.proto import edl_pb2 as pb
@@ -110,6 +111,8 @@ def test_digits_trains_to_the_accuracy_that_is_promised() -> None:
     assert edl("audit", "job").stdout.startswith("exactly once: 1,438 records x 20 epochs")
     assert edl("replay", "job").stdout.startswith("the same end: Succeeded")
     assert edl("status").stdout.startswith("Succeeded after")
+    assert f"  model     {Path('job/model.keras').resolve()}\n" in edl("status").stdout
+    assert "  model     job/model.keras\n" in done.stdout
 
 
 def test_a_journal_that_was_tampered_with_is_found_out() -> None:
@@ -124,7 +127,7 @@ def test_a_journal_that_was_tampered_with_is_found_out() -> None:
     )
     journal = Path("job/events.jsonl")
     lines = journal.read_text().splitlines()
-    last = max(i for i, line in enumerate(lines) if '"Out"' in line)
+    last = max(i for i, line in enumerate(lines) if '"LeftRing"' in line)
     journal.write_text("\n".join(lines).replace("[[0, 20000]]", "[[0, 19990]]"))
     verdict = edl("audit", "job")
     assert verdict.returncode == 1
@@ -143,7 +146,9 @@ def test_status_scale_and_stop_from_another_terminal() -> None:
             assert time.monotonic() < deadline, status
         assert status["phase"] == "Training"
         assert all(psutil.pid_exists(int(w["handle"])) for w in status["workers"])
-        assert "records/s" in edl("status", str(output), check=True).stdout
+        told = edl("status", str(output), check=True).stdout
+        assert "records/s" in told
+        assert "model: job/model.keras, once the job succeeds\n" in told
         assert edl("scale", "3", check=True).stdout == "workers 2 -> 3\n"
         refused = edl("scale", "65")
         assert refused.returncode == 1
@@ -171,11 +176,11 @@ def test_status_scale_and_stop_from_another_terminal() -> None:
         assert following.returncode == 0
         assert "Stopped: stopped by edl stop" in told
     assert edl("status", "--json").returncode == 0
-    assert edl("stop", check=True).stdout == "the job has ended already: Stopped, stopped by edl stop\n"
+    assert edl("stop", check=True).stdout == "the job has already ended: Stopped, stopped by edl stop\n"
     assert edl("scale", "3").returncode == 1
     assert edl("wait", "--for", "stopped").returncode == 0
     assert len(edl("logs", "worker-1", "--tail", "2").stdout.splitlines()) == 2
-    assert edl("logs", "worker-9").stderr.endswith("there is no log of worker-9\n")
+    assert edl("logs", "worker-9").stderr.endswith("no log of worker-9 found\n")
     assert edl("logs", "nobody").returncode == 2
 
 
@@ -202,7 +207,7 @@ def test_workers_of_a_killed_master_end_by_themselves() -> None:
         os.kill(pids[0], signal.SIGKILL)
         out, _ = job.communicate(timeout=60)
         assert job.returncode == 1
-        assert "the master ended without a word" in out
+        assert "the master exited unexpectedly (SIGKILL)" in out
         assert all_gone(pids)
 
 
@@ -239,10 +244,13 @@ def test_on_a_terminal_it_draws_a_bar_and_a_table() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["digits", "--set", "training.epoch=3"], "training.epoch: there is no such key"),
-        (["digits", "--set", "workers=0.5"], "workers: 0.5 is not allowed"),
-        (["digits", "-f", "nowhere.yaml"], "nowhere.yaml: cannot be read"),
-        (["./nowhere.py"], "there is no file ./nowhere.py"),
+        (
+            ["digits", "--set", "training.epoch=3"],
+            "training.epoch: unknown key; did you mean training.epochs?",
+        ),
+        (["digits", "--set", "workers=0.5"], "workers: invalid value 0.5 (expected an integer, at least 0)"),
+        (["digits", "-f", "nowhere.yaml"], "nowhere.yaml: cannot read"),
+        (["./nowhere.py"], "file nowhere.py not found"),
         ([__file__], f"{__file__}: has no function model()."),
     ],
 )
@@ -259,13 +267,56 @@ def test_an_output_directory_is_never_used_twice() -> None:
     Path("job/events.jsonl").touch()
     done = edl("run", "digits", "--output", "job")
     assert done.returncode == 1
-    assert "holds a job already" in done.stderr
+    assert "already holds a job" in done.stderr
 
 
-def test_an_unknown_model_fails_with_the_names_that_are_known() -> None:
-    done = edl("run", "digit", "--set", "local.startMethod=fork,workers=1", "--output", "job")
-    assert done.returncode == 1
-    assert "there is no module 'model_zoo.digit' (the zoo has counting, digits" in done.stdout
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("digit", "unknown model 'digit'; did you mean digits? (the zoo has counting, digits)"),
+        ("mine", "unknown model 'mine'; did you mean ./mine.py? (the zoo has"),
+        ("nonsense", "unknown model 'nonsense'; a file is given by its path, such as ./my_model.py"),
+        ("somewhere.else", "module 'somewhere.else' not found on the Python path"),
+        ("package.model", "module 'package.model' not found on the Python path"),
+        ("json.decoder.more", "module 'json.decoder.more' not found"),
+    ],
+)
+def test_an_unknown_model_is_refused_before_anything_is_imported(model: str, words: str) -> None:
+    Path("mine.py").touch()
+    Path("package").mkdir()
+    Path("package/__init__.py").write_text("raise SystemExit('this was imported')\n")
+    done = edl("run", model, "--output", "job")
+    assert done.returncode == 2
+    assert f"edl: model.module: {words}" in done.stderr
+    assert not Path("job").exists()
+
+
+def test_a_dotted_module_is_found_without_importing_it() -> None:
+    Path("package").mkdir()
+    Path("package/__init__.py").write_text("raise SystemExit('this was imported')\n")
+    Path("package/model.py").touch()
+    code = "from edl.cli import models; models.check('package.model'); models.check('json.decoder')"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_zoo_is_listed_without_tensorflow() -> None:
+    listed = edl("zoo", "list", check=True).stdout.splitlines()
+    assert (
+        "digits    Handwritten digits, 8x8 pixels: 1,797 real images that come with scikit-learn." in listed
+    )
+    code = "import sys; from edl.cli import models; models.zoo(); sys.exit('keras' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_version_and_a_status_without_a_job_say_what_to_do() -> None:
+    assert edl("--version", check=True).stdout == f"edl {__version__}\n"
+    none = edl("status")
+    assert none.returncode == 1
+    assert none.stderr.startswith(
+        "edl: no job has been started on this machine; start one with `edl run MODEL`"
+    )
+    empty = edl("status", ".")
+    assert empty.stderr == "edl: .: not the output directory of a job (master.json not found)\n"
 
 
 def test_both_sides_by_hand() -> None:

@@ -80,7 +80,7 @@ async def test_a_master_that_was_cut_off_looks_who_acts_before_it_writes(small_r
         await until(lambda: len(small_release.pods) == 2)
         await server.down()
         server.drop("pods", "edl-worker-0")  # it will want to make another one
-        await until(lambda: "the Kubernetes API is in trouble" in cut_off.log)
+        await until(lambda: "the Kubernetes API is unavailable" in cut_off.log)
         assert (await cut_off.address()) and cut_off.pages.get("/readyz")[0] == 200, "training goes on"
         lease = server.objects["leases"]["edl-master"]
         server.put("leases", {**lease, "spec": {"holderIdentity": "b_1", "leaseTransitions": 2}})
@@ -100,7 +100,7 @@ async def test_an_outage_that_nobody_used_changes_nothing(small_release: Release
         server.drop("pods", "edl-worker-0")
         if lease == "was deleted":
             server.drop("leases", "edl-master")
-        await until(lambda: "the Kubernetes API is in trouble" in master.log)
+        await until(lambda: "the Kubernetes API is unavailable" in master.log)
         await server.up()
         await until(lambda: small_release.pods == ["edl-worker-1", "edl-worker-2"])
         assert "does nothing any more" not in master.log
@@ -128,6 +128,6 @@ async def test_a_master_is_ended_while_it_waits_for_the_api(small_release: Relea
     small_release.install("workers=1")
     await small_release.server.down()
     async with small_release.master("a") as master:
-        await until(lambda: "the Kubernetes API is in trouble" in master.log)
+        await until(lambda: "the Kubernetes API is unavailable" in master.log)
         master.process.terminate()
         await until(lambda: not master.running, 5)

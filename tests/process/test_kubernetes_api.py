@@ -218,7 +218,7 @@ def test_without_a_cluster_it_is_said_where_one_was_looked_for(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
-    with pytest.raises(ConfigError, match=r"no Kubernetes to talk to: .*none"):
+    with pytest.raises(ConfigError, match=r"no Kubernetes configuration: .*none"):
         Api(Timing())
     monkeypatch.delenv("EDL_NAMESPACE", raising=False)
     with pytest.raises(ConfigError, match="EDL_NAMESPACE"):

@@ -34,7 +34,7 @@ async def test_what_cannot_change_is_refused_in_words_and_changes_nothing(a_job:
         job.master.take({**values, "workers": 1, "training": {**values["training"], "batchSize": 64}})
         await job.until(lambda: job.said("keeps its training.batchSize"))
         job.master.take({**values, "workers": "many"})
-        await job.until(lambda: job.said('workers: "many" is not allowed'))
+        await job.until(lambda: job.said('workers: invalid value "many"'))
         assert job.job.target == 2
         summary = await job.exact()
     assert summary["generations"][-1]["generation"] == generation

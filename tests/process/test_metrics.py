@@ -145,7 +145,7 @@ async def test_it_is_ready_once_it_has_read_what_there_is_and_an_outage_does_not
         assert (await get(process, "/readyz"))[0] == 200
         await until(lambda: small_release.pods)
         await small_release.server.down()
-        await until(lambda: process.log.count("the Kubernetes API is in trouble") == 2)
+        await until(lambda: process.log.count("the Kubernetes API is unavailable") == 2)
         assert await asyncio.to_thread(process.pages.value, "edl_kubernetes_api_up") == 0
         assert (await get(process, "/readyz"))[0] == 200
         await small_release.server.up()

@@ -194,8 +194,8 @@ async def test_status_tells_of_the_job_its_workers_and_what_has_happened(cluster
     assert "digits: Training, ring 1: 2 ready\n" in done.out
     assert "29,152 of 80,000 records, 3,899 records/s, ETA 13 s" in done.out
     assert re.search(r"0 +edl-worker-0 +0 +member +913 +1,404 +315 MiB +n1", done.out), done.out
-    assert "worker 1 waits: no node has room for it: 0/2 nodes are available" in done.out
-    assert "worker 3 waits: exceeded quota: small" in done.out
+    assert "worker 1 is pending: no node has room for it: 0/2 nodes are available" in done.out
+    assert "worker 3 is pending: exceeded quota: small" in done.out
     assert "edl-worker-2" not in done.out
     assert "ago  RingReshaped: ring 0 -> 2 in 0.11 s" in done.out
     told = json.loads((await cluster.edl("status", "--release", "edl", "--json")).out)
@@ -205,11 +205,27 @@ async def test_status_tells_of_the_job_its_workers_and_what_has_happened(cluster
     assert told["records"]["applied"] == 29152
 
 
+async def test_status_warns_while_a_release_would_lose_its_model(cluster: Cluster) -> None:
+    says(cluster, "Training")
+    done = await cluster.edl("status", "--release", "edl")
+    assert "model: model.keras in persistentvolumeclaim/models, once the job succeeds\n" in done.out
+    assert "warning" not in done.out
+    job = cluster.objects["configmaps"]["edl-job"]
+    pod = yaml.safe_dump({"spec": {"volumes": [{"name": "output", "emptyDir": {}}]}})
+    cluster.put("configmaps", {**job, "data": {**job["data"], "worker.yaml": pod}})
+    lost = "the trained model {} lost with the worker's pod; set output.size or output.existingClaim\n"
+    done = await cluster.edl("status", "--release", "edl")
+    assert f"warning: {lost.format('will be')}" in done.out
+    says(cluster, "Succeeded")
+    done = await cluster.edl("status", "--release", "edl")
+    assert f"  model     {lost.format('is')}" in done.out
+
+
 async def test_status_of_a_master_that_does_not_run_says_why(cluster: Cluster) -> None:
     cluster.hold_pod("edl-master", "ImagePullBackOff", "no such image")
     done = await cluster.edl("status", "--release", "edl")
-    assert "Starting, the master has not said anything yet" in done.out
-    assert "the master does not run (edl-master: ImagePullBackOff: no such image)" in done.out
+    assert "Starting, no status from the master yet" in done.out
+    assert "the master is not running (edl-master: ImagePullBackOff: no such image)" in done.out
 
 
 async def test_status_of_a_job_that_has_ended_is_its_summary(cluster: Cluster) -> None:
@@ -223,7 +239,8 @@ async def test_status_of_a_job_that_has_ended_is_its_summary(cluster: Cluster) -
     done = await cluster.edl("status", "--release", "edl")
     assert "Succeeded after 12.0 s: every record" in done.out
     assert "held out  accuracy 0.9700" in done.out
-    assert "kept in   configmap/edl-status; the model in persistentvolumeclaim/models" in done.out
+    assert "  model     model.keras in persistentvolumeclaim/models\n" in done.out
+    assert "  kept in   configmap/edl-status\n" in done.out
     says(cluster, "Failed", reason="values are wrong")
     done = await cluster.edl("status", "--release", "edl")
     assert done.out.startswith("Failed: values are wrong\n"), "the summary is of the run before"
@@ -269,7 +286,7 @@ async def test_wait_outlives_an_api_that_is_out(cluster: Cluster) -> None:
     await cluster.down()
     says(cluster, "Succeeded")
     cluster.compact()
-    await waiting.complains("the Kubernetes API is in trouble")
+    await waiting.complains("the Kubernetes API is unavailable")
     await cluster.up()
     assert (await waiting.end()).code == 0
 
@@ -289,7 +306,7 @@ async def test_wait_ends_when_the_release_does(cluster: Cluster) -> None:
     cluster.drop("configmaps", "edl-status")
     done = await waiting.end()
     assert done.code == 1
-    assert done.err == "edl: release edl is gone: it was uninstalled\n"
+    assert done.err == "edl: release edl was uninstalled\n"
 
 
 # --- logs
@@ -308,7 +325,7 @@ async def test_logs_of_master_and_workers_with_their_names(cluster: Cluster) -> 
     done = await cluster.edl("logs", "worker-2", "--release", "edl")
     assert done.out.splitlines() == [f"edl-worker-2: line {n}" for n in range(3)]
     done = await cluster.edl("logs", "worker-7", "--release", "edl")
-    assert (done.code, done.err) == (1, "edl: release edl: there is no pod of worker-7\n")
+    assert (done.code, done.err) == (1, "edl: release edl: no pod of worker-7 found\n")
 
 
 async def test_followed_logs_survive_pods_that_come_and_go_and_streams_that_break(cluster: Cluster) -> None:
@@ -364,7 +381,7 @@ async def test_scale_asks_beside_the_charts_number_and_takes_it_back_with_it(clu
     assert data(cluster)["values.json"] == rendered["values.json"], "which is Helm's"
     pod(cluster, "master")
     told = await cluster.edl("status", "--release", "edl")
-    assert "`edl scale 8` holds, in place of the chart's 4\n" in told.out
+    assert "edl scale: 8 workers in place of the chart's 4\n" in told.out
 
     def unscaled() -> dict[str, str] | None:
         return None if overrides.SCALE in data(cluster) else {"workers": "4"}
@@ -378,8 +395,8 @@ async def test_scale_asks_beside_the_charts_number_and_takes_it_back_with_it(clu
     ("workers", "words"),
     [
         (10, "workers is 10 and maxWorkers is 9: workers must not be larger"),
-        (1, "workers is 1 and minWorkers is 2: such a job could never train"),
-        (0, "workers: 0 would lose the state of training"),
+        (1, "workers is 1 and minWorkers is 2: the job could never train"),
+        (0, "workers: cannot scale a running job to 0: only workers hold the state"),
     ],
 )
 async def test_a_number_out_of_range_is_refused_and_nothing_is_asked(
@@ -398,10 +415,10 @@ async def test_what_is_asked_of_a_master_that_does_not_run_waits_for_it(cluster:
     cluster.drop("pods", "edl-master")
     done = await cluster.edl("scale", 8, "--release", "edl")
     assert done.code == 1
-    assert "8 workers are asked for; it is done when the master runs: no master is there" in done.err
+    assert "requested 8 workers; the master will do it when it runs: the master is not running" in done.err
     assert overrides.Scale.read(data(cluster)) is not None
     told = await cluster.edl("status", "--release", "edl")
-    assert "`edl scale 8` holds, in place of the chart's 4; the master has not done it" in told.out
+    assert "edl scale: 8 workers in place of the chart's 4; not yet applied by the master" in told.out
 
 
 # --- stop
@@ -420,7 +437,7 @@ async def test_stop_ends_the_run_says_what_stays_and_may_be_said_twice(cluster: 
     done, _ = await asyncio.gather(cluster.edl("stop", "--release", "edl"), answering(cluster, stopped))
     assert done.code == 0
     assert done.out.startswith("the job has ended: Stopped, by edl stop\n")
-    assert "The release stays: its master, the summary in configmap/edl-status" in done.out
+    assert "The release remains: its master, the summary in configmap/edl-status" in done.out
     assert f"helm uninstall edl -n {NAMESPACE}" in done.out
     before = len(cluster.requests)
     again = await cluster.edl("stop", "--release", "edl")
@@ -433,8 +450,8 @@ async def test_stop_ends_the_run_says_what_stays_and_may_be_said_twice(cluster: 
 async def test_a_run_that_has_not_begun_cannot_be_stopped(cluster: Cluster) -> None:
     done = await cluster.edl("stop", "--release", "edl")
     assert done.code == 1
-    assert "no run has begun that could be stopped" in done.err
-    assert f"helm uninstall edl -n {NAMESPACE} takes all of it away" in done.err
+    assert "the job has not started a run yet" in done.err
+    assert f"to remove it: helm uninstall edl -n {NAMESPACE}" in done.err
 
 
 # --- what is wrong
@@ -444,7 +461,10 @@ async def test_no_such_release_names_those_that_are_there(cluster: Cluster) -> N
     install(cluster, "digits", full="digits-edl")
     done = await cluster.edl("status", "--release", "vision")
     assert done.code == 1
-    assert done.err == f"edl: no release vision in namespace {NAMESPACE}; there is digits, edl\n"
+    assert (
+        done.err
+        == f"edl: release vision not found in namespace {NAMESPACE}; edl releases there: digits, edl\n"
+    )
     assert (await cluster.edl("status", "--release", "digits")).code == 0
     assert (await cluster.edl("status", "--release", "digits-edl")).code == 0
 
@@ -454,7 +474,7 @@ async def test_a_release_of_several_jobs_needs_the_name_of_one(cluster: Cluster)
     install(cluster, "team", full="team-night")
     done = await cluster.edl("status", "--release", "team")
     assert done.code == 1
-    assert "has several jobs: name one of them (--release team-day or team-night)" in done.err
+    assert "has several jobs; use --release team-day or --release team-night" in done.err
     assert (await cluster.edl("status", "--release", "team-night")).code == 0
 
 
@@ -463,10 +483,8 @@ async def test_a_right_that_lacks_is_named(cluster: Cluster) -> None:
     cluster.refuse("list", "pods", 403, "Forbidden", why)
     done = await cluster.edl("status", "--release", "edl")
     assert done.code == 1
-    assert (
-        done.err
-        == f"edl: Kubernetes does not allow it: {why} (docs/kubernetes.md says which rights edl needs)\n"
-    )
+    expected = f"permission denied by Kubernetes: {why} (docs/kubernetes.md lists the rights needed)"
+    assert done.err == f"edl: {expected}\n"
 
 
 @pytest.mark.parametrize("command", ["wait", "logs --follow"])
@@ -475,14 +493,14 @@ async def test_a_right_to_watch_that_lacks_ends_the_waiting(cluster: Cluster, co
     cluster.refuse("watch", "configmaps", 403, "Forbidden", "no watching", times=99)
     done = await cluster.edl(*command.split(), "--release", "edl")
     assert done.code == 1
-    assert "Kubernetes does not allow it: no watching" in done.err
+    assert "permission denied by Kubernetes: no watching" in done.err
 
 
 async def test_a_token_that_is_not_known_is_told(cluster: Cluster) -> None:
     cluster.refuse("list", "configmaps", 401, "Unauthorized", "Unauthorized")
     done = await cluster.edl("status", "--release", "edl")
     assert (done.code, done.err) == (
-        1, f"edl: the Kubernetes API at {cluster.url} does not know who asks: Unauthorized\n",
+        1, f"edl: the Kubernetes API at {cluster.url} does not accept the credentials: Unauthorized\n",
     )  # fmt: skip
 
 
@@ -490,17 +508,17 @@ async def test_an_api_out_of_reach_is_named(cluster: Cluster) -> None:
     await cluster.down()
     done = await cluster.edl("stop", "--release", "edl")
     assert done.code == 1
-    assert f"the Kubernetes API at {cluster.url} is not to be reached" in done.err
+    assert f"the Kubernetes API at {cluster.url} is unavailable: " in done.err
     assert done.err.count("\n") == 1
 
 
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--kubeconfig", "nowhere"], "no kubeconfig: there is no nowhere"),
-        (["--kubeconfig", "broken"], "broken: this is no kubeconfig"),
-        (["--context", "there"], "there is no context there (there are: here)"),
-        (["DIR"], "--release edl and DIR: one job, please"),
+        (["--kubeconfig", "nowhere"], "kubeconfig not found: nowhere"),
+        (["--kubeconfig", "broken"], "broken: not a kubeconfig"),
+        (["--context", "there"], "unknown context there (known contexts: here)"),
+        (["DIR"], "--release and DIR are mutually exclusive (--release edl, DIR DIR)"),
     ],
 )
 async def test_a_wrong_kubeconfig_is_told_before_anything_is_asked(
@@ -516,7 +534,7 @@ async def test_a_wrong_kubeconfig_is_told_before_anything_is_asked(
 
 async def test_options_of_a_cluster_need_a_release(cluster: Cluster) -> None:
     done = await cluster.edl("status", "--namespace", "team")
-    assert (done.code, done.err) == (2, "edl: --namespace: only with --release\n")
+    assert (done.code, done.err) == (2, "edl: --namespace: only valid with --release\n")
 
 
 # --- with a real master
@@ -542,7 +560,7 @@ async def test_a_real_master_does_what_is_asked(cluster: Cluster) -> None:
         await workers(5)
         told = (await cluster.edl("status", "--release", "edl")).out
         assert told.startswith("digits: Starting, ")
-        assert "`edl scale 5` holds, in place of the chart's 4\n" in told
+        assert "edl scale: 5 workers in place of the chart's 4\n" in told
         assert "Scaled: workers 4 -> 5" in told
         stopped = await cluster.edl("stop", "--release", "edl")
         assert (stopped.code, stopped.out.partition("\n")[0]) in (

@@ -14,39 +14,43 @@ from pydantic import BaseModel
 from edl import config
 from edl.config import values
 from edl.config.paths import keys
+from edl.config.renamed import RENAMED
 from edl.errors import ConfigError
 
 SCHEMA = json.loads((Path(values.DEFAULTS).parent / "values.schema.json").read_text())
 
 # What somebody writes, the key that is blamed, and a word of the advice.
 WRONG = [
-    ("wrokers: 3", "wrokers", "did you mean workers?"),
+    ("wrokers: 3", "wrokers", "unknown key; did you mean workers?"),
+    ("worker: 3", "worker", "invalid value 3 (expected a map); did you mean workers?"),
+    ("worker: {count: 3}", "worker.count", "unknown key; keys of worker: image, resources"),
+    ("workers: {nodeSelector: {disk: fast}}", "workers", "did you mean worker.nodeSelector?"),
     ("training: {epoch: 3}", "training.epoch", "did you mean training.epochs?"),
     ("elastic: {heartbeatTimeout: 3}", "elastic.heartbeatTimeout", "elastic.heartbeatTimeoutSeconds"),
-    ("local: {cpu: 3}", "local.cpu", "known: startMethod, threads"),
+    ("local: {cpu: 3}", "local.cpu", "keys of local: startMethod, threads"),
     ("epochs: 3", "epochs", "did you mean training.epochs?"),
     ("training: {workers: 3}", "training.workers", "did you mean workers?"),
     ("min_workers: 3", "min_workers", "did you mean minWorkers?"),
     ("Training: {}", "Training", "did you mean training?"),
-    ("workers: three", "workers", "a whole number"),
+    ("workers: three", "workers", "an integer"),
     ("workers: -1", "workers", "at least 0"),
-    ("workers: 2.5", "workers", "a whole number"),
-    ("workers: true", "workers", "true is not allowed; allowed: a whole number"),
-    ("workers: '3'", "workers", '"3" is not allowed; allowed: a whole number'),
-    ("workers: null", "workers", "a value is needed"),
-    ("workers: [1]", "workers", "a whole number"),
+    ("workers: 2.5", "workers", "an integer"),
+    ("workers: true", "workers", "invalid value true (expected an integer"),
+    ("workers: '3'", "workers", 'invalid value "3" (expected an integer'),
+    ("workers: null", "workers", "missing value"),
+    ("workers: [1]", "workers", "an integer"),
     ("minWorkers: 0", "minWorkers", "at least 1"),
     ("maxWorkers: 0", "maxWorkers", "at least 1"),
-    ("model: digits", "model", "a map of keys"),
+    ("model: digits", "model", "a map"),
     ("model: {module: ''}", "model.module", "not empty"),
-    ("model: {module: 7}", "model.module", "a text"),
+    ("model: {module: 7}", "model.module", "a string"),
     ("training: {epochs: 0}", "training.epochs", "at least 1"),
     ("training: {batchSize: 0}", "training.batchSize", "at least 1"),
     ("training: {batchSize: 16777216}", "training.batchSize", "less than 16777216"),
     ("training: {seed: -1}", "training.seed", "at least 0"),
     ("training: {seed: 2147483648}", "training.seed", "less than 2147483648"),
-    ("training: null", "training", "a value is needed"),
-    ("training: {epochs: null}", "training.epochs", "a value is needed"),
+    ("training: null", "training", "missing value"),
+    ("training: {epochs: null}", "training.epochs", "missing value"),
     ("training: {nonFinite: ignore}", "training.nonFinite", "stop, skip"),
     ("data: {shuffle: 'yes please'}", "data.shuffle", "true or false"),
     ("data: {shuffle: 1}", "data.shuffle", "true or false"),
@@ -61,7 +65,7 @@ WRONG = [
     ("elastic: {maxFailures: -1}", "elastic.maxFailures", "at least 0"),
     ("logLevel: loud", "logLevel", "debug, info, warning, error"),
     ("local: {startMethod: thread}", "local.startMethod", "spawn, fork"),
-    ("training: [1, 2]", "training", "a map of keys"),
+    ("training: [1, 2]", "training", "a map"),
     ("elastic: {heartbeatTimeoutSeconds: '0.4'}", "elastic.heartbeatTimeoutSeconds", "at least 0.5"),
     ("elastic: {startupTimeoutSeconds: '0.0'}", "elastic.startupTimeoutSeconds", "more than 0"),
     ("elastic: {joinDelaySeconds: '-0.5'}", "elastic.joinDelaySeconds", "at least 0"),
@@ -70,7 +74,7 @@ WRONG = [
     ("highPriorityWorkers: -1", "highPriorityWorkers", "or a share such as 50%"),
     ("highPriorityWorkers: half", "highPriorityWorkers", "or a share such as 50%"),
     ("ttlSecondsAfterFinished: -2", "ttlSecondsAfterFinished", "at least -1"),
-    ("model: {source: 3}", "model.source", "a text"),
+    ("model: {source: 3}", "model.source", "a string"),
     ("data: {mountPath: data}", "data.mountPath", "an absolute path"),
     ("worker: {resource: {}}", "worker.resource", "did you mean worker.resources?"),
     (
@@ -78,31 +82,31 @@ WRONG = [
         "nodeSelector",
         "did you mean master.nodeSelector or worker.nodeSelector?",
     ),
-    ("worker: {nodeSelector: {disk: 1}}", "worker.nodeSelector.disk", "a text"),
+    ("worker: {nodeSelector: {disk: 1}}", "worker.nodeSelector.disk", "a string"),
     ("worker: {env: {A: b}}", "worker.env", "a list"),
-    ("worker: {env: [A]}", "worker.env.0", "a map of keys"),
-    ("worker: {resources: large}", "worker.resources", "a map of keys"),
+    ("worker: {env: [A]}", "worker.env.0", "a map"),
+    ("worker: {resources: large}", "worker.resources", "a map"),
     ("worker: {terminationGracePeriodSeconds: -1}", "worker.terminationGracePeriodSeconds", "at least 0"),
-    ("master: {image: edl-master}", "master.image", "a map of keys"),
+    ("master: {image: edl-master}", "master.image", "a map"),
     ("master: {image: {digest: sha256:12}}", "master.image.digest", "64 hex digits"),
     ("master: {image: {repository: ''}}", "master.image.repository", "not empty"),
-    ("image: {tag: 1.5}", "image.tag", "a text"),
+    ("image: {tag: 1.5}", "image.tag", "a string"),
     ("image: {pullPolicy: Sometimes}", "image.pullPolicy", "Always, IfNotPresent, Never"),
-    ("image: {pullSecrets: [mine]}", "image.pullSecrets.0", "a map of keys"),
+    ("image: {pullSecrets: [mine]}", "image.pullSecrets.0", "a map"),
     ("priorityClass: {value: 2000000000}", "priorityClass.value", "at most 1000000000"),
     ("priorityClass: {preemptionPolicy: Always}", "priorityClass.preemptionPolicy", "Never"),
     ("networkPolicy: {enabled: 1}", "networkPolicy.enabled", "true or false"),
-    ("rbac: true", "rbac", "a map of keys"),
+    ("rbac: true", "rbac", "a map"),
     ("service: {type: Headless}", "service.type", "ClusterIP, NodePort, LoadBalancer"),
     ("serviceAccount: {name: mine}", "serviceAccount.name", "did you mean"),
-    ("metrics: {serviceMonitor: true}", "metrics.serviceMonitor", "a map of keys"),
+    ("metrics: {serviceMonitor: true}", "metrics.serviceMonitor", "a map"),
     ("output: {accessModes: []}", "output.accessModes", "a list"),
     ("output: {accessModes: [ReadWrite]}", "output.accessModes.0", "ReadWriteOnce"),
-    ("output: {size: 5}", "output.size", "a text"),
-    ("token: secret", "token", "a map of keys"),
+    ("output: {size: 5}", "output.size", "a string"),
+    ("token: secret", "token", "a map"),
     ("extraObjects: {}", "extraObjects", "a list"),
     ("fullnameOverride: " + "x" * 41, "fullnameOverride", "40"),
-    ("commonLabels: {team: 7}", "commonLabels.team", "a text"),
+    ("commonLabels: {team: 7}", "commonLabels.team", "a string"),
 ]
 IMPOSSIBLE = [
     ("{minWorkers: 5, maxWorkers: 3, workers: 3}", "minWorkers is 5 and maxWorkers is 3"),
@@ -188,13 +192,34 @@ def test_all_mistakes_are_told_at_once_also_impossible_combinations() -> None:
 def test_a_combination_with_a_wrong_value_is_not_judged() -> None:
     with pytest.raises(ConfigError) as refusal:
         config.parse(merged("{workers: many, maxWorkers: 8}"))
-    assert str(refusal.value) == 'workers: "many" is not allowed; allowed: a whole number, at least 0'
+    assert str(refusal.value) == 'workers: invalid value "many" (expected an integer, at least 0)'
 
 
 @pytest.mark.parametrize("found", [None, 3, [], "workers: 3"])
 def test_what_is_no_map_at_all_is_refused_in_words(found: Any) -> None:
-    with pytest.raises(ConfigError, match="a map of keys"):
+    with pytest.raises(ConfigError, match="a map"):
         config.parse(found)
+
+
+def test_an_old_key_is_refused_with_the_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(RENAMED, "training.rounds", "training.epochs")
+    with pytest.raises(ConfigError) as refusal:
+        config.parse(merged("{training: {rounds: 3, nonsense: 3}}"))
+    assert str(refusal.value).splitlines()[1] == "training.rounds: renamed; use training.epochs"
+
+
+@pytest.mark.parametrize("old", [old for old in RENAMED if old not in keys(config.File)])
+def test_every_renamed_key_is_refused_with_the_new_one(old: str) -> None:
+    assert RENAMED[old] in keys(config.File)
+    *sections, last = old.split(".")
+    values: dict[str, Any] = {last: 1}
+    for section in reversed(sections):
+        values = {section: values}
+    with pytest.raises(ConfigError) as refusal:
+        config.parse(merged(json.dumps(values)))
+    assert str(refusal.value) == f"{old}: renamed; use {RENAMED[old]}"
+    with pytest.raises(jsonschema.ValidationError, match=f"'renamed; use {RENAMED[old]}' was expected"):
+        jsonschema.validate(merged(json.dumps(values)), SCHEMA)
 
 
 def test_a_long_value_is_cut() -> None:
@@ -231,9 +256,9 @@ def test_the_jobs_part_alone_is_enough_for_a_process() -> None:
     whole = values.defaults()
     job = {key: whole[key] for key in config.JOB}
     assert config.parse(job) == config.parse(whole)
-    with pytest.raises(ConfigError, match="workers: a value is needed"):
+    with pytest.raises(ConfigError, match="workers: missing value"):
         config.parse({key: whole[key] for key in whole if key != "workers"})
-    with pytest.raises(ConfigError, match="rbac: a value is needed"):
+    with pytest.raises(ConfigError, match="rbac: missing value"):
         config.parse({key: whole[key] for key in whole if key != "rbac"})
 
 

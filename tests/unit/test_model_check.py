@@ -42,7 +42,7 @@ WRONG = [
     (GOOD + "x = 08\n", "line 11: leading zeros"),
     (GOOD + "\u201cquoted\u201d\n", "line 11: invalid character"),
     (GOOD + "\0", "cannot contain null bytes"),
-    (GOOD + "\udcff", "line 11: is not a text in UTF-8"),
+    (GOOD + "\udcff", "line 11: not UTF-8"),
     ("PK\x03\x04\x14", "line 1: invalid non-printable character"),
     ("# coding: latin-1\n" + GOOD, "line 1: names the encoding latin-1; save the file as UTF-8"),
     ("#!/usr/bin/python\n# -*- coding: cp1252 -*-\n" + GOOD, "line 2: names the encoding cp1252"),

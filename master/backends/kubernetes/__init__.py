@@ -1,7 +1,7 @@
 """Workers as pods: the backend of a master that the chart has deployed.
 
 term      which master acts
-patience  asking until the API answers
+retry     asking until the API answers
 release   what the chart has rendered, and what earlier masters have left
 stamp     the chart's pod becomes a worker's
 verdict   how a worker ended, judged by its pod

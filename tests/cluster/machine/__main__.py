@@ -128,9 +128,7 @@ def start_all(owner: int) -> None:
     control.start_control_plane()
     say("starting DNS, the registry and the nodes")
     together([control.start_dns, control.start_registry, *(partial(node.boot, n) for n in NODES)])
-    STARTED.write_text(
-        json.dumps({"fingerprint": parts.fingerprint(), "owner": owner, "nextId": born(owner)})
-    )
+    STARTED.write_text(json.dumps({"fingerprint": parts.fingerprint(), "owner": owner, "born": born(owner)}))
 
 
 def check_addresses() -> None:
@@ -163,7 +161,7 @@ def whole() -> bool:
     except FileNotFoundError:
         return False
     parts_up = set(CONTROL) <= running() and all(node.state(n) != "broken" for n in NODES)
-    wanted = born(started["owner"]) == started.get("nextId", "")
+    wanted = born(started["owner"]) == started.get("born", "")
     return parts_up and wanted and started["fingerprint"] == parts.fingerprint()
 
 
@@ -300,7 +298,7 @@ def main(words: list[str]) -> int:
     args = parse(words)
     try:
         match args.verb:
-            case "joined_ring":
+            case "up":
                 up(args.kwok, args.owner)
             case "down":
                 down()

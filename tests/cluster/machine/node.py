@@ -19,7 +19,7 @@ from pathlib import Path
 
 from . import parts
 from .control import PKI, kubeconfig, kubectl
-from .processes import kill, marked, run, start, wait
+from .processes import START_SECONDS, kill, marked, run, start, wait
 from .settings import (
     BRIDGE,
     HOST,
@@ -52,9 +52,10 @@ def boot(node: Node) -> None:
     _make_cgroup(node)
     _start_containerd(node)
     _start_kubelet(node)
-    _start_proxy(node)
-    kubectl("wait", "--for=create", f"node/{node.name}", "--timeout=60s")
-    kubectl("wait", "--for=condition=Ready", f"node/{node.name}", "--timeout=60s")
+    waiting = f"--timeout={START_SECONDS}s"
+    kubectl("wait", "--for=create", f"node/{node.name}", waiting)
+    _start_proxy(node)  # not before: it gives up when its node is long in coming
+    kubectl("wait", "--for=condition=Ready", f"node/{node.name}", waiting)
 
 
 def cut(node: Node) -> None:
@@ -239,7 +240,7 @@ def _make_cgroup(node: Node) -> None:
 
 
 def _remove_cgroup(node: Node) -> None:
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60  # many processes end in it, and the machine may be busy
     while True:
         for cgroup in _cgroups(node):
             for directory, _, _ in os.walk(cgroup, topdown=False):
@@ -327,7 +328,7 @@ disabled_plugins = [
             client.connect(str(node.socket))
         return True
 
-    wait(part, daemon, answers, 30)
+    wait(part, daemon, answers)
     for archive in parts.image_archives():
         run("ctr", "--address", node.socket, "--namespace", "k8s.io", "images", "import", archive)
 

@@ -6,7 +6,6 @@ so an interrupted build goes on where it was and a changed version builds only i
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import io
 import json
@@ -14,12 +13,14 @@ import os
 import shutil
 import subprocess
 import tarfile
-import tempfile
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from .settings import CACHE, SOURCE, CannotRun, ClusterError, say
+from cached import NotMade, builder, cached, locked  # of scripts/, which scripts/cluster puts on the path
+
+from .settings import CACHE, QUICK, SOURCE, CannotRun, ClusterError, say
 
 MODULE = SOURCE / "tools"
 KUBERNETES = next(
@@ -158,45 +159,40 @@ def build(*names: str) -> None:
         return
     if not shutil.which("go"):
         raise CannotRun("go is missing (1.26 or later), the cluster's programs are built with it")
-    CACHE.mkdir(parents=True, exist_ok=True)
-    with open(CACHE / "build.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # two builds at once: the second finds what the first made
+    # One lock for all, for they share Go's caches. Two builds at once: the second finds what the first made.
+    with locked(CACHE / "build", say):
         missing = [program for program in wanted if not program.path.exists()]
         minutes = sum(program.minutes for program in missing)
         say(f"building {len(missing)} programs, once, into {CACHE} (about {minutes:.0f} min on two cores)")
         for number, program in enumerate(missing, 1):
             began = time.monotonic()
-            _build(program)
+            try:
+                cached(program.directory, partial(_build, program), say=say)
+            except NotMade as error:
+                raise ClusterError(f"{program.name} does not build:\n{error}") from error
             say(f"  {number} of {len(missing)}: {program.name} after {time.monotonic() - began:.0f} s")
         if all(program.path.exists() for program in PROGRAMS.values()):
             # Go's own caches are gigabytes, and nothing is left that needs them.
             shutil.rmtree(CACHE / "go", ignore_errors=True)
 
 
-def _build(program: Program) -> None:
-    env = os.environ | {
+def _build(program: Program, made: Path) -> None:
+    env = {
         "CGO_ENABLED": "0",
         "GOMODCACHE": str(CACHE / "go" / "modules"),
         "GOCACHE": str(CACHE / "go" / "objects"),
         "GOFLAGS": f"{os.environ.get('GOFLAGS', '')} -modcacherw -buildvcs=false".strip(),
     }
-    log = CACHE / f"{program.name}.log"
-    with tempfile.TemporaryDirectory(dir=CACHE, prefix="build.") as made, open(log, "w") as output:
-        target = Path(made) / "made"
-        target.mkdir()
-        if program.version:
-            command = ["go", "install", *program.flags, f"{program.package}@{program.version}"]
-            env["GOBIN"] = str(target)
-        else:
-            command = ["go", "build", *program.flags, "-o", str(target / program.name), program.package]
-        done = subprocess.run(command, cwd=MODULE, env=env, stdout=output, stderr=output)
-        if done.returncode:
-            raise ClusterError(f"{program.name} does not build ({log}):\n{log.read_text()[-2000:]}")
-        if program.brings:
-            module = Path(env["GOMODCACHE"]) / f"{program.package.split('/cmd/')[0]}@{program.version}"
-            shutil.copytree(module / program.brings, target / Path(program.brings).name)
-        shutil.rmtree(program.directory, ignore_errors=True)
-        target.rename(program.directory)
+    made.mkdir()
+    if program.version:
+        words = ["go", "install", *program.flags, f"{program.package}@{program.version}"]
+        env["GOBIN"] = str(made)
+    else:
+        words = ["go", "build", *program.flags, "-o", str(made / program.name), program.package]
+    builder(words, CACHE / f"{program.name}.log", env, cwd=MODULE)(made)
+    if program.brings:
+        module = Path(env["GOMODCACHE"]) / f"{program.package.split('/cmd/')[0]}@{program.version}"
+        shutil.copytree(module / program.brings, made / Path(program.brings).name)
 
 
 def image_archives() -> list[Path]:
@@ -208,22 +204,27 @@ def image_archives() -> list[Path]:
     commands = subprocess.run([busybox, "--list"], capture_output=True, text=True, check=True).stdout.split()
     links = {f"bin/{command}": "busybox" for command in commands if command != "busybox"}
     return [
-        _image(
+        image_archive(
             "pause:1", {"pause": Path(path("pause"))}, {}, {"Entrypoint": ["/pause"], "User": "65535:65535"}
         ),
-        _image("busybox:1", {"bin/busybox": busybox}, links, {"Cmd": ["sh"], "Env": ["PATH=/bin"]}),
+        image_archive("busybox:1", {"bin/busybox": busybox}, links, {"Cmd": ["sh"], "Env": ["PATH=/bin"]}),
     ]
 
 
-def _image(name: str, files: dict[str, Path], links: dict[str, str], config: dict[str, object]) -> Path:
+def image_archive(
+    name: str, files: dict[str, Path], links: dict[str, str], config: dict[str, object]
+) -> Path:
     """An image of one layer, in the form of `docker save`, in the cache."""
     key = hashlib.sha256(json.dumps([name, links, config]).encode())
     for file in files.values():
         key.update(file.read_bytes())
-    archive = CACHE / f"{name.split(':')[0]}-{key.hexdigest()[:16]}.tar"
-    if archive.exists():
-        return archive
+    archive = QUICK / f"{name.split(':')[0]}-{key.hexdigest()[:16]}.tar"
+    return cached(archive, partial(_pack, name, files, links, config))
 
+
+def _pack(
+    name: str, files: dict[str, Path], links: dict[str, str], config: dict[str, object], made: Path
+) -> None:
     layer = io.BytesIO()
     with tarfile.open(fileobj=layer, mode="w") as tar:
         for directory, mode in {"bin": 0o755, "etc": 0o755, "tmp": 0o1777}.items():
@@ -245,8 +246,7 @@ def _image(name: str, files: dict[str, Path], links: dict[str, str], config: dic
         "rootfs": {"type": "layers", "diff_ids": ["sha256:" + hashlib.sha256(layer.getvalue()).hexdigest()]},
     }
     manifest = [{"Config": "config.json", "RepoTags": [f"localhost/{name}"], "Layers": ["layer.tar"]}]
-    unfinished = archive.with_suffix(f".{os.getpid()}")
-    with tarfile.open(unfinished, "w") as tar:
+    with tarfile.open(made, "w") as tar:
         for entry_name, content in {
             "layer.tar": layer.getvalue(),
             "config.json": json.dumps(description).encode(),
@@ -255,5 +255,3 @@ def _image(name: str, files: dict[str, Path], links: dict[str, str], config: dic
             entry = tarfile.TarInfo(entry_name)
             entry.size = len(content)
             tar.addfile(entry, io.BytesIO(content))
-    unfinished.rename(archive)
-    return archive

@@ -19,9 +19,11 @@ from .settings import STATE, ClusterError
 
 MARK = "EDL_CLUSTER_PART"
 LOGS = STATE / "logs"
+START_SECONDS = 180  # for what takes a few; but a machine may have other work. What ends is told at once
+COMMAND_SECONDS = START_SECONDS + 60  # so that kubectl's own limit, whose message says more, comes first
 
 
-def run(*command: object, text: str | None = None, ok: bool = True, seconds: float = 120) -> str:
+def run(*command: object, text: str | None = None, ok: bool = True) -> str:
     """What the command prints.
 
     Raises:
@@ -29,7 +31,7 @@ def run(*command: object, text: str | None = None, ok: bool = True, seconds: flo
     """
     words = [str(word) for word in command]
     try:
-        done = subprocess.run(words, input=text, capture_output=True, text=True, timeout=seconds)
+        done = subprocess.run(words, input=text, capture_output=True, text=True, timeout=COMMAND_SECONDS)
     except (FileNotFoundError, subprocess.TimeoutExpired) as error:
         if ok:
             raise ClusterError(str(error)) from error
@@ -82,7 +84,7 @@ def _program(pid: int) -> str:
         return "-"
 
 
-def kill(find: Callable[[], Iterable[int]], seconds: float = 20) -> None:
+def kill(find: Callable[[], Iterable[int]], seconds: float = 60) -> None:
     """Kill what is found until twice nothing is: what dies may just have started another, and a
     process has no environment for the moment in which it becomes another program.
 
@@ -102,13 +104,13 @@ def kill(find: Callable[[], Iterable[int]], seconds: float = 20) -> None:
         time.sleep(0.02)
 
 
-def wait(part: str, daemon: subprocess.Popen[bytes], ready: Callable[[], object], seconds: float) -> None:
+def wait(part: str, daemon: subprocess.Popen[bytes], ready: Callable[[], object]) -> None:
     """Wait until a part that was started is ready.
 
     Raises:
-        ClusterError: it has ended, or is not ready after `seconds`; with the end of its log.
+        ClusterError: it has ended, or is not ready after START_SECONDS; with the end of its log.
     """
-    end = time.monotonic() + seconds
+    end = time.monotonic() + START_SECONDS
     while True:
         try:
             if ready():
@@ -117,7 +119,7 @@ def wait(part: str, daemon: subprocess.Popen[bytes], ready: Callable[[], object]
             pass
         gone = daemon.poll() is not None
         if gone or time.monotonic() > end:
-            why = "has ended" if gone else f"is not ready after {seconds:.0f} s"
+            why = "has ended" if gone else f"is not ready after {START_SECONDS} s"
             raise ClusterError(f"{part} {why}; the end of its log:\n{last_words(part)}")
         time.sleep(0.05)
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SOURCE = Path(__file__).resolve().parents[1]  # tests/cluster
-CACHE = Path(os.environ.get("EDL_CACHE") or Path.home() / ".cache" / "edl") / "cluster"
+CACHE = Path(os.environ["EDL_CACHE"]) / "cluster"  # scripts/lib.sh says where, and what is quick to make
+QUICK = Path(os.environ["EDL_QUICK_CACHE"]) / "cluster"
 STATE = Path("/var/lib/edl-cluster")
 LOCK = Path("/run/edl-cluster.lock")
 ADMIN = STATE / "admin.conf"

@@ -1,0 +1,24 @@
+"""`edl audit` and `edl replay`: what a job's journal proves."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import typer
+
+from edl.cli import client
+from edl.cli.target import DirArgument
+
+
+def audit(directory: DirArgument = None) -> None:
+    """Prove from a job's journal that every record of every epoch was trained on exactly once."""
+    from edl import audit as audit_module  # needs NumPy, which the master's image does not have
+
+    print(audit_module.audit(client.find(directory)))
+
+
+def replay(directory: DirArgument = None) -> None:
+    """Replay a job's journal through the master's core, and compare its decisions and its end."""
+    output = client.find(directory)
+    raise typer.Exit(subprocess.call([sys.executable, "-m", "master.replay", str(output)]))

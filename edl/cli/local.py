@@ -1,0 +1,107 @@
+"""A job of this machine, by its output directory: its files, and its master while it runs."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from typing import Any
+
+from edl.cli import client
+from edl.cli.jobs import NO_STATUS, LogSource, Phase, Snapshot
+from edl.contract import artifacts
+from edl.errors import EdlError
+
+
+class Local:
+    """A job on this machine.
+
+    Args:
+        output: its output directory; None: that of the job started last.
+    """
+
+    def __init__(self, output: Path | None):
+        self._output = client.find(output)
+
+    def snapshot(self) -> Snapshot:
+        summary = self._summary()
+        data = summary if summary is not None else self._client().status()
+        model = str(self._output / artifacts.MODEL)
+        return Snapshot(data, str(self._output), model, (f"model: {model}, once the job succeeds",))
+
+    def wait(self, phase: Phase, seconds: float | None) -> tuple[str, str]:
+        deadline = time.monotonic() + seconds if seconds is not None else None
+        last = str(Phase.Starting), NO_STATUS
+        if self._summary() is None:
+            for status in self._client().follow(seconds):
+                last = status["phase"], status["reason"]
+                if last[0] == phase:
+                    return last
+        if (summary := self._summary()) is not None:
+            return summary["phase"], summary["reason"]
+        if deadline is not None and time.monotonic() >= deadline:
+            return last
+        raise EdlError(f"{self._output}: the master exited without writing {artifacts.SUMMARY}")
+
+    def logs(self, source: LogSource, tail: int | None, follow: bool) -> Generator[str, None, None]:
+        logs: dict[Path, _Log] = {}
+
+        def news() -> Iterator[str]:
+            for path in sorted(self._logs(source), key=_seniority):
+                for line in logs.setdefault(path, _Log(path, tail)).news():
+                    yield f"{path.stem}: {line}"
+
+        yield from news()
+        if not logs and self._summary() is not None:
+            raise EdlError(f"{self._output / artifacts.LOGS}: no log of {source.name} found")
+        if follow and self._summary() is None:
+            for _ in self._client().follow():  # a worker that logs also sends heartbeats
+                yield from news()
+            yield from news()
+
+    def scale(self, workers: int) -> str:
+        if (summary := self._summary()) is not None:
+            raise EdlError(f"{self._output}: the job has ended: {summary['phase']}")
+        return self._client().scale(workers)
+
+    def stop(self) -> str:
+        if (summary := self._summary()) is not None:
+            return f"the job has already ended: {summary['phase']}, {summary['reason']}"
+        return self._client().stop("stopped by edl stop")
+
+    def _logs(self, source: LogSource) -> Iterator[Path]:
+        for component in source.components:
+            name = component if source.worker is None else f"{component}-{source.worker}"
+            pattern = name if component == "master" or source.worker is not None else f"{name}-*"
+            yield from (self._output / artifacts.LOGS).glob(f"{pattern}.log")
+
+    def _summary(self) -> dict[str, Any] | None:
+        """None while the job runs."""
+        try:
+            return dict(json.loads((self._output / artifacts.SUMMARY).read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            return None
+
+    def _client(self) -> client.Client:
+        return client.Client(artifacts.read_contact(self._output))
+
+
+def _seniority(path: Path) -> tuple[bool, int]:
+    """The master first, then the workers by number."""
+    number = path.stem.rpartition("-")[2]
+    return path.stem != "master", int(number) if number.isdecimal() else 0
+
+
+class _Log:
+    """A log file that grows."""
+
+    def __init__(self, path: Path, tail: int | None):
+        self._file, self._tail, self._rest = open(path, "rb"), tail, b""
+
+    def news(self) -> list[str]:
+        """The lines that were finished since the last call."""
+        *lines, self._rest = (self._rest + self._file.read()).split(b"\n")
+        if self._tail is not None:
+            lines, self._tail = lines[max(len(lines) - self._tail, 0) :], None
+        return [line.decode(errors="replace") for line in lines]

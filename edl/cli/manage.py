@@ -1,0 +1,88 @@
+"""The commands about a job that was started: `status`, `logs`, `wait`, `scale`, `stop`."""
+
+from __future__ import annotations
+
+import json
+import re
+from contextlib import closing
+from typing import Annotated
+
+import typer
+
+from edl.cli import display
+from edl.cli.jobs import ENDED, Job, LogSource, Phase
+from edl.cli.target import about_a_job
+
+TIMED_OUT = 124  # as of the command `timeout`
+
+
+def _seconds(text: str) -> float:
+    """Of a duration such as 90s, 30m, 2h, or seconds without a unit."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
+    if not match:
+        raise typer.BadParameter(f"invalid duration {text!r} (expected e.g. 90s, 30m, 2h)")
+    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
+
+
+@about_a_job
+def status(job: Job, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """Show a job: phase, progress, workers."""
+    snapshot = job.snapshot()
+    if as_json:
+        print(json.dumps(snapshot.data, indent=1))
+    else:
+        display.snapshot(snapshot)
+
+
+@about_a_job
+def logs(
+    job: Job,
+    source: Annotated[
+        str, typer.Argument(metavar="[all|master|worker|worker-N]", help="Whose logs to show.")
+    ] = "all",
+    follow: Annotated[
+        bool,
+        typer.Option("--follow", "-f", help="Show new lines, also of later workers, until the job ends."),
+    ] = False,
+    tail: Annotated[
+        int | None, typer.Option("--tail", min=0, help="Only the last lines of each log; default: all.")
+    ] = None,
+) -> None:
+    """Show the logs of a job's master and workers."""
+    with closing(job.logs(LogSource(source), tail, follow)) as lines:
+        for line in lines:
+            print(line, flush=follow)
+
+
+@about_a_job
+def wait(
+    job: Job,
+    phase: Annotated[
+        Phase, typer.Option("--for", case_sensitive=False, help="The phase to wait for.")
+    ] = Phase.Succeeded,
+    timeout: Annotated[
+        float | None,
+        typer.Option(
+            "--timeout", parser=_seconds, metavar="DURATION", help="E.g. 90s, 30m, 2h; default: no limit."
+        ),
+    ] = None,
+) -> None:
+    """Wait until a job is in a phase, or has ended.
+
+    Exit code: 0 if the job is in that phase, 1 if it has ended in another one, 124 if the time is up.
+    """
+    found, reason = job.wait(phase, timeout)
+    print(f"{found}: {reason}")
+    raise typer.Exit(0 if found == phase else 1 if found in ENDED else TIMED_OUT)
+
+
+@about_a_job
+def scale(job: Job, workers: Annotated[int, typer.Argument(help="The new number of workers.")]) -> None:
+    """Change the number of workers of a running job."""
+    print(job.scale(workers))
+
+
+@about_a_job
+def stop(job: Job) -> None:
+    """End a running job."""
+    print(job.stop())

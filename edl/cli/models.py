@@ -1,0 +1,108 @@
+"""The models that can be trained, found without importing them: TensorFlow takes seconds to import.
+
+Promise: what is refused here cannot be trained on this machine. Whether the rest can is found out by the
+workers, which import it.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import importlib.util
+import os
+import sys
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+
+from edl.config import model_check
+from edl.errors import EdlError, ModelError
+
+ZOO = "model_zoo"
+
+
+def zoo() -> dict[str, str]:
+    """The models of the zoo, each with the first line of its docstring; empty where no zoo is installed."""
+    found = importlib.util.find_spec(ZOO)
+    folders = [Path(folder) for folder in (found.submodule_search_locations or [] if found else [])]
+    files = sorted(path for folder in folders for path in folder.glob("*.py") if path.stem != "__init__")
+    return {path.stem: _summary(path) for path in files}
+
+
+def check(module: str) -> None:
+    """Refuse a model.module that does not exist.
+
+    Args:
+        module: a name of the zoo, a dotted module, or the path of a Python file; as in `trainer.user_model`.
+
+    Raises:
+        ModelError: it does not exist, or the file is not a model.
+    """
+    if module.endswith(".py") or os.sep in module:
+        _check_file(Path(module))
+    elif "." in module:
+        if not _exists(module):
+            raise ModelError(
+                f"model.module: module {module!r} not found on the Python path; "
+                f"{_hint(module) or 'a file is given by its path, such as ./my_model.py'}"
+            )
+    elif module not in (known := zoo()):
+        names = f"the zoo has {', '.join(known)}" if known else "no model zoo is installed"
+        hint = _hint(module) or "a file is given by its path, such as ./my_model.py"
+        raise ModelError(f"model.module: unknown model {module!r}; {hint} ({names})")
+
+
+def read(path: Path) -> str:
+    """The text of a Python file; what is not UTF-8 in it is found by source.check.
+
+    Raises:
+        EdlError: it cannot be read.
+    """
+    try:
+        return path.read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError as error:
+        raise EdlError(f"{path}: cannot read: {error.strerror}") from error
+
+
+def _check_file(path: Path) -> None:
+    if not path.is_file():
+        raise ModelError(f"model.module: file {path} not found")
+    if wrong := model_check.check(read(path), str(path), most=None):
+        raise ModelError("\n".join(wrong))
+
+
+def _hint(module: str) -> str:
+    """What may have been meant: a file that lies here, or a similar name of the zoo."""
+    near = difflib.get_close_matches(module, zoo(), 1)
+    file = Path(f"{module.replace('.', os.sep)}.py")
+    meant = [f".{os.sep}{file}"] if file.is_file() else near
+    return f"did you mean {meant[0]}?" if meant else ""
+
+
+def _exists(module: str) -> bool:
+    """Whether a worker could find the module. importlib's own find_spec would import its packages."""
+    top, *rest = module.split(".")
+    # A worker is started with `python -m`, which looks in the working directory first.
+    found: ModuleSpec | None = PathFinder.find_spec(top, [os.getcwd()]) or _find_top(top)
+    name = top
+    for part in rest:
+        if found is None or found.submodule_search_locations is None:
+            return False
+        name = f"{name}.{part}"
+        found = PathFinder.find_spec(name, list(found.submodule_search_locations))
+    return found is not None
+
+
+def _find_top(name: str) -> ModuleSpec | None:
+    try:
+        return importlib.util.find_spec(name)
+    except ValueError:  # a module without a spec has been imported already
+        return sys.modules[name].__spec__
+
+
+def _summary(path: Path) -> str:
+    """The first line of a module's docstring."""
+    try:
+        text = ast.get_docstring(ast.parse(read(path)))
+    except (SyntaxError, ValueError):
+        return "cannot be parsed"
+    return text.splitlines()[0] if text else ""

@@ -1,0 +1,190 @@
+"""What a release's objects say of its job. Pure: ConfigMaps, pods and Events in, values out.
+
+The chart writes the job's ConfigMap, the master its status, the kubelets the pods; each is believed in
+what only it can know.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from edl.cli import display
+from edl.cli.jobs import ENDED, NO_STATUS, Phase, Snapshot
+from edl.contract import artifacts
+from edl.errors import EdlError
+from edl.kubernetes import overrides, pods
+from edl.kubernetes.informer import Object
+
+MOST_EVENTS = 8
+LOST = "the trained model {} lost with the worker's pod; set output.size or output.existingClaim"
+
+
+@dataclass(frozen=True)
+class Found:
+    """A release's job: its names, and its two ConfigMaps as they were read."""
+
+    namespace: str
+    release: str
+    fullname: str  # what the names of its objects begin with
+    job: Object
+    status: Object
+
+    @property
+    def told(self) -> Mapping[str, str]:
+        """What the master has written, key by key."""
+        return self.status.get("data") or {}
+
+    @property
+    def phase(self) -> str:
+        return self.told.get("phase", str(Phase.Starting))
+
+    @property
+    def reason(self) -> str:
+        return self.told.get("reason", NO_STATUS)
+
+    @property
+    def ended(self) -> bool:
+        return self.phase in ENDED
+
+    @property
+    def report(self) -> dict[str, Any]:
+        """The master's summary if the job has ended, else its status; at least phase and reason."""
+        in_short = {"phase": self.phase, "reason": self.reason}
+        for key in ("summary.json", "status.json"):
+            with suppress(KeyError, ValueError):
+                report = dict(json.loads(self.told[key]))
+                # The phase may be newer: with invalid values no run begins.
+                if "records" in report and report["phase"] == self.phase:
+                    return report | in_short
+        return in_short
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """What the master keeps there for its successor."""
+        with suppress(ValueError):
+            return dict(json.loads(self.told.get("state", "{}")))
+        return {}
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The job's values as the chart has written them.
+
+        Raises:
+            EdlError: they cannot be read.
+        """
+        try:
+            return dict(json.loads(self.job["data"]["values.json"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise EdlError(f"configmap {self.fullname}-job: cannot read values.json") from error
+
+    @property
+    def scaled(self) -> overrides.Scale | None:
+        """The number of workers that `edl scale` has set, while it is in force."""
+        scale = overrides.Scale.read(self.job.get("data") or {})
+        over = scale is None or scale.id == self.state.get("scaleOver") or scale.over(self.values)
+        return None if over else scale
+
+    @property
+    def model(self) -> str:
+        """Where the trained model is kept; empty: nowhere that outlives the worker's pod."""
+        try:
+            pod = yaml.safe_load(self.job["data"]["worker.yaml"])
+            volume = next(v for v in pod["spec"]["volumes"] if v["name"] == "output")
+        except (yaml.YAMLError, KeyError, TypeError, StopIteration):
+            return ""
+        if claim := volume.get("persistentVolumeClaim"):
+            return f"{artifacts.MODEL} in persistentvolumeclaim/{claim['claimName']}"
+        if folder := volume.get("hostPath"):
+            return f"{folder['path']}/{artifacts.MODEL} on the worker's node"
+        return ""
+
+    def selector(self, *components: str) -> str:
+        """Of the pods of these components."""
+        chart = self.job["metadata"]["labels"].get(pods.NAME, "")
+        return (
+            f"{pods.NAME}={chart},{pods.INSTANCE}={self.release},{pods.COMPONENT} in ({','.join(components)})"
+        )
+
+
+def snapshot(found: Found, there: Sequence[Object], happened: Sequence[Object]) -> Snapshot:
+    """The job now.
+
+    Args:
+        there: the pods of master and workers.
+        happened: the Events of the job.
+    """
+    news = events(happened)[-MOST_EVENTS:]
+    workers = _workers(found.report, there)
+    data = {
+        "release": found.release,
+        "namespace": found.namespace,
+        **found.report,
+        "workers": workers,
+        "events": news,
+    }
+    kept = f"configmap/{found.fullname}-status"
+    if found.ended:
+        return Snapshot(data, kept, found.model or LOST.format("is"))
+    notes = [f"worker {w['id']} is pending: {w['delay']}" for w in workers if w["delay"]]
+    if problem := master_problem(there):
+        notes.append(f"{problem}; last status: {found.told.get('updated', 'none')}")
+    if scale := found.scaled:
+        applied = "" if found.told.get("workers") == str(scale.workers) else "; not yet applied by the master"
+        notes.append(f"edl scale: {scale.workers} workers in place of the chart's {scale.instead}{applied}")
+    notes.append(
+        f"model: {found.model}, once the job succeeds"
+        if found.model
+        else f"warning: {LOST.format('will be')}"
+    )
+    if news:
+        notes.append("")
+    notes += [f"{display.age(e['at']):>7} ago  {e['reason']}: {e['message']}" for e in news]
+    return Snapshot(data, kept, found.model, tuple(notes))
+
+
+def events(happened: Sequence[Object]) -> list[dict[str, Any]]:
+    """What has happened, the oldest first."""
+    return sorted((_event(e) for e in happened), key=lambda e: str(e["at"]))
+
+
+def _event(thing: Object) -> dict[str, Any]:
+    at = thing.get("lastTimestamp") or thing["metadata"].get("creationTimestamp", "")
+    return {"at": at, "reason": thing.get("reason", ""), "message": thing.get("message", "")}
+
+
+def master_problem(there: Sequence[Object]) -> str:
+    """Why no master is running; empty if one is."""
+    masters = [p for p in there if pods.component(p) == "master" and not pods.deleting(p)]
+    if not masters:
+        return "the master is not running: its Deployment has no pod"
+    if any(pods.running(p, "master") for p in masters):
+        return ""
+    names = (f"{p['metadata']['name']}: {pods.delay(p) or 'it is starting'}" for p in masters)
+    return f"the master is not running ({', '.join(names)})"
+
+
+def _workers(report: Mapping[str, Any], there: Sequence[Object]) -> list[dict[str, Any]]:
+    """What the pods say of the living, and what the master last heard of them."""
+    heard = {w["id"]: w for w in report.get("workers", [])}
+    numbers = {pods.of(pod)[1] for pod in there}
+    # Those whose pod cannot be created, because of a quota or a missing right.
+    rows = [{**w, "node": ""} for w in heard.values() if w["state"] == "pending" and w["id"] not in numbers]
+    for pod in there:
+        worker = pods.of(pod)[1]
+        if worker is None or pods.ended(pod):
+            continue
+        labels, known = pod["metadata"]["labels"], heard.get(worker, {})
+        rank = labels.get(pods.RANK, "")
+        rows.append({
+            "id": worker, "handle": pod["metadata"]["name"],
+            "rank": int(rank) if rank else None, "state": labels.get(pods.STATE, ""),
+            "delay": pods.delay(pod), "node": pod["spec"].get("nodeName", ""),
+            **{key: known.get(key, 0) for key in ("step", "rate", "memory")},
+        })  # fmt: skip
+    return sorted(rows, key=lambda w: int(w["id"]))

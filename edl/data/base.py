@@ -1,0 +1,24 @@
+"""What a reader is: any object with these two methods.
+
+A reader gives raw records by index range; the trainer asks for one block at a time, in the
+order of the epoch, and picks the records of a batch out of it. So a reader over a file reads
+consecutive records and needs no index for shuffling.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, runtime_checkable
+
+
+@runtime_checkable
+class Reader(Protocol):
+    """Raw records by index."""
+
+    def __len__(self) -> int:
+        """How many records there are. Must not change while a job runs."""
+        ...
+
+    def read(self, start: int, stop: int) -> Any:
+        """The records [start, stop): an array, or a tuple, list or dict of arrays (nested as you
+        like), each with stop - start entries along its first axis."""
+        ...

@@ -1,0 +1,41 @@
+"""Records that lie in memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from edl.errors import DataError
+
+
+class Arrays:
+    """Records that lie in memory: a tuple or a dict of arrays of one length."""
+
+    def __init__(self, columns: tuple[np.ndarray, ...] | dict[str, np.ndarray], source: str = "arrays"):
+        values = columns.values() if isinstance(columns, dict) else columns
+        lengths = {len(column) for column in values}
+        if len(lengths) != 1:
+            raise DataError(f"{source}: the columns differ in length: {sorted(lengths)}")
+        self._columns = columns
+        self._length = lengths.pop()
+
+    def __len__(self) -> int:
+        return self._length
+
+    def read(self, start: int, stop: int) -> Any:
+        """A view of the records [start, stop)."""
+        if isinstance(self._columns, dict):
+            return {name: column[start:stop] for name, column in self._columns.items()}
+        return tuple(column[start:stop] for column in self._columns)
+
+
+def arrays(*columns: np.ndarray) -> Arrays:
+    """A reader over NumPy arrays of one length, usually (features, labels).
+
+    Raises:
+        DataError: the arrays differ in length, or there are none.
+    """
+    if not columns:
+        raise DataError("arrays: at least one array is needed")
+    return Arrays(tuple(np.asarray(column) for column in columns))

@@ -1,0 +1,38 @@
+"""Every span of time towards the Kubernetes API, in one value: how long to wait, how often to ask."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Every span of time towards the API, in seconds. Tests use a shorter second."""
+
+    answer: float = 15.0  # for the answer to one request
+    silence: float = 75.0  # of a watch: a live one brings a bookmark every minute
+    watch: float = 300.0  # the longest watch; the shortest is 4/5 of it, so that they spread
+    relist: float = 300.0  # a full list at least so often, whatever the watches said
+    first_pause: float = 0.5  # after a failure, doubling
+    most_pause: float = 30.0
+    outage: float = 1.0  # between the requests of everybody while the API is out
+    write: float = 0.2  # one write's share of the budget: 5 a second
+    burst: int = 10  # writes that need not wait for their share
+    # The longest pause between creates that are refused (quota, rights). Nobody tells when others leave
+    # room in a quota, and what is asked for once in so many seconds waits half as long, on average.
+    blocked: float = 15.0
+    mercy: float = 2.0  # for a worker whose stream has ended to end by itself: its pod then keeps the log
+    overdue: float = 30.0  # past its grace, and still not ended: its node does not answer
+    untaken: float = 5.0  # for a kubelet to take a pod up, on a node where a worker fell silent
+    # In doubt, and avoided. Kubernetes taints a node that is silent for 50 s; from there on that is enough.
+    doubt: float = 120.0
+    look: float = 0.1  # between two looks at what there is to be shown: it may change with every event
+    status: float = 1.0  # between two writes of the status
+    drift: float = 5.0  # the same when nothing but the progress has changed
+    labels: float = 2.0  # between two looks at the workers' labels
+    events: float = 10.0  # one Event's share, beyond a burst; and the same once more for minor ones
+
+    def times(self, factor: float) -> Timing:
+        """Everything so many times as long."""
+        spans = {f.name: getattr(self, f.name) * factor for f in fields(self) if f.name != "burst"}
+        return replace(self, **spans)

@@ -1,0 +1,85 @@
+"""edl on each Python that it is made for, and not only on the one that these tests run on.
+
+A copy of the tree is set up as on a machine that has just that Python, from the one lock; then the unit tests
+and a job run in it. A version that is not found on this machine is no case here, and the header of the tests
+says so (conftest.py).
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.process.conftest import PYTHONS
+
+ROOT = Path(__file__).parents[2]
+HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
+OTHERS = {version: path for version, path in PYTHONS.items() if path and version != HERE}
+
+
+@pytest.fixture(params=OTHERS)
+def tree(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    """A copy of this tree, beside a folder in which `python3` is of that version."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python3").symlink_to(OTHERS[request.param])
+    names = subprocess.check_output(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, text=True)
+    there = [name for name in names.splitlines() if (ROOT / name).is_file()]
+    copy = tmp_path / request.param
+    copy.mkdir()
+    subprocess.run(["cp", "--parents", "-p", *there, copy], cwd=ROOT, check=True)
+    yield copy
+    subprocess.run(["rm", "-rf", copy / ".venv"], check=True)  # more than a gigabyte
+
+
+@pytest.mark.timeout(900)  # for Horovod is compiled for that Python, once
+def test_the_unit_tests_pass_and_a_job_trains(tree: Path) -> None:
+    def run(*words: str) -> str:
+        env = {name: value for name, value in os.environ.items() if name != "VIRTUAL_ENV"}
+        env["PATH"] = f"{tree.parent / 'bin'}:{env['PATH']}"
+        done = subprocess.run(
+            words, cwd=tree, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        assert done.returncode == 0, done.stdout[-5000:]
+        return done.stdout
+
+    run("scripts/setup")
+    assert run(".venv/bin/python", "--version").startswith(f"Python {tree.name}.")
+    assert " passed" in run(".venv/bin/pytest", "-q", "-n", "auto", "tests/unit")
+    run("scripts/run", "digits", "--set", "workers=3", "--output", "job")
+    assert "exactly once: 1,438 records x 20 epochs" in run(".venv/bin/edl", "audit", "job")
+
+
+@pytest.mark.parametrize(
+    ("pythons", "found"),
+    [
+        ({"bin/python3": "3.12", "bin/python3.13": "3.13"}, "bin/python3"),
+        ({"bin/python3": "3.10", "bin/python3.13": "", "bin/python3.11": "3.11"}, "bin/python3.11"),
+        ({"bin/python3": "3.14", "versions/3.12.9/bin/python3": "3.12"}, "versions/3.12.9/bin/python3"),
+        ({"bin/python3": "3.14"}, ""),
+    ],
+    ids=["the usual one first", "one that runs", "pyenv's", "none"],
+)
+def test_which_python_is_taken(tmp_path: Path, pythons: dict[str, str], found: str) -> None:
+    for name, version in pythons.items():
+        python = tmp_path / name
+        python.parent.mkdir(parents=True, exist_ok=True)
+        python.write_text(f"#!/bin/sh\necho {version} {python}\n" if version else "#!/bin/sh\nexit 127\n")
+        python.chmod(0o755)
+    (tmp_path / "bin" / "dirname").symlink_to("/usr/bin/dirname")
+    done = subprocess.run(
+        ["/bin/bash", "-c", ". scripts/lib.sh && find_python"],
+        cwd=ROOT,
+        env={"PATH": f"{tmp_path}/bin", "PYENV_ROOT": str(tmp_path), "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    if found:
+        assert done.stdout == f"{tmp_path / found}\n"
+    else:
+        assert done.returncode != 0
+        assert "Python 3.13, 3.12 or 3.11 is needed and was not found" in done.stderr
