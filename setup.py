@@ -15,6 +15,7 @@ setup(
     entry_points={"console_scripts": ["edl = edl.cli:main"]},
     # What the master and the command line need; an image of the master has no TensorFlow.
     install_requires=[
+        "aiohttp>=3.13",
         "grpcio>=1.85",
         "lightkube>=1.0.1",
         "prometheus-client>=0.26",
@@ -28,7 +29,6 @@ setup(
     ],
     extras_require={
         "worker": [
-            "aiohttp>=3.13",
             "cloudpickle>=3",  # Horovod imports it
             "keras>=3.15",
             "numpy>=2.4",

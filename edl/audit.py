@@ -42,6 +42,12 @@ def audit(output: Path) -> str:
         raise EdlError(
             f"{output}: cannot audit: {error.filename}: {error.strerror} (has the job ended?)"
         ) from error
+    for name, lines in journals:
+        if (version := json.loads(lines[0]).get("version")) != artifacts.JOURNAL_VERSION:
+            raise EdlError(
+                f"{output / name}: the journal has version {version}, this edl reads version "
+                f"{artifacts.JOURNAL_VERSION}; use the version of edl that wrote it"
+            )
     books = _Books(json.loads(journals[-1][1][0])["values"])
     for name, lines in journals:
         books.held = {}  # a new master leaves it open who holds what

@@ -1,9 +1,11 @@
 """Errors that we say in our own words.
 
     EdlError
-    ├── ConfigError   a value, a values file, or a flag is wrong
-    ├── ModelError    a user's model cannot be trained this way
-    └── DataError     a record, a file, or a reader is not what it should be
+    ├── ConfigError         a value, a values file, or a flag is wrong
+    ├── ModelError          a user's model cannot be trained this way
+    ├── DataError           a record, a file, or a reader is not what it should be
+    ├── MasterUnavailable   the job's master does not answer
+    └── Unauthenticated     the job's master does not accept the token
 
 Each text stands alone: it names the key, the file or the record, and what was expected.
 """
@@ -23,3 +25,11 @@ class ModelError(EdlError):
 
 class DataError(EdlError):
     """A record, a file, or a reader is not what it should be."""
+
+
+class MasterUnavailable(EdlError):
+    """The job's master does not answer."""
+
+
+class Unauthenticated(EdlError):
+    """The job's master does not accept the token."""

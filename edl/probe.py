@@ -1,9 +1,10 @@
-"""`helm test`: does a release's master answer who knows the token, refuse others, and does its job move?
+"""`helm test`: a release's master answers, refuses callers without the token, and its job makes progress.
 
-    python -m edl.probe --seconds 240      address and token are in EDL_MASTER and EDL_TOKEN
+    python -m edl.probe --seconds 240      reads the address and the token from EDL_MASTER and EDL_TOKEN
 
-Promise: exit code 0 only if records were trained on while it looked, or there was nothing to train (the
-job has Succeeded, is suspended, or should have no workers). Whatever else is said in one line, with code 1.
+Promise: exit code 0 only if records were trained on while the probe watched, or if there was nothing to
+train (the job has Succeeded, is suspended, or should have no workers). Any other finding is printed as one
+line, with exit code 1.
 """
 
 from __future__ import annotations
@@ -14,18 +15,20 @@ import sys
 import time
 from typing import Any
 
-from edl.cli.client import Client
+from edl.client import Client
 from edl.contract import artifacts
-from edl.errors import EdlError
+from edl.errors import EdlError, MasterUnavailable, Unauthenticated
 
-LOOK_AGAIN_SECONDS = 1.0
-ANSWER_SECONDS = 30.0  # a master that is elsewhere by now answers within this
+POLL_SECONDS = 1.0
+ANSWER_SECONDS = 30.0  # a master that Kubernetes is moving to another node answers within this
 UNDER_WAY = ("Starting", "Training", "Waiting", "Finishing", "Ending")
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="edl.probe", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=240.0, help="how long the job may take to move")
+    parser.add_argument(
+        "--seconds", type=float, default=240.0, help="how long to wait for the job to make progress"
+    )
     args = parser.parse_args(argv)
     address, token = os.environ.get("EDL_MASTER", ""), os.environ.get("EDL_TOKEN", "")
     try:
@@ -37,61 +40,64 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def probe(address: str, token: str, seconds: float) -> str:
-    """What was seen, if all is well.
+    """What was seen, if the job is healthy.
 
     Raises:
-        EdlError: the master does not answer, lets a stranger in, or its job does not move in time.
+        EdlError: the master does not answer, accepts a wrong token, or its job makes no progress in time.
     """
     until = time.monotonic() + seconds
-    first = _ask(address, token, until)
-    _stranger_is_refused(address, token)
+    first = _status(address, token, until)
+    _check_wrong_tokens(address, token)
     status = first
-    while not (well := _well(first, status)):
+    while not (healthy := _healthy(first, status)):
         if status["phase"] not in UNDER_WAY:
             raise EdlError(f"the job has ended: {status['phase']}: {status['reason']}")
         if time.monotonic() > until:
             ring = sum(w["rank"] is not None for w in status["workers"])
             raise EdlError(
-                f"nothing was trained on for {seconds:g} s: the job is {status['phase']}, with {ring} of "
+                f"the job made no progress in {seconds:g} s: it is {status['phase']} with {ring} of "
                 f"{status['target']} workers in the ring; {status['reason']}"
             )
-        time.sleep(LOOK_AGAIN_SECONDS)
-        status = _ask(address, token, until)
-    return well
+        time.sleep(POLL_SECONDS)
+        status = _status(address, token, until)
+    return healthy
 
 
-def _well(first: dict[str, Any], status: dict[str, Any]) -> str:
-    """Why all is well, or nothing."""
+def _healthy(first: dict[str, Any], status: dict[str, Any]) -> str:
+    """Why the job is healthy; empty if it is not known to be."""
     before, now = first["records"]["applied"], status["records"]["applied"]
     if status["phase"] in ("Succeeded", "Suspended"):
-        return f"the master answers, the job is {status['phase']}"
+        return f"the master answers; the job is {status['phase']}"
     if status["target"] == 0:
         return "the master answers; the job should have no workers"
-    return f"the master answers, and {now - before} records were trained on meanwhile" if now > before else ""
+    return f"the master answers; {now - before} records were trained on meanwhile" if now > before else ""
 
 
-def _ask(address: str, token: str, until: float) -> dict[str, Any]:
-    """The job's status; a master that is just starting is asked again."""
+def _status(address: str, token: str, until: float) -> dict[str, Any]:
+    """The job's status; a master that does not answer yet is asked again."""
     client = Client(artifacts.Contact(address, token, 0))
     until = min(until, time.monotonic() + ANSWER_SECONDS)
     while True:
         try:
             return client.status()
-        except EdlError as error:
-            if time.monotonic() > until or "no master answers" not in str(error):
+        except MasterUnavailable:
+            if time.monotonic() > until:
                 raise
-        time.sleep(LOOK_AGAIN_SECONDS)
+        time.sleep(POLL_SECONDS)
 
 
-def _stranger_is_refused(address: str, token: str) -> None:
-    for stranger in ("", f"{token[::-1]}x"):
+def _check_wrong_tokens(address: str, token: str) -> None:
+    """The master refuses a call without a token, and one with a wrong token.
+
+    Raises:
+        EdlError: it accepts one of them.
+    """
+    for wrong in ("", f"{token[::-1]}x"):
         try:
-            Client(artifacts.Contact(address, stranger, 0)).status()
-        except EdlError as error:
-            if "token" in str(error):
-                continue
-            raise
-        raise EdlError("the master answers also who does not know the token")
+            Client(artifacts.Contact(address, wrong, 0)).status()
+        except Unauthenticated:
+            continue
+        raise EdlError("the master answers callers that do not have the job's token")
 
 
 if __name__ == "__main__":

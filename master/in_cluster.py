@@ -30,6 +30,7 @@ from edl.kubernetes.client import Api, Timing
 from master.backends.kubernetes import Found, Kubernetes, Place, Term, patiently
 from master.core import events as ev
 from master.http.metrics import Metrics
+from master.http.server import Server
 from master.log import log_at
 from master.loop import Master
 
@@ -56,7 +57,8 @@ class Release:
         self._master: Master | None = None
         self._backend: Kubernetes | None = None
         self._term: Term | None = None
-        self._metrics = Metrics(self._status, self._ready, self._numbers)
+        self._metrics = Metrics(self._status, self._numbers)
+        self._http = Server(self._ready, {"/metrics": self._metrics.page})
 
     async def run(self) -> int:
         """Until SIGTERM: one run after the other. Returns the exit code.
@@ -67,7 +69,7 @@ class Release:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._leave)
-        await self._metrics.start(self._metrics_address)
+        await self._http.start(self._metrics_address)
         api = Api(Timing())
         term = self._term = Term(api, self._place, self._superseded)
         try:
@@ -85,6 +87,7 @@ class Release:
             await self._leaving.wait()
         finally:
             await api.close()
+            await self._http.close()
         return 0
 
     async def _next(self, backend: Kubernetes, found: Found) -> None:

@@ -29,13 +29,15 @@ class Journal:
 
     def __init__(self, path: Path, run_id: str, values: dict[str, Any]):
         *earlier, last = artifacts.journals(path.parent)
-        if last.exists() and read(last)[0]["run_id"] == run_id:
+        if last.exists() and _head(last)["run_id"] == run_id:
             last.rename(path.with_name(f"events.{len(earlier) + 1}.jsonl"))
         else:
             for old in earlier:
                 old.unlink()
         self._file: IO[str] = open(path, "w", encoding="utf-8", buffering=1)
-        self._line({"journal": "edl", "version": 1, "run_id": run_id, "values": values})
+        self._line(
+            {"journal": "edl", "version": artifacts.JOURNAL_VERSION, "run_id": run_id, "values": values}
+        )
 
     def write(self, now: float, event: ev.Event, effects: list[ev.Effect]) -> None:
         self._line({"now": now, "event": _dump(event), "effects": [_dump(e) for e in effects]})
@@ -51,15 +53,18 @@ def read(path: Path) -> tuple[dict[str, Any], Iterator[tuple[float, ev.Event, li
     """The head of a journal, and its lines as (now, event, effects as written).
 
     Raises:
-        EdlError: the file is no journal.
+        EdlError: the file is not a journal, or one of another version of edl.
     """
-    lines = open(path, encoding="utf-8")
-    head = json.loads(lines.readline() or "{}")
-    if head.get("journal") != "edl":
-        raise EdlError(f"{path}: not a journal of edl")
+    head = _head(path)
+    if head["version"] != artifacts.JOURNAL_VERSION:
+        raise EdlError(
+            f"{path}: the journal has version {head['version']}, this edl reads version "
+            f"{artifacts.JOURNAL_VERSION}; use the version of edl that wrote it"
+        )
 
     def entries() -> Iterator[tuple[float, ev.Event, list[Any]]]:
-        with lines:
+        with open(path, encoding="utf-8") as lines:
+            next(lines)
             for number, line in enumerate(lines, 2):
                 try:
                     entry = json.loads(line)
@@ -70,6 +75,19 @@ def read(path: Path) -> tuple[dict[str, Any], Iterator[tuple[float, ev.Event, li
                 yield entry["now"], _load(entry["event"]), entry["effects"]
 
     return head, entries()
+
+
+def _head(path: Path) -> dict[str, Any]:
+    """The first line of a journal of any version.
+
+    Raises:
+        EdlError: the file is not a journal.
+    """
+    with open(path, encoding="utf-8") as lines:
+        head = json.loads(lines.readline() or "{}")
+    if head.get("journal") != "edl":
+        raise EdlError(f"{path}: not a journal of edl")
+    return dict(head)
 
 
 def replay(path: Path, config: Config) -> Job:

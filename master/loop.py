@@ -21,6 +21,7 @@ import structlog
 from edl import config as config_module
 from edl.contract import artifacts
 from edl.contract.ids import RunId
+from edl.contract.reasons import Severity
 from edl.errors import ConfigError
 from master import failover
 from master.backends.external import External
@@ -138,7 +139,7 @@ class Master:
             now = loop.time()
             effects = self.job.handle(event, now)
             journal.write(now, event, effects)
-            self.note_news([e for e in effects if isinstance(e, ev.Say)], now)
+            self.note_news([e for e in effects if isinstance(e, ev.Notice)], now)
             for effect in effects:
                 server.perform(effect)
                 backend.perform(effect)
@@ -146,15 +147,16 @@ class Master:
             for observe in self.observers:
                 observe(now, event, effects)
 
-    def note_news(self, said: list[ev.Say], now: float) -> None:
-        """What the core says goes to the log, and to whoever watches."""
-        for say in said:
-            (log.warning if say.kind == "fail" else log.info)(say.text, kind=say.kind)
+    def note_news(self, notices: list[ev.Notice], now: float) -> None:
+        """Notices go to the log, and to whoever watches the status."""
+        for notice in notices:
+            write = log.warning if notice.reason.severity is Severity.WARNING else log.info
+            write(notice.text, reason=str(notice.reason))
             self.news.append({
                 "number": self.news[-1]["number"] + 1 if self.news else 1,
                 "seconds": now - (self.job.began_at or now),
-                "kind": say.kind,
-                "text": say.text,
+                "reason": str(notice.reason),
+                "text": notice.text,
             })  # fmt: skip
         del self.news[:-NEWS]
 

@@ -72,10 +72,10 @@ class Watchdog:
                 self.outs[event.worker] = event
                 self.holders |= {event.worker} if event.has_state else set()
         if self.ended:
-            assert all(isinstance(e, ev.Fence | ev.Say) for e in effects), "the job has ended"
+            assert all(isinstance(e, ev.Fence | ev.Notice) for e in effects), "the job has ended"
         for effect in effects:
             self._check(effect, event, before)
-        self._check_failures(event, failures, was_stopped)
+        self._check_failures(event, effects, failures, was_stopped)
         self._check_state()
         return effects
 
@@ -218,13 +218,17 @@ class Watchdog:
 
     # --- the state
 
-    def _check_failures(self, event: ev.Event, before: int, was_stopped: bool) -> None:
+    def _check_failures(
+        self, event: ev.Event, effects: list[ev.Effect], before: int, was_stopped: bool
+    ) -> None:
         if before == len(self.job.failures):
             return
+        startup = ev.FenceReason.StartupTimeout
+        overdue = {e.worker for e in effects if isinstance(e, ev.Fence) and e.reason is startup}
         charged = [f.worker for f in self.job.failures]
         assert len(charged) == len(set(charged)), "charged twice"
         for failure in self.job.failures[before:]:
-            if failure.worker != getattr(event, "worker", None) or "was not ready after" in failure.why:
+            if failure.worker != getattr(event, "worker", None) or failure.worker in overdue:
                 continue  # not this event, but the time at which it came
             assert not was_stopped, f"worker {failure.worker} was told to end, and is charged for it"
             assert isinstance(event, ev.Gone | ev.Failed | ev.Ready), f"{event} is charged"

@@ -53,7 +53,7 @@ class Driven:
 
     def give_up(self, worker: int) -> None:
         """Nothing is heard of it."""
-        self.backend.perform(ev.Fence(WorkerId(worker), "not heard of"))
+        self.backend.perform(ev.Fence(WorkerId(worker), "no heartbeat", ev.FenceReason.HeartbeatTimeout))
         self.delete(worker)
 
     async def until(self, happens: Callable[[], Any], seconds: float = 10.0) -> Any:

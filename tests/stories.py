@@ -6,6 +6,7 @@ from edl import config
 from edl.config import values
 from edl.contract.ids import WorkerId
 from edl.contract.ranges import Range, RangeSet
+from edl.contract.reasons import Reason
 from master.core import events as ev
 from master.core.job import Job
 from tests.invariants import Watchdog
@@ -94,9 +95,12 @@ class Story:
             self.tell(ev.Heartbeat(WorkerId(w), self.job.ring.generation, 1), after=after)
 
     @property
-    def said(self) -> str:
-        history = self.watchdog.history
-        return "\n".join(e.text for _, _, effects in history for e in effects if isinstance(e, ev.Say))
+    def notices(self) -> list[ev.Notice]:
+        return of([e for _, _, effects in self.watchdog.history for e in effects], ev.Notice)
+
+    def noticed(self, reason: Reason) -> list[str]:
+        """The texts of all notices of this reason."""
+        return [notice.text for notice in self.notices if notice.reason is reason]
 
 
 def only(effects: list[ev.Effect], kind: type) -> ev.Effect:

@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from edl.cli import client
+from edl.cli import latest
 from edl.cli.target import DirArgument
 
 
@@ -15,10 +15,10 @@ def audit(directory: DirArgument = None) -> None:
     """Prove from a job's journal that every record of every epoch was trained on exactly once."""
     from edl import audit as audit_module  # needs NumPy, which the master's image does not have
 
-    print(audit_module.audit(client.find(directory)))
+    print(audit_module.audit(latest.find(directory)))
 
 
 def replay(directory: DirArgument = None) -> None:
     """Replay a job's journal through the master's core, and compare its decisions and its end."""
-    output = client.find(directory)
+    output = latest.find(directory)
     raise typer.Exit(subprocess.call([sys.executable, "-m", "master.replay", str(output)]))

@@ -8,8 +8,9 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
-from edl.cli import client
+from edl.cli import latest
 from edl.cli.jobs import NO_STATUS, LogSource, Phase, Snapshot
+from edl.client import Client
 from edl.contract import artifacts
 from edl.errors import EdlError
 
@@ -22,7 +23,7 @@ class Local:
     """
 
     def __init__(self, output: Path | None):
-        self._output = client.find(output)
+        self._output = latest.find(output)
 
     def snapshot(self) -> Snapshot:
         summary = self._summary()
@@ -83,8 +84,8 @@ class Local:
         except FileNotFoundError:
             return None
 
-    def _client(self) -> client.Client:
-        return client.Client(artifacts.read_contact(self._output))
+    def _client(self) -> Client:
+        return Client(artifacts.read_contact(self._output))
 
 
 def _seniority(path: Path) -> tuple[bool, int]:

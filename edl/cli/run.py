@@ -15,7 +15,8 @@ import typer
 from rich.console import Console
 
 from edl import config
-from edl.cli import client, display, models
+from edl.cli import display, latest, models
+from edl.client import Client
 from edl.config import values
 from edl.contract import artifacts
 from edl.errors import EdlError
@@ -69,8 +70,8 @@ def master(
     """Run only a job's master; start its workers with `edl worker`."""
     merged, _ = _merged(model, values_files, sets, set_strings)
     # In a directory whose master has died, this one goes on with the job.
-    _prepare(output, merged, may_exist=client.is_orphaned(output))
-    client.remember(output)
+    _prepare(output, merged, may_exist=latest.is_orphaned(output))
+    latest.remember(output)
     arguments = ["--values", str(output / "values.json"), "--output", str(output), "--listen", listen]
     _become("master", [*arguments, "--backend", "external"])
 
@@ -105,8 +106,8 @@ def _attend(console: Console, process: subprocess.Popen[bytes], output: Path) ->
     while True:
         try:
             if process.stdout.readline():  # the master says when it listens
-                client.remember(output)
-                caller = client.Client(artifacts.read_contact(output))
+                latest.remember(output)
+                caller = Client(artifacts.read_contact(output))
                 display.show(console, caller.follow())
             process.wait()
             break

@@ -18,6 +18,8 @@ from edl.errors import EdlError
 
 SUMMARY, JOURNAL, MODEL, LOGS, CONTACT = "summary.json", "events.jsonl", "model.keras", "logs", "master.json"
 
+JOURNAL_VERSION = 2  # of its lines; 2: notices have a reason
+
 
 @dataclass(frozen=True)
 class Contact:

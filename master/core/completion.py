@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from edl.contract.reasons import Reason
 from master.core import events as ev
 from master.core import membership
 from master.core.state import State
@@ -20,8 +21,10 @@ def export(job: State, root: Worker) -> None:
         return
     job.exporter = root.id
     job.goodput.turn("useful", job.now)  # evaluating is not a price of elasticity
-    job.reason = f"all records are applied at step {root.step}; worker {root.id} evaluates and saves"
-    job.say("ring", job.reason)
+    job.reason = (
+        f"all records are applied at step {root.step}; worker {root.id} evaluates and saves the model"
+    )
+    job.notice(Reason.Evaluating, job.reason)
     job.do(ev.Export(root.id))
 
 
@@ -34,11 +37,11 @@ def finished(job: State, w: Worker, event: ev.Finished) -> None:
     job.result.skipped = w.skipped
     if event.metrics:
         found = ", ".join(f"{name} {value:.4f}" for name, value in event.metrics.items())
-        job.say("end", f"Evaluation on the held-out records: {found}")
+        job.notice(Reason.Evaluated, f"Evaluation on the held-out records: {found}")
     assert job.leases is not None
     reason = f"every record of {job.leases.epochs} epochs is applied exactly once"
     if w.skipped:
-        reason += f", but {len(w.skipped)} that were skipped (non-finite)"
+        reason += f", except {len(w.skipped)} skipped records (non-finite)"
     job.end("Succeeded", reason)
 
 

@@ -7,9 +7,11 @@ adapters perform the effects. Both are written to the journal as they are.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from edl.contract.ids import Generation, WorkerId
 from edl.contract.ranges import Range, RangeSet
+from edl.contract.reasons import Reason
 
 # --- events: from the backend that runs the workers
 
@@ -289,19 +291,30 @@ class Stop:
     why: str
 
 
+class FenceReason(StrEnum):
+    """Why a worker is fenced."""
+
+    HeartbeatTimeout = "HeartbeatTimeout"
+    StartupTimeout = "StartupTimeout"
+    ReconnectTimeout = "ReconnectTimeout"  # after a failover
+    OutdatedRing = "OutdatedRing"  # after a failover it was found in a ring that the others have left
+    NotInJob = "NotInJob"  # it was removed from the job before
+
+
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """Close the worker's stream and refuse whatever it says from now on."""
+    """Close the worker's stream and refuse whatever it sends from now on."""
 
     worker: WorkerId
     why: str
+    reason: FenceReason
 
 
 @dataclass(frozen=True, slots=True)
-class Say:
-    """A decision and its reason, in words for people."""
+class Notice:
+    """Something that people should know: the reason for programs, the text for people."""
 
-    kind: str  # ring, worker, scale, epoch, fail, end
+    reason: Reason
     text: str
 
 
@@ -313,4 +326,4 @@ class End:
     reason: str
 
 
-Effect = Create | Delete | Form | Leave | Cut | Grant | Export | Stop | Fence | Say | End
+Effect = Create | Delete | Form | Leave | Cut | Grant | Export | Stop | Fence | Notice | End

@@ -37,7 +37,7 @@ def own_fault(w: Worker, gone: ev.Gone) -> str:
         return ""  # why it ends was told to an earlier master
     if gone.signal and w.in_broken_ring:
         return ""  # crashed inside a ring that a peer's death had broken: nobody's fault
-    how = f"crashed ({gone.signal})" if gone.signal else f"ended by itself with exit code {gone.code}"
+    how = f"crashed ({gone.signal})" if gone.signal else f"exited unexpectedly with exit code {gone.code}"
     if gone.why:
         how += f": {gone.why}"
     return f"worker {w.id} {how}"

@@ -22,6 +22,7 @@ could contradict it. So another master can go on from what the workers tell it: 
 
 from __future__ import annotations
 
+from edl.contract.reasons import Reason
 from master.core import completion, leasing, membership, rendezvous, timeouts
 from master.core import events as ev
 from master.core.leases import LeaseBook
@@ -43,12 +44,12 @@ class Job(State):
                 self.began_at = now
                 self.goodput.turn("starting", now)
             case ev.Scale():
-                self.say("scale", f"workers {self.target} -> {event.workers}")
+                self.notice(Reason.Scaled, f"workers {self.target} -> {event.workers}")
                 self.target = event.workers
             case ev.Live():
                 self._on_live(event)
             case ev.Refused():
-                self.say("refused", event.why)
+                self.notice(Reason.SpecRefused, event.why)
             case ev.StopAsked():
                 self.end("Stopped", event.why)
             case ev.Adopted():
@@ -78,25 +79,27 @@ class Job(State):
 
     def _on_live(self, event: ev.Live) -> None:
         if event.workers != self.target:
-            self.say("scale", f"workers {self.target} -> {event.workers}")
+            self.notice(Reason.Scaled, f"workers {self.target} -> {event.workers}")
         if event.suspended != self.suspended:
-            self.say(
-                "scale", "suspended: the workers keep the state and wait" if event.suspended else "resumed"
-            )
+            if event.suspended:
+                self.notice(Reason.Suspended, "suspended: the workers leave the ring and keep their state")
+            else:
+                self.notice(Reason.Resumed, "resumed: the workers form a ring and train on")
         self.target, self.min_size, self.suspended = event.workers, event.min_workers, event.suspended
         self.regroup_at = self.now
 
     def _on_adopted(self, event: ev.Adopted) -> None:
         self.failover.begin(event, self.now)
         if event.workers:
-            self.say("ring", f"this master takes over from another one: {len(event.workers)} workers")
+            count = len(event.workers)
+            self.notice(Reason.FailedOver, f"this master took over from an earlier one: {count} workers")
 
     def _on_delayed(self, event: ev.Delayed) -> None:
         w = self.pool.get(event.worker)
         if w is None or w.delay == event.why:
             return
         if event.why and not any(o.delay == event.why for o in self.pool):  # once for all that wait alike
-            self.say("worker", f"worker {w.id} is waited for: {event.why}")
+            self.notice(Reason.WorkerPending, f"worker {w.id} is pending: {event.why}")
         w.delay = event.why
 
     def _on_seen(self, event: ev.Seen) -> None:
@@ -114,7 +117,8 @@ class Job(State):
             if not isinstance(event, ev.Closed):  # which only ends what is known to have ended
                 self.stale += 1
             if isinstance(event, ev.Hello):
-                self.do(ev.Fence(event.worker, "this worker was given up"))
+                why = f"worker {event.worker} was removed from the job"
+                self.do(ev.Fence(event.worker, why, ev.FenceReason.NotInJob))
             return
         w.heard = self.now
         match event:
@@ -135,7 +139,7 @@ class Job(State):
             case ev.Finished():
                 completion.finished(self, w, event)
             case ev.Closed():
-                membership.lose(self, w, "ended as asked" if w.stopped else event.why)
+                membership.lose(self, w, "exited as requested" if w.stopped else event.why)
             case _:
                 self._on_ring_word(w, event)
 
@@ -167,7 +171,7 @@ class Job(State):
         if w.state != "initializing":
             w.transition("hello")
         if self._warm(w, event.records):
-            self.say("worker", f"worker {w.id} is ready after {self.now - w.since:.1f} s")
+            self.notice(Reason.WorkerReady, f"worker {w.id} is ready after {self.now - w.since:.1f} s")
 
     def _on_back(self, w: Worker, event: ev.Resume) -> None:
         """A worker of an earlier master tells its present state."""
@@ -177,7 +181,8 @@ class Job(State):
         w.expected = False
         if self._warm(w, event.records):
             for outdated in self.failover.place(w, event, self.now):
-                membership.give_up(self, outdated, "it was in a ring that the others have left")
+                why = "it was in a ring that the others have left"
+                membership.give_up(self, outdated, ev.FenceReason.OutdatedRing, why)
 
     def _warm(self, w: Worker, records: int) -> bool:
         """The worker can train; False: not on this job's data."""
@@ -186,7 +191,7 @@ class Job(State):
         if self.leases is None:
             self.leases = LeaseBook(records, self.config.training.epochs)
         elif self.leases.size != records:
-            why = f"worker {w.id} counts {records} records in the data, the job has {self.leases.size}"
+            why = f"worker {w.id} found {records} records in the data; the job has {self.leases.size}"
             membership.failed(self, w, ev.Failed(w.id, why))
             return False
         if self.regroup_at is None:
@@ -239,9 +244,10 @@ class Job(State):
         if missing is None:
             return False
         for w in missing:
-            membership.give_up(self, w, "it did not come back to the new master")
+            why = "it did not reconnect to the new master"
+            membership.give_up(self, w, ev.FenceReason.ReconnectTimeout, why)
         if self.ring.members:
             whole = len(self.ring.inside) == len(self.ring.members) and self.ring.up
             self.ring.lost_member = not whole
-            self.close("the master is a new one", planned=whole)
+            self.close("a new master took over", planned=whole)
         return True

@@ -5,6 +5,7 @@ from __future__ import annotations
 from edl.contract.batching import local_batch
 from edl.contract.ids import WorkerId
 from edl.contract.ranges import RangeSet
+from edl.contract.reasons import Reason
 from master.core import events as ev
 from master.core.leases import LeaseBook
 from master.core.quorum import RingPlan
@@ -62,4 +63,4 @@ def _share(job: State, worker: WorkerId, members: tuple[WorkerId, ...]) -> int:
 def _tell_epoch(job: State, leases: LeaseBook, before: int) -> None:
     if leases.done_epochs > before:
         loss = "" if job.loss is None else f", loss {job.loss:.4f}"
-        job.say("epoch", f"epoch {leases.done_epochs} of {leases.epochs} is applied{loss}")
+        job.notice(Reason.EpochApplied, f"epoch {leases.done_epochs} of {leases.epochs} is applied{loss}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from edl.contract.reasons import Reason
 from master.core import events as ev
 from master.core import timeouts
 from master.core.failures import Failure, own_fault
@@ -17,14 +18,15 @@ def drop_the_overdue(job: State) -> None:
             continue
         if w.kill_at is not None:
             job.do(ev.Delete(w.id, 0.0))
-            lose(job, w, "did not end when asked to", delete=False)
+            lose(job, w, "it did not exit within its grace period", delete=False)
         elif w.is_starting:
             waited = job.config.elastic.startup_timeout_seconds
             why = f"worker {w.id} was not ready after {waited:g} s (it was {w.state})"
-            give_up(job, w, why)
+            give_up(job, w, ev.FenceReason.StartupTimeout, why)
             charge(job, w, why)
         else:
-            give_up(job, w, f"not heard of for {job.now - w.heard:.1f} s")
+            why = f"no heartbeat for {job.now - w.heard:.1f} s"
+            give_up(job, w, ev.FenceReason.HeartbeatTimeout, why)
 
 
 def scale(job: State) -> None:
@@ -51,14 +53,14 @@ def release(job: State) -> None:
         left = w.id in job.ring.members
         heirs = (o for o in job.pool if o.state != "draining" and o.has_state and not (left and o.in_ring))
         if not w.has_state or any(heirs):
-            stop(job, w, "leaves the job")
+            stop(job, w, "the worker is drained")
 
 
 def drain(job: State, w: Worker, why: str) -> None:
     """Have the worker leave the job as soon as it can be spared."""
     if w.state == "draining":
         return
-    job.say("worker", f"worker {w.id} is to leave: {why}")
+    job.notice(Reason.WorkerDraining, f"worker {w.id} is draining: {why}")
     if w.is_starting:
         stop(job, w, why)
         return
@@ -79,9 +81,9 @@ def stop(job: State, w: Worker, why: str) -> None:
     w.kill_at = job.now + job.config.elastic.grace_period_seconds
 
 
-def give_up(job: State, w: Worker, why: str) -> None:
-    """The worker may live, but nothing that it says is heard any more."""
-    job.do(ev.Fence(w.id, why))
+def give_up(job: State, w: Worker, reason: ev.FenceReason, why: str) -> None:
+    """Remove a worker that may still run: from now on, whatever it sends is refused."""
+    job.do(ev.Fence(w.id, why, reason))
     w.failure_reason = why  # whatever ends it later, that is not its own doing
     lose(job, w, why)
 
@@ -91,7 +93,7 @@ def lose(job: State, w: Worker, why: str, delete: bool = True) -> None:
     if not w.stopped:
         if w.is_starting:
             job.backoff.died_early(job.now)
-        job.say("worker", f"worker {w.id} is lost: {why}")
+        job.notice(Reason.WorkerLost, f"worker {w.id} is lost: {why}")
     if delete:
         job.do(ev.Delete(w.id, job.config.elastic.grace_period_seconds))
     # Not `closing`: the peers of one that crashes often say that the ring broke before its end is seen.
@@ -109,7 +111,7 @@ def charge(job: State, w: Worker, why: str, traceback: str = "") -> None:
     """The job is to blame for this failure; too many of them end it."""
     job.failures.append(Failure(w.id, why, traceback))
     most = job.config.elastic.max_failures
-    job.say("fail", f"{why} (failure {len(job.failures)}, {most} allowed)")
+    job.notice(Reason.WorkerFailed, f"{why} (failure {len(job.failures)}; elastic.maxFailures is {most})")
     if len(job.failures) > most:
         job.traceback = traceback or job.traceback
         job.end("Failed", why)
@@ -132,9 +134,9 @@ def gone(job: State, event: ev.Gone) -> None:
     """The worker's process has ended; whether the job is to blame is judged now."""
     how = event.why or event.signal or f"exit code {event.code}"
     if w := job.pool.get(event.worker):
-        lose(job, w, "ended as asked" if w.stopped else f"gone ({how})", delete=False)
+        lose(job, w, "exited as requested" if w.stopped else how, delete=False)
     elif (w := job.pool.lost.get(event.worker)) and not w.stopped:
-        job.say("worker", f"worker {w.id} has ended: {how}")
+        job.notice(Reason.WorkerExited, f"worker {w.id} exited: {how}")
     lost = job.pool.lost.pop(event.worker, None)
     if lost is not None and (why := own_fault(lost, event)):
         charge(job, lost, why)

@@ -7,6 +7,7 @@ holds the state; when that state is complete, there is no next ring, and one of 
 from __future__ import annotations
 
 from edl.contract.ranges import RangeSet
+from edl.contract.reasons import Reason
 from master.core import completion, leasing
 from master.core import events as ev
 from master.core.quorum import Limits, RingPlan, candidates, plan_ring
@@ -60,8 +61,8 @@ def form(job: State) -> None:
         job.do(*job.ring.changes[-1].tell())
     if fresh and job.leases.applied and plan.members:
         job.restarts += 1
-        job.say(
-            "ring",
+        job.notice(
+            Reason.StateLost,
             f"every worker that held the state is gone: {len(job.leases.applied)} "
             "records of training are lost, the job starts again from its first record",
         )
@@ -102,8 +103,11 @@ def _publish(job: State, plan: RingPlan, root: Worker) -> None:
 def _wait(job: State, reason: str) -> None:
     job.ring.dissolve()
     job.reason = reason
-    job.waited = "resumed" if job.suspended else "workers are back"
+    job.waited = "resumed" if job.suspended else "enough workers are ready again"
     kind = "suspended" if job.suspended else "waiting for workers"
     if job.ring.generation > 0 and job.goodput.kind != kind:
         job.goodput.turn(kind, job.now)
-        job.say("ring", f"no ring: {reason}")
+        if job.suspended:
+            job.notice(Reason.Suspended, "every worker has left the ring; the job is suspended")
+        else:
+            job.notice(Reason.RingPending, f"the ring is pending: {reason}")

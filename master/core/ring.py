@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from edl.contract.ids import Generation, WorkerId
+from edl.contract.reasons import Reason
 from master.core import events as ev
 from master.core.workers import NO_RING, Pool, Worker
 
@@ -48,10 +49,13 @@ class Change:
         self.told = True
         text = f"ring {self.from_size} -> {len(self.members)}"
         if not self.stepped:
-            text += " broke before its first step"
+            reason, text = Reason.RingBroken, f"{text} broke before its first step"
         elif self.from_size:
+            reason = Reason.RingReshaped
             text += f" in {self.stall_seconds:.2f} s, {self.redone_records} records redone"
-        return [ev.Say("ring", f"{text} ({self.cause})")]
+        else:
+            reason = Reason.RingFormed
+        return [ev.Notice(reason, f"{text} ({self.cause})")]
 
 
 class Ring:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from edl.config import Config
 from edl.contract.ids import WorkerId
 from edl.contract.ranges import RangeSet
+from edl.contract.reasons import Reason
 from master.core import events as ev
 from master.core.failover import Failover
 from master.core.failures import Failure, RestartBackoff
@@ -81,8 +82,8 @@ class State:
     def do(self, *effects: ev.Effect) -> None:
         self.effects += effects
 
-    def say(self, kind: str, text: str) -> None:
-        self.do(ev.Say(kind, text))
+    def notice(self, reason: Reason, text: str) -> None:
+        self.do(ev.Notice(reason, text))
 
     def close(self, why: str, planned: bool) -> None:
         """Have every member leave the ring: at a step boundary, or by a cut when it is broken."""
@@ -91,7 +92,7 @@ class State:
         self.do(*self.ring.close(why, planned))
 
     def end(self, phase: str, reason: str) -> None:
-        """The job is to end so. What is decided first stays."""
+        """End the job in this phase: Succeeded, Failed or Stopped. The first decision stands."""
         if self.ending is None:
             self.ending, self.reason = (phase, reason), reason
-            self.say("end", f"{phase}: {reason}")
+            self.notice(Reason[phase], f"the job {phase.lower()}: {reason}")

@@ -1,12 +1,12 @@
-"""What a monitoring system asks the master: /metrics, and whether it lives (/healthz) and is ready (/readyz).
+"""The metrics that Prometheus scrapes.
 
-Everything is derived from the status and from what the core hears and decides, when somebody asks.
+They are derived at each scrape from the job's status and the backend's numbers; only what happened in between
+is counted, by an observer of the master's loop. Names and labels are an interface: dashboards and alerts of
+users rely on them. No label grows with the job.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,27 +18,20 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 import edl
 from master.core import events as ev
 
-SECONDS = 5.0  # for a question to be asked
 STATES = ("pending", "starting", "initializing", "ready", "member", "draining")
 
 
 class Metrics:
-    """A small HTTP server on the master's loop: that it answers says that the loop turns.
+    """Collects and renders the metrics of a master.
 
     Args:
-        status: the job now, as `view.status` tells it; empty when there is none.
-        ready: whether the master can do its work.
-        backend: numbers of the backend, as `Kubernetes.numbers` tells them.
+        status: the job now, as `view.status` shows it; empty while there is no job.
+        backend: numbers of the backend, as `Kubernetes.numbers` gives them; empty for backends without any.
     """
 
-    def __init__(
-        self,
-        status: Callable[[], dict[str, Any]],
-        ready: Callable[[], bool],
-        backend: Callable[[], dict[str, Any]] = dict,
-    ):
-        self._status, self._ready, self._backend = status, ready, backend
-        disable_created_metrics()  # type: ignore[no-untyped-call]  # nobody asks for ..._seconds_created
+    def __init__(self, status: Callable[[], dict[str, Any]], backend: Callable[[], dict[str, Any]] = dict):
+        self._status, self._backend = status, backend
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # unused ..._seconds_created series
         self._registry = CollectorRegistry()
         self._registry.register(self)
         self._reshape = Histogram(
@@ -46,25 +39,13 @@ class Metrics:
             buckets=(0.05, 0.1, 0.2, 0.3, 0.5, 1, 2, 5, 10, 30), registry=self._registry,
         )  # fmt: skip
         self._reshapes = Counter[str]()
-        self._server: asyncio.Server | None = None
 
-    async def start(self, address: str) -> int:
-        """Listen on `address` (host:port, port 0 for any); returns the port.
-
-        Raises:
-            OSError: the address is taken.
-        """
-        host, _, port = address.rpartition(":")
-        self._server = await asyncio.start_server(self._answer, host, int(port))
-        found: int = self._server.sockets[0].getsockname()[1]
-        return found
-
-    async def close(self) -> None:
-        if self._server is not None:
-            self._server.close()
+    def page(self) -> tuple[str, bytes]:
+        """What a scrape gets: content type and body."""
+        return CONTENT_TYPE_LATEST, generate_latest(self._registry)
 
     def observe(self, now: float, event: ev.Event, effects: list[ev.Effect]) -> None:
-        """Shown every event of a master, with what followed from it."""
+        """An observer of the master's loop."""
         if isinstance(event, ev.Stepped) and event.stall_seconds:
             self._reshape.observe(event.stall_seconds)
         for effect in effects:
@@ -75,7 +56,7 @@ class Metrics:
                     self._reshapes["broken"] += 1
 
     def collect(self) -> Iterator[Metric]:
-        """For prometheus_client: the metrics as of now."""
+        """The metrics as of now: prometheus_client calls this at each scrape."""
         info = GaugeMetricFamily("edl_build_info", "Which edl this is", labels=["version"])
         info.add_metric([edl.__version__], 1)
         yield info
@@ -109,31 +90,6 @@ class Metrics:
         for kind, seconds in status["goodput"].items():
             spent.add_metric([kind], seconds)
         yield spent
-
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(TimeoutError, OSError, ValueError, asyncio.IncompleteReadError):
-            async with asyncio.timeout(SECONDS):
-                request = (await reader.readuntil(b"\r\n\r\n")).split(b"\r\n", 1)[0].decode("latin-1")
-                status, kind, body = self._page(request)
-                head = f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n"
-                writer.write(f"{head}Connection: close\r\n\r\n".encode() + body)
-                await writer.drain()
-        writer.close()
-
-    def _page(self, request: str) -> tuple[str, str, bytes]:
-        method, path, *_ = (*request.split(" "), "", "")
-        if method != "GET":
-            return "405 Method Not Allowed", "text/plain", b"GET only\n"
-        match path.partition("?")[0]:
-            case "/metrics":
-                return "200 OK", CONTENT_TYPE_LATEST, generate_latest(self._registry)
-            case "/healthz":
-                return "200 OK", "text/plain", b"ok\n"
-            case "/readyz" if self._ready():
-                return "200 OK", "text/plain", b"ok\n"
-            case "/readyz":
-                return "503 Service Unavailable", "text/plain", b"not ready\n"
-        return "404 Not Found", "text/plain", b"there are /metrics, /healthz and /readyz\n"
 
 
 def _of_backend(numbers: dict[str, Any]) -> Iterator[Metric]:

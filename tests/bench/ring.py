@@ -25,7 +25,7 @@ from typing import Self
 import psutil
 
 from edl import config
-from edl.cli.client import Client
+from edl.client import Client
 from edl.config import values
 from edl.contract import artifacts
 from edl.contract.ids import WorkerId

@@ -72,11 +72,15 @@ class Release:
         ]
         return sorted((p["metadata"]["name"] for p in alive), key=lambda n: int(re.findall(r"\d+$", n)[0]))
 
-    def told(self, *words: str, seconds: float = 60) -> Object:
-        """The first Event of the release whose message has all these words; waits for it."""
+    def told(self, *words: str, reason: str = "", seconds: float = 60) -> Object:
+        """The first Event of the release of that reason whose message has all these words; waits for it."""
 
         def find(events: list[Object]) -> Object | None:
-            mine = (e for e in events if e["involvedObject"]["name"] == f"{self.full}-job")
+            mine = (
+                e
+                for e in events
+                if e["involvedObject"]["name"] == f"{self.full}-job" and reason in ("", e["reason"])
+            )
             return next((e for e in mine if all(word in e["message"] for word in words)), None)
 
         found = find(self.namespace.until("events", find, seconds=seconds))

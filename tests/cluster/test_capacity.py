@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from edl.contract.reasons import Reason
 from tests.cluster.cluster import Namespace, Object
 from tests.cluster.release import Release, idling
 
@@ -81,7 +82,7 @@ def test_a_deployment_takes_it_all_and_the_job_starts_again(release: Callable[..
     assert job.workers() == []
     namespace.kubectl("delete", "deployment", "service")
     job.ring_of(4)
-    job.told("records of training are lost, the job starts again")
+    job.told(reason=Reason.StateLost)
     summary = job.is_exact()
     assert summary["state_losses"] == 1
     assert summary["failures"] == []
@@ -100,5 +101,5 @@ def test_a_job_of_high_priority_takes_the_place_of_one_of_low(release: Callable[
     summary = low.is_exact()
     assert summary["failures"] == []
     assert summary["state_losses"] == 0
-    assert any(e.startswith("WorkerPreempted") for e in low.events())
-    assert not any(e.startswith("WorkerPreempted") for e in high.events())
+    assert any(e.startswith(Reason.WorkerPreempted) for e in low.events())
+    assert not any(e.startswith(Reason.WorkerPreempted) for e in high.events())

@@ -121,7 +121,7 @@ def test_helm_test_fails_when_the_master_is_broken(namespace: Namespace, empty: 
     namespace.kubectl("scale", "deployment/edl-master", "--replicas=0")
     namespace.until("pods", lambda pods: not pods)
     assert "failed" in namespace.helm("test", "edl", ok=False, seconds=120)
-    assert "no master answers" in namespace.kubectl("logs", "edl-test")
+    assert "does not answer" in namespace.kubectl("logs", "edl-test")
 
 
 def rights(namespace: Namespace, account: str) -> list[Object]:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import yaml
 
+from edl.contract.reasons import Reason
 from tests.cluster.cluster import Namespace
 from tests.cluster.release import WORKERS, Release, counting
 
@@ -64,7 +65,7 @@ def test_a_job_from_its_install_to_its_end(release: Callable[..., Release], tmp_
     assert told.startswith("counting: Training, ring ")
     for n in range(3):
         assert re.search(rf"{n} +edl-worker-{n} +[012] +member +\d.* n[12]", told), told
-    assert "RingReshaped: ring 0 -> " in told
+    assert "RingFormed: ring 0 -> " in told
     assert 'cannot patch resource "configmaps"' in edl(job, "scale", 2, code=1, config=jane)
 
     assert "workers is 65 and maxWorkers is 64" in edl(job, "scale", 65, code=1)
@@ -80,7 +81,7 @@ def test_a_job_from_its_install_to_its_end(release: Callable[..., Release], tmp_
     said = job.upgrade(workers=2)
     assert "`edl scale` had set 4 workers; this release's number replaces it" in said
     job.ring_of(2)
-    assert any(event.startswith("ScaleOver") for event in job.events())
+    assert any(event.startswith(Reason.ScaleSuperseded) for event in job.events())
 
     assert len(edl(job, "logs", "master", "--tail", 2, config=jane).splitlines()) == 2
     waiting = start(job, "wait", config=jane)

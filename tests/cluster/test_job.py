@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from edl.contract.reasons import Reason
 from tests.cluster.cluster import Images, Namespace, Object
 from tests.cluster.release import MASTER, WORKERS, Release, idling, in_ring
 
@@ -29,7 +30,7 @@ def test_four_workers_train_to_the_end_and_nothing_is_left(namespace: Namespace,
     assert summary["metrics"]["accuracy"] >= 0.97
     assert summary["records"]["per_epoch"] == [1438] * 20
     assert "Evaluation" in namespace.kubectl("logs", "deployment/edl-master")
-    assert job.told("Succeeded: ")["reason"] == "Finished"
+    job.told(reason=Reason.Succeeded)
     namespace.helm("uninstall", "edl", "--wait")
     namespace.until("pods", lambda pods: not pods, seconds=60)
     for kind in ("configmaps", "secrets", "services", "deployments", "leases"):
@@ -50,7 +51,7 @@ def test_a_release_that_is_installed_again_at_once_is_another_job(release: Calla
         return len({p["metadata"]["uid"] for p in in_ring(pods)} - old) == 4
 
     job.namespace.until("pods", are_new, WORKERS)
-    assert not any("takes over" in event for event in job.events())
+    assert not any(event.startswith(Reason.FailedOver) for event in job.events())
     assert job.is_exact()["state_losses"] == 0
 
 
@@ -118,7 +119,7 @@ def test_an_upgrade_changes_the_ring_and_restarts_nothing(release: Callable[...,
     job.upgrade(workers=2, suspend="true")
     job.phase("Suspended")
     job.upgrade(workers=2, training__batchSize=64)
-    job.told("training.batchSize")
+    job.told("training.batchSize", reason=Reason.SpecRefused)
     assert job.status["phase"] == "Suspended", "what is refused is refused as a whole"
     job.upgrade(workers=2)
     job.ring_of(2)
@@ -191,4 +192,6 @@ def process(pod: Object, module: str) -> int:
 
 
 def taken_over(events: list[Object]) -> int:
-    return sum(e.get("count", 1) for e in events if "the master is a new one" in e["message"])
+    """How often the ring was re-formed because a new master took over."""
+    reshaped = [e for e in events if e["reason"] == Reason.RingReshaped]
+    return sum(e.get("count", 1) for e in reshaped if "a new master took over" in e["message"])

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from edl.contract.reasons import Reason
 from tests.cluster.cluster import ROOT, Images, Namespace
 from tests.cluster.release import WORKERS, Release
 
@@ -172,7 +173,7 @@ def test_a_run_goes_on_while_the_chart_has_a_file_that_is_no_model(release: Rele
     release.upgrade("--set-file", f"model.source={file}", **long)
     refused = "SpecRefused: the new values are refused: model.source: line 1: invalid syntax"
     events = release.namespace.until(
-        "events", lambda found: any(event["reason"] == "SpecRefused" for event in found)
+        "events", lambda found: any(event["reason"] == Reason.SpecRefused for event in found)
     )
     assert any(f"{event['reason']}: {event['message']}".startswith(refused) for event in events)
     release.namespace.kubectl("delete", "pod", release.master()["metadata"]["name"])

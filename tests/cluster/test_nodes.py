@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from edl.contract.reasons import Reason
 from tests.cluster.cluster import Namespace, Nodes, Object
 from tests.cluster.release import WORKERS, Release, idling, in_ring
 
@@ -31,7 +32,7 @@ def job(release: Callable[..., Release], nodes: Nodes) -> Release:
 
 def goes_on_without(job: Release, lost: set[str], node: str) -> None:
     """The ring is re-formed by the master's own reckoning, long before Kubernetes gives the node up."""
-    formed = job.told("ring 4 -> 2 in ", "is lost (not heard of for ", seconds=30)
+    formed = job.told("ring 4 -> 2 in ", "no heartbeat for ", reason=Reason.RingReshaped, seconds=30)
     (seen,) = job.namespace.cluster.get("nodes", "-l", f"kubernetes.io/hostname={node}")
     ready = next(c for c in seen["status"]["conditions"] if c["type"] == "Ready")
     assert ready["status"] == "True" or formed["firstTimestamp"] < ready["lastTransitionTime"]

@@ -23,6 +23,7 @@ import pytest
 from edl import audit
 from edl.config import values
 from edl.contract import artifacts
+from edl.contract.reasons import Reason
 from master.core import events as ev
 from master.loop import Master
 from tests.evidence import CRASHES, check_weights
@@ -103,11 +104,15 @@ class Running:
     def pid(self, worker: int) -> int:
         return int(self.job.pool[worker].handle)
 
-    def said(self, text: str) -> list[str]:
-        """What the core has said that contains `text`."""
-        return [
-            e.text for _, _, effects in self.seen for e in effects if isinstance(e, ev.Say) and text in e.text
-        ]
+    def noticed(self, reason: Reason) -> list[str]:
+        """The texts of the core's notices of this reason."""
+        notices = (e for _, _, effects in self.seen for e in effects if isinstance(e, ev.Notice))
+        return [notice.text for notice in notices if notice.reason is reason]
+
+    def fenced(self, worker: int) -> ev.FenceReason | None:
+        """Why the core has fenced this worker; None: it has not."""
+        fences = (e for _, _, effects in self.seen for e in effects if isinstance(e, ev.Fence))
+        return next((f.reason for f in fences if f.worker == worker), None)
 
     def gone(self, worker: int) -> ev.Gone | None:
         return next((e for _, e, _ in self.seen if isinstance(e, ev.Gone) and e.worker == worker), None)

@@ -23,11 +23,11 @@ import psutil
 import pytest
 
 from edl import __version__
-from edl.cli.client import Client
+from edl.client import Client
 from edl.contract import artifacts
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.proto import edl_pb2_grpc as rpc
-from edl.errors import EdlError
+from edl.errors import Unauthenticated
 
 ROOT = Path(__file__).parents[2]
 EDL = [str(Path(sys.executable).with_name("edl"))]
@@ -342,7 +342,7 @@ def test_calls_without_the_token_or_of_another_run_are_refused() -> None:
     with a_long_job() as (_, output):
         contact = artifacts.read_contact(output)
         assert oct((output / artifacts.CONTACT).stat().st_mode)[-3:] == "600"
-        with pytest.raises(EdlError, match="token is missing or wrong"):
+        with pytest.raises(Unauthenticated, match="token is missing or wrong"):
             Client(artifacts.Contact(contact.address, "guess", 0)).stop("no")
         with grpc.insecure_channel(contact.address) as channel:
             stub = rpc.MasterStub(channel)  # type: ignore[no-untyped-call]

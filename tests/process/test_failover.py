@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from edl.cli.client import Client
+from edl.client import Client
 from edl.contract import artifacts
 from edl.errors import EdlError
 from tests.evidence import check_weights

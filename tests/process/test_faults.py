@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 
+from edl.contract.reasons import Reason
+from master.core import events as ev
+
 A_Job = Callable[..., Any]
 
 
@@ -51,7 +54,7 @@ async def test_all_killed_at_once_is_said_and_still_exact(a_job: A_Job) -> None:
         members = await job.ring_of(2)
         await job.until(lambda: job.applied() > 100)
         job.kill(*members)
-        await job.until(lambda: job.said("every worker that held the state is gone"))
+        await job.until(lambda: job.noticed(Reason.StateLost))
         summary = await job.exact()
     assert summary["state_losses"] == 1
 
@@ -64,7 +67,7 @@ async def test_a_stopped_worker_is_dropped_and_leaves_when_it_thaws(a_job: A_Job
         pid = job.pid(frozen)
         job.kill(frozen, number=signal.SIGSTOP)
         assert frozen not in await job.ring_of(2)
-        assert job.said(f"worker {frozen} is lost: not heard of")
+        assert job.fenced(frozen) is ev.FenceReason.HeartbeatTimeout
         __import__("os").kill(pid, signal.SIGCONT)
         ended = await job.until(lambda: job.gone(frozen))
         assert ended.code == 3, "the thawed worker should find that it was given up, and leave"
@@ -96,7 +99,7 @@ async def test_a_worker_that_ends_by_itself_is_replaced_and_charged(a_job: A_Job
         await job.ring_of(3)
         summary = await job.exact()
     assert [f["why"] for f in summary["failures"]] == [
-        f"worker {members[1]} ended by itself with exit code 0"
+        f"worker {members[1]} exited unexpectedly with exit code 0"
     ]
 
 
@@ -124,7 +127,7 @@ async def test_a_worker_that_never_becomes_ready_is_given_up(a_job: A_Job) -> No
     # Long enough for the worker that does not hang, on a busy machine too.
     async with a_job("elastic.startupTimeoutSeconds=20", workers=2, model="hanging.py") as job:
         await job.ring_of(1)
-        await job.until(lambda: job.said("was not ready after 20 s"))
+        await job.until(lambda: job.noticed(Reason.WorkerFailed))
         await job.ring_of(2)
         summary = await job.exact()
     (failure,) = summary["failures"]
@@ -147,7 +150,7 @@ async def test_a_step_that_is_not_finite_can_be_skipped_by_all_alike(a_job: A_Jo
     assert summary["phase"] == "Succeeded"
     skipped = sum(stop - start for start, stop in summary["records"]["skipped"])
     assert 2 <= skipped <= 2 * 32
-    assert f"but {skipped} that were skipped" in summary["reason"]
+    assert f"except {skipped} skipped records" in summary["reason"]
     assert len(set(summary["digests"].values())) == 1
 
 

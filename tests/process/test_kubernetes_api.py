@@ -16,6 +16,7 @@ from lightkube.config.kubeconfig import KubeConfig
 from lightkube.config.models import Cluster, User
 
 from edl.contract.ids import WorkerId
+from edl.contract.reasons import Reason
 from edl.errors import ConfigError
 from edl.kubernetes.client import Api, ApiError, Timing
 from master.backends.kubernetes import Place
@@ -166,7 +167,7 @@ async def test_five_minutes_without_an_api(server: KubernetesApi, how: str) -> N
         server.end_pod("edl-worker-1", 1)
         job.create(6, 7)
         job.delete(2)
-        job.backend.perform(ev.Say("ring", "ring 3 -> 2 in 0.21 s"))
+        job.backend.perform(ev.Notice(Reason.RingReshaped, "ring 3 -> 2 in 0.21 s"))
         await asyncio.sleep(300 * SECOND)
         asked = server.requests[before:]
         assert len(asked) <= 300

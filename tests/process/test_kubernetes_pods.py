@@ -439,7 +439,7 @@ async def test_a_number_by_hand_holds_until_the_chart_says_another(server: Kuber
         install(server, "workers=5", **{overrides.SCALE: overrides.Scale(7, 3, "first").text()})
         await job.until(lambda: job.taken[-1]["workers"] == 5)
         events = server.objects["events"]
-        await job.until(lambda: any(e["reason"] == "ScaleOver" for e in events.values()))
+        await job.until(lambda: any(e["reason"] == "ScaleSuperseded" for e in events.values()))
     install(server, "workers=3", **{overrides.SCALE: overrides.Scale(7, 3, "first").text()})
     async with driving(server) as job:
         assert job.found.values["workers"] == 3, "what is over does not come back, whichever master is there"
@@ -449,7 +449,7 @@ async def test_a_number_by_hand_holds_until_the_chart_says_another(server: Kuber
             server, "workers=3", "maxWorkers=6", **{overrides.SCALE: overrides.Scale(8, 3, "second").text()}
         )
         await job.until(lambda: job.taken[-1]["workers"] == 3)
-        told = "`edl scale 8` does not hold any more: workers is 8 and maxWorkers is 6"
+        told = "`edl scale 8` no longer holds: workers is 8 and maxWorkers is 6"
         await job.until(lambda: any(e["message"].startswith(told) for e in server.objects["events"].values()))
 
 

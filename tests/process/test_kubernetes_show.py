@@ -8,9 +8,16 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
+from structlog.testing import capture_logs
+
+from edl.contract.reasons import Reason
 from master.core import events as ev
 from tests.fakes.kubernetes_api import KubernetesApi
 from tests.process.small_server import PACE, SECOND, a_status, driving
+
+
+def reasons(server: KubernetesApi) -> list[str]:
+    return [event["reason"] for event in server.objects["events"].values()]
 
 
 async def test_the_status_is_written_when_it_changes_and_not_more_often_than_once_a_second(
@@ -62,6 +69,43 @@ async def test_the_status_is_written_when_it_changes_and_not_more_often_than_onc
     assert data()["phase"] == "Succeeded", "the last word is written when the master goes"
     assert json.loads(data()["summary.json"])["step"] == 7
     assert "status.json" not in data()
+
+
+async def test_a_status_that_the_api_refuses_is_told_once_and_written_when_it_no_longer_does(
+    server: KubernetesApi,
+) -> None:
+    with capture_logs() as logs:
+        async with driving(server) as job:
+            server.refuse("patch", "configmaps", 403, "Forbidden", "cannot patch configmaps", times=10**6)
+            before = len(server.requests)
+            job.status = a_status()
+            job.backend.observe(0.0, ev.Tick(), [])
+            await job.until(lambda: server.count(before)["patch", "configmaps"] >= 3)
+            trouble = job.backend.status.trouble
+            assert trouble.startswith("configmap edl-status cannot be written: patch configmaps: 403 ")
+            assert "rbac.create=true" in trouble
+            assert [e["log_level"] for e in logs if e["event"] == trouble] == ["warning"], "once"
+            await job.until(lambda: reasons(server) == [Reason.StatusRefused])
+            server.refusals = []
+            await job.until(lambda: server.objects["configmaps"]["edl-status"].get("data"))
+            await job.until(lambda: job.backend.status.trouble == "")
+
+
+async def test_an_event_that_the_api_refuses_is_dropped_with_a_warning_and_holds_up_no_other(
+    server: KubernetesApi,
+) -> None:
+    with capture_logs() as logs:
+        async with driving(server) as job:
+            server.refuse("create", "events", 403, "Forbidden", "cannot create events", times=2)
+            before = len(server.requests)
+            for n in range(3):
+                job.backend.perform(ev.Notice(Reason.Scaled, f"workers {n} -> {n + 1}"))
+            await job.until(lambda: server.objects["events"])
+            assert [e["message"] for e in server.objects["events"].values()] == ["workers 2 -> 3"]
+            assert server.count(before)["create", "events"] == 3
+    warnings = [e["event"] for e in logs if "an Event was refused" in e["event"]]
+    assert len(warnings) == 1
+    assert "the verbs create and patch for events" in warnings[0]
 
 
 async def test_a_change_of_phase_is_written_at_once(server: KubernetesApi) -> None:
@@ -137,23 +181,25 @@ async def test_labels_do_not_pile_up_however_fast_the_ring_changes(server: Kuber
 async def test_events_tell_what_happened_and_alike_ones_count_up(server: KubernetesApi) -> None:
     async with driving(server) as job:
         for _ in range(3):
-            job.backend.perform(ev.Say("scale", "workers 4 -> 2"))
+            job.backend.perform(ev.Notice(Reason.Scaled, "workers 4 -> 2"))
             await asyncio.sleep(3 * SECOND)
-        job.backend.perform(ev.Say("ring", "ring 3 -> 2 in 0.21 s, 0 records redone (worker 1 is lost)"))
-        job.backend.perform(ev.Say("refused", "a running job keeps its training.seed"))
-        job.backend.perform(ev.Say("end", "Succeeded: every record is applied"))
+        job.backend.perform(
+            ev.Notice(Reason.RingReshaped, "ring 3 -> 2 in 0.21 s, 0 records redone (worker 1 is lost)")
+        )
+        job.backend.perform(ev.Notice(Reason.SpecRefused, "a running job keeps its training.seed"))
+        job.backend.perform(ev.Notice(Reason.Succeeded, "the job succeeded"))
 
         def told() -> dict[str, Any]:
             return {e["reason"]: e for e in server.objects["events"].values()}
 
-        await job.until(lambda: "Finished" in told())
+        await job.until(lambda: "Succeeded" in told())
         assert told()["Scaled"]["count"] == 3
         assert told()["Scaled"]["involvedObject"]["uid"]
         assert told()["RingReshaped"]["message"].startswith("ring 3 -> 2 in 0.21 s")
         assert told()["SpecRefused"]["type"] == "Warning"
         for n in range(400):
-            job.backend.perform(ev.Say("worker", f"worker {n} is ready after 3.1 s"))
-        job.backend.perform(ev.Say("ring", "ring 2 -> 400 in 2.0 s"))
+            job.backend.perform(ev.Notice(Reason.WorkerReady, f"worker {n} is ready after 3.1 s"))
+        job.backend.perform(ev.Notice(Reason.RingReshaped, "ring 2 -> 400 in 2.0 s"))
         await job.until(lambda: any("400 in 2.0" in e["message"] for e in server.objects["events"].values()))
         assert len(server.objects["events"]) <= 32
 
@@ -162,7 +208,9 @@ async def test_an_event_tells_when_it_happened_however_late_it_is_taken(server: 
     async with driving(server, pace=replace(PACE, first_pause=2.2, most_pause=2.2)) as job:
         server.refuse("create", "events", 500)
         happened = datetime.now(UTC)
-        job.backend.perform(ev.Say("ring", "ring 3 -> 2 in 0.21 s, 0 records redone (worker 1 is lost)"))
+        job.backend.perform(
+            ev.Notice(Reason.RingReshaped, "ring 3 -> 2 in 0.21 s, 0 records redone (worker 1 is lost)")
+        )
         await job.until(lambda: server.objects["events"])
         (event,) = server.objects["events"].values()
         assert datetime.fromisoformat(event["firstTimestamp"]) <= happened
@@ -172,10 +220,12 @@ async def test_an_event_tells_when_it_happened_however_late_it_is_taken(server: 
 async def test_many_small_events_keep_none_that_matters_waiting(server: KubernetesApi) -> None:
     async with driving(server, pace=replace(PACE, events=1000)) as job:
         for n in range(100):
-            job.backend.perform(ev.Say("epoch", f"epoch {n} of 100 is applied"))
+            job.backend.perform(ev.Notice(Reason.EpochApplied, f"epoch {n} of 100 is applied"))
         await job.until(lambda: server.count()["create", "events"] == 15)  # and no more for long
-        job.backend.perform(ev.Say("ring", "ring 3 -> 2 in 0.21 s, 0 records redone (worker 1 is lost)"))
-        await job.until(lambda: any(e["reason"] == "RingReshaped" for e in server.objects["events"].values()))
+        job.backend.perform(
+            ev.Notice(Reason.RingReshaped, "ring 3 -> 2 in 0.21 s, 0 records redone (worker 1 is lost)")
+        )
+        await job.until(lambda: Reason.RingReshaped in reasons(server))
         assert server.count()["create", "events"] == 16
 
 
@@ -183,7 +233,7 @@ async def test_the_last_status_is_written_however_many_events_wait(server: Kuber
     async with driving(server) as job:
         job.status = a_status()
         for n in range(100):
-            job.backend.perform(ev.Say("fail", f"worker {n} crashed"))
+            job.backend.perform(ev.Notice(Reason.WorkerFailed, f"worker {n} crashed"))
         job.backend.status.end({"phase": "Succeeded"})
     assert server.objects["configmaps"]["edl-status"]["data"]["summary.json"] == '{"phase": "Succeeded"}'
 
@@ -192,7 +242,7 @@ async def test_an_event_that_is_being_sent_when_the_master_goes_is_not_lost(serv
     async with driving(server) as job:
         server.deaf = True  # the API server is slow
         before = len(server.requests)
-        job.backend.perform(ev.Say("end", "Succeeded: every record is applied"))
+        job.backend.perform(ev.Notice(Reason.Succeeded, "the job succeeded"))
         await job.until(lambda: server.count(before)["create", "events"])
         server.deaf = False
-    assert [e["reason"] for e in server.objects["events"].values()] == ["Finished"]
+    assert reasons(server) == [Reason.Succeeded]

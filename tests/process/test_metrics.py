@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import socket
 import subprocess
 import urllib.request
 from collections.abc import AsyncIterator, Callable
@@ -17,6 +16,7 @@ import yaml
 
 import edl
 from master.http.metrics import Metrics
+from master.http.server import Page, Server
 from tests.kubernetes_master import MasterProcess, Pages
 from tests.process.small_release import Release, until
 
@@ -115,20 +115,70 @@ async def test_prometheus_itself_reads_all_of_it(small_release: Release, tmp_pat
             assert known >= NAMES
 
 
-async def test_what_is_none_of_its_pages_is_refused(small_release: Release) -> None:
-    small_release.install("workers=0")
-    async with small_release.master() as process:
-        await process.address()
-        assert (await get(process, "/"))[0] == 404
-        host, _, port = process.pages.address.partition(":")
-        with socket.create_connection((host, int(port))) as connection:
-            connection.sendall(b"POST /metrics HTTP/1.1\r\n\r\n")
-            assert connection.recv(100).startswith(b"HTTP/1.1 405 ")
-        with socket.create_connection((host, int(port))) as connection:
-            connection.sendall(b"\x16\x03\x01 no http at all\r\n\r\n")
-            assert connection.recv(100).startswith(b"HTTP/1.1 405 ")
-        with socket.create_connection((host, int(port))):  # and who says nothing disturbs nobody
-            assert (await get(process, "/healthz"))[0] == 200
+@asynccontextmanager
+async def serving_pages(pages: dict[str, Page], timeout_seconds: float = 10.0) -> AsyncIterator[int]:
+    server = Server(lambda: True, pages, timeout_seconds)
+    try:
+        yield await server.start("127.0.0.1:0")
+    finally:
+        await server.close()
+
+
+async def asked(port: int, request: bytes) -> bytes:
+    """All that the server answers until it closes the connection."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(request)
+    async with asyncio.timeout(10):
+        answer = await reader.read()
+    writer.close()
+    return answer
+
+
+async def test_only_reading_is_allowed() -> None:
+    async with serving_pages({"/metrics": lambda: ("text/plain", b"a page\n")}) as port:
+        end = b" HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
+        assert (await asked(port, b"GET /metrics" + end)).endswith(b"\r\n\r\na page\n")
+        head = await asked(port, b"HEAD /metrics" + end)
+        assert head.startswith(b"HTTP/1.1 200 ")
+        assert head.endswith(b"\r\n\r\n")
+        refused = await asked(port, b"POST /metrics" + end)
+        assert refused.startswith(b"HTTP/1.1 405 ")
+        assert b"POST is not allowed: use GET or HEAD" in refused
+        missing = await asked(port, b"GET /" + end)
+        assert missing.startswith(b"HTTP/1.1 404 ")
+        assert b"there are /healthz, /metrics, /readyz" in missing
+        assert b" 400 Bad Request" in await asked(port, b"\x16\x03\x01 not http\r\n\r\n")
+
+
+async def test_a_client_that_does_not_finish_its_request_is_disconnected() -> None:
+    async with serving_pages({}, timeout_seconds=0.2) as port:
+        assert await asked(port, b"") == b""
+        assert await asked(port, b"GET /healthz HTTP/1.1\r\nHost") == b""
+
+
+async def test_a_client_that_does_not_take_the_answer_is_disconnected() -> None:
+    large = 2**26
+    async with serving_pages({"/large": lambda: ("text/plain", bytes(large))}, timeout_seconds=0.2) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**10)
+        writer.write(b"GET /large HTTP/1.1\r\nHost: a\r\n\r\n")
+        await asyncio.sleep(0.6)  # far beyond its time: what matters is that the client does nothing
+        taken = 0
+        with suppress(ConnectionResetError):
+            async with asyncio.timeout(10):
+                while part := await reader.read(2**20):
+                    taken += len(part)
+        assert taken < large
+        writer.close()
+
+
+async def test_a_page_that_cannot_be_rendered_is_an_error_and_harms_no_other() -> None:
+    def broken() -> tuple[str, bytes]:
+        raise ZeroDivisionError
+
+    async with serving_pages({"/broken": broken}) as port:
+        request = b"GET %s HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
+        assert (await asked(port, request % b"/broken")).startswith(b"HTTP/1.1 500 ")
+        assert (await asked(port, request % b"/healthz")).startswith(b"HTTP/1.1 200 ")
 
 
 async def test_it_is_ready_once_it_has_read_what_there_is_and_an_outage_does_not_change_that(
@@ -154,9 +204,10 @@ async def test_it_is_ready_once_it_has_read_what_there_is_and_an_outage_does_not
 async def test_the_numbers_are_the_rings(a_job: Callable[..., Any]) -> None:
     async with a_job(workers=2) as job:
         loop = asyncio.get_running_loop()
-        metrics = Metrics(lambda: job.master.status(loop.time()), lambda: True)
+        metrics = Metrics(lambda: job.master.status(loop.time()))
         job.master.observers.append(metrics.observe)
-        port = await metrics.start("127.0.0.1:0")
+        http = Server(lambda: True, {"/metrics": metrics.page})
+        port = await http.start("127.0.0.1:0")
         pages = Pages(f"127.0.0.1:{port}")
 
         async def value(name: str, **labels: str) -> float:
@@ -178,4 +229,4 @@ async def test_the_numbers_are_the_rings(a_job: Callable[..., Any]) -> None:
         assert await value("edl_ring_reshape_seconds_count") >= 1
         assert await value("edl_seconds_total", kind="useful") > 0
         assert await value("edl_job_phase", phase="Succeeded") == 1
-        await metrics.close()
+        await http.close()

@@ -1,4 +1,4 @@
-"""`helm test`: what it says of a real master, well and broken."""
+"""`helm test`: what it says of a real master, healthy and broken."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from typing import Any
 import grpc
 import pytest
 
-from edl.cli.client import Client
+from edl.client import Client
 from edl.config import values
 from edl.contract import artifacts
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.proto import edl_pb2_grpc as rpc
-from edl.errors import EdlError
+from edl.errors import EdlError, MasterUnavailable, Unauthenticated
 from edl.probe import probe
 from tests.process.test_command_line import ROOT, a_long_job
 
@@ -40,26 +40,31 @@ def a_master_without_workers(directory: Path, *sets: str) -> Iterator[artifacts.
             master.kill()
 
 
-def test_a_job_that_trains_is_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_that_trains_is_healthy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.chdir(tmp_path)
     with a_long_job() as (_, output):
         contact = artifacts.read_contact(output)
         assert "records were trained on meanwhile" in probe(contact.address, contact.token, 20)
         Client(contact).stop("that is enough")
-    with pytest.raises(EdlError, match="no master answers"):
+    with pytest.raises(MasterUnavailable, match="does not answer"):
         probe(contact.address, contact.token, 0.5)
 
 
-def test_workers_that_never_come_are_a_reason_to_fail(tmp_path: Path) -> None:
-    words = "nothing was trained on for 1 s: the job is Starting, with 0 of 2 workers in the ring"
+def test_a_job_whose_workers_never_come_is_not_healthy(tmp_path: Path) -> None:
+    words = "made no progress in 1 s: it is Starting with 0 of 2 workers in the ring"
     with a_master_without_workers(tmp_path, "workers=2") as contact, pytest.raises(EdlError, match=words):
         probe(contact.address, contact.token, 1)
 
 
-def test_a_job_that_should_have_no_workers_is_well(tmp_path: Path) -> None:
+def test_a_job_that_should_have_no_workers_is_healthy(tmp_path: Path) -> None:
     with a_master_without_workers(tmp_path, "workers=0") as contact:
         assert "should have no workers" in probe(contact.address, contact.token, 5)
+
+
+def test_a_wrong_token_is_a_typed_error(tmp_path: Path) -> None:
+    with a_master_without_workers(tmp_path, "workers=0") as contact, pytest.raises(Unauthenticated):
+        probe(contact.address, "wrong", 5)
 
 
 def test_the_exit_code_tells(tmp_path: Path) -> None:
@@ -71,18 +76,18 @@ def test_the_exit_code_tells(tmp_path: Path) -> None:
             assert (done.returncode, done.stderr[: len(said)]) == (code, said)
 
 
-class LetsEverybodyIn(rpc.MasterServicer):
+class AcceptsAnyToken(rpc.MasterServicer):
     def Watch(self, request: pb.WatchRequest, context: grpc.ServicerContext) -> Iterator[Any]:
         yield pb.Status(json="{}")
 
 
-def test_a_master_that_lets_strangers_in_is_not_well() -> None:
+def test_a_master_that_accepts_any_token_is_not_healthy() -> None:
     server = grpc.server(futures.ThreadPoolExecutor(2))
-    rpc.add_MasterServicer_to_server(LetsEverybodyIn(), server)
+    rpc.add_MasterServicer_to_server(AcceptsAnyToken(), server)
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     try:
-        with pytest.raises(EdlError, match="also who does not know the token"):
+        with pytest.raises(EdlError, match="callers that do not have the job's token"):
             probe(f"127.0.0.1:{port}", "the right one", 5)
     finally:
         server.stop(None).wait()

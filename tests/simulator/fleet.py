@@ -164,11 +164,11 @@ class Fleet:
 
     # --- orders
 
-    def fence(self, w: Sim, why: str) -> None:
-        if why.startswith("not heard"):
-            self.world.checks.was_silent(w, why)
+    def fence(self, w: Sim, fence: ev.Fence) -> None:
+        if fence.reason is ev.FenceReason.HeartbeatTimeout:
+            self.world.checks.was_silent(w, fence.why)
         w.fenced = True
-        self.order_to(w.id, lambda w: self.is_given_up(w, why))
+        self.order_to(w.id, lambda w: self.is_given_up(w, fence.why))
 
     def is_given_up(self, w: Sim, why: str) -> None:
         """The master has ended its stream."""

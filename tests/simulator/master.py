@@ -77,8 +77,8 @@ class Master:
                 faults.moment("draining")
             case ev.Export():
                 faults.moment("exporting")
-            case ev.Fence(worker, why):
-                fleet.fence(fleet.workers[worker], why)
+            case ev.Fence(worker):
+                fleet.fence(fleet.workers[worker], effect)
             case ev.End():
                 self.world.ended = effect
         for worker, message in messages_of(effect, self._ring):  # as the server of the streams does it

@@ -21,8 +21,11 @@ def a_lost_worker(**known: Any) -> Worker:
 @pytest.mark.parametrize(
     ("gone", "charge"),
     [
-        (Gone(ID, code=0), "worker 1 ended by itself with exit code 0"),
-        (Gone(ID, code=2, why="no such model"), "worker 1 ended by itself with exit code 2: no such model"),
+        (Gone(ID, code=0), "worker 1 exited unexpectedly with exit code 0"),
+        (
+            Gone(ID, code=2, why="no such model"),
+            "worker 1 exited unexpectedly with exit code 2: no such model",
+        ),
         (Gone(ID, signal="SIGSEGV"), "worker 1 crashed (SIGSEGV)"),
         (Gone(ID, signal="SIGKILL"), ""),
         (Gone(ID, signal="SIGTERM"), ""),

@@ -8,6 +8,7 @@ from edl import config
 from edl.config import values
 from edl.contract.ids import WorkerId
 from edl.contract.ranges import RangeSet
+from edl.contract.reasons import Reason
 from master.core import events as ev
 from master.core import view
 from master.core.job import Job
@@ -77,7 +78,7 @@ def test_a_worker_that_counts_other_records_is_refused() -> None:
     story = Story(workers=2, joinDelaySeconds=0.5)
     story.ready(0)
     story.tell(ev.Hello(WorkerId(1)), ev.Ready(WorkerId(1), 99))
-    assert [f.why for f in story.job.failures] == ["worker 1 counts 99 records in the data, the job has 100"]
+    assert [f.why for f in story.job.failures] == ["worker 1 found 99 records in the data; the job has 100"]
 
 
 def test_goodput_accounts_for_every_second() -> None:
@@ -166,7 +167,7 @@ def test_an_epoch_that_ends_as_the_ring_breaks_is_told_too() -> None:
     story.take_leases()
     story.kill(1)
     story.out(0, step=10, applied=(0, 100), broken="reset")
-    assert "epoch 1 of 1 is applied" in story.said
+    assert story.noticed(Reason.EpochApplied) == ["epoch 1 of 1 is applied"]
 
 
 def test_a_pause_keeps_the_state_and_a_resume_goes_on_from_it() -> None:
@@ -183,7 +184,9 @@ def test_a_pause_keeps_the_state_and_a_resume_goes_on_from_it() -> None:
     assert (form.members, form.root) == ((0,), 0)
     assert only(effects, ev.Create).worker == 2
     story.up(step=3)
-    assert "(resumed)" in story.said
+    assert story.noticed(Reason.RingFormed)[-1] == "ring 0 -> 1 (resumed)"
+    assert len(story.noticed(Reason.Suspended)) == 2, "when it was requested, and when it was so"
+    assert len(story.noticed(Reason.Resumed)) == 1
     assert story.job.goodput.at(story.now)["suspended"] > 2
 
 
@@ -204,7 +207,7 @@ def test_why_a_worker_does_not_run_is_told_once_and_shown() -> None:
     why = "0/2 nodes are available: 2 Insufficient cpu"
     for w in (0, 1, 2, 1):
         story.tell(ev.Delayed(WorkerId(w), why))
-    assert story.said.count(why) == 1
+    assert story.noticed(Reason.WorkerPending) == [f"worker 0 is pending: {why}"]
     shown = [w["delay"] for w in view.status(story.job, story.now)["workers"]]
     assert shown == [why] * 3
     story.tell(ev.Seen(WorkerId(1), "pod-1"), ev.Delayed(WorkerId(2), ""))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from edl.contract.ids import WorkerId
 from edl.contract.ranges import RangeSet
+from edl.contract.reasons import Reason
 from master.core import events as ev
 from tests.stories import Story, of, only
 
@@ -19,7 +20,7 @@ def test_one_that_is_told_to_go_leaves_with_nothing_redone() -> None:
     assert only(effects, ev.Stop).worker == 0
     story.up(1)
     assert story.job.ring.changes[-1].planned
-    assert "ring 3 -> 2 in 0.20 s, 0 records redone (worker 0 leaves)" in story.said
+    assert story.noticed(Reason.RingReshaped) == ["ring 3 -> 2 in 0.20 s, 0 records redone (worker 0 leaves)"]
 
 
 def test_the_last_holder_hands_the_state_over_before_it_may_go() -> None:
@@ -89,7 +90,7 @@ def test_one_that_ends_by_itself_is_charged() -> None:
     story = Story(workers=2, joinDelaySeconds=0.5)
     story.running()
     story.tell(ev.Gone(WorkerId(1), code=0))
-    assert [f.why for f in story.job.failures] == ["worker 1 ended by itself with exit code 0"]
+    assert [f.why for f in story.job.failures] == ["worker 1 exited unexpectedly with exit code 0"]
 
 
 def test_a_survivor_that_a_peers_death_aborted_is_not_charged() -> None:
@@ -150,7 +151,7 @@ def test_one_polite_leave_and_one_frozen_peer_lose_nothing() -> None:
     assert not of(effects, ev.Stop), "worker 1 has not said that it is out and well"
     for _ in range(8):
         story.beats(0, after=0.4)
-    assert "worker 1 is lost: not heard of" in story.said
+    assert story.noticed(Reason.WorkerLost)
     assert story.job.ring.members == (0,), "it trains on until somebody else has the state"
     assert story.job.leases.applied == RangeSet(((0, 80),))
     assert story.job.restarts == 0
@@ -282,7 +283,7 @@ def test_fewer_and_more_workers_by_live_values() -> None:
     story = Story(workers=2).running()
     story.tell(ev.Live(3, 1, False))
     assert story.job.pool.next_id == 3
-    assert "workers 2 -> 3" in story.said
+    assert story.noticed(Reason.Scaled) == ["workers 2 -> 3"]
     story.tell(ev.Live(3, 3, False))
     story.kill(0)
     story.out(1, broken="reset")

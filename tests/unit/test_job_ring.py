@@ -6,6 +6,7 @@ import pytest
 
 from edl.contract.ids import Generation, WorkerId
 from edl.contract.ranges import RangeSet
+from edl.contract.reasons import Reason
 from master.core import events as ev
 from master.core import view
 from tests.stories import Story, of, only
@@ -60,7 +61,8 @@ def test_when_all_holders_are_gone_the_job_says_so_and_starts_again() -> None:
     assert story.job.phase == "Waiting"
     form = only([*story.ready(2), *story.ready(3)], ev.Form)
     assert form.leases == ((), ())
-    assert "30 records of training are lost" in story.said
+    (lost,) = story.noticed(Reason.StateLost)
+    assert "30 records of training are lost" in lost
     assert story.job.leases.applied == RangeSet()
     assert story.job.restarts == 1
 
@@ -152,7 +154,7 @@ def test_what_a_broken_ring_cost_is_told_in_one_line() -> None:
     story.tell(*(ev.JoinedRing(WorkerId(w), g, 4) for w in range(3)))
     story.tell(*(ev.Stepped(WorkerId(w), g, 5, 0.1 * (w + 1), 8, 0.05) for w in range(3)))
     line = "ring 4 -> 3 in 0.30 s, 24 records redone (worker 3 is lost (its stream ended))"
-    assert story.said.count(line) == 1
+    assert story.noticed(Reason.RingReshaped) == [line]
     story.tell(ev.Stepped(WorkerId(0), g, 5, 9.0, 8, 0.05))
     assert story.job.ring.changes[-1].stall_seconds == pytest.approx(0.3), "the first step is told once"
 
@@ -161,7 +163,7 @@ def test_a_ring_after_a_wait_is_there_because_workers_are_back() -> None:
     story = Story(workers=2, least=2, joinDelaySeconds=0.5).running()
     story.kill(1)
     story.out(0, step=4, broken="reset")
-    assert "no ring: 1 ready, need 2" in story.said
+    assert story.noticed(Reason.RingPending) == ["the ring is pending: 1 ready, need 2"]
     story.ready(2)
     change = story.job.ring.changes[-1]
-    assert (change.cause, change.from_size) == ("workers are back", 0)
+    assert (change.cause, change.from_size) == ("enough workers are ready again", 0)

@@ -86,7 +86,6 @@ def test_the_master_starts_without_what_its_image_lacks() -> None:
         "tensorflow",
         "keras",
         "horovod",
-        "aiohttp",
         "pyarrow",
         "sklearn",
         "trainer",

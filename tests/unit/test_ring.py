@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edl.contract.ids import Generation, WorkerId
+from edl.contract.reasons import Reason
 from master.core import events as ev
 from master.core.ring import Ring
 from master.core.workers import Pool
@@ -72,15 +73,15 @@ def test_it_is_up_when_all_who_live_in_it_are() -> None:
 
 
 @pytest.mark.parametrize(
-    ("from_size", "stepped", "told"),
+    ("from_size", "stepped", "reason", "text"),
     [
-        (0, 0, "ring 0 -> 2 broke before its first step (start)"),
-        (0, 2, "ring 0 -> 2 (start)"),
-        (3, 1, "ring 3 -> 2 in 0.50 s, 4 records redone (start)"),
-        (3, 2, "ring 3 -> 2 in 0.70 s, 8 records redone (start)"),
+        (0, 0, Reason.RingBroken, "ring 0 -> 2 broke before its first step (start)"),
+        (0, 2, Reason.RingFormed, "ring 0 -> 2 (start)"),
+        (3, 1, Reason.RingReshaped, "ring 3 -> 2 in 0.50 s, 4 records redone (start)"),
+        (3, 2, Reason.RingReshaped, "ring 3 -> 2 in 0.70 s, 8 records redone (start)"),
     ],
 )
-def test_what_a_change_cost_is_told_once(from_size: int, stepped: int, told: str) -> None:
+def test_what_a_change_cost_is_told_once(from_size: int, stepped: int, reason: Reason, text: str) -> None:
     ring, _ = a_ring()
     change = ring.changes[-1]
     change.from_size = from_size
@@ -89,5 +90,5 @@ def test_what_a_change_cost_is_told_once(from_size: int, stepped: int, told: str
         assert not change.note(ev.Stepped(worker, Generation(1), 1, 9.0, 9, 0.0)), (
             "the first step is told once"
         )
-    assert change.tell() == [ev.Say("ring", told)]
+    assert change.tell() == [ev.Notice(reason, text)]
     assert change.tell() == []

@@ -9,7 +9,8 @@ workers   what happens to the workers' pods
 making    pods are made
 removing  pods are deleted
 labels    rank and state on the pods
-show      what people see with kubectl: status and events
+status    what people see with kubectl: the status ConfigMap
+event_recorder    and Events
 backend   the adapter itself: effects become pods, pods become events
 """
 

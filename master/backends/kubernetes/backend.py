@@ -18,11 +18,12 @@ import structlog
 
 from edl import config as config_module
 from edl.contract.ids import RunId, WorkerId
+from edl.contract.reasons import Reason
 from edl.errors import ConfigError
 from edl.kubernetes import overrides, pods
 from edl.kubernetes.client import SOON, Api, ApiError
 from edl.kubernetes.informer import Informer, Object
-from master.backends.kubernetes import show
+from master.backends.kubernetes.event_recorder import EventRecorder
 from master.backends.kubernetes.labels import Labels
 from master.backends.kubernetes.nodes import Nodes, elsewhere
 from master.backends.kubernetes.pod_maker import Maker
@@ -30,6 +31,7 @@ from master.backends.kubernetes.pod_remover import Remover
 from master.backends.kubernetes.pod_template import digest, stamp
 from master.backends.kubernetes.release import Found, Left, Place, template_of, values_of
 from master.backends.kubernetes.retry import patiently
+from master.backends.kubernetes.status import Snapshot, Status
 from master.backends.kubernetes.tasks import Tasks
 from master.backends.kubernetes.workers import Worker, Workers
 from master.core import events as ev
@@ -64,9 +66,13 @@ class Kubernetes:
         self._high, self._keep_seconds = 0, -1  # live values of our own
         self._own_values = asyncio.Event()  # set when they are other ones
         self._settled = self._stopping = False
-        self.events = show.Events(api, place.namespace, self._owner, place.pod)
-        self.status = show.Status(api, place.path("configmaps", f"{place.fullname}-status"))
-        self._labels = Labels(api, place, self._workers, self.status.now)
+        self._job: Callable[[], dict[str, Any]] = dict  # the job now, as `view.status` shows it
+        self._run_values: dict[str, Any] = {}  # that the run began with
+        self._scale_over = ""  # the id of the last `edl scale` that no longer holds
+        self._status_path = place.path("configmaps", f"{place.fullname}-status")
+        self.events = EventRecorder(api, place.namespace, self._owner, place.pod)
+        self.status = Status(api, self._status_path, self._snapshot, self.events)
+        self._labels = Labels(api, place, self._workers, lambda: self._job())
 
     # --- before the job
 
@@ -79,10 +85,10 @@ class Kubernetes:
         await patiently(self._pace, self._job_mirror.list)
         if self._place.job not in self._job_mirror.objects:
             raise ConfigError(f"configmap {self._place.job}: not found in namespace {self._place.namespace}")
-        status = await patiently(self._pace, lambda: self._api.get(self.status.path))
+        status = await patiently(self._pace, lambda: self._api.get(self._status_path))
         await patiently(self._pace, self._mirror.list)
         self._left = Left.read(status.get("data") or {})
-        self.status.scale_over = self._left.scale_over
+        self._scale_over = self._left.scale_over
         found = Found.of(self.values, self._left, self._mirror.objects.values(), self._owner()["uid"])
         self._workers.next_id = found.next_id
         return found
@@ -109,7 +115,7 @@ class Kubernetes:
         except ConfigError:  # a run that goes on takes none of them
             self._take_own(earlier or self.values)
         self._workers.begin(run_id, emit)
-        self.status.begin(status, run_id, earlier or self.values)
+        self._job, self._run_values = status, earlier or self.values
 
     async def refuse(self, phase: str, why: str, changed: Callable[[], None]) -> None:
         """In place of `settle` and `start`: show why no run begins. `changed`: the chart's object has."""
@@ -118,7 +124,7 @@ class Kubernetes:
         self._settled = True
         self._tasks.keep(self._job_mirror.run())
         said = {"data": {"phase": phase, "reason": why}}
-        await patiently(self._pace, lambda: self._api.patch(self.status.path, said, SOON))
+        await patiently(self._pace, lambda: self._api.patch(self._status_path, said, SOON))
 
     @property
     def values(self) -> dict[str, Any]:
@@ -129,11 +135,11 @@ class Kubernetes:
         """
         data = self._data()
         values, scale = values_of(self._place.job, data), overrides.Scale.read(data)
-        if scale is None or scale.id == self.status.scale_over:
+        if scale is None or scale.id == self._scale_over:
             return values
         if why := scale.over(values):
-            self.status.scale_over = scale.id
-            self.events.note("ScaleOver", f"`edl scale {scale.workers}` does not hold any more: {why}")
+            self._scale_over = scale.id
+            self.events.record(Reason.ScaleSuperseded, f"`edl scale {scale.workers}` no longer holds: {why}")
             return values
         return {**values, "workers": scale.workers}
 
@@ -149,7 +155,6 @@ class Kubernetes:
             else:
                 log.info(f"pod {pod['metadata']['name']} is of another run: deleting it")
                 self.discard(pod)
-        self.status.next_id = self._workers.next_id
         self._stop_if_asked()
         for task in (self._mirror.run(), self._job_mirror.run(), self.events.run(), self.status.run(),
                      self._labels.run()):  # fmt: skip
@@ -164,14 +169,13 @@ class Kubernetes:
         match effect:
             case ev.Create(worker):
                 w = self._workers.add(worker)
-                self.status.next_id = self._workers.next_id
                 self._tasks.keep(self._make(w))
             case ev.Fence(worker):
                 self._workers.doubt(worker)
             case ev.Delete(worker, grace_period_seconds):
                 self._remove(worker, grace_period_seconds)
-            case ev.Say(kind, text):
-                self.events.say(kind, text)
+            case ev.Notice(reason, text):
+                self.events.record(reason, text)
 
     def observe(self, now: float, event: ev.Event, effects: list[ev.Effect]) -> None:
         """An observer of the master's loop: what people see may be another now."""
@@ -204,13 +208,20 @@ class Kubernetes:
             "api_up": self.api_up,
         }
 
+    def _snapshot(self) -> Snapshot | None:
+        job = self._job()
+        if not job:
+            return None
+        workers = self._workers
+        return Snapshot(job, workers.run_id, self._run_values, workers.next_id, self._scale_over)
+
     # --- what the workers' fate calls for
 
     def discard(self, pod: pods.Pod) -> None:
         self._tasks.keep(self._remover.delete(pod))
 
-    def note(self, reason: str, message: str) -> None:
-        self.events.note(reason, message, warning=True)
+    def note(self, reason: Reason, message: str) -> None:
+        self.events.record(reason, message)
 
     def relabel(self) -> None:
         self._labels.changed()

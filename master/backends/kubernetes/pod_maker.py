@@ -8,6 +8,7 @@ from collections.abc import Callable
 import structlog
 
 from edl.contract.ids import WorkerId
+from edl.contract.reasons import Reason
 from edl.errors import ConfigError
 from edl.kubernetes import pods
 from edl.kubernetes.client import Api, ApiError, Backoff
@@ -109,7 +110,7 @@ class Maker:
             return True
         run = pods.of(pod)[0]
         whose = f"it belongs to run {run}" if run and run != run_id else "this master did not make it"
-        self._workers.give_up(w, "PodExists", f"there is a pod {name} already, and {whose}")
+        self._workers.give_up(w, Reason.PodExists, f"there is a pod {name} already, and {whose}")
         return True
 
     def _is_there(self, w: Worker, pod: pods.Pod) -> None:

@@ -14,6 +14,7 @@ from typing import Protocol
 import structlog
 
 from edl.contract.ids import RunId, WorkerId
+from edl.contract.reasons import Reason
 from edl.kubernetes import pods
 from edl.kubernetes.client import Timing
 from master.backends.kubernetes.exit_cause import verdict
@@ -58,7 +59,7 @@ class Outside(Protocol):
     def discard(self, pod: pods.Pod) -> None:
         """Have a pod deleted that nobody needs."""
 
-    def note(self, reason: str, message: str) -> None:
+    def note(self, reason: Reason, message: str) -> None:
         """Have people warned."""
 
     def relabel(self) -> None:
@@ -169,7 +170,7 @@ class Workers:
                 assert oldest.pod is not None
                 self._outside.discard(oldest.pod)
 
-    def give_up(self, w: Worker, reason: str, why: str) -> None:
+    def give_up(self, w: Worker, reason: Reason, why: str) -> None:
         """Its pod can never be made."""
         self._outside.note(reason, f"{why}; worker {w.id} is given up")
         self.end(w, ev.Gone(w.id, free=True, why=why))
@@ -189,7 +190,7 @@ class Workers:
     def _look(self, w: Worker, pod: pods.Pod, vanished: bool) -> None:
         if (why := pods.disruption(pod)) and not w.disrupted:
             w.disrupted = why
-            self._outside.note("WorkerPreempted", f"worker {w.id}: {why}")
+            self._outside.note(Reason.WorkerPreempted, f"worker {w.id}: {why}")
         if vanished or pods.ended(pod):
             self.end(w, verdict(w.id, pod, w.asked, w.disrupted))
             return
@@ -221,7 +222,7 @@ class Workers:
             return
         why = f"node {pods.node(w.pod)} does not answer"
         if self._nodes.avoid(pods.node(w.pod)):
-            self._outside.note("NodeAvoided", f"{why}: workers are made elsewhere")
+            self._outside.note(Reason.NodeAvoided, f"{why}: workers are made elsewhere")
         self._outside.discard(w.pod)
         self.end(w, ev.Gone(w.id, free=True, why=why))
 

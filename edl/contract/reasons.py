@@ -1,0 +1,81 @@
+"""The reasons of notices: a name for programs beside each sentence for people.
+
+The master gives one with everything that it reports: in its log, in the status, in `edl status`, and as the
+reason of an Event on the release's object. A reason is stable, so alerts and tests may rely on it; the
+text beside it may change at any time.
+
+Severity and share are columns of this one table:
+
+severity   the type of the Event: Warning where somebody may have to act
+share      Events are rate-limited in two shares, so that many of little weight never delay a weighty one
+"""
+
+from __future__ import annotations
+
+from enum import Enum, StrEnum
+
+
+class Severity(StrEnum):
+    """The types that Kubernetes has for Events."""
+
+    NORMAL = "Normal"
+    WARNING = "Warning"
+
+
+class Share(Enum):
+    """Which share of the rate limit the Events of a reason are counted in."""
+
+    MAJOR = "major"
+    MINOR = "minor"
+
+
+NORMAL, WARNING = Severity.NORMAL, Severity.WARNING
+MAJOR, MINOR = Share.MAJOR, Share.MINOR
+
+
+class Reason(StrEnum):
+    """Why people are notified."""
+
+    severity: Severity
+    share: Share
+
+    def __new__(cls, value: str, severity: Severity, share: Share) -> Reason:
+        reason = str.__new__(cls, value)
+        reason._value_ = value
+        reason.severity, reason.share = severity, share
+        return reason
+
+    # The ring.
+    RingFormed = "RingFormed", NORMAL, MAJOR  # where there was none
+    RingReshaped = "RingReshaped", NORMAL, MAJOR
+    RingBroken = "RingBroken", WARNING, MAJOR  # before its first step
+    RingPending = "RingPending", NORMAL, MAJOR  # too few workers are ready
+    StateLost = "StateLost", WARNING, MAJOR  # every worker that had the state is gone
+    FailedOver = "FailedOver", NORMAL, MAJOR  # a new master has taken over the workers
+
+    # The workers.
+    WorkerPending = "WorkerPending", NORMAL, MINOR
+    WorkerReady = "WorkerReady", NORMAL, MINOR
+    WorkerDraining = "WorkerDraining", NORMAL, MINOR
+    WorkerLost = "WorkerLost", NORMAL, MINOR
+    WorkerExited = "WorkerExited", NORMAL, MINOR
+    WorkerFailed = "WorkerFailed", WARNING, MAJOR  # charged to the job: see elastic.maxFailures
+    WorkerPreempted = "WorkerPreempted", WARNING, MAJOR
+    PodExists = "PodExists", WARNING, MAJOR  # another pod has the name of a worker's
+    NodeAvoided = "NodeAvoided", WARNING, MAJOR
+
+    # What people change.
+    Scaled = "Scaled", NORMAL, MAJOR
+    ScaleSuperseded = "ScaleSuperseded", NORMAL, MAJOR  # an `edl scale` that the chart's values replace
+    Suspended = "Suspended", NORMAL, MAJOR
+    Resumed = "Resumed", NORMAL, MAJOR
+    SpecRefused = "SpecRefused", WARNING, MAJOR
+    StatusRefused = "StatusRefused", WARNING, MAJOR  # the status ConfigMap cannot be written
+
+    # Progress, and the end.
+    EpochApplied = "EpochApplied", NORMAL, MINOR
+    Evaluating = "Evaluating", NORMAL, MAJOR
+    Evaluated = "Evaluated", NORMAL, MAJOR
+    Succeeded = "Succeeded", NORMAL, MAJOR
+    Failed = "Failed", WARNING, MAJOR
+    Stopped = "Stopped", NORMAL, MAJOR
