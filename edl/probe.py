@@ -17,11 +17,12 @@ from typing import Any
 
 from edl.client import Client
 from edl.contract import artifacts
+from edl.contract.phases import ENDED, Phase
 from edl.errors import EdlError, MasterUnavailable, Unauthenticated
 
 POLL_SECONDS = 1.0
 ANSWER_SECONDS = 30.0  # a master that Kubernetes is moving to another node answers within this
-UNDER_WAY = ("Starting", "Training", "Waiting", "Finishing", "Ending")
+UNDER_WAY = frozenset(Phase) - ENDED - {Phase.Suspended}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -66,7 +67,7 @@ def probe(address: str, token: str, seconds: float) -> str:
 def _healthy(first: dict[str, Any], status: dict[str, Any]) -> str:
     """Why the job is healthy; empty if it is not known to be."""
     before, now = first["records"]["applied"], status["records"]["applied"]
-    if status["phase"] in ("Succeeded", "Suspended"):
+    if status["phase"] in (Phase.Succeeded, Phase.Suspended):
         return f"the master answers; the job is {status['phase']}"
     if status["target"] == 0:
         return "the master answers; the job should have no workers"

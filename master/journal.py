@@ -1,7 +1,8 @@
 """What happened, for ever: events.jsonl, one line for each event with what followed from it.
 
 A line holds the time, the event, and the effects. `replay` feeds the events through a new
-core; that the effects come out the same is how a journal proves itself.
+core; that the effects come out the same is how a journal proves itself. `unfinished` is what a
+new master learns from the journal of an earlier one that was killed.
 """
 
 from __future__ import annotations
@@ -15,9 +16,12 @@ from pydantic import TypeAdapter
 
 from edl.config import Config
 from edl.contract import artifacts
-from edl.errors import EdlError
+from edl.contract.ids import RunId
+from edl.contract.phases import WorkerState
+from edl.errors import ConfigError, EdlError
 from master.core import events as ev
 from master.core.job import Job
+from master.spec import JobSpec
 
 _EVENTS = {cls.__name__: TypeAdapter(cls) for cls in ev.Event.__args__}
 _EFFECTS = {cls.__name__: TypeAdapter(cls) for cls in ev.Effect.__args__}
@@ -105,6 +109,31 @@ def replay(path: Path, config: Config) -> Job:
                 f"{path}: line {number}: the core now decides {effects}, the journal says {written}"
             )
     return job
+
+
+def unfinished(output: Path, spec: JobSpec) -> tuple[RunId, ev.Adopted] | None:
+    """The unfinished job of an output directory: its run id, and the workers that may still live; None:
+    no job was begun there.
+
+    Raises:
+        ConfigError: the values of that job are others than `spec`, and not only live ones.
+        EdlError: that job has ended, or its journal cannot be read.
+    """
+    path = output / artifacts.JOURNAL
+    if not path.exists():
+        return None
+    head, _ = read(path)
+    earlier = JobSpec.parse(head["values"])
+    if changes := earlier.frozen_changes(spec):
+        raise ConfigError(
+            f"{output}: its job has other values of {', '.join(changes)}, which a running job keeps; "
+            f"choose another --output for a new job"
+        )
+    job = replay(path, earlier.config)
+    if job.ended:
+        raise EdlError(f"{output}: its job has ended: {job.phase}")
+    workers = tuple((w.id, w.handle or "external") for w in job.pool if w.state != WorkerState.PENDING)
+    return RunId(head["run_id"]), ev.Adopted(workers, job.pool.next_id)
 
 
 def _dump(value: Any) -> dict[str, Any]:

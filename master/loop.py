@@ -1,133 +1,84 @@
 """The master of one job: one loop that owns the job's state.
 
 Adapters put events into the inbox; the loop hands them to the core one by one, writes the
-journal, and has the effects performed. Nothing else touches the job's state.
+journal, and has the effects performed. Nothing else touches the job's state. Which backend, which server
+and which observers there are is wiring, and not decided here.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-import os
-import secrets
-import signal
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import structlog
 
 from edl import config as config_module
-from edl.contract import artifacts
-from edl.contract.ids import RunId
+from edl.contract.ids import RunId, WorkerId
+from edl.contract.phases import Phase
 from edl.contract.reasons import Severity
 from edl.errors import ConfigError
-from master import failover
-from master.backends.external import External
-from master.backends.processes import Processes
+from master.backends.base import Backend
 from master.core import events as ev
 from master.core import view
 from master.core.job import Job
 from master.journal import Journal
 from master.log import log_at
 from master.rpc.server import Server
+from master.spec import JobSpec
 
 log = structlog.get_logger()
 NEWS = 50  # how many sentences a watcher who comes late is told
 
-
-class Backend(Protocol):
-    """What starts and ends workers, and emits `Seen`, `Delayed` and `Gone` of them."""
-
-    async def start(self) -> None: ...
-
-    def perform(self, effect: ev.Effect) -> None:
-        """Start or end a worker, or whatever else the effect asks of a backend."""
-
-    async def close(self) -> None: ...
+Observer: TypeAlias = Callable[[float, ev.Event, list[ev.Effect]], None]
 
 
 class Master:
-    """The process: inbox, core, adapters.
+    """Inbox, core, and what people may ask.
 
     Args:
-        values: the job's merged values.
-        output: the directory that keeps what the job leaves.
-        listen: host:port.
-        backend: "processes" or "external", or one that is made already (it may end before the job does).
+        spec: what the job is to be.
+        run_id: of this run of it.
         observers: are shown every event with its time and effects, after the journal.
-        inherited: of an earlier master of this job: its run's id, and the workers that may live.
+        adopted: the workers of an earlier master of this run, which may live.
     """
 
     def __init__(
         self,
-        values: dict[str, Any],
-        output: Path,
-        listen: str = "127.0.0.1:0",
-        backend: str | Backend = "processes",
-        observers: Sequence[Callable[[float, ev.Event, list[ev.Effect]], None]] = (),
-        inherited: tuple[RunId, ev.Adopted] | None = None,
+        spec: JobSpec,
+        run_id: RunId,
+        observers: Sequence[Observer] = (),
+        adopted: ev.Adopted | None = None,
     ):
-        self.values, self.output, self.listen = values, output, listen
-        self.config = config_module.parse(values)
-        self.run_id = RunId(secrets.token_hex(8))
-        self.heritage: ev.Adopted | None = None
-        if inherited is not None:
-            self.run_id, self.heritage = inherited
-        self.token = os.environ.get("EDL_TOKEN") or failover.token_of(output) or secrets.token_urlsafe(24)
-        self.job = Job(self.config)
+        self.spec, self.run_id, self.observers = spec, run_id, observers
+        self.job = Job(spec.config)
         self.inbox: asyncio.Queue[ev.Event] = asyncio.Queue()
-        self.backend = backend
-        self.observers = observers
         self.abandoned = False
         self.news: list[dict[str, Any]] = []
+        if adopted is not None:  # before any of its workers can speak
+            self.emit(adopted)
+        self.emit(ev.Begin())
 
-    async def run(self) -> int:
-        """The job from its first to its last moment; returns the exit code."""
-        loop = asyncio.get_running_loop()
-        if self.heritage is not None:  # before any of its workers can speak
-            self.inbox.put_nowait(self.heritage)
-        self.inbox.put_nowait(ev.Begin())
-        self.output.mkdir(parents=True, exist_ok=True)
-        journal = Journal(self.output / artifacts.JOURNAL, self.run_id, self.values)
-        server = Server(
-            self.run_id, self.token, json.dumps(self.values), str(self.output.resolve()),
-            emit=self.inbox.put_nowait,
-            status=lambda: self.status(loop.time()),
-            scale=self.scale,
-            stop=self.stop,
-            vacant=lambda: self.job.pool.vacant,
-            patience=(
-                0.0 if self.backend == "processes" else self.config.elastic.master_outage_timeout_seconds
-            ),
-        )  # fmt: skip
-        port = await server.start(self.listen)
-        host = self.listen.rsplit(":", 1)[0]
-        address = f"{'127.0.0.1' if host in ('0.0.0.0', '[::]') else host}:{port}"
-        secret = {"EDL_TOKEN": self.token, "EDL_RUN_ID": self.run_id}
-        backend: Backend
-        if self.backend == "processes":
-            backend = Processes(self.inbox.put_nowait, address, self.output / artifacts.LOGS, secret,
-                                fork=self.config.local.start_method == "fork")  # fmt: skip
-        elif isinstance(self.backend, str):
-            backend = External(address)
-        else:
-            backend = self.backend
-        artifacts.write_contact(self.output, artifacts.Contact(address, self.token, os.getpid()))
-        print(address, flush=True)  # whoever started us may now talk to us
-        if isinstance(self.backend, str):
-            for number in (signal.SIGTERM, signal.SIGINT):
-                loop.add_signal_handler(number, self.stop, f"the master got {number.name}")
+    @property
+    def succeeded(self) -> bool:
+        return self.job.phase == Phase.Succeeded
+
+    def emit(self, event: ev.Event) -> None:
+        """Have the loop handle an event, after all that have come before."""
+        self.inbox.put_nowait(event)
+
+    async def run(self, backend: Backend, server: Server, journal: Journal) -> None:
+        """From the first event to the end of the job, or until it is abandoned.
+
+        Raises:
+            EdlError: the backend cannot start. OSError: the same.
+        """
         try:
             await backend.start()
             await self.live(server, backend, journal)
         finally:
             await backend.close()
-            journal.close()
-            self.keep_summary(server.foreign)
-            await server.close()
-        return 0 if self.job.phase == "Succeeded" else 1
 
     async def live(self, server: Server, backend: Backend, journal: Journal) -> None:
         """Events in, effects out, until the job has ended, or this master leaves it to another one."""
@@ -171,7 +122,7 @@ class Master:
     def status(self, now: float) -> dict[str, Any]:
         return {
             "run_id": self.run_id,
-            "model": self.config.model.name,
+            "model": self.spec.config.model.name,
             **view.status(self.job, now),
             "news": self.news,
         }
@@ -182,41 +133,41 @@ class Master:
         Raises:
             ConfigError: the values do not allow that number.
         """
-        if wrong := config_module.unscalable(self.values, workers):
+        if wrong := config_module.unscalable(self.spec.values, workers):
             raise ConfigError("\n".join(wrong))
         before, now = self.job.target, workers
-        self.inbox.put_nowait(ev.Scale(workers))
+        self.emit(ev.Scale(workers))
         return f"workers {before} -> {now}"
 
-    def take(self, values: dict[str, Any]) -> None:
-        """The job's values as somebody has changed them: live ones hold from now on, others are refused."""
-        try:
-            new = config_module.parse(values)
-        except ConfigError as error:
-            self.inbox.put_nowait(ev.Refused(f"the new values are refused: {error}"))
+    def vacant(self) -> WorkerId | None:
+        """The oldest worker that is needed and that nobody has started."""
+        return self.job.pool.vacant
+
+    def take(self, spec: JobSpec) -> None:
+        """The values have been changed: live ones hold from now on, a change of others is refused."""
+        if changes := self.spec.frozen_changes(spec):
+            self.refuse(
+                f"a running job keeps its {', '.join(changes)}: the change is refused, it needs a new job"
+            )
             return
-        if changes := config_module.frozen_changes(self.config, new):
-            told = ", ".join(changes)
-            why = f"a running job keeps its {told}: the change is refused, it needs a new job"
-            self.inbox.put_nowait(ev.Refused(why))
-            return
+        self.spec = spec
+        new = spec.config
         log_at(new.log_level)
-        self.inbox.put_nowait(ev.Live(new.workers, new.min_workers, new.suspend))
+        self.emit(ev.Live(new.workers, new.min_workers, new.suspend))
+
+    def refuse(self, why: str) -> None:
+        """Somebody wants what cannot be: say so, and change nothing."""
+        self.emit(ev.Refused(why))
 
     def abandon(self) -> None:
         """Leave the job as it is: its workers train on, and another master takes over from them."""
         self.abandoned = True
-        self.inbox.put_nowait(ev.Tick())
+        self.emit(ev.Tick())
 
     def stop(self, why: str) -> str:
-        self.inbox.put_nowait(ev.StopAsked(why))
+        self.emit(ev.StopAsked(why))
         return "the job is ending"
 
     def summary(self) -> dict[str, Any]:
         """What is kept of the job."""
         return {"run_id": self.run_id, **view.summary(self.job)}
-
-    def keep_summary(self, foreign: int) -> None:
-        """Write summary.json, whole or not at all. `foreign`: messages of another run, refused."""
-        summary = {"foreign_messages": foreign, **self.summary()}
-        artifacts.write_whole(self.output / artifacts.SUMMARY, json.dumps(summary, indent=1) + "\n")

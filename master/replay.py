@@ -6,18 +6,18 @@ import json
 import sys
 from pathlib import Path
 
-from edl import config
 from edl.contract import artifacts
 from edl.errors import EdlError
 from master import journal
 from master.core import view
+from master.spec import JobSpec
 
 
 def main(directory: str) -> int:
     output = Path(directory)
     try:
         head, _ = journal.read(output / artifacts.JOURNAL)
-        job = journal.replay(output / artifacts.JOURNAL, config.parse(head["values"]))
+        job = journal.replay(output / artifacts.JOURNAL, JobSpec.parse(head["values"]).config)
         summary = {"run_id": head["run_id"], **view.summary(job)}
         kept = json.loads((output / artifacts.SUMMARY).read_text(encoding="utf-8"))
         kept.pop("foreign_messages", None)  # refused at the door, so the core does not know of them

@@ -11,8 +11,9 @@ from edl import config
 from edl.config import values
 from edl.contract.ids import RunId, WorkerId
 from edl.kubernetes.client import Api
-from master.backends.kubernetes import Found, Kubernetes, Place
+from master.backends.kubernetes import Found, Installed, Kubernetes, Place
 from master.core import events as ev
+from master.spec import Invalid, JobSpec, Wanted
 
 
 def job_values(*sets: str) -> dict[str, Any]:
@@ -21,18 +22,40 @@ def job_values(*sets: str) -> dict[str, Any]:
 
 
 class Driven:
-    """A backend, and all that it has emitted."""
+    """A backend, and all that it has emitted. It is the backend's run, too."""
 
-    def __init__(self, backend: Kubernetes, found: Found):
-        self.backend, self.found = backend, found
+    def __init__(self, installed: Installed, run: str):
+        self.found: Found = installed.found
+        self.wanted = installed.wanted()
+        self.run_id = RunId(run)
+        earlier = self.found.earlier if run == self.found.run_id else None
+        spec = earlier or self.wanted
+        assert isinstance(spec, JobSpec), spec
+        self.spec = spec
+        self.backend = Kubernetes(installed, self)
         self.emitted: list[ev.Event] = []
+        self.heard: list[Callable[[ev.Event], None]] = []  # who else is told
         self.taken: list[dict[str, Any]] = []
-        self.status: dict[str, Any] = {}
-        self._news = asyncio.Event()
+        self.told: dict[str, Any] = {}  # its status
 
     def emit(self, event: ev.Event) -> None:
+        """As the master's loop does: its observers are shown what it has handled."""
         self.emitted.append(event)
-        self._news.set()
+        for tell in self.heard:
+            tell(event)
+        asyncio.get_running_loop().call_soon(self.backend.observe, 0.0, event, [])
+
+    def take(self, wanted: Wanted) -> None:
+        if isinstance(wanted, Invalid):
+            self.emit(ev.Refused(wanted.why))
+        else:
+            self.taken.append(wanted.values)
+
+    def status(self, now: float) -> dict[str, Any]:
+        return self.told
+
+    def summary(self) -> dict[str, Any]:
+        return {"phase": self.told["phase"], "step": 7}
 
     def of(self, kind: type, worker: int | None = None) -> list[Any]:
         return [e for e in self.emitted if isinstance(e, kind) and worker in (None, getattr(e, "worker", -1))]
@@ -74,12 +97,12 @@ class Driven:
 @asynccontextmanager
 async def driving(place: Place, api: Api, run: str = "run-1") -> AsyncIterator[Driven]:
     """A backend that has started, as the master starts it."""
-    backend = Kubernetes(place, api)
     try:
-        driven = Driven(backend, await backend.open())
-        backend.settle(RunId(run), driven.emit, driven.taken.append, lambda: driven.status)
-        await backend.start()
-        yield driven
+        driven = Driven(await Installed.open(place, api), run)
+        try:
+            await driven.backend.start()
+            yield driven
+        finally:
+            await driven.backend.close()
     finally:
-        await backend.close()
         await api.close()

@@ -13,10 +13,10 @@ import sys
 import threading
 import traceback
 
+from edl.contract.exit_codes import WorkerExit
 from edl.contract.proto import edl_pb2 as pb
 from trainer.session.client import MasterStream, NoMaster
 
-FAILED, LOST = 1, 3
 HEARTBEATS = 6  # in the time after which the master takes a worker for dead
 
 
@@ -39,11 +39,11 @@ def main(argv: list[str] | None = None) -> int:
         code = work(stream)
     except NoMaster as error:
         print(f"edl worker {args.worker}: {error}", file=sys.stderr)
-        code = LOST
+        code = WorkerExit.LOST
     except Exception as error:
         traceback.print_exception(error)
         stream.session.fail(error)
-        code = FAILED
+        code = WorkerExit.FAILED
     stream.close()
     # Not sys.exit: TensorFlow's and the user's threads have nothing left to say, and a
     # broken ring's engine must not be torn down by static destructors.
@@ -62,7 +62,7 @@ def work(stream: MasterStream) -> int:
     stream.session.say(ready=pb.Ready(records=worker.batches.epoch_size))
     end = worker.train()
     print(f"edl worker {stream.session.worker}: {end.why}", file=sys.stderr)
-    return LOST if end.lost else 0
+    return WorkerExit.LOST if end.lost else WorkerExit.STOPPED
 
 
 def _leave_on_sigterm(stream: MasterStream) -> None:

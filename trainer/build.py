@@ -89,7 +89,7 @@ def warm_up(config: Config, ring: Ring, learner: Learner, batches: Batches) -> N
     for generation, leases in enumerate((sample, RangeSet())):
         alone.hear(pb.ToWorker(generation=generation, leave=pb.Leave()))  # after one step
         worker.ride(FormRing(generation, (alone.worker,), alone.worker, sync=True, leases=leases))
-        if broken := said[-1].out.broken:
+        if broken := said[-1].left_ring.broken:
             raise RingBroken(broken)
     learner.load(before)
 

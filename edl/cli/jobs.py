@@ -5,29 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Generator
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any, Protocol
 
+from edl.contract.phases import ENDED as ENDED
+from edl.contract.phases import Phase as Phase
 from edl.errors import ConfigError
 
 NO_STATUS = "no status from the master yet"
-
-
-class Phase(StrEnum):
-    """What a job is doing, in one word."""
-
-    Starting = "Starting"
-    Training = "Training"
-    Suspended = "Suspended"
-    Waiting = "Waiting"
-    Finishing = "Finishing"
-    Ending = "Ending"
-    Succeeded = "Succeeded"
-    Failed = "Failed"
-    Stopped = "Stopped"
-
-
-ENDED = frozenset({Phase.Succeeded, Phase.Failed, Phase.Stopped})
 
 
 @dataclass(frozen=True)

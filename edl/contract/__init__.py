@@ -1,4 +1,4 @@
-"""What the sides of a job agree on: the protocol, and the words and arithmetic that both use.
+"""What the sides of a job agree on: the protocol, and the words, numbers and arithmetic that all use.
 
 Nothing here reads a file but `artifacts`, and nothing talks to anybody.
 """

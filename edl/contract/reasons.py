@@ -70,7 +70,10 @@ class Reason(StrEnum):
     Suspended = "Suspended", NORMAL, MAJOR
     Resumed = "Resumed", NORMAL, MAJOR
     SpecRefused = "SpecRefused", WARNING, MAJOR
-    StatusRefused = "StatusRefused", WARNING, MAJOR  # the status ConfigMap cannot be written
+
+    # The master itself.
+    Degraded = "Degraded", WARNING, MAJOR  # a part of it fails: writing the status, deleting pods, a watch
+    Recovered = "Recovered", NORMAL, MAJOR  # and works again
 
     # Progress, and the end.
     EpochApplied = "EpochApplied", NORMAL, MINOR

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Final, TypeAlias
 
 from edl.contract.ids import WorkerId
+from edl.kubernetes.names import Names
 
 Pod: TypeAlias = dict[str, Any]
 
@@ -33,7 +34,7 @@ STUCK = frozenset({
 
 
 def name(fullname: str, worker: WorkerId) -> str:
-    return f"{fullname}-worker-{worker}"
+    return Names(fullname).worker(worker)
 
 
 def selector(release: str) -> str:

@@ -1,24 +1,40 @@
-"""The backend of `edl master`: somebody else starts the workers, we say which are wanted."""
+"""The backend of `edl master`: somebody else starts the workers, and this says which are needed.
+
+Nothing is known of their processes. A worker is known to run by its stream, so there is no `Seen`; and
+`Gone` means that the job has let it go: nobody waits for its exit.
+"""
 
 from __future__ import annotations
 
 import sys
 
+from edl.contract.ids import WorkerId
+from master.backends.base import Emit
 from master.core import events as ev
 
 
 class External:
-    """Prints the command that starts each worker that is wanted."""
+    """Prints the command that starts each worker that is needed.
 
-    def __init__(self, address: str):
-        self._address = address
+    Args:
+        emit: takes Gone.
+        address: of the master, for the workers.
+    """
+
+    def __init__(self, emit: Emit, address: str):
+        self._emit, self._address = emit, address
+        self._gone: set[WorkerId] = set()
 
     async def start(self) -> None:
         pass
 
     def perform(self, effect: ev.Effect) -> None:
-        if isinstance(effect, ev.Create):
-            print(f"wanted: edl worker --master {self._address}", file=sys.stderr, flush=True)
+        match effect:
+            case ev.Create():
+                print(f"start a worker: edl worker --master {self._address}", file=sys.stderr, flush=True)
+            case ev.Delete(worker) if worker not in self._gone:
+                self._gone.add(worker)
+                self._emit(ev.Gone(worker, free=True, why="its exit is not observed"))
 
     async def close(self) -> None:
         pass

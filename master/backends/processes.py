@@ -1,10 +1,11 @@
 """Workers as processes of this machine: `edl run`'s backend.
 
-    spawn   a fresh Python for each worker; the plain way
-    fork    forked from a forkserver that has imported TensorFlow and run nothing; ready sooner
+    Spawn        a fresh Python for each worker; the plain way
+    ForkServer   forked from a process that has imported TensorFlow and run nothing; ready sooner
 
 A worker runs in a session of its own, so that Ctrl-C at the terminal reaches only us, and
-writes to a log file of its own.
+writes to a log file of its own. One task lives with each worker, from its start to its `Gone`; whatever
+breaks that task (no such program, no log file, no fork server) is the worker's end, with its reason.
 """
 
 from __future__ import annotations
@@ -14,13 +15,168 @@ import contextlib
 import json
 import os
 import signal
-import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
+from edl.contract.exit_codes import WorkerExit
 from edl.contract.ids import WorkerId
+from edl.errors import EdlError
+from master.backends.base import Emit, Tasks, described
 from master.core import events as ev
+
+CLOSE_SECONDS = 10.0  # for killed processes to be reaped
+
+
+class LauncherLost(EdlError):
+    """What would have told of the process's end is gone itself."""
+
+
+@dataclass(frozen=True)
+class Launched:
+    """A process that runs.
+
+    Args:
+        exit_code: as in subprocess: negative is a signal. Raises LauncherLost when nobody can tell.
+    """
+
+    pid: int
+    exit_code: Awaitable[int]
+
+
+class Launcher(Protocol):
+    """How a worker's process comes into being."""
+
+    async def start(self, logs: Path) -> None:
+        """Before the first launch."""
+
+    async def launch(self, worker: WorkerId, log: Path) -> Launched:
+        """
+        Raises:
+            OSError: the program cannot be executed, or the log cannot be written.
+            LauncherLost: the launcher itself does not work.
+        """
+
+    async def close(self) -> None: ...
+
+
+class Spawn:
+    """A process of its own for each worker.
+
+    Args:
+        command: the worker's program; `--worker ID` is added.
+        environment: of the workers.
+    """
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str]):
+        self._command, self._environment = command, environment
+
+    async def start(self, logs: Path) -> None:
+        pass
+
+    async def launch(self, worker: WorkerId, log: Path) -> Launched:
+        with open(log, "wb") as file:
+            process = await asyncio.create_subprocess_exec(
+                *self._command, "--worker", str(worker),
+                stdin=asyncio.subprocess.DEVNULL, stdout=file, stderr=file,
+                env=self._environment, start_new_session=True,
+            )  # fmt: skip
+        return Launched(process.pid, process.wait())
+
+    async def close(self) -> None:
+        pass
+
+
+class ForkServer:
+    """Workers forked from one process. Should it exit, the next worker that is needed starts another.
+
+    Args:
+        command: the fork server's program (trainer/forkserver.py has the protocol).
+        arguments: of every worker; `--worker ID` is added.
+        environment: of all of them.
+    """
+
+    def __init__(self, command: Sequence[str], arguments: Sequence[str], environment: Mapping[str, str]):
+        self._command, self._arguments, self._environment = command, arguments, environment
+        self._process: asyncio.subprocess.Process | None = None
+        self._listener: asyncio.Task[None] | None = None
+        self._starting = asyncio.Lock()
+        self._log = Path()
+        self._started: dict[WorkerId, asyncio.Future[int]] = {}
+        self._exited: dict[WorkerId, asyncio.Future[int]] = {}
+
+    async def start(self, logs: Path) -> None:
+        """Its imports take seconds: they begin before the first worker is needed."""
+        self._log = logs / "forkserver.log"
+        with contextlib.suppress(OSError):  # `launch` tries again, and there is a worker to tell it of
+            await self._running()
+
+    async def launch(self, worker: WorkerId, log: Path) -> Launched:
+        process = await self._running()
+        loop = asyncio.get_running_loop()
+        started = self._started[worker] = loop.create_future()
+        exited = self._exited[worker] = loop.create_future()
+        order = {
+            "worker": worker,
+            "arguments": [*self._arguments, "--worker", str(worker)],
+            "log": str(log),
+        }
+        assert process.stdin is not None
+        process.stdin.write((json.dumps(order) + "\n").encode())
+        return Launched(await started, exited)
+
+    async def close(self) -> None:
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+            await self._process.wait()
+        if self._listener is not None:
+            await self._listener
+
+    async def _running(self) -> asyncio.subprocess.Process:
+        async with self._starting:
+            if self._process is None or self._listener is None or self._listener.done():
+                with open(self._log, "ab") as log:
+                    self._process = await asyncio.create_subprocess_exec(
+                        *self._command,
+                        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=log,
+                        env=self._environment, start_new_session=True,
+                    )  # fmt: skip
+                self._listener = asyncio.create_task(self._listen(self._process))
+            return self._process
+
+    async def _listen(self, process: asyncio.subprocess.Process) -> None:
+        """Until the fork server exits; then nobody is left waiting for what it would have said."""
+        assert process.stdout is not None
+        why = ""
+        try:
+            async for line in process.stdout:
+                said = json.loads(line)
+                waiting, told = (self._started, "pid") if "pid" in said else (self._exited, "code")
+                future = waiting.pop(WorkerId(said["worker"]))
+                if not future.done():  # else whoever waited for it was cancelled
+                    future.set_result(said[told])
+        except (ValueError, KeyError, TypeError) as error:
+            process.kill()
+            why = f"the fork server sent an invalid message ({described(error)})"
+        code = await process.wait()
+        lost = LauncherLost(f"{why or f'the fork server exited with code {code}'}; its log is {self._log}")
+        for worker in self._started:
+            self._exited.pop(worker).cancel()
+        for future in (*self._started.values(), *self._exited.values()):
+            if not future.done():
+                future.set_exception(lost)
+        self._started, self._exited = {}, {}
+
+
+@dataclass(eq=False)
+class _Worker:
+    id: WorkerId
+    pid: int = 0  # 0: not started yet
+    started: asyncio.Event = field(default_factory=asyncio.Event)
+    gone: asyncio.Event = field(default_factory=asyncio.Event)  # `Gone` is emitted
 
 
 class Processes:
@@ -28,127 +184,82 @@ class Processes:
 
     Args:
         emit: takes Seen and Gone.
-        address: of the master, for the workers.
+        launcher: starts them.
         logs: directory of the workers' logs.
-        secrets: environment of the workers beside this process's own.
-        fork: start workers from a forkserver.
     """
 
-    def __init__(
-        self,
-        emit: Callable[[ev.Event], None],
-        address: str,
-        logs: Path,
-        secrets: dict[str, str],
-        fork: bool,
-    ):
-        self._emit, self._address, self._logs, self._fork = emit, address, logs, fork
-        self._environment = {**os.environ, **secrets, "PYTHONUNBUFFERED": "1"}
-        self._environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-        self._pids: dict[WorkerId, int] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._forkserver: asyncio.subprocess.Process | None = None
-        self._ended: dict[WorkerId, asyncio.Event] = {}
+    def __init__(self, emit: Emit, launcher: Launcher, logs: Path):
+        self._emit, self._launcher, self._logs = emit, launcher, logs
+        self._workers: dict[WorkerId, _Worker] = {}
+        self._tasks = Tasks()
+        self._closing = False
 
     async def start(self) -> None:
         self._logs.mkdir(parents=True, exist_ok=True)
-        if self._fork:
-            with open(self._logs / "forkserver.log", "wb") as log:
-                self._forkserver = await asyncio.create_subprocess_exec(
-                    sys.executable, "-m", "trainer.forkserver",
-                    stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=log,
-                    env=self._environment, start_new_session=True,
-                )  # fmt: skip
-            self._keep(self._hear_forkserver())
+        await self._launcher.start(self._logs)
 
     def perform(self, effect: ev.Effect) -> None:
         """Start or end a worker."""
         match effect:
             case ev.Create(worker):
-                self._ended[worker] = asyncio.Event()
-                self._keep(self._create(worker))
+                w = self._workers[worker] = _Worker(worker)
+                self._tasks.start(self._live(w), partial(self._failed, w))
             case ev.Delete(worker, grace_period_seconds):
-                self._keep(self._delete(worker, grace_period_seconds))
+                known = self._workers.get(worker)
+                if known is not None and not known.gone.is_set():
+                    self._tasks.start(self._delete(known, grace_period_seconds), partial(self._failed, known))
 
     async def close(self) -> None:
         """End whatever is left, by force. Returns when nothing is."""
-        for worker in list(self._ended):
-            self._signal(worker, signal.SIGKILL)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(10):
-                await asyncio.gather(*(ended.wait() for ended in self._ended.values()))
-        if self._forkserver is not None:
-            with contextlib.suppress(ProcessLookupError):
-                self._forkserver.kill()
-            await self._forkserver.wait()
-        for task in self._tasks:
-            task.cancel()
+        self._closing = True
+        for w in self._workers.values():
+            self._signal(w, signal.SIGKILL)
+        await self._tasks.join(CLOSE_SECONDS)
+        await self._launcher.close()
+        await self._tasks.close()
 
-    # --- both ways
-
-    def _arguments(self, worker: WorkerId) -> list[str]:
-        return ["--master", self._address, "--worker", str(worker)]
-
-    def _log(self, worker: WorkerId) -> Path:
-        return self._logs / f"worker-{worker}.log"
-
-    async def _create(self, worker: WorkerId) -> None:
-        if self._forkserver is not None:
-            assert self._forkserver.stdin is not None
-            order = {"worker": worker, "arguments": self._arguments(worker), "log": str(self._log(worker))}
-            self._forkserver.stdin.write((json.dumps(order) + "\n").encode())
-            return
-        with open(self._log(worker), "wb") as log:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "trainer", *self._arguments(worker),
-                stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log,
-                env=self._environment, start_new_session=True,
-            )  # fmt: skip
-        self._seen(worker, process.pid)
-        self._gone(worker, await process.wait())
-
-    async def _hear_forkserver(self) -> None:
-        assert self._forkserver is not None and self._forkserver.stdout is not None
-        async for line in self._forkserver.stdout:
-            said = json.loads(line)
-            if "pid" in said:
-                self._seen(WorkerId(said["worker"]), said["pid"])
-            else:
-                self._gone(WorkerId(said["worker"]), said["code"])
-        for worker in list(self._pids):  # the forkserver died: so has whoever could tell us more
-            self._signal(worker, signal.SIGKILL)
-            self._gone(worker, -signal.SIGKILL)
-
-    def _seen(self, worker: WorkerId, pid: int) -> None:
-        self._pids[worker] = pid
-        self._emit(ev.Seen(worker, str(pid)))
-
-    def _gone(self, worker: WorkerId, code: int) -> None:
-        """`code` as in subprocess: negative is a signal."""
-        self._pids.pop(worker, None)
-        self._ended[worker].set()
-        if code < 0:
-            self._emit(ev.Gone(worker, signal=signal.Signals(-code).name))
+    async def _live(self, w: _Worker) -> None:
+        launched = await self._launcher.launch(w.id, self._logs / f"worker-{w.id}.log")
+        w.pid = launched.pid
+        if w.gone.is_set() or self._closing:  # it was deleted while it was being started
+            self._signal(w, signal.SIGKILL)
         else:
-            self._emit(ev.Gone(worker, code=code, free=code == PEER_BROKEN))
+            w.started.set()
+            self._emit(ev.Seen(w.id, str(w.pid)))
+        try:
+            code = await launched.exit_code
+        except LauncherLost as error:
+            self._signal(w, signal.SIGKILL)
+            self._end(w, ev.Gone(w.id, signal=signal.Signals.SIGKILL.name, why=str(error)))
+            return
+        w.pid = 0  # from now on it may be another process's
+        if code < 0:
+            self._end(w, ev.Gone(w.id, signal=signal.Signals(-code).name))
+        else:
+            self._end(w, ev.Gone(w.id, code=code, free=code == WorkerExit.PEER_BROKEN))
 
-    async def _delete(self, worker: WorkerId, grace_period_seconds: float) -> None:
+    async def _delete(self, w: _Worker, grace_period_seconds: float) -> None:
+        if not w.started.is_set():
+            self._end(w, ev.Gone(w.id, free=True, why="it was not started yet"))
+            return
         if grace_period_seconds > 0:
-            self._signal(worker, signal.SIGTERM)
+            self._signal(w, signal.SIGTERM)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(grace_period_seconds):
-                    await self._ended[worker].wait()
-        self._signal(worker, signal.SIGKILL)
+                    await w.gone.wait()
+        self._signal(w, signal.SIGKILL)
 
-    def _signal(self, worker: WorkerId, number: signal.Signals) -> None:
-        if pid := self._pids.get(worker):
+    def _failed(self, w: _Worker, error: Exception) -> None:
+        why = str(error) if isinstance(error, EdlError) else described(error)
+        self._signal(w, signal.SIGKILL)
+        self._end(w, ev.Gone(w.id, why=why if w.pid else f"its process cannot be started: {why}"))
+
+    def _end(self, w: _Worker, gone: ev.Gone) -> None:
+        if not w.gone.is_set():
+            w.gone.set()
+            self._emit(gone)
+
+    def _signal(self, w: _Worker, number: signal.Signals) -> None:
+        if w.pid:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
-
-    def _keep(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-
-PEER_BROKEN = 75  # the exit code of a worker that could not get out of a ring that its peers broke
+                os.kill(w.pid, number)

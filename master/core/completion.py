@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from edl.contract.phases import Phase
 from edl.contract.reasons import Reason
 from master.core import events as ev
 from master.core import membership
@@ -17,7 +18,7 @@ def export(job: State, root: Worker) -> None:
     same = [w for w in job.pool if w.has_state and w.step == root.step and w.digest]
     digests = job.result.digests = {w.id: w.digest for w in same}
     if len(set(digests.values())) > 1:
-        job.end("Failed", f"the weights differ between workers: {digests}")
+        job.end(Phase.Failed, f"the weights differ between workers: {digests}")
         return
     job.exporter = root.id
     job.goodput.turn("useful", job.now)  # evaluating is not a price of elasticity
@@ -42,7 +43,7 @@ def finished(job: State, w: Worker, event: ev.Finished) -> None:
     reason = f"every record of {job.leases.epochs} epochs is applied exactly once"
     if w.skipped:
         reason += f", except {len(w.skipped)} skipped records (non-finite)"
-    job.end("Succeeded", reason)
+    job.end(Phase.Succeeded, reason)
 
 
 def let_all_go(job: State) -> None:
@@ -54,4 +55,5 @@ def let_all_go(job: State) -> None:
     if not job.ended and not any(True for _ in job.pool):
         job.ended, job.ended_at = True, job.now
         job.goodput.turn(job.goodput.kind, job.now)
-        job.do(ev.End(*job.ending))
+        phase, reason = job.ending
+        job.do(ev.End(str(phase), reason))

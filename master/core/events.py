@@ -44,6 +44,14 @@ class Delayed:
 
 
 @dataclass(frozen=True, slots=True)
+class Degraded:
+    """A part of the backend does not work: status writes, deletions, a task that failed."""
+
+    part: str
+    why: str  # empty: it works again
+
+
+@dataclass(frozen=True, slots=True)
 class Adopted:
     """Before `Begin`: an earlier master has had this job, and this is what is there of it."""
 
@@ -221,7 +229,21 @@ Word = Hello | Ready | Resume | Leaving | Failed | Finished | Closed
 RingWord = (
     JoinedRing | Stepped | Heartbeat | LeaseRequest | LeftRing
 )  # of one generation, and worth nothing in another
-Event = Seen | Delayed | Gone | Adopted | Word | RingWord | Begin | Scale | Live | Refused | StopAsked | Tick
+Event = (
+    Seen
+    | Delayed
+    | Gone
+    | Degraded
+    | Adopted
+    | Word
+    | RingWord
+    | Begin
+    | Scale
+    | Live
+    | Refused
+    | StopAsked
+    | Tick
+)
 
 # --- effects
 

@@ -37,7 +37,12 @@ def own_fault(w: Worker, gone: ev.Gone) -> str:
         return ""  # why it ends was told to an earlier master
     if gone.signal and w.in_broken_ring:
         return ""  # crashed inside a ring that a peer's death had broken: nobody's fault
-    how = f"crashed ({gone.signal})" if gone.signal else f"exited unexpectedly with exit code {gone.code}"
+    if gone.signal:
+        how = f"crashed ({gone.signal})"
+    elif gone.code is not None:
+        how = f"exited unexpectedly with exit code {gone.code}"
+    else:
+        how = "failed"
     if gone.why:
         how += f": {gone.why}"
     return f"worker {w.id} {how}"

@@ -22,6 +22,7 @@ could contradict it. So another master can go on from what the workers tell it: 
 
 from __future__ import annotations
 
+from edl.contract.phases import Phase, WorkerState
 from edl.contract.reasons import Reason
 from master.core import completion, leasing, membership, rendezvous, timeouts
 from master.core import events as ev
@@ -51,7 +52,7 @@ class Job(State):
             case ev.Refused():
                 self.notice(Reason.SpecRefused, event.why)
             case ev.StopAsked():
-                self.end("Stopped", event.why)
+                self.end(Phase.Stopped, event.why)
             case ev.Adopted():
                 self._on_adopted(event)
             case ev.Tick():
@@ -62,6 +63,8 @@ class Job(State):
                 self._on_seen(event)
             case ev.Delayed():
                 self._on_delayed(event)
+            case ev.Degraded():
+                self._on_degraded(event)
             case _:
                 self._on_word(event)
         self._reconcile()
@@ -102,10 +105,20 @@ class Job(State):
             self.notice(Reason.WorkerPending, f"worker {w.id} is pending: {event.why}")
         w.delay = event.why
 
+    def _on_degraded(self, event: ev.Degraded) -> None:
+        if self.degraded.get(event.part, "") == event.why:
+            return
+        if event.why:
+            self.degraded[event.part] = event.why
+            self.notice(Reason.Degraded, f"{event.part}: {event.why}")
+        else:
+            del self.degraded[event.part]
+            self.notice(Reason.Recovered, f"{event.part} works again")
+
     def _on_seen(self, event: ev.Seen) -> None:
         if w := self.pool.get(event.worker):
             w.handle, w.delay = event.handle, ""
-            if w.state == "pending":
+            if w.state == WorkerState.PENDING:
                 w.transition("seen")
                 w.since = self.now
 
@@ -123,9 +136,9 @@ class Job(State):
         w.heard = self.now
         match event:
             case ev.Hello():
-                if w.state == "pending":
+                if w.state == WorkerState.PENDING:
                     w.since = self.now
-                if w.state in ("pending", "starting"):
+                if w.state in (WorkerState.PENDING, WorkerState.STARTING):
                     w.transition("hello")
                 w.expected = w.expected and event.resumes
             case ev.Ready():
@@ -168,14 +181,14 @@ class Job(State):
     def _on_ready(self, w: Worker, event: ev.Ready) -> None:
         if not w.is_starting:
             return
-        if w.state != "initializing":
+        if w.state != WorkerState.INITIALIZING:
             w.transition("hello")
         if self._warm(w, event.records):
             self.notice(Reason.WorkerReady, f"worker {w.id} is ready after {self.now - w.since:.1f} s")
 
     def _on_back(self, w: Worker, event: ev.Resume) -> None:
         """A worker of an earlier master tells its present state."""
-        if w.state != "initializing":
+        if w.state != WorkerState.INITIALIZING:
             self.stale += 1
             return
         w.expected = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from edl.contract.phases import Phase, WorkerState
 from edl.contract.reasons import Reason
 from master.core import events as ev
 from master.core import timeouts
@@ -48,17 +49,18 @@ def release(job: State) -> None:
     and then what the other takes away is the last copy.
     """
     for w in job.pool:
-        if w.state != "draining" or w.stopped or w.in_ring or w.id == job.exporter:
+        if w.state != WorkerState.DRAINING or w.stopped or w.in_ring or w.id == job.exporter:
             continue
         left = w.id in job.ring.members
-        heirs = (o for o in job.pool if o.state != "draining" and o.has_state and not (left and o.in_ring))
+        stay = (o for o in job.pool if o.state != WorkerState.DRAINING)
+        heirs = (o for o in stay if o.has_state and not (left and o.in_ring))
         if not w.has_state or any(heirs):
             stop(job, w, "the worker is drained")
 
 
 def drain(job: State, w: Worker, why: str) -> None:
     """Have the worker leave the job as soon as it can be spared."""
-    if w.state == "draining":
+    if w.state == WorkerState.DRAINING:
         return
     job.notice(Reason.WorkerDraining, f"worker {w.id} is draining: {why}")
     if w.is_starting:
@@ -71,11 +73,11 @@ def drain(job: State, w: Worker, why: str) -> None:
 
 def stop(job: State, w: Worker, why: str) -> None:
     """Tell the worker to end now; it gets the grace to do so."""
-    if w.state in ("pending", "starting"):  # nobody is listening yet
+    if w.state in (WorkerState.PENDING, WorkerState.STARTING):  # nobody is listening yet
         job.do(ev.Delete(w.id, job.config.elastic.grace_period_seconds))
     else:
         job.do(ev.Stop(w.id, why))
-    if w.state != "draining":
+    if w.state != WorkerState.DRAINING:
         w.transition("leave")
     w.stopped = True
     w.kill_at = job.now + job.config.elastic.grace_period_seconds
@@ -114,7 +116,7 @@ def charge(job: State, w: Worker, why: str, traceback: str = "") -> None:
     job.notice(Reason.WorkerFailed, f"{why} (failure {len(job.failures)}; elastic.maxFailures is {most})")
     if len(job.failures) > most:
         job.traceback = traceback or job.traceback
-        job.end("Failed", why)
+        job.end(Phase.Failed, why)
 
 
 def failed(job: State, w: Worker, event: ev.Failed) -> None:
@@ -125,7 +127,7 @@ def failed(job: State, w: Worker, event: ev.Failed) -> None:
         return  # it was told to end: that its work broke off is what was wanted
     if event.fatal:
         job.traceback = event.traceback
-        job.end("Failed", event.why)
+        job.end(Phase.Failed, event.why)
     else:
         charge(job, w, event.why, event.traceback)
 

@@ -6,6 +6,7 @@ holds the state; when that state is complete, there is no next ring, and one of 
 
 from __future__ import annotations
 
+from edl.contract.phases import WorkerState
 from edl.contract.ranges import RangeSet
 from edl.contract.reasons import Reason
 from master.core import completion, leasing
@@ -89,7 +90,7 @@ def _publish(job: State, plan: RingPlan, root: Worker) -> None:
         w.leases = RangeSet.of(w.leases).minus(job.leases.applied).ranges
     members = [job.pool[m] for m in plan.members]
     for w in members:
-        if w.state == "ready":
+        if w.state == WorkerState.READY:
             w.transition("placed")
         w.in_ring = True
     job.reason = f"ring {job.ring.generation}: {plan.reason}"

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from edl.config import Config
 from edl.contract.ids import WorkerId
+from edl.contract.phases import Phase
 from edl.contract.ranges import RangeSet
 from edl.contract.reasons import Reason
 from master.core import events as ev
@@ -45,9 +46,10 @@ class State:
         self.waited = ""  # for what, when there was no ring
         self.backoff = RestartBackoff()
         self.failures: list[Failure] = []
+        self.degraded: dict[str, str] = {}  # parts of the backend that do not work, and why
         self.traceback = ""  # of the failure that ended the job
         self.exporter: WorkerId | None = None
-        self.ending: tuple[str, str] | None = None  # phase and reason
+        self.ending: tuple[Phase, str] | None = None  # phase and reason
         self.ended = False
         self.result = Result()
         self.step = 0
@@ -67,17 +69,17 @@ class State:
         return Limits(self.min_size, self.target)
 
     @property
-    def phase(self) -> str:
-        """In one word: Starting, Training, Suspended, Waiting, Finishing, or how it ended (or is ending)."""
+    def phase(self) -> Phase:
+        """What the job is doing, or how it ended."""
         if self.ending is not None:
-            return self.ending[0] if self.ended else "Ending"
+            return self.ending[0] if self.ended else Phase.Ending
         if self.exporter is not None:
-            return "Finishing"
+            return Phase.Finishing
         if self.ring.members:
-            return "Training"
+            return Phase.Training
         if self.suspended:
-            return "Suspended"
-        return "Starting" if self.ring.generation == 0 else "Waiting"
+            return Phase.Suspended
+        return Phase.Starting if self.ring.generation == 0 else Phase.Waiting
 
     def do(self, *effects: ev.Effect) -> None:
         self.effects += effects
@@ -91,7 +93,7 @@ class State:
             self.goodput.turn("re-forming", self.now)
         self.do(*self.ring.close(why, planned))
 
-    def end(self, phase: str, reason: str) -> None:
+    def end(self, phase: Phase, reason: str) -> None:
         """End the job in this phase: Succeeded, Failed or Stopped. The first decision stands."""
         if self.ending is None:
             self.ending, self.reason = (phase, reason), reason

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from edl.config import Elastic
+from edl.contract.phases import WorkerState
 from master.core.workers import Worker
 
 
@@ -15,7 +16,7 @@ def ends(w: Worker, elastic: Elastic) -> float | None:
     """When the worker has been waited for long enough; None: never."""
     if w.kill_at is not None:
         return w.kill_at
-    if w.state == "pending":
+    if w.state == WorkerState.PENDING:
         return None
     if w.is_starting:
         return w.since + elastic.startup_timeout_seconds

@@ -52,6 +52,7 @@ def status(job: Job, now: float) -> dict[str, Any]:
             for w in job.pool
         ],
         "failures": len(job.failures),
+        "degraded": dict(job.degraded),
         "last_change": _change(job.ring.changes[-1]) if job.ring.changes else None,
         "goodput": job.goodput.at(now),
     }

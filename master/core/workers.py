@@ -11,27 +11,28 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from edl.contract.ids import Generation, WorkerId
+from edl.contract.phases import WorkerState
 from edl.contract.ranges import Range, RangeSet
 from edl.errors import EdlError
 from master.core import events as ev
 
 NEXT = {
-    ("pending", "seen"): "starting",
-    ("pending", "hello"): "initializing",  # its stream may be quicker than the backend
-    ("starting", "hello"): "initializing",
-    ("initializing", "ready"): "ready",
-    ("ready", "placed"): "member",
-    ("pending", "leave"): "draining",
-    ("starting", "leave"): "draining",
-    ("initializing", "leave"): "draining",
-    ("ready", "leave"): "draining",
-    ("member", "leave"): "draining",
-    ("pending", "gone"): "gone",
-    ("starting", "gone"): "gone",
-    ("initializing", "gone"): "gone",
-    ("ready", "gone"): "gone",
-    ("member", "gone"): "gone",
-    ("draining", "gone"): "gone",
+    (WorkerState.PENDING, "seen"): WorkerState.STARTING,
+    (WorkerState.PENDING, "hello"): WorkerState.INITIALIZING,  # its stream may be quicker than the backend
+    (WorkerState.STARTING, "hello"): WorkerState.INITIALIZING,
+    (WorkerState.INITIALIZING, "ready"): WorkerState.READY,
+    (WorkerState.READY, "placed"): WorkerState.MEMBER,
+    (WorkerState.PENDING, "leave"): WorkerState.DRAINING,
+    (WorkerState.STARTING, "leave"): WorkerState.DRAINING,
+    (WorkerState.INITIALIZING, "leave"): WorkerState.DRAINING,
+    (WorkerState.READY, "leave"): WorkerState.DRAINING,
+    (WorkerState.MEMBER, "leave"): WorkerState.DRAINING,
+    (WorkerState.PENDING, "gone"): WorkerState.GONE,
+    (WorkerState.STARTING, "gone"): WorkerState.GONE,
+    (WorkerState.INITIALIZING, "gone"): WorkerState.GONE,
+    (WorkerState.READY, "gone"): WorkerState.GONE,
+    (WorkerState.MEMBER, "gone"): WorkerState.GONE,
+    (WorkerState.DRAINING, "gone"): WorkerState.GONE,
 }
 
 
@@ -39,7 +40,7 @@ class ImpossibleStep(EdlError):
     """A worker was asked to do what a worker in its state cannot."""
 
 
-def step(state: str, event: str) -> str:
+def step(state: WorkerState, event: str) -> WorkerState:
     """The state after `event`.
 
     Raises:
@@ -61,7 +62,7 @@ class Worker:
     id: WorkerId
     since: float  # when it was created; once it runs, when it started
     heard: float  # when it was last heard of
-    state: str = "pending"
+    state: WorkerState = WorkerState.PENDING
     handle: str = ""
     delay: str = ""  # why it does not run yet
     expected: bool = False  # an earlier master's, and it has not told its present state yet
@@ -93,12 +94,12 @@ class Worker:
     @property
     def is_starting(self) -> bool:
         """It was created and is not ready yet."""
-        return self.state in ("pending", "starting", "initializing")
+        return self.state in (WorkerState.PENDING, WorkerState.STARTING, WorkerState.INITIALIZING)
 
     @property
     def is_ready(self) -> bool:
         """It could be a member now."""
-        return self.state in ("ready", "member")
+        return self.state in (WorkerState.READY, WorkerState.MEMBER)
 
 
 class Pool:
@@ -143,9 +144,9 @@ class Pool:
     @property
     def vacant(self) -> WorkerId | None:
         """The oldest pending worker: one that nobody has started yet."""
-        return next((w.id for w in self if w.state == "pending"), None)
+        return next((w.id for w in self if w.state == WorkerState.PENDING), None)
 
     @property
     def staying(self) -> list[Worker]:
         """The living that nobody has asked to leave: the ones that count towards the target."""
-        return [w for w in self if w.state != "draining"]
+        return [w for w in self if w.state != WorkerState.DRAINING]

@@ -12,7 +12,7 @@ import contextlib
 import hmac
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import grpc
 
@@ -29,6 +29,10 @@ OPTIONS = [
     ("grpc.max_receive_message_length", 64 << 20),
     ("grpc.max_send_message_length", 64 << 20),
     ("grpc.so_reuseport", 0),
+    # A worker pings its master every ten seconds, and while it initializes neither says anything else. By
+    # default a server takes more than two such pings in five minutes for an attack, and closes the
+    # connection: every worker that needed more than half a minute to be ready was lost.
+    ("grpc.http2.max_ping_strikes", 0),
 ]
 MOST_UPDATES_SECONDS = 0.2
 
@@ -64,34 +68,43 @@ class TokenCheck(grpc.aio.ServerInterceptor):
         return self._refusals[handler.request_streaming, handler.response_streaming]
 
 
+class Handler(Protocol):
+    """Who answers the calls and takes what the streams bring: the master's loop."""
+
+    run_id: RunId
+
+    def emit(self, event: ev.Event) -> None:
+        """Take an event, in the order in which it was heard."""
+
+    def status(self, now: float) -> dict[str, Any]:
+        """The job, ready for JSON."""
+
+    def scale(self, workers: int) -> str:
+        """Ask for another number of workers.
+
+        Raises:
+            EdlError: that cannot be.
+        """
+
+    def stop(self, why: str) -> str:
+        """Ask the job to end."""
+
+    def vacant(self) -> WorkerId | None:
+        """A worker that is needed and that nobody has started, for one that comes without an id."""
+
+
 class Server(rpc.MasterServicer):
     """Where workers and people reach the job.
 
     Args:
-        emit: takes each event, in the order in which it was heard.
-        status: the job's status now, ready for JSON.
-        scale: asks for another number of workers; raises EdlError when that cannot be.
-        stop: asks the job to end.
-        vacant: a worker that is wanted and that nobody has started, for one that comes without an id.
+        config_json: the job's values, and
+        output: its output directory, for the workers.
         patience: seconds that workers go on without a master; 0: they end with it.
     """
 
-    def __init__(
-        self,
-        run_id: RunId,
-        token: str,
-        config_json: str,
-        output: str,
-        emit: Callable[[ev.Event], None],
-        status: Callable[[], dict[str, Any]],
-        scale: Callable[[int], str],
-        stop: Callable[[str], str],
-        vacant: Callable[[], WorkerId | None],
-        patience: float = 0.0,
-    ):
-        self._run_id, self._config_json, self._output = run_id, config_json, output
-        self._emit, self._status, self._vacant = emit, status, vacant
-        self._scale, self._stop, self._patience = scale, stop, patience
+    def __init__(self, handler: Handler, token: str, config_json: str, output: str, patience: float = 0.0):
+        self._handler, self._run_id = handler, handler.run_id
+        self._config_json, self._output, self._patience = config_json, output, patience
         self._streams: dict[WorkerId, asyncio.Queue[pb.ToWorker | None]] = {}
         self._fenced: dict[WorkerId, str] = {}
         self._ring: tuple[Generation, tuple[WorkerId, ...]] = (Generation(0), ())
@@ -152,7 +165,7 @@ class Server(rpc.MasterServicer):
             self.foreign += 1
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "this is another job's master")
         assert first is not None
-        worker = WorkerId(first.hello.worker) if first.hello.worker >= 0 else self._vacant()
+        worker = WorkerId(first.hello.worker) if first.hello.worker >= 0 else self._handler.vacant()
         if worker is None:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "no worker slot is available")
         assert worker is not None
@@ -168,7 +181,7 @@ class Server(rpc.MasterServicer):
         welcome = pb.Welcome(config=self._config_json, output=self._output, worker=worker,
                              master_outage_timeout_seconds=self._patience)  # fmt: skip
         queue.put_nowait(pb.ToWorker(run_id=self._run_id, welcome=welcome))
-        self._emit(ev.Hello(worker, first.hello.resumes))
+        self._handler.emit(ev.Hello(worker, first.hello.resumes))
         listening = asyncio.create_task(self._listen(worker, requests, queue))
         try:
             while (message := await queue.get()) is not None:
@@ -179,7 +192,7 @@ class Server(rpc.MasterServicer):
             listening.cancel()
             if self._streams.get(worker) is queue:
                 del self._streams[worker]
-            self._emit(ev.Closed(worker, "its stream ended"))
+            self._handler.emit(ev.Closed(worker, "its stream ended"))
 
     async def _listen(
         self, worker: WorkerId, requests: AsyncIterator[pb.FromWorker], queue: asyncio.Queue[Any]
@@ -191,7 +204,7 @@ class Server(rpc.MasterServicer):
                 elif message.WhichOneof("body") == "key_value":
                     self._relay(worker, message)
                 elif worker not in self._fenced and (event := event_of(worker, message)) is not None:
-                    self._emit(event)
+                    self._handler.emit(event)
         queue.put_nowait(None)
 
     def _relay(self, worker: WorkerId, message: pb.FromWorker) -> None:
@@ -206,7 +219,7 @@ class Server(rpc.MasterServicer):
     async def Watch(self, request: pb.WatchRequest, context: Context) -> AsyncIterator[pb.Status]:
         while True:
             changed = self._changed
-            yield pb.Status(json=json.dumps(self._status()))
+            yield pb.Status(json=json.dumps(self._handler.status(asyncio.get_running_loop().time())))
             if not request.follow or self._closing:
                 return
             await changed.wait()
@@ -215,10 +228,10 @@ class Server(rpc.MasterServicer):
 
     async def Scale(self, request: pb.ScaleRequest, context: Context) -> pb.Reply:
         try:
-            return pb.Reply(text=self._scale(request.workers))
+            return pb.Reply(text=self._handler.scale(request.workers))
         except edl.EdlError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
             raise
 
     async def Stop(self, request: pb.StopRequest, context: Context) -> pb.Reply:
-        return pb.Reply(text=self._stop(request.why))
+        return pb.Reply(text=self._handler.stop(request.why))

@@ -65,6 +65,7 @@ def main() -> None:
                 say("cut")
             else:
                 orders.put(line)
+        orders.put("")  # nobody gives orders any more
 
     threading.Thread(target=listen, daemon=True).start()
     say("here")

@@ -168,9 +168,9 @@ class Horovod:
     def members(self) -> list[Member]:
         alive = [m for m in self._members if m.process.poll() is None]
         new = [ProcessMember(self._port, next(self._numbers)) for _ in range(MEMBERS - len(alive))]
+        self._members = alive + new
         for m in new:
             m.says("here")
-        self._members = alive + new
         return list(self._members)
 
     def meet(self, members: list[Member]) -> None:

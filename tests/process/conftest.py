@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import secrets
 import signal
 import subprocess
 from collections.abc import AsyncIterator, Callable, Collection
@@ -23,9 +24,13 @@ import pytest
 from edl import audit
 from edl.config import values
 from edl.contract import artifacts
+from edl.contract.ids import RunId
 from edl.contract.reasons import Reason
+from master.__main__ import processes
 from master.core import events as ev
 from master.loop import Master
+from master.service import serve
+from master.spec import Invalid, JobSpec, checked
 from tests.evidence import CRASHES, check_weights
 from tests.fakes.kubernetes_api import KubernetesApi, serving
 from tests.process.small_release import Release
@@ -75,10 +80,10 @@ class Running:
     def __init__(self, output: Path, records: int, epochs: int, sets: list[str], orders: Orders):
         self.output, self.records, self.epochs, self._orders = output, records, epochs, orders
         merged = values.load([], [f"training.epochs={epochs}", *sets])
-        self.master = Master(merged, output, observers=[self._observe])
+        self.master = Master(JobSpec.parse(merged), RunId(secrets.token_hex(8)), [self._observe])
         self.seen: list[tuple[float, ev.Event, list[ev.Effect]]] = []
         self._changed = asyncio.Event()
-        self._task: asyncio.Task[int] | None = None
+        self._task: asyncio.Task[None] | None = None
 
     def _observe(self, now: float, event: ev.Event, effects: list[ev.Effect]) -> None:
         self.seen.append((now, event, effects))
@@ -169,6 +174,14 @@ class Running:
 
     # --- doing
 
+    def take(self, values: dict[str, Any]) -> None:
+        """Change the job's values, as an upgrade of the chart does."""
+        match checked(values):
+            case Invalid(why):
+                self.master.refuse(f"the new values are refused: {why}")
+            case spec:
+                self.master.take(spec)
+
     def kill(self, *workers: int, number: signal.Signals = signal.SIGKILL) -> None:
         for worker in workers:
             os.kill(self.pid(worker), number)
@@ -198,7 +211,9 @@ def a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]
             f"workers={workers}", f"model.module={module}", "local.startMethod=fork",
             "elastic.heartbeatTimeoutSeconds=2.5", "elastic.gracePeriodSeconds=4", *sets,
         ], orders)  # fmt: skip
-        job._task = asyncio.create_task(job.master.run())
+        backend = processes(job.master, job.output, "a-token")
+        work = serve(job.master, job.output, "127.0.0.1:0", "a-token", backend, workers_stay=False)
+        job._task = asyncio.create_task(work)
         job._task.add_done_callback(lambda _: job._changed.set())
         try:
             yield job

@@ -25,7 +25,7 @@ MODEL = str(MODELS / "counting_faulty.py")
 RECORDS, EPOCHS = 10_000, 2
 
 
-class ByHand:
+class External:
     """A job whose two sides this test starts. It idles until it is to be exact."""
 
     def __init__(self, directory: Path):
@@ -73,8 +73,8 @@ class ByHand:
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Iterator[ByHand]:
-    job = ByHand(tmp_path)
+def job(tmp_path: Path) -> Iterator[External]:
+    job = External(tmp_path)
     yield job
     for process in job.processes:
         process.kill()
@@ -83,7 +83,7 @@ def job(tmp_path: Path) -> Iterator[ByHand]:
         print(f"--- {log.name}\n{log.read_text()[-3000:]}")
 
 
-def started(job: ByHand) -> tuple[subprocess.Popen[bytes], list[subprocess.Popen[bytes]]]:
+def started(job: External) -> tuple[subprocess.Popen[bytes], list[subprocess.Popen[bytes]]]:
     master = job.start_master()
     job.until(lambda s: s["phase"] == "Starting")
     workers = [job.start_worker() for _ in range(3)]
@@ -96,7 +96,7 @@ def in_ring_of(status: dict[str, Any], size: int) -> bool:
     return bool(change) and len(change["members"]) == size and change["up_seconds"] is not None
 
 
-def is_exact(job: ByHand, master: subprocess.Popen[bytes]) -> dict[str, Any]:
+def is_exact(job: External, master: subprocess.Popen[bytes]) -> dict[str, Any]:
     job.orders.go()
     assert master.wait(120) == 0
     summary = json.loads((job.output / artifacts.SUMMARY).read_text())
@@ -107,7 +107,7 @@ def is_exact(job: ByHand, master: subprocess.Popen[bytes]) -> dict[str, Any]:
     return dict(summary)
 
 
-def test_training_goes_on_without_a_master_and_the_next_one_takes_over(job: ByHand) -> None:
+def test_training_goes_on_without_a_master_and_the_next_one_takes_over(job: External) -> None:
     master, workers = started(job)
     before = job.status()
     master.kill()
@@ -128,7 +128,7 @@ def test_training_goes_on_without_a_master_and_the_next_one_takes_over(job: ByHa
     assert [p.name for p in artifacts.journals(job.output)] == ["events.1.jsonl", "events.jsonl"]
 
 
-def test_a_worker_dies_while_there_is_no_master(job: ByHand) -> None:
+def test_a_worker_dies_while_there_is_no_master(job: External) -> None:
     master, workers = started(job)
     master.kill()
     master.wait()
@@ -141,7 +141,7 @@ def test_a_worker_dies_while_there_is_no_master(job: ByHand) -> None:
     assert is_exact(job, master)["state_losses"] == 0
 
 
-def test_a_frozen_worker_that_the_dead_master_had_given_up_corrupts_nothing(job: ByHand) -> None:
+def test_a_frozen_worker_that_the_dead_master_had_given_up_corrupts_nothing(job: External) -> None:
     master, workers = started(job)
     os.kill(workers[2].pid, signal.SIGSTOP)
     job.until(lambda s: in_ring_of(s, 2))
@@ -153,7 +153,7 @@ def test_a_frozen_worker_that_the_dead_master_had_given_up_corrupts_nothing(job:
     assert workers[2].wait(30) in (3, 75)
 
 
-def test_masters_die_one_after_the_other(job: ByHand) -> None:
+def test_masters_die_one_after_the_other(job: External) -> None:
     master, _ = started(job)
     for _ in range(3):
         before = job.status()["generation"]
@@ -164,7 +164,7 @@ def test_masters_die_one_after_the_other(job: ByHand) -> None:
     assert is_exact(job, master)["state_losses"] == 0
 
 
-def test_other_values_are_another_job(job: ByHand) -> None:
+def test_other_values_are_another_job(job: External) -> None:
     master, _ = started(job)
     master.kill()
     master.wait()

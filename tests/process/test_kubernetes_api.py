@@ -151,7 +151,7 @@ async def test_retry_after_is_obeyed_by_everybody(server: KubernetesApi) -> None
 @pytest.mark.parametrize("how", ["refuses connections", "never answers", "answers 500"])
 async def test_five_minutes_without_an_api(server: KubernetesApi, how: str) -> None:
     async with driving(server) as job:
-        job.status = a_status()
+        job.told = a_status()
         await job.running(*range(6))
         await asyncio.sleep(5 * SECOND)
         before = len(server.requests)

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import Counter
 from dataclasses import replace
+from datetime import date
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ from edl.contract.ids import WorkerId
 from edl.errors import ConfigError
 from edl.kubernetes import overrides
 from edl.kubernetes.client import Timing
+from master.backends.kubernetes import backend
+from master.backends.kubernetes.labels import Labels
 from master.core import events as ev
 from tests.fakes.kubernetes_api import KubernetesApi
 from tests.kubernetes_driver import Driven, job_values
@@ -300,19 +303,19 @@ async def test_the_pods_of_an_earlier_master_are_adopted_and_those_of_other_runs
     async with driving(server, "run-1") as first:
         assert first.found.run_id == "run-0"
         await first.until(lambda: not server.objects["pods"])
-        first.status = a_status()
+        first.told = a_status()
         await first.running(*range(2, 6))
         server.end_pod("edl-worker-2", 0)
         await first.gone(2)
     server.autorun = False
     install(server, "training.seed=5")
     async with driving(server, "run-1") as refusing:
-        refusing.status = a_status()
+        refusing.told = a_status()
     async with driving(server, "run-1") as second:
         assert second.found.run_id == "run-1"
         assert second.found.next_id == 6
         assert second.found.workers == ((3, "edl-worker-3"), (4, "edl-worker-4"), (5, "edl-worker-5"))
-        assert second.found.earlier == job_values("workers=3"), "a run keeps what it began with"
+        assert second.found.earlier and second.found.earlier.values == job_values("workers=3"), "as it began"
         await second.until(lambda: second.seen == [3, 4, 5])
         server.end_pod("edl-worker-4", 1)
         assert await second.gone(4) == ev.Gone(WorkerId(4), code=1)
@@ -346,7 +349,7 @@ async def test_what_cannot_be_started_is_said(server: KubernetesApi) -> None:
         async with driving(server):
             pass
     install(server, **{"values.json": "nonsense"})
-    with pytest.raises(ConfigError, match=r"configmap edl-job: values\.json is no JSON"):
+    with pytest.raises(ConfigError, match=r"configmap edl-job: values\.json is not valid JSON"):
         async with driving(server):
             pass
     server.refuse("list", "pods", 403, "Forbidden", 'User "edl" cannot list resource "pods"')
@@ -369,7 +372,7 @@ async def test_new_values_and_a_new_template_are_taken(server: KubernetesApi) ->
         assert server.pod("edl-worker-0")["metadata"]["labels"]["team"] == "theirs"
         install(server, **{"values.json": "["})
         (refused,) = await job.until(lambda: job.of(ev.Refused))
-        assert "values.json is no JSON" in refused.why
+        assert "values.json is not valid JSON" in refused.why
 
 
 async def test_a_pod_that_waits_is_replaced_when_the_release_makes_other_ones(server: KubernetesApi) -> None:
@@ -429,8 +432,8 @@ def ask(server: KubernetesApi, **keys: str) -> None:
 async def test_a_number_by_hand_holds_until_the_chart_says_another(server: KubernetesApi) -> None:
     ask(server, **{overrides.SCALE: overrides.Scale(7, 3, "first").text()})
     async with driving(server) as job:
-        assert job.found.values["workers"] == 7
-        job.status = a_status()
+        assert job.wanted.values["workers"] == 7
+        job.told = a_status()
         install(
             server, "workers=3", "suspend=true", **{overrides.SCALE: overrides.Scale(7, 3, "first").text()}
         )
@@ -442,7 +445,7 @@ async def test_a_number_by_hand_holds_until_the_chart_says_another(server: Kuber
         await job.until(lambda: any(e["reason"] == "ScaleSuperseded" for e in events.values()))
     install(server, "workers=3", **{overrides.SCALE: overrides.Scale(7, 3, "first").text()})
     async with driving(server) as job:
-        assert job.found.values["workers"] == 3, "what is over does not come back, whichever master is there"
+        assert job.wanted.values["workers"] == 3, "what is over does not come back, whichever master is there"
         ask(server, **{overrides.SCALE: overrides.Scale(8, 3, "second").text()})
         await job.until(lambda: job.taken and job.taken[-1]["workers"] == 8)
         install(
@@ -455,7 +458,7 @@ async def test_a_number_by_hand_holds_until_the_chart_says_another(server: Kuber
 
 async def test_a_run_is_stopped_once_whichever_master_reads_of_it(server: KubernetesApi) -> None:
     async with driving(server) as job:
-        job.status = a_status()
+        job.told = a_status()
         ask(server, **{overrides.STOP: "run-0"})
         install(server, "workers=3", "suspend=true", **{overrides.STOP: "run-1"})
         await job.until(lambda: job.of(ev.StopAsked))
@@ -466,3 +469,84 @@ async def test_a_run_is_stopped_once_whichever_master_reads_of_it(server: Kubern
         assert next_master.of(ev.StopAsked) == [ev.StopAsked("stopped by edl stop")]
     async with driving(server, "run-2") as another:
         assert another.of(ev.StopAsked) == []
+
+
+# --- what fails beside the workers is told, too
+
+
+async def test_a_template_of_a_wrong_shape_is_named_until_it_is_mended(server: KubernetesApi) -> None:
+    install(server, **{"worker.yaml": "kind: Pod\nspec: {containers: {name: worker}}"})
+    async with driving(server) as job:
+        job.create(0)
+        await job.until(lambda: job.delays(0))
+        assert "worker.yaml: spec.containers: " in job.delays(0)[0]
+        assert "is not a list of maps" in job.delays(0)[0]
+        install(server)
+        await job.until(lambda: job.seen == [0])
+
+
+async def test_a_template_that_json_cannot_hold_is_named(server: KubernetesApi) -> None:
+    dated = {**POD, "metadata": {"annotations": {"since": date(2026, 1, 1)}}}
+    install(server, **{"worker.yaml": yaml.safe_dump(dated)})
+    async with driving(server) as job:
+        job.create(0)
+        await job.until(lambda: job.delays(0))
+        assert "worker.yaml is not valid" in job.delays(0)[0]
+
+
+async def test_a_mistake_of_our_own_is_the_workers_end(
+    server: KubernetesApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def mistaken(*_: Any, **__: Any) -> None:
+        raise TypeError("unhashable type: 'dict'")
+
+    monkeypatch.setattr(backend, "render", mistaken)
+    async with driving(server) as job:
+        job.create(0)
+        gone = await job.gone(0)
+        assert (gone.free, gone.why) == (False, "internal error: TypeError: unhashable type: 'dict'")
+
+
+@pytest.mark.parametrize("status", [403, 404, 422])
+async def test_a_status_that_cannot_be_written_is_told_and_when_it_can_again(
+    server: KubernetesApi, status: int
+) -> None:
+    refusal = server.refuse("patch", "configmaps", status, "Refused", "cannot patch edl-status", times=1000)
+    async with driving(server) as job:
+        job.told = a_status()
+        job.backend.observe(0.0, ev.Tick(), [])
+        (degraded,) = await job.until(lambda: job.of(ev.Degraded))
+        assert degraded.part == "status"
+        assert "edl-status cannot be written" in degraded.why and "cannot patch edl-status" in degraded.why
+        refusal.times = 0
+        await job.until(lambda: job.of(ev.Degraded)[-1] == ev.Degraded("status", ""))
+        assert server.objects["configmaps"]["edl-status"]["data"]["phase"] == "Training"
+
+
+async def test_a_deletion_that_is_refused_is_told_and_when_it_is_not_any_more(server: KubernetesApi) -> None:
+    refusal = server.refuse("delete", "pods", 403, "Forbidden", "cannot delete resource pods", times=1000)
+    async with driving(server) as job:
+        await job.running(0)
+        job.delete(0)
+        (degraded,) = await job.until(lambda: job.of(ev.Degraded))
+        assert degraded.part == "pod deletion" and "cannot delete resource pods" in degraded.why
+        refusal.times = 0
+        await job.gone(0)
+        await job.until(lambda: job.of(ev.Degraded)[-1] == ev.Degraded("pod deletion", ""))
+
+
+async def test_what_goes_on_for_all_is_started_again_when_it_fails(
+    server: KubernetesApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    labels, failures = Labels.run, iter([RuntimeError("dictionary changed size")])
+
+    async def once(self: Labels) -> None:
+        if (failure := next(failures, None)) is not None:
+            raise failure
+        await labels(self)
+
+    monkeypatch.setattr(Labels, "run", once)
+    async with driving(server) as job:
+        (degraded,) = await job.until(lambda: job.of(ev.Degraded))
+        assert (degraded.part, "dictionary changed size" in degraded.why) == ("labels", True)
+        await job.until(lambda: job.of(ev.Degraded)[-1] == ev.Degraded("labels", ""))

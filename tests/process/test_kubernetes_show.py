@@ -31,7 +31,7 @@ async def test_the_status_is_written_when_it_changes_and_not_more_often_than_onc
         def patches() -> int:
             return server.count()["patch", "configmaps"]
 
-        job.status = a_status()
+        job.told = a_status()
         job.backend.observe(0.0, ev.Tick(), [])
         await job.until(data)
         in_full = json.loads(data()["status.json"])
@@ -50,21 +50,21 @@ async def test_the_status_is_written_when_it_changes_and_not_more_often_than_onc
         loop = asyncio.get_running_loop()
         began = loop.time()
         for loss in range(100):  # ten seconds of mere progress, or more on a busy machine
-            job.status = a_status(loss=float(loss))
+            job.told = a_status(loss=float(loss))
             job.backend.observe(0.0, ev.Tick(), [])
             await asyncio.sleep(0.1 * SECOND)
         assert 1 <= patches() - before <= (loop.time() - began) / SECOND / 5 + 2
         began, before = loop.time(), patches()
         for target in range(100):
-            job.status = a_status(target=target)
+            job.told = a_status(target=target)
             job.backend.observe(0.0, ev.Tick(), [])
             await asyncio.sleep(0.1 * SECOND)
         assert 3 <= patches() - before <= (loop.time() - began) / SECOND + 2
         two = [{"id": n, "rank": None, "state": "pending", "delay": "no room"} for n in (3, 4)]
-        job.status = a_status(workers=two)
+        job.told = a_status(workers=two)
         job.backend.observe(0.0, ev.Tick(), [])
         await job.until(lambda: data().get("waiting") == "workers 3, 4: no room")
-        job.status = a_status(phase="Succeeded")
+        job.told = a_status(phase="Succeeded")
         job.backend.status.end({"phase": "Succeeded", "step": 7})
     assert data()["phase"] == "Succeeded", "the last word is written when the master goes"
     assert json.loads(data()["summary.json"])["step"] == 7
@@ -78,17 +78,19 @@ async def test_a_status_that_the_api_refuses_is_told_once_and_written_when_it_no
         async with driving(server) as job:
             server.refuse("patch", "configmaps", 403, "Forbidden", "cannot patch configmaps", times=10**6)
             before = len(server.requests)
-            job.status = a_status()
+            job.told = a_status()
             job.backend.observe(0.0, ev.Tick(), [])
             await job.until(lambda: server.count(before)["patch", "configmaps"] >= 3)
-            trouble = job.backend.status.trouble
-            assert trouble.startswith("configmap edl-status cannot be written: patch configmaps: 403 ")
+            (degraded,) = job.of(ev.Degraded)
+            trouble = degraded.why
+            assert degraded.part == "status" and trouble.startswith(
+                "configmap edl-status cannot be written: patch configmaps: 403 "
+            )
             assert "rbac.create=true" in trouble
             assert [e["log_level"] for e in logs if e["event"] == trouble] == ["warning"], "once"
-            await job.until(lambda: reasons(server) == [Reason.StatusRefused])
             server.refusals = []
             await job.until(lambda: server.objects["configmaps"]["edl-status"].get("data"))
-            await job.until(lambda: job.backend.status.trouble == "")
+            await job.until(lambda: job.of(ev.Degraded)[-1] == ev.Degraded("status", ""))
 
 
 async def test_an_event_that_the_api_refuses_is_dropped_with_a_warning_and_holds_up_no_other(
@@ -114,10 +116,10 @@ async def test_a_change_of_phase_is_written_at_once(server: KubernetesApi) -> No
         def data() -> dict[str, str]:
             return dict(server.objects["configmaps"]["edl-status"].get("data") or {})
 
-        job.status = a_status()
+        job.told = a_status()
         job.backend.observe(0.0, ev.Tick(), [])
         await job.until(data)
-        job.status = a_status(phase="Waiting", eta_seconds=None)
+        job.told = a_status(phase="Waiting", eta_seconds=None)
         job.backend.observe(0.0, ev.Tick(), [])
         await job.until(lambda: data()["phase"] == "Waiting")
         assert "etaSeconds" not in data()
@@ -126,7 +128,7 @@ async def test_a_change_of_phase_is_written_at_once(server: KubernetesApi) -> No
 async def test_rank_and_state_are_labels(server: KubernetesApi) -> None:
     async with driving(server) as job:
         await job.running(0, 1, 2)
-        job.status = a_status()
+        job.told = a_status()
         job.backend.observe(0.0, ev.Tick(), [])
 
         def labels(worker: int) -> tuple[str | None, str]:
@@ -136,7 +138,7 @@ async def test_rank_and_state_are_labels(server: KubernetesApi) -> None:
         await job.until(lambda: labels(1) == ("1", "member"))
         assert labels(2) == (None, "starting")
         assert server.count()["patch", "pods"] == 2
-        job.status = a_status(workers=[{"id": 1, "rank": None, "state": "draining"}])
+        job.told = a_status(workers=[{"id": 1, "rank": None, "state": "draining"}])
         job.backend.observe(0.0, ev.Tick(), [])
         await job.until(lambda: labels(1) == (None, "draining"))
         server.end_pod("edl-worker-0", 0)
@@ -151,7 +153,7 @@ async def test_labels_do_not_pile_up_however_fast_the_ring_changes(server: Kuber
 
         def turn(by: int) -> None:
             ring = [{"id": w, "rank": (w + by) % 20, "state": "member"} for w in workers]
-            job.status = a_status(workers=ring)
+            job.told = a_status(workers=ring)
             job.backend.observe(0.0, ev.Tick(), [])
 
         for by in range(100):  # twenty seconds in which each rank changes a hundred times
@@ -231,7 +233,7 @@ async def test_many_small_events_keep_none_that_matters_waiting(server: Kubernet
 
 async def test_the_last_status_is_written_however_many_events_wait(server: KubernetesApi) -> None:
     async with driving(server) as job:
-        job.status = a_status()
+        job.told = a_status()
         for n in range(100):
             job.backend.perform(ev.Notice(Reason.WorkerFailed, f"worker {n} crashed"))
         job.backend.status.end({"phase": "Succeeded"})

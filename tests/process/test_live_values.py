@@ -13,16 +13,16 @@ A_Job = Callable[..., Any]
 async def test_fewer_workers_a_pause_and_more_workers_lose_nothing(a_job: A_Job) -> None:
     async with a_job(workers=3) as job:
         await job.ring_of(3)
-        values = job.master.values
-        job.master.take({**values, "workers": 2})
+        values = job.master.spec.values
+        job.take({**values, "workers": 2})
         await job.ring_of(2)
         await job.stepping()
-        job.master.take({**values, "workers": 2, "suspend": True})
+        job.take({**values, "workers": 2, "suspend": True})
         await job.until(lambda: job.job.phase == "Suspended")
         applied, heard = job.applied(), len(job.seen)
         await job.until(lambda: len(job.seen) > heard + 6)  # the workers beat, and nothing else happens
         assert job.applied() == applied
-        job.master.take({**values, "workers": 3, "logLevel": "debug"})
+        job.take({**values, "workers": 3, "logLevel": "debug"})
         await job.ring_of(3)
         summary = await job.exact()
     assert sum(g["redone_records"] for g in summary["generations"]) == 0
@@ -32,10 +32,10 @@ async def test_fewer_workers_a_pause_and_more_workers_lose_nothing(a_job: A_Job)
 async def test_what_cannot_change_is_refused_in_words_and_changes_nothing(a_job: A_Job) -> None:
     async with a_job(workers=2) as job:
         await job.ring_of(2)
-        generation, values = job.job.ring.generation, job.master.values
-        job.master.take({**values, "workers": 1, "training": {**values["training"], "batchSize": 64}})
+        generation, values = job.job.ring.generation, job.master.spec.values
+        job.take({**values, "workers": 1, "training": {**values["training"], "batchSize": 64}})
         await job.until(lambda: any("training.batchSize" in t for t in job.noticed(Reason.SpecRefused)))
-        job.master.take({**values, "workers": "many"})
+        job.take({**values, "workers": "many"})
         await job.until(lambda: any("many" in t for t in job.noticed(Reason.SpecRefused)))
         assert job.job.target == 2
         summary = await job.exact()

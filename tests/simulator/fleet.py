@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from edl.contract.exit_codes import WorkerExit
 from edl.contract.ids import WorkerId
 from edl.contract.proto import edl_pb2 as pb
 from master.core import events as ev
@@ -14,8 +15,6 @@ from trainer.ring.base import RingBroken
 
 if TYPE_CHECKING:
     from tests.simulator.world import World
-
-FAILED, LOST = 1, 3  # exit codes
 
 
 class Fleet:
@@ -134,12 +133,12 @@ class Fleet:
     def live(self, w: Sim) -> None:
         """What its main thread does once it is ready: the real loop, and what trainer/__main__.py does."""
         try:
-            code = LOST if w.worker.train().lost else 0
+            code = WorkerExit.LOST if w.worker.train().lost else 0
         except Exception as error:
             if error is not w.blow:
                 raise
             w.session.fail(error)
-            code = FAILED
+            code = WorkerExit.FAILED
         self.ends(w, code)
 
     def ends(self, w: Sim, code: int) -> None:
@@ -209,7 +208,7 @@ class Fleet:
             w.hit(error)
         else:
             w.session.fail(error)
-            self.ends(w, FAILED)
+            self.ends(w, WorkerExit.FAILED)
 
     def exit(
         self, w: Sim, signal: str = "", code: int | None = None, free: bool = False, own: bool = False

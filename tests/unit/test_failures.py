@@ -26,6 +26,7 @@ def a_lost_worker(**known: Any) -> Worker:
             Gone(ID, code=2, why="no such model"),
             "worker 1 exited unexpectedly with exit code 2: no such model",
         ),
+        (Gone(ID, why="its log cannot be written"), "worker 1 failed: its log cannot be written"),
         (Gone(ID, signal="SIGSEGV"), "worker 1 crashed (SIGSEGV)"),
         (Gone(ID, signal="SIGKILL"), ""),
         (Gone(ID, signal="SIGTERM"), ""),

@@ -6,6 +6,7 @@ from edl.contract.ids import WorkerId
 from edl.contract.ranges import RangeSet
 from edl.contract.reasons import Reason
 from master.core import events as ev
+from master.core import view
 from tests.stories import Story, of, only
 
 
@@ -288,3 +289,29 @@ def test_fewer_and_more_workers_by_live_values() -> None:
     story.kill(0)
     story.out(1, broken="reset")
     assert story.job.phase == "Waiting", "fewer than minWorkers are left"
+
+
+# --- what fails in the backend
+
+
+def test_workers_that_cannot_be_started_end_the_job_with_the_reason() -> None:
+    story = Story(workers=1, maxFailures=2)
+    for worker in range(3):
+        assert story.job.phase == "Starting"
+        story.tell(ev.Gone(WorkerId(worker), why="its process cannot be started: FileNotFoundError: trainer"))
+        story.waits(30)
+    assert story.job.phase == "Failed"
+    assert story.job.reason == "worker 2 failed: its process cannot be started: FileNotFoundError: trainer"
+
+
+def test_a_part_of_the_backend_that_does_not_work_is_in_the_status_until_it_does() -> None:
+    story = Story(workers=1)
+    why = "edl-status cannot be written: Kubernetes does not allow it"
+    assert only(story.tell(ev.Degraded("status", why)), ev.Notice) == ev.Notice(
+        Reason.Degraded, f"status: {why}"
+    )
+    assert story.tell(ev.Degraded("status", why)) == [], "once"
+    assert view.status(story.job, story.now)["degraded"] == {"status": why}
+    assert only(story.tell(ev.Degraded("status", "")), ev.Notice).reason == Reason.Recovered
+    assert view.status(story.job, story.now)["degraded"] == {}
+    assert story.tell(ev.Degraded("labels", "")) == [], "it never did not"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -9,9 +10,9 @@ import pytest
 from edl.contract.ids import RunId, WorkerId
 from edl.errors import ConfigError
 from edl.kubernetes import pods
-from master.backends.kubernetes.exit_cause import verdict
-from master.backends.kubernetes.nodes import elsewhere
-from master.backends.kubernetes.pod_template import stamp
+from edl.kubernetes.names import Names
+from master.backends.kubernetes.exit_cause import exit_cause
+from master.backends.kubernetes.pod_template import Identity, excluding, render
 from master.core import events as ev
 
 W = WorkerId(3)
@@ -43,7 +44,7 @@ def disrupted(reason: str, status: str = "True") -> list[dict[str, str]]:
 
 
 def gone(pod: dict[str, Any], by_us: bool = False, **more: Any) -> ev.Gone:
-    return verdict(W, pod, by_us, **more)
+    return exit_cause(W, pod, by_us, **more)
 
 
 @pytest.mark.parametrize(
@@ -126,17 +127,41 @@ def test_why_it_does_not_run() -> None:
     assert pods.delay(a_pod("Pending", conditions=full)) == f"no node has room for it: {'m' * 300}..."
 
 
+IDENTITY = Identity(Names("edl"), "edl", RunId("r"), "edl-master:8500", {"uid": "o"})
+
+
 def test_a_template_needs_a_container_named_worker() -> None:
-    how = (
-        "edl", "edl", W, RunId("r"), {"uid": "o"}, {"EDL_WORKER_ID": "3"}, False,
-    )  # fmt: skip
     template = {"spec": {"containers": [{"name": "beside"}, {"name": "worker"}]}}
-    pod = stamp(template, *how)
-    assert pod["spec"]["containers"][1]["env"] == [{"name": "EDL_WORKER_ID", "value": "3"}]
+    pod = render(template, IDENTITY, W, high=False)
+    assert {"name": "EDL_WORKER_ID", "value": "3"} in pod["spec"]["containers"][1]["env"]
     assert pods.of(pod) == ("r", 3)
     assert "metadata" not in template, "the template is left as it is"
     with pytest.raises(ConfigError, match="no container named worker"):
-        stamp({"spec": {"containers": [{"name": "beside"}]}}, *how)
+        render({"spec": {"containers": [{"name": "beside"}]}}, IDENTITY, W, high=False)
+
+
+@pytest.mark.parametrize(
+    ("template", "where"),
+    [
+        ({"metadata": []}, "metadata: [] is not a map"),
+        ({"metadata": {"labels": "ours"}}, 'metadata.labels: "ours" is not a map'),
+        ({"metadata": {"annotations": [1]}}, "metadata.annotations: [1] is not a map"),
+        ({"spec": 3}, "spec: 3 is not a map"),
+        ({"spec": {"containers": {"name": "worker"}}}, "spec.containers: {"),
+        ({"spec": {"containers": ["worker"]}}, 'spec.containers: ["worker"] is not a list of maps'),
+        ({"spec": {"containers": None}}, "no container named worker"),
+        ({"spec": {"containers": [{"name": "worker", "env": {"A": "B"}}]}}, "spec.containers[].env: {"),
+    ],
+)
+def test_a_template_of_a_wrong_shape_is_refused_where_it_is_wrong(template: Any, where: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(f"worker.yaml: {where}" if ":" in where else where)):
+        render(template, IDENTITY, W, high=False)
+
+
+@pytest.mark.parametrize("affinity", ["none", [], {"nodeAffinity": 3}])
+def test_nodes_are_not_excluded_from_an_affinity_of_a_wrong_shape(affinity: Any) -> None:
+    with pytest.raises(ConfigError, match=r"spec\.affinity"):
+        excluding({"spec": {"affinity": affinity}}, ["n1"])
 
 
 def test_a_pod_for_any_node_but_some_keeps_what_it_asks_of_a_node() -> None:
@@ -145,8 +170,8 @@ def test_a_pod_for_any_node_but_some_keeps_what_it_asks_of_a_node() -> None:
     node = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [zone, named]}}
     affinity = {"podAffinity": {"some": "thing"}, "nodeAffinity": node}
     template = {"spec": {"affinity": affinity, "containers": []}}
-    assert elsewhere(template, []) is template
-    pod = elsewhere(template, ["n1", "n2"])
+    assert excluding(template, []) is template
+    pod = excluding(template, ["n1", "n2"])
     first, second = ({"key": "metadata.name", "operator": "NotIn", "values": [name]} for name in ("n1", "n2"))
     assert pod["spec"]["affinity"]["podAffinity"] == {"some": "thing"}
     required = pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
@@ -156,7 +181,7 @@ def test_a_pod_for_any_node_but_some_keeps_what_it_asks_of_a_node() -> None:
     ], "any of the terms is enough for Kubernetes: each excludes them"
     assert template["spec"]["affinity"]["nodeAffinity"] is node, "the chart's own is as it was"
     for nothing in ({}, {"affinity": None}, {"affinity": {"nodeAffinity": None}}):
-        (term,) = elsewhere({"spec": nothing}, ["n1"])["spec"]["affinity"]["nodeAffinity"][
+        (term,) = excluding({"spec": nothing}, ["n1"])["spec"]["affinity"]["nodeAffinity"][
             "requiredDuringSchedulingIgnoredDuringExecution"
         ]["nodeSelectorTerms"]
         assert term == {"matchFields": [first]}

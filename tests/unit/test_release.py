@@ -24,7 +24,7 @@ def a_pod(worker: int, run: str = "run-1", phase: str = "Running", owner: str = 
 
 
 def found(left: Left, there: list[dict[str, Any]]) -> Found:
-    return Found.of({}, left, there, "ours")
+    return Found.of(left, there, "ours")
 
 
 def test_a_run_that_goes_on_is_left_by_its_id_and_its_values() -> None:

@@ -26,6 +26,7 @@ import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 
+from edl.contract.exit_codes import WorkerExit
 from trainer.graphs import compiled
 from trainer.ring.base import RingBroken
 
@@ -33,7 +34,6 @@ INTERNET = (socket.AF_INET, socket.AF_INET6)
 NO_PORT = -1
 CUT_AGAIN_SECONDS = 0.1
 HUNG_SECONDS = 10.0
-HUNG_EXIT_CODE = 75  # EX_TEMPFAIL: the peers broke the ring and this process could not get out of it
 
 
 class HorovodRing:
@@ -134,7 +134,7 @@ class HorovodRing:
             if waited >= HUNG_SECONDS and self._in_engine():
                 print(f"still inside a broken ring after {HUNG_SECONDS:g} s", file=sys.stderr)
                 faulthandler.dump_traceback(all_threads=True)
-                os._exit(HUNG_EXIT_CODE)
+                os._exit(WorkerExit.PEER_BROKEN)
 
     def _in_engine(self) -> bool:
         """Whether the main thread waits in this module, and not in the user's code."""

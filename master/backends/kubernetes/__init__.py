@@ -1,22 +1,26 @@
 """Workers as pods: the backend of a master that the chart has deployed.
 
-term      which master acts
-retry     asking until the API answers
-release   what the chart has rendered, and what earlier masters have left
-stamp     the chart's pod becomes a worker's
-verdict   how a worker ended, judged by its pod
-workers   what happens to the workers' pods
-making    pods are made
-removing  pods are deleted
-labels    rank and state on the pods
-status    what people see with kubectl: the status ConfigMap
-event_recorder    and Events
-backend   the adapter itself: effects become pods, pods become events
+leader_election  which master acts
+retry            asking until the API answers
+release          what the chart has rendered, and what earlier masters have left
+installed        the release's objects as they are now, kept up to date
+pod_template     the chart's pod becomes a worker's
+pod_control      pods are created and deleted
+nodes            nodes that seem to be lost
+exit_cause       why a worker ended, judged by its pod
+workers          what happens to the workers' pods
+labels           rank and state on the pods
+status           what people see with kubectl: the status ConfigMap
+event_recorder   and Events
+backend          the adapter itself: effects become pods, pods become events
+ended_run        what is left to do for a run that has ended
 """
 
 from master.backends.kubernetes.backend import Kubernetes
-from master.backends.kubernetes.leader_election import Term
+from master.backends.kubernetes.ended_run import EndedRun
+from master.backends.kubernetes.installed import Installed
+from master.backends.kubernetes.leader_election import LeaderElection
 from master.backends.kubernetes.release import Found, Place
-from master.backends.kubernetes.retry import patiently
+from master.backends.kubernetes.retry import until_answered
 
-__all__ = ["Found", "Kubernetes", "Place", "Term", "patiently"]
+__all__ = ["EndedRun", "Found", "Installed", "Kubernetes", "LeaderElection", "Place", "until_answered"]

@@ -1,4 +1,4 @@
-"""How a worker ended, judged by its pod."""
+"""Why a worker ended, judged by its pod."""
 
 from __future__ import annotations
 
@@ -7,20 +7,19 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
+from edl.contract.exit_codes import WorkerExit
 from edl.contract.ids import WorkerId
 from edl.kubernetes import pods
 from master.core import events as ev
-
-PEERS_BROKE = 75  # the exit code of a worker that could not get out of a ring that its peers broke
 
 # The node's own doing, as container or pod reasons: nobody's program is to blame.
 LOST_NODE = frozenset({"ContainerStatusUnknown", "NodeLost", "NodeShutdown", "Shutdown", "Terminated"})
 
 
-def verdict(
+def exit_cause(
     worker: WorkerId, pod: pods.Pod, by_us: bool, disrupted: str = "", overdue: bool = False
 ) -> ev.Gone:
-    """How the worker ended, in the order in which evidence counts.
+    """Why the worker ended, in the order in which evidence counts.
 
     Args:
         pod: as it was last seen.
@@ -64,8 +63,8 @@ def verdict(
 def _exit(worker: WorkerId, code: int, number: int | None, by_us: bool) -> ev.Gone:
     number = number or (code - 128 if code > 128 else None)
     if number is None:
-        why = "its peers broke the ring" if code == PEERS_BROKE else ""
-        return ev.Gone(worker, code=code, free=code == PEERS_BROKE, why=why)
+        why = "its peers broke the ring" if code == WorkerExit.PEER_BROKEN else ""
+        return ev.Gone(worker, code=code, free=code == WorkerExit.PEER_BROKEN, why=why)
     try:
         told = signal.Signals(number).name
     except ValueError:  # 255 is an exit code, whatever the convention says

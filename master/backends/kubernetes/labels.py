@@ -13,6 +13,7 @@ from typing import Any
 import structlog
 
 from edl.contract.ids import WorkerId
+from edl.contract.phases import WorkerState
 from edl.kubernetes import pods
 from edl.kubernetes.client import WHENEVER, Api, ApiError, Backoff
 from master.backends.kubernetes.release import Place
@@ -20,7 +21,7 @@ from master.backends.kubernetes.workers import Worker, Workers
 
 log = structlog.get_logger()
 
-GONE = ("", "gone")
+GONE = ("", str(WorkerState.GONE))
 
 
 class Labels:
@@ -80,11 +81,12 @@ class Labels:
         rank, state = w.labels = self._wanted(w)
         w.labelled_at = asyncio.get_running_loop().time()
         labels = {pods.RANK: rank or None, pods.STATE: state}
-        path = self._place.path("pods", pods.name(self._place.fullname, w.id))
+        path = self._place.path("pods", self._place.names.worker(w.id))
         await self._api.patch(path, {"metadata": {"uid": w.uid, "labels": labels}}, None)
 
 
 def _labels(entry: Mapping[str, Any]) -> tuple[str, str]:
     """Rank and state of a worker of `view.status`; until it is ready the state is that it starts."""
     state, rank = entry["state"], entry.get("rank")
-    return "" if rank is None else str(rank), "starting" if state in ("pending", "initializing") else state
+    starts = state in (WorkerState.PENDING, WorkerState.INITIALIZING)
+    return "" if rank is None else str(rank), WorkerState.STARTING if starts else state

@@ -1,7 +1,7 @@
 """Which master acts: the one that has last written its name into the release's Lease.
 
 A new master is started because Kubernetes, or a person, wants the old one gone: so it takes the
-Lease at once, and the old one, as soon as it sees another name there, does nothing any more.
+Lease at once, and the old one stands down as soon as it sees another name there.
 
 Nobody renews it, and it does not expire. A master that has lost sight of the API goes on with the
 workers that it reaches, for an outage must not stop training; so that a Lease was not renewed
@@ -11,8 +11,8 @@ or deletes pods, and whoever comes back to it looks at the Lease before writing 
 
 from __future__ import annotations
 
+import asyncio
 import secrets
-from collections.abc import Callable
 from datetime import UTC, datetime
 
 import structlog
@@ -26,22 +26,21 @@ log = structlog.get_logger()
 GROUP = "apis/coordination.k8s.io/v1"
 
 
-class Term:
-    """One process's time as the master that acts.
+class LeaderElection:
+    """One process's time as the master that acts. `lost` is set when another one has taken the Lease; from
+    then on no write is made."""
 
-    Args:
-        ended: called once, when another one has taken the Lease; from then on no write is made.
-    """
-
-    def __init__(self, api: Api, place: Place, ended: Callable[[], None]):
-        name = f"{place.fullname}-master"
-        self._api, self._ended = api, ended
-        self._path = place.path("leases", name, GROUP)
+    def __init__(self, api: Api, place: Place):
+        self._api = api
+        self._path = place.path("leases", place.names.lease, GROUP)
         self._mirror = Informer(
-            api, place.path("leases", group=GROUP), {"fieldSelector": f"metadata.name={name}"}, self._changed
+            api,
+            place.path("leases", group=GROUP),
+            {"fieldSelector": f"metadata.name={place.names.lease}"},
+            self._changed,
         )
         self.holder = f"{place.pod or 'master'}_{secrets.token_hex(4)}"
-        self.over = False
+        self.lost = asyncio.Event()
 
     async def take(self) -> None:
         """Be the one that acts.
@@ -78,14 +77,14 @@ class Term:
         Raises:
             ApiError: it is, or the API is out again.
         """
-        if not self.over:
+        if not self.lost.is_set():
             try:
                 self._look(await self._api.get(self._path))
             except ApiError as error:
                 if error.status != 404:  # who deletes the Lease does not take it
                     raise
-        if self.over:
-            raise ApiError("write", 0, "", "another master acts")
+        if self.lost.is_set():
+            raise ApiError("write", 0, "", "superseded by another master")
 
     def _changed(self, lease: Object, vanished: bool) -> None:
         if not vanished:  # else the release was uninstalled
@@ -93,8 +92,7 @@ class Term:
 
     def _look(self, lease: Object) -> None:
         holder = (lease.get("spec") or {}).get("holderIdentity")
-        if holder != self.holder and not self.over:
-            self.over = True
+        if holder != self.holder and not self.lost.is_set():
+            self.lost.set()
             self._api.doubt()
-            log.warning(f"the master is {holder} by now: this one ({self.holder}) does nothing any more")
-            self._ended()
+            log.warning(f"superseded by another master ({holder}); this one ({self.holder}) stands down")

@@ -12,10 +12,7 @@ puts there would be waited for until the pod is evicted, five minutes after the 
 from __future__ import annotations
 
 import asyncio
-import copy
-from collections.abc import Callable, Iterable
-
-from edl.kubernetes import pods
+from collections.abc import Callable
 
 
 class Nodes:
@@ -63,20 +60,3 @@ class Nodes:
     def _trust(self, node: str) -> None:
         del self._avoided[node]
         self._trusted()
-
-
-def elsewhere(template: pods.Pod, nodes: Iterable[str]) -> pods.Pod:
-    """The same pod, for any node but these. What the template itself asks of a node still holds."""
-    not_there = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in nodes]
-    if not not_there:
-        return template
-    pod = copy.deepcopy(template)
-    within = pod.setdefault("spec", {})
-    for key in ("affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution"):
-        within[key] = within.get(key) or {}
-        within = within[key]
-    terms = within.get("nodeSelectorTerms") or [{}]  # any of which is enough
-    within["nodeSelectorTerms"] = [
-        {**term, "matchFields": [*(term.get("matchFields") or []), *not_there]} for term in terms
-    ]
-    return pod

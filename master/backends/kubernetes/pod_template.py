@@ -1,6 +1,7 @@
-"""A worker's pod as the chart wrote it, with what the master stamps onto it: which worker it is.
+"""A worker's pod: the chart's template, with which worker it is and on which nodes it must not be.
 
-The shape of the pod is the chart's. Nothing here talks to anybody.
+The shape of the pod is the chart's, and its `podTemplate` values may lay anything over it: a template of
+a wrong shape is refused here, by a ConfigError that names the place. Nothing here talks to anybody.
 """
 
 from __future__ import annotations
@@ -8,41 +9,111 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from edl.contract.ids import RunId, WorkerId
+from edl.contract.phases import WorkerState
 from edl.errors import ConfigError
 from edl.kubernetes import pods
+from edl.kubernetes.names import Names
+
+NODE_AFFINITY = ("affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution")
 
 
-def stamp(
-    template: pods.Pod, fullname: str, release: str, worker: WorkerId, run_id: RunId,
-    owner: Mapping[str, str], env: Mapping[str, str], high: bool,
-) -> pods.Pod:  # fmt: skip
-    """The chart wrote this pod; we only say which worker it is.
+@dataclass(frozen=True)
+class Identity:
+    """What all worker pods of a run have in common.
+
+    Args:
+        address: host:port of the master, as workers reach it.
+        owner: reference to the release's object: with it, Kubernetes deletes the pods.
+    """
+
+    names: Names
+    release: str
+    run_id: RunId
+    address: str
+    owner: Mapping[str, str]
+
+
+def render(template: pods.Pod, identity: Identity, worker: WorkerId, high: bool) -> pods.Pod:
+    """The pod of a worker.
+
+    Args:
+        high: it has the higher priority.
 
     Raises:
-        ConfigError: the template has no container named worker.
+        ConfigError: the template has a wrong shape, or no container named worker.
     """
     pod = copy.deepcopy(template)
-    meta = pod.setdefault("metadata", {})
-    meta["name"] = pods.name(fullname, worker)
+    meta = _map(pod, "metadata")
+    meta["name"] = identity.names.worker(worker)
     meta["labels"] = {
-        pods.NAME: "edl", **(meta.get("labels") or {}),
-        pods.INSTANCE: release, pods.COMPONENT: "worker", pods.MANAGER: pods.OURS,
-        pods.WORKER_ID: str(worker), pods.RUN_ID: run_id, pods.STATE: "starting",
+        pods.NAME: "edl", **_map(meta, "labels", "metadata."),
+        pods.INSTANCE: identity.release, pods.COMPONENT: "worker", pods.MANAGER: pods.OURS,
+        pods.WORKER_ID: str(worker), pods.RUN_ID: identity.run_id, pods.STATE: WorkerState.STARTING.value,
         pods.PRIORITY: "high" if high else "low",
     }  # fmt: skip
-    meta["annotations"] = {**(meta.get("annotations") or {}), pods.TEMPLATE: digest(template)}
-    meta["ownerReferences"] = [{**owner, "controller": False, "blockOwnerDeletion": False}]
-    own = [c for c in pod.get("spec", {}).get("containers", []) if c.get("name") == pods.CONTAINER]
-    if not own:
-        raise ConfigError("worker.yaml: the pod has no container named worker")
-    kept = [e for e in own[0].get("env") or [] if e.get("name") not in env]
-    own[0]["env"] = [*kept, *({"name": key, "value": value} for key, value in env.items())]
+    annotations = _map(meta, "annotations", "metadata.")
+    meta["annotations"] = {**annotations, pods.TEMPLATE: digest(template)}
+    meta["ownerReferences"] = [{**identity.owner, "controller": False, "blockOwnerDeletion": False}]
+    containers = _maps(_map(pod, "spec"), "containers", "spec.")
+    own = next((c for c in containers if c.get("name") == pods.CONTAINER), None)
+    if own is None:
+        raise ConfigError(f"worker.yaml: the pod has no container named {pods.CONTAINER}")
+    env = {"EDL_WORKER_ID": str(worker), "EDL_RUN_ID": identity.run_id, "EDL_MASTER": identity.address}
+    kept = [e for e in _maps(own, "env", "spec.containers[].") if e.get("name") not in env]
+    own["env"] = [*kept, *({"name": key, "value": value} for key, value in env.items())]
+    return pod
+
+
+def excluding(template: pods.Pod, nodes: Iterable[str]) -> pods.Pod:
+    """The same pod, for any node but these. What the template itself asks of a node still holds.
+
+    Raises:
+        ConfigError: the template has a wrong shape.
+    """
+    not_there = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in nodes]
+    if not not_there:
+        return template
+    pod = copy.deepcopy(template)
+    within, where = _map(pod, "spec"), "spec."
+    for key in NODE_AFFINITY:
+        within, where = _map(within, key, where), f"{where}{key}."
+    terms = _maps(within, "nodeSelectorTerms", where) or [{}]  # any of which is enough
+    within["nodeSelectorTerms"] = [
+        {**term, "matchFields": [*_maps(term, "matchFields", f"{where}nodeSelectorTerms[]."), *not_there]}
+        for term in terms
+    ]
     return pod
 
 
 def digest(template: pods.Pod) -> str:
     """Which template a pod was made from, for whoever has another one later."""
     return hashlib.sha256(json.dumps(template, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _map(parent: dict[str, Any], key: str, where: str = "") -> dict[str, Any]:
+    """The map under that key; one that is absent or null is made."""
+    value = parent.get(key)
+    if value is None:
+        value = parent[key] = {}
+    if not isinstance(value, dict):
+        raise ConfigError(f"worker.yaml: {where}{key}: {_shown(value)} is not a map")
+    return value
+
+
+def _maps(parent: dict[str, Any], key: str, where: str) -> list[dict[str, Any]]:
+    """The list of maps under that key; empty where it is absent or null."""
+    value = parent.get(key)
+    if value is None:
+        return []
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        raise ConfigError(f"worker.yaml: {where}{key}: {_shown(value)} is not a list of maps")
+    return value
+
+
+def _shown(value: object) -> str:
+    return json.dumps(value)[:80]

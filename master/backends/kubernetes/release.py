@@ -18,7 +18,9 @@ import yaml
 from edl.contract.ids import RunId, WorkerId
 from edl.errors import ConfigError
 from edl.kubernetes import pods
+from edl.kubernetes.names import Names
 from master.core import events as ev
+from master.spec import Invalid, JobSpec, checked
 
 log = structlog.get_logger()
 
@@ -51,9 +53,8 @@ class Place:
         return cls(namespace, release, fullname, address, *own)
 
     @property
-    def job(self) -> str:
-        """The name of the ConfigMap that says what the job is to be."""
-        return f"{self.fullname}-job"
+    def names(self) -> Names:
+        return Names(self.fullname)
 
     def path(self, kind: str, name: str = "", group: str = "api/v1") -> str:
         """Of the namespace's objects of a kind (`pods`), or of one of them."""
@@ -66,7 +67,7 @@ class Left:
 
     Args:
         run_id: of its run, "" if there is none.
-        born: how many workers it had made.
+        next_id: of its next worker.
         values: with which the run was started; None if unknown.
         ended: the phase in which the run has ended, "" if it has not.
         ended_at: when, in seconds since 1970; 0 if it has not.
@@ -105,28 +106,28 @@ class Left:
 
 @dataclass(frozen=True)
 class Found:
-    """What is there when a master starts.
+    """What earlier masters have left when a master starts.
 
     Args:
-        values: the job's values as the chart has rendered them.
         run_id: of the run that an earlier master has left, None if there is none.
-        earlier: the values with which that run was started; None if unknown.
-        born: how many workers there have been; also the next id. Counts pods of other runs too: no name
+        earlier: what that run was started with; None if unknown.
+        next_id: of the next worker. Counts pods of other runs too: no name
             is used twice.
         workers: of that run, whose pods have not ended: id and pod name, "" for one that does not run yet.
         ended: the phase in which that run has ended, "" if it has not.
+        ended_at: when, in seconds since 1970.
     """
 
-    values: dict[str, Any]
     run_id: RunId | None
-    earlier: dict[str, Any] | None
+    earlier: JobSpec | None
     next_id: int
     workers: tuple[tuple[WorkerId, str], ...]
     ended: str
+    ended_at: float
 
     @classmethod
-    def of(cls, values: dict[str, Any], left: Left, known: Iterable[pods.Pod], owner: str) -> Found:
-        """From the chart's values, the status, and the pods that are there.
+    def of(cls, left: Left, known: Iterable[pods.Pod], owner: str) -> Found:
+        """From the status and the pods that are there.
 
         Args:
             owner: UID of the job's object. The pods of another one are those of a release of this name that
@@ -144,7 +145,11 @@ class Found:
         )
         next_id = max([left.next_id, *(n + 1 for n in numbers)])
         run = RunId(run_id) if run_id else None
-        return cls(values, run, left.values, next_id, tuple(sorted(workers)), left.ended)
+        spec = checked(left.values) if left.values is not None else None
+        if isinstance(spec, Invalid):
+            log.warning(f"the values of run {run_id} are invalid in this version of edl: {spec.why}")
+            spec = None
+        return cls(run, spec, next_id, tuple(sorted(workers)), left.ended, left.ended_at)
 
     @property
     def adopted(self) -> ev.Adopted:
@@ -155,27 +160,28 @@ def values_of(job: str, data: Mapping[str, str]) -> dict[str, Any]:
     """The job's values in the chart's ConfigMap of that name.
 
     Raises:
-        ConfigError: they are no JSON object.
+        ConfigError: they are not a JSON object.
     """
     try:
         values = json.loads(data.get("values.json", ""))
     except ValueError as error:
-        raise ConfigError(f"configmap {job}: values.json is no JSON: {error}") from error
+        raise ConfigError(f"configmap {job}: values.json is not valid JSON: {error}") from error
     if not isinstance(values, dict):
-        raise ConfigError(f"configmap {job}: values.json is no map of keys")
+        raise ConfigError(f"configmap {job}: values.json is not a map of keys")
     return values
 
 
-def template_of(job: str, data: Mapping[str, str], key: str) -> dict[str, Any]:
+def template_of(job: str, data: Mapping[str, str], key: str) -> pods.Pod:
     """The worker's pod under that key.
 
     Raises:
-        ConfigError: it is no YAML, or no map.
+        ConfigError: it is not a map in YAML that JSON can hold.
     """
     try:
         pod = yaml.safe_load(data.get(key, ""))
-    except yaml.YAMLError as error:
-        raise ConfigError(f"configmap {job}: {key} is no YAML: {error}") from error
+        json.dumps(pod, sort_keys=True)  # YAML has dates, and keys of any kind
+    except (yaml.YAMLError, TypeError) as error:
+        raise ConfigError(f"configmap {job}: {key} is not valid: {error}") from error
     if not isinstance(pod, dict):
-        raise ConfigError(f"configmap {job}: {key} is no pod")
+        raise ConfigError(f"configmap {job}: {key} is not a pod")
     return pod

@@ -1,4 +1,4 @@
-"""What a master does before it can act: it asks until the API answers, and says why it refuses."""
+"""Requests that are repeated until the API answers, and the words for its refusals."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from edl.kubernetes.client import ApiError, Backoff, Timing
 T = TypeVar("T")
 
 
-async def patiently(pace: Timing, ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
+async def until_answered(pace: Timing, ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """Ask until the API answers.
 
     Raises:

@@ -5,7 +5,7 @@ The chart makes it (`<fullname>-status`), and only the master writes it. Each ke
 runs, `summary.json` that of a job that has ended. `state` and `values` are for the next master.
 
 Nothing waits for a write. While the API is unavailable it is tried again; what the API refuses is logged
-once, is an Event, and stands in `Status.trouble` until a write succeeds.
+once and handed to `report`; the same with an empty text once a write succeeds again.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ from typing import Any
 import structlog
 
 from edl.contract.ids import RunId
-from edl.contract.reasons import Reason
 from edl.kubernetes.client import SOON, Api, ApiError, Backoff
-from master.backends.kubernetes.event_recorder import EventRecorder, rfc3339_now
+from master.backends.kubernetes.event_recorder import rfc3339_now
 
 log = structlog.get_logger()
 
@@ -72,15 +71,17 @@ class Status:
     Args:
         path: of the ConfigMap, at the API.
         snapshot: the run now; None while there is nothing to show.
-        recorder: gets an Event when the API refuses a write.
+        report: takes the reason when the API refuses a write, and "" when a write succeeds again.
     """
 
-    def __init__(self, api: Api, path: str, snapshot: Callable[[], Snapshot | None], recorder: EventRecorder):
-        self._api, self._path, self._snapshot, self._recorder = api, path, snapshot, recorder
+    def __init__(
+        self, api: Api, path: str, snapshot: Callable[[], Snapshot | None], report: Callable[[str], None]
+    ):
+        self._api, self._path, self._snapshot, self._report = api, path, snapshot, report
         self._changed = asyncio.Event()
         self._written: Data = {}
         self._ended: Ended | None = None
-        self.trouble = ""  # why the last write was refused; empty when it succeeded
+        self._trouble = ""  # why the last write was refused; empty when it succeeded
 
     def changed(self) -> None:
         """Something may have changed: look, and write if it has."""
@@ -151,17 +152,20 @@ class Status:
             if not error.out:
                 self._is_refused(error)
             raise
-        self.trouble = ""
+        self._tell("")
         self._written |= new
 
     def _is_refused(self, error: ApiError) -> None:
         name = self._path.rpartition("/")[2]
         advice = ADVICE.get(error.status, GENERAL_ADVICE)
-        trouble = f"configmap {name} cannot be written: {error}; {advice}"
-        if trouble != self.trouble:
-            self.trouble = trouble
-            log.warning(trouble)
-            self._recorder.record(Reason.StatusRefused, trouble)
+        self._tell(f"configmap {name} cannot be written: {error}; {advice}")
+
+    def _tell(self, trouble: str) -> None:
+        if trouble != self._trouble:
+            self._trouble = trouble
+            if trouble:
+                log.warning(trouble)
+            self._report(trouble)
 
 
 def render(snapshot: Snapshot, ended: Ended | None) -> Data:

@@ -9,16 +9,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import structlog
 
 from edl.contract.ids import RunId, WorkerId
+from edl.contract.phases import WorkerState
 from edl.contract.reasons import Reason
 from edl.kubernetes import pods
 from edl.kubernetes.client import Timing
-from master.backends.kubernetes.exit_cause import verdict
+from master.backends.base import Emit
+from master.backends.kubernetes.event_recorder import EventRecorder
+from master.backends.kubernetes.exit_cause import exit_cause
+from master.backends.kubernetes.installed import Installed
 from master.backends.kubernetes.nodes import Nodes
+from master.backends.kubernetes.pod_control import PodCreation, PodDeletion
 from master.core import events as ev
 
 log = structlog.get_logger()
@@ -43,8 +47,13 @@ class Worker:
     overdue: asyncio.TimerHandle | None = None
     untaken: asyncio.TimerHandle | None = None
     over: asyncio.Event = field(default_factory=asyncio.Event)  # `Gone` is said
-    labels: tuple[str, str] = ("", "starting")  # rank and state, as last written
+    labels: tuple[str, str] = ("", str(WorkerState.STARTING))  # rank and state, as last written
     labelled_at: float = 0.0
+
+    @property
+    def needs_pod(self) -> bool:
+        """It is needed, and its pod is unknown. (A watch may know a pod before its create is answered.)"""
+        return not self.unwanted and not self.uid and not self.over.is_set()
 
     @property
     def kept(self) -> bool:
@@ -53,37 +62,32 @@ class Worker:
         return self.over.is_set() and pod is not None and pods.ended(pod) and not pods.deleting(pod)
 
 
-class Outside(Protocol):
-    """What follows from a pod's fate for others."""
-
-    def discard(self, pod: pods.Pod) -> None:
-        """Have a pod deleted that nobody needs."""
-
-    def note(self, reason: Reason, message: str) -> None:
-        """Have people warned."""
-
-    def relabel(self) -> None:
-        """The pod of an ended worker stays: have its labels say so."""
-
-
 class Workers:
-    """All workers of a run that are wanted, or whose pods are there.
+    """All workers of a run that are needed, or whose pods are there.
 
     Args:
+        emit: takes Seen, Delayed, Gone.
+        next_id: ids below are taken.
         nodes: what is thought of the nodes; learns of those that do not take up their pods.
+        creation, deletion: create pods, and delete those that nobody needs.
+        events: for people.
     """
 
-    def __init__(self, pace: Timing, nodes: Nodes, outside: Outside):
-        self._pace, self._nodes, self._outside = pace, nodes, outside
-        self._emit: Callable[[ev.Event], None] = lambda _: None
+    def __init__(
+        self,
+        run_id: RunId,
+        emit: Emit,
+        next_id: int,
+        pace: Timing,
+        nodes: Nodes,
+        creation: PodCreation,
+        deletion: PodDeletion,
+        events: EventRecorder,
+    ):
+        self.run_id, self.next_id, self._emit, self._pace, self._nodes = run_id, next_id, emit, pace, nodes
+        self._creation, self._deletion, self._events = creation, deletion, events
         self._ended: list[WorkerId] = []  # whose pods stay; the oldest first
         self._all: dict[WorkerId, Worker] = {}
-        self.run_id = RunId("")
-        self.next_id = 0  # ids below are taken
-        self.room = asyncio.Event()  # a pod has gone: there may be room
-
-    def begin(self, run_id: RunId, emit: Callable[[ev.Event], None]) -> None:
-        self.run_id, self._emit = run_id, emit
 
     def close(self) -> None:
         for w in self:
@@ -118,6 +122,48 @@ class Workers:
         else:
             self._look(w, pod, False)
 
+    async def create(self, w: Worker, render: Callable[[], pods.Pod], installed: Installed) -> None:
+        """Have its pod made, for as long as it is needed; one that was never made is said to be gone.
+
+        Args:
+            render: its pod as it is to be created now.
+            installed: learns of the pod before anything is said of it.
+        """
+        name = installed.place.names.worker(w.id)
+        if self._creation.blocked:
+            self.delay(w, self._creation.blocked)
+        while w.needs_pod:
+            if (pod := await self._creation.create(render, lambda: w.needs_pod)) is not None:
+                if not w.uid:
+                    installed.pods.learn(pod)
+                self.made(w, pod)
+            elif w.needs_pod and (pod := await self._creation.get(name)) is not None:
+                self._meet(w, pod, installed)
+        w.making = False
+        if not w.uid and not w.over.is_set():
+            self.end(w, ev.Gone(w.id, free=True, why="it was not started yet"))
+
+    def _meet(self, w: Worker, pod: pods.Pod, installed: Installed) -> None:
+        """A pod of its name exists. It is ours if a create came through whose answer did not."""
+        if pods.of(pod) == (self.run_id, w.id):
+            if not w.uid:
+                installed.pods.learn(pod)
+            self.made(w, pod)
+        elif not w.uid:
+            run = pods.of(pod)[0]
+            whose = (
+                f"it belongs to run {run}" if run and run != self.run_id else "this master did not make it"
+            )
+            why = f"there is a pod {pod['metadata']['name']} already, and {whose}"
+            self._events.record(Reason.PodExists, f"{why}; worker {w.id} is given up")
+            self.end(w, ev.Gone(w.id, free=True, why=why))
+
+    def blocked(self, why: str) -> None:
+        """Nobody's pod can be created now."""
+        for w in self:
+            if w.making:
+                self.delay(w, why)
+
     def made(self, w: Worker, pod: pods.Pod) -> None:
         """Its pod is there: a create was answered, or the watch was quicker."""
         if not w.uid:
@@ -142,7 +188,7 @@ class Workers:
             del self._all[w.id]
             if w.id in self._ended:
                 self._ended.remove(w.id)
-            self.room.set()
+            self._creation.look_again()
 
     def delay(self, w: Worker, why: str) -> None:
         """It does not run yet, and why; "" while that is only a matter of time."""
@@ -153,7 +199,7 @@ class Workers:
     def end(self, w: Worker, gone: ev.Gone) -> None:
         """Say that it is gone; its pod may stay a while."""
         w.over.set()
-        self.room.set()
+        self._creation.look_again()
         self._await_nothing(w)
         self._emit(gone)
         if not w.uid:
@@ -161,19 +207,13 @@ class Workers:
         elif w.kept:
             assert w.pod is not None
             if pods.goes_on(w.pod):
-                self._outside.discard(w.pod)
+                self._deletion.discard(w.pod)
                 return
             self._ended.append(w.id)
-            self._outside.relabel()
             if len(self._ended) > KEPT:
                 oldest = self._all[self._ended.pop(0)]
                 assert oldest.pod is not None
-                self._outside.discard(oldest.pod)
-
-    def give_up(self, w: Worker, reason: Reason, why: str) -> None:
-        """Its pod can never be made."""
-        self._outside.note(reason, f"{why}; worker {w.id} is given up")
-        self.end(w, ev.Gone(w.id, free=True, why=why))
+                self._deletion.discard(oldest.pod)
 
     def doubt(self, worker: WorkerId) -> None:
         """It is not heard of. Where nobody is, the node may be lost, and with it what is put there next."""
@@ -190,9 +230,9 @@ class Workers:
     def _look(self, w: Worker, pod: pods.Pod, vanished: bool) -> None:
         if (why := pods.disruption(pod)) and not w.disrupted:
             w.disrupted = why
-            self._outside.note(Reason.WorkerPreempted, f"worker {w.id}: {why}")
+            self._events.record(Reason.WorkerPreempted, f"worker {w.id}: {why}")
         if vanished or pods.ended(pod):
-            self.end(w, verdict(w.id, pod, w.asked, w.disrupted))
+            self.end(w, exit_cause(w.id, pod, w.asked, w.disrupted))
             return
         if pods.running(pod):
             if not w.seen:
@@ -209,7 +249,7 @@ class Workers:
     def _is_overdue(self, w: Worker) -> None:
         """Kubernetes keeps a pod until its node says that it has ended. A lost node never does."""
         if not w.over.is_set() and w.pod is not None:
-            self.end(w, verdict(w.id, w.pod, w.asked, w.disrupted, overdue=True))
+            self.end(w, exit_cause(w.id, w.pod, w.asked, w.disrupted, overdue=True))
 
     def _see_it_taken_up(self, w: Worker, pod: pods.Pod) -> None:
         if w.untaken is None and not pods.taken_up(pod) and self._nodes.doubts(pods.node(pod)):
@@ -222,8 +262,8 @@ class Workers:
             return
         why = f"node {pods.node(w.pod)} does not answer"
         if self._nodes.avoid(pods.node(w.pod)):
-            self._outside.note(Reason.NodeAvoided, f"{why}: workers are made elsewhere")
-        self._outside.discard(w.pod)
+            self._events.record(Reason.NodeAvoided, f"{why}: workers are made elsewhere")
+        self._deletion.discard(w.pod)
         self.end(w, ev.Gone(w.id, free=True, why=why))
 
     def _await_nothing(self, w: Worker) -> None:
@@ -239,4 +279,4 @@ class Workers:
         if not pods.deleting(pod):
             name = pod["metadata"]["name"]
             log.warning(f"pod {name} says that it is worker {worker}, which is gone: deleting it")
-            self._outside.discard(pod)
+            self._deletion.discard(pod)

@@ -128,7 +128,9 @@ def start_all(owner: int) -> None:
     control.start_control_plane()
     say("starting DNS, the registry and the nodes")
     together([control.start_dns, control.start_registry, *(partial(node.boot, n) for n in NODES)])
-    STARTED.write_text(json.dumps({"fingerprint": parts.fingerprint(), "owner": owner, "born": born(owner)}))
+    STARTED.write_text(
+        json.dumps({"fingerprint": parts.fingerprint(), "owner": owner, "nextId": born(owner)})
+    )
 
 
 def check_addresses() -> None:
@@ -161,7 +163,7 @@ def whole() -> bool:
     except FileNotFoundError:
         return False
     parts_up = set(CONTROL) <= running() and all(node.state(n) != "broken" for n in NODES)
-    wanted = born(started["owner"]) == started.get("born", "")
+    wanted = born(started["owner"]) == started.get("nextId", "")
     return parts_up and wanted and started["fingerprint"] == parts.fingerprint()
 
 
@@ -298,7 +300,7 @@ def main(words: list[str]) -> int:
     args = parse(words)
     try:
         match args.verb:
-            case "up":
+            case "joined_ring":
                 up(args.kwok, args.owner)
             case "down":
                 down()

@@ -1,0 +1,35 @@
+"""What a job is doing, and the states of a worker: the words of statuses, summaries, labels and metrics."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Final
+
+
+class Phase(StrEnum):
+    """What a job is doing, in one word."""
+
+    Starting = "Starting"
+    Training = "Training"
+    Suspended = "Suspended"
+    Waiting = "Waiting"
+    Finishing = "Finishing"
+    Ending = "Ending"
+    Succeeded = "Succeeded"
+    Failed = "Failed"
+    Stopped = "Stopped"
+
+
+ENDED: Final = frozenset({Phase.Succeeded, Phase.Failed, Phase.Stopped})
+
+
+class WorkerState(StrEnum):
+    """Where a worker is in its life; `master.core.workers` has the transitions."""
+
+    PENDING = "pending"  # requested from the backend, not running yet
+    STARTING = "starting"  # its process runs
+    INITIALIZING = "initializing"  # its stream is open; it imports, builds and traces
+    READY = "ready"
+    MEMBER = "member"  # of the ring
+    DRAINING = "draining"
+    GONE = "gone"

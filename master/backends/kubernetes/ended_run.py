@@ -1,0 +1,79 @@
+"""A run that has ended: its workers' pods are deleted when their time to live is over."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import structlog
+
+from edl.kubernetes import pods
+from master.backends.base import Tasks
+from master.backends.kubernetes.installed import Installed
+from master.backends.kubernetes.pod_control import PodDeletion
+from master.core import events as ev
+from master.spec import JobSpec
+
+log = structlog.get_logger()
+
+
+class EndedRun:
+    """What is left of it. `changed` is set when the values want another run.
+
+    Args:
+        installed: the release, opened a moment ago.
+    """
+
+    def __init__(self, installed: Installed):
+        self._installed, self._found = installed, installed.found
+        wanted = installed.wanted()
+        self._spec = wanted if isinstance(wanted, JobSpec) else self._found.earlier
+        self._tasks = Tasks()
+        self._deletion = PodDeletion(installed.api, installed.place, self._tasks, _log)
+        self._new_values = asyncio.Event()
+        self.changed = asyncio.Event()
+
+    async def start(self) -> None:
+        """Delete the pods of other runs now, and watch."""
+        for pod in list(self._installed.pods.objects.values()):
+            if pods.of(pod)[0] != self._found.run_id:
+                self._deletion.discard(pod)
+        self._installed.on_job.append(self._job_changed)
+        pause = self._installed.api.pace.status
+        for part, work in {
+            "watching pods": self._installed.pods.run,
+            "watching the release": self._installed.job.run,
+            "deleting ended pods": self._delete_in_time,
+        }.items():
+            self._tasks.keep(part, work, _log, pause)
+
+    async def close(self) -> None:
+        await self._tasks.close()
+
+    def _job_changed(self) -> None:
+        wanted, earlier = self._installed.wanted(), self._found.earlier or self._spec
+        if not isinstance(wanted, JobSpec) or (earlier is not None and earlier.frozen_changes(wanted)):
+            self.changed.set()
+        else:
+            self._spec = wanted
+            self._new_values.set()
+
+    async def _delete_in_time(self) -> None:
+        while True:
+            self._new_values.clear()
+            keep = self._spec.config.ttl_seconds_after_finished if self._spec is not None else -1
+            left = self._found.ended_at + keep - time.time()
+            try:
+                async with asyncio.timeout(None if keep < 0 else max(left, 0.0)):
+                    await self._new_values.wait()
+            except TimeoutError:
+                break
+        log.info(f"the run ended {keep:g} s ago: deleting what is left of its workers")
+        for pod in list(self._installed.pods.objects.values()):
+            await self._deletion.delete(pod)
+
+
+def _log(event: ev.Event) -> None:
+    """There is no job to be told."""
+    if isinstance(event, ev.Degraded) and event.why:
+        log.warning(f"{event.part}: {event.why}")

@@ -1,0 +1,140 @@
+"""A release as it is installed: the chart's object and the workers' pods, read once and then kept up to date.
+
+What the values mean is checked when the object changes, and nowhere else: everybody gets a `JobSpec`,
+or the reason why there is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import structlog
+
+from edl.contract.reasons import Reason
+from edl.errors import ConfigError
+from edl.kubernetes import overrides, pods
+from edl.kubernetes.client import Api
+from edl.kubernetes.informer import Informer, Object
+from master.backends.kubernetes.release import Found, Left, Place, template_of, values_of
+from master.backends.kubernetes.retry import until_answered
+from master.spec import Invalid, Wanted, checked
+
+log = structlog.get_logger()
+
+
+class Installed:
+    """The objects of one release. `open` makes one; whoever wants to hear of changes adds itself to
+    `on_job` or `on_pod`, and runs `job` and `pods`."""
+
+    def __init__(self, place: Place, api: Api, job: Informer, workers: Informer):
+        self.place, self.api, self.job, self.pods = place, api, job, workers
+        self.on_job: list[Callable[[], None]] = []
+        self.on_pod: list[Callable[[pods.Pod, bool], None]] = []  # the pod, and whether it is gone
+        self.left = Left()
+        self.scale_over = ""  # the id of the last `edl scale` that is superseded
+        self.notices: list[tuple[Reason, str]] = []  # reason and message of what people should read
+        self._read_version = ""
+        self._wanted: Wanted | None = None
+
+    @classmethod
+    async def open(cls, place: Place, api: Api) -> Installed:
+        """Read what is there. Waits for an API that is unavailable.
+
+        Raises:
+            ConfigError: the job's object is missing or cannot be read, or the account lacks a right.
+        """
+
+        def job_changed(thing: Object, vanished: bool) -> None:
+            if vanished:
+                log.warning(f"configmap {place.names.job} is gone: the release was uninstalled")
+                return
+            for tell in installed.on_job:
+                tell()
+
+        def pod_changed(pod: Object, vanished: bool) -> None:
+            for tell in installed.on_pod:
+                tell(pod, vanished)
+
+        only = {"fieldSelector": f"metadata.name={place.names.job}"}
+        job = Informer(api, place.path("configmaps"), only, job_changed)
+        selector = {"labelSelector": pods.selector(place.release)}
+        installed = cls(place, api, job, Informer(api, place.path("pods"), selector, pod_changed))
+        await until_answered(api.pace, job.list)
+        if place.names.job not in job.objects:
+            raise ConfigError(f"configmap {place.names.job}: not found in namespace {place.namespace}")
+        values_of(place.names.job, installed.data)
+        path = place.path("configmaps", place.names.status)
+        status = await until_answered(api.pace, lambda: api.get(path))
+        await until_answered(api.pace, installed.pods.list)
+        installed.left = Left.read(status.get("data") or {})
+        installed.scale_over = installed.left.scale_over
+        return installed
+
+    @property
+    def found(self) -> Found:
+        """What earlier masters have left."""
+        return Found.of(self.left, self.pods.objects.values(), self.owner()["uid"])
+
+    @property
+    def data(self) -> Mapping[str, str]:
+        """What the chart has rendered, and what people have asked for by hand."""
+        return (self.job.objects.get(self.place.names.job) or {}).get("data") or {}
+
+    def owner(self) -> dict[str, str]:
+        """A reference to the job's object."""
+        name = self.place.names.job
+        meta = (self.job.objects.get(name) or {}).get("metadata", {})
+        return {"apiVersion": "v1", "kind": "ConfigMap", "name": name, "uid": str(meta.get("uid", ""))}
+
+    def wanted(self) -> Wanted:
+        """What the job is to be: as the chart has last rendered it, and as somebody has scaled it since."""
+        meta = (self.job.objects.get(self.place.names.job) or {}).get("metadata", {})
+        version = str(meta.get("resourceVersion", ""))
+        if self._wanted is None or version != self._read_version:
+            self._read_version, self._wanted = version, self._read()
+        return self._wanted
+
+    def template(self, high: bool) -> pods.Pod:
+        """The worker's pod as the chart has rendered it.
+
+        Args:
+            high: the one with the higher priority.
+
+        Raises:
+            ConfigError: it is not a map in YAML.
+        """
+        return template_of(self.place.names.job, self.data, HIGH if high else "worker.yaml")
+
+    @property
+    def has_priorities(self) -> bool:
+        """The chart has rendered a template with the higher priority."""
+        return HIGH in self.data
+
+    def numbers(self) -> dict[str, Any]:
+        """For the metrics: requests by (verb, resource, status), lists by reason, age of the last news."""
+        return {
+            "requests": dict(self.api.requests),
+            "relists": dict(self.pods.relists),
+            "watch_age_seconds": self.pods.age,
+            "api_up": self.api.api_up,
+        }
+
+    def _read(self) -> Wanted:
+        try:
+            values = values_of(self.place.names.job, self.data)
+        except ConfigError as error:
+            return Invalid(str(error))
+        scale = overrides.Scale.read(self.data)
+        if scale is None or scale.id == self.scale_over:
+            return checked(values)
+        if why := scale.over(values):
+            self.scale_over = scale.id
+            self.notices.append(
+                (Reason.ScaleSuperseded, f"`edl scale {scale.workers}` no longer holds: {why}")
+            )
+            return checked(values)
+        return checked({**values, "workers": scale.workers})
+
+
+HIGH = "worker-high.yaml"

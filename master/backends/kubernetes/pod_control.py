@@ -1,0 +1,181 @@
+"""Pods are created and deleted: each request is repeated until the API has agreed, or nobody wants it.
+
+When one create is refused for a reason that holds for all (a quota, a right, a template of a wrong shape),
+the others wait, and one asks now and then for all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+
+import structlog
+
+from edl.errors import ConfigError
+from edl.kubernetes import pods
+from edl.kubernetes.client import Api, ApiError, Backoff
+from master.backends.base import Emit, Tasks, described
+from master.backends.kubernetes.release import Place
+from master.backends.kubernetes.retry import refusal
+from master.core import events as ev
+
+log = structlog.get_logger()
+
+DELETIONS = "pod deletion"  # the part that is Degraded while deletions are refused
+
+
+class PodDeletion:
+    """Deletes pods.
+
+    Args:
+        emit: takes Degraded, when the API refuses.
+    """
+
+    def __init__(self, api: Api, place: Place, tasks: Tasks, emit: Emit):
+        self._api, self._place, self._pace = api, place, api.pace
+        self._tasks, self._emit = tasks, emit
+        self._refused: set[str] = set()  # uids of pods
+
+    def discard(self, pod: pods.Pod) -> None:
+        """Have a pod deleted that nobody needs."""
+        self._tasks.start(self.delete(pod), lambda error: self._failed(pod, described(error)))
+
+    async def delete(self, pod: pods.Pod, grace: float = 0.0) -> None:
+        """Delete this pod, not another one of its name.
+
+        With no grace the API would forget a pod that still runs: it is 1 s at least.
+        """
+        name = pod["metadata"]["name"]
+        body = {"gracePeriodSeconds": max(1, math.ceil(grace)), "preconditions": {"uid": pods.uid(pod)}}
+        backoff = Backoff(self._pace.first_pause, self._pace.blocked)
+        while True:
+            try:
+                await self._api.delete(self._place.path("pods", name), body)
+            except ApiError as error:
+                if error.status not in (404, 409):  # 409: another pod has the name, so this one is gone
+                    log.warning(f"pod {name} cannot be deleted: {error}")
+                    if not error.out:
+                        self._failed(pod, refusal(error))
+                    await asyncio.sleep(max(backoff.next(), error.retry_after))
+                    continue
+            if pods.uid(pod) in self._refused:
+                self._refused.remove(pods.uid(pod))
+                if not self._refused:
+                    self._emit(ev.Degraded(DELETIONS, ""))
+            return
+
+    def _failed(self, pod: pods.Pod, why: str) -> None:
+        self._refused.add(pods.uid(pod))
+        self._emit(ev.Degraded(DELETIONS, f"pod {pod['metadata']['name']} cannot be deleted: {why}"))
+
+
+class PodCreation:
+    """The gate of all creates: open, or blocked for a reason that holds for all.
+
+    Args:
+        blocked: is shown the reason each time that a create is refused.
+    """
+
+    def __init__(self, api: Api, place: Place, blocked: Callable[[str], None]):
+        self._api, self._place, self._pace, self._tell = api, place, api.pace, blocked
+        self.blocked, self._retry_at = "", 0.0  # why creates are refused, and when to try again
+        self._backoff = Backoff(max(self._pace.first_pause, self._pace.outage), self._pace.blocked)
+        self._probing = asyncio.Lock()
+        self._room = asyncio.Event()  # there may be room, or somebody is no longer needed
+
+    async def create(self, render: Callable[[], pods.Pod], needed: Callable[[], bool]) -> pods.Pod | None:
+        """The pod, created; as long as it is needed. None: it was not, any more, or another pod has its name.
+
+        Args:
+            render: the pod as it is to be created now; may raise ConfigError.
+            needed: asked before each attempt.
+        """
+        while needed():
+            if not self.blocked:
+                try:
+                    return await self._try(render)
+                except _Refused:
+                    continue
+            async with self._probing:
+                if self.blocked and needed():
+                    await self._until_retry(needed)
+                    if needed():
+                        try:
+                            return await self._try(render)
+                        except _Refused:
+                            continue
+        return None
+
+    def look_again(self) -> None:
+        """A pod has gone, or one that waits is not needed any more."""
+        self._room.set()
+
+    def retry(self) -> None:
+        """What was refused may not be any more."""
+        self._retry_at = 0.0
+        self._room.set()
+
+    async def get(self, name: str) -> pods.Pod | None:
+        """The pod of that name; None: it is gone, or the API does not tell now."""
+        try:
+            return await self._api.get(self._place.path("pods", name))
+        except ApiError as error:
+            if error.status != 404:
+                self._block(_blocked_by(error, name))
+            return None
+
+    async def _try(self, render: Callable[[], pods.Pod]) -> pods.Pod | None:
+        """One create. None: another pod has its name."""
+        try:
+            pod = render()
+        except ConfigError as error:
+            self._block(f"the worker's pod cannot be rendered: {error}")
+            raise _Refused from error
+        try:
+            made = await self._api.create(self._place.path("pods"), pod)
+        except ApiError as error:
+            if error.status == 409 and error.reason == "AlreadyExists":
+                return None
+            self._block(_blocked_by(error, pod["metadata"]["name"]))
+            raise _Refused from error
+        if self.blocked:
+            log.info("workers can be created again")
+        self.blocked = ""
+        self._backoff.reset()
+        return made
+
+    async def _until_retry(self, needed: Callable[[], bool]) -> None:
+        loop = asyncio.get_running_loop()
+        while needed() and (pause := self._retry_at - loop.time()) > 0:
+            self._room.clear()
+            try:
+                async with asyncio.timeout(pause):
+                    await self._room.wait()
+            except TimeoutError:
+                return
+            # A pod is gone and leaves room, but pods that go all the time are no reason to hurry.
+            self._retry_at = min(self._retry_at, loop.time() + self._pace.outage)
+
+    def _block(self, why: str) -> None:
+        now = asyncio.get_running_loop().time()
+        if why != self.blocked:
+            log.warning(f"workers cannot be created: {why}")
+        if not self.blocked or now >= self._retry_at:  # once for a burst of refusals
+            self._retry_at = now + self._backoff.next()
+        self.blocked = why
+        self._tell(why)
+
+
+class _Refused(Exception):
+    """A create was refused; the gate says why."""
+
+
+def _blocked_by(error: ApiError, name: str) -> str:
+    """Why no pod can be created now, the same words for all pods."""
+    message = error.message.replace(f'pods "{name}" is forbidden: ', "").replace(name, "the pod")
+    if error.out:
+        return f"the Kubernetes API is unavailable ({error.message})"
+    if error.status == 403 and "exceeded quota" in message:
+        return message
+    return refusal(ApiError("", error.status, error.reason, message))

@@ -1,0 +1,53 @@
+"""A job's values, checked once: where they enter the process. Everybody else is handed the result."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from edl import config as config_module
+from edl.config import Config
+from edl.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class JobSpec:
+    """What a job is to be.
+
+    Args:
+        values: as they were written; journal, status and workers are given these.
+        config: what they mean.
+    """
+
+    values: dict[str, Any]
+    config: Config
+
+    @classmethod
+    def parse(cls, values: dict[str, Any]) -> JobSpec:
+        """
+        Raises:
+            ConfigError: the values are invalid; one line for each mistake.
+        """
+        return cls(values, config_module.parse(values))
+
+    def frozen_changes(self, other: JobSpec) -> list[str]:
+        """The dotted keys in which `other` differs and that cannot change while a job runs."""
+        return config_module.frozen_changes(self.config, other.config)
+
+
+@dataclass(frozen=True)
+class Invalid:
+    """Values that are no job, and why: one line for each mistake."""
+
+    why: str
+
+
+Wanted: TypeAlias = JobSpec | Invalid
+
+
+def checked(values: dict[str, Any]) -> Wanted:
+    """What somebody wants, whether or not it can be."""
+    try:
+        return JobSpec.parse(values)
+    except ConfigError as error:
+        return Invalid(str(error))

@@ -1,0 +1,333 @@
+"""One contract, every backend: processes, external, Kubernetes at the small API server, and a fake."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+
+from edl.contract.exit_codes import WorkerExit
+from edl.contract.ids import WorkerId
+from master.backends.base import Backend
+from master.backends.external import External
+from master.backends.processes import ForkServer, Processes, Spawn
+from master.core import events as ev
+from tests.fakes.backend import FakeBackend
+from tests.fakes.kubernetes_api import serving
+from tests.process.small_server import SECOND, driving, install
+
+SECONDS = 20.0
+
+# It says that it is there, and ends as it is told to by a file, or by SIGTERM.
+WORKER = """
+import os, pathlib, signal, sys, time
+orders, worker = pathlib.Path(sys.argv[1]), sys.argv[sys.argv.index("--worker") + 1]
+signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+while True:
+    order = orders / worker
+    if order.exists():
+        what = order.read_text()
+        os.kill(os.getpid(), int(what[1:])) if what.startswith("-") else os._exit(int(what))
+    time.sleep(0.01)
+"""
+
+# trainer/forkserver.py's protocol, with that worker.
+FORK_SERVER = """
+import json, os, signal, sys, threading
+def reap(pid, worker):
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    os.write(1, (json.dumps({"worker": worker, "code": code}) + "\\n").encode())
+for line in sys.stdin:
+    order = json.loads(line)
+    program = [sys.executable, "-c", sys.argv[1], *order["arguments"]]
+    to_log = [(os.POSIX_SPAWN_OPEN, 1, order["log"], os.O_WRONLY | os.O_CREAT, 0o600)]
+    pid = os.posix_spawn(sys.executable, program, os.environ, file_actions=to_log)
+    os.write(1, (json.dumps({"worker": order["worker"], "pid": pid}) + "\\n").encode())
+    threading.Thread(target=reap, args=(pid, order["worker"]), daemon=True).start()
+"""
+
+
+class Log:
+    """What a backend has emitted."""
+
+    def __init__(self) -> None:
+        self.events: list[ev.Event] = []
+        self._news = asyncio.Event()
+
+    def emit(self, event: ev.Event) -> None:
+        self.events.append(event)
+        self._news.set()
+
+    def of(self, kind: type, worker: int) -> list[Any]:
+        return [e for e in self.events if isinstance(e, kind) and getattr(e, "worker", None) == worker]
+
+    async def until(self, happens: Callable[[], Any]) -> Any:
+        """The first true value of `happens`, asked after every event."""
+        async with asyncio.timeout(SECONDS):
+            while not (value := happens()):
+                self._news.clear()
+                await self._news.wait()
+            return value
+
+    async def seen(self, worker: int) -> ev.Seen:
+        (seen,) = await self.until(lambda: self.of(ev.Seen, worker))
+        return seen
+
+    async def gone(self, worker: int) -> ev.Gone:
+        return (await self.until(lambda: self.of(ev.Gone, worker)))[0]
+
+
+class World(Protocol):
+    """A backend in its world, and what a test may do to that."""
+
+    backend: Backend
+    log: Log
+
+    def end(self, worker: int, code: int) -> None:
+        """The worker's process ends by itself; a negative code is a signal."""
+
+    def break_starts(self) -> None:
+        """From now on no worker can be started."""
+
+
+class InProcesses:
+    def __init__(self, folder: Path, fork: bool):
+        self.log, self._orders = Log(), folder / "orders"
+        self._orders.mkdir()
+        self.command = [sys.executable, "-c", WORKER, str(self._orders)]
+        self.logs = folder / "logs"
+        spawn = Spawn(self.command, {})
+        server = ForkServer([sys.executable, "-c", FORK_SERVER, WORKER], [str(self._orders)], {})
+        self.launcher = server if fork else spawn
+        self.backend = Processes(self.log.emit, self.launcher, self.logs)
+
+    def end(self, worker: int, code: int) -> None:
+        order = self._orders / f"{worker}.part"
+        order.write_text(str(code))
+        order.rename(self._orders / str(worker))
+
+    def break_starts(self) -> None:
+        self.launcher._command = ["/no/such/program"]
+        if isinstance(self.launcher, ForkServer) and self.launcher._process is not None:
+            self.launcher._process.kill()
+
+
+class AtKubernetes:
+    def __init__(self, server: Any, driven: Any):
+        self.log, self._server, self.backend = Log(), server, driven.backend
+        driven.heard.append(self.log.emit)
+
+    def end(self, worker: int, code: int) -> None:
+        self._server.end_pod(f"edl-worker-{worker}", code if code >= 0 else 128 - code)
+
+    def break_starts(self) -> None:
+        self._server.refuse("create", "pods", 403, "Forbidden", "no right to create pods", times=1000)
+
+
+class InFake:
+    def __init__(self) -> None:
+        self.log = Log()
+        later = asyncio.get_running_loop().call_later
+        self.fake = self.backend = FakeBackend(self.log.emit, later, end_seconds=0.01)
+
+    def end(self, worker: int, code: int) -> None:
+        w = WorkerId(worker)
+        gone = ev.Gone(w, code=code, free=code == WorkerExit.PEER_BROKEN)
+        self.fake.exit(w, ev.Gone(w, signal="SIGSEGV") if code < 0 else gone)
+
+    def break_starts(self) -> None:
+        self.fake.hold("there is no room")
+
+
+class ByOthers:
+    def __init__(self) -> None:
+        self.log = Log()
+        self.backend = External(self.log.emit, "127.0.0.1:1")
+
+
+@asynccontextmanager
+async def a_world(kind: str, folder: Path) -> AsyncIterator[Any]:
+    async with contextlib.AsyncExitStack() as stack:
+        if kind == "kubernetes":
+            server = await stack.enter_async_context(serving(SECOND))
+            install(server)
+            yield AtKubernetes(server, await stack.enter_async_context(driving(server)))
+            return
+        worlds: dict[str, Callable[[], Any]] = {
+            "spawn": lambda: InProcesses(folder, fork=False), "fork": lambda: InProcesses(folder, fork=True),
+            "fake": InFake, "external": ByOthers,
+        }  # fmt: skip
+        world = worlds[kind]()
+        await world.backend.start()
+        try:
+            yield world
+        finally:
+            await world.backend.close()
+
+
+WATCHING = ("spawn", "fork", "kubernetes", "fake")  # backends that see processes
+
+
+@pytest.fixture(params=WATCHING)
+async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
+    async with a_world(request.param, tmp_path) as world:
+        yield world
+
+
+@pytest.fixture(params=[*WATCHING, "external"])
+async def any_world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
+    async with a_world(request.param, tmp_path) as world:
+        yield world
+
+
+def create(world: World, *workers: int) -> None:
+    for worker in workers:
+        world.backend.perform(ev.Create(WorkerId(worker)))
+
+
+def delete(world: World, worker: int, grace: float = 1.0) -> None:
+    world.backend.perform(ev.Delete(WorkerId(worker), grace))
+
+
+async def is_quiet(world: World, worker: int) -> None:
+    """Nothing more is emitted of that worker: another one is created, and has come and gone meanwhile."""
+    before = [e for e in world.log.events if getattr(e, "worker", None) == worker]
+    create(world, 99)
+    delete(world, 99, 0.0)
+    await world.log.gone(99)
+    assert [e for e in world.log.events if getattr(e, "worker", None) == worker] == before
+
+
+# --- starting
+
+
+async def test_a_worker_that_is_created_is_seen_once_with_a_handle(world: World) -> None:
+    create(world, 0, 1)
+    handles = {(await world.log.seen(worker)).handle for worker in (0, 1)}
+    assert len(handles) == 2 and "" not in handles
+    assert world.log.of(ev.Gone, 0) == world.log.of(ev.Gone, 1) == []
+
+
+async def test_a_worker_that_cannot_be_started_is_told_with_the_reason(world: World) -> None:
+    world.break_starts()
+    create(world, 0)
+    told = await world.log.until(
+        lambda: [e for e in world.log.events if isinstance(e, ev.Delayed | ev.Gone) and e.why]
+    )
+    assert told[0].worker == 0
+    assert world.log.of(ev.Seen, 0) == []
+    delete(world, 0)
+    await world.log.gone(0)
+    assert len(world.log.of(ev.Gone, 0)) == 1
+
+
+# --- ending
+
+
+@pytest.mark.parametrize("code", [0, 3])
+async def test_an_end_is_told_once_with_its_exit_code(world: World, code: int) -> None:
+    create(world, 0)
+    await world.log.seen(0)
+    world.end(0, code)
+    gone = await world.log.gone(0)
+    assert (gone.code, gone.signal, gone.free) == (code, "", False)
+    delete(world, 0, 0.0)  # what the core may do, when a stream and a process end at once
+    await is_quiet(world, 0)
+
+
+async def test_a_crash_is_told_with_its_signal(world: World) -> None:
+    create(world, 0)
+    await world.log.seen(0)
+    world.end(0, -11)
+    assert (await world.log.gone(0)).signal == "SIGSEGV"
+
+
+async def test_a_worker_that_its_peers_broke_is_free(world: World) -> None:
+    create(world, 0)
+    await world.log.seen(0)
+    world.end(0, WorkerExit.PEER_BROKEN)
+    gone = await world.log.gone(0)
+    assert gone.free and gone.code == WorkerExit.PEER_BROKEN
+
+
+@pytest.mark.parametrize("grace", [0.0, 1.0])
+async def test_a_worker_that_is_deleted_is_gone_once(world: World, grace: float) -> None:
+    create(world, 0)
+    await world.log.seen(0)
+    delete(world, 0, grace)
+    delete(world, 0, grace)
+    await world.log.gone(0)
+    delete(world, 0, 0.0)
+    await is_quiet(world, 0)
+
+
+async def test_a_worker_that_is_deleted_before_it_runs_is_gone_once(any_world: World) -> None:
+    create(any_world, 0)
+    delete(any_world, 0, 1.0)
+    delete(any_world, 0, 0.0)
+    await any_world.log.gone(0)
+    await is_quiet(any_world, 0)
+    assert len(any_world.log.of(ev.Gone, 0)) == 1
+
+
+async def test_what_is_not_a_backends_is_ignored(any_world: World) -> None:
+    delete(any_world, 7)  # which nobody has created
+    any_world.backend.perform(ev.Stop(WorkerId(7), "enough"))
+    any_world.backend.perform(ev.End("Stopped", "enough"))
+    await is_quiet(any_world, 7)
+
+
+async def test_nothing_is_emitted_after_close(any_world: World) -> None:
+    create(any_world, 0, 1)
+    await any_world.backend.close()
+    told = len(any_world.log.events)
+    await asyncio.sleep(0.1)
+    assert len(any_world.log.events) == told
+
+
+# --- the ways in which a start fails
+
+
+@pytest.mark.parametrize("fork", [False, True])
+async def test_a_log_that_cannot_be_written_is_the_workers_end(tmp_path: Path, fork: bool) -> None:
+    world = InProcesses(tmp_path, fork)
+    (world.logs / ("forkserver.log" if fork else "worker-0.log")).mkdir(parents=True)
+    await world.backend.start()
+    create(world, 0)
+    gone = await world.log.gone(0)
+    assert not gone.free, "the job is to blame: it must end, rather than try for ever"
+    assert "its process cannot be started: IsADirectoryError" in gone.why and str(world.logs) in gone.why
+    await world.backend.close()
+
+
+async def test_a_fork_server_that_exits_is_the_end_of_who_waits_for_it(tmp_path: Path) -> None:
+    world = InProcesses(tmp_path, fork=True)
+    world.launcher._command = [sys.executable, "-c", "import sys; sys.exit(3)"]
+    await world.backend.start()
+    create(world, 0)
+    why = (await world.log.gone(0)).why
+    assert "the fork server exited with code 3" in why and "forkserver.log" in why
+    world.launcher._command = [sys.executable, "-c", FORK_SERVER, WORKER]
+    create(world, 1)
+    await world.log.seen(1)  # the next worker starts another
+    await world.backend.close()
+
+
+async def test_workers_end_with_their_fork_server_and_the_next_ones_have_another(tmp_path: Path) -> None:
+    world = InProcesses(tmp_path, fork=True)
+    await world.backend.start()
+    create(world, 0)
+    await world.log.seen(0)
+    assert isinstance(world.launcher, ForkServer) and world.launcher._process is not None
+    world.launcher._process.kill()
+    gone = await world.log.gone(0)
+    assert gone.signal == "SIGKILL" and "the fork server exited with code -9" in gone.why
+    create(world, 1)
+    await world.log.seen(1)
+    await world.backend.close()

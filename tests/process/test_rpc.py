@@ -1,0 +1,52 @@
+"""The master's gRPC side, with real connections and without a job."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import grpc
+
+from edl.contract.ids import RunId, WorkerId
+from edl.contract.proto import edl_pb2 as pb
+from edl.contract.proto import edl_pb2_grpc as rpc
+from master.core import events as ev
+from master.rpc.server import Server
+
+PING_MS = 200
+# A worker's, fifty times as fast.
+KEEPALIVE = [("grpc.keepalive_time_ms", PING_MS), ("grpc.http2.max_pings_without_data", 0)]
+
+
+class Idle:
+    """A job in which nothing happens."""
+
+    run_id = RunId("run-1")
+
+    def emit(self, event: ev.Event) -> None: ...
+
+    def status(self, now: float) -> dict[str, Any]:
+        return {"phase": "Starting"}
+
+    def scale(self, workers: int) -> str:
+        return ""
+
+    def stop(self, why: str) -> str:
+        return ""
+
+    def vacant(self) -> WorkerId | None:
+        return None
+
+
+async def test_who_only_pings_for_long_keeps_its_connection() -> None:
+    server = Server(Idle(), "a-token", "{}", "")
+    port = await server.start("127.0.0.1:0")
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=KEEPALIVE) as channel:
+        request, token = pb.WatchRequest(follow=True), [("authorization", "Bearer a-token")]
+        watching = rpc.MasterStub(channel).Watch(request, metadata=token)
+        assert json.loads((await watching.read()).json) == {"phase": "Starting"}
+        await asyncio.sleep(20 * PING_MS / 1000)  # pings, and nothing else
+        server.changed()
+        assert json.loads((await watching.read()).json) == {"phase": "Starting"}
+    await server.close()

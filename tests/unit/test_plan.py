@@ -1,0 +1,69 @@
+"""What a master of a release does with what it finds: `master.in_cluster.plan`, without a cluster."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from edl.config import values
+from edl.contract.ids import RunId, WorkerId
+from master.backends.kubernetes import Found
+from master.in_cluster import Plan, Refuse, Rest, Train, plan
+from master.spec import Invalid, JobSpec
+
+NEW = RunId("new")
+WORKERS = ((WorkerId(2), "edl-worker-2"),)
+MODEL = "def model():\n    return 1\n\n\ndef data(split):\n    return split\n"
+
+
+def a_spec(**changes: Any) -> JobSpec:
+    return JobSpec.parse(values.merge(values.defaults(), changes))
+
+
+def found(earlier: JobSpec | None = None, run: str | None = "old", ended: str = "") -> Found:
+    return Found(RunId(run) if run else None, earlier, 3, WORKERS if run else (), ended, 0.0)
+
+
+def train(what: Plan) -> Train:
+    assert isinstance(what, Train)
+    return what
+
+
+def test_a_new_release_begins_a_run() -> None:
+    what = train(plan(found(run=None), a_spec(), NEW))
+    assert (what.run_id, what.spec, what.adopted.workers, what.adopted.next_id) == (NEW, a_spec(), (), 3)
+
+
+def test_a_run_goes_on_under_a_new_master_with_its_workers_and_live_values() -> None:
+    what = train(plan(found(a_spec(workers=2)), a_spec(workers=3), NEW))
+    assert (what.run_id, what.spec, what.adopted.workers) == ("old", a_spec(workers=3), WORKERS)
+
+
+def test_a_change_that_a_run_cannot_take_does_not_end_it() -> None:
+    earlier = a_spec()
+    what = train(plan(found(earlier), a_spec(training={"epochs": 7}), NEW))
+    assert (what.run_id, what.spec) == ("old", earlier)
+
+
+def test_another_model_file_is_another_run() -> None:
+    what = train(plan(found(a_spec()), a_spec(model={"source": MODEL}), NEW))
+    assert (what.run_id, what.adopted.workers, what.adopted.next_id) == (NEW, (), 3)
+
+
+@pytest.mark.parametrize("ended", ["Succeeded", "Failed", "Stopped"])
+def test_after_the_end_the_same_values_rest_and_others_begin_another_run(ended: str) -> None:
+    assert plan(found(a_spec(), ended=ended), a_spec(workers=3), NEW) == Rest()
+    assert train(plan(found(a_spec(), ended=ended), a_spec(training={"epochs": 7}), NEW)).run_id == NEW
+
+
+def test_invalid_values_begin_nothing_but_leave_a_run_alone() -> None:
+    wrong = Invalid("workers: -1 is not allowed")
+    assert plan(found(run=None), wrong, NEW) == Refuse(wrong.why)
+    assert plan(found(a_spec(), ended="Succeeded"), wrong, NEW) == Refuse(wrong.why)
+    assert train(plan(found(a_spec(workers=2)), wrong, NEW)).spec == a_spec(workers=2)
+
+
+def test_a_run_whose_own_values_are_unknown_takes_the_charts() -> None:
+    assert train(plan(found(None), a_spec(), NEW)).run_id == "old"
+    assert isinstance(plan(found(None), Invalid("x"), NEW), Refuse)
