@@ -10,7 +10,7 @@ import numpy as np
 
 from edl.contract.shuffle import Order
 from edl.data import Reader
-from trainer.data import Source
+from trainer.records import Records
 from trainer.user_model import UserModel
 
 EVALUATION_BATCH = 256
@@ -19,7 +19,7 @@ EVALUATION_BATCH = 256
 class _Batches(keras.utils.PyDataset):
     """A reader's records as Keras wants to be given them."""
 
-    def __init__(self, source: Source, size: int):
+    def __init__(self, source: Records, size: int):
         super().__init__()
         self._source, self._size = source, size
 
@@ -37,7 +37,7 @@ def evaluate(model: keras.Model, zoo: UserModel, reader: Reader | None) -> dict[
     if reader is None or len(reader) == 0:
         return {}
     order = Order(len(reader), seed=0, block=EVALUATION_BATCH, shuffle=False)
-    source = Source(reader, order, zoo.feed, zoo.name)
+    source = Records(reader, order, zoo.feed, zoo.name)
     results = model.evaluate(_Batches(source, len(reader)), verbose=0, return_dict=True)
     return {name: float(np.mean(value)) for name, value in results.items()}
 

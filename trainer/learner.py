@@ -32,7 +32,7 @@ from trainer.graphs import compiled
 from trainer.model_support import loss_is_a_sum, refuse_unless_compiled, refuse_unless_float32
 
 
-class Learner:
+class KerasLearner:
     """A compiled Keras model, taken apart into the two halves of a step.
 
     Args:

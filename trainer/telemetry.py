@@ -1,4 +1,4 @@
-"""What a worker tells of its steps: how the training goes, and what a change of the ring has cost."""
+"""What a worker reports of its steps: how the training goes, and what a change of the ring has cost."""
 
 from __future__ import annotations
 
@@ -9,26 +9,37 @@ from collections.abc import Callable
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.ranges import RangeSet
 from trainer.control import Agreed
-from trainer.session.client import Progress, Session
+from trainer.session.state import Progress, Session
 
 LOG_SECONDS = 10.0
 LOSS_MEMORY = 0.95  # how much of the loss that is told was there a step before
 
 
+def _log(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
 class Telemetry:
-    """Turns steps into what the link tells: at once where somebody waits for it, else with the next beat.
+    """Turns steps into what the session says: at once where somebody waits for it, else with the next
+    heartbeat.
 
     Args:
         clock: seconds, never going back.
+        log: takes a line about the training now and again.
     """
 
-    def __init__(self, link: Session, clock: Callable[[], float] = time.monotonic):
-        self._link, self._clock = link, clock
+    def __init__(
+        self,
+        session: Session,
+        clock: Callable[[], float] = time.monotonic,
+        log: Callable[[str], None] = _log,
+    ):
+        self._session, self._clock, self._log = session, clock, log
         self._records = 0  # trained here in this ring
         self._loss = (0.0, 0.0)  # decaying sums: of the loss, of the records
         self._told = RangeSet()  # the safe set that the master was last told of
         self._logged_at = clock() - LOG_SECONDS
-        self._began_at: float | None = None  # the step in work; None: there is none
+        self._began_at: float | None = None  # of the step in progress; None between steps
         self._stepped_at: float | None = None  # the last step came back
         self._wasted_seconds = 0.0  # in steps that did not come back, not told yet
         self._redone: int | None = None  # records, of the change that is still to be told
@@ -44,7 +55,7 @@ class Telemetry:
         self._began_at = self._clock()
 
     def step_breaks(self) -> None:
-        """The ring broke; if a step was in work, it did not come back."""
+        """The ring broke; a step in progress did not come back."""
         if self._began_at is not None:
             self._wasted_seconds += self._clock() - self._began_at
         self._began_at = None
@@ -56,7 +67,7 @@ class Telemetry:
 
         Args:
             trained: records of it that were this worker's.
-            safe: the applied set as it was before: by now every member has it.
+            safe: the applied set as it was before: every member has that one.
         """
         now = self._clock()
         self._began_at = None
@@ -72,14 +83,14 @@ class Telemetry:
         loss = self._loss[0] / self._loss[1] if self._loss[1] else None
         if loss is not None and now >= self._logged_at + LOG_SECONDS:
             self._logged_at = now
-            print(f"generation {generation}, rank {rank}, step {step}: Loss {loss:.4f}", file=sys.stderr)
-        self._link.progress = Progress(generation, step, self._records, loss, safe if rank == 0 else None)
+            self._log(f"generation {generation}, rank {rank}, step {step}: Loss {loss:.4f}")
+        self._session.progress = Progress(generation, step, self._records, loss, safe if rank == 0 else None)
         if rank == 0 and agreed.idle and safe != self._told:  # nobody has data: the master opens an epoch
             self._told = safe
-            self._link.send_heartbeat()
+            self._session.send_heartbeat()
 
     def ring_left(self, step: int) -> None:
-        self._link.progress = Progress(step=step)
+        self._session.progress = Progress(step=step)
 
     def _tell_the_change(self, generation: int, step: int, now: float) -> None:
         """The first step after a change has come back."""
@@ -88,4 +99,4 @@ class Telemetry:
             step=step, stall_seconds=stall, redone_records=self._redone, wasted_seconds=self._wasted_seconds
         )
         self._redone, self._wasted_seconds = None, 0.0
-        self._link.say(generation, stepped=stepped)
+        self._session.say(generation, stepped=stepped)

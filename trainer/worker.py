@@ -23,11 +23,15 @@ that is taken over may have this worker's last batch in it, or not, and either i
 
 **A step is safe** once the next sum has come back, for then every member has it. Only what is
 safe is told to the master: a step that one rank alone has may die with it.
+
+The loop knows neither TensorFlow nor Horovod nor gRPC: a learner, a ring and a session are given to
+it. The warm-up runs it in a ring of one, and the simulator a thousand times over in virtual time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 
@@ -35,41 +39,73 @@ from edl.config import Config
 from edl.contract.batching import local_batch
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.ranges import Range, RangeSet
+from edl.errors import EdlError
 from trainer import control
-from trainer.data import Batch, Batches, HeldLeases, Source
-from trainer.learner import Learner
-from trainer.ring.base import Ring, RingBroken
-from trainer.session.client import Session
+from trainer.data import Batch, Batches, HeldLeases
+from trainer.ring.base import Ring, RingBroken, Vector
 from trainer.session.orders import End, Export, FormRing
+from trainer.session.state import Session
 from trainer.telemetry import Telemetry
 
 IDLE_SECONDS = 0.05
 
 
-class NonFinite(Exception):
+class NonFinite(EdlError):
     """A gradient or loss is not finite, and the job does not go on after one."""
 
 
+class Learner(Protocol):
+    """A model, as two halves of a step with the ring's sum in between."""
+
+    def gradients(self, batch: Batch, contribution: np.ndarray, step: int, rank: int) -> Vector:
+        """This rank's part of the sum, with the control vector `contribution` at its end. Changes nothing."""
+        ...
+
+    def nothing(self, contribution: np.ndarray) -> Vector:
+        """The part of a rank that has no batch."""
+        ...
+
+    def agreed(self, total: Vector) -> control.Agreed:
+        """What the control vector at the end of the sum says."""
+        ...
+
+    def update(self, total: Vector) -> None:
+        """Apply the sum to the model."""
+        ...
+
+    def state(self) -> np.ndarray:
+        """Everything that `update` changes, uint8 [bytes]."""
+        ...
+
+    def load(self, state: np.ndarray) -> None:
+        """Take over another worker's `state`."""
+        ...
+
+    def digest(self) -> str:
+        """Of the state: equal on two workers when their models are equal, bit for bit."""
+        ...
+
+
 class Worker:
-    """One worker: a model, a ring, data, and a link to the master.
+    """One worker: a model, a ring, data, and a session with the master.
 
     Args:
-        size: records in one epoch.
         export: evaluates and saves the final model; returns (metrics, file name).
     """
 
     def __init__(
         self,
         config: Config,
-        link: Session,
+        session: Session,
         ring: Ring,
         learner: Learner,
-        source: Source,
-        size: int,
+        batches: Batches,
+        report: Telemetry,
         export: Callable[[], tuple[dict[str, float], str]],
     ):
-        self.config, self.link, self.ring, self.learner, self.export = config, link, ring, learner, export
-        self.positions = size * config.training.epochs  # of the whole job
+        self.config, self.session, self.ring, self.learner = config, session, ring, learner
+        self.batches, self.report, self.export = batches, report, export
+        self.positions = batches.epoch_size * config.training.epochs  # of the whole job
         # The state that all members share, beside the learner's variables:
         self.step = 0
         self.applied = RangeSet()
@@ -77,41 +113,39 @@ class Worker:
         # This worker's own:
         self.holds_state = False  # whether its memory is a copy of the job's state
         self.leases = HeldLeases()
-        self.asked = False  # for a lease, and none has come yet
+        self.asked = False  # for a lease that has not come yet
         self.in_flight: Range | None = None  # its batch in a step that has not come back
-        self.batches = Batches(source, size)
-        self.report = Telemetry(link)
 
     # --- rings, one after the other
 
     def train(self) -> End:
-        """Follow the master's orders until it says stop, or is gone."""
+        """Follow the master's orders until one of them ends this worker, or there is no master any more."""
         while True:
-            match self.link.next_order():
+            match self.session.next_order():
                 case FormRing() as form:
                     self.ride(form)
                 case Export():
                     metrics, model = self.export()
-                    self.link.say(finished=pb.Finished(metrics=metrics, model=model))
+                    self.session.say(finished=pb.Finished(metrics=metrics, model=model))
                 case End() as end:
                     return end
 
     def ride(self, form: FormRing) -> None:
         """One ring, from meeting the others to having left it."""
-        rank, size = form.members.index(self.link.worker), len(form.members)
-        self.link.new_leases()  # what came before this order is in it
+        rank, size = form.members.index(self.session.worker), len(form.members)
+        self.session.new_leases()  # what came before this order is in it
         self.leases.replace(form.leases)
         self.asked = False
         self.report.ring_formed()
         broken = ""
         try:
-            if self.link.was_cut(form.generation):
-                raise RingBroken("a member was gone before the ring was formed")
+            if self.session.was_cut(form.generation):
+                raise RingBroken("the ring was cut before it was formed")
             self.ring.form(rank, size)
             if form.sync:
                 self.sync(form.members.index(form.root), rank)
             self.holds_state = True
-            self.link.say(form.generation, joined_ring=pb.JoinedRing(step=self.step))
+            self.session.say(form.generation, joined_ring=pb.JoinedRing(step=self.step))
             self.report.ring_up(redone=self.lost_records())
             self.in_flight = None
             while self.take_step(form.generation, rank, size):
@@ -150,7 +184,7 @@ class Worker:
         return len(RangeSet.of([self.in_flight or (0, 0)]).minus(self.applied))
 
     def say_out(self, generation: int, broken: str) -> None:
-        """The ring is left. What the master now hears is all that it goes on from."""
+        """Report how the ring was left: the state that the master goes on from."""
         complete = self.holds_state and self.applied.covers(0, self.positions)
         out = pb.LeftRing(
             step=self.step,
@@ -160,7 +194,7 @@ class Worker:
             broken=broken,
             digest=self.learner.digest() if complete else "",
         )
-        self.link.say(generation, left_ring=out)
+        self.session.say(generation, left_ring=out)
 
     # --- one step
 
@@ -169,7 +203,7 @@ class Worker:
         self.report.step_begins()
         batch = self.next_batch(generation, rank, size)
         positions = batch.positions if batch else None
-        told = control.write(rank, size, positions, leave=self.link.must_leave(generation))
+        told = control.write(rank, size, positions, leave=self.session.must_leave(generation))
         if batch is None:
             vector = self.learner.nothing(told)  # it takes part all the same, with weight zero
         else:
@@ -182,21 +216,21 @@ class Worker:
         self.commit(agreed, total)
         self.report.step_done(generation, rank, self.step, len(batch) if batch else 0, agreed, safe)
         if agreed.idle and not agreed.leave:
-            self.link.wait_for_news(IDLE_SECONDS)
+            self.session.wait_for_news(IDLE_SECONDS)
         return not agreed.leave
 
     def next_batch(self, generation: int, rank: int, size: int) -> Batch | None:
         """The next records of this worker's leases, at most its share of the global batch."""
-        for lease in self.link.new_leases():
+        for lease in self.session.new_leases():
             self.leases.add(lease)
             self.asked = False
         share = local_batch(self.config.training.batch_size, rank, size)
-        if share and len(self.leases) < 2 * share and not self.asked:  # early: nobody waits for the master
+        if share and len(self.leases) < 2 * share and not self.asked:  # early: a step need not wait for it
             self.asked = True
-            self.link.say(generation, lease_request=pb.LeaseRequest())
+            self.session.say(generation, lease_request=pb.LeaseRequest())
         return self.batches.first(self.leases, share)
 
-    def commit(self, agreed: control.Agreed, total: object) -> None:
+    def commit(self, agreed: control.Agreed, total: Vector) -> None:
         """Put the step into the state: model and ledger, one after the other, nothing in between.
 
         Raises:

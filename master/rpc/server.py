@@ -20,8 +20,8 @@ import edl
 from edl.contract.ids import Generation, RunId, WorkerId
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.proto import edl_pb2_grpc as rpc
-from edl.contract.ranges import RangeSet
 from master.core import events as ev
+from master.rpc.messages import event_of, messages_of
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
@@ -136,37 +136,24 @@ class Server(rpc.MasterServicer):
     def perform(self, effect: ev.Effect) -> None:
         """Send what the effect says to whom it concerns; effects of other adapters are none of ours."""
         match effect:
-            case ev.Form(generation, members, root, sync, leases):
+            case ev.Form(generation, members):
                 self._ring = (generation, members)
-                for member, left in zip(members, leases, strict=True):
-                    form = pb.Form(members=members, root=root, sync=sync)
-                    form.leases.extend(pb.Range(start=a, stop=b) for a, b in left)
-                    self._send(member, generation, form=form)
-            case ev.Leave(generation, members):
-                for member in members:
-                    self._send(member, generation, leave=pb.Leave())
-            case ev.Cut(generation, members):
-                for member in members:
-                    self._send(member, generation, cut=pb.Cut())
-            case ev.Grant(worker, (start, stop)):
-                self._send(worker, self._ring[0], grant=pb.Range(start=start, stop=stop))
-            case ev.Export(worker):
-                self._send(worker, 0, export=pb.Export())
-            case ev.Stop(worker, why):
-                self._send(worker, 0, stop=pb.Stop(why=why))
             case ev.Fence(worker, why):
                 self._fenced[worker] = why
                 if queue := self._streams.pop(worker, None):
                     queue.put_nowait(None)
+        for to, message in messages_of(effect, self._ring[0]):
+            self._send(to, message)
 
     def changed(self) -> None:
         """The status is another one: whoever watches is told."""
         self._changed.set()
         self._changed = asyncio.Event()
 
-    def _send(self, worker: WorkerId, generation: int, **what: Any) -> None:
+    def _send(self, worker: WorkerId, message: pb.ToWorker) -> None:
+        message.run_id = self._run_id
         if queue := self._streams.get(worker):
-            queue.put_nowait(pb.ToWorker(run_id=self._run_id, generation=generation, **what))
+            queue.put_nowait(message)
 
     # --- calls
 
@@ -216,7 +203,7 @@ class Server(rpc.MasterServicer):
                     self.foreign += 1
                 elif message.WhichOneof("body") == "key_value":
                     self._relay(worker, message)
-                elif worker not in self._fenced and (event := _event(worker, message)) is not None:
+                elif worker not in self._fenced and (event := event_of(worker, message)) is not None:
                     self._handler.emit(event)
         queue.put_nowait(None)
 
@@ -227,7 +214,7 @@ class Server(rpc.MasterServicer):
             return
         for member in members:
             if member != worker:
-                self._send(member, generation, key_value=message.key_value)
+                self._send(member, pb.ToWorker(generation=generation, key_value=message.key_value))
 
     async def Watch(self, request: pb.WatchRequest, context: Context) -> AsyncIterator[pb.Status]:
         while True:
@@ -248,47 +235,3 @@ class Server(rpc.MasterServicer):
 
     async def Stop(self, request: pb.StopRequest, context: Context) -> pb.Reply:
         return pb.Reply(text=self._handler.stop(request.why))
-
-
-def _event(worker: WorkerId, message: pb.FromWorker) -> ev.Event | None:
-    """What a worker's message means to the core."""
-    g = Generation(message.generation)
-    match message.WhichOneof("body"):
-        case "ready":
-            return ev.Ready(worker, message.ready.records)
-        case "resume":
-            b = message.resume
-            members = tuple(WorkerId(m) for m in b.members)
-            out = _out(worker, g, b.left_ring) if b.HasField("left_ring") else None
-            return ev.Resume(worker, b.records, g, members, b.left, b.joined, out)
-        case "joined_ring":
-            return ev.JoinedRing(worker, g, message.joined_ring.step)
-        case "stepped":
-            s = message.stepped
-            return ev.Stepped(worker, g, s.step, s.stall_seconds, s.redone_records, s.wasted_seconds)
-        case "heartbeat":
-            beat = message.heartbeat
-            loss = beat.loss if beat.HasField("loss") else None
-            applied = _ranges(beat.applied) if beat.has_applied else None
-            return ev.Heartbeat(worker, g, beat.step, beat.rate, loss, beat.memory, applied)
-        case "lease_request":
-            return ev.LeaseRequest(worker, g)
-        case "left_ring":
-            return _out(worker, g, message.left_ring)
-        case "leaving":
-            return ev.Leaving(worker, message.leaving.why)
-        case "failed":
-            return ev.Failed(worker, message.failed.why, message.failed.traceback, message.failed.fatal)
-        case "finished":
-            return ev.Finished(worker, dict(message.finished.metrics), message.finished.model)
-    return None
-
-
-def _out(worker: WorkerId, g: Generation, o: pb.LeftRing) -> ev.LeftRing:
-    return ev.LeftRing(
-        worker, g, o.step, o.has_state, _ranges(o.applied), _ranges(o.skipped), o.broken, o.digest
-    )
-
-
-def _ranges(ranges: Any) -> RangeSet:
-    return RangeSet.of((r.start, r.stop) for r in ranges)

@@ -12,21 +12,30 @@ from __future__ import annotations
 import os
 import statistics
 import sys
+import threading
 import time
+from typing import Any
 
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 import keras
 import numpy as np
 import tensorflow as tf
 
-from edl.contract.ranges import RangeSet
-from trainer import control
-from trainer.data import Batch
-from trainer.learner import Learner
+from edl import config
+from edl.config import values
+from edl.contract.ranges import Range, RangeSet
+from trainer.data import Batch, Batches
+from trainer.learner import KerasLearner
 from trainer.ring.horovod import HorovodRing
+from trainer.session.orders import FormRing
+from trainer.session.state import Session
+from trainer.telemetry import Telemetry
+from trainer.worker import Worker
 
 STEPS = 60
+WARM = 20  # steps that are not measured
 BATCH = 16
+MOST = 1 << 40  # records: more than there is time for
 
 
 def model() -> keras.Model:
@@ -44,43 +53,95 @@ def main() -> None:
     chance = np.random.default_rng(rank)
     x, y = chance.normal(size=(4096, 64)).astype("f4"), chance.integers(0, 10, 4096)
     ring = HorovodRing(port, "lo", f"{side}-{rank}")
+    if side == "edl":
+        ours(ring, rank, x, y, work)
+        return
     ring.form(rank, 2)
-    made = model()
-    one_step = ours(made, ring, rank, x, y) if side == "edl" else plain(made, x, y)
-    for number in range(20):
+    one_step = plain(model(), x, y)
+    for number in range(WARM):
         one_step(number)
-    print("here", flush=True)
-    for _ in sys.stdin:
-        seconds = []
+    pace = Timing(work)
+    pace.go()
+    while True:
         for number in range(STEPS):
-            began = time.perf_counter()
-            while time.perf_counter() - began < work:
-                pass
+            pace.begins()
             one_step(number)
-            seconds.append(time.perf_counter() - began)
-        print(statistics.median(seconds), flush=True)
+            pace.ends()
 
 
-def ours(made: keras.Model, ring: HorovodRing, rank: int, x: np.ndarray, y: np.ndarray):  # type: ignore[no-untyped-def]
-    """As trainer.worker does it: batch, control, sum, ledger, update."""
-    learner = Learner(made, Batch((0, 2), x[:2], y[:2], None))
-    applied = RangeSet()
+class Timing:
+    """Spends `work` seconds in each step, and has STEPS of them measured for each line on stdin."""
 
-    def step(number: int) -> None:
-        nonlocal applied
-        at = number * BATCH % 4000
-        positions = (number * 2 * BATCH + rank * BATCH, number * 2 * BATCH + (rank + 1) * BATCH)
-        batch = Batch(positions, x[at : at + BATCH], y[at : at + BATCH], None)
-        told = control.write(rank, 2, positions, leave=False)
-        total = ring.reduce(learner.gradients(batch, told, number, rank))
-        agreed = learner.agreed(total)
-        learner.update(total)
-        if number == 0:
-            applied = RangeSet()
-        for start, stop in agreed.batches:
-            applied = applied.add(start, stop)
+    def __init__(self, work: float):
+        self._work = work
+        self._seconds: list[float] = []
+        self._began = 0.0
 
-    return step
+    def go(self) -> None:
+        """All is warm: wait for the first line."""
+        print("here", flush=True)
+        self._wait()
+
+    def begins(self) -> None:
+        self._began = time.perf_counter()
+        while time.perf_counter() - self._began < self._work:
+            pass
+
+    def ends(self) -> None:
+        self._seconds.append(time.perf_counter() - self._began)
+        if len(self._seconds) == STEPS:
+            print(statistics.median(self._seconds), flush=True)
+            self._seconds = []
+            self._wait()
+
+    def _wait(self) -> None:
+        if not sys.stdin.readline():
+            os._exit(0)
+
+
+class Paced(Telemetry):
+    """Knows when the loop begins a step, and when it has done it."""
+
+    def __init__(self, session: Session, pace: Timing):
+        super().__init__(session, log=lambda line: None)
+        self._pace, self._steps = pace, 0
+
+    def step_begins(self) -> None:
+        super().step_begins()
+        if self._steps == WARM:
+            self._pace.go()
+        if self._steps >= WARM:
+            self._pace.begins()
+
+    def step_done(self, *arguments: Any) -> None:
+        super().step_done(*arguments)
+        if self._steps >= WARM:
+            self._pace.ends()
+        self._steps += 1
+
+
+class Endless:
+    """A source that has records at every position."""
+
+    def __init__(self, x: np.ndarray, y: np.ndarray):
+        self._x, self._y = x, y
+
+    def batch(self, positions: Range) -> Batch:
+        at = positions[0] % 4000
+        return Batch(positions, self._x[at : at + BATCH], self._y[at : at + BATCH], None)
+
+
+def ours(ring: HorovodRing, rank: int, x: np.ndarray, y: np.ndarray, work: float) -> None:
+    """The worker's own loop, with a session that nobody is at the other end of."""
+    learner = KerasLearner(model(), Batch((0, 2), x[:2], y[:2], None))
+    values_ = values.merge(values.defaults(), {"training": {"batchSize": 2 * BATCH}})
+    session = Session(rank, lambda message: None, lambda: None, threading.Event())
+    batches = Batches(Endless(x, y), MOST)
+    worker = Worker(
+        config.parse(values_), session, ring, learner, batches, Paced(session, Timing(work)), lambda: ({}, "")
+    )
+    half = ((rank * MOST // 2, (rank + 1) * MOST // 2),)
+    worker.ride(FormRing(1, (0, 1), 0, sync=True, leases=RangeSet(half)))
 
 
 def plain(made: keras.Model, x: np.ndarray, y: np.ndarray):  # type: ignore[no-untyped-def]

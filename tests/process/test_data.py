@@ -11,7 +11,8 @@ from edl.contract.ranges import RangeSet
 from edl.contract.shuffle import Order
 from edl.errors import DataError
 from trainer import control
-from trainer.data import HeldLeases, Source
+from trainer.data import HeldLeases
+from trainer.records import Records
 
 
 class Counting:
@@ -29,8 +30,8 @@ class Counting:
         return {"n": np.arange(start, stop), "pair": (np.arange(start, stop) * 2,)}
 
 
-def a_source(reader: Any, block: int = 8, feed: Any = lambda r: (r["n"], r["pair"][0])) -> Source:
-    return Source(reader, Order(len(reader), seed=3, block=block), feed, "mine")
+def a_source(reader: Any, block: int = 8, feed: Any = lambda r: (r["n"], r["pair"][0])) -> Records:
+    return Records(reader, Order(len(reader), seed=3, block=block), feed, "mine")
 
 
 def test_an_epoch_of_batches_is_every_record_once_and_structure_is_kept() -> None:

@@ -13,7 +13,7 @@ import pytest
 from edl.errors import ModelError
 from trainer import control
 from trainer.data import Batch
-from trainer.learner import Learner
+from trainer.learner import KerasLearner
 
 RECORDS = 12
 
@@ -25,7 +25,7 @@ def a_batch(start: int, stop: int, x: Any, y: Any, weights: Any = None) -> Batch
     return Batch((start, stop), cut(x), cut(y), None if weights is None else cut(weights))
 
 
-def ring_step(learner: Learner, batches: list[Batch | None], step: int = 0) -> control.Agreed:
+def ring_step(learner: KerasLearner, batches: list[Batch | None], step: int = 0) -> control.Agreed:
     """One step as a ring of len(batches) would do it, in this process."""
     size = len(batches)
     vectors = []
@@ -125,7 +125,7 @@ def test_a_ring_makes_the_step_that_keras_makes(
 ) -> None:
     x, y, weights = data()
     reference, model = build(), build()
-    learner = Learner(model, a_batch(0, 2, x, y, weights))
+    learner = KerasLearner(model, a_batch(0, 2, x, y, weights))
     for step in range(3):
         reference.train_on_batch(x, y, sample_weight=weights)
         batches: list[Any] = [a_batch(a, b, x, y, weights) for a, b in itertools.pairwise(cuts)]
@@ -147,7 +147,7 @@ def test_a_sum_is_summed() -> None:
         return model
 
     reference, model = build(), build()
-    learner = Learner(model, a_batch(0, 2, x, y))
+    learner = KerasLearner(model, a_batch(0, 2, x, y))
     reference.train_on_batch(x, y)
     ring_step(learner, [a_batch(0, 5, x, y), a_batch(5, 12, x, y)])
     np.testing.assert_allclose(model.get_weights()[0], reference.get_weights()[0], rtol=1e-5)
@@ -169,7 +169,7 @@ def with_moving_parts() -> keras.Model:
 
 def test_gradients_have_no_side_effect() -> None:
     x, y, _ = simple_data()
-    learner = Learner(with_moving_parts(), a_batch(0, 2, x, y))
+    learner = KerasLearner(with_moving_parts(), a_batch(0, 2, x, y))
     before = learner.digest()
     told = control.write(0, 1, (0, 12), leave=False)
     first, again = (np.asarray(learner.gradients(a_batch(0, 12, x, y), told, 5, 0)) for _ in range(2))
@@ -182,7 +182,7 @@ def test_gradients_have_no_side_effect() -> None:
 def test_moving_averages_are_averaged_by_records() -> None:
     x, y, _ = simple_data()
     model = with_moving_parts()
-    learner = Learner(model, a_batch(0, 2, x, y))
+    learner = KerasLearner(model, a_batch(0, 2, x, y))
     ring_step(learner, [a_batch(0, 3, x, y), a_batch(3, 12, x, y)])
     moving_mean = model.layers[0].moving_mean.numpy()
     np.testing.assert_allclose(moving_mean, 0.01 * x.mean(axis=0), rtol=1e-4, atol=1e-6)
@@ -190,7 +190,7 @@ def test_moving_averages_are_averaged_by_records() -> None:
 
 def test_the_state_travels_whole() -> None:
     x, y, _ = simple_data()
-    one, other = (Learner(with_moving_parts(), a_batch(0, 2, x, y)) for _ in range(2))
+    one, other = (KerasLearner(with_moving_parts(), a_batch(0, 2, x, y)) for _ in range(2))
     for step in range(3):
         ring_step(one, [a_batch(0, 12, x, y)], step)
     assert one.digest() != other.digest()
@@ -205,7 +205,7 @@ def test_the_state_travels_whole() -> None:
 
 def test_what_is_not_finite_is_flagged() -> None:
     x, y, _ = simple_data()
-    learner = Learner(dense(), a_batch(0, 2, x, y))
+    learner = KerasLearner(dense(), a_batch(0, 2, x, y))
     x[7, 1] = np.nan
     told = control.write(0, 1, (0, 12), leave=False)
     assert learner.agreed(learner.gradients(a_batch(0, 12, x, y), told, 0, 0)).nonfinite
@@ -258,4 +258,4 @@ def nothing_to_train() -> keras.Model:
 def test_what_cannot_be_trained_is_refused_in_words(build: Callable[[], Any], words: str) -> None:
     x, y, _ = simple_data()
     with pytest.raises(ModelError, match=words):
-        Learner(build(), a_batch(0, 2, x, y))
+        KerasLearner(build(), a_batch(0, 2, x, y))

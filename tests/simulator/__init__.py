@@ -7,13 +7,14 @@
     clock     simulated time
     master    the real core, and what lies between it and its workers: inbox, timer, streams, its death
     fleet     the workers' processes: they start, speak, are told, and end
-    rings     what the trainer does: members meet, synchronise, step, and leave
+    worker    one of them: the real loop of the trainer, on a main thread that waits in virtual time
+    rings     the network between members: when a collective comes back, and at whom
     faults    what goes wrong, and when
     checks    what must be so
 
-A simulated worker follows the protocol of trainer/worker.py: what its main thread, its link and
-its ring do and in which order, but no tensor. Its "weights" count what was applied to them, so
-the oracle is the same as for real workers.
+What runs is what ships: the core, the messages on the wire, and each worker's session, loop, reports
+and local ring. Only the model is another one (tests/counting.py): its weights count what was applied to
+them, so the oracle is the same as for real workers.
 
 All chance comes from the seed. A stream is ordered; different streams are not.
 """

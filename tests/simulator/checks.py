@@ -16,7 +16,10 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from edl.contract.ids import WorkerId
+from edl.contract.proto import edl_pb2 as pb
 from edl.contract.ranges import RangeSet
 from master.core import events as ev
 from master.core import view
@@ -67,6 +70,44 @@ class Checks:
         there = [w for w in workers.values() if w.alive and not (w.fenced or w.failed)]
         kept = [w.id for w in there if w.has_state and w.id not in given_up]
         assert not kept, f"the job starts anew, but {kept} hold its state"
+
+    def one_state(self, members: list[Sim], begins_at: int | None) -> None:
+        """Who sums has the state of all others: step, ledger and model; and a ring begins at its root's."""
+        first = members[0]
+        assert begins_at in (None, first.step), (
+            f"the ring begins at step {first.step}, its root was at {begins_at}"
+        )
+        for w in members:
+            same = (w.step, w.applied, w.worker.skipped) == (first.step, first.applied, first.worker.skipped)
+            assert same and np.array_equal(w.weights, first.weights), (
+                f"workers {first.id} and {w.id} begin a step with two states"
+            )
+
+    def says_the_truth(self, w: Sim, message: pb.FromWorker) -> None:
+        """What the worker says of its state is so."""
+        match message.WhichOneof("body"):
+            case "joined_ring":
+                w.has_state = True
+            case "left_ring":
+                assert message.left_ring.has_state == w.has_state, (
+                    f"worker {w.id} is mistaken about holding the state"
+                )
+                assert message.left_ring.step == w.learner.updates, (
+                    f"worker {w.id} is mistaken about its step"
+                )
+                counted = np.zeros_like(w.weights)
+                for start, stop in w.applied.minus(w.worker.skipped):
+                    counted[start:stop] = 1
+                assert np.array_equal(counted, w.weights), f"worker {w.id}: model and ledger disagree"
+            case "heartbeat" if message.heartbeat.has_applied:
+                safe = RangeSet.of((r.start, r.stop) for r in message.heartbeat.applied)
+                others = [o for o in self.world.fleet.workers.values() if o.alive and o.circle is w.circle]
+                for o in others if w.circle is not None else [w]:
+                    assert not safe.minus(o.applied), f"worker {w.id} calls safe what worker {o.id} has not"
+
+    def exports(self, w: Sim) -> None:
+        there = [o for o in self.world.fleet.workers.values() if o.alive and o.has_state and not o.fenced]
+        self.finals = [w, *(o for o in there if o.step == w.step and o is not w)]
 
     def was_silent(self, w: Sim, why: str) -> None:
         """Who is given up as silent had not spoken."""

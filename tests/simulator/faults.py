@@ -6,6 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from edl.contract.ids import Generation, WorkerId
+from edl.errors import ModelError
 from master.core import events as ev
 from tests.simulator.worker import NOTHING, Sim
 
@@ -118,10 +119,10 @@ class Faults:
                 self.to_blame.add(w.id)
                 fleet.exit(w, self.random.choice(("SIGABRT", "SIGSEGV")), own=True)
             case "raise" if speaks:
-                fleet.fail(w, "ValueError: no")
+                fleet.fail(w, ValueError("no"))
             case "fatal" if speaks:
                 self.ends.add("Failed")
-                fleet.fail(w, "the model is not compiled", fatal=True)
+                fleet.fail(w, ModelError("the model is not compiled"))
             case "wrong data" if w.greeted and not w.is_ready and self.world.job.leases is not None:
                 self.to_blame.add(w.id)
                 fleet.say(w, ev.Ready(w.id, self.world.size + 1))

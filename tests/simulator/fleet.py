@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-import numpy as np
-
+from edl.contract.exit_codes import WorkerExit
 from edl.contract.ids import WorkerId
+from edl.contract.proto import edl_pb2 as pb
 from master.core import events as ev
-from tests.simulator.worker import NO_RING, Sim
+from master.rpc.messages import event_of
+from tests.simulator.worker import Sim
+from trainer.ring.base import RingBroken
 
 if TYPE_CHECKING:
     from tests.simulator.world import World
@@ -36,13 +38,20 @@ class Fleet:
 
     # --- streams
 
-    def say(self, w: Sim, event: ev.Event) -> None:
+    def send(self, w: Sim, message: pb.FromWorker) -> None:
+        """As the stream does it: noted for another master, and on its way to this one."""
+        self.world.checks.says_the_truth(w, message)
+        w.session.told.note(message)
+        self.say(w, message)
+
+    def say(self, w: Sim, what: pb.FromWorker | ev.Event) -> None:
         """The worker says something; it arrives a little later, in order."""
+        event = event_of(w.id, what) if isinstance(what, pb.FromWorker) else what
         master = w.master
         at = w.outbox_at = max(self.clock.now + self.random.expovariate(200), w.outbox_at, w.audible_at)
 
         def arrives() -> None:
-            if not w.fenced and master == self.world.master.number:
+            if event is not None and not w.fenced and master == self.world.master.number:
                 self.world.master.hear(event)
 
         self.clock.later(at - self.clock.now, arrives)
@@ -62,23 +71,24 @@ class Fleet:
                 self.does(w, self.random.uniform(0.001, 0.05), lambda w=w: self.seek(w))  # type: ignore[misc]
 
     def seek(self, w: Sim) -> None:
-        """The worker looks for a master, and tells it what it is by now."""
+        """The worker looks for a master, and tells it what it is."""
         if w.stopping or w.failed or w.master == self.world.master.number:
             return
         if not self.world.master.lives:
             self.does(w, 0.5 * self.random.random(), lambda: self.seek(w))
             return
-        w.master = self.world.master.number
-        self.say(w, ev.Hello(w.id, resumes=w.is_ready))
-        if w.is_ready:
-            members, generation = (w.form.members, w.form.generation) if w.form else ((), NO_RING)
-            left = w.ring is None and w.form is not None
-            self.say(w, ev.Resume(w.id, self.world.size, generation, members, left, w.up, w.last_out))
+        self.greets(w)
+
+    def greets(self, w: Sim) -> None:
+        """Its stream to the master is open."""
+        w.greeted, w.master = True, self.world.master.number
+        for message in w.session.greeting():
+            self.say(w, message)
 
     # --- a life
 
     def create(self, worker: WorkerId) -> None:
-        w = self.workers[worker] = Sim(worker, np.zeros(self.world.size * self.world.epochs, np.int16))
+        w = self.workers[worker] = Sim(worker, self)
         fate = self.random.random() if self.clock.now < self.world.faults.calm_at else 1.0
         placed = self.random.uniform(0.01, 3) if fate > 0.9 else 0.01
         takes = self.random.uniform(0.1, 2)
@@ -97,7 +107,7 @@ class Fleet:
             self.world.faults.to_blame.add(worker)
             return  # it hangs, and is never ready
         if 0.12 < fate < 0.15:
-            self.does(w, placed + takes, lambda: self.fail(w, "ImportError: no such thing"))
+            self.does(w, placed + takes, lambda: self.fail(w, ImportError("no such thing")))
         self.does(w, placed + takes, lambda: self.ready(w))
 
     def place(self, w: Sim) -> None:
@@ -108,8 +118,7 @@ class Fleet:
         if not self.world.master.lives:
             self.does(w, 0.1, lambda: self.greet(w))
             return
-        w.greeted, w.master = True, self.world.master.number
-        self.say(w, ev.Hello(w.id))
+        self.greets(w)
         self.world.faults.moment("starting")
 
     def ready(self, w: Sim) -> None:
@@ -117,19 +126,40 @@ class Fleet:
             self.does(w, 0.1, lambda: self.ready(w))
             return
         w.is_ready = True
-        self.say(w, ev.Ready(w.id, self.world.size))
+        w.session.say(ready=pb.Ready(records=self.world.size))
         self.beats(w)
-        if w.stopping:
-            self.does(w, 0.01, lambda: self.exit(w, code=0))
+        w.go_on()
+
+    def live(self, w: Sim) -> None:
+        """What its main thread does once it is ready: the real loop, and what trainer/__main__.py does."""
+        try:
+            code = WorkerExit.LOST if w.worker.train().lost else 0
+        except Exception as error:
+            if error is not w.blow:
+                raise
+            w.session.fail(error)
+            code = WorkerExit.FAILED
+        self.ends(w, code)
+
+    def ends(self, w: Sim, code: int) -> None:
+        """As soon as it has been heard."""
+        self.does(w, max(w.outbox_at - self.clock.now, 0.0), lambda: self.exit(w, code=code))
+
+    def works(self, w: Sim) -> None:
+        """A forward pass."""
+        w.waits(seconds=self.random.uniform(0.5, 1.5) * self.world.pace)
+
+    def export(self, w: Sim) -> tuple[dict[str, float], str]:
+        self.world.checks.exports(w)
+        w.waits(seconds=self.random.uniform(0.05, 1))
+        return {"loss": 0.5}, "model.keras"
 
     def beats(self, w: Sim) -> None:
-        self.beat(w)
+        w.session.heartbeat(rate=0.0, memory=0)
         self.does(w, self.world.silence / 6, lambda: self.beats(w))
 
-    def beat(self, w: Sim) -> None:
-        generation = w.ring.generation if w.ring and w.safe is not None else NO_RING
-        rank_0 = w.ring is not None and w.ring.form.members[0] == w.id
-        self.say(w, ev.Heartbeat(w.id, generation, w.step, applied=w.safe if rank_0 else None))
+    def beats_soon(self, w: Sim) -> None:
+        self.does(w, 0, lambda: w.session.heartbeat(rate=0.0, memory=0))
 
     # --- orders
 
@@ -137,24 +167,23 @@ class Fleet:
         if fence.reason is ev.FenceReason.HeartbeatTimeout:
             self.world.checks.was_silent(w, fence.why)
         w.fenced = True
-        self.order_to(w.id, lambda w: self.exit(w, code=3))
+        self.order_to(w.id, lambda w: self.is_given_up(w, fence.why))
 
-    def export(self, w: Sim) -> None:
-        there = [o for o in self.workers.values() if o.alive and o.has_state and not o.fenced]
-        self.world.checks.finals = [w, *(o for o in there if o.step == w.step and o is not w)]
-        finished = ev.Finished(w.id, {"loss": 0.5}, "model.keras")
-        self.does(w, self.random.uniform(0.05, 1), lambda: self.say(w, finished))
+    def is_given_up(self, w: Sim, why: str) -> None:
+        """The master has ended its stream."""
+        w.session.end(why)
+        self.must_end(w)
+
+    def must_end(self, w: Sim, halves: int = 4) -> None:
+        """It has so many half seconds left of those in which it runs."""
+        assert halves or not w.is_ready or w.done, f"worker {w.id} was to end, but goes on"
+        if halves:
+            self.does(w, 0.5, lambda: self.must_end(w, halves - 1))
 
     def stop(self, w: Sim) -> None:
-        w.stopping = True
-        if not w.is_ready:  # its warm-up breaks off, or it does not notice
-            if self.random.random() < 0.3:
-                self.fail(w, "RingBroken: told to stop", blame=False)
-            return
-        if w.ring is not None:
-            self.world.rings.fails(w)
-            self.world.rings.break_ring(w.ring)
-        self.does(w, 0.06, lambda: self.exit(w, code=0))
+        """Its warm-up breaks off, or it does not notice."""
+        if not w.is_ready and self.random.random() < 0.3:
+            self.fail(w, RingBroken("hvd.init: the generation was called off"), blame=False)
 
     def delete(self, w: Sim, grace: float) -> None:
         """As the backend does it: SIGTERM, and SIGKILL when that was not enough."""
@@ -168,18 +197,18 @@ class Fleet:
         if not w.greeted:
             self.does(w, 0, lambda: self.exit(w, signal="SIGTERM"))
         else:
-            self.does(w, 0, lambda: self.say(w, ev.Leaving(w.id, "SIGTERM")))
+            self.does(w, 0, lambda: w.session.say(leaving=pb.Leaving(why="SIGTERM")))
 
-    def fail(self, w: Sim, why: str, fatal: bool = False, blame: bool = True) -> None:
-        """It says its last words, and ends when they have been heard."""
+    def fail(self, w: Sim, error: Exception, blame: bool = True) -> None:
+        """It says why, and ends when that has been heard."""
         if blame:
             self.world.faults.to_blame.add(w.id)
         w.failed = True
-        self.say(w, ev.Failed(w.id, why, "Traceback ...", fatal))
-        self.does(w, w.outbox_at - self.clock.now, lambda: self.exit(w, code=1))
-        if w.ring is not None:
-            self.world.rings.break_ring(w.ring)
-            w.ring, w.safe = None, None
+        if w.is_ready:
+            w.hit(error)
+        else:
+            w.session.fail(error)
+            self.ends(w, WorkerExit.FAILED)
 
     def exit(
         self, w: Sim, signal: str = "", code: int | None = None, free: bool = False, own: bool = False
@@ -192,9 +221,8 @@ class Fleet:
         if w.greeted:
             w.audible_at = 0.0  # whoever kept its words back lets go of them
             self.say(w, ev.Closed(w.id, "its stream ended"))
-        if w.ring is not None:
-            ring = w.ring
-            self.clock.later(self.random.uniform(0.0001, 0.03), lambda: self.world.rings.break_ring(ring))
+        if (circle := w.circle) is not None:
+            self.clock.later(self.random.uniform(0.0001, 0.03), lambda: circle.cut(f"worker {w.id} has died"))
 
     # --- a pause
 

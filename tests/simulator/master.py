@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from edl.contract.ids import WorkerId
+from edl.contract.ids import Generation, WorkerId
 from master.core import events as ev
 from master.core.job import Job
+from master.rpc.messages import messages_of
 from tests.invariants import Watchdog
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ class Master:
         self._inbox: list[ev.Event] = []  # what waits while it does not listen
         self._awake_at = 0.0
         self._tick_at: float | None = None
+        self._ring = Generation(0)
 
     # --- events
 
@@ -67,27 +69,20 @@ class Master:
                 fleet.create(worker)
             case ev.Delete(worker, grace):
                 fleet.delete(fleet.workers[worker], grace)
-            case ev.Form():
+            case ev.Form(generation):
+                self._ring = generation
                 rings.form(effect)
                 faults.moment("forming")
-            case ev.Leave(generation, members):
-                for member in members:
-                    fleet.order_to(member, lambda w: setattr(w, "leave", generation))
+            case ev.Leave():
                 faults.moment("draining")
-            case ev.Cut(generation, members):
-                for member in members:
-                    fleet.order_to(member, lambda w: rings.cut(w, generation))
-            case ev.Grant(worker, lease):
-                fleet.order_to(worker, lambda w: rings.granted(w, lease))
-            case ev.Export(worker):
-                fleet.order_to(worker, fleet.export)
+            case ev.Export():
                 faults.moment("exporting")
-            case ev.Stop(worker):
-                fleet.order_to(worker, fleet.stop)
             case ev.Fence(worker):
                 fleet.fence(fleet.workers[worker], effect)
             case ev.End():
                 self.world.ended = effect
+        for worker, message in messages_of(effect, self._ring):  # as the server of the streams does it
+            fleet.order_to(worker, lambda w, m=message: rings.hears(w, m))  # type: ignore[misc]
 
     # --- its time
 
@@ -139,6 +134,7 @@ class Master:
         world = self.world
         self.job = Job(world.config)
         self.watchdog = Watchdog(self.job)
+        self._ring = Generation(0)
         self.lives, world.checks.waiting, world.faults.last = True, {}, self.clock.now
         workers = world.fleet.workers
         found = tuple((w.id, "pid" if w.placed else "") for w in workers.values() if w.alive)

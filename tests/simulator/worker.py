@@ -1,70 +1,140 @@
-"""What a simulated worker and a simulated ring consist of."""
+"""A simulated worker: the real loop of trainer/worker.py, and what happens to its process.
+
+The main thread is a greenlet: where a real one would block, in a collective, in the forward pass, waiting
+for an order, it gives the control back to the simulation, which goes on with it when that time has come.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
+from greenlet import getcurrent, greenlet
 
-from edl.contract.ids import Generation, WorkerId
+from edl.contract.ids import WorkerId
 from edl.contract.ranges import RangeSet
-from master.core import events as ev
+from tests.counting import AtOnce, CountingLearner, Positions
+from trainer.data import Batches
+from trainer.ring.local import Circle, LocalRing
+from trainer.session.state import Session
+from trainer.telemetry import Telemetry
+from trainer.worker import Worker
+
+if TYPE_CHECKING:
+    from tests.simulator.fleet import Fleet
 
 NOTHING = RangeSet()
-NO_RING = Generation(0)
 
 
-@dataclass(eq=False)
-class Collective:
-    """A ring among simulated workers. Once broken it stays so."""
+class Sim:
+    """One simulated worker of a fleet."""
 
-    form: ev.Form
-    entered: set[WorkerId] = field(default_factory=set)
-    broken: bool = False
+    def __init__(self, worker: WorkerId, fleet: Fleet):
+        world = fleet.world
+        self.id, self.fleet, self.clock = worker, fleet, world.clock
+        self.session = Session(
+            worker, lambda message: fleet.send(self, message), lambda: fleet.beats_soon(self), Bell(self)
+        )
+        self.learner = CountingLearner(world.size * world.epochs, lambda: fleet.works(self))
+        self.ring = LocalRing()
+        self.session.cuts(self.ring.cut)
+        self.worker = Worker(
+            world.config,
+            self.session,
+            self.ring,
+            self.learner,
+            Batches(Positions(world.size), world.size, AtOnce()),
+            Telemetry(self.session, lambda: world.clock.now, log=lambda line: None),
+            lambda: fleet.export(self),
+        )
+        self._main = greenlet(lambda: fleet.live(self))
+        self._hub = getcurrent()
+        # its process
+        self.alive = True
+        self.placed = False
+        self.frozen = False
+        self.greeted = False  # its stream is open
+        self.is_ready = False
+        self.stopping = False
+        self.failed = False  # it has said why it fails
+        self.own_end = False  # it ended by its own doing
+        self.fenced = False  # by the master: nothing that it says is heard
+        self.silent_since: float | None = None  # it could not be heard, until
+        self.audible_at = 0.0
+        self.to_do: list[Callable[[], None]] = []  # when it thaws
+        self.blow: Exception | None = None  # what was thrown at it
+        # its streams, both ordered
+        self.master = 0  # which master it speaks to
+        self.inbox_at = 0.0
+        self.outbox_at = 0.0
+        # what is known of it here, whatever it says of itself
+        self.has_state = False  # it has had the ring's state
 
     @property
-    def generation(self) -> Generation:
-        return self.form.generation
+    def step(self) -> int:
+        return self.worker.step
+
+    @property
+    def applied(self) -> RangeSet:
+        return self.worker.applied
+
+    @property
+    def weights(self) -> np.ndarray:
+        return self.learner.weights
+
+    @property
+    def circle(self) -> Circle | None:
+        """The ring that it is in, or is to enter."""
+        return self.ring.circle
+
+    # --- its main thread
+
+    def go_on(self) -> None:
+        """Have the main thread look whether what it waits for has come. Not from another main thread."""
+        assert getcurrent() is self._hub
+        if not self._main.dead:
+            self._main.switch()
+
+    def hit(self, error: Exception) -> None:
+        """Have the main thread fail, wherever it is."""
+        self.blow = error
+        if not self._main.dead:
+            self._main.throw(error)
+
+    def waits(self, until: Callable[[], object] = lambda: False, seconds: float | None = None) -> None:
+        """The main thread waits: until that is so, which whoever brings it about says with `go_on`, or
+        for so many seconds."""
+        end = None if seconds is None else self.clock.now + seconds
+        if seconds is not None:
+            self.fleet.does(self, seconds, self.go_on)
+        while not until() and (end is None or self.clock.now < end):
+            self._hub.switch()
+
+    @property
+    def done(self) -> bool:
+        """Whether the main thread has ended."""
+        return bool(self._main.dead)
+
+    def buried(self) -> None:
+        """Nobody will wake it any more."""
+        if not self._main.dead:
+            self._main.throw()
 
 
-@dataclass(eq=False)
-class Sim:
-    """One simulated worker: what a real one keeps, and what is happening to it."""
+class Bell:
+    """Wakes the main thread of a simulated worker."""
 
-    id: WorkerId
-    weights: np.ndarray
-    # its process
-    alive: bool = True
-    placed: bool = False
-    frozen: bool = False
-    greeted: bool = False  # its stream is open
-    is_ready: bool = False
-    stopping: bool = False
-    failed: bool = False  # it has said its last words
-    own_end: bool = False  # it ended by its own doing
-    fenced: bool = False  # by the master: nothing that it says is heard
-    silent_since: float | None = None  # it could not be heard, until
-    audible_at: float = 0.0
-    to_do: list[Callable[[], None]] = field(default_factory=list)  # when it thaws
-    # its streams, both ordered
-    master: int = 0  # which master it speaks to
-    inbox_at: float = 0.0
-    outbox_at: float = 0.0
-    # what the trainer keeps
-    has_state: bool = False
-    step: int = 0
-    applied: RangeSet = NOTHING
-    leases: RangeSet = NOTHING
-    asked: bool = False
-    stepped: bool = False
-    failing: bool = False  # its collective has failed, it is on its way out
-    leave: Generation = NO_RING
-    was_cut: Generation = NO_RING
-    ring: Collective | None = None
-    safe: RangeSet | None = None  # what a beat tells; rank 0 only
-    told: RangeSet = NOTHING
-    # what its link remembers for another master
-    form: ev.Form | None = None
-    up: bool = False
-    last_out: ev.LeftRing | None = None
+    def __init__(self, w: Sim):
+        self._w, self._rung = w, False
+
+    def set(self) -> None:
+        self._rung = True
+        if self._w.is_ready:
+            self._w.go_on()
+
+    def clear(self) -> None:
+        self._rung = False
+
+    def wait(self, timeout: float | None = None) -> None:
+        self._w.waits(lambda: self._rung, timeout)

@@ -77,6 +77,9 @@ class World:
                 lines.append(f"{now:9.3f} {event}")
                 lines += [f"{'':12}-> {effect}" for effect in effects]
             raise SimulationFailed("\n".join(lines)) from error
+        finally:
+            for w in self.fleet.workers.values():
+                w.buried()
 
     def _run(self) -> None:
         self.master.hear(ev.Begin())

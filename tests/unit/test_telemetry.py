@@ -1,40 +1,37 @@
-"""What a worker tells of its steps: `trainer.telemetry`, with a link that only listens."""
+"""What a worker reports of its steps: `trainer.telemetry`, with a real session."""
 
 from __future__ import annotations
 
-from typing import cast
+from threading import Event
 
 import pytest
 
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.ranges import RangeSet
 from trainer.control import Agreed
-from trainer.session.client import Progress, Session
+from trainer.session.state import Progress, Session
 from trainer.telemetry import LOG_SECONDS, Telemetry
 
 SAFE = RangeSet(((0, 10),))
-
-
-class Listener:
-    def __init__(self) -> None:
-        self.progress = Progress()
-        self.said: list[pb.Stepped] = []
-        self.beats = 0
-
-    def say(self, generation: int, stepped: pb.Stepped) -> None:
-        self.said.append(stepped)
-
-    def send_heartbeat(self) -> None:
-        self.beats += 1
 
 
 class Teller:
     """A report, and a clock that the test moves."""
 
     def __init__(self) -> None:
-        self.link, self.now = Listener(), 100.0
-        self.report = Telemetry(cast(Session, self.link), lambda: self.now)
+        self.now, self.beats = 100.0, 0
+        self.messages: list[pb.FromWorker] = []
+        self.session = Session(0, self.messages.append, self.beat, Event())
+        self.report = Telemetry(self.session, lambda: self.now)
         self.report.ring_formed()
+
+    def beat(self) -> None:
+        self.beats += 1
+
+    @property
+    def said(self) -> list[pb.Stepped]:
+        assert all(message.generation == 3 for message in self.messages)
+        return [message.stepped for message in self.messages]
 
     def step(self, seconds: float = 1.0, trained: int = 4, rank: int = 0, safe: RangeSet = SAFE) -> None:
         self.report.step_begins()
@@ -48,7 +45,7 @@ def test_the_first_step_after_a_change_tells_what_it_cost() -> None:
     t = Teller()
     t.report.ring_up(redone=0)
     t.step()
-    assert t.link.said == [pb.Stepped(step=7)], "a newcomer has waited for nobody"
+    assert t.said == [pb.Stepped(step=7)], "a newcomer has waited for nobody"
     t.step()
     t.report.step_begins()
     t.now += 0.25
@@ -57,9 +54,9 @@ def test_the_first_step_after_a_change_tells_what_it_cost() -> None:
     t.report.ring_formed()
     t.report.ring_up(redone=4)
     t.step()
-    assert t.link.said[1:] == [pb.Stepped(step=7, stall_seconds=1.75, redone_records=4, wasted_seconds=0.25)]
+    assert t.said[1:] == [pb.Stepped(step=7, stall_seconds=1.75, redone_records=4, wasted_seconds=0.25)]
     t.step()
-    assert len(t.link.said) == 2, "once"
+    assert len(t.said) == 2, "once"
 
 
 def test_a_ring_that_breaks_before_a_step_has_wasted_none() -> None:
@@ -73,30 +70,30 @@ def test_a_ring_that_breaks_before_a_step_has_wasted_none() -> None:
     t.report.step_breaks()  # while the next ring was formed
     t.report.ring_up(redone=4)
     t.step()
-    assert t.link.said[-1].wasted_seconds == 0.25
+    assert t.said[-1].wasted_seconds == 0.25
 
 
 def test_beats_tell_of_the_records_of_this_ring_and_rank_0_of_what_is_safe() -> None:
     t = Teller()
     t.step()
     t.step()
-    assert t.link.progress == Progress(3, 7, 8, 2.0, SAFE)
+    assert t.session.progress == Progress(3, 7, 8, 2.0, SAFE)
     t.report.ring_left(7)
-    assert t.link.progress == Progress(step=7)
+    assert t.session.progress == Progress(step=7)
     t.report.ring_formed()
     t.step(rank=1)
-    assert t.link.progress == Progress(3, 7, 4, 2.0, None)
+    assert t.session.progress == Progress(3, 7, 4, 2.0, None)
 
 
 def test_when_nobody_has_data_rank_0_tells_at_once_and_only_what_is_new() -> None:
     t = Teller()
     t.step(rank=1, trained=0)
-    assert t.link.beats == 0
+    assert t.beats == 0
     for _ in range(3):
         t.step(trained=0)
-    assert t.link.beats == 1
+    assert t.beats == 1
     t.step(trained=0, safe=RangeSet(((0, 20),)))
-    assert t.link.beats == 2
+    assert t.beats == 2
 
 
 def test_the_loss_is_logged_at_once_and_then_now_and_again(capsys: pytest.CaptureFixture[str]) -> None:

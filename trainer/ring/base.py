@@ -12,16 +12,17 @@ engine runs in there, so no text of an error has to be matched.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
-import tensorflow as tf
 
 from edl.errors import EdlError
 
+Vector: TypeAlias = Any  # float32 [n], in the learner's library: a TensorFlow tensor or a NumPy array
+
 
 class RingBroken(EdlError):
-    """A collective did not come back: a member is gone, or the ring was cut."""
+    """A collective did not come back: a member has left or died, or the ring was cut."""
 
 
 class Ring(Protocol):
@@ -35,8 +36,8 @@ class Ring(Protocol):
         """
         ...
 
-    def reduce(self, vector: tf.Tensor) -> tf.Tensor:
-        """The sum over all ranks of `vector`, float32 [n], the same on each rank to the bit.
+    def reduce(self, vector: Vector) -> Vector:
+        """The sum over all ranks of `vector`, the same on each rank to the bit.
 
         Raises:
             RingBroken: it did not come back here; it may have elsewhere.

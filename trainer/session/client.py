@@ -1,38 +1,32 @@
 """The worker's life line: one ordered stream to the master, on a thread of its own.
 
 The main thread trains and may be inside a collective or the user's code for long; this
-thread keeps beating meanwhile, relays the rendezvous, and cuts the ring at once when the
-master orders it. What the main thread must act upon it finds here: orders in a queue, new
-leases, and whether the ring is to be left.
+thread keeps sending heartbeats meanwhile, relays the rendezvous, and cuts the ring at once when
+the master orders it. What the main thread must act upon it finds in the session (trainer/session/state.py).
 
 When the master ends the stream, the worker is out of the job. The ring is cut, and the next
-order is `End`. When the stream breaks, the master is gone or cut off: the worker goes on with
-what it has, and looks for a master for as long as the last one has asked it to. The next one
-is told what the worker is by now, and nothing that was meant for its predecessor.
+order is `End`. When the stream breaks, the master has died or cannot be reached: the worker goes on
+with what it has, and looks for a master for as long as the last one has asked it to. The next one
+is told the state of the worker, and nothing that was meant for its predecessor.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import queue
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
 import grpc
 import psutil
 
-import edl
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.proto import edl_pb2_grpc as rpc
-from edl.contract.ranges import Range, RangeSet
 from edl.errors import EdlError
 from trainer.session.kvstore import KeyValueStore
-from trainer.session.orders import End, Export, FormRing, Order
-from trainer.session.state import SessionState
+from trainer.session.state import Session
 
 OPTIONS = [
     ("grpc.max_receive_message_length", 64 << 20),
@@ -56,18 +50,7 @@ class NoMaster(EdlError):
     """The master cannot be reached or does not want this worker."""
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """What the beats tell. One value, replaced whole, so that a beat never mixes two steps."""
-
-    generation: int = 0
-    step: int = 0
-    records: int = 0  # trained by this worker in this ring, for its rate
-    loss: float | None = None
-    safe: RangeSet | None = None  # the applied set of the last step that every rank has
-
-
-class Session:
+class MasterStream:
     """The stream to the master.
 
     Args:
@@ -77,22 +60,13 @@ class Session:
     """
 
     def __init__(self, address: str, token: str, worker: int, run_id: str):
-        self.worker = worker
+        self.session = Session(worker, self._send, self._ask_for_beat, threading.Event())
         self.config_json = ""
         self.output = ""
         self.store_port = 0
-        self.progress = Progress()
-        self.cut: Callable[[], None] = lambda: None  # the ring's; may be called from this thread
         self.address, self._token, self._run_id = address, token, run_id
-        self._orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
-        self._grants: queue.SimpleQueue[Range] = queue.SimpleQueue()
-        self._news = threading.Event()
-        self._told = SessionState()
         self._patience = 0.0
-        self._stopped = False
-        self._leave_generation = -1
-        self._cut_generation = -1
-        self._ended = ""
+        self._closing = False
         self._loop = asyncio.new_event_loop()
         self._outbox: asyncio.Queue[pb.FromWorker | None] = asyncio.Queue()
         self._welcomed = threading.Event()
@@ -112,53 +86,26 @@ class Session:
         self._thread.start()
         if not self._welcomed.wait(timeout):
             raise NoMaster(f"no answer from the master at {self.address} within {timeout:g} s")
-        if self._ended:
-            raise NoMaster(self._ended)
+        if self.session.ended:
+            raise NoMaster(self.session.ended)
 
     def start_heartbeats(self, seconds: float) -> None:
         self._loop.call_soon_threadsafe(lambda: self._keep(self._heartbeats(seconds)))
 
-    def say(self, generation: int = 0, **what: object) -> None:
-        """Send one message, e.g. `say(g, joined_ring=pb.Up(step=3))`. From any thread; keeps the order."""
-        message = pb.FromWorker(generation=generation, **what)  # type: ignore[arg-type]
-        with contextlib.suppress(RuntimeError):  # the loop has ended: nobody listens
-            self._loop.call_soon_threadsafe(self._post, message)
-
-    def send_heartbeat(self) -> None:
-        """Do not wait for the next beat: there is news."""
-        with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._heartbeat_due.set)
-
-    def next_order(self) -> Order:
-        """Wait for what to do next."""
-        return self._orders.get()
-
-    def new_leases(self) -> list[Range]:
-        """Leases granted since the last call, of whatever generation: a lease stays with its worker."""
-        leases = []
-        with contextlib.suppress(queue.Empty):
-            while True:
-                leases.append(self._grants.get_nowait())
-        return leases
-
-    def wait_for_news(self, seconds: float) -> None:
-        """Until a lease comes or the ring is to be left, at most `seconds`."""
-        self._news.wait(seconds)
-        self._news.clear()
-
-    def must_leave(self, generation: int) -> bool:
-        """Whether the master wants the members of `generation` to leave at a step boundary."""
-        return self._leave_generation == generation
-
-    def was_cut(self, generation: int) -> bool:
-        return self._cut_generation == generation or bool(self._ended)
-
     def close(self, timeout: float = 5.0) -> None:
         """Send what is left to say, and end the stream."""
-        self._stopped = True
+        self._closing = True
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._post, None)
         self._drained.wait(timeout)
+
+    def _send(self, message: pb.FromWorker) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended: there is no stream any more
+            self._loop.call_soon_threadsafe(self._post, message)
+
+    def _ask_for_beat(self) -> None:
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._heartbeat_due.set)
 
     # --- the link's own thread
 
@@ -179,21 +126,19 @@ class Session:
         self.store_port = await self._store.start()
         while True:
             meant, why = await self._one_stream()
-            if meant or not self._patience or self._stopped:
+            if meant or not self._patience or self._closing or self.session.stopped:
                 break
-            print(f"the master is gone ({why}): going on, and looking for a new one", file=sys.stderr)
+            print(f"lost the connection to the master ({why}); reconnecting", file=sys.stderr)
             if not await self._find_master():
-                why = f"no master for {self._patience:g} s; the last one: {why}"
+                why = f"no master was found within {self._patience:g} s; the last one: {why}"
                 break
         self._end(why)
 
     async def _one_stream(self) -> tuple[bool, str]:
         """Talk to one master until the stream ends; whether that was meant, and why."""
         self._outbox = asyncio.Queue()
-        hello = pb.Hello(worker=self.worker, version=edl.__version__, resumes=self._told.ready)
-        self._post(pb.FromWorker(hello=hello))
-        if self._told.ready:
-            self._post(pb.FromWorker(generation=self._told.generation, resume=self._told.resume()))
+        for message in self.session.greeting():
+            self._post(message)
         metadata = (("authorization", f"Bearer {self._token}"),)
         try:
             async with grpc.aio.insecure_channel(self.address, options=OPTIONS) as channel:
@@ -227,57 +172,32 @@ class Session:
 
     def _post(self, message: pb.FromWorker | None) -> None:
         if message is not None:
-            self._told.note(message)
+            self.session.told.note(message)
         self._outbox.put_nowait(message)
 
     def _end(self, why: str) -> None:
-        self._ended = why
-        self._welcomed.set()
-        self._orders.put(End(why, lost=True))
         self._store.call_off()
-        self.cut()
-        self._news.set()
+        self.session.end(why)
+        self._welcomed.set()
 
     def _hear(self, message: pb.ToWorker) -> None:
-        generation = message.generation
         match message.WhichOneof("body"):
             case "welcome":
                 self.config_json, self.output = message.welcome.config, message.welcome.output
-                self.worker, self._run_id = message.welcome.worker, message.run_id
+                self.session.worker, self._run_id = message.welcome.worker, message.run_id
                 self._patience = message.welcome.master_outage_timeout_seconds
                 self._welcomed.set()
-            case "form":
-                form = message.form
-                self._store.open(generation)
-                leases = RangeSet.of((r.start, r.stop) for r in form.leases)
-                members = tuple(form.members)
-                self._told.form(generation, members)
-                self._orders.put(FormRing(generation, members, form.root, form.sync, leases))
             case "key_value":
-                self._store.put(generation, message.key_value.key, message.key_value.value)
-            case "grant":
-                self._grants.put((message.grant.start, message.grant.stop))
-                self._news.set()
-            case "leave":
-                self._leave_generation = generation
-                self._news.set()
-            case "cut":
-                self._cut_generation = generation
-                self._store.call_off()
-                self.cut()
-                self._news.set()
-            case "export":
-                self._orders.put(Export())
-            case "stop":
-                self._stopped = True
-                self._orders.put(End(message.stop.why))
-                self._leave_generation = self.progress.generation
-                self._store.call_off()
-                self.cut()
-                self._news.set()
+                self._store.put(message.generation, message.key_value.key, message.key_value.value)
+            case say:
+                if say == "form":  # before the main thread can ask the store
+                    self._store.open(message.generation)
+                elif say in ("cut", "stop"):
+                    self._store.call_off()
+                self.session.hear(message)
 
     def _relay(self, generation: int, key: str, value: bytes) -> None:
-        self.say(generation, key_value=pb.KeyValue(key=key, value=value))
+        self.session.say(generation, key_value=pb.KeyValue(key=key, value=value))
 
     async def _heartbeats(self, seconds: float) -> None:
         process = psutil.Process()
@@ -287,16 +207,10 @@ class Session:
                 async with asyncio.timeout(seconds):
                     await self._heartbeat_due.wait()
             self._heartbeat_due.clear()
-            now, progress = self._loop.time(), self.progress
+            now, progress = self._loop.time(), self.session.progress
             if progress.generation != ring:
                 since, records, ring = now, progress.records, progress.generation
             rate = (progress.records - records) / (now - since) if now > since else 0.0
             if now - since >= 1.0:
                 since, records = now, progress.records
-            beat = pb.Heartbeat(step=progress.step, rate=rate, memory=process.memory_info().rss)
-            if progress.loss is not None:
-                beat.loss = progress.loss
-            if progress.safe is not None:
-                beat.has_applied = True
-                beat.applied.extend(pb.Range(start=a, stop=b) for a, b in progress.safe)
-            self.say(progress.generation, heartbeat=beat)
+            self.session.heartbeat(rate, process.memory_info().rss)

@@ -25,10 +25,10 @@ class Export:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """Stop; `why` says who wants it. `lost`: the stream is gone, nobody listens any more."""
+    """Stop."""
 
-    why: str
-    lost: bool = False
+    why: str  # and who wants it
+    lost: bool = False  # the stream has ended, and this worker's part in the job with it
 
 
 Order = FormRing | Export | End

@@ -1,8 +1,27 @@
-"""What a worker has been told and has said: another master is told it when it takes over."""
+"""The worker's session with its master: what it was told, what it has said, what is still to be done.
+
+`Session` lies between the main thread, which trains, and the stream, which hears and speaks at any
+time (trainer/session/client.py). It has no thread, socket or clock of its own: what waits is a `Bell`, and
+messages go out through `send`. So the simulator runs the same session in virtual time.
+
+`Told` is the part that outlives a master: the next one is told it when it takes over.
+"""
 
 from __future__ import annotations
 
+import traceback
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import edl
 from edl.contract.proto import edl_pb2 as pb
+from edl.contract.ranges import Range, RangeSet
+from edl.errors import EdlError
+from trainer.session.orders import End, Export, FormRing, Order
+
+NO_GENERATION = -1
 
 
 class SessionState:
@@ -25,7 +44,7 @@ class SessionState:
         self.generation, self._members, self._up, self._left = generation, members, False, False
 
     def note(self, message: pb.FromWorker) -> None:
-        """It said this, whether or not anybody heard."""
+        """It said this, whether or not a master received it."""
         match message.WhichOneof("body"):
             case "ready":
                 self._ready = message.ready
@@ -44,3 +63,153 @@ class SessionState:
             left=self._left,
             left_ring=self._out,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What the heartbeats tell. One value, replaced whole, so that a heartbeat never mixes two steps."""
+
+    generation: int = 0
+    step: int = 0
+    records: int = 0  # trained by this worker in this ring, for its rate
+    loss: float | None = None
+    safe: RangeSet | None = None  # the applied set of the last step that every rank has
+
+
+class Bell(Protocol):
+    """Wakes the main thread; `threading.Event` is one."""
+
+    def set(self) -> None: ...
+
+    def clear(self) -> None: ...
+
+    def wait(self, timeout: float | None = None) -> object: ...
+
+
+class Session:
+    """What the main thread and the stream of one worker share.
+
+    Args:
+        worker: this worker's id, as far as it is known.
+        send: takes each message, from any thread, and keeps the order.
+        beat: asks for a heartbeat now, from any thread.
+        bell: the main thread waits for it.
+    """
+
+    def __init__(
+        self,
+        worker: int,
+        send: Callable[[pb.FromWorker], None],
+        beat: Callable[[], None],
+        bell: Bell,
+    ):
+        self.worker = worker
+        self.told = SessionState()
+        self.progress = Progress()
+        self.stopped = False  # the master has ordered this worker to end
+        self.ended = ""  # why the stream has ended for good; empty while it has not
+        self.send_heartbeat = beat  # do not wait for the next heartbeat: there is news
+        self._send, self._bell = send, bell
+        self._orders: deque[Order] = deque()
+        self._leases: deque[Range] = deque()
+        self._leave_generation = self._cut_generation = NO_GENERATION
+        self._cut: Callable[[], None] = lambda: None
+
+    # --- the main thread's side
+
+    def next_order(self) -> Order:
+        """Wait for what to do next."""
+        while not self._orders:
+            self._bell.wait()
+            self._bell.clear()
+        return self._orders.popleft()
+
+    def new_leases(self) -> list[Range]:
+        """Leases granted since the last call, of whatever generation: a lease stays with its worker."""
+        return [self._leases.popleft() for _ in range(len(self._leases))]
+
+    def wait_for_news(self, seconds: float) -> None:
+        """Until a lease comes or the ring is to be left, at most `seconds`."""
+        self._bell.wait(seconds)
+        self._bell.clear()
+
+    def must_leave(self, generation: int) -> bool:
+        """Whether the master wants the members of `generation` to leave at a step boundary."""
+        return self._leave_generation == generation
+
+    def was_cut(self, generation: int) -> bool:
+        return self._cut_generation == generation or bool(self.ended)
+
+    # --- from any thread
+
+    def say(self, generation: int = 0, **what: object) -> None:
+        """Send one message, e.g. `say(g, joined_ring=pb.Up(step=3))`."""
+        self._send(pb.FromWorker(generation=generation, **what))  # type: ignore[arg-type]
+
+    def fail(self, error: Exception) -> None:
+        """Tell the master, once, why this worker cannot go on."""
+        text = "".join(traceback.format_exception(error))
+        ours = isinstance(error, EdlError)  # then another worker would fare no better
+        why = str(error) if ours else f"{type(error).__name__}: {error}".splitlines()[0]
+        self.say(failed=pb.Failed(why=why, traceback="" if ours else text, fatal=ours))
+
+    def cuts(self, cut: Callable[[], None]) -> None:
+        """From now on a ring that is called off is cut with `cut`, which may be called from any thread."""
+        self._cut = cut
+
+    # --- the stream's side
+
+    def greeting(self) -> list[pb.FromWorker]:
+        """The first messages of a stream."""
+        hello = pb.Hello(worker=self.worker, version=edl.__version__, resumes=self.told.ready)
+        messages = [pb.FromWorker(hello=hello)]
+        if self.told.ready:
+            messages.append(pb.FromWorker(generation=self.told.generation, resume=self.told.resume()))
+        return messages
+
+    def heartbeat(self, rate: float, memory: int) -> None:
+        """Say how far the training is.
+
+        Args:
+            rate: records per second of this worker.
+            memory: bytes resident.
+        """
+        progress = self.progress
+        beat = pb.Heartbeat(step=progress.step, rate=rate, memory=memory, loss=progress.loss)
+        if progress.safe is not None:
+            beat.has_applied = True
+            beat.applied.extend(pb.Range(start=a, stop=b) for a, b in progress.safe)
+        self.say(progress.generation, heartbeat=beat)
+
+    def hear(self, message: pb.ToWorker) -> None:
+        """An order or a grant of the master."""
+        generation = message.generation
+        match message.WhichOneof("body"):
+            case "form":
+                form = message.form
+                leases = RangeSet.of((r.start, r.stop) for r in form.leases)
+                members = tuple(form.members)
+                self.told.form(generation, members)
+                self._orders.append(FormRing(generation, members, form.root, form.sync, leases))
+            case "grant":
+                self._leases.append((message.grant.start, message.grant.stop))
+            case "leave":
+                self._leave_generation = generation
+            case "cut":
+                self._cut_generation = generation
+                self._cut()
+            case "export":
+                self._orders.append(Export())
+            case "stop":
+                self.stopped = True
+                self._orders.append(End(message.stop.why))
+                self._leave_generation = self.progress.generation
+                self._cut()
+        self._bell.set()
+
+    def end(self, why: str) -> None:
+        """The stream has ended for good, and with it this worker's place in the job."""
+        self.ended = why
+        self._orders.append(End(why, lost=True))
+        self._cut()
+        self._bell.set()

@@ -1,0 +1,88 @@
+"""What a worker's message means to the core, and what an effect says to workers: the wire, without a stream.
+
+The server uses it, and so does the simulator of the tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from edl.contract.ids import Generation, WorkerId
+from edl.contract.proto import edl_pb2 as pb
+from edl.contract.ranges import RangeSet
+from master.core import events as ev
+
+
+def event_of(worker: WorkerId, message: pb.FromWorker) -> ev.Event | None:
+    """The event that a worker's message is, if it is one."""
+    g = Generation(message.generation)
+    match message.WhichOneof("body"):
+        case "hello":
+            return ev.Hello(worker, message.hello.resumes)
+        case "ready":
+            return ev.Ready(worker, message.ready.records)
+        case "resume":
+            b = message.resume
+            members = tuple(WorkerId(m) for m in b.members)
+            # What it said when it left an earlier ring: of which one is not in the message.
+            out = (
+                _out(worker, g if b.left else Generation(0), b.left_ring) if b.HasField("left_ring") else None
+            )
+            return ev.Resume(worker, b.records, g, members, b.left, b.joined, out)
+        case "joined_ring":
+            return ev.JoinedRing(worker, g, message.joined_ring.step)
+        case "stepped":
+            s = message.stepped
+            return ev.Stepped(worker, g, s.step, s.stall_seconds, s.redone_records, s.wasted_seconds)
+        case "heartbeat":
+            beat = message.heartbeat
+            loss = beat.loss if beat.HasField("loss") else None
+            applied = _ranges(beat.applied) if beat.has_applied else None
+            return ev.Heartbeat(worker, g, beat.step, beat.rate, loss, beat.memory, applied)
+        case "lease_request":
+            return ev.LeaseRequest(worker, g)
+        case "left_ring":
+            return _out(worker, g, message.left_ring)
+        case "leaving":
+            return ev.Leaving(worker, message.leaving.why)
+        case "failed":
+            return ev.Failed(worker, message.failed.why, message.failed.traceback, message.failed.fatal)
+        case "finished":
+            return ev.Finished(worker, dict(message.finished.metrics), message.finished.model)
+    return None
+
+
+def messages_of(effect: ev.Effect, ring: Generation) -> Iterator[tuple[WorkerId, pb.ToWorker]]:
+    """What the effect says, and to whom; nothing, when it is another adapter's.
+
+    Args:
+        ring: the present generation.
+    """
+    match effect:
+        case ev.Form(generation, members, root, sync, leases):
+            for member, left in zip(members, leases, strict=True):
+                form = pb.Form(members=members, root=root, sync=sync)
+                form.leases.extend(pb.Range(start=a, stop=b) for a, b in left)
+                yield member, pb.ToWorker(generation=generation, form=form)
+        case ev.Leave(generation, members):
+            for member in members:
+                yield member, pb.ToWorker(generation=generation, leave=pb.Leave())
+        case ev.Cut(generation, members):
+            for member in members:
+                yield member, pb.ToWorker(generation=generation, cut=pb.Cut())
+        case ev.Grant(worker, (start, stop)):
+            yield worker, pb.ToWorker(generation=ring, grant=pb.Range(start=start, stop=stop))
+        case ev.Export(worker):
+            yield worker, pb.ToWorker(export=pb.Export())
+        case ev.Stop(worker, why):
+            yield worker, pb.ToWorker(stop=pb.Stop(why=why))
+
+
+def _out(worker: WorkerId, g: Generation, o: pb.LeftRing) -> ev.LeftRing:
+    return ev.LeftRing(
+        worker, g, o.step, o.has_state, _ranges(o.applied), _ranges(o.skipped), o.broken, o.digest
+    )
+
+
+def _ranges(ranges: Iterable[pb.Range]) -> RangeSet:
+    return RangeSet.of((r.start, r.stop) for r in ranges)

@@ -1,0 +1,76 @@
+"""One member of a ring that does what it is told: in a thread, or as a process with Horovod.
+
+python -m tests.contract.ring_member STORE_PORT NAME
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import sys
+import threading
+from collections.abc import Callable
+
+import numpy as np
+
+from trainer.ring.base import Ring, RingBroken
+
+
+def serve(ring: Ring, next_order: Callable[[], str], say: Callable[[str], None]) -> None:
+    """Follow orders until an empty one comes. A ring that breaks is cut and closed, as a worker does it."""
+    while order := next_order():
+        try:
+            say(_obey(ring, order.split(), say))
+        except RingBroken as error:
+            ring.cut()
+            ring.close()
+            say(f"broken {error}")
+
+
+def _obey(ring: Ring, order: list[str], say: Callable[[str], None]) -> str:
+    match order:
+        case ["form", rank, size]:
+            ring.form(int(rank), int(size))
+            return "formed"
+        case ["sum", length, value]:
+            total = ring.reduce(np.full(int(length), float(value), np.float32))
+            return f"sum {np.asarray(total).tolist()}"
+        case ["sums"]:  # until it breaks
+            while True:
+                ring.reduce(np.ones(200_000, np.float32))
+                say("another")
+        case ["broadcast", dtype, root, value]:
+            data = ring.broadcast(np.full(4, int(value), dtype), int(root))
+            return f"{data.dtype} {data.tolist()}"
+        case ["close"]:
+            ring.close()
+            return "closed"
+    raise ValueError(f"unknown order {order}")
+
+
+def main() -> None:
+    os.environ.update(TF_CPP_MIN_LOG_LEVEL="3", HOROVOD_GLOO_TIMEOUT_SECONDS="60")
+    from trainer.ring.horovod import HorovodRing
+
+    ring = HorovodRing(int(sys.argv[1]), "lo", sys.argv[2])
+    orders: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def say(text: str) -> None:
+        print(text, flush=True)
+
+    def listen() -> None:
+        for line in sys.stdin:
+            if line.strip() == "cut":
+                ring.cut()  # at once, whatever the main thread is waiting for
+                say("cut")
+            else:
+                orders.put(line)
+        orders.put("")  # nobody gives orders any more
+
+    threading.Thread(target=listen, daemon=True).start()
+    say("here")
+    serve(ring, orders.get, say)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""A worker, put together from what the job's values and the user's module say; and its warm-up.
+
+Importing this module takes seconds: TensorFlow and Horovod. So the master is greeted before.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from threading import Event
+
+import keras
+import tensorflow as tf
+
+from edl import config as config_module
+from edl.config import Config
+from edl.contract.proto import edl_pb2 as pb
+from edl.contract.ranges import RangeSet
+from edl.contract.shuffle import Order
+from trainer import user_model
+from trainer.data import Batches
+from trainer.export import evaluate, save
+from trainer.learner import KerasLearner
+from trainer.records import Records
+from trainer.ring.base import Ring, RingBroken
+from trainer.ring.horovod import HorovodRing
+from trainer.session.client import MasterStream
+from trainer.session.orders import FormRing
+from trainer.session.state import Session
+from trainer.telemetry import Telemetry
+from trainer.worker import Learner, Worker
+
+SAMPLE_RECORDS = 2  # to build, trace and warm up with
+
+
+def build(stream: MasterStream) -> Worker:
+    """The worker of an open stream, warmed up.
+
+    Raises:
+        EdlError: the values, the model or the data are not what they should be, or the master has
+            ended this worker meanwhile.
+    """
+    config = config_module.parse(json.loads(stream.config_json))
+    if config.local.threads:
+        tf.config.threading.set_intra_op_parallelism_threads(config.local.threads)
+        tf.config.threading.set_inter_op_parallelism_threads(1)
+    keras.utils.set_random_seed(config.training.seed)
+
+    module = user_model.load(config.model.module, config.model.source)
+    model, reader = module.model(), module.reader("train")
+    assert reader is not None
+    size = len(reader)
+    order = Order(size, config.training.seed, config.data.block_records, config.data.shuffle)
+    records = Records(reader, order, module.feed, module.name)
+    learner = KerasLearner(model, records.plain(0, min(size, SAMPLE_RECORDS)) if size else None)
+
+    session = stream.session
+    interface, port = os.environ.get("EDL_RING_INTERFACE", "lo"), int(stream.address.rpartition(":")[2])
+    ring = HorovodRing(stream.store_port, interface, f"worker-{session.worker}", port)
+    session.cuts(ring.cut)
+
+    def export() -> tuple[dict[str, float], str]:
+        metrics = evaluate(model, module, module.reader("test"))
+        return metrics, save(model, Path(stream.output), session.worker) if stream.output else ""
+
+    batches = Batches(records, size)
+    if size:
+        warm_up(config, ring, learner, batches)
+    return Worker(config, session, ring, learner, batches, Telemetry(session), export)
+
+
+def warm_up(config: Config, ring: Ring, learner: Learner, batches: Batches) -> None:
+    """Two steps of the real loop in a ring of one, with records and without, that leave the model as it was.
+
+    Everything is built, traced and touched before other workers wait for this one.
+
+    Raises:
+        RingBroken: the master has ended this worker meanwhile.
+    """
+    before = learner.state()
+    # A loss that is not finite is to be found in training, where the model is the job's.
+    forgiving = config.training.model_copy(update={"non_finite": "skip"})
+    config = config.model_copy(update={"training": forgiving})
+    said: list[pb.FromWorker] = []
+    alone = Session(0, said.append, lambda: None, Event())
+    worker = Worker(config, alone, ring, learner, batches, Telemetry(alone, log=lambda line: None), _nothing)
+    sample = RangeSet(((0, min(batches.epoch_size, SAMPLE_RECORDS)),))
+    for generation, leases in enumerate((sample, RangeSet())):
+        alone.hear(pb.ToWorker(generation=generation, leave=pb.Leave()))  # after one step
+        worker.ride(FormRing(generation, (alone.worker,), alone.worker, sync=True, leases=leases))
+        if broken := said[-1].left_ring.broken:
+            raise RingBroken(broken)
+    learner.load(before)
+
+
+def _nothing() -> tuple[dict[str, float], str]:
+    return {}, ""

@@ -1,0 +1,84 @@
+"""The records at given positions, in the order of the job: what a reader gives, as batches for the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+
+from edl.contract.ranges import Range
+from edl.contract.shuffle import Order
+from edl.data import Reader
+from edl.errors import DataError
+from trainer.data import Batch
+
+
+class Records:
+    """A reader's records as batches, in the order of the job.
+
+    Args:
+        reader: the records.
+        feed: from raw records to (features, labels) or (features, labels, weights); None
+            when the reader gives such tuples itself.
+    """
+
+    def __init__(self, reader: Reader, order: Order, feed: Callable[[Any], Any] | None, name: str):
+        self._reader = reader
+        self._order = order
+        self._feed = feed
+        self._name = name
+        self._block: tuple[int, Any] | None = None
+
+    def batch(self, positions: Range) -> Batch:
+        """The records at `positions`.
+
+        Raises:
+            DataError: the reader gave something else than it promised.
+        """
+        records = self._pick(self._order.records(*positions))
+        return self._as_batch(positions, records)
+
+    def plain(self, start: int, stop: int) -> Batch:
+        """The records [start, stop) as they lie, without any order: for evaluation."""
+        return self._as_batch((start, stop), self._read(start, stop))
+
+    def _as_batch(self, positions: Range, records: Any) -> Batch:
+        fed = self._feed(records) if self._feed else records
+        if not isinstance(fed, tuple | list) or len(fed) not in (2, 3):
+            where = "feed(records)" if self._feed else "data(split).read()"
+            raise DataError(
+                f"{self._name}: {where} must give (features, labels) or (features, labels, weights), "
+                f"not {type(fed).__name__}" + (f" of {len(fed)}" if isinstance(fed, tuple | list) else "")
+            )
+        x, y, *weights = fed
+        return Batch(positions, x, y, weights[0] if weights else None)
+
+    def _pick(self, indices: np.ndarray) -> Any:
+        """The records at `indices`, which lie in one block or a few."""
+        blocks = indices // self._order.block
+        edges = np.flatnonzero(np.diff(blocks)) + 1
+        parts = []
+        for part in np.split(indices, edges):
+            block = int(part[0]) // self._order.block
+            within = part - block * self._order.block
+            parts.append(keras.tree.map_structure(lambda a, i=within: np.asarray(a)[i], self._load(block)))
+        if len(parts) == 1:
+            return parts[0]
+        return keras.tree.map_structure(lambda *arrays: np.concatenate(arrays), *parts)
+
+    def _load(self, block: int) -> Any:
+        if self._block is None or self._block[0] != block:
+            start = block * self._order.block
+            self._block = block, self._read(start, min(start + self._order.block, self._order.size))
+        return self._block[1]
+
+    def _read(self, start: int, stop: int) -> Any:
+        records = self._reader.read(start, stop)
+        for array in keras.tree.flatten(records):
+            if len(array) != stop - start:
+                raise DataError(
+                    f"{self._name}: read({start}, {stop}) gave {len(array)} records, not {stop - start}"
+                )
+        return records
