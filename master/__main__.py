@@ -72,9 +72,9 @@ async def _by_hand(spec: JobSpec, output: Path, listen: str) -> int:
 
 
 async def _kubernetes(output: Path, listen: str, metrics: str) -> int:
-    from master.in_cluster import Release  # with lightkube, which only an image for clusters has
+    from master.in_cluster import ReleaseMaster  # with lightkube, which only an image for clusters has
 
-    release = Release(output, listen, metrics)
+    release = ReleaseMaster(output, listen, metrics)
     _on_signals(lambda _: release.leave())
     await release.run()
     return MasterExit.SUCCEEDED

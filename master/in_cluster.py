@@ -115,7 +115,7 @@ class TrainingRun:
             self._master.take(wanted)
 
 
-class Release:
+class ReleaseMaster:
     """One release's master, over all its runs.
 
     Args:

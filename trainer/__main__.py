@@ -25,9 +25,7 @@ def main(argv: list[str] | None = None) -> int:
     # A pod says in its environment who it is: one template serves all workers, only the id differs.
     address, worker = os.environ.get("EDL_MASTER", ""), os.environ.get("EDL_WORKER_ID", "-1")
     parser.add_argument("--master", required=not address, default=address, metavar="HOST:PORT")
-    parser.add_argument(
-        "--worker", type=int, default=worker, metavar="ID", help="default: any that is wanted"
-    )
+    parser.add_argument("--worker", type=int, default=worker, metavar="ID", help="default: any vacant one")
     parser.add_argument("--run-id", default=os.environ.get("EDL_RUN_ID", ""))
     args = parser.parse_args(argv)
     # SIGTERM is waited for on a thread: the main thread may be in a collective or in the

@@ -12,14 +12,14 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from edl.cli.jobs import Phase, Snapshot
+from edl.cli.jobs import JobSnapshot, Phase
 
 PLAIN_WIDTH = 240  # columns where no terminal says how many it has
 PLAIN_SECONDS = 5.0
 NEWS_LINES = 6
 
 
-def snapshot(job: Snapshot) -> None:
+def snapshot(job: JobSnapshot) -> None:
     """Print a job as it is now, or how it has ended."""
     console = Console(highlight=False)
     if not console.is_terminal:

@@ -15,7 +15,7 @@ NO_STATUS = "no status from the master yet"
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class JobSnapshot:
     """A job at one moment.
 
     Args:
@@ -60,14 +60,14 @@ class LogSource:
         return int(number) if number else None
 
 
-class Job(Protocol):
+class JobHandle(Protocol):
     """What all commands ask of a job.
 
     Raises (every method):
         EdlError: it does not exist, cannot be reached, or refuses; the text says which.
     """
 
-    def snapshot(self) -> Snapshot: ...
+    def snapshot(self) -> JobSnapshot: ...
 
     def wait(self, phase: Phase, seconds: float | None) -> tuple[str, str]:
         """Until the job is in that phase, has ended, or the time is up: its phase and the reason then."""

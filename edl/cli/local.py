@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from edl.cli import latest
-from edl.cli.jobs import NO_STATUS, LogSource, Phase, Snapshot
+from edl.cli.jobs import NO_STATUS, JobSnapshot, LogSource, Phase
 from edl.client import Client
 from edl.contract import artifacts
 from edl.errors import EdlError
@@ -25,11 +25,11 @@ class Local:
     def __init__(self, output: Path | None):
         self._output = latest.find(output)
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> JobSnapshot:
         summary = self._summary()
         data = summary if summary is not None else self._client().status()
         model = str(self._output / artifacts.MODEL)
-        return Snapshot(data, str(self._output), model, (f"model: {model}, once the job succeeds",))
+        return JobSnapshot(data, str(self._output), model, (f"model: {model}, once the job succeeds",))
 
     def wait(self, phase: Phase, seconds: float | None) -> tuple[str, str]:
         deadline = time.monotonic() + seconds if seconds is not None else None

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from edl.cli import display
-from edl.cli.jobs import ENDED, Job, LogSource, Phase
+from edl.cli.jobs import ENDED, JobHandle, LogSource, Phase
 from edl.cli.target import about_a_job
 
 TIMED_OUT = 124  # as of the command `timeout`
@@ -25,7 +25,9 @@ def _seconds(text: str) -> float:
 
 
 @about_a_job
-def status(job: Job, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+def status(
+    job: JobHandle, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
+) -> None:
     """Show a job: phase, progress, workers."""
     snapshot = job.snapshot()
     if as_json:
@@ -36,7 +38,7 @@ def status(job: Job, as_json: Annotated[bool, typer.Option("--json", help="Print
 
 @about_a_job
 def logs(
-    job: Job,
+    job: JobHandle,
     source: Annotated[
         str, typer.Argument(metavar="[all|master|worker|worker-N]", help="Whose logs to show.")
     ] = "all",
@@ -56,7 +58,7 @@ def logs(
 
 @about_a_job
 def wait(
-    job: Job,
+    job: JobHandle,
     phase: Annotated[
         Phase, typer.Option("--for", case_sensitive=False, help="The phase to wait for.")
     ] = Phase.Succeeded,
@@ -77,12 +79,12 @@ def wait(
 
 
 @about_a_job
-def scale(job: Job, workers: Annotated[int, typer.Argument(help="The new number of workers.")]) -> None:
+def scale(job: JobHandle, workers: Annotated[int, typer.Argument(help="The new number of workers.")]) -> None:
     """Change the number of workers of a running job."""
     print(job.scale(workers))
 
 
 @about_a_job
-def stop(job: Job) -> None:
+def stop(job: JobHandle) -> None:
     """End a running job."""
     print(job.stop())

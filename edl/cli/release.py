@@ -19,8 +19,8 @@ import structlog
 from lightkube.config.kubeconfig import KubeConfig
 
 from edl.cli import pod_logs, release_status
-from edl.cli.jobs import ENDED, LogSource, Phase, Snapshot
-from edl.cli.release_status import Found
+from edl.cli.jobs import ENDED, JobSnapshot, LogSource, Phase
+from edl.cli.release_status import FoundRelease
 from edl.config import unscalable
 from edl.errors import EdlError
 from edl.kubernetes import overrides, pods
@@ -63,10 +63,10 @@ def connect(name: str, namespace: str, kubeconfig: Path | None, context: str) ->
 class Release:
     """The job of a release."""
 
-    def __init__(self, loop: asyncio.Runner, api: Api, found: Found):
+    def __init__(self, loop: asyncio.Runner, api: Api, found: FoundRelease):
         self._loop, self._api, self._found = loop, api, found
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> JobSnapshot:
         return self._loop.run(self._snapshot())
 
     def wait(self, phase: Phase, seconds: float | None) -> tuple[str, str]:
@@ -99,7 +99,7 @@ class Release:
 
     # --- what is shown
 
-    async def _snapshot(self) -> Snapshot:
+    async def _snapshot(self) -> JobSnapshot:
         there = await self._pods("master", "worker")
         return release_status.snapshot(self._found, there, await self._events())
 
@@ -114,7 +114,7 @@ class Release:
     async def _end(self) -> None:
         await self._until(lambda now: now.ended, None)
 
-    async def _until(self, reached: Callable[[Found], bool], seconds: float | None) -> Found:
+    async def _until(self, reached: Callable[[FoundRelease], bool], seconds: float | None) -> FoundRelease:
         """The job when it has reached something, or the time is up.
 
         Raises:
@@ -171,7 +171,7 @@ class Release:
         path = self._path("configmaps", self._found.names.job)
         await self._api.patch(path, {"data": {key: text}}, SOON)
 
-    async def _answer(self, done: Callable[[Found], bool], what: str) -> Found:
+    async def _answer(self, done: Callable[[FoundRelease], bool], what: str) -> FoundRelease:
         """The job once the master has done what was asked of it.
 
         Raises:
@@ -187,9 +187,9 @@ class Release:
             raise EdlError(f"{what}, but the master has not done it within {ANSWER_SECONDS:g} s: {status}")
         return found
 
-    def _with(self, status: Object) -> Found:
+    def _with(self, status: Object) -> FoundRelease:
         found = self._found
-        return Found(found.namespace, found.release, found.names, found.job, status)
+        return FoundRelease(found.namespace, found.release, found.names, found.job, status)
 
     def _path(self, kind: str, *more: str) -> str:
         return "/".join([f"/api/v1/namespaces/{self._found.namespace}/{kind}", *more])
@@ -201,7 +201,7 @@ async def _open(account: KubeConfig, access: Access) -> Api:
     return Api(Timing(), account, access)
 
 
-async def _find(api: Api, name: str, namespace: str) -> Found:
+async def _find(api: Api, name: str, namespace: str) -> FoundRelease:
     """The release of that name, or the one whose objects' names begin so.
 
     Raises:
@@ -226,7 +226,7 @@ async def _find(api: Api, name: str, namespace: str) -> Found:
     (names,) = matching
     if names.status not in found:
         raise EdlError(f"configmap {names.status} not found in namespace {namespace}")
-    return Found(namespace, releases[names], names, found[names.job], found[names.status])
+    return FoundRelease(namespace, releases[names], names, found[names.job], found[names.status])
 
 
 async def _next(lines: AsyncGenerator[str, None]) -> str | None:

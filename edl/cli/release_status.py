@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from edl.cli import display
-from edl.cli.jobs import ENDED, NO_STATUS, Phase, Snapshot
+from edl.cli.jobs import ENDED, NO_STATUS, JobSnapshot, Phase
 from edl.contract import artifacts
 from edl.errors import EdlError
 from edl.kubernetes import overrides, pods
@@ -27,7 +27,7 @@ LOST = "the trained model {} lost with the worker's pod; set output.size or outp
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundRelease:
     """A release's job: its names, and its two ConfigMaps as they were read."""
 
     namespace: str
@@ -113,7 +113,7 @@ class Found:
         )
 
 
-def snapshot(found: Found, there: Sequence[Object], happened: Sequence[Object]) -> Snapshot:
+def snapshot(found: FoundRelease, there: Sequence[Object], happened: Sequence[Object]) -> JobSnapshot:
     """The job now.
 
     Args:
@@ -131,7 +131,7 @@ def snapshot(found: Found, there: Sequence[Object], happened: Sequence[Object]) 
     }
     kept = f"configmap/{found.names.status}"
     if found.ended:
-        return Snapshot(data, kept, found.model or LOST.format("is"))
+        return JobSnapshot(data, kept, found.model or LOST.format("is"))
     notes = [f"worker {w['id']} is pending: {w['delay']}" for w in workers if w["delay"]]
     if problem := master_problem(there):
         notes.append(f"{problem}; last status: {found.told.get('updated', 'none')}")
@@ -146,7 +146,7 @@ def snapshot(found: Found, there: Sequence[Object], happened: Sequence[Object]) 
     if news:
         notes.append("")
     notes += [f"{display.age(e['at']):>7} ago  {e['reason']}: {e['message']}" for e in news]
-    return Snapshot(data, kept, found.model, tuple(notes))
+    return JobSnapshot(data, kept, found.model, tuple(notes))
 
 
 def events(happened: Sequence[Object]) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from edl.cli.jobs import Job
+from edl.cli.jobs import JobHandle
 from edl.cli.local import Local
 from edl.errors import ConfigError
 
@@ -35,7 +35,7 @@ def target(
     context: Annotated[
         str, typer.Option("--context", help="The context of the kubeconfig; default: its current context.")
     ] = "",
-) -> AbstractContextManager[Job]:
+) -> AbstractContextManager[JobHandle]:
     """The job that is meant, to be used within `with`.
 
     Raises:

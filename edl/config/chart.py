@@ -55,7 +55,7 @@ class Pod(Section):
     pod_template: Object
 
 
-class Worker(Pod):
+class WorkerValues(Pod):
     high_priority_class_name: str
 
 
@@ -132,7 +132,7 @@ class Chart(Section):
 
     image: Image
     master: Pod
-    worker: Worker
+    worker: WorkerValues
     output: Output
     token: Token
     priority_class: PriorityClass

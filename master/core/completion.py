@@ -7,10 +7,10 @@ from edl.contract.reasons import Reason
 from master.core import events as ev
 from master.core import membership
 from master.core.state import State
-from master.core.workers import Worker
+from master.core.workers import WorkerRecord
 
 
-def export(job: State, root: Worker) -> None:
+def export(job: State, root: WorkerRecord) -> None:
     """The state is complete: have one holder evaluate and save it. The others keep theirs."""
     job.ring.dissolve()
     for w in job.pool:
@@ -29,7 +29,7 @@ def export(job: State, root: Worker) -> None:
     job.do(ev.Export(root.id))
 
 
-def finished(job: State, w: Worker, event: ev.Finished) -> None:
+def finished(job: State, w: WorkerRecord, event: ev.Finished) -> None:
     """The exporter has evaluated and saved the model: that is the end."""
     if w.id != job.exporter:
         job.stale += 1

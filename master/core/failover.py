@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from master.core import events as ev
 from master.core.ring import Ring
-from master.core.workers import Pool, Worker
+from master.core.workers import Pool, WorkerRecord
 
 FAILOVER_SECONDS = 10.0  # for the workers to come back: they ask twice a second
 
@@ -36,7 +36,7 @@ class Failover:
         if adopted.workers:
             self.until = now + FAILOVER_SECONDS
 
-    def place(self, w: Worker, back: ev.Resume, now: float) -> list[Worker]:
+    def place(self, w: WorkerRecord, back: ev.Resume, now: float) -> list[WorkerRecord]:
         """Put a worker that is back where it says it is. Returns whom the earlier master had given up:
         who is in an older ring than others are.
 
@@ -51,7 +51,7 @@ class Failover:
         w.has_state = w.has_state or back.joined
         if back.generation < self._ring.generation:
             return [] if back.left else [w]
-        outdated: list[Worker] = []
+        outdated: list[WorkerRecord] = []
         if back.generation > self._ring.generation:
             outdated = self._ring.inside
             for old in outdated:
@@ -61,7 +61,7 @@ class Failover:
         w.up_in = back.generation if back.joined else w.up_in
         return outdated
 
-    def missing(self, now: float) -> list[Worker] | None:
+    def missing(self, now: float) -> list[WorkerRecord] | None:
         """Who has not come back, once that is no longer waited for; None: wait on."""
         assert self.until is not None
         expected = [w for w in self._pool if w.expected]

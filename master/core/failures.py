@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from edl.contract.ids import WorkerId
 from master.core import events as ev
-from master.core.workers import Worker
+from master.core.workers import WorkerRecord
 
 # Ended by somebody else's will; whoever sends one of these does not blame the program.
 OUTSIDE_SIGNALS = frozenset({"SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"})
@@ -27,7 +27,7 @@ class Failure:
     traceback: str
 
 
-def own_fault(w: Worker, gone: ev.Gone) -> str:
+def own_fault(w: WorkerRecord, gone: ev.Gone) -> str:
     """What the worker is charged with for ending so; empty when that was not its own doing."""
     if w.stopped or w.failure_reason:
         return ""  # it was asked to; or it has said why itself, and was charged then

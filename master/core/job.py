@@ -28,7 +28,7 @@ from master.core import completion, leasing, membership, rendezvous, timeouts
 from master.core import events as ev
 from master.core.leases import LeaseBook
 from master.core.state import State
-from master.core.workers import Worker
+from master.core.workers import WorkerRecord
 
 
 class Job(State):
@@ -156,7 +156,7 @@ class Job(State):
             case _:
                 self._on_ring_word(w, event)
 
-    def _on_ring_word(self, w: Worker, event: ev.RingWord) -> None:
+    def _on_ring_word(self, w: WorkerRecord, event: ev.RingWord) -> None:
         """It counts only from one who is in the ring that is, and about that ring."""
         if not w.in_ring or event.generation != self.ring.generation:
             if isinstance(event, ev.Heartbeat):
@@ -178,7 +178,7 @@ class Job(State):
                 why = f"worker {w.id}: {event.broken}" if event.broken else "left together"
                 self.close(why, planned=not event.broken)
 
-    def _on_ready(self, w: Worker, event: ev.Ready) -> None:
+    def _on_ready(self, w: WorkerRecord, event: ev.Ready) -> None:
         if not w.is_starting:
             return
         if w.state != WorkerState.INITIALIZING:
@@ -186,7 +186,7 @@ class Job(State):
         if self._warm(w, event.records):
             self.notice(Reason.WorkerReady, f"worker {w.id} is ready after {self.now - w.since:.1f} s")
 
-    def _on_back(self, w: Worker, event: ev.Resume) -> None:
+    def _on_back(self, w: WorkerRecord, event: ev.Resume) -> None:
         """A worker of an earlier master tells its present state."""
         if w.state != WorkerState.INITIALIZING:
             self.stale += 1
@@ -197,7 +197,7 @@ class Job(State):
                 why = "it was in a ring that the others have left"
                 membership.give_up(self, outdated, ev.FenceReason.OutdatedRing, why)
 
-    def _warm(self, w: Worker, records: int) -> bool:
+    def _warm(self, w: WorkerRecord, records: int) -> bool:
         """The worker can train; False: not on this job's data."""
         w.transition("ready")
         self.backoff.got_ready()
@@ -211,7 +211,7 @@ class Job(State):
             self.regroup_at = self.now + self.config.elastic.join_delay_seconds
         return True
 
-    def _on_up(self, w: Worker, event: ev.JoinedRing) -> None:
+    def _on_up(self, w: WorkerRecord, event: ev.JoinedRing) -> None:
         w.up_in, w.has_state, w.step = event.generation, True, event.step
         change = self.ring.changes[-1]
         change.step = max(change.step, event.step)
@@ -227,7 +227,7 @@ class Job(State):
             if change.stepped >= set(self.ring.members):
                 self.do(*change.tell())
 
-    def _on_beat(self, w: Worker, event: ev.Heartbeat) -> None:
+    def _on_beat(self, w: WorkerRecord, event: ev.Heartbeat) -> None:
         w.step, w.rate, w.memory = event.step, event.rate, event.memory
         self.step = max(self.step, event.step)
         self.loss = event.loss if event.loss is not None else self.loss

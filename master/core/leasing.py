@@ -10,10 +10,10 @@ from master.core import events as ev
 from master.core.leases import LeaseBook
 from master.core.quorum import RingPlan
 from master.core.state import State
-from master.core.workers import Worker
+from master.core.workers import WorkerRecord
 
 
-def go_on_from(job: State, root: Worker, plan: RingPlan) -> None:
+def go_on_from(job: State, root: WorkerRecord, plan: RingPlan) -> None:
     """The root's applied set is the truth; what is left to lease follows from it."""
     assert job.leases is not None
     for w in job.pool:

@@ -8,7 +8,7 @@ from master.core import events as ev
 from master.core import timeouts
 from master.core.failures import Failure, own_fault
 from master.core.state import State
-from master.core.workers import Worker
+from master.core.workers import WorkerRecord
 
 
 def drop_the_overdue(job: State) -> None:
@@ -58,7 +58,7 @@ def release(job: State) -> None:
             stop(job, w, "the worker is drained")
 
 
-def drain(job: State, w: Worker, why: str) -> None:
+def drain(job: State, w: WorkerRecord, why: str) -> None:
     """Have the worker leave the job as soon as it can be spared."""
     if w.state == WorkerState.DRAINING:
         return
@@ -71,7 +71,7 @@ def drain(job: State, w: Worker, why: str) -> None:
     w.transition("leave")
 
 
-def stop(job: State, w: Worker, why: str) -> None:
+def stop(job: State, w: WorkerRecord, why: str) -> None:
     """Tell the worker to end now; it gets the grace to do so."""
     if w.state in (WorkerState.PENDING, WorkerState.STARTING):  # nobody is listening yet
         job.do(ev.Delete(w.id, job.config.elastic.grace_period_seconds))
@@ -83,14 +83,14 @@ def stop(job: State, w: Worker, why: str) -> None:
     w.kill_at = job.now + job.config.elastic.grace_period_seconds
 
 
-def give_up(job: State, w: Worker, reason: ev.FenceReason, why: str) -> None:
+def give_up(job: State, w: WorkerRecord, reason: ev.FenceReason, why: str) -> None:
     """Remove a worker that may still run: from now on, whatever it sends is refused."""
     job.do(ev.Fence(w.id, why, reason))
     w.failure_reason = why  # whatever ends it later, that is not its own doing
     lose(job, w, why)
 
 
-def lose(job: State, w: Worker, why: str, delete: bool = True) -> None:
+def lose(job: State, w: WorkerRecord, why: str, delete: bool = True) -> None:
     """The worker is out of the job for good."""
     if not w.stopped:
         if w.is_starting:
@@ -109,7 +109,7 @@ def lose(job: State, w: Worker, why: str, delete: bool = True) -> None:
         job.close(f"worker {w.id} is lost ({why})", planned=False)
 
 
-def charge(job: State, w: Worker, why: str, traceback: str = "") -> None:
+def charge(job: State, w: WorkerRecord, why: str, traceback: str = "") -> None:
     """The job is to blame for this failure; too many of them end it."""
     job.failures.append(Failure(w.id, why, traceback))
     most = job.config.elastic.max_failures
@@ -119,7 +119,7 @@ def charge(job: State, w: Worker, why: str, traceback: str = "") -> None:
         job.end(Phase.Failed, why)
 
 
-def failed(job: State, w: Worker, event: ev.Failed) -> None:
+def failed(job: State, w: WorkerRecord, event: ev.Failed) -> None:
     """The worker has reported a failure that it cannot recover from."""
     w.failure_reason = event.why
     lose(job, w, event.why)
@@ -144,6 +144,6 @@ def gone(job: State, event: ev.Gone) -> None:
         charge(job, lost, why)
 
 
-def _seniority(w: Worker) -> tuple[bool, bool, bool, int]:
+def _seniority(w: WorkerRecord) -> tuple[bool, bool, bool, int]:
     """Who is kept when the pool shrinks: holders of the state, then the initialized, then the oldest."""
     return (not w.has_state, not w.in_ring, not w.is_ready, w.id)

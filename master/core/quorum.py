@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from edl.contract.ids import WorkerId
 from edl.contract.phases import WorkerState
-from master.core.workers import Worker
+from master.core.workers import WorkerRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,9 @@ class Limits:
     max_size: int  # the target, which people change while the job runs
 
 
-def candidates(workers: Sequence[Worker], old: Sequence[WorkerId], limits: Limits) -> list[Worker]:
+def candidates(
+    workers: Sequence[WorkerRecord], old: Sequence[WorkerId], limits: Limits
+) -> list[WorkerRecord]:
     """Whom a ring of these workers would consist of, in rank order.
 
     Survivors keep their order, so the oldest keep the lowest ranks; newcomers follow. A
@@ -36,7 +38,7 @@ def candidates(workers: Sequence[Worker], old: Sequence[WorkerId], limits: Limit
     """
     rank = {worker: i for i, worker in enumerate(old)}
 
-    def seniority(w: Worker) -> tuple[bool, int, int]:
+    def seniority(w: WorkerRecord) -> tuple[bool, int, int]:
         return (not w.has_state, rank.get(w.id, len(rank)), w.id)
 
     stay = sorted((w for w in workers if w.is_ready), key=seniority)[: limits.max_size]
@@ -47,7 +49,7 @@ def candidates(workers: Sequence[Worker], old: Sequence[WorkerId], limits: Limit
     return stay
 
 
-def plan_ring(workers: Sequence[Worker], old: Sequence[WorkerId], limits: Limits) -> RingPlan:
+def plan_ring(workers: Sequence[WorkerRecord], old: Sequence[WorkerId], limits: Limits) -> RingPlan:
     """The next ring out of `workers`, none of which is in a ring now.
 
     The root is the most advanced holder of the state: it alone may have the last step. A

@@ -13,7 +13,7 @@ from master.core import completion, leasing
 from master.core import events as ev
 from master.core.quorum import Limits, RingPlan, candidates, plan_ring
 from master.core.state import State
-from master.core.workers import Worker
+from master.core.workers import WorkerRecord
 
 SUSPENDED = "suspended"
 
@@ -78,7 +78,7 @@ def form(job: State) -> None:
         _publish(job, plan, root)
 
 
-def _publish(job: State, plan: RingPlan, root: Worker) -> None:
+def _publish(job: State, plan: RingPlan, root: WorkerRecord) -> None:
     assert job.leases is not None
     first = job.ring.generation == 0
     cause = job.ring.closing or ("start" if first else job.waited or "start again")

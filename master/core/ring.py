@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from edl.contract.ids import Generation, WorkerId
 from edl.contract.reasons import Reason
 from master.core import events as ev
-from master.core.workers import NO_RING, Pool, Worker
+from master.core.workers import NO_RING, Pool, WorkerRecord
 
 
 @dataclass(slots=True)
@@ -71,7 +71,7 @@ class Ring:
         self.changes: list[Change] = []
 
     @property
-    def inside(self) -> list[Worker]:
+    def inside(self) -> list[WorkerRecord]:
         """The members that live and are in it."""
         return [w for m in self.members if (w := self._pool.get(m)) is not None and w.in_ring]
 

@@ -9,10 +9,10 @@ from collections.abc import Iterable
 
 from edl.config import Elastic
 from edl.contract.phases import WorkerState
-from master.core.workers import Worker
+from master.core.workers import WorkerRecord
 
 
-def ends(w: Worker, elastic: Elastic) -> float | None:
+def ends(w: WorkerRecord, elastic: Elastic) -> float | None:
     """When the worker has been waited for long enough; None: never."""
     if w.kill_at is not None:
         return w.kill_at
@@ -23,7 +23,9 @@ def ends(w: Worker, elastic: Elastic) -> float | None:
     return w.heard + elastic.heartbeat_timeout_seconds
 
 
-def excuse_the_unheard(workers: Iterable[Worker], listened: float, now: float, elastic: Elastic) -> None:
+def excuse_the_unheard(
+    workers: Iterable[WorkerRecord], listened: float, now: float, elastic: Elastic
+) -> None:
     """After a stall of our own, what the workers said meanwhile is still to be read.
 
     Beats come every sixth of the silence, so that nobody at all was heard for half of it

@@ -56,7 +56,7 @@ NO_RING = Generation(0)
 
 
 @dataclass(slots=True)
-class Worker:
+class WorkerRecord:
     """What the master knows of one worker."""
 
     id: WorkerId
@@ -106,38 +106,38 @@ class Pool:
     """The living workers, by id; ids count up and are never given twice."""
 
     def __init__(self) -> None:
-        self._workers: dict[WorkerId, Worker] = {}
-        self.lost: dict[WorkerId, Worker] = {}  # out of the job, their exit not yet heard of
+        self._workers: dict[WorkerId, WorkerRecord] = {}
+        self.lost: dict[WorkerId, WorkerRecord] = {}  # out of the job, their exit not yet heard of
         self.next_id = 0  # also the next id
 
-    def add(self, now: float) -> Worker:
-        worker = Worker(WorkerId(self.next_id), since=now, heard=now)
+    def add(self, now: float) -> WorkerRecord:
+        worker = WorkerRecord(WorkerId(self.next_id), since=now, heard=now)
         self._workers[worker.id] = worker
         self.next_id += 1
         return worker
 
     def adopt(self, worker: WorkerId, handle: str, now: float) -> None:
         """Know of a worker that another master has started."""
-        w = Worker(worker, since=now, heard=now, handle=handle)
+        w = WorkerRecord(worker, since=now, heard=now, handle=handle)
         self._workers[worker] = w
         if handle:
             w.transition("seen")
             w.expected = True
         self.next_id = max(self.next_id, worker + 1)
 
-    def lose(self, worker: Worker) -> None:
+    def lose(self, worker: WorkerRecord) -> None:
         """The worker is out of the job for good. It is known until its exit is heard of, and then
         forgotten: a long job has had thousands."""
         worker.transition("gone")
         self.lost[worker.id] = self._workers.pop(worker.id)
 
-    def get(self, worker: WorkerId) -> Worker | None:
+    def get(self, worker: WorkerId) -> WorkerRecord | None:
         return self._workers.get(worker)
 
-    def __getitem__(self, worker: WorkerId) -> Worker:
+    def __getitem__(self, worker: WorkerId) -> WorkerRecord:
         return self._workers[worker]
 
-    def __iter__(self) -> Iterator[Worker]:
+    def __iter__(self) -> Iterator[WorkerRecord]:
         """Oldest first."""
         return iter(self._workers.values())
 
@@ -147,6 +147,6 @@ class Pool:
         return next((w.id for w in self if w.state == WorkerState.PENDING), None)
 
     @property
-    def staying(self) -> list[Worker]:
+    def staying(self) -> list[WorkerRecord]:
         """The living that nobody has asked to leave: the ones that count towards the target."""
         return [w for w in self if w.state != WorkerState.DRAINING]

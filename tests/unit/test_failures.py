@@ -9,13 +9,13 @@ import pytest
 from edl.contract.ids import WorkerId
 from master.core.events import Gone
 from master.core.failures import LONGEST_PAUSE_SECONDS, RestartBackoff, own_fault
-from master.core.workers import Worker
+from master.core.workers import WorkerRecord
 
 ID = WorkerId(1)
 
 
-def a_lost_worker(**known: Any) -> Worker:
-    return Worker(ID, since=0, heard=0, state="gone", **known)
+def a_lost_worker(**known: Any) -> WorkerRecord:
+    return WorkerRecord(ID, since=0, heard=0, state="gone", **known)
 
 
 @pytest.mark.parametrize(

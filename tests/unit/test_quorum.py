@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 
 from edl.contract.ids import WorkerId
 from master.core.quorum import Limits, candidates, plan_ring
-from master.core.workers import Worker
+from master.core.workers import WorkerRecord
 
 
-def a_worker(id: int, state: str = "member", step: int | None = None, stopped: bool = False) -> Worker:
+def a_worker(id: int, state: str = "member", step: int | None = None, stopped: bool = False) -> WorkerRecord:
     """A worker; with a step it holds the state."""
     has_state = step is not None
-    return Worker(WorkerId(id), 0.0, 0.0, state, has_state=has_state, step=step or 0, stopped=stopped)
+    return WorkerRecord(WorkerId(id), 0.0, 0.0, state, has_state=has_state, step=step or 0, stopped=stopped)
 
 
 ANY = Limits(min_size=1, max_size=100)
@@ -96,7 +96,9 @@ workers_of_all_kinds = st.lists(
 
 
 @given(workers_of_all_kinds, st.permutations(range(6)), st.integers(1, 3), st.integers(1, 6))
-def test_every_ring_is_a_possible_one(workers: list[Worker], old: list[int], least: int, most: int) -> None:
+def test_every_ring_is_a_possible_one(
+    workers: list[WorkerRecord], old: list[int], least: int, most: int
+) -> None:
     most = max(least, most)
     ring = plan_ring(workers, [WorkerId(w) for w in old], Limits(least, most))
     by_id = {w.id: w for w in workers}

@@ -8,7 +8,7 @@ from edl import config
 from edl.config import values
 from edl.contract.ids import WorkerId
 from master.core import timeouts
-from master.core.workers import Worker
+from master.core.workers import WorkerRecord
 
 ELASTIC = config.parse(
     values.merge(values.defaults(), {"elastic": {"startupTimeoutSeconds": 60, "heartbeatTimeoutSeconds": 4}})
@@ -27,16 +27,16 @@ ELASTIC = config.parse(
     ],
 )
 def test_a_worker_is_waited_for_as_its_state_allows(state: str, ends: float | None) -> None:
-    assert timeouts.ends(Worker(WorkerId(0), since=10, heard=20, state=state), ELASTIC) == ends
+    assert timeouts.ends(WorkerRecord(WorkerId(0), since=10, heard=20, state=state), ELASTIC) == ends
 
 
 def test_one_that_was_told_to_end_has_its_grace_and_no_more() -> None:
-    w = Worker(WorkerId(0), since=10, heard=20, state="draining", kill_at=15)
+    w = WorkerRecord(WorkerId(0), since=10, heard=20, state="draining", kill_at=15)
     assert timeouts.ends(w, ELASTIC) == 15
 
 
 def test_nobody_is_blamed_for_silence_while_the_master_did_not_listen() -> None:
-    w = Worker(WorkerId(0), since=0, heard=20, state="member")
+    w = WorkerRecord(WorkerId(0), since=0, heard=20, state="member")
     timeouts.excuse_the_unheard([w], listened=20, now=22, elastic=ELASTIC)
     assert w.heard == 20, "half the silence is nothing unusual"
     timeouts.excuse_the_unheard([w], listened=20, now=30, elastic=ELASTIC)

@@ -29,7 +29,7 @@ from master.backends.kubernetes.nodes import Nodes
 from master.backends.kubernetes.pod_control import PodCreation, PodDeletion
 from master.backends.kubernetes.pod_template import Identity, digest, excluding, render
 from master.backends.kubernetes.status import Snapshot, Status
-from master.backends.kubernetes.workers import Worker, Workers
+from master.backends.kubernetes.workers import WorkerPod, Workers
 from master.core import events as ev
 from master.spec import JobSpec, Wanted
 
@@ -151,13 +151,13 @@ class Kubernetes:
 
     # --- pods
 
-    async def _create(self, w: Worker) -> None:
+    async def _create(self, w: WorkerPod) -> None:
         await self._workers.create(w, partial(self._rendered, w), self._installed)
         if w.unwanted and w.pod is not None and not w.over.is_set():
             w.asked = True
             await self._deletion.delete(w.pod)
 
-    def _failed(self, w: Worker, error: Exception) -> None:
+    def _failed(self, w: WorkerPod, error: Exception) -> None:
         """Its task broke: that is our own mistake, and the worker's end."""
         w.making = False
         if not w.over.is_set():
@@ -178,7 +178,7 @@ class Kubernetes:
         else:
             self._tasks.start(self._delete(w, grace), partial(self._failed, w))
 
-    async def _delete(self, w: Worker, grace: float) -> None:
+    async def _delete(self, w: WorkerPod, grace: float) -> None:
         """Delete a worker's pod, unless it ends by itself in a moment.
 
         A worker that has crashed is known by its stream before its pod has ended. A pod that ends by
@@ -193,7 +193,7 @@ class Kubernetes:
             w.asked = True
             await self._deletion.delete(w.pod, grace)
 
-    def _rendered(self, w: Worker) -> pods.Pod:
+    def _rendered(self, w: WorkerPod) -> pods.Pod:
         """Its pod, as it is to be created now."""
         place, workers = self._place, self._workers
         highs = sum(o.high for o in workers if o is not w and not o.over.is_set())
@@ -204,7 +204,7 @@ class Kubernetes:
         )
         return render(self._template(w), identity, w.id, w.high)
 
-    def _template(self, w: Worker) -> pods.Pod:
+    def _template(self, w: WorkerPod) -> pods.Pod:
         return excluding(self._installed.template(w.high), self._nodes.avoided)
 
     def _replace_the_outdated(self) -> None:

@@ -18,7 +18,7 @@ from edl.kubernetes import pods
 from edl.kubernetes.client import WHENEVER, Api, ApiError
 from edl.kubernetes.rate_limit import Backoff
 from master.backends.kubernetes.release import Place
-from master.backends.kubernetes.workers import Worker, Workers
+from master.backends.kubernetes.workers import WorkerPod, Workers
 
 log = structlog.get_logger()
 
@@ -65,7 +65,7 @@ class Labels:
                         await asyncio.sleep(max(backoff.next(), error.retry_after))
                     # Else the pod is gone, or they are not wanted: nothing is gained by asking again.
 
-    def _next(self) -> Worker | None:
+    def _next(self) -> WorkerPod | None:
         """Of the workers whose labels are not what they should be, the one not written for the longest."""
         if self._stale:
             self._stale = False
@@ -73,12 +73,12 @@ class Labels:
         differing = (w for w in self._workers if w.uid and self._wanted(w) != w.labels)
         return min(differing, key=lambda w: w.labelled_at, default=None)
 
-    def _wanted(self, w: Worker) -> tuple[str, str]:
+    def _wanted(self, w: WorkerPod) -> tuple[str, str]:
         if w.over.is_set():
             return GONE if w.kept else w.labels
         return self._told.get(w.id, w.labels)
 
-    async def _write(self, w: Worker) -> None:
+    async def _write(self, w: WorkerPod) -> None:
         rank, state = w.labels = self._wanted(w)
         w.labelled_at = asyncio.get_running_loop().time()
         labels = {pods.RANK: rank or None, pods.STATE: state}

@@ -31,7 +31,7 @@ KEPT = 20  # pods of ended workers that stay for `kubectl logs`; more would only
 
 
 @dataclass(eq=False)
-class Worker:
+class WorkerPod:
     """One worker and its pod."""
 
     id: WorkerId
@@ -87,32 +87,32 @@ class Workers:
         self.run_id, self.next_id, self._emit, self._pace, self._nodes = run_id, next_id, emit, pace, nodes
         self._creation, self._deletion, self._events = creation, deletion, events
         self._ended: list[WorkerId] = []  # whose pods stay; the oldest first
-        self._all: dict[WorkerId, Worker] = {}
+        self._all: dict[WorkerId, WorkerPod] = {}
 
     def close(self) -> None:
         for w in self:
             self._await_nothing(w)
 
-    def __iter__(self) -> Iterator[Worker]:
+    def __iter__(self) -> Iterator[WorkerPod]:
         return iter(tuple(self._all.values()))
 
     @property
-    def _wanted(self) -> Iterator[Worker]:
+    def _wanted(self) -> Iterator[WorkerPod]:
         return (w for w in self if not w.unwanted and not w.over.is_set())
 
-    def get(self, worker: WorkerId) -> Worker | None:
+    def get(self, worker: WorkerId) -> WorkerPod | None:
         return self._all.get(worker)
 
-    def add(self, worker: WorkerId) -> Worker:
+    def add(self, worker: WorkerId) -> WorkerPod:
         """One whose pod is to be made."""
         self.next_id = max(self.next_id, worker + 1)
-        w = self._all[worker] = Worker(worker, making=True)
+        w = self._all[worker] = WorkerPod(worker, making=True)
         return w
 
     def adopt(self, worker: WorkerId, pod: pods.Pod) -> None:
         """One whose pod an earlier master has made."""
         labels = pod["metadata"]["labels"]
-        w = self._all[worker] = Worker(
+        w = self._all[worker] = WorkerPod(
             worker, pods.uid(pod), pod, high=labels.get(pods.PRIORITY) == "high",
             labels=(labels.get(pods.RANK, ""), labels.get(pods.STATE, "")),
         )  # fmt: skip
@@ -122,7 +122,7 @@ class Workers:
         else:
             self._look(w, pod, False)
 
-    async def create(self, w: Worker, render: Callable[[], pods.Pod], installed: Installed) -> None:
+    async def create(self, w: WorkerPod, render: Callable[[], pods.Pod], installed: Installed) -> None:
         """Have its pod made, for as long as it is needed; one that was never made is said to be gone.
 
         Args:
@@ -143,7 +143,7 @@ class Workers:
         if not w.uid and not w.over.is_set():
             self.end(w, ev.Gone(w.id, free=True, why="it was not started yet"))
 
-    def _meet(self, w: Worker, pod: pods.Pod, installed: Installed) -> None:
+    def _meet(self, w: WorkerPod, pod: pods.Pod, installed: Installed) -> None:
         """A pod of its name exists. It is ours if a create came through whose answer did not."""
         if pods.of(pod) == (self.run_id, w.id):
             if not w.uid:
@@ -164,7 +164,7 @@ class Workers:
             if w.making:
                 self.delay(w, why)
 
-    def made(self, w: Worker, pod: pods.Pod) -> None:
+    def made(self, w: WorkerPod, pod: pods.Pod) -> None:
         """Its pod is there: a create was answered, or the watch was quicker."""
         if not w.uid:
             w.uid, w.pod = pods.uid(pod), pod
@@ -190,13 +190,13 @@ class Workers:
                 self._ended.remove(w.id)
             self._creation.look_again()
 
-    def delay(self, w: Worker, why: str) -> None:
+    def delay(self, w: WorkerPod, why: str) -> None:
         """It does not run yet, and why; "" while that is only a matter of time."""
         if why != w.why and not w.over.is_set():
             w.why = why
             self._emit(ev.Delayed(w.id, why))
 
-    def end(self, w: Worker, gone: ev.Gone) -> None:
+    def end(self, w: WorkerPod, gone: ev.Gone) -> None:
         """Say that it is gone; its pod may stay a while."""
         w.over.set()
         self._creation.look_again()
@@ -227,7 +227,7 @@ class Workers:
             if other.pod is not None:
                 self._see_it_taken_up(other, other.pod)
 
-    def _look(self, w: Worker, pod: pods.Pod, vanished: bool) -> None:
+    def _look(self, w: WorkerPod, pod: pods.Pod, vanished: bool) -> None:
         if (why := pods.disruption(pod)) and not w.disrupted:
             w.disrupted = why
             self._events.record(Reason.WorkerPreempted, f"worker {w.id}: {why}")
@@ -246,17 +246,17 @@ class Workers:
             loop = asyncio.get_running_loop()
             w.overdue = loop.call_later(grace + self._pace.overdue, self._is_overdue, w)
 
-    def _is_overdue(self, w: Worker) -> None:
+    def _is_overdue(self, w: WorkerPod) -> None:
         """Kubernetes keeps a pod until its node says that it has ended. A lost node never does."""
         if not w.over.is_set() and w.pod is not None:
             self.end(w, exit_cause(w.id, w.pod, w.asked, w.disrupted, overdue=True))
 
-    def _see_it_taken_up(self, w: Worker, pod: pods.Pod) -> None:
+    def _see_it_taken_up(self, w: WorkerPod, pod: pods.Pod) -> None:
         if w.untaken is None and not pods.taken_up(pod) and self._nodes.doubts(pods.node(pod)):
             loop = asyncio.get_running_loop()
             w.untaken = loop.call_later(self._pace.untaken, self._is_untaken, w)
 
-    def _is_untaken(self, w: Worker) -> None:
+    def _is_untaken(self, w: WorkerPod) -> None:
         """Nobody works on its pod: it is made anew, and not there."""
         if w.over.is_set() or w.pod is None or pods.taken_up(w.pod):
             return
@@ -266,7 +266,7 @@ class Workers:
         self._deletion.discard(w.pod)
         self.end(w, ev.Gone(w.id, free=True, why=why))
 
-    def _await_nothing(self, w: Worker) -> None:
+    def _await_nothing(self, w: WorkerPod) -> None:
         for timer in (w.overdue, w.untaken):
             if timer is not None:
                 timer.cancel()
