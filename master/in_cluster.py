@@ -121,7 +121,7 @@ class ReleaseMaster:
     Args:
         output: directory for journals.
         listen: host:port for workers.
-        metrics: host:port for whoever watches over the master.
+        metrics: host:port of health and metrics.
     """
 
     def __init__(self, output: Path, listen: str, metrics: str):

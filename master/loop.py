@@ -29,7 +29,7 @@ from master.rpc.server import Server
 from master.spec import JobSpec
 
 log = structlog.get_logger()
-NEWS = 50  # how many sentences a watcher who comes late is told
+NEWS = 50  # notices that a late watcher still gets
 
 Observer: TypeAlias = Callable[[float, ev.Event, list[ev.Effect]], None]
 
@@ -99,7 +99,7 @@ class Master:
                 observe(now, event, effects)
 
     def note_news(self, notices: list[ev.Notice], now: float) -> None:
-        """Notices go to the log, and to whoever watches the status."""
+        """Notices go to the log, and to those who watch the status."""
         for notice in notices:
             write = log.warning if notice.reason.severity is Severity.WARNING else log.info
             write(notice.text, reason=str(notice.reason))

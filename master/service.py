@@ -1,7 +1,7 @@
 """One job's master with all that belongs to it: output directory, journal, gRPC server, backend, loop.
 
-Whoever calls `serve` chooses the backend. The directory then holds the journal, the address with its token
-for whoever may talk to the master (`files.CONTACT`), and at the end the summary.
+The caller of `serve` chooses the backend. The directory then holds the journal, the address with its token
+for those who may talk to the master (`artifacts.CONTACT`), and at the end the summary.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ async def serve(
         host = listen.rsplit(":", 1)[0]
         address = f"{'127.0.0.1' if host in ('0.0.0.0', '[::]') else host}:{port}"
         artifacts.write_contact(output, artifacts.Contact(address, token, os.getpid()))
-        print(address, flush=True)  # whoever started us may now talk to us
+        print(address, flush=True)  # the parent may now talk to us
         await master.run(backend(address), server, journal)
     finally:
         journal.close()

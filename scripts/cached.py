@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""What is made once and kept, whoever asks first: all that lies in a cache is made here.
+"""What is made once and kept: all that lies in a cache is made here.
 
 An entry, a file or a folder, is whole or not there. It is made aside, in a fresh folder beside it, and
-renamed into its place; whoever wants it meanwhile waits at its lock. A builder that fails or is killed
+renamed into its place; who wants it meanwhile waits at its lock. A builder that fails or is killed
 leaves nothing but its log: what it had begun is removed by the next builder in that cache.
 
     whole ──────────────────────────────────────────▶ its path

@@ -1,6 +1,6 @@
 # Shared by the scripts: where things are, and how they speak.
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-# What is made once. What takes less than a minute to make may lie elsewhere: .ci/run has it made anew each time.
+# What is made once. What takes less than a minute to make may lie elsewhere: .ci/run makes it again each time.
 cache=${EDL_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/edl}
 quick_cache=${EDL_QUICK_CACHE:-$cache}
 uv_version=0.13.8

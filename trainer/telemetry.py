@@ -12,7 +12,7 @@ from trainer.control import Agreed
 from trainer.session.state import Progress, Session
 
 LOG_SECONDS = 10.0
-LOSS_MEMORY = 0.95  # how much of the loss that is told was there a step before
+LOSS_MEMORY = 0.95  # weight of the earlier steps in the loss that is reported
 
 
 def _log(line: str) -> None:

@@ -55,7 +55,7 @@ def load(name: str, source: str = "") -> UserModel:
     they are.
 
     Raises:
-        ModelError: there is no such module, or it lacks a function of the contract.
+        ModelError: the module does not exist, or it lacks a function of the contract.
     """
     if source:
         # The run's own text, as the master has sent it: a volume could show a later one to a later worker.

@@ -22,7 +22,7 @@ left of a lease is therefore the lease minus the ledger, never a count of one's 
 that is taken over may have this worker's last batch in it, or not, and either is right.
 
 **A step is safe** once the next sum has come back, for then every member has it. Only what is
-safe is told to the master: a step that one rank alone has may die with it.
+safe is reported to the master: a step that one rank alone has may die with it.
 
 The loop knows neither TensorFlow nor Horovod nor gRPC: a learner, a ring and a session are given to
 it. The warm-up runs it in a ring of one, and the simulator a thousand times over in virtual time.

@@ -47,7 +47,7 @@ def connect(name: str, namespace: str, kubeconfig: Path | None, context: str) ->
 
     Raises:
         ConfigError: no kubeconfig, or one that cannot be used.
-        EdlError: no such release, no such right, no answer (also while it is used).
+        EdlError: the release does not exist, access is denied, or the API does not answer (also later).
     """
     _log("critical")
     with asyncio.Runner() as loop:

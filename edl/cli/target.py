@@ -40,7 +40,7 @@ def target(
 
     Raises:
         ConfigError: the options contradict each other.
-        EdlError: no job has been started on this machine; no such release.
+        EdlError: no job has been started on this machine, or the release does not exist.
     """
     if not release:
         given = {"--namespace": namespace, "--kubeconfig": kubeconfig, "--context": context}

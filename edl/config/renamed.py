@@ -1,6 +1,6 @@
 """Values that were renamed: the old dotted key and the new one.
 
-Promise: who still uses an old key is told the new one, by `edl` and by Helm alike (the chart's schema
+Promise: an old key is refused with its new name, by `edl` and by Helm alike (the chart's schema
 carries the same words: see `scripts/schema`). An old key is never accepted.
 """
 

@@ -91,7 +91,7 @@ class Api:
         self._turn = asyncio.Lock()
         self._out_since: float | None = None
         self._next_at = 0.0  # while it is out
-        self._closed_until = 0.0  # as a Retry-After has said, whoever it was said to
+        self._closed_until = 0.0  # as a Retry-After of any answer has said
         self.vet: Callable[[], Awaitable[None]] | None = None  # before the first write after an outage
         self._doubtful, self._vetting = False, asyncio.Lock()
         looked = (

@@ -8,7 +8,7 @@ What the rules are for, each a way in which other loops have gone wrong:
     - a watch that ends at once, again and again, is a failure too
     - a full list every five minutes, whatever the watches said
 
-Whoever is told of a change looks at the object as it is now; how often it is told means nothing.
+A consumer that is notified looks at the object as it is now: the number of notifications means nothing.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class Informer:
         if kind == "ERROR":
             raise ApiError("watch", thing.get("code", 500), thing.get("reason", ""), thing.get("message", ""))
         if kind == "DELETED":
-            # Not of an object that has the name by now, and not twice.
+            # Not if another object has the name now, and not twice.
             if _uid(self.objects.get(thing["metadata"]["name"])) == _uid(thing):
                 self._gone(thing)
         elif kind != "BOOKMARK":

@@ -150,7 +150,7 @@ def _access(cluster: Section, user: Section, names: str) -> Access:
 
 
 def _cluster_info(cluster: Section) -> dict[str, Any]:
-    """The cluster as a plugin that asks for it is told."""
+    """The cluster, as it is described to a plugin that asks for it."""
     keys = (
         "server",
         "tls-server-name",

@@ -53,8 +53,10 @@ class Backend(Protocol):
 
 
 class Tasks:
-    """The tasks that nobody awaits. An exception in one is never lost: it is logged, and handed to whoever
-    has said, when the task was started, what then becomes of its work."""
+    """The tasks that nobody awaits.
+
+    An exception in one is never lost: it is logged, and given to the function that was named at its start.
+    """
 
     def __init__(self) -> None:
         self._all: set[asyncio.Task[None]] = set()

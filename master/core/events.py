@@ -26,7 +26,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """The worker's process has ended, whoever ended it."""
+    """The worker's process has ended, for whatever reason."""
 
     worker: WorkerId
     code: int | None = None  # exit code; None when a signal or an unknown cause ended it
@@ -84,7 +84,7 @@ class Resume:
 
     worker: WorkerId
     records: int  # in one epoch
-    generation: Generation  # the last ring it was told of; 0: none
+    generation: Generation  # the last ring it was ordered into; 0: none
     members: tuple[WorkerId, ...]  # of that ring
     left: bool  # whether it has left that ring
     joined: bool  # whether it had joined it
@@ -149,7 +149,7 @@ class LeftRing:
 
 @dataclass(frozen=True, slots=True)
 class Leaving:
-    """The worker was told to go (SIGTERM) and wants to leave at a step boundary."""
+    """The worker got SIGTERM and wants to leave at a step boundary."""
 
     worker: WorkerId
     why: str

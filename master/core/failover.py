@@ -27,7 +27,7 @@ class Failover:
 
     def __init__(self, pool: Pool, ring: Ring, startup_timeout_seconds: float) -> None:
         self._pool, self._ring, self._startup_timeout_seconds = pool, ring, startup_timeout_seconds
-        self.until: float | None = None  # None: nobody is waited for
+        self.until: float | None = None  # None: no worker is awaited
 
     def begin(self, adopted: ev.Adopted, now: float) -> None:
         self._pool.next_id = max(self._pool.next_id, adopted.next_id)
@@ -62,7 +62,7 @@ class Failover:
         return outdated
 
     def missing(self, now: float) -> list[WorkerRecord] | None:
-        """Who has not come back, once that is no longer waited for; None: wait on."""
+        """Who has not come back, once the wait is over; None: wait on."""
         assert self.until is not None
         expected = [w for w in self._pool if w.expected]
         members = self._ring.members

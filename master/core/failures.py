@@ -1,7 +1,7 @@
 """Failures, charged to their cause.
 
 Preemption, the loss of a node, and a person's delete are free and unlimited. A crash of the user's
-code is charged; when the job's budget is spent, it fails. A peer's collapse is nobody's fault.
+code is charged; when the job's budget is spent, it fails. The collapse of a peer is not charged.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from edl.contract.ids import WorkerId
 from master.core import events as ev
 from master.core.workers import WorkerRecord
 
-# Ended by somebody else's will; whoever sends one of these does not blame the program.
+# Sent from outside; the program is not to blame.
 OUTSIDE_SIGNALS = frozenset({"SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"})
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 30.0
 MOST_DOUBLINGS = 6  # more make no difference, and 2**1000 is no float
@@ -34,9 +34,9 @@ def own_fault(w: WorkerRecord, gone: ev.Gone) -> str:
     if gone.free or gone.signal in OUTSIDE_SIGNALS:
         return ""
     if w.expected:
-        return ""  # why it ends was told to an earlier master
+        return ""  # an earlier master knows why it ends
     if gone.signal and w.in_broken_ring:
-        return ""  # crashed inside a ring that a peer's death had broken: nobody's fault
+        return ""  # crashed inside a ring that a peer's death had broken: not charged
     if gone.signal:
         how = f"crashed ({gone.signal})"
     elif gone.code is not None:

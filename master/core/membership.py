@@ -12,7 +12,7 @@ from master.core.workers import WorkerRecord
 
 
 def drop_the_overdue(job: State) -> None:
-    """Give up whoever has been waited for long enough."""
+    """Give up the workers whose timeouts have passed."""
     for w in list(job.pool):
         end = timeouts.ends(w, job.config.elastic)
         if end is None or end > job.now:
@@ -124,7 +124,7 @@ def failed(job: State, w: WorkerRecord, event: ev.Failed) -> None:
     w.failure_reason = event.why
     lose(job, w, event.why)
     if w.stopped:
-        return  # it was told to end: that its work broke off is what was wanted
+        return  # it was ordered to stop: that its work broke off was intended
     if event.fatal:
         job.traceback = event.traceback
         job.end(Phase.Failed, event.why)

@@ -82,7 +82,7 @@ class Ring:
 
     @property
     def up(self) -> bool:
-        """Whoever is in it has taken the state over."""
+        """Every member in it has the state."""
         return all(w.up_in == self.generation for w in self.inside)
 
     def form(self, members: tuple[WorkerId, ...], cause: str, now: float) -> None:

@@ -1,6 +1,6 @@
-"""How long a worker is waited for. Everything that time alone brings about for one is here.
+"""The timeouts of a worker: everything that time alone brings about for one is here.
 
-Who waits for capacity is waited for without end: that is nobody's fault.
+A worker that is pending for lack of capacity has no timeout.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from master.core.workers import WorkerRecord
 
 
 def ends(w: WorkerRecord, elastic: Elastic) -> float | None:
-    """When the worker has been waited for long enough; None: never."""
+    """When the worker's timeout passes; None: never."""
     if w.kill_at is not None:
         return w.kill_at
     if w.state == WorkerState.PENDING:

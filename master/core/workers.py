@@ -78,7 +78,7 @@ class WorkerRecord:
     stopped: bool = False  # told to end; what it does now is no news
     kill_at: float | None = None  # told to end, and this is when it is killed
     in_broken_ring: bool = False  # when it was lost, its ring had lost somebody else before
-    failure_reason: str = ""  # why it is lost: as it said itself, or as it was told when it was given up
+    failure_reason: str = ""  # why it is lost: as it reported itself, or the reason why it was given up
     rate: float = 0.0
     memory: int = 0
 

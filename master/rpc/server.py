@@ -146,7 +146,7 @@ class Server(rpc.MasterServicer):
             self._send(to, message)
 
     def changed(self) -> None:
-        """The status is another one: whoever watches is told."""
+        """The status has changed: send it to those who watch."""
         self._changed.set()
         self._changed = asyncio.Event()
 

@@ -111,7 +111,7 @@ class HorovodRing:
                 self._shut_down(fd, inode)
 
     def _shut_down(self, fd: int, inode: str) -> None:
-        """shutdown(2) the socket, unless its descriptor is another one's by now, or it is not Gloo's.
+        """shutdown(2) the socket, unless its descriptor was reused, or it is not Gloo's.
 
         While a ring is formed, questions to the rendezvous store come and go (they are answered
         with 410, which is quicker than a broken connection), and the link may find a new master.

@@ -7,7 +7,7 @@ the master orders it. What the main thread must act upon it finds in the session
 When the master ends the stream, the worker is out of the job. The ring is cut, and the next
 order is `End`. When the stream breaks, the master has died or cannot be reached: the worker goes on
 with what it has, and looks for a master for as long as the last one has asked it to. The next one
-is told the state of the worker, and nothing that was meant for its predecessor.
+gets the state of the worker, and nothing that was meant for its predecessor.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class KeyValueStore:
             self._set(key, value)
 
     def call_off(self) -> None:
-        """The generation is dead: whoever waits is told so, now and from now on."""
+        """The generation is called off: every question is answered with 410, those that wait included."""
         self._dead = True
         for futures in self._waiting.values():
             for future in futures:

@@ -39,7 +39,7 @@ STATUS = "status"  # the part that is Degraded while its writes are refused
 
 
 class Run(Protocol):
-    """The run whose workers these are, and what its master is told beside events."""
+    """The run whose workers these are, and what its master needs beside events."""
 
     run_id: RunId
 

@@ -12,7 +12,7 @@ from edl.contract.ids import WorkerId
 from edl.kubernetes import pods
 from master.core import events as ev
 
-# The node's own doing, as container or pod reasons: nobody's program is to blame.
+# The node's own doing, as container or pod reasons: the job is not to blame.
 LOST_NODE = frozenset({"ContainerStatusUnknown", "NodeLost", "NodeShutdown", "Shutdown", "Terminated"})
 
 

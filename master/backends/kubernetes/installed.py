@@ -24,7 +24,7 @@ log = structlog.get_logger()
 
 
 class Installed:
-    """The objects of one release. `open` makes one; whoever wants to hear of changes adds itself to
+    """The objects of one release. `open` makes one; who wants to be notified of changes adds itself to
     `on_job` or `on_pod`, and runs `job` and `pods`."""
 
     def __init__(self, place: Place, api: Api, job: Informer, workers: Informer):

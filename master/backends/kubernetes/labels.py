@@ -35,7 +35,7 @@ class Labels:
     def __init__(self, api: Api, place: Place, workers: Workers, status: Callable[[], dict[str, Any]]):
         self._api, self._place, self._workers, self._status = api, place, workers, status
         self._wake = asyncio.Event()
-        self._stale = True  # what the status says may be another thing by now
+        self._stale = True  # the status may have changed since
         self._told: dict[WorkerId, tuple[str, str]] = {}
 
     def changed(self) -> None:

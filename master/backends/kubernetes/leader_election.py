@@ -72,7 +72,7 @@ class LeaderElection:
         await self._mirror.run()
 
     async def _check(self) -> None:
-        """After an outage, before the first write: it may be another master's by now.
+        """After an outage, before the first write: another master may have taken it since.
 
         Raises:
             ApiError: it is, or the API is out again.

@@ -2,11 +2,11 @@
 
     all workers on a node have fallen silent ──▶ the node is in doubt
     a pod is put there, and no kubelet takes it up ──▶ the node is avoided
-    a while later ──▶ it is trusted again: if it is lost, Kubernetes knows by now
+    a while later ──▶ it is trusted again: if it is lost, Kubernetes has noticed
 
 Silence alone says little of a node: a worker may be frozen, and the node the only one with room. But the
 scheduler prefers an empty node, and none is as empty as the one that has just lost its workers; what it
-puts there would be waited for until the pod is evicted, five minutes after the node is NotReady.
+puts there would stay pending until the pod is evicted, five minutes after the node is NotReady.
 """
 
 from __future__ import annotations

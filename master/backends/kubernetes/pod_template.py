@@ -91,7 +91,7 @@ def excluding(template: pods.Pod, nodes: Iterable[str]) -> pods.Pod:
 
 
 def digest(template: pods.Pod) -> str:
-    """Which template a pod was made from, for whoever has another one later."""
+    """A digest of the template that a pod was made from, to compare with later ones."""
     return hashlib.sha256(json.dumps(template, sort_keys=True).encode()).hexdigest()[:16]
 
 

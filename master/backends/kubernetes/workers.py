@@ -169,7 +169,7 @@ class Workers:
         if not w.uid:
             w.uid, w.pod = pods.uid(pod), pod
             self.delay(w, "")
-            self._look(w, pod, False)  # it may run by now, and nothing else would ever change
+            self._look(w, pod, False)  # it may run already, and then no change would be seen
 
     def changed(self, pod: pods.Pod, vanished: bool) -> None:
         """A pod is as it is now, or gone."""
@@ -257,7 +257,7 @@ class Workers:
             w.untaken = loop.call_later(self._pace.untaken, self._is_untaken, w)
 
     def _is_untaken(self, w: WorkerPod) -> None:
-        """Nobody works on its pod: it is made anew, and not there."""
+        """No kubelet works on its pod: the worker is replaced, on another node."""
         if w.over.is_set() or w.pod is None or pods.taken_up(w.pod):
             return
         why = f"node {pods.node(w.pod)} does not answer"
