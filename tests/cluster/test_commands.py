@@ -91,7 +91,7 @@ def test_a_job_from_its_install_to_its_end(release: Callable[..., Release], tmp_
     assert waiting.returncode == 1
     rest = following.communicate(timeout=60)[0]
     assert following.returncode == 0
-    assert "Stopped: stopped by edl stop" in rest
+    assert "the job stopped: stopped by edl stop" in rest
     assert edl(job, "stop").startswith("the job has ended: Stopped, stopped by edl stop\n")
     assert edl(job, "wait", "--for", "stopped") == "Stopped: stopped by edl stop\n"
     assert json.loads(edl(job, "status", "--json"))["phase"] == "Stopped"

@@ -167,7 +167,7 @@ def test_of_two_masters_the_newest_acts(release: Callable[..., Release]) -> None
     )
     (acting,) = ready(masters)
     assert namespace.get("lease", "edl-master")["spec"]["holderIdentity"].startswith(acting)
-    assert "does nothing any more" in namespace.kubectl("logs", first)
+    assert "stands down" in namespace.kubectl("logs", first)
     namespace.kubectl("scale", "deployment/edl-master", "--replicas=1")
     namespace.until("pods", lambda pods: [p["metadata"]["name"] for p in pods] == [acting], MASTER)
     assert {p["metadata"]["uid"] for p in namespace.get("pods", "-l", WORKERS)} == workers
