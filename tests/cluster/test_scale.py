@@ -201,5 +201,5 @@ class Crowd:
                 case "leave" | "cut" as why:
                     broken = "cut" if why == "cut" else ""
                     say.put_nowait(
-                        pb.FromWorker(**about, left_ring=pb.LeftRing(step=1, holds=True, broken=broken))
+                        pb.FromWorker(**about, left_ring=pb.LeftRing(step=1, has_state=True, broken=broken))
                     )
