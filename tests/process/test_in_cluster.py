@@ -10,6 +10,8 @@ import pytest
 
 from tests.process.small_release import Release, until
 
+pytestmark = pytest.mark.waits
+
 # --- after the end
 
 

@@ -20,6 +20,8 @@ from edl.kubernetes.client import Api, ApiError
 from edl.kubernetes.kubeconfig import load
 from edl.kubernetes.timing import Timing
 
+pytestmark = pytest.mark.waits
+
 NAME = "api.internal"
 
 

@@ -26,6 +26,8 @@ from tests.fakes.kubernetes_api import NAMESPACE, KubernetesApi, serving
 from tests.kubernetes_driver import Driven
 from tests.process.small_server import SECOND, a_status, driving, install
 
+pytestmark = pytest.mark.waits
+
 # --- faults of the API
 
 

@@ -23,6 +23,8 @@ from tests.fakes.kubernetes_api import KubernetesApi
 from tests.kubernetes_driver import Driven, job_values
 from tests.process.small_server import PACE, POD, SECOND, a_status, driving, install
 
+pytestmark = pytest.mark.waits
+
 # --- the pods
 
 

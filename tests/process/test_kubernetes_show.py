@@ -8,12 +8,15 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
+import pytest
 from structlog.testing import capture_logs
 
 from edl.contract.reasons import Reason
 from master.core import events as ev
 from tests.fakes.kubernetes_api import KubernetesApi
 from tests.process.small_server import PACE, SECOND, a_status, driving
+
+pytestmark = pytest.mark.waits
 
 
 def reasons(server: KubernetesApi) -> list[str]:

@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 import edl
@@ -19,6 +20,8 @@ from master.http.metrics import Metrics
 from master.http.server import Page, Server
 from tests.kubernetes_master import MasterProcess, Pages
 from tests.process.small_release import Release, until
+
+pytestmark = pytest.mark.waits
 
 ROOT = Path(__file__).parents[2]
 # What dashboards and alerts of users rely on: these names stay.

@@ -24,6 +24,8 @@ from edl.errors import EdlError, MasterUnavailable, Unauthenticated
 from edl.probe import probe
 from tests.process.test_command_line import ROOT, a_long_job
 
+pytestmark = pytest.mark.waits
+
 
 @contextlib.contextmanager
 def a_master_without_workers(directory: Path, *sets: str) -> Iterator[artifacts.Contact]:

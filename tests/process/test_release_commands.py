@@ -25,6 +25,8 @@ from tests import kubernetes_master
 from tests.fakes.kubernetes_api import NAMESPACE, KubernetesApi, Object
 from tests.kubernetes_driver import job_values
 
+pytestmark = pytest.mark.waits
+
 EDL = str(Path(sys.executable).with_name("edl"))
 SECONDS = 60.0
 RUN = "run-1"

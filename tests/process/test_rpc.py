@@ -7,12 +7,15 @@ import json
 from typing import Any
 
 import grpc
+import pytest
 
 from edl.contract.ids import RunId, WorkerId
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.proto import edl_pb2_grpc as rpc
 from master.core import events as ev
 from master.rpc.server import Server
+
+pytestmark = pytest.mark.waits
 
 PING_MS = 200
 # A worker's, fifty times as fast.
