@@ -174,7 +174,7 @@ def test_status_scale_and_stop_from_another_terminal() -> None:
         assert (waiting.returncode, told) == (1, "Stopped: stopped by edl stop\n")
         told, _ = following.communicate(timeout=60)
         assert following.returncode == 0
-        assert "Stopped: stopped by edl stop" in told
+        assert "the job stopped: stopped by edl stop" in told
     assert edl("status", "--json").returncode == 0
     assert edl("stop", check=True).stdout == "the job has already ended: Stopped, stopped by edl stop\n"
     assert edl("scale", "3").returncode == 1

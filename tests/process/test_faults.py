@@ -131,7 +131,7 @@ async def test_a_worker_that_never_becomes_ready_is_given_up(a_job: A_Job) -> No
         await job.ring_of(2)
         summary = await job.exact()
     (failure,) = summary["failures"]
-    assert "was not ready after 20 s (it was warming)" in failure["why"]
+    assert "was not ready after 20 s (it was initializing)" in failure["why"]
 
 
 async def test_a_job_that_is_not_finite_stops_and_names_the_records(a_job: A_Job) -> None:
