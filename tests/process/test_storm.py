@@ -14,7 +14,7 @@ FAULTS = 24
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize(("workers", "seed"), [(3, 11), (4, None), (5, 13)])
+@pytest.mark.parametrize(("workers", "seed"), [(3, 11), (5, None)])
 def test_a_storm_loses_nothing(workers: int, seed: int | None) -> None:
     seed = seed if seed is not None else random.SystemRandom().randrange(10**6)  # printed: repeatable
     done = subprocess.run(
