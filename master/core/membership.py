@@ -8,7 +8,7 @@ from master.core import events as ev
 from master.core import timeouts
 from master.core.failures import Failure, own_fault
 from master.core.state import State
-from master.core.workers import WorkerRecord
+from master.core.workers import DRAINING, WorkerRecord
 
 
 def drop_the_overdue(job: State) -> None:
@@ -49,10 +49,10 @@ def release(job: State) -> None:
     and then what the other takes away is the last copy.
     """
     for w in job.pool:
-        if w.state != WorkerState.DRAINING or w.stopped or w.in_ring or w.id == job.exporter:
+        if w.state != DRAINING or w.stopped or w.in_ring or w.id == job.exporter:
             continue
         left = w.id in job.ring.members
-        stay = (o for o in job.pool if o.state != WorkerState.DRAINING)
+        stay = (o for o in job.pool if o.state != DRAINING)
         heirs = (o for o in stay if o.has_state and not (left and o.in_ring))
         if not w.has_state or any(heirs):
             stop(job, w, "the worker is drained")
@@ -60,7 +60,7 @@ def release(job: State) -> None:
 
 def drain(job: State, w: WorkerRecord, why: str) -> None:
     """Have the worker leave the job as soon as it can be spared."""
-    if w.state == WorkerState.DRAINING:
+    if w.state == DRAINING:
         return
     job.notice(Reason.WorkerDraining, f"worker {w.id} is draining: {why}")
     if w.is_starting:
@@ -77,7 +77,7 @@ def stop(job: State, w: WorkerRecord, why: str) -> None:
         job.do(ev.Delete(w.id, job.config.elastic.grace_period_seconds))
     else:
         job.do(ev.Stop(w.id, why))
-    if w.state != WorkerState.DRAINING:
+    if w.state != DRAINING:
         w.transition("leave")
     w.stopped = True
     w.kill_at = job.now + job.config.elastic.grace_period_seconds

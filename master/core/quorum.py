@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edl.contract.ids import WorkerId
-from edl.contract.phases import WorkerState
-from master.core.workers import WorkerRecord
+from master.core.workers import DRAINING, WorkerRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +43,7 @@ def candidates(
     stay = sorted((w for w in workers if w.is_ready), key=seniority)[: limits.max_size]
     missing = max(limits.min_size, 1) - len(stay)
     if missing > 0:
-        leaving = (w for w in workers if w.state == WorkerState.DRAINING and w.has_state and not w.stopped)
+        leaving = (w for w in workers if w.state == DRAINING and w.has_state and not w.stopped)
         stay += sorted(leaving, key=seniority)[:missing]
     return stay
 
@@ -58,11 +57,11 @@ def plan_ring(workers: Sequence[WorkerRecord], old: Sequence[WorkerId], limits: 
     stay = candidates(workers, old, limits)
     if len(stay) < max(limits.min_size, 1):
         return RingPlan((), None, False, f"{len(stay)} ready, need {max(limits.min_size, 1)}")
-    holders = [w for w in workers if w.has_state and (w in stay or w.state == WorkerState.DRAINING)]
+    holders = [w for w in workers if w.has_state and (w in stay or w.state == DRAINING)]
     root = max(holders, key=lambda w: (w.step, w in stay, -w.id), default=None)
     members = stay if root is None or root in stay else [root, *stay]
     reason = f"{len(stay)} ready"
-    if root is not None and root.state == WorkerState.DRAINING:
+    if root is not None and root.state == DRAINING:
         reason += f", worker {root.id} hands the state over before it leaves"
     return RingPlan(
         members=tuple(w.id for w in members),

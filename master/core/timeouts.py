@@ -8,15 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from edl.config import Elastic
-from edl.contract.phases import WorkerState
-from master.core.workers import WorkerRecord
+from master.core.workers import PENDING, WorkerRecord
 
 
 def ends(w: WorkerRecord, elastic: Elastic) -> float | None:
     """When the worker's timeout passes; None: never."""
     if w.kill_at is not None:
         return w.kill_at
-    if w.state == WorkerState.PENDING:
+    if w.state == PENDING:
         return None
     if w.is_starting:
         return w.since + elastic.startup_timeout_seconds
