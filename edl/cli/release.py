@@ -1,7 +1,7 @@
 """A release of the chart as a job of the command line, through the Kubernetes API.
 
-`connect` finds it by its labels, in one list of ConfigMaps. Whoever may read these, the pods and the Events
-may use the commands that show; `scale` and `stop` write a key of the job's ConfigMap
+`connect` finds it by its labels, in one list of ConfigMaps. Users who may read these, the pods and the
+Events can use the commands that show; `scale` and `stop` write a key of the job's ConfigMap
 (`edl.kubernetes.overrides`), which the master watches.
 """
 
@@ -205,7 +205,7 @@ async def _find(api: Api, name: str, namespace: str) -> FoundRelease:
     """The release of that name, or the one whose objects' names begin so.
 
     Raises:
-        EdlError: there is none, or it has several jobs.
+        EdlError: the release does not exist, or has several jobs.
     """
     maps = f"/api/v1/namespaces/{namespace}/configmaps"
     found = {m["metadata"]["name"]: m for m in (await api.get(maps, labelSelector=JOBS))["items"]}

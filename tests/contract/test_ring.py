@@ -9,6 +9,7 @@ import queue
 import subprocess
 import sys
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
@@ -25,18 +26,19 @@ SECONDS = 120
 ENDED = ""
 
 
-class Member:
+class Member(ABC):
     """Somebody who does what it is told."""
 
     def __init__(self) -> None:
         self.words: queue.SimpleQueue[str] = queue.SimpleQueue()
 
+    @abstractmethod
     def do(self, order: str) -> None:
-        raise NotImplementedError
+        """Have it follow the order; its answer is one of `words`."""
 
+    @abstractmethod
     def cut(self) -> None:
         """From another thread than the one that is in the ring."""
-        raise NotImplementedError
 
     def says(self, word: str) -> str:
         """What it says that begins so; what it says before is passed over."""
