@@ -221,6 +221,7 @@ class Job(State):
                 self.goodput.turn("useful", self.now)
 
     def _on_stepped(self, event: ev.Stepped) -> None:
+        self.backoff.stepped()
         change = self.ring.changes[-1]
         if change.note(event):
             self.goodput.redo(event.wasted_seconds / max(len(self.ring.members), 1))
