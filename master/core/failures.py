@@ -95,4 +95,5 @@ class RestartBackoff:
 
 
 def _pause(times: int) -> float:
-    return min(FIRST_PAUSE_SECONDS * 2 ** min(times, MOST_DOUBLINGS), LONGEST_PAUSE_SECONDS)
+    pause: float = FIRST_PAUSE_SECONDS * 2 ** min(times, MOST_DOUBLINGS)
+    return min(pause, LONGEST_PAUSE_SECONDS)

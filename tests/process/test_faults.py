@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
 from collections.abc import Callable
 from typing import Any
@@ -112,6 +113,18 @@ async def test_an_error_of_the_users_code_is_charged_with_its_traceback(a_job: A
     (failure,) = summary["failures"]
     assert failure["why"] == "Ordered: the storm said so"
     assert "counting_faulty.py" in failure["traceback"]
+
+
+async def test_a_call_that_never_returns_is_its_workers_failure(a_job: A_Job) -> None:
+    async with a_job("elastic.stepTimeoutSeconds=4", workers=2) as job:
+        members = await job.ring_of(2)
+        job.order(members[1], "hang")
+        await job.until(lambda: job.gone(members[1]))
+        summary = await job.exact()
+    (failure,) = summary["failures"]
+    told = r"counting_faulty.py: feed\(\) of the records \d+, .* others has not returned for 4 s"
+    assert re.search(told, failure["why"])
+    assert "threading.Event().wait()" in failure["traceback"]
 
 
 async def test_an_error_on_every_worker_fails_the_job_with_the_traceback(a_job: A_Job) -> None:
