@@ -151,7 +151,8 @@ def _killed(job: State, w: WorkerRecord, how: str) -> None:
     times = job.backoff.was_killed(job.now)
     if times < 2:
         return
-    why = f"workers were killed {times} times in a row before the ring made a step; the last: worker {w.id}, {how}"
+    why = f"workers were killed {times} times in a row before the ring made a step; the last: "
+    why += f"worker {w.id}, {how}"
     if times >= MOST_IN_VAIN:
         job.end(Phase.Failed, why)
     else:

@@ -8,6 +8,7 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
+import psutil
 import pytest
 
 from edl.contract.reasons import Reason
@@ -16,7 +17,7 @@ from master.core import events as ev
 A_Job = Callable[..., Any]
 
 
-@pytest.mark.parametrize("rank", [0, 1, 2])
+@pytest.mark.parametrize("rank", [0, 2])
 async def test_a_killed_rank_is_replaced_and_nothing_is_lost(a_job: A_Job, rank: int) -> None:
     async with a_job(workers=3) as job:
         members = await job.ring_of(3)
@@ -125,6 +126,22 @@ async def test_a_call_that_never_returns_is_its_workers_failure(a_job: A_Job) ->
     told = r"counting_faulty.py: feed\(\) of the records \d+, .* others has not returned for 4 s"
     assert re.search(told, failure["why"])
     assert "threading.Event().wait()" in failure["traceback"]
+
+
+async def test_workers_train_on_without_their_fork_server_and_another_makes_the_next(a_job: A_Job) -> None:
+    async with a_job(workers=2) as job:
+        members = await job.ring_of(2)
+        (server,) = [p for p in psutil.Process().children() if "trainer.forkserver" in p.cmdline()]
+        server.kill()
+        (told,) = await job.until(lambda: job.noticed(Reason.Degraded))
+        assert told.startswith("fork server: the fork server exited with code -9")
+        job.kill(members[1])
+        assert await job.ring_of(1) == members[:1]
+        await job.ring_of(2)
+        assert job.noticed(Reason.Recovered) == ["fork server works again"]
+        summary = await job.exact()
+    assert summary["failures"] == []
+    assert summary["state_losses"] == 0
 
 
 async def test_an_error_on_every_worker_fails_the_job_with_the_traceback(a_job: A_Job) -> None:
