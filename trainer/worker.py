@@ -81,6 +81,10 @@ class Learner(Protocol):
         """Take over another worker's `state`."""
         ...
 
+    def fingerprint(self) -> str:
+        """Of how the model is made: equal on two workers that can share a ring."""
+        ...
+
     def digest(self) -> str:
         """Of the state: equal on two workers when their models are equal, bit for bit."""
         ...
