@@ -12,7 +12,7 @@ from edl.contract.ranges import Range
 from edl.contract.shuffle import Order
 from edl.data import Reader
 from edl.errors import DataError
-from trainer.data import Batch
+from trainer.data import Batch, named
 from trainer.watchdog import Watch, unwatched
 
 
@@ -62,7 +62,7 @@ class Records:
                 f"not {type(fed).__name__}" + (f" of {len(fed)}" if isinstance(fed, tuple | list) else "")
             )
         x, y, *weights = fed
-        return Batch(positions, x, y, weights[0] if weights else None)
+        return Batch(positions, x, y, weights[0] if weights else None, indices)
 
     def _fed(self, records: Any, indices: np.ndarray) -> Any:
         if self._feed is None:
@@ -98,13 +98,3 @@ class Records:
                     f"{self._name}: read({start}, {stop}) gave {len(array)} records, not {stop - start}"
                 )
         return records
-
-
-NAMED = 10
-
-
-def named(indices: np.ndarray) -> str:
-    """Records by their index in the reader, for people: `records 17, 4, 203 and 29 others`."""
-    first = ", ".join(map(str, indices[:NAMED].tolist()))
-    others = len(indices) - NAMED
-    return f"records {first}" + (f" and {others} others" if others > 0 else "")

@@ -123,7 +123,7 @@ async def test_a_call_that_never_returns_is_its_workers_failure(a_job: A_Job) ->
         await job.until(lambda: job.gone(members[1]))
         summary = await job.exact()
     (failure,) = summary["failures"]
-    told = r"counting_faulty.py: feed\(\) of the records \d+, .* others has not returned for 4 s"
+    told = r"counting_faulty.py: feed\(\) of the records \d+, .* has not returned for 4 s"
     assert re.search(told, failure["why"])
     assert "threading.Event().wait()" in failure["traceback"]
 
@@ -168,7 +168,9 @@ async def test_a_job_that_is_not_finite_stops_and_names_the_records(a_job: A_Job
     async with a_job(workers=2, model="not_finite.py", records=400) as job:
         summary = await job.end()
     assert summary["phase"] == "Failed"
-    assert "is not finite at step" in summary["reason"]
+    told = re.search(r"is not finite at step \d+, on worker \d, in the records (.*)", summary["reason"])
+    assert told
+    assert "123" in told[1].split(", "), "the model's one record that is not"
     assert summary["failures"] == []
 
 
