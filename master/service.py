@@ -10,6 +10,7 @@ import json
 import os
 import secrets
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 from edl.contract import artifacts
@@ -52,7 +53,8 @@ async def serve(
         await master.run(backend(address), server, journal)
     finally:
         journal.close()
-        summary = {"foreign_messages": server.foreign, **master.summary()}
+        written = {"foreign_messages": server.foreign, "journal": asdict(journal.link)}
+        summary = {**written, **master.summary()}
         artifacts.write_whole(output / artifacts.SUMMARY, json.dumps(summary, indent=1) + "\n")
         await server.close()
 

@@ -28,7 +28,8 @@ class Story:
             }
             | elastic,
         }
-        self.job = Job(config.parse(values.merge(values.defaults(), overrides)))
+        self.values = values.merge(values.defaults(), overrides)
+        self.job = Job(config.parse(self.values))
         self.watchdog = Watchdog(self.job)
         self.records, self.now = records, 100.0
         self.tell(ev.Begin())

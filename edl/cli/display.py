@@ -156,7 +156,7 @@ def result(summary: dict[str, Any], kept: str, model: str) -> str:
         lines.append(summary["traceback"].rstrip())
     if records["size"] is not None:
         loss = f", last loss {summary['loss']:.4f}" if summary["loss"] is not None else ""
-        applied = sum(records["per_epoch"])
+        applied = sum(run["epochs"] * run["records"] for run in records["per_epoch"])
         lines.append(
             f"  trained   {applied:,} of {records['size'] * records['epochs']:,} records "
             f"({records['epochs']} epochs of {records['size']:,}) in {summary['step']:,} steps{loss}"

@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from edl.errors import EdlError
 
 SUMMARY, JOURNAL, MODEL, LOGS, CONTACT = "summary.json", "events.jsonl", "model.keras", "logs", "master.json"
 
-JOURNAL_VERSION = 2  # of its lines; 2: notices have a reason
+JOURNAL_VERSION = 3  # of its lines; 2: notices have a reason; 3: a chain of hashes (edl.contract.journals)
 
 
 @dataclass(frozen=True)
@@ -43,8 +45,28 @@ def write_whole(path: Path, text: str, mode: int = 0o644) -> None:
 
 def journals(output: Path) -> list[Path]:
     """The journals of the job's masters, in order; the last is events.jsonl."""
-    earlier = sorted(output.glob("events.*.jsonl"), key=lambda p: int(p.suffixes[0][1:]))
-    return [*earlier, output / JOURNAL]
+    numbered = [
+        p for p in output.glob("events.*.jsonl") if re.fullmatch(r"events\.[0-9]{1,9}\.jsonl", p.name)
+    ]
+    return [*sorted(numbered, key=lambda p: int(p.suffixes[0][1:])), output / JOURNAL]
+
+
+def read_summary(output: Path) -> dict[str, Any]:
+    """How the job in `output` ended.
+
+    Raises:
+        EdlError: there is no summary: the job has not ended, or it is no job's directory; or it is damaged.
+    """
+    path = output / SUMMARY
+    try:
+        summary = json.loads(path.read_bytes())
+    except OSError as error:
+        raise EdlError(f"{path}: cannot read: {error.strerror} (has the job ended?)") from error
+    except (ValueError, RecursionError) as error:
+        raise EdlError(f"{path}: not JSON") from error
+    if not isinstance(summary, dict):
+        raise EdlError(f"{path}: not a map")
+    return summary
 
 
 def write_contact(output: Path, contact: Contact) -> None:

@@ -142,7 +142,7 @@ class Checks:
         if end.phase != "Succeeded":
             return
         whole = world.size * world.epochs
-        assert summary["records"]["per_epoch"] == [world.size] * world.epochs
+        assert summary["records"]["per_epoch"] == [{"epochs": world.epochs, "records": world.size}]
         assert len(set(summary["digests"].values())) == (1 if whole else 0)
         assert self.finals
         for w in self.finals:
