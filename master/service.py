@@ -37,25 +37,27 @@ async def serve(
         workers_stay: the workers outlive this process, and wait for the next master for a while.
 
     Raises:
-        RuntimeError: the address is taken.
-        EdlError: the backend cannot start. OSError: the same, or the directory cannot be written.
+        EdlError: the address is taken, or the backend cannot start.
+        OSError: the backend cannot start, or the directory cannot be written.
     """
     output.mkdir(parents=True, exist_ok=True)
-    journal = Journal(output / artifacts.JOURNAL, master.run_id, master.spec.values)
     outage = master.spec.config.elastic.master_outage_timeout_seconds if workers_stay else 0.0
     server = Server(master, token, json.dumps(master.spec.values), str(output.resolve()), outage)
+    port = await server.start(listen)  # before anything is written: the address may be taken
     try:
-        port = await server.start(listen)
-        host = listen.rsplit(":", 1)[0]
-        address = f"{'127.0.0.1' if host in ('0.0.0.0', '[::]') else host}:{port}"
-        artifacts.write_contact(output, artifacts.Contact(address, token, os.getpid()))
-        print(address, flush=True)  # the parent may now talk to us
-        await master.run(backend(address), server, journal)
+        journal = Journal(output / artifacts.JOURNAL, master.run_id, master.spec.values)
+        try:
+            host = listen.rpartition(":")[0]
+            address = f"{'127.0.0.1' if host in ('', '0.0.0.0', '[::]') else host}:{port}"
+            artifacts.write_contact(output, artifacts.Contact(address, token, os.getpid()))
+            print(address, flush=True)  # the parent may now talk to us
+            await master.run(backend(address), server, journal)
+        finally:
+            journal.close()
+            written = {"foreign_messages": server.foreign, "journal": asdict(journal.link)}
+            summary = {**written, **master.summary()}
+            artifacts.write_whole(output / artifacts.SUMMARY, json.dumps(summary, indent=1) + "\n")
     finally:
-        journal.close()
-        written = {"foreign_messages": server.foreign, "journal": asdict(journal.link)}
-        summary = {**written, **master.summary()}
-        artifacts.write_whole(output / artifacts.SUMMARY, json.dumps(summary, indent=1) + "\n")
         await server.close()
 
 

@@ -14,6 +14,7 @@ import typer
 import yaml
 
 import edl
+from edl.cli import display
 from edl.cli.models import read, zoo
 from edl.config import model_check
 from edl.contract import artifacts
@@ -69,7 +70,7 @@ def list_models() -> None:
         raise EdlError("no model zoo is installed")
     width = max(len(name) for name in models)
     for name, summary in models.items():
-        print(f"{name:{width}}  {summary}".rstrip())
+        display.line(f"{name:{width}}  {summary}".rstrip())
 
 
 @app.command()

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import hmac
 import json
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Protocol, TypeAlias
 
@@ -20,6 +22,7 @@ import edl
 from edl.contract.ids import Generation, RunId, WorkerId
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.proto import edl_pb2_grpc as rpc
+from edl.errors import EdlError
 from master.core import events as ev
 from master.rpc.messages import event_of, messages_of
 
@@ -66,6 +69,33 @@ class TokenCheck(grpc.aio.ServerInterceptor):
         if handler is None or hmac.compare_digest(str(given).encode(), self._expected):
             return handler
         return self._refusals[handler.request_streaming, handler.response_streaming]
+
+
+def _check_free(address: str) -> None:
+    """gRPC does not say why it cannot listen, but for lines in its own log.
+
+    Raises:
+        EdlError: one cannot listen there.
+    """
+    host, _, port = address.rpartition(":")
+    failed: OSError | None = None
+    free = False
+    try:
+        places = socket.getaddrinfo(
+            host.strip("[]") or None, int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        for family, kind, protocol, _, place in places:
+            with socket.socket(family, kind, protocol) as trial:
+                trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                try:
+                    trial.bind(place)
+                    free = True
+                except OSError as error:
+                    failed = error if failed is None or error.errno == errno.EADDRINUSE else failed
+    except OSError as error:  # no such host
+        failed = error
+    if failed is not None and not (free and failed.errno != errno.EADDRINUSE):
+        raise EdlError(f"cannot listen on {address}: {failed.strerror}")
 
 
 class Handler(Protocol):
@@ -118,9 +148,13 @@ class Server(rpc.MasterServicer):
         """Listen on `address` (host:port, port 0 for any); returns the port.
 
         Raises:
-            RuntimeError: the address is taken.
+            EdlError: the address is taken, or is none of this machine.
         """
-        port = int(self._server.add_insecure_port(address))
+        _check_free(address)
+        try:
+            port = int(self._server.add_insecure_port(address))
+        except RuntimeError as error:
+            raise EdlError(f"cannot listen on {address}: {error}") from error
         await self._server.start()
         return port
 
@@ -229,7 +263,7 @@ class Server(rpc.MasterServicer):
     async def Scale(self, request: pb.ScaleRequest, context: Context) -> pb.Reply:
         try:
             return pb.Reply(text=self._handler.scale(request.workers))
-        except edl.EdlError as error:
+        except EdlError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
             raise
 

@@ -31,6 +31,7 @@ from trainer.session.state import Session
 OPTIONS = [
     ("grpc.max_receive_message_length", 64 << 20),
     ("grpc.max_send_message_length", 64 << 20),
+    ("grpc.enable_http_proxy", 0),  # the master is on this machine or in this cluster
     # A master whose node is lost says nothing more: ask, so that a new one is looked for.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),

@@ -115,6 +115,7 @@ class Session:
         self._leases: deque[Range] = deque()
         self._leave_generation = self._cut_generation = NO_GENERATION
         self._cut: Callable[[], None] = lambda: None
+        self._when_ended: Callable[[], None] = lambda: None
 
     # --- the main thread's side
 
@@ -157,6 +158,10 @@ class Session:
     def cuts(self, cut: Callable[[], None]) -> None:
         """From now on a ring that is called off is cut with `cut`, which may be called from any thread."""
         self._cut = cut
+
+    def when_ended(self, act: Callable[[], None]) -> None:
+        """From now on `act` is called, on any thread, when this worker is to end or has lost its master."""
+        self._when_ended = act
 
     # --- the stream's side
 
@@ -206,6 +211,7 @@ class Session:
                 self._orders.append(End(message.stop.why))
                 self._leave_generation = self.progress.generation
                 self._cut()
+                self._when_ended()
         self._bell.set()
 
     def end(self, why: str) -> None:
@@ -213,4 +219,5 @@ class Session:
         self.ended = why
         self._orders.append(End(why, lost=True))
         self._cut()
+        self._when_ended()
         self._bell.set()
