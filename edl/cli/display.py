@@ -174,10 +174,11 @@ def result(summary: dict[str, Any], kept: str, model: str) -> str:
 
     Args:
         kept: where the summary is.
-        model: where the trained model is, if there is one.
+        model: where the trained model is, if one was saved.
     """
+    saved = summary["phase"] == Phase.Succeeded or summary.get("model")
     summary = clean(summary)
-    where = f"  model     {plain(model)}\n" if summary["phase"] == Phase.Succeeded else ""
+    where = f"  model     {plain(model)}\n" if saved else ""
     where += f"  kept in   {plain(kept)}"
     if "records" not in summary:  # too long for where it is kept
         return f"{summary['phase']}: {summary['reason']}\n{where}"
@@ -193,8 +194,12 @@ def result(summary: dict[str, Any], kept: str, model: str) -> str:
             f"({records['epochs']} epochs of {records['size']:,}) in {summary['step']:,} steps{loss}"
         )
     if summary["metrics"]:
-        held_out = ", ".join(f"{name} {value:.4f}" for name, value in sorted(summary["metrics"].items()))
+        held_out = ", ".join(
+            f"{name} {'not finite' if value is None else f'{value:.4f}'}"
+            for name, value in sorted(summary["metrics"].items())
+        )
         lines.append(f"  held out  {held_out}")
+    lines += [f"  warning   {text}" for text in summary.get("warnings", [])]
     lines.append("  seconds   " + ", ".join(f"{kind} {seconds:.1f}" for kind, seconds in goodput.items()))
     changes = summary["generations"][1:]
     if changes:
