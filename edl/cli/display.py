@@ -65,6 +65,8 @@ def snapshot(job: JobSnapshot) -> None:
         console.print(progress_line(data))
     if data["workers"]:
         console.print(workers_table(data))
+    for line in degraded(data):
+        console.print(line, soft_wrap=True)
     for note in job.notes:
         console.print(plain(note), soft_wrap=True)
 
@@ -130,7 +132,13 @@ def picture(status: dict[str, Any]) -> RenderableType:
     bar = ProgressBar(total=max(records["total"], 1), completed=records["applied"], width=78)
     framed = Table.grid()  # a bar alone does not end its line
     framed.add_row(bar)
-    return Group("", head, framed, workers_table(status))
+    trouble = [Text(line, "yellow") for line in degraded(status)]
+    return Group("", head, framed, workers_table(status), *trouble)
+
+
+def degraded(status: dict[str, Any]) -> list[str]:
+    """A line for each part of the job that does not work at the moment."""
+    return [f"Degraded: {part}: {why}" for part, why in status.get("degraded", {}).items()]
 
 
 def workers_table(status: dict[str, Any]) -> Table:

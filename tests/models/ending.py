@@ -2,7 +2,7 @@
 
 Orders are files in the directory EDL_FAULTS: `idle` makes each batch take long. `raise`, `exit` and `kill`,
 followed by `-read` (of the held-out records) or `-config` (asked for when the model is saved), say what
-happens there; `kill` happens once.
+happens there; `kill` happens once. `nan-read` makes what is read no number.
 """
 
 import os
@@ -50,7 +50,8 @@ class HeldOut:
 
     def read(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
         obey("read")
-        return np.ones((stop - start, 4), np.float32), np.ones((stop - start, 1), np.float32)
+        value = np.nan if (ORDERS / "nan-read").exists() else 1
+        return np.full((stop - start, 4), value, np.float32), np.ones((stop - start, 1), np.float32)
 
 
 def model() -> keras.Model:

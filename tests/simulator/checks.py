@@ -132,7 +132,7 @@ class Checks:
         unjust = charged - world.faults.to_blame
         assert not unjust, f"{unjust} are charged, but are not to blame"
         summary = view.summary(job)
-        json.dumps([summary, view.status(job, world.clock.now)])
+        json.dumps([summary, view.status(job, world.clock.now)], allow_nan=False)
         if world.seed % REPLAY_EVERY == 0:
             assert view.summary(replayed(world.watchdog)) == summary
         if summary["failed_parts"]:
