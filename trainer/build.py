@@ -20,7 +20,7 @@ from edl.contract.exit_codes import WorkerExit
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.ranges import RangeSet
 from edl.contract.shuffle import Order
-from trainer import user_model
+from trainer import output_lock, user_model
 from trainer.data import Batches
 from trainer.export import Exporter
 from trainer.learner import KerasLearner
@@ -49,6 +49,8 @@ def build(stream: MasterStream) -> Worker:
     if config.local.threads:
         tf.config.threading.set_intra_op_parallelism_threads(config.local.threads)
         tf.config.threading.set_inter_op_parallelism_threads(1)
+    if stream.output:
+        output_lock.hold(Path(stream.output), stream.run_id)
     keras.utils.set_random_seed(config.training.seed)
 
     module = user_model.load(config.model.module, config.model.source)

@@ -38,6 +38,7 @@ OPTIONS = [
     ("grpc.http2.max_ping_strikes", 0),
 ]
 MOST_UPDATES_SECONDS = 0.2
+MOST_REHEARSALS = 2
 
 
 class TokenCheck(grpc.aio.ServerInterceptor):
@@ -146,6 +147,7 @@ class Server(rpc.MasterServicer):
         self._config_json, self._output, self._patience = config_json, output, patience
         self._salvage = salvage
         self._rehearser: WorkerId | None = None  # tries out for all whether the model can be saved
+        self._rehearsals = 0  # begun; it may be the rehearsal, and its memory, that a worker dies of
         self._rehearsed = False
         self._streams: dict[WorkerId, asyncio.Queue[pb.ToWorker | None]] = {}
         self._fenced: dict[WorkerId, str] = {}
@@ -224,9 +226,9 @@ class Server(rpc.MasterServicer):
             await context.abort(grpc.StatusCode.ALREADY_EXISTS, f"worker {worker} has a stream already")
         queue: asyncio.Queue[pb.ToWorker | None] = asyncio.Queue()
         self._streams[worker] = queue
-        rehearse = self._rehearser is None and not first.hello.resumes
+        rehearse = self._rehearser is None and self._rehearsals < MOST_REHEARSALS and not first.hello.resumes
         if rehearse:
-            self._rehearser = worker
+            self._rehearser, self._rehearsals = worker, self._rehearsals + 1
         welcome = pb.Welcome(config=self._config_json, output=self._output, worker=worker,
                              master_outage_timeout_seconds=self._patience, salvage=self._salvage,
                              rehearse=rehearse)  # fmt: skip

@@ -77,6 +77,11 @@ class MasterStream:
         self._heartbeat_due = asyncio.Event()
         self._drained = threading.Event()
 
+    @property
+    def run_id(self) -> str:
+        """Of the job, once the master has said it."""
+        return self._run_id
+
     # --- the main thread's side
 
     def open(self, timeout: float = 30.0) -> None:
