@@ -205,7 +205,7 @@ def _ended(
         raise EdlError(
             f"the master exited unexpectedly ({_how(process.returncode)}): {log.strip()[-2000:]}"
         ) from None
-    console.print(display.result(summary, str(kept), str(output / summary["model"])), soft_wrap=True)
+    console.print(display.result(summary, str(kept), str(kept / summary["model"])), soft_wrap=True)
     if summary["phase"] == Phase.Succeeded:
         return 0
     return 128 + interrupts.number if interrupts.number else 1
