@@ -16,6 +16,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from edl import full_disk
 from edl.config.address import Address
 from edl.contract import artifacts
 from edl.contract.exit_codes import MasterExit
@@ -37,6 +38,9 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="edl master", description=__doc__)
     parser.add_argument("--values", type=Path, help="the job's merged values, as JSON")
     parser.add_argument("--output", required=True, type=Path)
+    parser.add_argument(
+        "--salvage", type=Path, help="where the model is saved when --output cannot be written"
+    )
     parser.add_argument("--listen", default="127.0.0.1:0", metavar="HOST:PORT")
     parser.add_argument("--attached", action="store_true", help="end the job when standard input ends")
     parser.add_argument(
@@ -44,6 +48,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--backend", choices=("processes", "external", "kubernetes"), default="processes")
     args = parser.parse_args(argv)
+    full_disk.outlive()
     try:
         Address.parse(args.listen, "--listen")
         if args.backend == "kubernetes":
@@ -55,28 +60,29 @@ def main(argv: list[str] | None = None) -> int:
         spec = JobSpec.parse(json.loads(args.values.read_text(encoding="utf-8")))
         log_at(spec.config.log_level)
         if args.backend == "external":
-            return asyncio.run(_by_hand(spec, args.output, args.listen))
-        return asyncio.run(_processes(spec, args.output, args.listen, args.attached))
+            return asyncio.run(_by_hand(spec, args.output, args.listen, args.salvage))
+        return asyncio.run(_processes(spec, args.output, args.listen, args.salvage, args.attached))
     except (EdlError, OSError, RuntimeError) as error:
         print(f"edl master: {plain(str(error))}", file=sys.stderr)
         return MasterExit.NOT_STARTED
 
 
-async def _processes(spec: JobSpec, output: Path, listen: str, attached: bool) -> int:
+async def _processes(spec: JobSpec, output: Path, listen: str, salvage: Path | None, attached: bool) -> int:
     master, token = Master(spec, RunId(secrets.token_hex(8))), token_for(output)
     _on_signals(lambda name: master.stop(f"the master got {name}"))
     if attached:
         _on_end_of_input(lambda: master.stop("`edl run` was ended"))
-    await serve(master, output, listen, token, processes(master, output, token), workers_stay=False)
+    backend = processes(master, output, token)
+    await serve(master, output, listen, token, backend, workers_stay=False, salvage=salvage)
     return MasterExit.SUCCEEDED if master.succeeded else MasterExit.NOT_SUCCEEDED
 
 
-async def _by_hand(spec: JobSpec, output: Path, listen: str) -> int:
+async def _by_hand(spec: JobSpec, output: Path, listen: str, salvage: Path | None) -> int:
     known = journal.unfinished(output, spec)  # in a directory whose master was killed, this one goes on
     run_id, adopted = known if known is not None else (RunId(secrets.token_hex(8)), None)
     master = Master(spec, run_id, adopted=adopted)
     _on_signals(lambda name: master.stop(f"the master got {name}"))
-    await serve(master, output, listen, token_for(output), partial(External, master.emit))
+    await serve(master, output, listen, token_for(output), partial(External, master.emit), salvage=salvage)
     return MasterExit.SUCCEEDED if master.succeeded else MasterExit.NOT_SUCCEEDED
 
 

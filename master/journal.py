@@ -8,9 +8,11 @@ new master learns from the journal of an earlier one that was killed. The format
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -20,9 +22,12 @@ from edl.contract.ids import RunId
 from edl.contract.journals import JournalDamaged, JournalReader, Link, head, head_of, last_chain
 from edl.contract.phases import WorkerState
 from edl.errors import ConfigError, EdlError
+from edl.full_disk import PASSING
 from master.core import events as ev
 from master.core.job import Job
 from master.spec import JobSpec
+
+MOST_WAITING = 64 << 20  # bytes; some hours of a large job
 
 _EVENTS = {cls.__name__: TypeAdapter(cls) for cls in ev.Event.__args__}
 _EFFECTS = {cls.__name__: TypeAdapter(cls) for cls in ev.Effect.__args__}
@@ -30,7 +35,10 @@ _EFFECTS = {cls.__name__: TypeAdapter(cls) for cls in ev.Effect.__args__}
 
 class Journal:
     """An open journal. Lines are flushed as they are written: a killed master leaves no half line
-    but the last. The journal of an earlier master of the same run is kept under another name."""
+    but the last. The journal of an earlier master of the same run is kept under another name.
+
+    When the disk is full, `trouble` says so, and what could not be written waits in memory for room.
+    """
 
     def __init__(self, path: Path, run_id: str, values: dict[str, Any]):
         *earlier, last = artifacts.journals(path.parent)
@@ -43,18 +51,47 @@ class Journal:
             earlier = []
         after = last_chain(earlier[-1]) if earlier else ""
         self.link = Link(0, after)  # how far it is written
-        self._file: IO[str] = open(path, "w", encoding="utf-8", buffering=1)
+        self.trouble = ""  # why it cannot be written; empty while it can
+        self._path, self._waiting = path, bytearray()
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         self._line(head(run_id, values, after))
 
     def write(self, now: float, event: ev.Event, effects: list[ev.Effect]) -> None:
-        self._line({"now": now, "event": _dump(event), "effects": [_dump(e) for e in effects]})
+        """Note an event. A journal for which there was no room for too long ends early."""
+        if len(self._waiting) < MOST_WAITING:
+            self._line({"now": now, "event": _dump(event), "effects": [_dump(e) for e in effects]})
+        else:
+            self._flush()
 
     def close(self) -> None:
-        self._file.close()
+        self._flush()
+        os.close(self._file)
+
+    def rescue(self, directory: Path) -> None:
+        """Write all of it, what waits for room too, into another directory.
+
+        Raises:
+            OSError: that is full as well.
+        """
+        copy = directory / self._path.name
+        shutil.copyfile(self._path, copy)
+        with open(copy, "ab") as file:
+            file.write(self._waiting)
 
     def _line(self, value: dict[str, Any]) -> None:
         self.link, line = self.link.seal(value)
-        self._file.write(line)
+        self._waiting += line.encode()
+        self._flush()
+
+    def _flush(self) -> None:
+        try:
+            while self._waiting:
+                del self._waiting[: os.write(self._file, self._waiting)]
+            self.trouble = ""
+        except OSError as error:
+            if error.errno not in PASSING:
+                raise
+            self.trouble = f"{self._path}: {error.strerror}; it is kept in memory until there is room"
 
 
 def read(path: Path) -> tuple[JournalReader, Iterator[tuple[float, ev.Event, list[Any]]]]:

@@ -10,12 +10,13 @@ import argparse
 import os
 import sys
 import threading
-import traceback
 from typing import NoReturn
 
+from edl import full_disk
 from edl.contract.exit_codes import WorkerExit
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.workers import WORKER_ENVIRONMENT
+from trainer.last_words import traced
 from trainer.session.client import MasterStream, NoMaster
 from trainer.termination import end_children, on_sigterm
 
@@ -30,6 +31,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--worker", type=int, default=worker, metavar="ID", help="default: any vacant one")
     parser.add_argument("--run-id", default=os.environ.get("EDL_RUN_ID", ""))
     args = parser.parse_args(argv)
+    full_disk.outlive()
     os.environ.update(WORKER_ENVIRONMENT)  # for Keras, which is not imported yet; hashes are seeded earlier
     stream = MasterStream(args.master, os.environ.get("EDL_TOKEN", ""), args.worker, args.run_id)
     start = Start(stream)
@@ -39,8 +41,8 @@ def main(argv: list[str] | None = None) -> int:
     except NoMaster as error:
         print(f"edl worker {args.worker}: {error}", file=sys.stderr)
         code = WorkerExit.LOST
-    except Exception as error:
-        traceback.print_exception(error)
+    except BaseException as error:  # SystemExit too: whatever the user's code raises is its last word
+        print(traced(error), file=sys.stderr)
         stream.session.fail(error)
         code = WorkerExit.FAILED
     stream.close()

@@ -65,6 +65,8 @@ def snapshot(job: JobSnapshot) -> None:
         console.print(progress_line(data))
     if data["workers"]:
         console.print(workers_table(data))
+    for line in degraded(data):
+        console.print(line, soft_wrap=True)
     for note in job.notes:
         console.print(plain(note), soft_wrap=True)
 
@@ -130,7 +132,13 @@ def picture(status: dict[str, Any]) -> RenderableType:
     bar = ProgressBar(total=max(records["total"], 1), completed=records["applied"], width=78)
     framed = Table.grid()  # a bar alone does not end its line
     framed.add_row(bar)
-    return Group("", head, framed, workers_table(status))
+    trouble = [Text(line, "yellow") for line in degraded(status)]
+    return Group("", head, framed, workers_table(status), *trouble)
+
+
+def degraded(status: dict[str, Any]) -> list[str]:
+    """A line for each part of the job that does not work at the moment."""
+    return [f"Degraded: {part}: {why}" for part, why in status.get("degraded", {}).items()]
 
 
 def workers_table(status: dict[str, Any]) -> Table:
@@ -174,10 +182,11 @@ def result(summary: dict[str, Any], kept: str, model: str) -> str:
 
     Args:
         kept: where the summary is.
-        model: where the trained model is, if there is one.
+        model: where the trained model is, if one was saved.
     """
+    saved = summary["phase"] == Phase.Succeeded or summary.get("model")
     summary = clean(summary)
-    where = f"  model     {plain(model)}\n" if summary["phase"] == Phase.Succeeded else ""
+    where = f"  model     {plain(model)}\n" if saved else ""
     where += f"  kept in   {plain(kept)}"
     if "records" not in summary:  # too long for where it is kept
         return f"{summary['phase']}: {summary['reason']}\n{where}"
@@ -193,8 +202,12 @@ def result(summary: dict[str, Any], kept: str, model: str) -> str:
             f"({records['epochs']} epochs of {records['size']:,}) in {summary['step']:,} steps{loss}"
         )
     if summary["metrics"]:
-        held_out = ", ".join(f"{name} {value:.4f}" for name, value in sorted(summary["metrics"].items()))
+        held_out = ", ".join(
+            f"{name} {'not finite' if value is None else f'{value:.4f}'}"
+            for name, value in sorted(summary["metrics"].items())
+        )
         lines.append(f"  held out  {held_out}")
+    lines += [f"  warning   {text}" for text in summary.get("warnings", [])]
     lines.append("  seconds   " + ", ".join(f"{kind} {seconds:.1f}" for kind, seconds in goodput.items()))
     changes = summary["generations"][1:]
     if changes:

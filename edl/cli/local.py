@@ -27,7 +27,8 @@ class Local:
     def snapshot(self) -> JobSnapshot:
         summary = self._summary()
         data = summary if summary is not None else self._client().status()
-        model = str(self._output / artifacts.MODEL)
+        name = summary["model"] if summary is not None else ""
+        model = str(self._output / (name or artifacts.MODEL))
         return JobSnapshot(data, str(self._output), model, (f"model: {model}, once the job succeeds",))
 
     def wait(self, phase: Phase, seconds: float | None) -> tuple[str, str]:

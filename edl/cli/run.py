@@ -35,6 +35,11 @@ SetStringOption = Annotated[list[str], typer.Option("--set-string", help="As --s
 SetFileOption = Annotated[
     list[str], typer.Option("--set-file", help="As --set, with the text of a file: --set-file key=PATH")
 ]
+SalvageOption = Annotated[
+    Path | None,
+    typer.Option("--salvage", help="Where to write the model, the journal and the summary, in a directory of "
+                 "the job's name, when the output directory is full; default: a temporary one."),
+]  # fmt: skip
 MOST_NAME = 80  # characters of a model's name in the name of its output directory
 
 
@@ -49,6 +54,7 @@ def run(
     output: Annotated[
         Path | None, typer.Option("--output", help="The output directory; default: a new one in runs/.")
     ] = None,
+    salvage: SalvageOption = None,
     detach: Annotated[
         bool,
         typer.Option("--detach", help="Return once the job has begun; it goes on by itself. Without this "
@@ -61,9 +67,9 @@ def run(
         models.check(typed.model.module)
     name = Path(typed.model.name).stem.rsplit(".", 1)[-1][:MOST_NAME]
     output = output or Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
-    _prepare(output, merged)
+    lock = _prepare(output, merged, salvage)
     interrupts = _Interrupts()
-    process = interrupts.process = _start(output, detach)
+    process = interrupts.process = _start(output, salvage, lock, detach)
     if detach:
         raise typer.Exit(_detach(process, output, interrupts))
     raise typer.Exit(_attend(display.Screen(), process, output, interrupts))
@@ -77,15 +83,16 @@ def master(
     set_strings: SetStringOption = [],  # noqa: B006
     set_files: SetFileOption = [],  # noqa: B006
     listen: Annotated[str, typer.Option("--listen", help="HOST:PORT to listen on.")] = "127.0.0.1:0",
+    salvage: SalvageOption = None,
 ) -> None:
     """Run only a job's master; start its workers with `edl worker`."""
     Address.parse(listen, "--listen")
     merged, _ = _merged(model, values_files, sets, set_strings, set_files)
     # In a directory whose master has died, this one goes on with the job.
-    _prepare(output, merged, may_exist=latest.is_orphaned(output))
+    lock = _prepare(output, merged, salvage, may_exist=latest.is_orphaned(output))
+    os.set_inheritable(lock, True)  # what this process becomes goes on holding it
     latest.remember(output)
-    arguments = ["--values", str(output / "values.json"), "--output", str(output), "--listen", listen]
-    _become("master", [*arguments, "--backend", "external"])
+    _become("master", [*_arguments(output, salvage), "--listen", listen, "--backend", "external"])
 
 
 def worker(
@@ -130,16 +137,23 @@ class _Interrupts:
             self.process.terminate()
 
 
-def _start(output: Path, detached: bool) -> subprocess.Popen[bytes]:
+def _arguments(output: Path, salvage: Path | None) -> list[str]:
+    """Of the job's master."""
+    # Two jobs may be given one directory: none may overwrite the other's model there.
+    own = ["--salvage", str(salvage / output.resolve().name)] if salvage is not None else []
+    return ["--values", str(output / "values.json"), "--output", str(output), *own]
+
+
+def _start(output: Path, salvage: Path | None, lock: int, detached: bool) -> subprocess.Popen[bytes]:
     """The job's master. Unless it is detached, it ends the job when this process has ended: however that
     is, the master's standard input ends with it."""
-    arguments = ["--values", str(output / "values.json"), "--output", str(output)]
+    arguments = _arguments(output, salvage)
     (output / artifacts.LOGS).mkdir(exist_ok=True)
     with open(output / artifacts.LOGS / "master.log", "wb") as log:
         return subprocess.Popen(
             [sys.executable, "-m", "master", *arguments, *([] if detached else ["--attached"])],
             stdin=subprocess.DEVNULL if detached else subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
-            start_new_session=True,
+            start_new_session=True, pass_fds=[lock],
         )  # fmt: skip
 
 
@@ -179,8 +193,11 @@ def _ended(
 ) -> int:
     """Say how the job has ended. Returns the exit code."""
     code = 128 + interrupts.number if interrupts.number else 1
+    assert process.stdout is not None
+    # A last word of the master is where it has written all that, because it could not in `output`.
+    kept = Path(process.stdout.read().decode().strip() or output)
     try:
-        summary = artifacts.read_summary(output)
+        summary = artifacts.read_summary(kept)
     except EdlError:
         if interrupts.number:
             begun = (output / artifacts.JOURNAL).exists()
@@ -191,7 +208,7 @@ def _ended(
             f"the master exited unexpectedly ({_how(process.returncode)}): {log.strip()[-2000:]}"
         ) from None
     with contextlib.suppress(OSError):  # the terminal has gone
-        console.print(display.result(summary, str(output), str(output / artifacts.MODEL)), soft_wrap=True)
+        console.print(display.result(summary, str(kept), str(output / summary["model"])), soft_wrap=True)
     return 0 if summary["phase"] == Phase.Succeeded else code
 
 
@@ -212,16 +229,23 @@ def _merged(
     return merged, config.parse(merged)
 
 
-def _prepare(output: Path, merged: dict[str, Any], may_exist: bool = False) -> None:
-    """An output directory of this job's own, with its values in it.
+def _prepare(output: Path, merged: dict[str, Any], salvage: Path | None, may_exist: bool = False) -> int:
+    """An output directory of this job's own, with its values in it. Returns its lock (`artifacts.lock`).
 
     Raises:
         EdlError: the directory holds another job, or cannot be written.
     """
+    if salvage is not None:
+        try:
+            salvage.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise EdlError(f"--salvage {salvage}: cannot write: {error.strerror}") from error
     try:
+        output.mkdir(parents=True, exist_ok=True)
+        lock = artifacts.lock(output)
         if (output / artifacts.JOURNAL).exists() and not may_exist:
             raise EdlError(f"{output}: already holds a job ({artifacts.JOURNAL}); choose another --output")
-        output.mkdir(parents=True, exist_ok=True)
         artifacts.write_whole(output / "values.json", json.dumps(merged, indent=1) + "\n")
     except OSError as error:
         raise EdlError(f"{output}: cannot write: {error.strerror}") from error
+    return lock

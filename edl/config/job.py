@@ -49,6 +49,7 @@ class Training(Section):
 class Data(Section):
     shuffle: bool
     block_records: Int = Field(ge=1)
+    allow_empty: bool
     existing_claim: str
     host_path: str
     mount_path: str = Field(pattern="^/", json_schema_extra=PATH)
@@ -63,6 +64,7 @@ class Elastic(Section):
     master_outage_timeout_seconds: NotNegative
     max_lease_batches: Int = Field(ge=1)
     max_failures: Int = Field(ge=0)
+    disk_full_timeout_seconds: NotNegative
 
 
 class Local(Section):

@@ -24,6 +24,7 @@ from typing import Protocol
 from edl.contract.exit_codes import WorkerExit
 from edl.contract.ids import WorkerId
 from edl.errors import EdlError
+from edl.full_disk import log_file
 from master.backends.base import Emit, Tasks, described
 from master.core import events as ev
 
@@ -78,7 +79,7 @@ class Spawn:
         pass
 
     async def launch(self, worker: WorkerId, log: Path) -> Launched:
-        with open(log, "wb") as file:
+        with open(log_file(log), "wb") as file:
             process = await asyncio.create_subprocess_exec(
                 *self._command, "--worker", str(worker),
                 stdin=asyncio.subprocess.DEVNULL, stdout=file, stderr=file,

@@ -55,6 +55,7 @@ def status(job: Job, now: float) -> dict[str, Any]:
         ],
         "failures": len(job.failures),
         "degraded": dict(job.degraded),
+        "warnings": list(job.warnings),
         "last_change": _change(job.ring.changes[-1]) if job.ring.changes else None,
         "goodput": job.goodput.at(now),
     }
@@ -81,6 +82,9 @@ def summary(job: Job) -> dict[str, Any]:
         "loss": job.loss,
         "metrics": job.result.metrics,
         "model": job.result.model,
+        "model_note": job.result.note,
+        "failed_parts": [{"part": f.part, "why": f.why} for f in job.result.failed],
+        "warnings": list(job.warnings),
         "digests": {str(w): d for w, d in job.result.digests.items()},
         "goodput_seconds": job.goodput.at(job.ended_at or 0.0),
         "generations": [_change(change) for change in job.ring.changes],

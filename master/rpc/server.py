@@ -38,6 +38,7 @@ OPTIONS = [
     ("grpc.http2.max_ping_strikes", 0),
 ]
 MOST_UPDATES_SECONDS = 0.2
+MOST_REHEARSALS = 2
 
 
 class TokenCheck(grpc.aio.ServerInterceptor):
@@ -130,11 +131,24 @@ class Server(rpc.MasterServicer):
         config_json: the job's values, and
         output: its output directory, for the workers.
         patience: seconds that workers go on without a master; 0: they end with it.
+        salvage: where workers save the model when its place in `output` fails.
     """
 
-    def __init__(self, handler: Handler, token: str, config_json: str, output: str, patience: float = 0.0):
+    def __init__(
+        self,
+        handler: Handler,
+        token: str,
+        config_json: str,
+        output: str,
+        patience: float = 0.0,
+        salvage: str = "",
+    ):
         self._handler, self._run_id = handler, handler.run_id
         self._config_json, self._output, self._patience = config_json, output, patience
+        self._salvage = salvage
+        self._rehearser: WorkerId | None = None  # tries out for all whether the model can be saved
+        self._rehearsals = 0  # begun; it may be the rehearsal, and its memory, that a worker dies of
+        self._rehearsed = False
         self._streams: dict[WorkerId, asyncio.Queue[pb.ToWorker | None]] = {}
         self._fenced: dict[WorkerId, str] = {}
         self._ring: tuple[Generation, tuple[WorkerId, ...]] = (Generation(0), ())
@@ -212,8 +226,12 @@ class Server(rpc.MasterServicer):
             await context.abort(grpc.StatusCode.ALREADY_EXISTS, f"worker {worker} has a stream already")
         queue: asyncio.Queue[pb.ToWorker | None] = asyncio.Queue()
         self._streams[worker] = queue
+        rehearse = self._rehearser is None and self._rehearsals < MOST_REHEARSALS and not first.hello.resumes
+        if rehearse:
+            self._rehearser, self._rehearsals = worker, self._rehearsals + 1
         welcome = pb.Welcome(config=self._config_json, output=self._output, worker=worker,
-                             master_outage_timeout_seconds=self._patience)  # fmt: skip
+                             master_outage_timeout_seconds=self._patience, salvage=self._salvage,
+                             rehearse=rehearse)  # fmt: skip
         queue.put_nowait(pb.ToWorker(run_id=self._run_id, welcome=welcome))
         self._handler.emit(ev.Hello(worker, first.hello.resumes))
         listening = asyncio.create_task(self._listen(worker, requests, queue))
@@ -226,6 +244,8 @@ class Server(rpc.MasterServicer):
             listening.cancel()
             if self._streams.get(worker) is queue:
                 del self._streams[worker]
+            if self._rehearser == worker and not self._rehearsed:
+                self._rehearser = None  # the next one does it
             self._handler.emit(ev.Closed(worker, "its stream ended"))
 
     async def _listen(
@@ -238,6 +258,7 @@ class Server(rpc.MasterServicer):
                 elif message.WhichOneof("body") == "key_value":
                     self._relay(worker, message)
                 elif worker not in self._fenced and (event := event_of(worker, message)) is not None:
+                    self._rehearsed |= worker == self._rehearser and isinstance(event, ev.Ready)
                     self._handler.emit(event)
         queue.put_nowait(None)
 

@@ -271,6 +271,15 @@ def test_an_output_directory_is_never_used_twice() -> None:
     assert "already holds a job" in done.stderr
 
 
+def test_two_jobs_never_run_in_one_directory() -> None:
+    with a_long_job() as (_, output):
+        values = (output / "values.json").read_text()
+        second = edl("run", "digits", "--output", str(output))
+        assert second.returncode == 1
+        assert second.stderr == "edl: job: another job runs in this directory; choose another --output\n"
+        assert (output / "values.json").read_text() == values, "it has changed nothing"
+
+
 @pytest.mark.parametrize(
     ("model", "words"),
     [
