@@ -9,6 +9,7 @@ import json
 import os
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -19,9 +20,11 @@ from edl.contract.proto import edl_pb2 as pb
 from edl.contract.ranges import RangeSet
 from edl.contract.shuffle import Order
 from trainer import user_model
-from trainer.data import Batches
+from trainer.data import Batch, Batches
 from trainer.export import evaluate, save
 from trainer.learner import KerasLearner
+from trainer.model_support import has_own_step, refuse_unless_compiled
+from trainer.own_step import OwnStepLearner
 from trainer.records import Records
 from trainer.ring.base import Ring, RingBroken
 from trainer.ring.horovod import HorovodRing
@@ -53,12 +56,11 @@ def build(stream: MasterStream) -> Worker:
     size = len(reader)
     order = Order(size, config.training.seed, config.data.block_records, config.data.shuffle)
     records = Records(reader, order, module.feed, module.name)
-    learner = KerasLearner(model, records.plain(0, min(size, SAMPLE_RECORDS)) if size else None)
-
     session = stream.session
     interface, port = os.environ.get("EDL_RING_INTERFACE", "lo"), int(stream.address.rpartition(":")[2])
     ring = HorovodRing(stream.store_port, interface, f"worker-{session.worker}", port)
     session.cuts(ring.cut)
+    learner = learner_of(model, records.plain(0, min(size, SAMPLE_RECORDS)) if size else None, ring)
 
     def export() -> tuple[dict[str, float], str]:
         metrics = evaluate(model, module, module.reader("test"))
@@ -68,6 +70,18 @@ def build(stream: MasterStream) -> Worker:
     if size:
         warm_up(config, ring, learner, batches)
     return Worker(config, session, ring, learner, batches, Telemetry(session), export)
+
+
+def learner_of(model: Any, sample: Batch | None, ring: Ring) -> Learner:
+    """
+    Args:
+        sample: a batch of real records; None when there are none.
+
+    Raises:
+        ModelError: the model cannot be trained over a ring; the text says why.
+    """
+    refuse_unless_compiled(model)
+    return OwnStepLearner(model, sample, ring.reduce) if has_own_step(model) else KerasLearner(model, sample)
 
 
 def warm_up(config: Config, ring: Ring, learner: Learner, batches: Batches) -> None:

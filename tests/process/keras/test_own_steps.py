@@ -1,0 +1,132 @@
+"""Models that override `train_step`: as `fit` trains them, on rings of any size, and all or nothing."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+from tests.process.keras import own_models as zoo
+from tests.process.keras.ranks import on_ranks
+from trainer import control
+from trainer.data import Batch
+from trainer.own_step import OwnStepLearner
+from trainer.ring.base import RingBroken
+from trainer.ring.local import LocalRing
+
+RECORDS, STEPS = 12, 4
+RINGS = [[0, 12], [0, 5, 12], [0, 1, 9, 12]]
+ring_of_any_size = pytest.mark.parametrize("cuts", RINGS, ids=["one", "two", "three"])
+
+
+@dataclass(frozen=True)
+class Case:
+    build: Callable[[], keras.Model]
+    x: np.ndarray | tuple[np.ndarray, ...]
+    y: np.ndarray | None = None
+
+    def batch(self, start: int, stop: int) -> Batch:
+        x, y = keras.tree.map_structure(lambda a: None if a is None else a[start:stop], (self.x, self.y))
+        return Batch((start, stop), x, y, None)
+
+
+@dataclass
+class Rank:
+    """One learner, in a ring that fails when it is told to."""
+
+    case: Case
+    sums: int = 0  # made so far
+    fails_at: int | None = None  # the sum in which this rank dies
+    ring: LocalRing = field(default_factory=LocalRing)
+
+    def __post_init__(self) -> None:
+        self.model = self.case.build()
+        self.learner = OwnStepLearner(self.model, self.case.batch(0, 2), self.reduce)
+
+    def reduce(self, vector: Any) -> Any:
+        self.sums += 1
+        if self.sums == self.fails_at:
+            self.ring.cut()
+        return self.ring.reduce(vector)
+
+    def step(self, step: int, rank: int, size: int, batch: Batch | None) -> control.Agreed:
+        """As a worker makes it."""
+        told = control.write(rank, size, batch.positions if batch else None, leave=False)
+        vector = self.learner.gradients(batch, told, step, rank) if batch else self.learner.nothing(told)
+        total = self.reduce(vector)
+        agreed = self.learner.agreed(total)
+        if agreed.records and not agreed.nonfinite:
+            self.learner.update(total)
+        return agreed
+
+
+def train(ranks: list[Rank], cuts: list[int], steps: int = STEPS) -> list[list[control.Agreed]]:
+    """Some steps in one ring, whose last rank may have no part of the batch; what each rank has heard."""
+    case = ranks[0].case
+    batches: list[Batch | None] = [case.batch(a, b) for a, b in itertools.pairwise(cuts)]
+    batches += [None] * (len(ranks) - len(batches))
+    return on_ranks(
+        [r.ring for r in ranks],
+        lambda rank: [ranks[rank].step(s, rank, len(ranks), batches[rank]) for s in range(steps)],
+    )
+
+
+@functools.cache
+def as_keras_does_it(name: str) -> tuple[list[np.ndarray], dict[str, list[float]]]:
+    case = MEANS[name]
+    model = case.build()
+    history = model.fit(case.x, case.y, batch_size=RECORDS, epochs=STEPS, shuffle=False, verbose=0)
+    return weights(model), history.history
+
+
+def weights(model: keras.Model) -> list[np.ndarray]:
+    metrics = {id(v) for m in model.metrics for v in m.variables}
+    return [v.numpy() for v in model.variables if id(v) not in metrics and v.name != "seed_generator_state"]
+
+
+X, Y, Z = zoo.features(RECORDS), zoo.labels(RECORDS, 3), zoo.points(RECORDS)
+MEANS = {
+    "VAE": Case(lambda: zoo.vae(noise=0.0), X),
+    "DCGAN": Case(lambda: zoo.gan(draws=False), X, Z),
+    "WGAN-GP": Case(lambda: zoo.gan(draws=False, kind=zoo.WGAN), X, Z),
+    "distillation": Case(zoo.distiller, X, Y),
+}
+DRAWING = {
+    "VAE": Case(lambda: zoo.vae(noise=1.0), X),
+    "DCGAN": Case(lambda: zoo.gan(draws=True), X, Z),
+    "contrastive learning": Case(zoo.contrastive, X, zoo.labels(RECORDS, 2)),
+}
+
+
+@ring_of_any_size
+@pytest.mark.parametrize("name", MEANS)
+def test_a_ring_trains_as_fit_does(name: str, cuts: list[int]) -> None:
+    reference, history = as_keras_does_it(name)
+    ranks = [Rank(MEANS[name]) for _ in cuts]  # the last one has no records
+    heard = train(ranks, cuts)
+    for rank in ranks:
+        for ours, theirs in zip(weights(rank.model), reference, strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=1e-6)
+    assert len({rank.learner.digest() for rank in ranks}) == 1
+    loss = history["loss" if "loss" in history else next(iter(history))]
+    np.testing.assert_allclose([agreed.loss for agreed in heard[-1]], loss, rtol=1e-5)
+    assert heard[-1][-1].records == RECORDS
+
+
+@ring_of_any_size
+@pytest.mark.parametrize("case", DRAWING.values(), ids=DRAWING)
+def test_what_is_drawn_differs_and_the_models_do_not(case: Case, cuts: list[int]) -> None:
+    ranks = [Rank(case) for _ in cuts]
+    before = weights(ranks[0].model)
+    heard = train(ranks, cuts)
+    assert len({rank.learner.digest() for rank in ranks}) == 1
+    after = weights(ranks[0].model)
+    assert all(np.isfinite(w).all() for w in after)
+    assert any((a != b).any() for a, b in zip(before, after, strict=True))
+    assert all(np.isfinite(agreed.loss) for agreed in heard[0])
