@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import keras
@@ -130,3 +130,114 @@ def test_what_is_drawn_differs_and_the_models_do_not(case: Case, cuts: list[int]
     assert all(np.isfinite(w).all() for w in after)
     assert any((a != b).any() for a, b in zip(before, after, strict=True))
     assert all(np.isfinite(agreed.loss) for agreed in heard[0])
+
+
+# --- all or nothing
+
+
+def two_with_a_step_behind_them(case: Case) -> list[Rank]:
+    ranks = [Rank(case) for _ in range(2)]
+    train(ranks, [0, 5, 12], steps=1)
+    return ranks
+
+
+@pytest.mark.parametrize("name", ["DCGAN", "contrastive learning"])
+def test_a_ring_that_breaks_in_any_sum_of_a_step_leaves_the_model_as_it_was(name: str) -> None:
+    """And the step that is made again is the same one, with the same random numbers."""
+    ranks, unbroken = two_with_a_step_behind_them(DRAWING[name]), two_with_a_step_behind_them(DRAWING[name])
+    train(unbroken, [0, 5, 12])
+    before = ranks[0].learner.digest()
+    for dying, which in itertools.product(range(2), range(1, 4)):  # two optimizers', and the worker's own
+        ranks[dying].fails_at = ranks[dying].sums + which
+        with pytest.raises(RingBroken):
+            train(ranks, [0, 5, 12])
+        assert [rank.learner.digest() for rank in ranks] == [before] * 2, f"rank {dying}, sum {which}"
+        ranks[dying].fails_at = None
+    train(ranks, [0, 5, 12])
+    assert {rank.learner.digest() for rank in ranks} == {unbroken[0].learner.digest()}
+
+
+def test_who_has_not_the_last_sum_is_a_step_behind_and_takes_over_the_state() -> None:
+    first, second = ranks = two_with_a_step_behind_them(DRAWING["DCGAN"])
+    before = second.learner.digest()
+
+    def work(rank: int) -> None:
+        batch = first.case.batch(*[(0, 5), (5, 12)][rank])
+        told = control.write(rank, 2, batch.positions, leave=False)
+        total = ranks[rank].reduce(ranks[rank].learner.gradients(batch, told, 1, rank))
+        if rank == 0:  # for the other one the ring breaks here
+            ranks[rank].learner.update(total)
+
+    on_ranks([r.ring for r in ranks], work)
+    assert second.learner.digest() == before
+    assert first.learner.digest() != before
+    second.learner.load(first.learner.state())
+    assert second.learner.digest() == first.learner.digest()
+    train(ranks, [0, 5, 12])
+    assert second.learner.digest() == first.learner.digest()
+
+
+@pytest.mark.parametrize(
+    ("batch", "nonfinite"), [((5, 12), True), (None, False)], ids=["not finite", "no records"]
+)
+def test_a_step_that_is_not_accepted_has_not_happened(batch: tuple[int, int] | None, nonfinite: bool) -> None:
+    case = MEANS["DCGAN"]
+    ranks = two_with_a_step_behind_them(case)
+    before = ranks[0].learner.digest()
+    bad = replace(case, x=np.where(np.arange(RECORDS)[:, None] == 7, np.float32("nan"), X))
+    given = bad.batch(*batch) if batch else None
+    heard = on_ranks(
+        [r.ring for r in ranks], lambda rank: ranks[rank].step(1, rank, 2, given if rank else None)
+    )
+    assert [agreed.nonfinite for agreed in heard] == [nonfinite] * 2
+    for rank in ranks:
+        found = [
+            v.numpy() for v in rank.model.discriminator.variables
+        ]  # the model itself: it may be saved now
+        assert rank.learner.digest() == before
+        for now, then in zip(rank.model.discriminator.variables, found, strict=True):
+            np.testing.assert_array_equal(now.numpy(), then)
+
+
+# --- what else is in a step
+
+
+def test_seeds_differ_by_rank_and_step_and_not_when_a_step_is_made_again() -> None:
+    rank = Rank(DRAWING["VAE"])
+    seen = []
+
+    def first_sum(step: int, place: int) -> bytes:
+        sums: list[Any] = []
+        rank.learner._means.sum._reduce = lambda vector: sums.append(np.array(vector)) or vector
+        rank.learner.gradients(rank.case.batch(0, 12), control.write(0, 1, (0, 12), leave=False), step, place)
+        return bytes(sums[0].tobytes())
+
+    seen = [first_sum(step, place) for step, place in ((0, 0), (0, 1), (1, 0), (0, 0))]
+    assert seen[3] == seen[0]
+    assert len(set(seen)) == 3
+
+
+def test_what_a_step_assigns_by_itself_is_averaged_by_records_and_counters_count() -> None:
+    ranks = [Rank(DRAWING["contrastive learning"]) for _ in range(3)]
+    spreads: list[float] = []
+
+    def work(rank: int) -> None:
+        batch = [ranks[0].case.batch(0, 4), ranks[0].case.batch(4, 12), None][rank]
+        ranks[rank].step(0, rank, 3, batch)
+
+    plain = [one_alone_spreads(4, 0, 0, 4), one_alone_spreads(8, 1, 4, 12)]
+    on_ranks([r.ring for r in ranks], work)
+    spreads = [float(r.model.spread.numpy()) for r in ranks]
+    assert len(set(spreads)) == 1
+    np.testing.assert_allclose(spreads[0], (4 * plain[0] + 8 * plain[1]) / 12, rtol=1e-5)
+    assert [int(r.model.steps.numpy()) for r in ranks] == [1] * 3
+
+
+def one_alone_spreads(records: int, place: int, start: int, stop: int) -> float:
+    """What one rank alone would make of its part of the batch."""
+    rank = Rank(DRAWING["contrastive learning"])
+    rank.learner._means.sum._reduce = lambda vector: vector
+    batch = rank.case.batch(start, stop)
+    assert len(batch) == records
+    rank.learner.gradients(batch, control.write(0, 1, (start, stop), leave=False), 0, place)
+    return float(rank.model.spread.numpy())
