@@ -104,7 +104,11 @@ class OwnStepLearner:
         assert self._before is not None, "no step to accept"
         equal = self._accept(total, self._ours, *self._touched_before())
         if not np.all(equal):
-            names = [v.name for v, same in zip(self._assigned, np.asarray(equal), strict=True) if not same]
+            names = [
+                v.name.partition(":")[0]
+                for v, same in zip(self._assigned, np.asarray(equal), strict=True)
+                if not same
+            ]
             raise ModelError(
                 f"{self._name} changes {', '.join(names)} differently on different workers; "
                 "a variable of whole numbers must change equally on all (changes of others are averaged)"

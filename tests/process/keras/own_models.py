@@ -29,7 +29,7 @@ class Sampling(layers.Layer):
 
     def call(self, inputs: Any) -> Any:
         z_mean, z_log_var = inputs
-        epsilon = keras.random.normal(shape=ops.shape(z_mean), seed=self.seed_generator)
+        epsilon = keras.random.normal(ops.shape(z_mean), dtype=z_mean.dtype, seed=self.seed_generator)
         return z_mean + self.noise * ops.exp(0.5 * z_log_var) * epsilon
 
 

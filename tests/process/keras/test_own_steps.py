@@ -11,7 +11,9 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
+from edl.errors import ModelError
 from tests.process.keras import own_models as zoo
 from tests.process.keras.ranks import on_ranks
 from trainer import control
@@ -111,6 +113,7 @@ def test_a_ring_trains_as_fit_does(name: str, cuts: list[int]) -> None:
     ranks = [Rank(MEANS[name]) for _ in cuts]  # the last one has no records
     heard = train(ranks, cuts)
     for rank in ranks:
+        rank.model.optimizer.finalize_variable_values(rank.model.trainable_weights)  # as fit does at its end
         for ours, theirs in zip(weights(rank.model), reference, strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=1e-6)
     assert len({rank.learner.digest() for rank in ranks}) == 1
@@ -241,3 +244,182 @@ def one_alone_spreads(records: int, place: int, start: int, stop: int) -> float:
     assert len(batch) == records
     rank.learner.gradients(batch, control.write(0, 1, (start, stop), leave=False), 0, place)
     return float(rank.model.spread.numpy())
+
+
+class Eager(zoo.WGAN):
+    """Its losses are Python's numbers, which no graph could have."""
+
+    def train_step(self, data: Any) -> Any:
+        return {name: float(value) for name, value in super().train_step(data).items()}
+
+
+class InFunctions(zoo.VAE):
+    """Its step calls functions with graphs of their own, the optimizer in one of them."""
+
+    @tf.function
+    def losses(self, data: Any) -> Any:
+        z_mean, _, z = self.encoder(data)
+        return tf.reduce_mean(tf.square(data - self.decoder(z))) + tf.reduce_mean(tf.square(z_mean))
+
+    @tf.function
+    def learn(self, gradients: Any) -> None:
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_weights))  # noqa: B905
+
+    def train_step(self, data: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = self.losses(data)
+        self.learn(tape.gradient(loss, self.trainable_weights))
+        return {"loss": loss}
+
+
+class Plain(zoo.VAE):
+    """Of a loss that every weight has a part in."""
+
+    def loss_of(self, data: Any) -> Any:
+        z_mean, z_log_var, _ = self.encoder(data)
+        return tf.reduce_mean(tf.square(data - self.decoder(z_mean + 0.1 * z_log_var)))
+
+
+class Scaled(Plain):
+    def train_step(self, data: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = self.loss_of(data)
+            scaled = self.optimizer.scale_loss(loss)
+        self.optimizer.apply(tape.gradient(scaled, self.trainable_weights), self.trainable_weights)
+        return {"loss": loss}
+
+
+def compiled(model: keras.Model, optimizer: Any = None, **options: Any) -> keras.Model:
+    model.compile(optimizer=optimizer or keras.optimizers.Adam(0.01), **options)
+    return model
+
+
+def seeded(build: Callable[[], keras.Model]) -> Callable[[], keras.Model]:
+    def seed_and_build() -> keras.Model:
+        keras.utils.set_random_seed(3)
+        return build()
+
+    return seed_and_build
+
+
+def eager_gan() -> keras.Model:
+    model = zoo.gan(draws=False, kind=Eager)
+    model.run_eagerly = True
+    return model
+
+
+def loss_scaled(scale: float) -> keras.Model:
+    inner = keras.optimizers.Adam(0.01, clipnorm=0.1)
+    return compiled(
+        Scaled(0.0), keras.optimizers.LossScaleOptimizer(inner, initial_scale=scale, dynamic_growth_steps=2)
+    )
+
+
+MEANS |= {
+    "run eagerly": Case(eager_gan, X, Z),
+    "functions in the step": Case(seeded(lambda: compiled(InFunctions(0.0))), X),
+    "loss scaling": Case(seeded(lambda: loss_scaled(8.0)), X),
+    "loss scaling that overflows": Case(seeded(lambda: loss_scaled(2.0**127)), X),
+    "accumulated gradients": Case(
+        seeded(lambda: compiled(zoo.VAE(0.0), keras.optimizers.Adam(0.01, gradient_accumulation_steps=2))), X
+    ),
+    "averaged weights": Case(
+        seeded(
+            lambda: compiled(
+                zoo.VAE(0.0), keras.optimizers.AdamW(0.01, use_ema=True, ema_overwrite_frequency=3)
+            )
+        ),
+        X,
+    ),
+}
+
+
+# --- what is refused
+
+
+class WithoutOptimizer(zoo.VAE):
+    def train_step(self, data: Any) -> Any:
+        for v in self.trainable_weights:
+            v.assign(0.9 * v)
+        return {"loss": 0.0}
+
+
+class Sometimes(Plain):
+    def train_step(self, data: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = self.loss_of(data)
+        gradients = tape.gradient(loss, self.trainable_weights)
+
+        def learn() -> tf.Tensor:
+            self.optimizer.apply(gradients, self.trainable_weights)
+            return loss
+
+        return {"loss": tf.cond(loss > 0.0, learn, lambda: loss)}
+
+
+class SometimesEagerly(Plain):
+    def train_step(self, data: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = self.loss_of(data)
+        gradients = tape.gradient(loss, self.trainable_weights)
+        for _ in range(1 if len(data) == 2 else 2):
+            self.optimizer.apply(gradients, self.trainable_weights)
+        return {"loss": loss}
+
+
+class Silent(zoo.VAE):
+    def train_step(self, data: Any) -> Any:
+        super().train_step(data)
+
+
+class Uneven(zoo.VAE):
+    """Counts its records in whole numbers."""
+
+    def __init__(self) -> None:
+        super().__init__(0.0)
+        self.seen = self.add_weight(
+            name="seen", shape=(), dtype="int64", initializer="zeros", trainable=False
+        )
+
+    def train_step(self, data: Any) -> Any:
+        self.seen.assign_add(keras.ops.cast(keras.ops.shape(data)[0], "int64"))
+        return super().train_step(data)
+
+
+def double() -> keras.Model:
+    keras.config.set_dtype_policy("float64")
+    try:
+        return zoo.VAE(0.0)
+    finally:
+        keras.config.set_dtype_policy("float32")
+
+
+@pytest.mark.parametrize(
+    ("build", "words"),
+    [
+        (lambda: WithoutOptimizer(0.0), r"WithoutOptimizer.train_step\(\) calls no Keras optimizer"),
+        (lambda: Sometimes(0.0), "calls optimizer 'adam.*' depending on the data"),
+        (lambda: Silent(0.0), r"must return a dict of its losses, e.g. \{'loss': loss\}, not None"),
+        (double, "gradient of type float64"),
+    ],
+    ids=["no optimizer", "sometimes", "no losses", "float64"],
+)
+def test_what_cannot_be_trained_is_refused_in_words(build: Callable[[], keras.Model], words: str) -> None:
+    with pytest.raises(ModelError, match=words):
+        Rank(Case(seeded(lambda: compiled(build())), X))
+
+
+def test_a_step_run_eagerly_that_calls_otherwise_than_at_first_is_refused() -> None:
+    rank = Rank(Case(seeded(lambda: compiled(SometimesEagerly(0.0), run_eagerly=True)), X))
+    before = rank.learner.digest()
+    with pytest.raises(ModelError, match=r"calls optimizer 'adam.*' depending on the data"):
+        train([rank], [0, 12], steps=1)
+    assert rank.learner.digest() == before
+
+
+def test_whole_numbers_that_change_differently_are_refused() -> None:
+    ranks = [Rank(Case(seeded(lambda: compiled(Uneven())), X)) for _ in range(2)]
+    with pytest.raises(ModelError, match="changes uneven/seen differently on different workers"):
+        train(ranks, [0, 5, 12], steps=1)
+    train(ranks, [0, 6, 12], steps=1)
+    assert [int(r.model.seen.numpy()) for r in ranks] == [6, 6]
