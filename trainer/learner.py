@@ -28,6 +28,7 @@ import tensorflow as tf
 from edl.errors import ModelError
 from trainer import control
 from trainer.data import Batch
+from trainer.fingerprint import fingerprint
 from trainer.graphs import compiled
 from trainer.model_support import loss_is_a_sum, refuse_unless_compiled, refuse_unless_float32
 
@@ -96,6 +97,9 @@ class KerasLearner:
         parts = np.split(state, np.cumsum(sizes)[:-1])
         for v, part in zip(self._variables, parts, strict=True):
             v.assign(part.copy().view(np.dtype(v.dtype)).reshape(v.shape))  # copied, to be aligned
+
+    def fingerprint(self) -> str:
+        return fingerprint(self.model)
 
     def digest(self) -> str:
         """SHA-256 of the state: equal on two workers when their models are, bit for bit."""

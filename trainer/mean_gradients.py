@@ -53,7 +53,8 @@ class MeanGradients:
         self.sum = InnerSum(reduce)
         # Variables, because a function that the step calls may have been traced in another step.
         self.records = tf.Variable(0.0, trainable=False, name="records_of_this_rank")
-        self.not_finite = tf.Variable(0.0, trainable=False, name="gradients_that_are_not_finite")
+        self.not_finite = tf.Variable(0.0, trainable=False, name="gradients_of_this_rank_that_are_not_finite")
+        self.spoiled = tf.Variable(0.0, trainable=False, name="sums_that_are_not_finite")
         self.calls: list[Call] = []  # of the step that runs, or has run last
         self.called = False  # in whatever step
         self.theirs: list[Any] = []  # variables of the optimizers and those that they update; of a rehearsal
@@ -62,7 +63,7 @@ class MeanGradients:
     @property
     def variables(self) -> list[tf.Variable]:
         """Of no model."""
-        return [self.sum.variable, self.records, self.not_finite]
+        return [self.sum.variable, self.records, self.not_finite, self.spoiled]
 
     @contextlib.contextmanager
     def in_charge(self, rehearsing: bool = False) -> Iterator[None]:
@@ -110,6 +111,18 @@ class MeanGradients:
         end = len(graph.get_operations()) if graph else 0
         self.calls.append(Call(length, range(begin, end)))
 
+    def fault_of(self, part: tf.Tensor) -> tf.Tensor:
+        """1.0 when this rank's part of a sum is not finite, and that is this rank's own doing: after a sum
+        that is not finite, nothing is, on any rank."""
+        ours = ~tf.math.is_finite(tf.reduce_sum(part)) & (self.spoiled.read_value() == 0.0)
+        return tf.cast(ours, tf.float32)
+
+    def begin(self, records: tf.Tensor) -> None:
+        """A step of so many records on this rank begins."""
+        self.records.assign(records)
+        self.not_finite.assign(0.0)
+        self.spoiled.assign(0.0)
+
     def _mean(self, optimizer: Any, gradients: list[Any]) -> list[Any]:
         present = [g for g in gradients if g is not None]
         for g in present:
@@ -124,10 +137,12 @@ class MeanGradients:
         ours = tf.concat([tf.reshape(tf.cast(g, tf.float32), [-1]) for g in present], 0)
         # A rank without records has computed something all the same, which may be no number.
         ours = tf.where(records > 0, ours * records, tf.zeros_like(ours))
-        if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):  # which sees to it by itself
-            finite = tf.math.is_finite(tf.reduce_sum(ours))
-            self.not_finite.assign_add(1.0 - tf.cast(finite, tf.float32))
+        checked = not isinstance(optimizer, keras.optimizers.LossScaleOptimizer)  # which sees to it by itself
+        if checked:
+            self.not_finite.assign_add(self.fault_of(ours))
         total = self.sum(tf.concat([ours, [records]], 0))
+        if checked:
+            self.spoiled.assign_add(1.0 - tf.cast(tf.reduce_all(tf.math.is_finite(total)), tf.float32))
         sizes = [tf.size(g) for g in present]
         pieces = tf.split(tf.math.divide_no_nan(total[:-1], total[-1]), sizes, num=len(present))
         means = iter(

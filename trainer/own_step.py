@@ -43,6 +43,7 @@ from tensorflow.python.framework import auto_control_deps_utils
 from edl.errors import ModelError
 from trainer import control
 from trainer.data import Batch
+from trainer.fingerprint import fingerprint
 from trainer.graphs import compiled, concrete
 from trainer.mean_gradients import MeanGradients
 from trainer.ring.base import Vector
@@ -143,6 +144,10 @@ class OwnStepLearner:
     def digest(self) -> str:
         """SHA-256 of the state: equal on two workers when their models are, bit for bit."""
         return hashlib.sha256(self.state().tobytes()).hexdigest()
+
+    def fingerprint(self) -> str:
+        """Of how the model is made, equal on all workers of a job."""
+        return fingerprint(self.model)
 
     def _put_back(self) -> None:
         """Undo the step that was not accepted."""
@@ -274,16 +279,10 @@ class OwnStepLearner:
 
     def _begin_graph(self, records: tf.Tensor, draw: tf.Tensor) -> list[tf.Tensor]:
         before = [v.read_value() for v in self._variables]
-        self._means.records.assign(records)
-        self._means.not_finite.assign(0.0)
+        self._means.begin(records)
         for v in self._variables:
             if _is_seed(v):
-                salt = (
-                    tf.reduce_sum(draw * _SALTS) % _SEEDS
-                    if v.shape.num_elements() != 2
-                    else draw * _SALTS % _SEEDS
-                )
-                v.assign_add(tf.broadcast_to(tf.cast(salt, v.dtype), v.shape))
+                v.assign_add(_salt(v, draw))
         for metric in _metrics(self.model):
             metric.reset_state()
         return before
@@ -293,31 +292,28 @@ class OwnStepLearner:
         changes = [_change(v, b) for v, b in zip(self._assigned, before, strict=False)]
         ours = tf.concat([*changes, losses], 0)
         ours = tf.where(records > 0, ours * records, tf.zeros_like(ours))
-        finite = tf.math.is_finite(tf.reduce_sum(ours)) & (self._means.not_finite.read_value() == 0.0)
+        at_fault = self._means.not_finite.read_value() + self._means.fault_of(ours)
         at = self._losses.index("loss") if "loss" in self._losses else 0
         loss = ours[self.length - len(self._losses) + at]
-        told = tf.stack([records, loss, contribution[control.LEAVE], 1.0 - tf.cast(finite, tf.float32)])
+        told = tf.stack([records, loss, contribution[control.LEAVE], at_fault])
         return tf.concat([ours, told, contribution[control.IDLE :]], 0)
 
     def _accept_graph(self, total: tf.Tensor, ours: tf.Tensor, *before: tf.Tensor) -> tf.Tensor:
         """Whether each assigned variable has changed as on the other ranks, as far as it should; bool [n]."""
-        equal = [tf.constant(True)]
+        equal = []
         records = [vector[self.length + control.RECORDS] for vector in (total, ours)]
         means = [
             tf.split(tf.math.divide_no_nan(v[: self.length], n), self._sizes)
             for v, n in zip((total, ours), records, strict=True)
         ]
         for v, b, mean, own in zip(self._assigned, before, *means, strict=False):
-            if not v.dtype.is_floating:
-                mean, own = tf.round(mean), tf.round(own)
-                equal.append(tf.reduce_all((mean == own) | (records[1] == 0)))
-            else:
-                equal.append(tf.constant(True))
-            wide = _wide(v)
+            wide, whole = _wide(v), not v.dtype.is_floating
+            mean, own = (tf.round(mean), tf.round(own)) if whole else (mean, mean)
+            equal.append(tf.reduce_all((mean == own) | (records[1] == 0)))
             v.assign(tf.cast(tf.cast(b, wide) + tf.reshape(tf.cast(mean, wide), v.shape), v.dtype))
         for i, b in zip(self._touched[len(self._assigned) :], before[len(self._assigned) :], strict=True):
             self._variables[i].assign(b)
-        return tf.stack(equal[1:] or equal)
+        return tf.stack(equal or [tf.constant(True)])
 
     def _restore_graph(self, *values: tf.Tensor) -> None:
         for v, value in zip(self._variables, values, strict=True):
@@ -333,6 +329,11 @@ def _is_seed(v: tf.Variable) -> bool:
     """Keras' seeds, and the state of a tf.random.Generator."""
     name = v.name.rpartition("/")[2].partition(":")[0]
     return name in ("seed_generator_state", "StateVar") and v.dtype.is_integer
+
+
+def _salt(v: tf.Variable, draw: tf.Tensor) -> tf.Tensor:
+    words = draw * _SALTS % _SEEDS
+    return tf.cast(words if v.shape == [2] else tf.broadcast_to(tf.reduce_sum(words), v.shape), v.dtype)
 
 
 def _metrics(model: keras.Model) -> list[keras.metrics.Metric]:

@@ -367,6 +367,18 @@ class SometimesEagerly(Plain):
         return {"loss": loss}
 
 
+class Double(keras.Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = self.add_weight(shape=(), dtype="float64")
+
+    def train_step(self, data: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(self.weight * tf.cast(data, tf.float64))
+        self.optimizer.apply(tape.gradient(loss, self.trainable_weights), self.trainable_weights)
+        return {"loss": loss}
+
+
 class Silent(zoo.VAE):
     def train_step(self, data: Any) -> Any:
         super().train_step(data)
@@ -386,21 +398,13 @@ class Uneven(zoo.VAE):
         return super().train_step(data)
 
 
-def double() -> keras.Model:
-    keras.config.set_dtype_policy("float64")
-    try:
-        return zoo.VAE(0.0)
-    finally:
-        keras.config.set_dtype_policy("float32")
-
-
 @pytest.mark.parametrize(
     ("build", "words"),
     [
         (lambda: WithoutOptimizer(0.0), r"WithoutOptimizer.train_step\(\) calls no Keras optimizer"),
         (lambda: Sometimes(0.0), "calls optimizer 'adam.*' depending on the data"),
         (lambda: Silent(0.0), r"must return a dict of its losses, e.g. \{'loss': loss\}, not None"),
-        (double, "gradient of type float64"),
+        (Double, "gradient of type float64"),
     ],
     ids=["no optimizer", "sometimes", "no losses", "float64"],
 )
