@@ -39,7 +39,8 @@ class Call:
     """One call of an optimizer in a step."""
 
     length: int  # of all gradients
-    operations: range  # of the graph, those that it has made; none in code that runs eagerly
+    graph: Any  # in which it was made; None in code that runs eagerly
+    operations: range  # of the graph, those that it has made
 
 
 class MeanGradients:
@@ -109,7 +110,7 @@ class MeanGradients:
             self.theirs += [*optimizer.variables, *(variables or optimizer._trainable_variables)]
         self.called = True
         end = len(graph.get_operations()) if graph else 0
-        self.calls.append(Call(length, range(begin, end)))
+        self.calls.append(Call(length, graph, range(begin, end)))
 
     def fault_of(self, part: tf.Tensor) -> tf.Tensor:
         """1.0 when this rank's part of a sum is not finite, and that is this rank's own doing: after a sum

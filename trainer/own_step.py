@@ -243,7 +243,7 @@ class OwnStepLearner:
             (v for v in graph.variables if id(v.handle) in place), key=lambda v: place[id(v.handle)][0]
         )  # in the order of the code: the same on all workers
         self._variables = _distinct([*self._variables, *self.model.variables, *variables])
-        by_optimizers = {i for call in self._means.calls for i in call.operations}
+        by_optimizers = {i for call in self._means.calls if call.graph is graph for i in call.operations}
         written = {
             id(inner)
             for i, operation in enumerate(graph.get_operations())
@@ -271,7 +271,7 @@ class OwnStepLearner:
         for v, value in before:
             v.assign(value)
         self._means.expected = [call.length for call in self._means.calls]
-        self._variables = _distinct([v for v, _ in before])
+        self._variables = _distinct([*(v for v, _ in before), *self._means.theirs])
         theirs = {id(v) for v in _distinct(self._means.theirs)}
         return [v for v in self._variables if id(v) not in theirs]
 

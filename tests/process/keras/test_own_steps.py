@@ -68,6 +68,23 @@ class Rank:
         return agreed
 
 
+_built: dict[int, tuple[Case, list[Rank], np.ndarray]] = {}
+
+
+def _build(case: Case) -> tuple[Case, list[Rank], np.ndarray]:
+    rank = Rank(case)
+    return _built.setdefault(id(case), (case, [rank], rank.learner.state()))
+
+
+def new_ranks(case: Case, size: int) -> list[Rank]:
+    """Ranks with the model as it was built: made once for each case, since tracing takes the time."""
+    _, ranks, initial = _built.get(id(case)) or _build(case)
+    ranks += [Rank(case) for _ in range(size - len(ranks))]
+    for rank in ranks[:size]:
+        rank.learner.load(initial)
+    return ranks[:size]
+
+
 def train(ranks: list[Rank], cuts: list[int], steps: int = STEPS) -> list[list[control.Agreed]]:
     """Some steps in one ring, whose last rank may have no part of the batch; what each rank has heard."""
     case = ranks[0].case
@@ -100,8 +117,8 @@ MEANS = {
     "distillation": Case(zoo.distiller, X, Y),
 }
 DRAWING = {
-    "VAE": Case(lambda: zoo.vae(noise=1.0), X),
-    "DCGAN": Case(lambda: zoo.gan(draws=True), X, Z),
+    "VAE that draws": Case(lambda: zoo.vae(noise=1.0), X),
+    "DCGAN that draws": Case(lambda: zoo.gan(draws=True), X, Z),
     "contrastive learning": Case(zoo.contrastive, X, zoo.labels(RECORDS, 2)),
 }
 
@@ -110,7 +127,7 @@ DRAWING = {
 @pytest.mark.parametrize("name", MEANS)
 def test_a_ring_trains_as_fit_does(name: str, cuts: list[int]) -> None:
     reference, history = as_keras_does_it(name)
-    ranks = [Rank(MEANS[name]) for _ in cuts]  # the last one has no records
+    ranks = new_ranks(MEANS[name], len(cuts))  # the last one has no records
     heard = train(ranks, cuts)
     for rank in ranks:
         rank.model.optimizer.finalize_variable_values(rank.model.trainable_weights)  # as fit does at its end
@@ -123,9 +140,9 @@ def test_a_ring_trains_as_fit_does(name: str, cuts: list[int]) -> None:
 
 
 @ring_of_any_size
-@pytest.mark.parametrize("case", DRAWING.values(), ids=DRAWING)
-def test_what_is_drawn_differs_and_the_models_do_not(case: Case, cuts: list[int]) -> None:
-    ranks = [Rank(case) for _ in cuts]
+@pytest.mark.parametrize("name", DRAWING)
+def test_what_is_drawn_differs_and_the_models_do_not(name: str, cuts: list[int]) -> None:
+    ranks = new_ranks(DRAWING[name], len(cuts))
     before = weights(ranks[0].model)
     heard = train(ranks, cuts)
     assert len({rank.learner.digest() for rank in ranks}) == 1
@@ -139,16 +156,18 @@ def test_what_is_drawn_differs_and_the_models_do_not(case: Case, cuts: list[int]
 
 
 def two_with_a_step_behind_them(case: Case) -> list[Rank]:
-    ranks = [Rank(case) for _ in range(2)]
+    ranks = new_ranks(case, 2)
     train(ranks, [0, 5, 12], steps=1)
     return ranks
 
 
-@pytest.mark.parametrize("name", ["DCGAN", "contrastive learning"])
+@pytest.mark.parametrize("name", ["DCGAN that draws", "contrastive learning"])
 def test_a_ring_that_breaks_in_any_sum_of_a_step_leaves_the_model_as_it_was(name: str) -> None:
     """And the step that is made again is the same one, with the same random numbers."""
-    ranks, unbroken = two_with_a_step_behind_them(DRAWING[name]), two_with_a_step_behind_them(DRAWING[name])
+    unbroken = two_with_a_step_behind_them(DRAWING[name])
     train(unbroken, [0, 5, 12])
+    expected = unbroken[0].learner.digest()
+    ranks = two_with_a_step_behind_them(DRAWING[name])
     before = ranks[0].learner.digest()
     for dying, which in itertools.product(range(2), range(1, 4)):  # two optimizers', and the worker's own
         ranks[dying].fails_at = ranks[dying].sums + which
@@ -157,11 +176,11 @@ def test_a_ring_that_breaks_in_any_sum_of_a_step_leaves_the_model_as_it_was(name
         assert [rank.learner.digest() for rank in ranks] == [before] * 2, f"rank {dying}, sum {which}"
         ranks[dying].fails_at = None
     train(ranks, [0, 5, 12])
-    assert {rank.learner.digest() for rank in ranks} == {unbroken[0].learner.digest()}
+    assert {rank.learner.digest() for rank in ranks} == {expected}
 
 
 def test_who_has_not_the_last_sum_is_a_step_behind_and_takes_over_the_state() -> None:
-    first, second = ranks = two_with_a_step_behind_them(DRAWING["DCGAN"])
+    first, second = ranks = two_with_a_step_behind_them(DRAWING["DCGAN that draws"])
     before = second.learner.digest()
 
     def work(rank: int) -> None:
@@ -206,44 +225,41 @@ def test_a_step_that_is_not_accepted_has_not_happened(batch: tuple[int, int] | N
 
 
 def test_seeds_differ_by_rank_and_step_and_not_when_a_step_is_made_again() -> None:
-    rank = Rank(DRAWING["VAE"])
-    seen = []
+    [alone] = new_ranks(DRAWING["VAE that draws"], 1)
+    told = control.write(0, 1, (0, 12), leave=False)
 
-    def first_sum(step: int, place: int) -> bytes:
-        sums: list[Any] = []
-        rank.learner._means.sum._reduce = lambda vector: sums.append(np.array(vector)) or vector
-        rank.learner.gradients(rank.case.batch(0, 12), control.write(0, 1, (0, 12), leave=False), step, place)
-        return bytes(sums[0].tobytes())
+    def made(step: int, rank: int) -> bytes:
+        vector = on_ranks(
+            [alone.ring], lambda _: alone.learner.gradients(alone.case.batch(0, 12), told, step, rank)
+        )
+        return np.asarray(vector[0]).tobytes()
 
-    seen = [first_sum(step, place) for step, place in ((0, 0), (0, 1), (1, 0), (0, 0))]
-    assert seen[3] == seen[0]
-    assert len(set(seen)) == 3
+    vectors = [made(step, rank) for step, rank in ((0, 0), (0, 1), (1, 0), (0, 0))]
+    assert vectors[3] == vectors[0]
+    assert len(set(vectors)) == 3
 
 
 def test_what_a_step_assigns_by_itself_is_averaged_by_records_and_counters_count() -> None:
-    ranks = [Rank(DRAWING["contrastive learning"]) for _ in range(3)]
-    spreads: list[float] = []
+    alone = [spread_of_one_alone(0, 0, 4), spread_of_one_alone(1, 4, 12)]
+    ranks = new_ranks(DRAWING["contrastive learning"], 3)
 
     def work(rank: int) -> None:
         batch = [ranks[0].case.batch(0, 4), ranks[0].case.batch(4, 12), None][rank]
         ranks[rank].step(0, rank, 3, batch)
 
-    plain = [one_alone_spreads(4, 0, 0, 4), one_alone_spreads(8, 1, 4, 12)]
     on_ranks([r.ring for r in ranks], work)
     spreads = [float(r.model.spread.numpy()) for r in ranks]
     assert len(set(spreads)) == 1
-    np.testing.assert_allclose(spreads[0], (4 * plain[0] + 8 * plain[1]) / 12, rtol=1e-5)
+    np.testing.assert_allclose(spreads[0], (4 * alone[0] + 8 * alone[1]) / 12, rtol=1e-5)
     assert [int(r.model.steps.numpy()) for r in ranks] == [1] * 3
 
 
-def one_alone_spreads(records: int, place: int, start: int, stop: int) -> float:
-    """What one rank alone would make of its part of the batch."""
-    rank = Rank(DRAWING["contrastive learning"])
-    rank.learner._means.sum._reduce = lambda vector: vector
-    batch = rank.case.batch(start, stop)
-    assert len(batch) == records
-    rank.learner.gradients(batch, control.write(0, 1, (start, stop), leave=False), 0, place)
-    return float(rank.model.spread.numpy())
+def spread_of_one_alone(rank: int, start: int, stop: int) -> float:
+    """What one rank makes of its part of the batch, before it hears of the others."""
+    [alone] = new_ranks(DRAWING["contrastive learning"], 1)
+    told = control.write(0, 1, (start, stop), leave=False)
+    on_ranks([alone.ring], lambda _: alone.learner.gradients(alone.case.batch(start, stop), told, 0, rank))
+    return float(alone.model.spread.numpy())
 
 
 class Eager(zoo.WGAN):
