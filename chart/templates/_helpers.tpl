@@ -1,4 +1,6 @@
-{{/* Names, labels and images, each defined once. */}}
+{{/* Names, labels and images, each defined once.
+
+Every name is quoted where it is written: a release or a namespace may be called no, 42 or null. */}}
 
 {{- define "edl.name" -}}
 {{- .Values.nameOverride | default .Chart.Name | trunc 40 | trimSuffix "-" -}}
@@ -9,6 +11,8 @@
 {{- define "edl.fullname" -}}
 {{- $name := include "edl.name" . -}}
 {{- $full := contains $name .Release.Name | ternary .Release.Name (printf "%s-%s" .Release.Name $name) -}}
+{{- /* No Service may begin with a digit: the release 42 is edl-42. */ -}}
+{{- if regexMatch "^[0-9]" $full }}{{ $full = printf "%s-%s" $name .Release.Name }}{{ end -}}
 {{- $full = .Values.fullnameOverride | default $full -}}
 {{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" $full) -}}
 {{- fail (printf "%q cannot name the release's Service: it may have a-z, 0-9 and '-', and begins with a letter; choose another release name, or set fullnameOverride" $full) -}}
@@ -23,8 +27,8 @@
 {{/* What selects the pods of a component. It never changes: a Deployment's selector cannot.
      Takes (dict "root" $ "component" "master"). */}}
 {{- define "edl.selector" -}}
-app.kubernetes.io/name: {{ include "edl.name" .root }}
-app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/name: {{ include "edl.name" .root | quote }}
+app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
 app.kubernetes.io/component: {{ .component }}
 {{- end -}}
 
@@ -42,9 +46,9 @@ app.kubernetes.io/component: {{ .component }}
 {{/* The metadata of an object. Takes (dict "root" $ "component" "master" "suffix" "token"), or instead of the suffix
      "full", a complete name; and "labels", "annotations", and "cluster" for cluster-wide objects. */}}
 {{- define "edl.metadata" -}}
-name: {{ .full | default (printf "%s-%s" (include "edl.fullname" .root) .suffix) }}
+name: {{ .full | default (printf "%s-%s" (include "edl.fullname" .root) .suffix) | quote }}
 {{- if not .cluster }}
-namespace: {{ .root.Release.Namespace }}
+namespace: {{ .root.Release.Namespace | quote }}
 {{- end }}
 {{- $ours := dict
   "app.kubernetes.io/part-of" "edl"
@@ -84,8 +88,8 @@ annotations:
 - name: EDL_TOKEN
   valueFrom:
     secretKeyRef:
-      name: {{ .Values.token.existingSecret | default (printf "%s-token" (include "edl.fullname" .)) }}
-      key: {{ .Values.token.key }}
+      name: {{ .Values.token.existingSecret | default (printf "%s-token" (include "edl.fullname" .)) | quote }}
+      key: {{ .Values.token.key | quote }}
 {{- end -}}
 
 {{- define "edl.masterAddress" -}}

@@ -19,7 +19,7 @@ spec:
   {{- with .spec }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
-  serviceAccountName: {{ include "edl.account" . }}
+  serviceAccountName: {{ include "edl.account" . | quote }}
   {{- /* Would set dozens of variables for the namespace's services, which nothing reads. */}}
   enableServiceLinks: false
   terminationGracePeriodSeconds: {{ int $values.terminationGracePeriodSeconds }}
@@ -32,10 +32,10 @@ spec:
     {{- toYaml . | nindent 4 }}
   {{- end }}
   {{- with $values.runtimeClassName }}
-  runtimeClassName: {{ . }}
+  runtimeClassName: {{ . | quote }}
   {{- end }}
   {{- with $values.schedulerName }}
-  schedulerName: {{ . }}
+  schedulerName: {{ . | quote }}
   {{- end }}
   {{- with $values.nodeSelector }}
   nodeSelector:

@@ -77,6 +77,31 @@ def test_the_schemas_find_a_misspelt_key(kubernetes: dict[tuple[str, str], Any],
     assert "hostNetwrok" in mistakes(kubernetes, pod)[0]
 
 
+@pytest.mark.parametrize("release", ["no", "y", "42", "null", "1e3"])
+def test_a_name_that_yaml_takes_for_something_else_stays_a_name(
+    kubernetes: dict[tuple[str, str], Any], helm: Helm, release: str
+) -> None:
+    sets = ("output.size=1Gi", "metrics.podMonitor.enabled=true", "metrics.grafanaDashboard.enabled=true")
+    odd = [f"token.existingSecret={release}", f"token.key={release}", f"nameOverride={release}"]
+    odd += [f"serviceAccount.{side}.name={release}" for side in ("master", "worker")]
+    odd += [f"worker.{key}={release}" for key in ("runtimeClassName", "schedulerName", "priorityClassName")]
+    full = f"a-{release}"
+    words = tuple(word for value in [*odd, f"fullnameOverride={full}"] for word in ("--set-string", value))
+    rendered = helm.template(*sets, release=release, namespace="2024", words=words)
+    for o in [*rendered.objects, rendered.worker]:
+        if not o["apiVersion"].startswith("monitoring.coreos.com/"):
+            assert mistakes(kubernetes, o) == []
+        meta = o["metadata"]
+        assert all(isinstance(value, str) for value in meta["labels"].values()), o["kind"]
+        assert meta.get("namespace", "2024") == "2024"
+        assert meta["labels"]["app.kubernetes.io/instance"] == release
+    assert rendered.one("Service")["spec"]["selector"]["app.kubernetes.io/name"] == release
+    for _, spec in rendered.pods():
+        assert spec["serviceAccountName"] == release
+        [token] = [e for e in spec["containers"][0]["env"] if e["name"] == "EDL_TOKEN"]
+        assert token["valueFrom"] == {"secretKeyRef": {"name": release, "key": release}}
+
+
 # --- safe
 
 
@@ -194,6 +219,9 @@ def labels(release: str, component: str) -> dict[str, str]:
         ("digits", [], "digits-edl-master"),
         ("digits", ["nameOverride=trainer"], "digits-trainer-master"),
         ("digits", ["fullnameOverride=x"], "x-master"),
+        ("no", [], "no-edl-master"),
+        ("42", [], "edl-42-master"),
+        ("4edl", [], "edl-4edl-master"),
         ("a" * 36, [], "a" * 36 + "-edl-master"),
     ],
 )
@@ -244,10 +272,12 @@ def test_a_pods_name_fits_into_its_host_name(helm: Helm) -> None:
     assert len(service.removesuffix("-master") + "-worker-1234567890") <= 63
 
 
-@pytest.mark.parametrize("release", ["my.job", "4edl"])
-def test_a_name_that_no_service_can_have_is_refused_in_words(helm: Helm, release: str) -> None:
-    with pytest.raises(Refused, match=f'"{release}(-edl)?" cannot name the release\'s Service'):
-        helm.template(release=release)
+@pytest.mark.parametrize(("release", "sets"), [("my.job", ()), ("4edl", ("nameOverride=2nd",))])
+def test_a_name_that_no_service_can_have_is_refused_in_words(
+    helm: Helm, release: str, sets: tuple[str, ...]
+) -> None:
+    with pytest.raises(Refused, match=f'"[^"]*{release}(-edl)?" cannot name the release\'s Service'):
+        helm.template(*sets, release=release)
     assert helm.template("fullnameOverride=fine", release=release).one("Service")
 
 
