@@ -96,11 +96,15 @@ annotations:
 {{ include "edl.fullname" . }}-master.{{ .Release.Namespace }}.svc:8500
 {{- end -}}
 
-{{/* The name contains namespace and release: the object is cluster-wide, and only one release can own it. */}}
+{{/* The object is cluster-wide, only one release can own it, and it cannot be changed: the hash keeps `vision-edl` in
+     `team` apart from `edl` in `team-vision`, and gives another value or policy another object. */}}
 {{- define "edl.priorityClass" -}}
-{{- if .Values.priorityClass.create -}}
-{{ .Values.priorityClass.name | default (printf "%s-%s-worker" .Release.Namespace (include "edl.fullname" .)) }}
+{{- $class := .Values.priorityClass -}}
+{{- if $class.create -}}
+{{- $full := include "edl.fullname" . -}}
+{{- $what := printf "%s/%s %d %s" .Release.Namespace $full (int $class.value) $class.preemptionPolicy -}}
+{{ $class.name | default (printf "%s-%s-worker-%s" .Release.Namespace $full (sha256sum $what | trunc 8)) }}
 {{- else -}}
-{{ .Values.priorityClass.name }}
+{{ $class.name }}
 {{- end -}}
 {{- end -}}

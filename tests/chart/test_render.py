@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import shutil
@@ -18,6 +19,7 @@ from tests.chart.conftest import CHART, FILES, Helm, Object, Refused, Rendered, 
 
 OLDEST, NEWEST = "v1.29.0", "v1.36.3"
 HERE = Path(__file__).parent
+CLASS = "default-edl-worker-" + hashlib.sha256(b"default/edl -10 Never").hexdigest()[:8]
 
 
 # --- valid
@@ -238,7 +240,7 @@ def test_the_names_that_others_rely_on(rendered: dict[str, Rendered]) -> None:
         "NetworkPolicy/edl-master",
         "NetworkPolicy/edl-worker",
         "Pod/edl-test",
-        "PriorityClass/default-edl-worker",
+        f"PriorityClass/{CLASS}",
         "Role/edl-master",
         "RoleBinding/edl-master",
         "Secret/edl-token",
@@ -265,6 +267,25 @@ def test_two_releases_live_together(helm: Helm, namespaces: tuple[str, str], oth
         assert not keys[0] & keys[1]
         selectors = [r.one("Service")["spec"]["selector"] for r in (one, two)]
         assert selectors[0] != selectors[1] or namespaces[0] != namespaces[1]
+
+
+def test_a_priority_class_is_of_one_release_and_of_one_value(helm: Helm) -> None:
+    def classes(*sets: str, release: str = "edl", namespace: str = "team") -> tuple[str, str]:
+        rendered = helm.template(*sets, release=release, namespace=namespace)
+        name = str(rendered.one("PriorityClass")["metadata"]["name"])
+        assert rendered.worker["spec"]["priorityClassName"] == name
+        return name, rendered.one("PriorityClass")["value"]
+
+    found = [
+        classes(release="vision"),  # its objects are called vision-edl
+        classes(namespace="team-vision"),
+        classes("priorityClass.value=-20", namespace="team-vision"),
+        classes("priorityClass.preemptionPolicy=PreemptLowerPriority", namespace="team-vision"),
+    ]
+    assert len({name for name, _ in found}) == 4
+    assert [value for _, value in found] == [-10, -10, -20, -10]
+    assert classes() == classes()
+    assert classes("priorityClass.name=mine,priorityClass.value=-20") == ("mine", -20)
 
 
 def test_a_pods_name_fits_into_its_host_name(helm: Helm) -> None:
@@ -352,10 +373,10 @@ def test_the_workers_pod_needs_only_a_name(rendered: dict[str, Rendered]) -> Non
 
 
 @pytest.mark.parametrize(("said", "classes"), [
-    ("0", {"worker.yaml": "default-edl-worker"}),
-    ("0%", {"worker.yaml": "default-edl-worker"}),
-    ("1", {"worker.yaml": "default-edl-worker", "worker-high.yaml": None}),
-    ("50%", {"worker.yaml": "default-edl-worker", "worker-high.yaml": None}),
+    ("0", {"worker.yaml": CLASS}),
+    ("0%", {"worker.yaml": CLASS}),
+    ("1", {"worker.yaml": CLASS, "worker-high.yaml": None}),
+    ("50%", {"worker.yaml": CLASS, "worker-high.yaml": None}),
 ])  # fmt: skip
 def test_some_workers_may_have_a_higher_priority(
     helm: Helm, said: str, classes: dict[str, str | None]
