@@ -2,6 +2,20 @@
 
 Every name is quoted where it is written: a release or a namespace may be called no, 42 or null. */}}
 
+{{/* Gives each value that is not there its default, for good, unless it may be empty (then it is empty): an upgrade of a
+     release of an older chart with --reuse-values brings only what that chart had. Begins every template. */}}
+{{- define "edl.complete" -}}
+{{- range $key, $default := .Files.Get "files/defaults.json" | fromJson -}}
+  {{- $path := splitList "." $key -}}
+  {{- $at := $.Values -}}
+  {{- range initial $path -}}
+    {{- if kindIs "invalid" (index $at .) }}{{ $_ := set $at . dict }}{{ end -}}
+    {{- $at = index $at . -}}
+  {{- end -}}
+  {{- if kindIs "invalid" (index $at (last $path)) }}{{ $_ := set $at (last $path) $default }}{{ end -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "edl.name" -}}
 {{- .Values.nameOverride | default .Chart.Name | trunc 40 | trimSuffix "-" -}}
 {{- end -}}
@@ -40,7 +54,7 @@ app.kubernetes.io/component: {{ .component }}
   "app.kubernetes.io/version" .root.Chart.AppVersion
   "app.kubernetes.io/managed-by" (eq .component "worker" | ternary "edl-master" .root.Release.Service)
 -}}
-{{- merge (include "edl.selector" . | fromYaml) $ours (index .root.Values .component).podLabels .root.Values.commonLabels | toYaml -}}
+{{- merge (include "edl.selector" . | fromYaml) $ours ((index .root.Values .component).podLabels | default dict) (.root.Values.commonLabels | default dict) | toYaml -}}
 {{- end -}}
 
 {{/* The metadata of an object. Takes (dict "root" $ "component" "master" "suffix" "token"), or instead of the suffix
@@ -57,8 +71,8 @@ namespace: {{ .root.Release.Namespace | quote }}
   "helm.sh/chart" (printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_")
 }}
 labels:
-  {{- merge (include "edl.selector" . | fromYaml) $ours (.labels | default dict) .root.Values.commonLabels | toYaml | nindent 2 }}
-{{- with merge (dict) (.annotations | default dict) .root.Values.commonAnnotations }}
+  {{- merge (include "edl.selector" . | fromYaml) $ours (.labels | default dict) (.root.Values.commonLabels | default dict) | toYaml | nindent 2 }}
+{{- with merge (dict) (.annotations | default dict) (.root.Values.commonAnnotations | default dict) }}
 annotations:
   {{- toYaml . | nindent 2 }}
 {{- end }}
@@ -107,4 +121,13 @@ annotations:
 {{- else -}}
 {{ $class.name }}
 {{- end -}}
+{{- end -}}
+
+{{/* What a quantity such as 500m or 2Gi amounts to, as a number. */}}
+{{- define "edl.amount" -}}
+{{- $text := toString . -}}
+{{- $unit := regexFind "[a-zA-Z]+$" $text -}}
+{{- $units := dict "" 1.0 "n" 1e-9 "u" 1e-6 "m" 1e-3 "k" 1e3 "M" 1e6 "G" 1e9 "T" 1e12 "P" 1e15 "E" 1e18
+      "Ki" 1024.0 "Mi" 1048576.0 "Gi" 1073741824.0 "Ti" 1099511627776.0 "Pi" 1125899906842624.0 "Ei" 1152921504606846976.0 -}}
+{{- mulf (trimSuffix $unit $text | float64) (get $units $unit) -}}
 {{- end -}}

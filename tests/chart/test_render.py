@@ -15,7 +15,8 @@ import yaml
 
 from edl import config
 from edl.config import values
-from tests.chart.conftest import CHART, FILES, Helm, Object, Refused, Rendered, script
+from edl.config.paths import keys
+from tests.chart.conftest import CHART, FILES, ROOT, Helm, Object, Refused, Rendered, script
 
 OLDEST, NEWEST = "v1.29.0", "v1.36.3"
 HERE = Path(__file__).parent
@@ -208,6 +209,67 @@ def labels(release: str, component: str) -> dict[str, str]:
         "app.kubernetes.io/instance": release,
         "app.kubernetes.io/component": component,
     }
+
+
+# --- upgraded
+
+
+def optional() -> list[str]:
+    """The keys that may be empty, and so may be null."""
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    found = []
+    for key in keys(config.File):
+        node = schema
+        for part in key.split("."):
+            node = node["properties"][part]
+        found += [key] if "null" in node.get("type", "") else []
+    return found
+
+
+@pytest.mark.parametrize("file", ["", "everything-values.yaml"])
+def test_what_may_be_empty_may_be_null(helm: Helm, tmp_path: Path, file: str) -> None:
+    nulls: Object = {}
+    for key in optional():
+        inside = nulls
+        *parents, last = key.split(".")
+        for parent in parents:
+            inside = inside.setdefault(parent, {})
+        inside[last] = None
+    (tmp_path / "nulls").write_text(yaml.safe_dump(nulls))
+    files = [*([CHART / "ci" / file] if file else []), tmp_path / "nulls"]
+    release = helm.template(words=tuple(word for path in files for word in ("-f", str(path))))
+    assert config.parse(release.values).model.name == "digits"
+    assert "topologySpreadConstraints" not in release.worker["spec"]
+    # A parent chart's nulls reach this one as they are.
+    assert Rendered(helm("template", "edl", str(umbrella(tmp_path / "umbrella", edl=nulls)))).master
+
+
+def umbrella(folder: Path, **charts: Object) -> Path:
+    """A chart with ours as a dependency, under each of these names, with these values."""
+    (folder / "charts").mkdir(parents=True)
+    shutil.copytree(CHART, folder / "charts" / "edl")
+    dependencies = [
+        {"name": "edl", "version": "0.1.0", "alias": name, "condition": f"{name}.enabled"} for name in charts
+    ]
+    chart = {"apiVersion": "v2", "name": "umbrella", "version": "1.0.0", "dependencies": dependencies}
+    (folder / "Chart.yaml").write_text(yaml.safe_dump(chart))
+    (folder / "values.yaml").write_text(yaml.safe_dump(charts))
+    return folder
+
+
+def test_the_values_of_an_older_chart_are_enough(helm: Helm, tmp_path: Path) -> None:
+    # `helm upgrade --reuse-values` brings the old defaults, and none of the new ones.
+    reused = shutil.copytree(CHART, tmp_path / "chart")
+    shutil.copy(ROOT / "scripts" / "values-0.1.0.yaml", reused / "values.yaml")
+    old = Rendered(helm("template", "edl", str(reused), "--set", "token.value=x"))
+    assert config.parse(old.values) == config.parse(helm.template().values)
+    container = old.master["spec"]["template"]["spec"]["containers"][0]
+    assert container == helm.template("token.value=x").master["spec"]["template"]["spec"]["containers"][0]
+
+
+def test_every_template_begins_with_the_defaults_that_an_older_chart_lacks() -> None:
+    for path in [*CHART.glob("templates/**/*.yaml"), CHART / "templates" / "NOTES.txt"]:
+        assert path.read_text().startswith('{{- include "edl.complete" . }}'), path.name
 
 
 # --- named
@@ -436,6 +498,22 @@ def test_the_overlay_is_merged_by_name(rendered: dict[str, Rendered], helm: Helm
     [container] = pod["spec"]["containers"]
     assert container["stdin"] is True
     assert container["command"] == ["python", "-m", "trainer"]
+
+
+def test_a_variable_in_the_overlay_takes_no_other_away(helm: Helm) -> None:
+    container = "worker.podTemplate.spec.containers[0]"
+    pod = helm.template(
+        f"{container}.name=worker", f"{container}.env[0].name=TZ", f"{container}.env[0].value=UTC",
+        f"{container}.env[1].name=POD_NAME", f"{container}.env[1].value=mine",
+        f"{container}.volumeMounts[0].name=tmp", f"{container}.volumeMounts[0].mountPath=/tmp",
+        f"{container}.volumeMounts[0].subPath=x",
+    ).worker  # fmt: skip
+    [container] = pod["spec"]["containers"]
+    env = {e["name"]: e for e in container["env"]}
+    assert env["EDL_TOKEN"]["valueFrom"]["secretKeyRef"]["name"] == "edl-token"
+    assert (env["TZ"]["value"], env["POD_NAME"]) == ("UTC", {"name": "POD_NAME", "value": "mine"})
+    assert [m["mountPath"] for m in container["volumeMounts"]] == ["/tmp", "/var/lib/edl"]
+    assert container["volumeMounts"][0]["subPath"] == "x"
 
 
 @pytest.mark.parametrize(("sets", "image"), [
