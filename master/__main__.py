@@ -35,9 +35,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--values", type=Path, help="the job's merged values, as JSON")
     parser.add_argument("--output", required=True, type=Path)
     parser.add_argument("--listen", default="127.0.0.1:0", metavar="HOST:PORT")
-    parser.add_argument(
-        "--metrics", default="0.0.0.0:8501", metavar="HOST:PORT", help="of --backend kubernetes"
-    )
+    parser.add_argument("--metrics", default="[::]:8501", metavar="HOST:PORT", help="of --backend kubernetes")
     parser.add_argument("--backend", choices=("processes", "external", "kubernetes"), default="processes")
     args = parser.parse_args(argv)
     try:

@@ -157,6 +157,7 @@ class Output(Section):
 class Chart(Section):
     """All values that are the chart's alone."""
 
+    enabled: bool
     image: Image
     master: Pod
     worker: WorkerValues

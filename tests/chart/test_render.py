@@ -108,6 +108,23 @@ def test_a_name_that_yaml_takes_for_something_else_stays_a_name(
 # --- safe
 
 
+def test_nothing_is_of_ipv4_alone(rendered: dict[str, Rendered]) -> None:
+    for release in rendered.values():
+        assert "0.0.0.0" not in json.dumps(release.objects)
+        [master] = [
+            c for c in release.master["spec"]["template"]["spec"]["containers"] if c["name"] == "master"
+        ]
+        assert master["args"][-2:] == ["--listen", "[::]:8500"]
+
+
+def test_the_test_pulls_no_image_but_the_masters(rendered: dict[str, Rendered]) -> None:
+    for release in rendered.values():
+        [test] = release.all("Pod")
+        [probe] = test["spec"]["containers"]
+        image = release.master["spec"]["template"]["spec"]["containers"][0]["image"]
+        assert probe["image"] == image
+
+
 def test_every_pod_passes_the_restricted_profile(rendered: dict[str, Rendered]) -> None:
     for name, release in rendered.items():
         for pod, spec in release.pods():
@@ -255,6 +272,20 @@ def umbrella(folder: Path, **charts: Object) -> Path:
     (folder / "Chart.yaml").write_text(yaml.safe_dump(chart))
     (folder / "values.yaml").write_text(yaml.safe_dump(charts))
     return folder
+
+
+def test_a_parent_chart_has_several_jobs_and_can_leave_one_out(helm: Helm, tmp_path: Path) -> None:
+    parent = umbrella(tmp_path / "umbrella", one={}, two={"enabled": True}, three={"enabled": False})
+    both = Rendered(helm("template", "both", str(parent), "--namespace", "team"))
+    jobs = [o["metadata"]["name"] for o in both.all("ConfigMap") if o["metadata"]["name"].endswith("-job")]
+    assert sorted(jobs) == ["both-one-job", "both-two-job"]
+    names = [(o["kind"], o["metadata"]["name"]) for o in both.objects]
+    assert len(names) == len(set(names))
+    masters = both.all("Deployment")
+    services = [s["spec"]["selector"] for s in both.all("Service")]
+    for master in masters:
+        its = master["spec"]["template"]["metadata"]["labels"]
+        assert len([s for s in services if s.items() <= its.items()]) == 1
 
 
 def test_the_values_of_an_older_chart_are_enough(helm: Helm, tmp_path: Path) -> None:
