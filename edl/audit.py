@@ -23,6 +23,7 @@ from edl.contract.journals import JournalDamaged, JournalReader
 from edl.contract.ranges import RangeSet
 from edl.contract.shuffle import Order
 from edl.errors import EdlError
+from edl.text import one_line
 
 
 class AuditFailed(EdlError):
@@ -157,7 +158,7 @@ class _Books:
     def close(self, summary: dict[str, Any]) -> str:
         if self.size is None:
             raise AuditFailed(
-                f"no record was trained on: the job ended {summary['phase']}: {summary['reason']}"
+                f"no record was trained on: the job ended {summary['phase']}: {one_line(summary['reason'])}"
             )
         size = self.size
         missing = RangeSet.of([(0, size * self.epochs)]).minus(self.applied)

@@ -43,9 +43,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--listen", default="127.0.0.1:0", metavar="HOST:PORT")
     parser.add_argument("--attached", action="store_true", help="end the job when standard input ends")
-    parser.add_argument(
-        "--metrics", default="0.0.0.0:8501", metavar="HOST:PORT", help="of --backend kubernetes"
-    )
+    parser.add_argument("--metrics", default="[::]:8501", metavar="HOST:PORT", help="of --backend kubernetes")
     parser.add_argument("--backend", choices=("processes", "external", "kubernetes"), default="processes")
     args = parser.parse_args(argv)
     full_disk.outlive()

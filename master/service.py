@@ -59,7 +59,7 @@ async def serve(
         journal = Journal(output / artifacts.JOURNAL, master.run_id, master.spec.values)
         try:
             host = listen.rpartition(":")[0]
-            address = f"{'127.0.0.1' if host in ('', '0.0.0.0', '[::]') else host}:{port}"
+            address = f"{'localhost' if host in ('', '0.0.0.0', '[::]') else host}:{port}"
             artifacts.write_contact(output, artifacts.Contact(address, token, os.getpid()))
             print(address, flush=True)  # the parent may now talk to us
             await master.run(backend(address), server, journal)

@@ -10,6 +10,7 @@ import os
 from functools import partial
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -21,9 +22,11 @@ from edl.contract.proto import edl_pb2 as pb
 from edl.contract.ranges import RangeSet
 from edl.contract.shuffle import Order
 from trainer import output_lock, user_model
-from trainer.data import Batches
+from trainer.data import Batch, Batches
 from trainer.export import Exporter
 from trainer.learner import KerasLearner
+from trainer.model_support import has_own_step, refuse_unless_compiled
+from trainer.own_step import OwnStepLearner
 from trainer.records import Records
 from trainer.rehearsal import refuse_empty, rehearse
 from trainer.ring.base import Ring, RingBroken
@@ -61,12 +64,12 @@ def build(stream: MasterStream) -> Worker:
     order = Order(size, config.training.seed, config.data.block_records, config.data.shuffle)
     watchdog = Watchdog(config.elastic.step_timeout_seconds, partial(_hung, stream))
     records = Records(reader, order, module.feed, module.name, watchdog.watch)
-    learner = KerasLearner(model, records.plain(0, min(size, SAMPLE_RECORDS)) if size else None)
 
     session = stream.session
     interface, port = os.environ.get("EDL_RING_INTERFACE", "lo"), int(stream.address.rpartition(":")[2])
     ring = HorovodRing(stream.store_port, interface, f"worker-{session.worker}", port)
     session.cuts(ring.cut)
+    learner = learner_of(model, records.plain(0, min(size, SAMPLE_RECORDS)) if size else None, ring)
 
     export = Exporter(
         model, module, session, watchdog.watch, _nothing,
@@ -83,6 +86,18 @@ def build(stream: MasterStream) -> Worker:
             rehearse(model, module, watchdog.watch, config.data.allow_empty, session.warn, keeps)
         learner.load(before)
     return Worker(config, session, ring, learner, batches, Telemetry(session), export)
+
+
+def learner_of(model: Any, sample: Batch | None, ring: Ring) -> Learner:
+    """
+    Args:
+        sample: a batch of real records; None when there are none.
+
+    Raises:
+        ModelError: the model cannot be trained over a ring; the text says why.
+    """
+    refuse_unless_compiled(model)
+    return OwnStepLearner(model, sample, ring.reduce) if has_own_step(model) else KerasLearner(model, sample)
 
 
 def _hung(stream: MasterStream, why: str, stack: str) -> None:

@@ -58,11 +58,15 @@ class Learner(Protocol):
     """A model, as two halves of a step with the ring's sum in between."""
 
     def gradients(self, batch: Batch, contribution: np.ndarray, step: int, rank: int) -> Vector:
-        """This rank's part of the sum, with the control vector `contribution` at its end. Changes nothing."""
+        """This rank's part of the sum, with the control vector `contribution` at its end. Changes nothing.
+
+        Raises:
+            RingBroken: it takes sums of its own, and one of them did not come back.
+        """
         ...
 
     def nothing(self, contribution: np.ndarray) -> Vector:
-        """The part of a rank that has no batch."""
+        """The part of a rank that has no batch. Raises as `gradients` does."""
         ...
 
     def agreed(self, total: Vector) -> control.Agreed:
@@ -207,11 +211,11 @@ class Worker:
         batch = self.next_batch(generation, rank, size)
         positions = batch.positions if batch else None
         told = control.write(rank, size, positions, leave=self.session.must_leave(generation))
+        self.in_flight = positions
         if batch is None:
             vector = self.learner.nothing(told)  # it takes part all the same, with weight zero
         else:
             vector = self.learner.gradients(batch, told, self.step, rank)
-        self.in_flight = positions
         total = self.ring.reduce(vector)
         # From here on the step has happened, for this rank. And all have the one before it.
         safe = self.applied

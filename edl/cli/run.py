@@ -184,7 +184,7 @@ def _attend(
         process.terminate()
     process.wait()
     if unread:
-        return 128 + signal.SIGPIPE
+        return 128 + (interrupts.number or signal.SIGPIPE)
     return _ended(console, process, output, interrupts)
 
 
@@ -192,23 +192,24 @@ def _ended(
     console: display.Screen, process: subprocess.Popen[bytes], output: Path, interrupts: _Interrupts
 ) -> int:
     """Say how the job has ended. Returns the exit code."""
+    code = 128 + interrupts.number if interrupts.number else 1
     assert process.stdout is not None
     # A last word of the master is where it has written all that, because it could not in `output`.
     kept = Path(process.stdout.read().decode().strip() or output)
     try:
-        summary = json.loads((kept / artifacts.SUMMARY).read_text(encoding="utf-8"))
-    except OSError:
+        summary = artifacts.read_summary(kept)
+    except EdlError:
         if interrupts.number:
-            console.print("stopped before the job had begun")
-            return 128 + interrupts.number
+            begun = (output / artifacts.JOURNAL).exists()
+            console.print("the job was killed" if begun else "stopped before the job had begun")
+            return code
         log = (output / artifacts.LOGS / "master.log").read_text(encoding="utf-8", errors="replace")
         raise EdlError(
             f"the master exited unexpectedly ({_how(process.returncode)}): {log.strip()[-2000:]}"
         ) from None
-    console.print(display.result(summary, str(kept), str(kept / summary["model"])), soft_wrap=True)
-    if summary["phase"] == Phase.Succeeded:
-        return 0
-    return 128 + interrupts.number if interrupts.number else 1
+    with contextlib.suppress(OSError):  # the terminal has gone
+        console.print(display.result(summary, str(kept), str(kept / summary["model"])), soft_wrap=True)
+    return 0 if summary["phase"] == Phase.Succeeded else code
 
 
 def _how(code: int) -> str:

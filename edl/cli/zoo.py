@@ -185,7 +185,7 @@ def _check_model(directory: Path) -> None:
     try:
         values = yaml.safe_load(read(directory / "values.yaml"))
         module = str(values["model"]["module"])
-    except (EdlError, yaml.YAMLError, TypeError, KeyError):
+    except (EdlError, yaml.YAMLError, RecursionError, TypeError, KeyError):
         return  # not our values: Helm will judge them
     if not module.startswith(f"{MODELS}/"):
         return

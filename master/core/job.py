@@ -141,6 +141,8 @@ class Job(State):
                 if w.state in (WorkerState.PENDING, WorkerState.STARTING):
                     w.transition("hello")
                 w.expected = w.expected and event.resumes
+                if w.stopped:  # before it could listen; a container's first process misses its SIGTERM, too
+                    self.do(ev.Stop(w.id, f"worker {w.id} is not needed any more"))
             case ev.Ready():
                 self._on_ready(w, event)
             case ev.Resume():

@@ -143,7 +143,7 @@ def test_status_scale_and_stop_from_another_terminal() -> None:
     with a_long_job() as (job, output):
         deadline = time.monotonic() + 60
         # The ring may have begun with one.
-        while ranks(status := json.loads(edl("status", "--json", check=True).stdout)) != [0, 1]:
+        while sorted(ranks(status := json.loads(edl("status", "--json", check=True).stdout))) != [0, 1]:
             assert time.monotonic() < deadline, status
         assert status["phase"] == "Training"
         assert all(psutil.pid_exists(int(w["handle"])) for w in status["workers"])

@@ -84,7 +84,20 @@ def forge(output: Path, entries: list[Any]) -> None:
         (lambda lines: lines[:-1], 0, "missing"),
         (lambda lines: [*lines[:-1], lines[-1][:-9]], 0, "torn"),
     ],
-    ids=str,
+    ids=[
+        "edited",
+        "deleted",
+        "doubled",
+        "swapped",
+        "added",
+        "garbled",
+        "values",
+        "headless",
+        "other",
+        "empty",
+        "shortened",
+        "torn",
+    ],
 )
 def test_what_was_done_to_a_journal_is_told_with_its_line(
     change: Edit, line: int, what: str, output: Path, capsys: pytest.CaptureFixture[str]
