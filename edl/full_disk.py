@@ -54,11 +54,12 @@ def outlive() -> None:
 
 
 def log_file(path: Path) -> int:
-    """A descriptor for a process' output: a new file, or nowhere when no file can be made."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    """A descriptor for a process' output: a new file, or nowhere while there is no room for one."""
     try:
-        return os.open(path, flags, 0o600)
-    except OSError:
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    except OSError as error:
+        if error.errno not in PASSING:
+            raise
         return os.open(os.devnull, os.O_WRONLY)
 
 
