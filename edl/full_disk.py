@@ -54,11 +54,17 @@ def outlive() -> None:
 
 
 def log_file(path: Path) -> int:
-    """A descriptor for a process' output: a new file, or nowhere when no file can be made."""
+    """A descriptor for a process' output: a new file, or nowhere when there is no room for one.
+
+    Raises:
+        OSError: it cannot be made, and that will not pass.
+    """
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
     try:
         return os.open(path, flags, 0o600)
-    except OSError:
+    except OSError as error:
+        if error.errno not in PASSING:
+            raise
         return os.open(os.devnull, os.O_WRONLY)
 
 
