@@ -12,6 +12,7 @@ import secrets
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import structlog
 
@@ -66,12 +67,12 @@ async def serve(
             journal.close()
             written = {"foreign_messages": server.foreign, "journal": asdict(journal.link)}
             summary = {**written, **master.summary()}
-            _keep(journal, json.dumps(summary, indent=1) + "\n", output, salvage)
+            _keep(journal, summary, output, salvage)
     finally:
         await server.close()
 
 
-def _keep(journal: Journal, summary: str, output: Path, salvage: Path | None) -> None:
+def _keep(journal: Journal, summary: dict[str, Any], output: Path, salvage: Path | None) -> None:
     """Write the summary; when there is no room for it or for the journal, both of them elsewhere.
 
     Raises:
@@ -79,16 +80,18 @@ def _keep(journal: Journal, summary: str, output: Path, salvage: Path | None) ->
     """
     failed: OSError | None = None
     try:
-        artifacts.write_whole(output / artifacts.SUMMARY, summary)
+        artifacts.write_whole(output / artifacts.SUMMARY, _text(summary))
     except OSError as error:
         failed = error
     if failed is None and not journal.trouble:
         return
+    if model := summary["model"]:
+        summary = {**summary, "model": str(output.resolve() / model)}  # which need not be in that directory
     for directory in places(salvage):
         try:
             directory.mkdir(parents=True, exist_ok=True)
             journal.rescue(directory)
-            artifacts.write_whole(directory / artifacts.SUMMARY, summary)
+            artifacts.write_whole(directory / artifacts.SUMMARY, _text(summary))
         except OSError as error:
             failed = error
             continue
@@ -97,6 +100,10 @@ def _keep(journal: Journal, summary: str, output: Path, salvage: Path | None) ->
         return
     assert failed is not None
     raise failed
+
+
+def _text(summary: dict[str, Any]) -> str:
+    return json.dumps(summary, indent=1) + "\n"
 
 
 def token_for(output: Path) -> str:

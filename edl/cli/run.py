@@ -208,7 +208,7 @@ def _ended(
             f"the master exited unexpectedly ({_how(process.returncode)}): {log.strip()[-2000:]}"
         ) from None
     with contextlib.suppress(OSError):  # the terminal has gone
-        console.print(display.result(summary, str(kept), str(output / summary["model"])), soft_wrap=True)
+        console.print(display.result(summary, str(kept), str(kept / summary["model"])), soft_wrap=True)
     return 0 if summary["phase"] == Phase.Succeeded else code
 
 
