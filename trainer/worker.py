@@ -98,7 +98,7 @@ class Worker:
     """One worker: a model, a ring, data, and a session with the master.
 
     Args:
-        export: evaluates and saves the final model; returns (metrics, file name).
+        export: saves and evaluates the final model, and tells the master how that went.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Worker:
         learner: Learner,
         batches: Batches,
         report: Telemetry,
-        export: Callable[[], tuple[dict[str, float], str]],
+        export: Callable[[], None],
     ):
         self.config, self.session, self.ring, self.learner = config, session, ring, learner
         self.batches, self.report, self.export = batches, report, export
@@ -133,8 +133,7 @@ class Worker:
                 case FormRing() as form:
                     self.ride(form)
                 case Export():
-                    metrics, model = self.export()
-                    self.session.say(finished=pb.Finished(metrics=metrics, model=model))
+                    self.export()
                 case End() as end:
                     return end
 
