@@ -54,9 +54,14 @@ def outlive() -> None:
 
 
 def log_file(path: Path) -> int:
-    """A descriptor for a process' output: a new file, or nowhere while there is no room for one."""
+    """A descriptor for a process' output: a new file, or nowhere when there is no room for one.
+
+    Raises:
+        OSError: it cannot be made, and that will not pass.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
     try:
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        return os.open(path, flags, 0o600)
     except OSError as error:
         if error.errno not in PASSING:
             raise

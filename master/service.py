@@ -6,6 +6,7 @@ for those who may talk to the master (`artifacts.CONTACT`), and at the end the s
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -96,7 +97,8 @@ def _keep(journal: Journal, summary: dict[str, Any], output: Path, salvage: Path
             failed = error
             continue
         log.warning(f"{output} cannot be written: the summary and the journal are in {directory}")
-        print(directory, flush=True)  # for the parent, and for people
+        with contextlib.suppress(OSError):  # whoever has started a detached job reads no longer
+            print(directory, flush=True)  # for the parent, and for people
         return
     assert failed is not None
     raise failed

@@ -116,6 +116,11 @@ class OwnStepLearner:
             )
         self._before = None
 
+    def finish_training(self) -> None:
+        """What Keras' `fit` does at its end, before the model is evaluated and saved. No step may follow."""
+        self._put_back()
+        self.model.optimizer.finalize_variable_values(self.model.trainable_variables)
+
     # --- the state
 
     def state(self) -> np.ndarray:

@@ -26,6 +26,7 @@ from edl.config.types import (
     ObjectName,
     Objects,
     PodTemplate,
+    Positive,
     Prefix,
     PullSecret,
     Registry,
@@ -91,6 +92,11 @@ class PriorityClass(Section):
     name: ObjectName
     value: Int = Field(ge=-2147483648, le=1000000000)
     preemption_policy: Literal["Never", "PreemptLowerPriority"]
+
+
+class KubernetesApi(Section):
+    qps: Positive
+    burst: Count = Field(ge=1)
 
 
 class Token(Section):
@@ -164,6 +170,7 @@ class Chart(Section):
     output: Output
     token: Token
     priority_class: PriorityClass
+    kubernetes_api: KubernetesApi
     service_account: ServiceAccount
     rbac: Rbac
     service: Service

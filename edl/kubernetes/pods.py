@@ -113,6 +113,11 @@ def delay(pod: Pod) -> str:
     for condition in pod.get("status", {}).get("conditions") or []:
         if condition.get("type") == "PodScheduled" and condition.get("reason") == "Unschedulable":
             return f"no node has room for it: {short(condition)}"
+        if condition.get("type") == "PodScheduled" and condition.get("reason") == "SchedulingGated":
+            gates = ", ".join(
+                gate.get("name", "") for gate in pod.get("spec", {}).get("schedulingGates") or []
+            )
+            return f"it is held back by the scheduling gate {gates or 'of an unknown name'}"
     for container in containers(pod, "initContainerStatuses", "containerStatuses"):
         waiting = container.get("state", {}).get("waiting") or {}
         if waiting.get("reason") in STUCK:

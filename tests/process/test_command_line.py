@@ -249,7 +249,7 @@ def test_on_a_terminal_it_draws_a_bar_and_a_table() -> None:
             ["digits", "--set", "training.epoch=3"],
             "training.epoch: unknown key; did you mean training.epochs?",
         ),
-        (["digits", "--set", "workers=0.5"], "workers: invalid value 0.5 (expected an integer, at least 0)"),
+        (["digits", "--set", "workers=0.5"], "workers: invalid value 0.5 (expected an integer, at least 0"),
         (["digits", "-f", "nowhere.yaml"], "nowhere.yaml: cannot read"),
         (["./nowhere.py"], "file nowhere.py not found"),
         ([__file__], f"{__file__}: has no function model()."),

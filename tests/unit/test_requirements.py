@@ -24,17 +24,20 @@ def names(text: str) -> set[str]:
 def needed(*extras: str) -> set[str]:
     """What the packages themselves say that edl needs, by what is installed here."""
     found: set[str] = set()
+    seen: set[tuple[str, tuple[str, ...]]] = set()  # one package may want another with more extras
     todo: list[tuple[str, tuple[str, ...]]] = [("edl", extras)]
     while todo:
         name, wanted = todo.pop()
+        if (name, wanted) in seen:
+            continue
+        seen.add((name, wanted))
         for line in importlib.metadata.requires(name) or []:
             asked = Requirement(line)
             if asked.marker and not any(asked.marker.evaluate({"extra": extra}) for extra in wanted or ("",)):
                 continue
             other = canonicalize_name(asked.name)
-            if other not in found:
-                found.add(other)
-                todo.append((other, ("", *asked.extras)))
+            found.add(other)
+            todo.append((other, ("", *sorted(asked.extras))))
     return found
 
 
