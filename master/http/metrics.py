@@ -95,8 +95,8 @@ class Metrics:
         yield spent
 
     def _counted(self, goodput: dict[str, float]) -> dict[str, float]:
-        """The seconds as a counter: what turns out to be redone is useful time no more, but a counter that falls
-        would seem to have begun anew. So it rests until the useful time has caught up."""
+        """The seconds as a counter: what turns out to be redone is useful time no more, but a counter that
+        falls would seem to have begun anew. So it rests until the useful time has caught up."""
         another_run = sum(goodput.values()) < self._total
         self._total = sum(goodput.values())
         earlier = {} if another_run else self._seconds

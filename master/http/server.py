@@ -49,7 +49,10 @@ class Server:
         )  # fmt: skip
 
     async def start(self, address: str) -> int:
-        """Listen on `address` (host:port, port 0 for any; [::] is every address, IPv4 and IPv6); returns the port.
+        """Listen on `address`; returns the port.
+
+        Args:
+            address: host:port, with port 0 for any. [::] is every address, IPv4 and IPv6.
 
         Raises:
             OSError: the address is taken.

@@ -3,8 +3,8 @@
 A new master is started because Kubernetes, or a person, wants the old one gone: so it takes the
 Lease at once, and the old one stands down as soon as it sees another name there.
 
-The chart makes it; where charts' Leases are not applied (Argo CD leaves them out), or one was deleted, the first
-master does.
+The chart makes it; where charts' Leases are not applied (Argo CD leaves them out), or one was deleted, the
+first master does.
 
 Nobody renews it, and it does not expire. A master that has lost sight of the API goes on with the
 workers that it reaches, for an outage must not stop training; so that a Lease was not renewed
