@@ -20,13 +20,13 @@ def refuse_unless_compiled(model: Any) -> None:
         raise ModelError(f"model() must return a compiled keras.Model, not {type(model).__name__}")
     if not getattr(model, "compiled", False):
         raise ModelError("model() must return a compiled model: call model.compile(optimizer, loss) in it")
-    if type(model).train_step is not keras.Model.train_step:
-        raise ModelError(
-            f"{type(model).__name__} overrides train_step(); the ring runs the step itself. "
-            "Override compute_loss() instead, which is used as it is."
-        )
     if isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer):
         raise ModelError("loss scaling (mixed_float16) is not supported; use float32 or mixed_bfloat16")
+
+
+def has_own_step(model: keras.Model) -> bool:
+    """Whether it says itself what a training step is."""
+    return type(model).train_step is not keras.Model.train_step
 
 
 def refuse_unless_float32(model: keras.Model) -> None:

@@ -100,10 +100,13 @@ class FoundRelease:
             volume = next(v for v in pod["spec"]["volumes"] if v["name"] == "output")
         except (yaml.YAMLError, KeyError, TypeError, StopIteration):
             return ""
+        name = (str(self.report.get("model", "")) if self.ended else "") or artifacts.MODEL
+        if name.startswith("/"):
+            return f"{name} in the container of the worker that saved it"
         if claim := volume.get("persistentVolumeClaim"):
-            return f"{artifacts.MODEL} in persistentvolumeclaim/{claim['claimName']}"
+            return f"{name} in persistentvolumeclaim/{claim['claimName']}"
         if folder := volume.get("hostPath"):
-            return f"{folder['path']}/{artifacts.MODEL} on the worker's node"
+            return f"{folder['path']}/{name} on the worker's node"
         return ""
 
     def selector(self, *components: str) -> str:

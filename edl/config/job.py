@@ -60,6 +60,7 @@ class Training(Section):
 class Data(Section):
     shuffle: bool
     block_records: Count = Field(ge=1)
+    allow_empty: bool
     existing_claim: ObjectName
     host_path: str
     mount_path: str = Field(pattern="^/", json_schema_extra=PATH)
@@ -74,6 +75,7 @@ class Elastic(Section):
     master_outage_timeout_seconds: NotNegative
     max_lease_batches: Count = Field(ge=1)
     max_failures: Count = Field(ge=0)
+    disk_full_timeout_seconds: NotNegative
 
 
 class Local(Section):

@@ -49,10 +49,10 @@ class Server:
         )  # fmt: skip
 
     async def start(self, address: str) -> int:
-        """Listen on `address`; returns the port.
+        """Listen on `address`, and return the port.
 
         Args:
-            address: host:port, with port 0 for any. [::] is every address, IPv4 and IPv6.
+            address: host:port; port 0 is any, [::] is every address, IPv4 and IPv6.
 
         Raises:
             OSError: the address is taken.

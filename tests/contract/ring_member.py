@@ -39,6 +39,13 @@ def _obey(ring: Ring, order: list[str], say: Callable[[str], None]) -> str:
             while True:
                 ring.reduce(np.ones(200_000, np.float32))
                 say("another")
+        case ["graph", value]:  # two sums in one graph, the second of what the first one gave
+            return f"graph {_graph(ring)(float(value)).tolist()}"
+        case ["graphs"]:  # until it breaks
+            graph = _graph(ring)
+            while True:
+                graph(1.0)
+                say("another")
         case ["broadcast", dtype, root, value]:
             data = ring.broadcast(np.full(4, int(value), dtype), int(root))
             return f"{data.dtype} {data.tolist()}"
@@ -48,8 +55,25 @@ def _obey(ring: Ring, order: list[str], say: Callable[[str], None]) -> str:
     raise ValueError(f"unknown order {order}")
 
 
+def _graph(ring: Ring) -> Callable[[float], np.ndarray]:
+    import tensorflow as tf
+
+    from trainer.graphs import compiled
+    from trainer.inner_sum import InnerSum
+
+    total = InnerSum(ring.reduce)
+    graph = compiled(lambda x: total(total(x) + 1.0), tf.TensorSpec([1], tf.float32))
+
+    def call(value: float) -> np.ndarray:
+        with total.ring_errors():
+            return np.asarray(graph(np.array([value], np.float32)))
+
+    return call
+
+
 def main() -> None:
     os.environ.update(TF_CPP_MIN_LOG_LEVEL="3", HOROVOD_GLOO_TIMEOUT_SECONDS="60")
+    os.environ["TF_NUM_INTEROP_THREADS"] = "1"  # as few as a job can have
     from trainer.ring.horovod import HorovodRing
 
     ring = HorovodRing(int(sys.argv[1]), "lo", sys.argv[2])

@@ -329,3 +329,21 @@ def test_a_ring_that_is_closed_is_not_cut(engine: Engine, members: list[Member])
     assert all_do(members, ["sum 1 1"] * MEMBERS, "sum") == ["sum [3.0]"] * MEMBERS
     leave(members)
     members[0].does("close", "closed")
+
+
+@pytest.mark.parametrize("engine", [Horovod], indirect=True)
+def test_a_graph_sums_over_it_and_a_ring_that_breaks_there_is_broken(
+    engine: Engine, members: list[Member]
+) -> None:
+    form(engine, members)
+    for _ in range(2):
+        sums = all_do(members, [f"graph {2**rank}" for rank in range(MEMBERS)], "graph")
+        assert sums == [f"graph {[24.0]}"] * MEMBERS  # three times 1 + 2 + 4, plus 1
+    dying = members.pop()
+    all_do([dying, *members], ["graphs"] * MEMBERS, "another")
+    engine.kill(dying)
+    for m in members:
+        assert "allreduce" in m.says("broken")
+    form(engine, members)
+    assert all_do(members, ["graph 1", "graph 4"], "graph") == [f"graph {[12.0]}"] * 2
+    leave(members)

@@ -211,11 +211,6 @@ def test_what_is_not_finite_is_flagged() -> None:
     assert learner.agreed(learner.gradients(a_batch(0, 12, x, y), told, 0, 0)).nonfinite
 
 
-class OwnStep(keras.Model):
-    def train_step(self, data: Any) -> Any:
-        return {}
-
-
 def half() -> keras.Model:
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, dtype="float16")])
     model.compile("sgd", "mse")
@@ -224,13 +219,6 @@ def half() -> keras.Model:
 
 def scaled() -> keras.Model:
     return dense(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()))
-
-
-def own_step() -> keras.Model:
-    inputs = keras.Input((4,))
-    model = OwnStep(inputs, keras.layers.Dense(2)(inputs))
-    model.compile("sgd", "mse")
-    return model
 
 
 def nothing_to_train() -> keras.Model:
@@ -246,7 +234,6 @@ def nothing_to_train() -> keras.Model:
         (lambda: keras.Sequential([keras.layers.Dense(1)]), "call model.compile"),
         (half, "is float16; only float32"),
         (scaled, "loss scaling"),
-        (own_step, "OwnStep overrides train_step"),
         (lambda: dense(loss=keras.losses.MeanSquaredError(reduction="none")), "has reduction 'none'"),
         (
             lambda: dense(loss=keras.losses.MeanSquaredError(reduction="sum")),

@@ -39,6 +39,8 @@ class Ring(Protocol):
     def reduce(self, vector: Vector) -> Vector:
         """The sum over all ranks of `vector`, the same on each rank to the bit.
 
+        Called from any thread, one call at a time.
+
         Raises:
             RingBroken: it did not come back here; it may have elsewhere.
         """

@@ -21,6 +21,7 @@ import stat
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from types import FrameType
 
 import horovod.tensorflow as hvd
 import numpy as np
@@ -29,6 +30,7 @@ import tensorflow as tf
 from edl.contract.exit_codes import WorkerExit
 from trainer.graphs import compiled
 from trainer.ring.base import RingBroken
+from trainer.termination import shielded
 
 INTERNET = (socket.AF_INET, socket.AF_INET6)
 NO_PORT = -1
@@ -76,7 +78,7 @@ class HorovodRing:
             os.environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"] = "127.0.0.1"
         else:  # a ring of one asks nobody; with an address set it would ask itself
             os.environ.pop("HOROVOD_GLOO_RENDEZVOUS_ADDR", None)
-        with _broken("hvd.init"):
+        with _broken("hvd.init"), shielded():  # Gloo takes an interrupted wait for a broken connection
             hvd.init()
         with self._lock:
             self._sockets = frozenset(_open_sockets()) - self._outside
@@ -85,6 +87,10 @@ class HorovodRing:
 
     def reduce(self, vector: tf.Tensor) -> tf.Tensor:
         with _broken("allreduce"):
+            if threading.current_thread() is not threading.main_thread():
+                # An operation of a graph asks (trainer/inner_sum.py), on a thread of TensorFlow's pool.
+                # A graph would need another one, and there may be none; a single operation needs none.
+                return _sum(vector)
             if self._sum is None:
                 self._sum = compiled(_sum, tf.TensorSpec([None], tf.float32))
             return self._sum(vector)
@@ -139,12 +145,13 @@ class HorovodRing:
                 os._exit(WorkerExit.PEER_BROKEN)
 
     def _in_engine(self) -> bool:
-        """Whether the main thread waits in this module, and not in the user's code."""
-        frame = sys._current_frames().get(threading.main_thread().ident or 0)
-        while frame is not None:
-            if frame.f_code.co_filename == __file__:
-                return True
-            frame = frame.f_back
+        """Whether a thread waits in this module, and not in the user's code."""
+        for thread, innermost in sys._current_frames().items():
+            frame: FrameType | None = innermost
+            while frame is not None and thread != threading.get_ident():  # which cuts
+                if frame.f_code.co_filename == __file__:
+                    return True
+                frame = frame.f_back
         return False
 
 

@@ -1,0 +1,91 @@
+"""A sum over the ring inside a step's TensorFlow graph.
+
+The ring's `reduce` is called by an operation of the graph. Promise: the sums of a graph are made one
+at a time, in the order in which the code made them, so in the same order on all ranks; none is left
+out; and a ring that breaks in one is `RingBroken` for whoever runs the graph, not TensorFlow's words.
+
+    total = InnerSum(ring.reduce)
+    graph = compiled(lambda x: total(work(x)), ...)
+    with total.ring_errors():
+        graph(batch)
+
+TensorFlow runs operations as soon as their inputs are there. It keeps those in order that touch one
+resource, also in loops, in branches and in functions that the graph calls; that is what the variable
+`_turn` is for: each sum reads it and then writes it.
+
+`reduce` runs on a thread of TensorFlow's pool, which it blocks. So it must not itself need one: with
+one such thread it would wait for ever. HorovodRing sees to that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+import tensorflow as tf
+
+from trainer.ring.base import RingBroken, Vector
+
+
+class InnerSum:
+    """Sums over the ring, made by a graph or by code that runs eagerly.
+
+    Args:
+        reduce: of the ring (trainer/ring/base.py), in whatever generation it then is.
+    """
+
+    def __init__(self, reduce: Callable[[Vector], Vector]):
+        self._reduce = reduce
+        self._broken: RingBroken | None = None
+        self._turn = tf.Variable(0, dtype=tf.int64, trainable=False, name="turn_of_the_ring")
+
+    @property
+    def variable(self) -> tf.Variable:
+        """Of no model: who collects the variables of a graph leaves it out."""
+        return self._turn
+
+    def __call__(self, vector: tf.Tensor) -> tf.Tensor:
+        """The sum over all ranks of `vector`, float32 [n]; n is the same on all ranks. It has no gradient."""
+        if tf.executing_eagerly():
+            return tf.convert_to_tensor(self._reduce(vector))
+        turn = self._turn.read_value()
+        total = tf.py_function(self._in_turn, [tf.stop_gradient(vector), turn], tf.float32)
+        total.set_shape(vector.shape)
+        with tf.control_dependencies([total]):
+            self._turn.assign(turn + 1)
+        return tf.stop_gradient(total)
+
+    def differentiable(self, vector: tf.Tensor) -> tf.Tensor:
+        """The same, with its gradient: the sum over all ranks of what comes from above.
+
+        Each rank's loss depends on each rank's vector, so the gradient is another sum, and all ranks
+        must differentiate, or none.
+        """
+
+        @tf.custom_gradient
+        def summed(vector: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+            return self(vector), self
+
+        return summed(vector)
+
+    @contextlib.contextmanager
+    def ring_errors(self) -> Iterator[None]:
+        """Around the call of a graph.
+
+        Raises:
+            RingBroken: the ring broke in one of the graph's sums; whatever the graph did before it, it did.
+        """
+        self._broken = None
+        try:
+            yield
+        except tf.errors.OpError:
+            if self._broken is None:
+                raise
+            raise self._broken from self._broken.__cause__  # what TensorFlow has made of it says less
+
+    def _in_turn(self, vector: tf.Tensor, turn: tf.Tensor) -> Vector:
+        try:
+            return self._reduce(vector)
+        except RingBroken as error:
+            self._broken = error  # TensorFlow makes an error of its own of it, with our traceback as its text
+            raise
