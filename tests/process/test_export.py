@@ -81,11 +81,15 @@ def test_what_cannot_be_serialised_keeps_its_weights(tmp_path: Path, stubborn: b
 
 def test_a_disk_that_is_full_is_told_from_what_an_archive_makes_of_it() -> None:
     full = OSError(28, "No space left on device")
-    with pytest.raises(ValueError, match="ZIP") as told:
+
+    def write() -> None:
         try:
             raise full
         finally:
             raise ValueError("Can't close the ZIP file while there is an open writing handle on it")
+
+    with pytest.raises(ValueError, match="ZIP") as told:
+        write()
     assert export.disk_error(told.value) is full
     assert export.disk_error(ValueError("no config")) is None
 
