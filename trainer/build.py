@@ -31,7 +31,8 @@ from trainer.session.state import Session
 from trainer.telemetry import Telemetry
 from trainer.worker import Learner, Worker
 
-SAMPLE_RECORDS = 2  # to build, trace and warm up with
+SAMPLE_RECORDS = 2  # to warm up with
+TRIED_RECORDS = 5  # to build, trace and try the model with: so that it divides into two unlike parts
 
 
 def build(stream: MasterStream) -> Worker:
@@ -53,12 +54,15 @@ def build(stream: MasterStream) -> Worker:
     size = len(reader)
     order = Order(size, config.training.seed, config.data.block_records, config.data.shuffle)
     records = Records(reader, order, module.feed, module.name)
-    learner = KerasLearner(model, records.plain(0, min(size, SAMPLE_RECORDS)) if size else None)
-
     session = stream.session
     interface, port = os.environ.get("EDL_RING_INTERFACE", "lo"), int(stream.address.rpartition(":")[2])
     ring = HorovodRing(stream.store_port, interface, f"worker-{session.worker}", port)
     session.cuts(ring.cut)
+    # Several small batches too: where feed() pads each batch by itself, they differ in length.
+    samples = [records.plain(start, stop) for start, stop in _tried(size)]
+    learner = KerasLearner(
+        model, samples[0] if samples else None, samples[1:], ring.reduce, config.training.inexact_loss
+    )
 
     def export() -> tuple[dict[str, float], str]:
         metrics = evaluate(model, module, module.reader("test"))
@@ -68,6 +72,12 @@ def build(stream: MasterStream) -> Worker:
     if size:
         warm_up(config, ring, learner, batches)
     return Worker(config, session, ring, learner, batches, Telemetry(session), export)
+
+
+def _tried(size: int) -> list[tuple[int, int]]:
+    """The records to build, trace and try the model with."""
+    first = min(size, TRIED_RECORDS)
+    return [(0, first), *((i, i + 1) for i in range(first))] if size else []
 
 
 def warm_up(config: Config, ring: Ring, learner: Learner, batches: Batches) -> None:
