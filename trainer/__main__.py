@@ -57,7 +57,7 @@ def work(stream: MasterStream) -> int:
 
     worker = build(stream)
     stream.start_heartbeats(worker.config.elastic.heartbeat_timeout_seconds / HEARTBEATS)
-    stream.session.say(ready=pb.Ready(records=worker.batches.epoch_size))
+    stream.session.say(ready=pb.Ready(records=worker.batches.epoch_size, model=worker.learner.fingerprint()))
     end = worker.train()
     print(f"edl worker {stream.session.worker}: {end.why}", file=sys.stderr)
     return WorkerExit.LOST if end.lost else WorkerExit.STOPPED

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+from functools import partial
 from pathlib import Path
 from threading import Event
 
@@ -15,6 +16,7 @@ import tensorflow as tf
 
 from edl import config as config_module
 from edl.config import Config
+from edl.contract.exit_codes import WorkerExit
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.ranges import RangeSet
 from edl.contract.shuffle import Order
@@ -29,6 +31,7 @@ from trainer.session.client import MasterStream
 from trainer.session.orders import FormRing
 from trainer.session.state import Session
 from trainer.telemetry import Telemetry
+from trainer.watchdog import Watchdog
 from trainer.worker import Learner, Worker
 
 SAMPLE_RECORDS = 2  # to warm up with
@@ -53,7 +56,8 @@ def build(stream: MasterStream) -> Worker:
     assert reader is not None
     size = len(reader)
     order = Order(size, config.training.seed, config.data.block_records, config.data.shuffle)
-    records = Records(reader, order, module.feed, module.name)
+    watchdog = Watchdog(config.elastic.step_timeout_seconds, partial(_hung, stream))
+    records = Records(reader, order, module.feed, module.name, watchdog.watch)
     session = stream.session
     interface, port = os.environ.get("EDL_RING_INTERFACE", "lo"), int(stream.address.rpartition(":")[2])
     ring = HorovodRing(stream.store_port, interface, f"worker-{session.worker}", port)
@@ -78,6 +82,13 @@ def _tried(size: int) -> list[tuple[int, int]]:
     """The records to build, trace and try the model with."""
     first = min(size, TRIED_RECORDS)
     return [(0, first), *((i, i + 1) for i in range(first))] if size else []
+
+
+def _hung(stream: MasterStream, why: str, stack: str) -> None:
+    """A call of the user's code does not return: nothing but the end of the process will make it."""
+    stream.session.say(failed=pb.Failed(why=why, traceback=stack))
+    stream.close()
+    os._exit(WorkerExit.FAILED)
 
 
 def warm_up(config: Config, ring: Ring, learner: Learner, batches: Batches) -> None:

@@ -9,6 +9,8 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
+
 from edl.contract.ranges import Range, RangeSet
 
 
@@ -20,9 +22,25 @@ class Batch:
     x: Any
     y: Any
     weights: Any  # None, or one weight per record
+    indices: np.ndarray | None = None  # of the records in the reader, for people
 
     def __len__(self) -> int:
         return self.positions[1] - self.positions[0]
+
+    def __str__(self) -> str:
+        if self.indices is None:
+            return f"records at positions [{self.positions[0]}, {self.positions[1]})"
+        return named(self.indices)
+
+
+NAMED = 32
+
+
+def named(indices: np.ndarray) -> str:
+    """Records by their index in the reader, for people: `records 17, 4, 203 and 29 others`."""
+    first = ", ".join(map(str, indices[:NAMED].tolist()))
+    others = len(indices) - NAMED
+    return f"records {first}" + (f" and {others} others" if others > 0 else "")
 
 
 class HeldLeases:

@@ -33,6 +33,7 @@ from edl.errors import DataError, ModelError
 from trainer import arrays, control
 from trainer.data import Batch
 from trainer.exactness import Findings, Trial, tried
+from trainer.fingerprint import fingerprint
 from trainer.forward import Forward
 from trainer.graphs import compiled
 from trainer.inner_sum import InnerSum
@@ -154,6 +155,9 @@ class KerasLearner:
         for v, part in zip(self._variables, parts, strict=True):
             v.assign(part.copy().view(np.dtype(v.dtype)).reshape(v.shape))  # copied, to be aligned
 
+    def fingerprint(self) -> str:
+        return fingerprint(self.model)
+
     def digest(self) -> str:
         """SHA-256 of the state: equal on two workers when their models are, bit for bit."""
         return hashlib.sha256(self.state().tobytes()).hexdigest()
@@ -259,22 +263,20 @@ class KerasLearner:
                     self._trace_gradients(batch)
                 except _NeedsTotals as needs:
                     raise DataError(
-                        f"{_where(batch)} has other shapes than the first records, and the loss is a "
+                        f"{batch} has other shapes than the first records, and the loss is a "
                         "mean over "
                         "what differs. Let feed() pad all batches alike, or declare Input((None, "
                         "...)) and use a mask"
                     ) from needs
                 except (ValueError, TypeError, tf.errors.OpError) as error:
                     raise DataError(
-                        f"{_where(batch)} has other shapes than the batches before it, and the model "
+                        f"{batch} has other shapes than the batches before it, and the model "
                         "does not take "
                         f"both: {str(error).strip().splitlines()[0]}"
                     ) from error
                 assert layout is not None and self._layout is not None
                 if layout.key != self._layout.key:
-                    raise ModelError(
-                        f"{_where(batch)} has other shapes, for which the model trains other variables"
-                    )
+                    raise ModelError(f"{batch} has other shapes, for which the model trains other variables")
         return tf.nest.flatten(leaves, expand_composites=True)
 
     def _widen(self, batch: Batch) -> None:
@@ -287,7 +289,7 @@ class KerasLearner:
         names, expected = _names(tree), _names(self._structure)
         if names != expected:
             raise DataError(
-                f"{_where(batch)} has the arrays {', '.join(names)}, but the first had "
+                f"{batch} has the arrays {', '.join(names)}, but the first had "
                 f"{', '.join(expected)}; "
                 "all batches must have the same"
             )
@@ -295,7 +297,7 @@ class KerasLearner:
         for name, traced, leaf in zip(names, self._specs, leaves, strict=True):
             wider = arrays.wider(traced, leaf)
             if isinstance(wider, str):
-                raise DataError(f"{_where(batch)}: {name} {wider}")
+                raise DataError(f"{batch}: {name} {wider}")
             specs.append(wider)
         self._specs = specs
         self._known.add(tuple(map(arrays.key, leaves)))
@@ -310,7 +312,7 @@ class KerasLearner:
                 if BROKEN_ASSUMPTION not in str(error):
                     raise
                 raise ModelError(
-                    f"{_where(batch)}: {BROKEN_ASSUMPTION}, as it was in the first records. Let the "
+                    f"{batch}: {BROKEN_ASSUMPTION}, as it was in the first records. Let the "
                     "loss be a mean "
                     'over records, or use reduction="mean_with_sample_weight" and weights of zero'
                 ) from error
@@ -461,10 +463,6 @@ _SEEDS = 1 << 31
 
 def _state_of(model: keras.Model) -> list[keras.Variable]:
     return [*model.trainable_variables, *moving(model), *model.optimizer.variables]
-
-
-def _where(batch: Batch) -> str:
-    return f"the batch at positions [{batch.positions[0]}, {batch.positions[1]})"
 
 
 def _tree(batch: Batch) -> Any:

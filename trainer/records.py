@@ -12,7 +12,8 @@ from edl.contract.ranges import Range
 from edl.contract.shuffle import Order
 from edl.data import Reader
 from edl.errors import DataError
-from trainer.data import Batch
+from trainer.data import Batch, named
+from trainer.watchdog import Watch, unwatched
 
 
 class Records:
@@ -22,10 +23,18 @@ class Records:
         reader: the records.
         feed: from raw records to (features, labels) or (features, labels, weights); None
             when the reader gives such tuples itself.
+        watch: goes around each call of the reader and of `feed`.
     """
 
-    def __init__(self, reader: Reader, order: Order, feed: Callable[[Any], Any] | None, name: str):
-        self._reader = reader
+    def __init__(
+        self,
+        reader: Reader,
+        order: Order,
+        feed: Callable[[Any], Any] | None,
+        name: str,
+        watch: Watch = unwatched,
+    ):
+        self._reader, self._watch = reader, watch
         self._order = order
         self._feed = feed
         self._name = name
@@ -37,15 +46,15 @@ class Records:
         Raises:
             DataError: the reader gave something else than it promised.
         """
-        records = self._pick(self._order.records(*positions))
-        return self._as_batch(positions, records)
+        indices = self._order.records(*positions)
+        return self._as_batch(positions, self._pick(indices), indices)
 
     def plain(self, start: int, stop: int) -> Batch:
         """The records [start, stop) as they lie, without any order: for evaluation."""
-        return self._as_batch((start, stop), self._read(start, stop))
+        return self._as_batch((start, stop), self._read(start, stop), np.arange(start, stop))
 
-    def _as_batch(self, positions: Range, records: Any) -> Batch:
-        fed = self._feed(records) if self._feed else records
+    def _as_batch(self, positions: Range, records: Any, indices: np.ndarray) -> Batch:
+        fed = self._fed(records, indices)
         if not isinstance(fed, tuple | list) or len(fed) not in (2, 3):
             where = "feed(records)" if self._feed else "data(split).read()"
             raise DataError(
@@ -53,7 +62,13 @@ class Records:
                 f"not {type(fed).__name__}" + (f" of {len(fed)}" if isinstance(fed, tuple | list) else "")
             )
         x, y, *weights = fed
-        return Batch(positions, x, y, weights[0] if weights else None)
+        return Batch(positions, x, y, weights[0] if weights else None, indices)
+
+    def _fed(self, records: Any, indices: np.ndarray) -> Any:
+        if self._feed is None:
+            return records
+        with self._watch(lambda: f"{self._name}: feed() of the {named(indices)}"):
+            return self._feed(records)
 
     def _pick(self, indices: np.ndarray) -> Any:
         """The records at `indices`, which lie in one block or a few."""
@@ -75,7 +90,8 @@ class Records:
         return self._block[1]
 
     def _read(self, start: int, stop: int) -> Any:
-        records = self._reader.read(start, stop)
+        with self._watch(lambda: f"{self._name}: read({start}, {stop})"):
+            records = self._reader.read(start, stop)
         for array in keras.tree.flatten(records):
             if len(array) != stop - start:
                 raise DataError(

@@ -31,7 +31,7 @@ it. The warm-up runs it in a ring of one, and the simulator a thousand times ove
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 import numpy as np
 
@@ -79,6 +79,10 @@ class Learner(Protocol):
 
     def load(self, state: np.ndarray) -> None:
         """Take over another worker's `state`."""
+        ...
+
+    def fingerprint(self) -> str:
+        """Of how the model is made: equal on two workers that can share a ring."""
         ...
 
     def digest(self) -> str:
@@ -213,6 +217,8 @@ class Worker:
         # From here on the step has happened, for this rank. And all have the one before it.
         safe = self.applied
         agreed = self.learner.agreed(total)
+        if agreed.nonfinite and self.config.training.non_finite == "stop":
+            self.refuse_nonfinite(batch, vector)
         self.commit(agreed, total)
         self.report.step_done(generation, rank, self.step, len(batch) if batch else 0, agreed, safe)
         if agreed.idle and not agreed.leave:
@@ -230,18 +236,25 @@ class Worker:
             self.session.say(generation, lease_request=pb.LeaseRequest())
         return self.batches.first(self.leases, share)
 
-    def commit(self, agreed: control.Agreed, total: Vector) -> None:
-        """Put the step into the state: model and ledger, one after the other, nothing in between.
+    def refuse_nonfinite(self, batch: Batch | None, vector: Vector) -> NoReturn:
+        """A part of the sum is not finite. No rank has changed anything.
+
+        Args:
+            vector: this rank's part.
 
         Raises:
-            NonFinite: a rank's gradients are not finite, and the policy is to stop. No rank
-                has changed anything then.
+            NonFinite: it is this rank's, and the job ends.
+            RingBroken: it is another's, which says so; this one waits for what follows.
         """
-        if agreed.nonfinite and self.config.training.non_finite == "stop":
-            raise NonFinite(
-                f"the loss or a gradient is not finite at step {self.step + 1}, in the records at positions "
-                + ", ".join(f"[{a}, {b})" for a, b in agreed.batches)
-            )
+        if batch is None or not self.learner.agreed(vector).nonfinite:
+            raise RingBroken("the loss or a gradient of another worker is not finite")
+        raise NonFinite(
+            f"the loss or a gradient is not finite at step {self.step + 1}, on worker {self.session.worker}, "
+            f"in the {batch}"
+        )
+
+    def commit(self, agreed: control.Agreed, total: Vector) -> None:
+        """Put the step into the state: model and ledger, one after the other, nothing in between."""
         if agreed.records and not agreed.nonfinite:
             self.learner.update(total)
         for start, stop in agreed.batches:

@@ -58,6 +58,7 @@ class Data(Section):
 class Elastic(Section):
     heartbeat_timeout_seconds: AtLeastHalf
     startup_timeout_seconds: Positive
+    step_timeout_seconds: Positive
     join_delay_seconds: NotNegative
     grace_period_seconds: NotNegative
     master_outage_timeout_seconds: NotNegative

@@ -60,6 +60,7 @@ class Reason(StrEnum):
     WorkerLost = "WorkerLost", NORMAL, MINOR
     WorkerExited = "WorkerExited", NORMAL, MINOR
     WorkerFailed = "WorkerFailed", WARNING, MAJOR  # charged to the job: see elastic.maxFailures
+    RestartBackOff = "RestartBackOff", WARNING, MAJOR  # workers are killed again and again, without progress
     WorkerPreempted = "WorkerPreempted", WARNING, MAJOR
     PodExists = "PodExists", WARNING, MAJOR  # another pod has the name of a worker's
     NodeAvoided = "NodeAvoided", WARNING, MAJOR

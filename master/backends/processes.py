@@ -39,7 +39,8 @@ class Launched:
     """A process that runs.
 
     Args:
-        exit_code: as in subprocess: negative is a signal. Raises LauncherLost when nobody can tell.
+        exit_code: as in subprocess: negative is a signal. Raises LauncherLost when the process has ended and
+            nobody can tell how.
     """
 
     pid: int
@@ -49,8 +50,8 @@ class Launched:
 class Launcher(Protocol):
     """How a worker's process comes into being."""
 
-    async def start(self, logs: Path) -> None:
-        """Before the first launch."""
+    async def start(self, logs: Path, emit: Emit) -> None:
+        """Before the first launch. `emit` takes Degraded."""
 
     async def launch(self, worker: WorkerId, log: Path) -> Launched:
         """
@@ -73,7 +74,7 @@ class Spawn:
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]):
         self._command, self._environment = command, environment
 
-    async def start(self, logs: Path) -> None:
+    async def start(self, logs: Path, emit: Emit) -> None:
         pass
 
     async def launch(self, worker: WorkerId, log: Path) -> Launched:
@@ -90,7 +91,7 @@ class Spawn:
 
 
 class ForkServer:
-    """Workers forked from one process. Should it exit, the next worker that is needed starts another.
+    """Workers forked from one process. Should it exit, another is started; the workers live on.
 
     Args:
         command: the fork server's program (trainer/forkserver.py has the protocol).
@@ -104,16 +105,40 @@ class ForkServer:
         self._listener: asyncio.Task[None] | None = None
         self._starting = asyncio.Lock()
         self._log = Path()
+        self._emit: Emit = _nobody
+        self._tasks = Tasks()
+        self._failing = ""  # why the last one is gone, while no other works
         self._started: dict[WorkerId, asyncio.Future[int]] = {}
         self._exited: dict[WorkerId, asyncio.Future[int]] = {}
+        self._pids: dict[WorkerId, int] = {}  # of those whose exit it is to tell
 
-    async def start(self, logs: Path) -> None:
+    async def start(self, logs: Path, emit: Emit) -> None:
         """Its imports take seconds: they begin before the first worker is needed."""
-        self._log = logs / "forkserver.log"
+        self._log, self._emit = logs / "forkserver.log", emit
         with contextlib.suppress(OSError):  # `launch` tries again, and there is a worker to tell it of
             await self._running()
 
     async def launch(self, worker: WorkerId, log: Path) -> Launched:
+        try:
+            launched = await self._launch(worker, log)
+        except LauncherLost:
+            launched = await self._launch(worker, log)  # it died before it read the order: there is another
+        if self._failing:
+            self._failing = ""
+            self._emit(ev.Degraded(PART, ""))
+        return launched
+
+    async def close(self) -> None:
+        self._emit = _nobody
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+            await self._process.wait()
+        if self._listener is not None:
+            await self._listener
+        await self._tasks.close()
+
+    async def _launch(self, worker: WorkerId, log: Path) -> Launched:
         process = await self._running()
         loop = asyncio.get_running_loop()
         started = self._started[worker] = loop.create_future()
@@ -125,15 +150,8 @@ class ForkServer:
         }
         assert process.stdin is not None
         process.stdin.write((json.dumps(order) + "\n").encode())
-        return Launched(await started, exited)
-
-    async def close(self) -> None:
-        if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
-            await self._process.wait()
-        if self._listener is not None:
-            await self._listener
+        self._pids[worker] = await started
+        return Launched(self._pids[worker], exited)
 
     async def _running(self) -> asyncio.subprocess.Process:
         async with self._starting:
@@ -162,13 +180,44 @@ class ForkServer:
             process.kill()
             why = f"the fork server sent an invalid message ({described(error)})"
         code = await process.wait()
-        lost = LauncherLost(f"{why or f'the fork server exited with code {code}'}; its log is {self._log}")
-        for worker in self._started:
+        self._lost(
+            LauncherLost(f"{why or f'the fork server exited with code {code}'}; its log is {self._log}")
+        )
+
+    def _lost(self, lost: LauncherLost) -> None:
+        """Who waits for a start learns it now; of who runs, only the end can still be seen."""
+        self._failing = str(lost)
+        self._emit(ev.Degraded(PART, f"{lost}; another one is started"))
+        for worker, started in self._started.items():
             self._exited.pop(worker).cancel()
-        for future in (*self._started.values(), *self._exited.values()):
-            if not future.done():
-                future.set_exception(lost)
+            if not started.done():
+                started.set_exception(lost)
+        for worker, exited in self._exited.items():
+            self._tasks.start(_watch(self._pids[worker], exited), exited.set_exception)
         self._started, self._exited = {}, {}
+
+
+PART = "fork server"
+
+
+def _nobody(event: ev.Event) -> None:
+    pass
+
+
+async def _watch(pid: int, exited: asyncio.Future[int]) -> None:
+    """Wait until a process that is no child of ours has ended: nobody can tell how."""
+    ended = asyncio.Event()
+    with contextlib.suppress(ProcessLookupError):
+        handle = os.pidfd_open(pid)
+        loop = asyncio.get_running_loop()
+        loop.add_reader(handle, ended.set)
+        try:
+            await ended.wait()
+        finally:
+            loop.remove_reader(handle)
+            os.close(handle)
+    if not exited.done():
+        exited.set_exception(LauncherLost("it has ended, and its fork server is not there to tell how"))
 
 
 @dataclass(eq=False)
@@ -196,7 +245,7 @@ class Processes:
 
     async def start(self) -> None:
         self._logs.mkdir(parents=True, exist_ok=True)
-        await self._launcher.start(self._logs)
+        await self._launcher.start(self._logs, self._emit)
 
     def perform(self, effect: ev.Effect) -> None:
         """Start or end a worker."""
@@ -229,8 +278,8 @@ class Processes:
         try:
             code = await launched.exit_code
         except LauncherLost as error:
-            self._signal(w, signal.SIGKILL)
-            self._end(w, ev.Gone(w.id, signal=signal.Signals.SIGKILL.name, why=str(error)))
+            w.pid = 0
+            self._end(w, ev.Gone(w.id, free=True, why=str(error)))
             return
         w.pid = 0  # from now on it may be another process's
         if code < 0:

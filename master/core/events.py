@@ -76,6 +76,7 @@ class Ready:
 
     worker: WorkerId
     records: int  # records in one epoch, as this worker's reader counts them
+    model: str = ""  # a hash of how its model is made
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,7 @@ class Resume:
     left: bool  # whether it has left that ring
     joined: bool  # whether it had joined it
     left_ring: LeftRing | None  # what it said when it last left a ring
+    model: str = ""  # as in Ready
 
 
 @dataclass(frozen=True, slots=True)

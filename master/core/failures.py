@@ -1,13 +1,15 @@
 """Failures, charged to their cause.
 
 Preemption, the loss of a node, and a person's delete are free and unlimited. A crash of the user's
-code is charged; when the job's budget is spent, it fails. The collapse of a peer is not charged.
+code is charged; when the job's budget is spent, it fails. The collapse of a peer is not charged. Nor is a
+kill from outside, but a job whose workers are killed again and again, and which gets nowhere, fails too.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from edl.contract.exit_codes import WorkerExit
 from edl.contract.ids import WorkerId
 from master.core import events as ev
 from master.core.workers import WorkerRecord
@@ -16,6 +18,7 @@ from master.core.workers import WorkerRecord
 OUTSIDE_SIGNALS = frozenset({"SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"})
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 30.0
 MOST_DOUBLINGS = 6  # more make no difference, and 2**1000 is no float
+MOST_IN_VAIN = 10  # times in a row that workers are killed with no step in between; some two minutes
 
 
 @dataclass(slots=True)
@@ -48,17 +51,49 @@ def own_fault(w: WorkerRecord, gone: ev.Gone) -> str:
     return f"worker {w.id} {how}"
 
 
+def nobody_knows_why(w: WorkerRecord, gone: ev.Gone) -> bool:
+    """It was killed from outside, or its peers broke its ring: free, but no reason to try again for ever."""
+    if w.stopped or w.expected or w.failure_reason:
+        return False
+    return gone.code == WorkerExit.PEER_BROKEN or (gone.signal in OUTSIDE_SIGNALS and not gone.free)
+
+
 class RestartBackoff:
-    """The pause before those are replaced who die before they are ready: twice as long each time."""
+    """The pause before workers are replaced that die again and again: twice as long each time.
+
+    Two things are counted: those who die before they are ready, and the times that workers are killed with
+    no step of the ring in between. Those who die in a pause are of the same time: a hundred that are
+    killed at once mean no more than one.
+    """
 
     def __init__(self) -> None:
         self.until = 0.0
-        self._deaths = 0  # in a row
+        self._early = 0  # deaths in a row
+        self._in_vain = 0  # times in a row
+        self._same_time_until = 0.0
 
     def died_early(self, now: float) -> None:
-        pause = FIRST_PAUSE_SECONDS * 2 ** min(self._deaths, MOST_DOUBLINGS)
-        self._deaths += 1
-        self.until = now + min(pause, LONGEST_PAUSE_SECONDS)
+        self.until = now + _pause(self._early)
+        self._early += 1
 
     def got_ready(self) -> None:
-        self._deaths = 0
+        self._early = 0
+
+    def was_killed(self, now: float) -> int:
+        """Nobody knows by whom; how often in a row without a step in between. 0: nothing new."""
+        if now < self._same_time_until:
+            return 0
+        pause = _pause(self._in_vain)
+        self._in_vain += 1
+        self._same_time_until = now + pause
+        if self._in_vain > 1:  # the first time there may well have been a step, and it is not told yet
+            self.until = max(self.until, now + pause)
+        return self._in_vain
+
+    def stepped(self) -> None:
+        self._in_vain = 0
+
+
+def _pause(times: int) -> float:
+    pause: float = FIRST_PAUSE_SECONDS * 2 ** min(times, MOST_DOUBLINGS)
+    return min(pause, LONGEST_PAUSE_SECONDS)

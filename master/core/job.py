@@ -183,7 +183,7 @@ class Job(State):
             return
         if w.state != WorkerState.INITIALIZING:
             w.transition("hello")
-        if self._warm(w, event.records):
+        if self._warm(w, event.records, event.model):
             self.notice(Reason.WorkerReady, f"worker {w.id} is ready after {self.now - w.since:.1f} s")
 
     def _on_back(self, w: WorkerRecord, event: ev.Resume) -> None:
@@ -192,19 +192,28 @@ class Job(State):
             self.stale += 1
             return
         w.expected = False
-        if self._warm(w, event.records):
+        if self._warm(w, event.records, event.model):
             for outdated in self.failover.place(w, event, self.now):
                 why = "it was in a ring that the others have left"
                 membership.give_up(self, outdated, ev.FenceReason.OutdatedRing, why)
 
-    def _warm(self, w: WorkerRecord, records: int) -> bool:
-        """The worker can train; False: not on this job's data."""
+    def _warm(self, w: WorkerRecord, records: int, model: str) -> bool:
+        """The worker can train; False: not this job's model, or not on its data."""
         w.transition("ready")
         self.backoff.got_ready()
         if self.leases is None:
             self.leases = LeaseBook(records, self.config.training.epochs)
         elif self.leases.size != records:
             why = f"worker {w.id} found {records} records in the data; the job has {self.leases.size}"
+            membership.failed(self, w, ev.Failed(w.id, why))
+            return False
+        self.model = self.model or model
+        if self.model != model:
+            why = (
+                f"worker {w.id} made another model than the workers before it: its layers, variables, loss "
+                "or optimizer differ. model() must return the same in each process; does it depend on a "
+                "random number, the time, or the machine?"
+            )
             membership.failed(self, w, ev.Failed(w.id, why))
             return False
         if self.regroup_at is None:
@@ -221,6 +230,7 @@ class Job(State):
                 self.goodput.turn("useful", self.now)
 
     def _on_stepped(self, event: ev.Stepped) -> None:
+        self.backoff.stepped()
         change = self.ring.changes[-1]
         if change.note(event):
             self.goodput.redo(event.wasted_seconds / max(len(self.ring.members), 1))

@@ -6,7 +6,7 @@ from edl.contract.phases import Phase, WorkerState
 from edl.contract.reasons import Reason
 from master.core import events as ev
 from master.core import timeouts
-from master.core.failures import Failure, own_fault
+from master.core.failures import MOST_IN_VAIN, Failure, nobody_knows_why, own_fault
 from master.core.state import State
 from master.core.workers import DRAINING, WorkerRecord
 
@@ -142,6 +142,23 @@ def gone(job: State, event: ev.Gone) -> None:
     lost = job.pool.lost.pop(event.worker, None)
     if lost is not None and (why := own_fault(lost, event)):
         charge(job, lost, why)
+    elif lost is not None and nobody_knows_why(lost, event):
+        _killed(job, lost, how)
+
+
+def _killed(job: State, w: WorkerRecord, how: str) -> None:
+    """It may be bad luck, or the job's own doing (no memory, say): then it happens again and again."""
+    times = job.backoff.was_killed(job.now)
+    if times < 2:
+        return
+    why = f"workers were killed {times} times in a row before the ring made a step; the last: "
+    why += f"worker {w.id}, {how}"
+    if times >= MOST_IN_VAIN:
+        job.end(Phase.Failed, why)
+    else:
+        pause = job.backoff.until - job.now
+        after = f"the next ones start in {pause:.1f} s; the job fails when it happens {MOST_IN_VAIN} times"
+        job.notice(Reason.RestartBackOff, f"{why}; {after}")
 
 
 def _seniority(w: WorkerRecord) -> tuple[bool, bool, bool, int]:

@@ -42,6 +42,7 @@ class State:
         self.ring = Ring(self.pool)
         self.failover = Failover(self.pool, self.ring, config.elastic.startup_timeout_seconds)
         self.leases: LeaseBook | None = None  # unknown until a worker has counted the records
+        self.model = ""  # the hash of how the first worker that was ready made it
         self.regroup_at: float | None = None  # when the ring is looked at anew: changes come in one go
         self.waited = ""  # for what, when there was no ring
         self.backoff = RestartBackoff()

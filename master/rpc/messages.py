@@ -20,7 +20,7 @@ def event_of(worker: WorkerId, message: pb.FromWorker) -> ev.Event | None:
         case "hello":
             return ev.Hello(worker, message.hello.resumes)
         case "ready":
-            return ev.Ready(worker, message.ready.records)
+            return ev.Ready(worker, message.ready.records, message.ready.model)
         case "resume":
             b = message.resume
             members = tuple(WorkerId(m) for m in b.members)
@@ -28,7 +28,7 @@ def event_of(worker: WorkerId, message: pb.FromWorker) -> ev.Event | None:
             out = (
                 _out(worker, g if b.left else Generation(0), b.left_ring) if b.HasField("left_ring") else None
             )
-            return ev.Resume(worker, b.records, g, members, b.left, b.joined, out)
+            return ev.Resume(worker, b.records, g, members, b.left, b.joined, out, b.model)
         case "joined_ring":
             return ev.JoinedRing(worker, g, message.joined_ring.step)
         case "stepped":

@@ -30,7 +30,7 @@ from tests.cluster.cluster import (
     running,
     script,
 )
-from tests.cluster.release import Release
+from tests.cluster.release import Release, idling
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -117,33 +117,57 @@ def fake_nodes(cluster: Cluster) -> Iterator[Callable[[int], str]]:
 
 
 @pytest.fixture
-def output(tmp_path: Path) -> Path:
-    """A folder of the nodes that this test can read, and the workers' user can write."""
-    folder = tmp_path / "output"
+def release(namespace: Namespace, images: Images, tmp_path: Path) -> Callable[..., Release]:
+    """Call it with values (and a name, if not edl) for a release that is not installed yet."""
+    return lambda name="edl", **values: new_release(namespace, images, tmp_path, name, **values)
+
+
+def new_release(namespace: Namespace, images: Images, output: Path, name: str, **values: str) -> Release:
+    """A release whose output is a folder of the nodes that this test can read, and workers write."""
+    if not namespace.cluster.own:
+        pytest.skip("the nodes of a given cluster have no folder that this test can read")
+    folder = output / name
     folder.mkdir()
     folder.chmod(0o777)
-    return folder
+    return Release(namespace, {**images.values, "output.hostPath": str(folder), **values}, name)
+
+
+@pytest.fixture(scope="module")
+def shared_job(
+    cluster: Cluster, images: Images, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[Release]:
+    """A job of four workers that the tests of a module do their worst to, one after the other.
+
+    It idles meanwhile. At the end it trains what is left, and its weights have to be exact.
+    """
+    name = request.path.stem.removeprefix("test_")
+    with new_namespace(cluster, name) as namespace:
+        output = tmp_path_factory.mktemp("output")
+        job = new_release(namespace, images, output, "edl", **idling(records=96_000))
+        job.install()
+        failed = request.session.testsfailed
+        yield job
+        if request.session.testsfailed > failed:
+            return  # what failed has been told, and may have left it in any state
+        summary = job.is_exact()
+        assert summary["failures"] == []
+        assert summary["state_losses"] == 0
+        assert summary["stale_messages"] == 0
 
 
 @pytest.fixture
-def release(namespace: Namespace, images: Images, output: Path) -> Callable[..., Release]:
-    """Call it with values (and a name, if not edl) for a release that is not installed yet."""
-    if not namespace.cluster.own:
-        pytest.skip("the nodes of a given cluster have no folder that this test can read")
-
-    def make(name: str = "edl", **values: str) -> Release:
-        folder = output / name
-        folder.mkdir()
-        folder.chmod(0o777)
-        return Release(namespace, {**images.values, "output.hostPath": str(folder), **values}, name)
-
-    return make
+def job(shared_job: Release) -> Release:
+    """The module's job, with its ring whole."""
+    shared_job.ring_of(4)
+    return shared_job
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
     report = yield
     mine = getattr(item, "funcargs", {}).get("namespace")
+    if job := getattr(item, "funcargs", {}).get("job"):
+        mine = job.namespace
     if report.when == "call" and report.failed and isinstance(mine, Namespace):
         report.sections.append((f"namespace {mine.name}", mine.story()))
     return report

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from edl.contract import artifacts
+from edl.contract.reasons import Reason
 from tests.cluster.cluster import ROOT, Namespace, Object
 from tests.evidence import check_weights
 
@@ -96,6 +97,10 @@ class Release:
             if e["involvedObject"]["name"] == f"{self.full}-job"
         ]
 
+    def reshaped(self) -> list[str]:
+        """What was told of each change of the ring, oldest first."""
+        return [event for event in self.events() if event.startswith(Reason.RingReshaped)]
+
     def master(self) -> Object:
         (pod,) = [
             p for p in self.namespace.get("pods", "-l", MASTER) if "deletionTimestamp" not in p["metadata"]
@@ -143,11 +148,11 @@ def counting(records: int, sleep: float) -> dict[str, str]:
     }  # fmt: skip
 
 
-def idling(**more: str) -> dict[str, str]:
+def idling(records: int = 24_000, **more: str) -> dict[str, str]:
     """Values for a job of the counting model that all but idles until `Release.go`."""
-    records = {"worker.env[0].name": "EDL_COUNTING_RECORDS", "worker.env[0].value": "24000"}
+    size = {"worker.env[0].name": "EDL_COUNTING_RECORDS", "worker.env[0].value": str(records)}
     model = {"model.source": str(ROOT / "tests" / "models" / "obedient.py")}
-    return {**model, **records, "training.epochs": "1", "workers": "4", **more}
+    return {**model, **size, "training.epochs": "1", "workers": "4", **more}
 
 
 def in_ring(pods: list[Object]) -> list[Object]:

@@ -1,6 +1,6 @@
 """300 workers, half of them killed per minute: the real master, pods of kwok, workers that only talk.
 
-EDL_SCALE_MINUTES says for how long they are killed (1 by default, 5 for the whole of it). What it
+EDL_SCALE_MINUTES says for how long they are killed (half a minute by default, 5 for the whole of it). What it
 cost is printed (`pytest -s`).
 """
 
@@ -31,7 +31,7 @@ from tests.kubernetes_driver import job_values
 from tests.kubernetes_master import TOKEN, MasterProcess, master
 
 WORKERS = 300
-MINUTES = float(os.environ.get("EDL_SCALE_MINUTES", "1"))
+MINUTES = float(os.environ.get("EDL_SCALE_MINUTES", "0.5"))
 # Nobody is silent and nobody is late here: this process is busy with 300 workers, and that is no news.
 SETS = [
     f"workers={WORKERS}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -319,15 +320,25 @@ async def test_a_fork_server_that_exits_is_the_end_of_who_waits_for_it(tmp_path:
     await world.backend.close()
 
 
-async def test_workers_end_with_their_fork_server_and_the_next_ones_have_another(tmp_path: Path) -> None:
+async def test_workers_outlive_their_fork_server_and_the_next_ones_have_another(tmp_path: Path) -> None:
     world = InProcesses(tmp_path, fork=True)
     await world.backend.start()
-    create(world, 0)
-    await world.log.seen(0)
+    create(world, 0, 1)
+    pid = int((await world.log.seen(0)).handle)
+    await world.log.seen(1)
     assert isinstance(world.launcher, ForkServer) and world.launcher._process is not None
     world.launcher._process.kill()
+    (told,) = await world.log.until(lambda: [e for e in world.log.events if isinstance(e, ev.Degraded)])
+    assert told.part == "fork server" and "exited with code -9" in told.why
+    create(world, 2)
+    await world.log.seen(2)
+    assert world.log.events[-2] == ev.Degraded("fork server", "")
+    os.kill(pid, 0)  # it lives
+    world.end(0, 7)
     gone = await world.log.gone(0)
-    assert gone.signal == "SIGKILL" and "the fork server exited with code -9" in gone.why
-    create(world, 1)
-    await world.log.seen(1)
+    assert gone.free and gone.code is None and "its fork server is not there to tell how" in gone.why
+    world.end(2, 7)
+    assert (await world.log.gone(2)).code == 7
+    world.backend.perform(ev.Delete(WorkerId(1), 5.0))
+    await world.log.gone(1)
     await world.backend.close()

@@ -3,10 +3,11 @@
 Orders are files in the directory EDL_FAULTS, and are obeyed when the next batch is read. While
 `idle` is there, each batch takes long: a test has all the time it needs to do something to the
 job, and none is lost afterwards. A file named by a worker's process id says `exit` (end by itself
-with code 0) or `raise` (an error in the user's code).
+with code 0), `raise` (an error in the user's code) or `hang` (never return).
 """
 
 import os
+import threading
 import time
 from pathlib import Path
 
@@ -35,5 +36,7 @@ def feed(records: tuple[np.ndarray, ...]) -> tuple[np.ndarray, np.ndarray]:
         order.unlink()
         if what == "exit":
             os._exit(0)
+        if what == "hang":
+            threading.Event().wait()
         raise Ordered("the storm said so")
     return plain_feed(records)

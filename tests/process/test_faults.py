@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
 from collections.abc import Callable
 from typing import Any
 
+import psutil
 import pytest
 
 from edl.contract.reasons import Reason
@@ -15,7 +17,7 @@ from master.core import events as ev
 A_Job = Callable[..., Any]
 
 
-@pytest.mark.parametrize("rank", [0, 1, 2])
+@pytest.mark.parametrize("rank", [0, 2])
 async def test_a_killed_rank_is_replaced_and_nothing_is_lost(a_job: A_Job, rank: int) -> None:
     async with a_job(workers=3) as job:
         members = await job.ring_of(3)
@@ -114,6 +116,34 @@ async def test_an_error_of_the_users_code_is_charged_with_its_traceback(a_job: A
     assert "counting_faulty.py" in failure["traceback"]
 
 
+async def test_a_call_that_never_returns_is_its_workers_failure(a_job: A_Job) -> None:
+    async with a_job("elastic.stepTimeoutSeconds=4", workers=2) as job:
+        members = await job.ring_of(2)
+        job.order(members[1], "hang")
+        await job.until(lambda: job.gone(members[1]))
+        summary = await job.exact()
+    (failure,) = summary["failures"]
+    told = r"counting_faulty.py: feed\(\) of the records \d+, .* has not returned for 4 s"
+    assert re.search(told, failure["why"])
+    assert "threading.Event().wait()" in failure["traceback"]
+
+
+async def test_workers_train_on_without_their_fork_server_and_another_makes_the_next(a_job: A_Job) -> None:
+    async with a_job(workers=2) as job:
+        members = await job.ring_of(2)
+        (server,) = [p for p in psutil.Process().children() if "trainer.forkserver" in p.cmdline()]
+        server.kill()
+        (told,) = await job.until(lambda: job.noticed(Reason.Degraded))
+        assert told.startswith("fork server: the fork server exited with code -9")
+        job.kill(members[1])
+        assert await job.ring_of(1) == members[:1]
+        await job.ring_of(2)
+        assert job.noticed(Reason.Recovered) == ["fork server works again"]
+        summary = await job.exact()
+    assert summary["failures"] == []
+    assert summary["state_losses"] == 0
+
+
 async def test_an_error_on_every_worker_fails_the_job_with_the_traceback(a_job: A_Job) -> None:
     async with a_job("elastic.maxFailures=1", workers=2, model="raising.py", records=200) as job:
         summary = await job.end()
@@ -138,7 +168,9 @@ async def test_a_job_that_is_not_finite_stops_and_names_the_records(a_job: A_Job
     async with a_job(workers=2, model="not_finite.py", records=400) as job:
         summary = await job.end()
     assert summary["phase"] == "Failed"
-    assert "is not finite at step" in summary["reason"]
+    told = re.search(r"is not finite at step \d+, on worker \d, in the records (.*)", summary["reason"])
+    assert told
+    assert "123" in told[1].split(", "), "the model's one record that is not"
     assert summary["failures"] == []
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from edl.contract.ids import WorkerId
 from master.core.events import Gone
-from master.core.failures import LONGEST_PAUSE_SECONDS, RestartBackoff, own_fault
+from master.core.failures import LONGEST_PAUSE_SECONDS, RestartBackoff, nobody_knows_why, own_fault
 from master.core.workers import WorkerRecord
 
 ID = WorkerId(1)
@@ -62,3 +62,33 @@ def test_replacements_of_early_deaths_are_put_off_twice_as_long_each_time() -> N
     backoff.got_ready()
     backoff.died_early(now=100.0)
     assert backoff.until == 100.5
+
+
+@pytest.mark.parametrize(
+    ("known", "gone", "so"),
+    [
+        ({}, Gone(ID, signal="SIGKILL"), True),
+        ({}, Gone(ID, code=75, free=True), True),
+        ({}, Gone(ID, signal="SIGKILL", free=True, why="the master deleted its pod"), False),
+        ({}, Gone(ID, free=True, why="PreemptionByScheduler"), False),
+        ({}, Gone(ID, code=1), False),
+        ({"stopped": True}, Gone(ID, signal="SIGKILL"), False),
+        ({"failure_reason": "no heartbeat"}, Gone(ID, signal="SIGKILL"), False),
+    ],
+    ids=str,
+)
+def test_killed_from_outside_is_told_from_what_the_backend_can_explain(
+    known: dict[str, Any], gone: Gone, so: bool
+) -> None:
+    assert nobody_knows_why(a_lost_worker(**known), gone) == so
+
+
+def test_those_who_are_killed_at_one_time_count_as_one_and_a_step_makes_them_forgotten() -> None:
+    backoff = RestartBackoff()
+    assert [backoff.was_killed(now=0.0) for _ in range(300)] == [1] + 299 * [0]
+    assert backoff.until == 0.0, "the first are replaced at once"
+    assert backoff.was_killed(now=5.0) == 2
+    assert backoff.until == 6.0
+    assert backoff.was_killed(now=10.0) == 3
+    backoff.stepped()
+    assert backoff.was_killed(now=20.0) == 1

@@ -81,6 +81,18 @@ def test_a_worker_that_counts_other_records_is_refused() -> None:
     assert [f.why for f in story.job.failures] == ["worker 1 found 99 records in the data; the job has 100"]
 
 
+def test_a_worker_that_made_another_model_is_refused() -> None:
+    story = Story(workers=2)
+    story.tell(ev.Hello(WorkerId(0)), ev.Ready(WorkerId(0), 100, "a"))
+    effects = story.tell(ev.Hello(WorkerId(1)), ev.Ready(WorkerId(1), 100, "b"))
+    assert not of(effects, ev.Form)
+    (failure,) = story.job.failures
+    assert "worker 1 made another model than the workers before it" in failure.why
+    story.tell(ev.Tick(), after=1)
+    story.tell(ev.Hello(WorkerId(2)), ev.Ready(WorkerId(2), 100, "a"))
+    assert {w.id for w in story.job.pool if w.is_ready} == {0, 2}
+
+
 def test_goodput_accounts_for_every_second() -> None:
     story = Story(workers=2, joinDelaySeconds=0.5)
     story.running()

@@ -7,6 +7,7 @@ from edl.contract.ranges import RangeSet
 from edl.contract.reasons import Reason
 from master.core import events as ev
 from master.core import view
+from master.core.failures import MOST_IN_VAIN
 from tests.stories import Story, of, only
 
 
@@ -239,7 +240,7 @@ def test_a_thousand_early_deaths_are_no_number_too_large() -> None:
     for _ in range(1100):
         story.waits(30)
         for w in list(story.job.pool):
-            story.tell(ev.Gone(w.id, signal="SIGKILL"))
+            story.tell(ev.Gone(w.id, free=True, why="preempted"))
     assert of(story.waits(30), ev.Create)
     assert story.job.failures == []
 
@@ -315,3 +316,36 @@ def test_a_part_of_the_backend_that_does_not_work_is_in_the_status_until_it_does
     assert only(story.tell(ev.Degraded("status", "")), ev.Notice).reason == Reason.Recovered
     assert view.status(story.job, story.now)["degraded"] == {}
     assert story.tell(ev.Degraded("labels", "")) == [], "it never did not"
+
+
+def test_a_job_whose_workers_are_killed_again_and_again_backs_off_and_fails() -> None:
+    story = Story(workers=1)
+    times = 0
+    while story.job.ending is None:
+        worker = max(w.id for w in story.job.pool)
+        story.ready(worker)  # and it forms a ring, in which no step is made
+        effects = story.tell(ev.Gone(worker, signal="SIGKILL"))
+        times += 1
+        assert times <= MOST_IN_VAIN
+        if story.job.ending is None:
+            only(effects + story.waits(60), ev.Create)
+    assert times == MOST_IN_VAIN
+    assert story.job.failures == [], "nobody is charged for a kill from outside"
+    assert "10 times in a row before the ring made a step; the last: worker 9, SIGKILL" in story.job.reason
+    told = story.noticed(Reason.RestartBackOff)
+    assert len(told) == MOST_IN_VAIN - 2
+    assert "the next ones start in 1.0 s; the job fails when it happens 10 times" in told[0]
+
+
+def test_kills_with_steps_in_between_go_on_for_ever() -> None:
+    story = Story(workers=2, joinDelaySeconds=0).running()
+    for _ in range(3 * MOST_IN_VAIN):
+        ring = story.job.ring
+        story.tell(ev.Stepped(ring.members[0], ring.generation, 1, 0.1, 0, 0.0))
+        victim = ring.members[-1]
+        story.tell(ev.Gone(victim, signal="SIGKILL"), after=60)
+        story.out(*ring.members)
+        story.ready(max(w.id for w in story.job.pool))
+        story.up()
+    assert story.job.ending is None
+    assert story.noticed(Reason.RestartBackOff) == []

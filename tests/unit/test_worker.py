@@ -205,7 +205,7 @@ def test_what_is_not_finite_changes_nothing_and_ends_the_worker_or_is_skipped(po
     if policy == "stop":
         w.thread.join(10)
         assert isinstance(w.ended, NonFinite)
-        assert "at step 1, in the records at positions [0, 4)" in str(w.ended)
+        assert "at step 1, on worker 0, in the records at positions [0, 4)" in str(w.ended)
     else:
         w.says("stepped", 1)
         w.hears(1, leave=pb.Leave())

@@ -55,6 +55,8 @@ class HorovodRing:
             HOROVOD_GLOO_RENDEZVOUS_PORT=str(store_port),
             HOROVOD_GLOO_TIMEOUT_SECONDS=os.environ.get("HOROVOD_GLOO_TIMEOUT_SECONDS", "600"),
             HOROVOD_HOSTNAME=name,
+            # What goes wrong in the engine is told as RingBroken; a ring that is cut is no error to show.
+            HOROVOD_LOG_LEVEL=os.environ.get("HOROVOD_LOG_LEVEL", "fatal"),
         )
         self._store_port, self._master_port = store_port, master_port
         self._lock = threading.Lock()

@@ -58,6 +58,7 @@ class SessionState:
         assert self._ready is not None
         return pb.Resume(
             records=self._ready.records,
+            model=self._ready.model,
             members=self._members,
             joined=self._up,
             left=self._left,

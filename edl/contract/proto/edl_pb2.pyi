@@ -57,24 +57,28 @@ class Hello(_message.Message):
     def __init__(self, worker: _Optional[int] = ..., version: _Optional[str] = ..., resumes: _Optional[bool] = ...) -> None: ...
 
 class Resume(_message.Message):
-    __slots__ = ("records", "members", "joined", "left", "left_ring")
+    __slots__ = ("records", "members", "joined", "left", "left_ring", "model")
     RECORDS_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     JOINED_FIELD_NUMBER: _ClassVar[int]
     LEFT_FIELD_NUMBER: _ClassVar[int]
     LEFT_RING_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
     records: int
     members: _containers.RepeatedScalarFieldContainer[int]
     joined: bool
     left: bool
     left_ring: LeftRing
-    def __init__(self, records: _Optional[int] = ..., members: _Optional[_Iterable[int]] = ..., joined: _Optional[bool] = ..., left: _Optional[bool] = ..., left_ring: _Optional[_Union[LeftRing, _Mapping]] = ...) -> None: ...
+    model: str
+    def __init__(self, records: _Optional[int] = ..., members: _Optional[_Iterable[int]] = ..., joined: _Optional[bool] = ..., left: _Optional[bool] = ..., left_ring: _Optional[_Union[LeftRing, _Mapping]] = ..., model: _Optional[str] = ...) -> None: ...
 
 class Ready(_message.Message):
-    __slots__ = ("records",)
+    __slots__ = ("records", "model")
     RECORDS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
     records: int
-    def __init__(self, records: _Optional[int] = ...) -> None: ...
+    model: str
+    def __init__(self, records: _Optional[int] = ..., model: _Optional[str] = ...) -> None: ...
 
 class KeyValue(_message.Message):
     __slots__ = ("key", "value")

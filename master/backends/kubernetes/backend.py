@@ -25,6 +25,7 @@ from master.backends.base import Tasks, described
 from master.backends.kubernetes.event_recorder import EventRecorder
 from master.backends.kubernetes.installed import Installed
 from master.backends.kubernetes.labels import Labels
+from master.backends.kubernetes.leader_election import Superseded
 from master.backends.kubernetes.nodes import Nodes
 from master.backends.kubernetes.pod_control import PodCreation, PodDeletion
 from master.backends.kubernetes.pod_template import Identity, digest, excluding, render
@@ -142,6 +143,8 @@ class Kubernetes:
             async with asyncio.timeout(self._api.pace.outage * 3):
                 await self.status.flush()  # which the next master reads, and Events nobody but people
                 await self.events.flush()
+        except Superseded:
+            return  # told when it was seen; the status is the other master's now
         except (TimeoutError, ApiError) as error:
             log.warning(f"the last status could not be written: {error}")
 

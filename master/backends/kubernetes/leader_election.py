@@ -26,6 +26,10 @@ log = structlog.get_logger()
 GROUP = "apis/coordination.k8s.io/v1"
 
 
+class Superseded(ApiError):
+    """Another master acts: what this one would write is the other's to write."""
+
+
 class LeaderElection:
     """One process's time as the master that acts. `lost` is set when another one has taken the Lease; from
     then on no write is made."""
@@ -75,7 +79,8 @@ class LeaderElection:
         """After an outage, before the first write: another master may have taken it since.
 
         Raises:
-            ApiError: it is, or the API is out again.
+            Superseded: one has.
+            ApiError: the API is out again.
         """
         if not self.lost.is_set():
             try:
@@ -84,7 +89,7 @@ class LeaderElection:
                 if error.status != 404:  # who deletes the Lease does not take it
                     raise
         if self.lost.is_set():
-            raise ApiError("write", 0, "", "superseded by another master")
+            raise Superseded("write", 0, "", "superseded by another master")
 
     def _changed(self, lease: Object, vanished: bool) -> None:
         if not vanished:  # else the release was uninstalled
