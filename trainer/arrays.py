@@ -17,6 +17,8 @@ Composite = (tf.RaggedTensor, tf.SparseTensor)
 
 def standard(array: Any) -> Any:
     """As Keras' `fit` would give it to the model: floats in the default precision, text as bytes."""
+    if array is None:
+        return None
     if isinstance(array, Composite):
         return tf.cast(array, keras.config.floatx()) if array.dtype == tf.float64 else array
     array = np.asarray(array)

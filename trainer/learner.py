@@ -181,7 +181,7 @@ class KerasLearner:
     def _trace(self, sample: Batch, others: Sequence[Batch]) -> None:
         self._structure = _tree(sample)
         self._specs = [arrays.spec(leaf) for leaf in _leaves(self._structure)]
-        self._known: set[tuple[Any, ...]] = set()  # types of batches that need no comparison any more
+        self._known: list[tuple[Any, ...]] = []  # types of batches that need no comparison any more
         for batch in (sample, *others):
             self._widen(batch)
         self._layout: _Layout | None = None
@@ -255,7 +255,7 @@ class KerasLearner:
     def _compared(self, batch: Batch) -> list[Any]:
         """The batch's arrays, of types that the graph is for: it is traced anew where it has to be."""
         leaves = _leaves(_tree(batch))
-        if tuple(map(arrays.key, leaves)) not in self._known:
+        if _type(_tree(batch)) not in self._known:
             before, layout = self._specs, self._layout
             self._widen(batch)
             if self._specs != before:
@@ -263,20 +263,17 @@ class KerasLearner:
                     self._trace_gradients(batch)
                 except _NeedsTotals as needs:
                     raise DataError(
-                        f"{batch} has other shapes than the first records, and the loss is a "
-                        "mean over "
-                        "what differs. Let feed() pad all batches alike, or declare Input((None, "
-                        "...)) and use a mask"
+                        f"{_of(batch)} has other shapes than the first records, and the loss is a "
+                        "mean over what "
+                        "differs. Let feed() pad all batches alike, or the first five records differ as well"
                     ) from needs
                 except (ValueError, TypeError, tf.errors.OpError) as error:
-                    raise DataError(
-                        f"{batch} has other shapes than the batches before it, and the model "
-                        "does not take "
-                        f"both: {str(error).strip().splitlines()[0]}"
-                    ) from error
+                    raise DataError(_not_both(batch, error)) from error
                 assert layout is not None and self._layout is not None
                 if layout.key != self._layout.key:
-                    raise ModelError(f"{batch} has other shapes, for which the model trains other variables")
+                    raise ModelError(
+                        f"{_of(batch)} has other shapes, with which the model trains other variables"
+                    )
         return tf.nest.flatten(leaves, expand_composites=True)
 
     def _widen(self, batch: Batch) -> None:
@@ -289,18 +286,18 @@ class KerasLearner:
         names, expected = _names(tree), _names(self._structure)
         if names != expected:
             raise DataError(
-                f"{batch} has the arrays {', '.join(names)}, but the first had "
-                f"{', '.join(expected)}; "
-                "all batches must have the same"
+                f"{_of(batch)} has the arrays {', '.join(names)}, but the first had "
+                f"{', '.join(expected)}; all "
+                "batches must have the same"
             )
         specs, leaves = [], _leaves(tree)
         for name, traced, leaf in zip(names, self._specs, leaves, strict=True):
             wider = arrays.wider(traced, leaf)
             if isinstance(wider, str):
-                raise DataError(f"{batch}: {name} {wider}")
+                raise DataError(f"{_of(batch)}: {name} {wider}")
             specs.append(wider)
         self._specs = specs
-        self._known.add(tuple(map(arrays.key, leaves)))
+        self._known.append(_type(tree))
 
     @contextlib.contextmanager
     def _errors(self, batch: Batch) -> Iterator[None]:
@@ -309,13 +306,15 @@ class KerasLearner:
             try:
                 yield
             except tf.errors.InvalidArgumentError as error:
-                if BROKEN_ASSUMPTION not in str(error):
-                    raise
-                raise ModelError(
-                    f"{batch}: {BROKEN_ASSUMPTION}, as it was in the first records. Let the "
-                    "loss be a mean "
-                    'over records, or use reduction="mean_with_sample_weight" and weights of zero'
-                ) from error
+                if BROKEN_ASSUMPTION in str(error):
+                    raise ModelError(
+                        f"{_of(batch)}: {BROKEN_ASSUMPTION}, as it was in the first records. Let the "
+                        "loss be a mean "
+                        'over records, or use reduction="mean_with_sample_weight" and weights of zero'
+                    ) from error
+                if _type(_tree(batch)) != self._known[0]:
+                    raise DataError(_not_both(batch, error)) from error
+                raise
 
     # --- the graphs
 
@@ -465,8 +464,29 @@ def _state_of(model: keras.Model) -> list[keras.Variable]:
     return [*model.trainable_variables, *moving(model), *model.optimizer.variables]
 
 
+def _of(batch: Batch) -> str:
+    return f"the batch of {batch}"
+
+
+def _not_both(batch: Batch, error: Exception) -> str:
+    lines = [line for line in str(error).splitlines() if line.strip() and "[[" not in line]
+    return (
+        f"{_of(batch)} has other shapes than the batches before it, and the model does not take both: "
+        f"{lines[-1] if lines else type(error).__name__}"
+    )
+
+
 def _tree(batch: Batch) -> Any:
     return batch.x, batch.y, batch.weights
+
+
+def _type(tree: Any) -> tuple[Any, ...]:
+    """Equal for batches that one graph takes without a comparison. Cheap: it is made of each batch."""
+    if isinstance(tree, dict):
+        return ("dict", *((key, _type(tree[key])) for key in sorted(tree)))
+    if isinstance(tree, list | tuple):
+        return ("list", *map(_type, tree))
+    return () if tree is None else arrays.key(tree)
 
 
 def _leaves(tree: Any) -> list[Any]:
