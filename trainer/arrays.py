@@ -12,26 +12,24 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-Composite = (tf.RaggedTensor, tf.SparseTensor)
-
 
 def standard(array: Any) -> Any:
-    """As Keras' `fit` would give it to the model: floats in the default precision, text as bytes."""
+    """As Keras' `fit` would give it to the model: floats in the default precision, text as a tensor."""
     if array is None:
         return None
-    if isinstance(array, Composite):
+    if tf.is_tensor(array):
         return tf.cast(array, keras.config.floatx()) if array.dtype == tf.float64 else array
     array = np.asarray(array)
     if array.dtype == np.float64:
         return array.astype(keras.config.floatx())
-    if array.dtype.kind in "UT":
-        return np.strings.encode(array.astype(str), "utf-8").astype(object)
-    return array.astype(object) if array.dtype.kind == "S" else array
+    if array.dtype.kind == "T":  # NumPy's variable-width strings, which TensorFlow does not know
+        array = array.astype(object)
+    return tf.constant(array) if array.dtype.kind in "USO" else array
 
 
 def tensor(array: Any) -> Any:
     """A standard array as a tensor."""
-    return array if isinstance(array, Composite) else tf.convert_to_tensor(array)
+    return array if tf.is_tensor(array) else tf.convert_to_tensor(array)
 
 
 def key(array: Any) -> tuple[Any, ...]:

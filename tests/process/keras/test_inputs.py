@@ -15,7 +15,10 @@ from edl.contract.shuffle import Order
 from edl.errors import DataError
 from tests.process.keras.models import CLASSES, RECORDS, TAGS, TOKENS, X, Y, dense, plain, sgd, tagger
 from tests.process.keras.rings import Case, Meeting, assert_same, batch, learner_of, ring_step
+from trainer import arrays
+from trainer.export import evaluate
 from trainer.records import Records
+from trainer.user_model import UserModel
 
 K = keras.layers
 WORDS = np.array(["red", "green", "blue"])[CLASSES]
@@ -193,3 +196,24 @@ def test_feed_must_keep_the_number_of_records(feed: Any, words: str) -> None:
     records = Records(in_memory(X, Y), Order(RECORDS, 0, 16, False), feed, "mine")
     with pytest.raises(DataError, match=words):
         records.batch((10, 15))
+
+
+@pytest.mark.filterwarnings("ignore:.*structure of `inputs`")
+@pytest.mark.parametrize(
+    "name", ["StringLookup", "TextVectorization", "FeatureSpace", "ragged", "dicts of inputs and outputs"]
+)
+def test_the_final_evaluation_takes_what_training_takes(name: str) -> None:
+    case = CASES[name]
+    model, (x, y, _) = case.build(), case.data()
+    module = UserModel("mine", case.build, lambda split: None, lambda r: (x_of(r), y_of(r)))
+
+    def x_of(r: Any) -> Any:
+        return keras.tree.map_structure(lambda a: arrays.cut(a, int(r[0][0]), int(r[0][-1]) + 1), x)
+
+    def y_of(r: Any) -> Any:
+        return keras.tree.map_structure(lambda a: a[int(r[0][0]) : int(r[0][-1]) + 1], y)
+
+    got = evaluate(model, module, in_memory(np.arange(RECORDS), np.arange(RECORDS)))
+    given = keras.tree.map_structure(lambda a: arrays.tensor(arrays.standard(a)), (x, y))
+    expected = model.evaluate(tf.data.Dataset.from_tensors(given), verbose=0, return_dict=True)
+    assert got["loss"] == pytest.approx(expected["loss"], rel=1e-5)
