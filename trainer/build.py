@@ -69,6 +69,7 @@ def build(stream: MasterStream) -> Worker:
     )
 
     def export() -> tuple[dict[str, float], str]:
+        learner.finish_training()
         metrics = evaluate(model, module, module.reader("test"))
         return metrics, save(model, Path(stream.output), session.worker) if stream.output else ""
 

@@ -331,31 +331,42 @@ class KerasLearner:
             verdicts = self._findings.verdicts
         return Forward(self.model, _unflatten(self._structure, map(arrays.tensor, leaves)), salt, verdicts)
 
-    def _lay_out(self, forward: Forward, gradients: list[tf.Tensor | None]) -> _Layout:
-        terms, scaled = forward.terms, is_scaled(self.model)
+    def _is_sum(self, forward: Forward) -> bool:
+        """Whether the loss of a batch is the sum of those of its parts, so that nothing is divided."""
+        return forward.terms.all_sums and not forward.more_than_terms and not is_scaled(self.model)
+
+    def _require(self, forward: Forward) -> None:
+        """
+        Raises:
+            _NotTried, _NeedsTotals: what the step of this model takes, and is not there yet.
+        """
+        terms = forward.terms
         counters = [v for v, _, _ in forward.changes if not keras.backend.is_float_dtype(v.dtype)]
         if self._findings is None and (terms.unknown or counters):
             raise _NotTried
-        sums = terms.all_sums and not forward.more_than_terms
-        if not self._totals and (scaled or not (terms.all_means or sums)):
+        exact = terms.all_means or self._is_sum(forward)
+        if not self._totals and (is_scaled(self.model) or not exact):
             raise _NeedsTotals(terms.parts().shape[0])
+
+    def _lay_out(self, forward: Forward, gradients: list[tf.Tensor | None]) -> _Layout:
+        self._require(forward)
         summed = self._findings.summed if self._findings else frozenset()
-        divided = not (scaled or (sums and not self._totals))
+        divided = not (is_scaled(self.model) or (self._is_sum(forward) and not self._totals))
         self._layout = _Layout.of(self.model, forward, gradients, summed, divided)
         return self._layout
 
     def _gradients_graph(self, *arguments: tf.Tensor) -> tf.Tensor:
         *tensors, contribution, salt = arguments
         forward = self._forward(tf.nest.pack_sequence_as(self._specs, tensors, expand_composites=True), salt)
-        records, loss = forward.records, forward.loss
-        scaled = is_scaled(self.model)
+        self._require(forward)
+        records, loss, scaled = forward.records, forward.loss, is_scaled(self.model)
         with forward.tape:
             if self._totals:
                 assert self._inner_sum is not None, "this model needs a ring inside its steps"
                 totals = self._inner_sum(forward.terms.parts())
                 loss = forward.terms.corrected(loss, totals)
             # The loss is weighted before it is differentiated: one product instead of one for each variable.
-            told = loss if forward.terms.all_sums and not self._totals else loss * records
+            told = loss if self._is_sum(forward) and not self._totals else loss * records
             # In 16 bits too large a number is lost: nothing larger than what Keras has for the whole batch.
             weighted = self.model.optimizer.scale_loss(loss * (records / totals[0]) if scaled else told)
         gradients = forward.gradients(weighted)
