@@ -14,6 +14,8 @@ import keras
 import tensorflow as tf
 
 from edl.errors import ModelError
+from trainer.batch_norm import synchronized
+from trainer.inner_sum import InnerSum
 from trainer.loss_terms import Terms, Verdict
 from trainer.model_support import computes_its_own_loss, is_plain, moving, output
 
@@ -25,17 +27,30 @@ class Forward:
         tree: features, labels and weights, as tensors.
         salt: is added to all seeds, int64 [2].
         verdicts: on terms of the loss that do not show what they are; None before there are any.
+        ring: for layers whose statistics are those of the whole batch; None: they are those of the records.
+        alive: whether the records count in it.
     """
 
     def __init__(
-        self, model: keras.Model, tree: Any, salt: tf.Tensor, verdicts: Sequence[Verdict] | None = None
+        self,
+        model: keras.Model,
+        tree: Any,
+        salt: tf.Tensor,
+        verdicts: Sequence[Verdict] | None = None,
+        ring: InnerSum | None = None,
+        alive: Any = True,
     ):
         x, y, weights = tree
         self._model = model
         self.records = tf.cast(_count(x), tf.float32)
         self.terms = Terms(self.records, is_plain(model), verdicts)
         self.tape = tf.GradientTape(watch_accessed_variables=False)  # to be opened again for what follows
-        with self.tape, _Scope(self.tape, model, salt) as self._scope, self.terms.noted():
+        with (
+            self.tape,
+            _Scope(self.tape, model, salt) as self._scope,
+            self.terms.noted(),
+            synchronized(ring, alive),
+        ):
             self.y_pred = output(model, x, training=True)
             loss = model._compute_loss(x=x, y=y, y_pred=self.y_pred, sample_weight=weights, training=True)
             # Whether the loss has parts that are no terms: weight decay by regularizers, a sum made by hand.

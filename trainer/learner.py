@@ -32,6 +32,7 @@ import tensorflow as tf
 from edl.errors import DataError, ModelError
 from trainer import arrays, control
 from trainer.data import Batch
+from trainer.batch_norm import is_synchronized
 from trainer.exactness import Findings, Trial, tried
 from trainer.fingerprint import fingerprint
 from trainer.forward import Forward
@@ -108,7 +109,8 @@ class KerasLearner:
         tensors = self._compared(batch)
         salt = np.array([step, rank], np.int64) * _SALTS % _SEEDS
         with self._errors(batch):
-            return self._gradients(*tensors, contribution, salt)
+            alive = (True,) if self._synchronized else ()
+            return self._gradients(*tensors, contribution, salt, *alive)
 
     def nothing(self, contribution: np.ndarray) -> tf.Tensor:
         """The part of a rank that has no batch: weight zero.
@@ -116,7 +118,10 @@ class KerasLearner:
         Raises:
             RingBroken: in a sum inside the step.
         """
-        if self._totals and self._inner_sum:  # it takes part in every sum
+        if self._inner_sum is not None and self._synchronized:  # it takes part in every sum
+            with self._inner_sum.ring_errors():
+                return self._gradients(*self._sample, contribution, np.zeros(2, np.int64), False)
+        if self._inner_sum is not None and self._totals:
             self._inner_sum(tf.zeros([self._totals]))
         return self._nothing(contribution)
 
@@ -185,6 +190,8 @@ class KerasLearner:
         for batch in (sample, *others):
             self._widen(batch)
         self._layout: _Layout | None = None
+        self._synchronized = is_synchronized(self.model)
+        self._sample = tf.nest.flatten(_leaves(self._structure), expand_composites=True)
         self._totals = 0  # floats that a step sums before its gradients
         self._findings: Findings | None = None  # of a trial, where one was needed
         if not is_plain(self.model):
@@ -207,7 +214,9 @@ class KerasLearner:
             *tf.nest.flatten(self._specs, expand_composites=True),
             tf.TensorSpec([None], tf.float32),
             tf.TensorSpec([2], tf.int64),
-            jit=bool(self.model.jit_compile) and not self._totals,  # XLA cannot wait for a ring
+            *([tf.TensorSpec([], tf.bool)] if self._synchronized else []),
+            # XLA cannot wait for a ring.
+            jit=bool(self.model.jit_compile) and not self._totals and not self._synchronized,
         )
         if self.model.run_eagerly:  # nothing was traced: the layout is found by a step that is no ring's
             forward = self._forward(_leaves(_tree(batch)), tf.zeros([2], tf.int64))
@@ -325,11 +334,17 @@ class KerasLearner:
         return self._layout.length
 
     def _forward(
-        self, leaves: list[Any], salt: tf.Tensor, verdicts: Sequence[Verdict] | None = None
+        self,
+        leaves: list[Any],
+        salt: tf.Tensor,
+        verdicts: Sequence[Verdict] | None = None,
+        ring: InnerSum | None = None,
+        alive: Any = True,
     ) -> Forward:
         if verdicts is None and self._findings is not None:
             verdicts = self._findings.verdicts
-        return Forward(self.model, _unflatten(self._structure, map(arrays.tensor, leaves)), salt, verdicts)
+        tree = _unflatten(self._structure, map(arrays.tensor, leaves))
+        return Forward(self.model, tree, salt, verdicts, ring, alive)
 
     def _is_sum(self, forward: Forward) -> bool:
         """Whether the loss of a batch is the sum of those of its parts, so that nothing is divided."""
@@ -356,19 +371,25 @@ class KerasLearner:
         return self._layout
 
     def _gradients_graph(self, *arguments: tf.Tensor) -> tf.Tensor:
+        # A rank without records takes part with others' where layers sum over the ring; they do not count then.
+        *arguments, alive = arguments if self._synchronized else (*arguments, None)
         *tensors, contribution, salt = arguments
-        forward = self._forward(tf.nest.pack_sequence_as(self._specs, tensors, expand_composites=True), salt)
+        ring = self._inner_sum if self._synchronized else None
+        leaves = tf.nest.pack_sequence_as(self._specs, tensors, expand_composites=True)
+        forward = self._forward(leaves, salt, ring=ring, alive=alive)
         self._require(forward)
         records, loss, scaled = forward.records, forward.loss, is_scaled(self.model)
         with forward.tape:
             if self._totals:
                 assert self._inner_sum is not None, "this model needs a ring inside its steps"
-                totals = self._inner_sum(forward.terms.parts())
+                parts = forward.terms.parts()
+                totals = self._inner_sum(parts if alive is None else tf.where(alive, parts, 0))
                 loss = forward.terms.corrected(loss, totals)
             # The loss is weighted before it is differentiated: one product instead of one for each variable.
             told = loss if self._is_sum(forward) and not self._totals else loss * records
             # In 16 bits too large a number is lost: nothing larger than what Keras has for the whole batch.
             weighted = self.model.optimizer.scale_loss(loss * (records / totals[0]) if scaled else told)
+            weighted = weighted if alive is None else tf.where(alive, weighted, 0)
         gradients = forward.gradients(weighted)
         layout = self._lay_out(forward, gradients)
         after = {id(v): (before, value) for v, before, value in forward.changes}
@@ -383,7 +404,11 @@ class KerasLearner:
             # A sum is finite when all of its parts are (or so large that they are as bad): one cheap pass.
             finite = tf.math.is_finite(weighted + tf.add_n([tf.reduce_sum(part) for part in parts]))
         ours = tf.stack([records, told, contribution[control.LEAVE], 1.0 - tf.cast(finite, tf.float32)])
-        return tf.concat([*parts, ours, contribution[control.IDLE :]], 0)
+        vector = tf.concat([*parts, ours], 0)
+        if alive is not None:
+            mask = tf.one_hot(self.length + control.LEAVE, tf.shape(vector)[0])
+            vector = tf.where(alive, vector, mask * contribution[control.LEAVE])
+        return tf.concat([vector, contribution[control.IDLE :]], 0)
 
     def _update_graph(self, vector: tf.Tensor) -> None:
         layout, model = self._layout, self.model

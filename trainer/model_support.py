@@ -8,6 +8,8 @@ import keras
 
 from edl.errors import ModelError
 
+# Operations of keras.ops that a functional model may have and that take each value by itself.
+BY_VALUE = frozenset({"Add", "Multiply", "NotEqual", "Subtract"})
 # Of fit(); a model that has its own is trained by it and not by the ring.
 LOOP = ("fit", "train_on_batch", "make_train_function", "_make_function")
 
@@ -113,7 +115,7 @@ def is_plain(model: keras.Model) -> bool:
         and all(of_keras(loss) for loss in losses)
         and not any(isinstance(layer, keras.layers.Lambda) for layer in layers)
         and all(of_keras(layer) for layer in layers)
-        and all(isinstance(op, keras.layers.Layer) for op in operations)
+        and all(isinstance(op, keras.layers.Layer) or type(op).__name__ in BY_VALUE for op in operations)
     )
 
 

@@ -48,23 +48,21 @@ class Meeting:
 
     def __init__(self) -> None:
         self.size = 1
-        self.sums = 0  # made so far
+        self.totals: list[np.ndarray] = []  # of all meetings
         self._here: list[np.ndarray] = []
         self._changed = threading.Condition()
 
     def reduce(self, vector: Any) -> np.ndarray:
         with self._changed:
-            mine = self.sums
-            if mine == self.sums and not self._here:
-                self._total = None
+            mine = len(self.totals)
             self._here.append(np.array(vector, np.float32))
             if len(self._here) == self.size:
-                self._total = np.sum(self._here, axis=0)
-                self._here, self.sums = [], self.sums + 1
+                self.totals.append(np.sum(self._here, axis=0))
+                self._here = []
                 self._changed.notify_all()
-            self._changed.wait_for(lambda: self.sums > mine, timeout=30)
-            assert self.sums > mine, "not all ranks have met"
-            return self._total  # of this meeting: the next one needs all of us
+            met = self._changed.wait_for(lambda: len(self.totals) > mine, timeout=30)
+            assert met, "not all ranks have met"
+            return self.totals[mine]
 
 
 def batch(case: Case, start: int, stop: int) -> Batch:

@@ -10,7 +10,7 @@ import pytest
 from keras import ops
 
 from edl.errors import ModelError
-from tests.process.keras.models import X, Y, dense, plain, sgd
+from tests.process.keras.models import X, Y, dense, plain, sgd, tagged
 from tests.process.keras.rings import Case, Meeting, assert_same, batch, learner_of, parts_of, ring_step
 
 K = keras.layers
@@ -148,3 +148,47 @@ def test_what_is_not_finite_is_flagged() -> None:
     told = control.write(0, 1, (0, 12), leave=False)
     assert learner.agreed(learner.gradients(batch(case, 0, 12), told, 0, 0)).nonfinite
     assert learner.digest() == before
+
+
+def normalized(layers: int = 2, optimizer: Any = None) -> keras.Model:
+    """Normalized over the whole batch, with records of very unlike size."""
+    keras.utils.set_random_seed(3)
+    x = inputs = keras.Input((4,))
+    for _ in range(layers):
+        x = K.Dense(5, activation="tanh")(K.BatchNormalization(synchronized=True, momentum=0.5)(x))
+    model = keras.Model(inputs, K.Dense(2)(x))
+    model.compile(optimizer or sgd(), "mse")
+    return model
+
+
+def convolved() -> keras.Model:
+    keras.utils.set_random_seed(3)
+    inputs = keras.Input((4, 3, 2))
+    x = K.Conv2D(3, 2)(inputs)
+    x = K.BatchNormalization(axis=1, synchronized=True)(x)
+    model = keras.Model(inputs, K.Dense(2)(K.Flatten()(x)))
+    model.compile(sgd(), "mse")
+    return model
+
+
+def masked_norm() -> keras.Model:
+    keras.utils.set_random_seed(3)
+    inputs = keras.Input((None,), dtype="int32")
+    x = K.BatchNormalization(synchronized=True)(K.Embedding(9, 5, mask_zero=True)(inputs))
+    model = keras.Model(inputs, K.Dense(3)(x))
+    model.compile(sgd(), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+IMAGES = np.random.default_rng(1).normal(size=(30, 4, 3, 2)).astype("f4")
+SYNCHRONIZED = {
+    "two layers": Case(normalized, plain, tolerance=2e-6),
+    "far from zero": Case(lambda: normalized(1), lambda: (X * 0.1 + 3, Y, None), tolerance=1e-5),
+    "channels first": Case(convolved, lambda: (IMAGES, Y, None), tolerance=2e-6),
+    "masked": Case(masked_norm, tagged, tolerance=2e-6),
+}
+
+
+@pytest.mark.parametrize("name", SYNCHRONIZED)
+def test_synchronized_batch_normalization_normalizes_by_the_whole_batch(name: str) -> None:
+    assert_same(SYNCHRONIZED[name])
