@@ -17,6 +17,7 @@ setup(
     install_requires=[
         "aiohttp>=3.13",
         "grpcio>=1.85",
+        "httpx2>=2.16",
         "lightkube>=1.0.1",
         "prometheus-client>=0.26",
         "protobuf>=7.36",
@@ -26,6 +27,7 @@ setup(
         "rich>=15",
         "structlog>=26",
         "typer>=0.29",
+        "typing-extensions>=4.16",
     ],
     extras_require={
         "worker": [

@@ -3,6 +3,7 @@
 It shares no code with the master. From the events and effects as they were written it keeps
 its own books, and checks at every line:
 
+- the line is as it was written: the chain of hashes holds (`edl.contract.journals`);
 - a lease is granted only for positions that are open, not applied, and nobody else's;
 - the applied set only grows, from ring to ring, unless all state was lost and it starts anew;
 - at the end it covers every epoch, and the order of each epoch names every record once.
@@ -12,16 +13,17 @@ Where a master has taken over from another one, the books go on over both journa
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from edl.contract import artifacts
+from edl.contract.journals import JournalDamaged, JournalReader
 from edl.contract.ranges import RangeSet
 from edl.contract.shuffle import Order
 from edl.errors import EdlError
+from edl.text import one_line
 
 
 class AuditFailed(EdlError):
@@ -33,31 +35,40 @@ def audit(output: Path) -> str:
 
     Raises:
         AuditFailed: names the first record or line that is wrong.
-        EdlError: there is no journal to read.
+        EdlError: there is no journal to read, or it is damaged: names the file and the line.
     """
-    try:
-        journals = [(p.name, p.read_text(encoding="utf-8").splitlines()) for p in artifacts.journals(output)]
-        summary = json.loads((output / artifacts.SUMMARY).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise EdlError(
-            f"{output}: cannot audit: {error.filename}: {error.strerror} (has the job ended?)"
-        ) from error
-    for name, lines in journals:
-        if (version := json.loads(lines[0]).get("version")) != artifacts.JOURNAL_VERSION:
-            raise EdlError(
-                f"{output / name}: the journal has version {version}, this edl reads version "
-                f"{artifacts.JOURNAL_VERSION}; use the version of edl that wrote it"
-            )
-    books = _Books(json.loads(journals[-1][1][0])["values"])
-    for name, lines in journals:
+    summary = artifacts.read_summary(output)
+    readers = [JournalReader(path) for path in artifacts.journals(output)]
+    books = _books(readers[-1])
+    for before, reader in zip([None, *readers], readers, strict=False):
+        if reader.head["after"] != (before.link.chain if before else ""):
+            raise JournalDamaged(reader.path, 1, "does not go on from the end of the journal before it")
         books.held = {}  # a new master leaves it open who holds what
-        for number, line in enumerate(lines[1:], 2):
+        for number, entry in reader:
             try:
-                entry = json.loads(line)
-            except ValueError:
-                break  # a half-written last line
-            books.note(entry, f"{name}, line {number}")
-    return books.close(summary)
+                books.note(entry, f"{reader.path}: line {number}")
+            except (LookupError, TypeError, ValueError, AttributeError, AssertionError) as error:
+                raise JournalDamaged(
+                    reader.path, number, f"not what a master writes ({type(error).__name__}: {error})"
+                ) from error
+    last = readers[-1]
+    last.check_end(summary)
+    try:
+        verdict = books.close(summary)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise EdlError(
+            f"{output / artifacts.SUMMARY}: not what a master writes ({type(error).__name__}: {error})"
+        ) from error
+    return f"{verdict}; the journal ends with {last.link.chain}"
+
+
+def _books(journal: JournalReader) -> _Books:
+    try:
+        return _Books(journal.head["values"])
+    except (LookupError, TypeError, ValueError) as error:
+        raise JournalDamaged(
+            journal.path, 1, f"not the values of a job ({type(error).__name__}: {error})"
+        ) from error
 
 
 class _Books:
@@ -132,7 +143,8 @@ class _Books:
         if granted.minus(taken) != granted:
             raise AuditFailed(f"{where}: [{lease[0]}, {lease[1]}) is granted, but is applied or held already")
         assert self.size is not None
-        done = next((e for e in range(self.epochs) if not self.applied.covers(0, (e + 1) * self.size)), 0)
+        begun = next(iter(self.applied), (0, 0))  # the epochs up to here are whole
+        done = begun[1] // self.size if self.size and begun[0] == 0 else 0
         if lease[1] > (done + 1) * self.size:
             raise AuditFailed(f"{where}: [{lease[0]}, {lease[1]}) is granted before its epoch is open")
         self.held[worker] = self.held.get(worker, RangeSet()).union(granted)
@@ -146,7 +158,7 @@ class _Books:
     def close(self, summary: dict[str, Any]) -> str:
         if self.size is None:
             raise AuditFailed(
-                f"no record was trained on: the job ended {summary['phase']}: {summary['reason']}"
+                f"no record was trained on: the job ended {summary['phase']}: {one_line(summary['reason'])}"
             )
         size = self.size
         missing = RangeSet.of([(0, size * self.epochs)]).minus(self.applied)

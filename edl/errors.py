@@ -3,6 +3,7 @@
     EdlError
     ├── ConfigError         a value, a values file, or a flag is wrong
     ├── ModelError          a user's model cannot be trained this way
+    ├── UserCodeError       the code of a user's model raises, before the first step
     ├── DataError           a record, a file, or a reader is not what it should be
     ├── MasterUnavailable   the job's master does not answer
     └── Unauthenticated     the job's master does not accept the token
@@ -21,6 +22,10 @@ class ConfigError(EdlError):
 
 class ModelError(EdlError):
     """A user's model cannot be trained this way."""
+
+
+class UserCodeError(EdlError):
+    """The code of a user's model raises where nothing can go on; its traceback is worth reading."""
 
 
 class DataError(EdlError):

@@ -16,10 +16,14 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from edl import full_disk
+from edl.config.address import Address
 from edl.contract import artifacts
 from edl.contract.exit_codes import MasterExit
 from edl.contract.ids import RunId
+from edl.contract.workers import WORKER_ENVIRONMENT
 from edl.errors import EdlError
+from edl.text import plain
 from master import journal
 from master.backends.base import Backend
 from master.backends.external import External
@@ -34,40 +38,49 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="edl master", description=__doc__)
     parser.add_argument("--values", type=Path, help="the job's merged values, as JSON")
     parser.add_argument("--output", required=True, type=Path)
-    parser.add_argument("--listen", default="127.0.0.1:0", metavar="HOST:PORT")
     parser.add_argument(
-        "--metrics", default="0.0.0.0:8501", metavar="HOST:PORT", help="of --backend kubernetes"
+        "--salvage", type=Path, help="where the model is saved when --output cannot be written"
     )
+    parser.add_argument("--listen", default="127.0.0.1:0", metavar="HOST:PORT")
+    parser.add_argument("--attached", action="store_true", help="end the job when standard input ends")
+    parser.add_argument("--metrics", default="[::]:8501", metavar="HOST:PORT", help="of --backend kubernetes")
     parser.add_argument("--backend", choices=("processes", "external", "kubernetes"), default="processes")
     args = parser.parse_args(argv)
+    full_disk.outlive()
     try:
+        Address.parse(args.listen, "--listen")
         if args.backend == "kubernetes":
+            Address.parse(args.metrics, "--metrics")
             log_at("info")
             return asyncio.run(_kubernetes(args.output, args.listen, args.metrics))
         if args.values is None:
             parser.error("--values is required with this --backend")
         spec = JobSpec.parse(json.loads(args.values.read_text(encoding="utf-8")))
         log_at(spec.config.log_level)
-        start = _by_hand if args.backend == "external" else _processes
-        return asyncio.run(start(spec, args.output, args.listen))
+        if args.backend == "external":
+            return asyncio.run(_by_hand(spec, args.output, args.listen, args.salvage))
+        return asyncio.run(_processes(spec, args.output, args.listen, args.salvage, args.attached))
     except (EdlError, OSError, RuntimeError) as error:
-        print(f"edl master: {error}", file=sys.stderr)
+        print(f"edl master: {plain(str(error))}", file=sys.stderr)
         return MasterExit.NOT_STARTED
 
 
-async def _processes(spec: JobSpec, output: Path, listen: str) -> int:
+async def _processes(spec: JobSpec, output: Path, listen: str, salvage: Path | None, attached: bool) -> int:
     master, token = Master(spec, RunId(secrets.token_hex(8))), token_for(output)
     _on_signals(lambda name: master.stop(f"the master got {name}"))
-    await serve(master, output, listen, token, processes(master, output, token), workers_stay=False)
+    if attached:
+        _on_end_of_input(lambda: master.stop("`edl run` was ended"))
+    backend = processes(master, output, token)
+    await serve(master, output, listen, token, backend, workers_stay=False, salvage=salvage)
     return MasterExit.SUCCEEDED if master.succeeded else MasterExit.NOT_SUCCEEDED
 
 
-async def _by_hand(spec: JobSpec, output: Path, listen: str) -> int:
+async def _by_hand(spec: JobSpec, output: Path, listen: str, salvage: Path | None) -> int:
     known = journal.unfinished(output, spec)  # in a directory whose master was killed, this one goes on
     run_id, adopted = known if known is not None else (RunId(secrets.token_hex(8)), None)
     master = Master(spec, run_id, adopted=adopted)
     _on_signals(lambda name: master.stop(f"the master got {name}"))
-    await serve(master, output, listen, token_for(output), partial(External, master.emit))
+    await serve(master, output, listen, token_for(output), partial(External, master.emit), salvage=salvage)
     return MasterExit.SUCCEEDED if master.succeeded else MasterExit.NOT_SUCCEEDED
 
 
@@ -85,7 +98,8 @@ def processes(master: Master, output: Path, token: str) -> Callable[[str], Backe
 
     def backend(address: str) -> Backend:
         environment = {
-            **os.environ, "PYTHONUNBUFFERED": "1", "EDL_TOKEN": token, "EDL_RUN_ID": master.run_id,
+            **os.environ, **WORKER_ENVIRONMENT, "PYTHONUNBUFFERED": "1",
+            "EDL_TOKEN": token, "EDL_RUN_ID": master.run_id,
         }  # fmt: skip
         environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
         arguments = ["--master", address]
@@ -102,6 +116,19 @@ def _on_signals(act: Callable[[str], object]) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, act, number.name)
+
+
+def _on_end_of_input(act: Callable[[], object]) -> None:
+    """Have `act` called when standard input ends: a pipe whose other end only the process has that
+    has started this one. It ends with that process, also when it is killed."""
+    loop = asyncio.get_running_loop()
+
+    def read() -> None:
+        if not os.read(0, 4096):
+            loop.remove_reader(0)
+            act()
+
+    loop.add_reader(0, read)
 
 
 if __name__ == "__main__":

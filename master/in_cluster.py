@@ -127,7 +127,7 @@ class ReleaseMaster:
     def __init__(self, output: Path, listen: str, metrics: str):
         self._output, self._listen, self._metrics_address = output, listen, metrics
         self._place = Place.from_environment()
-        self._api = Api(Timing())
+        self._api = Api(Timing.from_environment())
         self._election = LeaderElection(self._api, self._place)
         self._leaving = asyncio.Event()
         self._master: Master | None = None

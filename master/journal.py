@@ -2,26 +2,32 @@
 
 A line holds the time, the event, and the effects. `replay` feeds the events through a new
 core; that the effects come out the same is how a journal proves itself. `unfinished` is what a
-new master learns from the journal of an earlier one that was killed.
+new master learns from the journal of an earlier one that was killed. The format of the file is in
+`edl.contract.journals`.
 """
 
 from __future__ import annotations
 
-import json
+import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from edl.config import Config
 from edl.contract import artifacts
 from edl.contract.ids import RunId
+from edl.contract.journals import JournalDamaged, JournalReader, Link, head, head_of, last_chain
 from edl.contract.phases import WorkerState
 from edl.errors import ConfigError, EdlError
+from edl.full_disk import PASSING
 from master.core import events as ev
 from master.core.job import Job
 from master.spec import JobSpec
+
+MOST_WAITING = 64 << 20  # bytes; some hours of a large job
 
 _EVENTS = {cls.__name__: TypeAdapter(cls) for cls in ev.Event.__args__}
 _EFFECTS = {cls.__name__: TypeAdapter(cls) for cls in ev.Effect.__args__}
@@ -29,86 +35,128 @@ _EFFECTS = {cls.__name__: TypeAdapter(cls) for cls in ev.Effect.__args__}
 
 class Journal:
     """An open journal. Lines are flushed as they are written: a killed master leaves no half line
-    but the last. The journal of an earlier master of the same run is kept under another name."""
+    but the last. The journal of an earlier master of the same run is kept under another name.
+
+    When the disk is full, `trouble` says so, and what could not be written waits in memory for room.
+    """
 
     def __init__(self, path: Path, run_id: str, values: dict[str, Any]):
         *earlier, last = artifacts.journals(path.parent)
-        if last.exists() and _head(last)["run_id"] == run_id:
-            last.rename(path.with_name(f"events.{len(earlier) + 1}.jsonl"))
-        else:
+        before = _run_of(last)
+        if before == run_id:
+            earlier.append(last.rename(path.with_name(f"events.{len(earlier) + 1}.jsonl")))
+        elif before or not earlier or _run_of(earlier[-1]) != run_id:
             for old in earlier:
                 old.unlink()
-        self._file: IO[str] = open(path, "w", encoding="utf-8", buffering=1)
-        self._line(
-            {"journal": "edl", "version": artifacts.JOURNAL_VERSION, "run_id": run_id, "values": values}
-        )
+            earlier = []
+        after = last_chain(earlier[-1]) if earlier else ""
+        self.link = Link(0, after)  # how far it is written
+        self.trouble = ""  # why it cannot be written; empty while it can
+        self._path, self._waiting = path, bytearray()
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        self._line(head(run_id, values, after))
 
     def write(self, now: float, event: ev.Event, effects: list[ev.Effect]) -> None:
-        self._line({"now": now, "event": _dump(event), "effects": [_dump(e) for e in effects]})
+        """Note an event. A journal for which there was no room for too long ends early."""
+        if len(self._waiting) < MOST_WAITING:
+            self._line({"now": now, "event": _dump(event), "effects": [_dump(e) for e in effects]})
+        else:
+            self._flush()
 
     def close(self) -> None:
-        self._file.close()
+        self._flush()
+        os.close(self._file)
+
+    def rescue(self, directory: Path) -> None:
+        """Write all of it, what waits for room too, into another directory.
+
+        Raises:
+            OSError: that is full as well.
+        """
+        copy = directory / self._path.name
+        shutil.copyfile(self._path, copy)
+        with open(copy, "ab") as file:
+            file.write(self._waiting)
 
     def _line(self, value: dict[str, Any]) -> None:
-        self._file.write(json.dumps(value) + "\n")
+        self.link, line = self.link.seal(value)
+        self._waiting += line.encode()
+        self._flush()
+
+    def _flush(self) -> None:
+        try:
+            while self._waiting:
+                del self._waiting[: os.write(self._file, self._waiting)]
+            self.trouble = ""
+        except OSError as error:
+            if error.errno not in PASSING:
+                raise
+            self.trouble = f"{self._path}: {error.strerror}; it is kept in memory until there is room"
 
 
-def read(path: Path) -> tuple[dict[str, Any], Iterator[tuple[float, ev.Event, list[Any]]]]:
-    """The head of a journal, and its lines as (now, event, effects as written).
+def read(path: Path) -> tuple[JournalReader, Iterator[tuple[float, ev.Event, list[Any]]]]:
+    """A journal's reader, with its head, and its lines as (now, event, effects as written).
 
     Raises:
-        EdlError: the file is not a journal, or one of another version of edl.
+        EdlError: the file is not a journal, one of another version of edl, or damaged.
     """
-    head = _head(path)
-    if head["version"] != artifacts.JOURNAL_VERSION:
-        raise EdlError(
-            f"{path}: the journal has version {head['version']}, this edl reads version "
-            f"{artifacts.JOURNAL_VERSION}; use the version of edl that wrote it"
-        )
+    reader = JournalReader(path)
 
     def entries() -> Iterator[tuple[float, ev.Event, list[Any]]]:
-        with open(path, encoding="utf-8") as lines:
-            next(lines)
-            for number, line in enumerate(lines, 2):
-                try:
-                    entry = json.loads(line)
-                except ValueError as error:
-                    if line.endswith("\n"):
-                        raise EdlError(f"{path}: line {number} is not JSON") from error
-                    return  # the master was killed while it wrote the last line
-                yield entry["now"], _load(entry["event"]), entry["effects"]
+        for number, entry in reader:
+            try:
+                yield float(entry["now"]), _load(entry["event"]), entry["effects"]
+            except (KeyError, TypeError, ValueError) as error:
+                raise JournalDamaged(path, number, f"not an event of edl ({_brief(error)})") from error
 
-    return head, entries()
-
-
-def _head(path: Path) -> dict[str, Any]:
-    """The first line of a journal of any version.
-
-    Raises:
-        EdlError: the file is not a journal.
-    """
-    with open(path, encoding="utf-8") as lines:
-        head = json.loads(lines.readline() or "{}")
-    if head.get("journal") != "edl":
-        raise EdlError(f"{path}: not a journal of edl")
-    return dict(head)
+    return reader, entries()
 
 
 def replay(path: Path, config: Config) -> Job:
     """A new job that has seen all events of the journal.
 
     Raises:
-        EdlError: the core decides otherwise than it did; the text names the first line.
+        EdlError: the journal is damaged, or the core decides otherwise than it did; the text names the
+            first line.
     """
-    _, entries = read(path)
+    return _replayed(*read(path), config)
+
+
+def _replayed(
+    reader: JournalReader, entries: Iterator[tuple[float, ev.Event, list[Any]]], config: Config
+) -> Job:
     job = Job(config)
-    for number, (now, event, written) in enumerate(entries, 2):
-        effects = [_dump(e) for e in job.handle(event, now)]
+    for now, event, written in entries:
+        try:
+            effects = [_dump(e) for e in job.handle(event, now)]
+        except Exception as error:  # of events in an order in which no job could have had them
+            raise JournalDamaged(
+                reader.path, reader.link.lines, f"the core cannot take this event ({_brief(error)})"
+            ) from error
         if effects != written:
-            raise EdlError(
-                f"{path}: line {number}: the core now decides {effects}, the journal says {written}"
+            raise JournalDamaged(
+                reader.path,
+                reader.link.lines,
+                f"the core now decides {_cut(effects)}, the journal says {_cut(written)}",
             )
     return job
+
+
+def replayed(output: Path, summary: dict[str, Any]) -> tuple[RunId, Job]:
+    """The run and the end of the job in an output directory, by its journal and nothing else.
+
+    Raises:
+        EdlError: the journal is damaged or not whole, or the core decides otherwise than it did.
+    """
+    reader, entries = read(output / artifacts.JOURNAL)
+    try:
+        config = JobSpec.parse(reader.head["values"]).config
+    except ConfigError as error:
+        wrong = "; ".join(str(error).splitlines())
+        raise JournalDamaged(reader.path, 1, f"its values are invalid: {wrong}") from error
+    job = _replayed(reader, entries, config)
+    reader.check_end(summary)
+    return RunId(reader.head["run_id"]), job
 
 
 def unfinished(output: Path, spec: JobSpec) -> tuple[RunId, ev.Adopted] | None:
@@ -122,18 +170,30 @@ def unfinished(output: Path, spec: JobSpec) -> tuple[RunId, ev.Adopted] | None:
     path = output / artifacts.JOURNAL
     if not path.exists():
         return None
-    head, _ = read(path)
-    earlier = JobSpec.parse(head["values"])
+    reader, entries = read(path)
+    earlier = JobSpec.parse(reader.head["values"])
     if changes := earlier.frozen_changes(spec):
         raise ConfigError(
             f"{output}: its job has other values of {', '.join(changes)}, which a running job keeps; "
             f"choose another --output for a new job"
         )
-    job = replay(path, earlier.config)
+    job = _replayed(reader, entries, earlier.config)
     if job.ended:
         raise EdlError(f"{output}: its job has ended: {job.phase}")
     workers = tuple((w.id, w.handle or "external") for w in job.pool if w.state != WorkerState.PENDING)
-    return RunId(head["run_id"]), ev.Adopted(workers, job.pool.next_id)
+    return RunId(reader.head["run_id"]), ev.Adopted(workers, job.pool.next_id)
+
+
+def _run_of(path: Path) -> str:
+    """Whose journal it is; empty if there is none, or a master was killed before it had written the head.
+
+    Raises:
+        EdlError: the file is something else.
+    """
+    try:
+        return str(head_of(path)["run_id"])
+    except JournalDamaged:
+        return ""
 
 
 def _dump(value: Any) -> dict[str, Any]:
@@ -143,5 +203,18 @@ def _dump(value: Any) -> dict[str, Any]:
 
 
 def _load(value: dict[str, Any]) -> Any:
-    name = value.pop("type")
-    return _EVENTS[name].validate_python(value)
+    fields = dict(value)
+    return _EVENTS[fields.pop("type")].validate_python(fields)
+
+
+def _brief(error: Exception) -> str:
+    """An error in one line: pydantic's has one for each field."""
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    return f"{type(error).__name__}: {error}".partition("\n")[0]
+
+
+def _cut(effects: list[Any]) -> str:
+    text = str(effects)
+    return text if len(text) <= 400 else f"{text[:400]}..."

@@ -55,6 +55,7 @@ class Master:
         self.job = Job(spec.config)
         self.inbox: asyncio.Queue[ev.Event] = asyncio.Queue()
         self.abandoned = False
+        self._journal_trouble = ""  # as the core knows it
         self.news: list[dict[str, Any]] = []
         if adopted is not None:  # before any of its workers can speak
             self.emit(adopted)
@@ -90,6 +91,9 @@ class Master:
             now = loop.time()
             effects = self.job.handle(event, now)
             journal.write(now, event, effects)
+            if journal.trouble != self._journal_trouble:
+                self._journal_trouble = journal.trouble
+                self.emit(ev.Degraded("the journal", journal.trouble))
             self.note_news([e for e in effects if isinstance(e, ev.Notice)], now)
             for effect in effects:
                 server.perform(effect)

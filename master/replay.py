@@ -8,27 +8,27 @@ from pathlib import Path
 
 from edl.contract import artifacts
 from edl.errors import EdlError
+from edl.text import plain
 from master import journal
 from master.core import view
-from master.spec import JobSpec
+
+# What the core does not know of: messages that are refused at the door, and the journal itself.
+OUTSIDE = ("foreign_messages", "journal")
 
 
 def main(directory: str) -> int:
     output = Path(directory)
     try:
-        head, _ = journal.read(output / artifacts.JOURNAL)
-        job = journal.replay(output / artifacts.JOURNAL, JobSpec.parse(head["values"]).config)
-        summary = {"run_id": head["run_id"], **view.summary(job)}
-        kept = json.loads((output / artifacts.SUMMARY).read_text(encoding="utf-8"))
-        kept.pop("foreign_messages", None)  # refused at the door, so the core does not know of them
-    except (EdlError, OSError) as error:
-        print(f"edl replay: {error}", file=sys.stderr)
+        kept = artifacts.read_summary(output)
+        run_id, job = journal.replayed(output, kept)
+    except EdlError as error:
+        print(f"edl replay: {plain(str(error))}", file=sys.stderr)
         return 1
-    differing = [key for key in kept if kept[key] != json.loads(json.dumps(summary)).get(key)]
+    summary = json.loads(json.dumps({"run_id": run_id, **view.summary(job)}))
+    differing = [key for key in kept if key not in OUTSIDE and kept[key] != summary.get(key)]
     if differing:
-        print(
-            f"edl replay: the end differs from {artifacts.SUMMARY} in {', '.join(differing)}", file=sys.stderr
-        )
+        keys = plain(", ".join(differing))
+        print(f"edl replay: the end differs from {artifacts.SUMMARY} in {keys}", file=sys.stderr)
         return 1
     print(f"the same end: {job.phase}, {job.ring.generation} generations, step {job.step}")
     return 0

@@ -6,18 +6,26 @@ for those who may talk to the master (`artifacts.CONTACT`), and at the end the s
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
+
+import structlog
 
 from edl.contract import artifacts
 from edl.errors import EdlError
+from edl.full_disk import places
 from master.backends.base import Backend
 from master.journal import Journal
 from master.loop import Master
 from master.rpc.server import Server
+
+log = structlog.get_logger()
 
 
 async def serve(
@@ -27,6 +35,7 @@ async def serve(
     token: str,
     backend: Callable[[str], Backend],
     workers_stay: bool = True,
+    salvage: Path | None = None,
 ) -> None:
     """The job from its first to its last moment, or until it is abandoned.
 
@@ -34,27 +43,69 @@ async def serve(
         listen: host:port for workers and people.
         backend: the backend of a master that workers reach at that host:port.
         workers_stay: the workers outlive this process, and wait for the next master for a while.
+        salvage: where the trained model, the journal and the summary are written when `output` is full.
 
     Raises:
-        RuntimeError: the address is taken.
-        EdlError: the backend cannot start. OSError: the same, or the directory cannot be written.
+        EdlError: the address is taken, or the backend cannot start.
+        OSError: the backend cannot start, or the directory cannot be written.
     """
     output.mkdir(parents=True, exist_ok=True)
-    journal = Journal(output / artifacts.JOURNAL, master.run_id, master.spec.values)
     outage = master.spec.config.elastic.master_outage_timeout_seconds if workers_stay else 0.0
-    server = Server(master, token, json.dumps(master.spec.values), str(output.resolve()), outage)
+    server = Server(
+        master, token, json.dumps(master.spec.values), str(output.resolve()), outage,
+        str(salvage.resolve()) if salvage is not None else "",
+    )  # fmt: skip
+    port = await server.start(listen)  # before anything is written: the address may be taken
     try:
-        port = await server.start(listen)
-        host = listen.rsplit(":", 1)[0]
-        address = f"{'127.0.0.1' if host in ('0.0.0.0', '[::]') else host}:{port}"
-        artifacts.write_contact(output, artifacts.Contact(address, token, os.getpid()))
-        print(address, flush=True)  # the parent may now talk to us
-        await master.run(backend(address), server, journal)
+        journal = Journal(output / artifacts.JOURNAL, master.run_id, master.spec.values)
+        try:
+            host = listen.rpartition(":")[0]
+            address = f"{'localhost' if host in ('', '0.0.0.0', '[::]') else host}:{port}"
+            artifacts.write_contact(output, artifacts.Contact(address, token, os.getpid()))
+            print(address, flush=True)  # the parent may now talk to us
+            await master.run(backend(address), server, journal)
+        finally:
+            journal.close()
+            written = {"foreign_messages": server.foreign, "journal": asdict(journal.link)}
+            summary = {**written, **master.summary()}
+            _keep(journal, summary, output, salvage)
     finally:
-        journal.close()
-        summary = {"foreign_messages": server.foreign, **master.summary()}
-        artifacts.write_whole(output / artifacts.SUMMARY, json.dumps(summary, indent=1) + "\n")
         await server.close()
+
+
+def _keep(journal: Journal, summary: dict[str, Any], output: Path, salvage: Path | None) -> None:
+    """Write the summary; when there is no room for it or for the journal, both of them elsewhere.
+
+    Raises:
+        OSError: they cannot be written anywhere.
+    """
+    failed: OSError | None = None
+    try:
+        artifacts.write_whole(output / artifacts.SUMMARY, _text(summary))
+    except OSError as error:
+        failed = error
+    if failed is None and not journal.trouble:
+        return
+    if model := summary["model"]:
+        summary = {**summary, "model": str(output.resolve() / model)}  # which need not be in that directory
+    for directory in places(salvage):
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            journal.rescue(directory)
+            artifacts.write_whole(directory / artifacts.SUMMARY, _text(summary))
+        except OSError as error:
+            failed = error
+            continue
+        log.warning(f"{output} cannot be written: the summary and the journal are in {directory}")
+        with contextlib.suppress(OSError):  # whoever has started a detached job reads no longer
+            print(directory, flush=True)  # for the parent, and for people
+        return
+    assert failed is not None
+    raise failed
+
+
+def _text(summary: dict[str, Any]) -> str:
+    return json.dumps(summary, indent=1) + "\n"
 
 
 def token_for(output: Path) -> str:

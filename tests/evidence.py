@@ -25,8 +25,11 @@ def check_weights(model: Path, records: int, epochs: int) -> str:
         h5py.File(weights) as h5,
     ):
         h5["layers"].visititems(collect)
-    counts = next(a for a in found if a.shape == (max(records, 1),))
-    off = np.flatnonzero(counts[:records] != epochs)
-    if not len(off):
-        return ""
-    return f"record {off[0]} counted {counts[off[0]]:g} times, not {epochs}; {len(off)} are wrong"
+    counters = [a for a in found if a.shape == (max(records, 1),)]
+    if not counters:
+        return "the model has no counts"
+    for counts in counters:
+        off = np.flatnonzero(counts[:records] != epochs)
+        if len(off):
+            return f"record {off[0]} counted {counts[off[0]]:g} times, not {epochs}; {len(off)} are wrong"
+    return ""

@@ -209,6 +209,8 @@ class Watchdog:
     def _check_stop(self, worker: WorkerId, before: dict[WorkerId, tuple[bool, bool]]) -> None:
         job = self.job
         assert worker in self.created
+        if worker in self.stopped:
+            return  # it is told again: it may not have heard
         self.stopped.add(worker)
         if job.ending is None and before.get(worker, (False, False))[1]:
             old = self.form is not None and worker in self.form.members

@@ -28,7 +28,8 @@ class Story:
             }
             | elastic,
         }
-        self.job = Job(config.parse(values.merge(values.defaults(), overrides)))
+        self.values = values.merge(values.defaults(), overrides)
+        self.job = Job(config.parse(self.values))
         self.watchdog = Watchdog(self.job)
         self.records, self.now = records, 100.0
         self.tell(ev.Begin())
@@ -112,13 +113,12 @@ def of(effects: list[ev.Effect], kind: type) -> list[ev.Effect]:
     return [e for e in effects if isinstance(e, kind)]
 
 
-def finish(story: Story, digests: tuple[str, str] = ("same", "same")) -> list[ev.Effect]:
-    """Everything is applied, and the two members say so."""
+def finish(story: Story, digests: tuple[str, ...] = ("same", "same"), first: int = 0) -> list[ev.Effect]:
+    """Everything is applied, and the members, from `first` on, say so."""
     whole = (0, 100)
     story.take_leases()
-    effects = story.tell(ev.Heartbeat(WorkerId(0), story.job.ring.generation, 10, applied=RangeSet((whole,))))
+    beat = ev.Heartbeat(WorkerId(first), story.job.ring.generation, 10, applied=RangeSet((whole,)))
+    effects = story.tell(beat)
     assert only(effects, ev.Leave)
-    return [
-        *story.out(0, step=10, applied=whole, digest=digests[0]),
-        *story.out(1, step=10, applied=whole, digest=digests[1]),
-    ]
+    outs = enumerate(digests, first)
+    return [e for w, digest in outs for e in story.out(w, step=10, applied=whole, digest=digest)]

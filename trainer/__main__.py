@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import sys
 import threading
-import traceback
+from typing import NoReturn
 
+from edl import full_disk
 from edl.contract.exit_codes import WorkerExit
 from edl.contract.proto import edl_pb2 as pb
+from edl.contract.workers import WORKER_ENVIRONMENT
+from trainer.last_words import traced
 from trainer.session.client import MasterStream, NoMaster
+from trainer.termination import end_children, on_sigterm
 
 HEARTBEATS = 6  # in the time after which the master takes a worker for dead
 
@@ -28,34 +31,32 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--worker", type=int, default=worker, metavar="ID", help="default: any vacant one")
     parser.add_argument("--run-id", default=os.environ.get("EDL_RUN_ID", ""))
     args = parser.parse_args(argv)
-    # SIGTERM is waited for on a thread: the main thread may be in a collective or in the
-    # user's code. Blocked before any other thread exists, so that none of them gets it.
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    full_disk.outlive()
+    os.environ.update(WORKER_ENVIRONMENT)  # for Keras, which is not imported yet; hashes are seeded earlier
     stream = MasterStream(args.master, os.environ.get("EDL_TOKEN", ""), args.worker, args.run_id)
-    threading.Thread(target=_leave_on_sigterm, args=(stream,), name="sigterm", daemon=True).start()
+    start = Start(stream)
+    on_sigterm(start.on_sigterm)
     try:
-        code = work(stream)
+        code = work(stream, start)
     except NoMaster as error:
         print(f"edl worker {args.worker}: {error}", file=sys.stderr)
         code = WorkerExit.LOST
-    except Exception as error:
-        traceback.print_exception(error)
+    except BaseException as error:  # SystemExit too: whatever the user's code raises is its last word
+        print(traced(error), file=sys.stderr)
         stream.session.fail(error)
         code = WorkerExit.FAILED
     stream.close()
-    # Not sys.exit: TensorFlow's and the user's threads have nothing left to say, and a
-    # broken ring's engine must not be torn down by static destructors.
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    _exit(code)
 
 
-def work(stream: MasterStream) -> int:
+def work(stream: MasterStream, start: Start) -> int:
     """Greet the master, build, warm up, say ready, and train until told to stop; returns the exit code."""
     stream.open()
+    start.begin()
     from trainer.build import build  # takes seconds, in which the master already knows of this worker
 
     worker = build(stream)
+    start.over()
     stream.start_heartbeats(worker.config.elastic.heartbeat_timeout_seconds / HEARTBEATS)
     stream.session.say(ready=pb.Ready(records=worker.batches.epoch_size, model=worker.learner.fingerprint()))
     end = worker.train()
@@ -63,11 +64,46 @@ def work(stream: MasterStream) -> int:
     return WorkerExit.LOST if end.lost else WorkerExit.STOPPED
 
 
-def _leave_on_sigterm(stream: MasterStream) -> None:
-    while True:
-        signal.sigwait({signal.SIGTERM})
+class Start:
+    """A worker's time before it is ready. There is nothing to lose then, and the import of TensorFlow, or the
+    tracing of a large model, does not listen to anybody: who is asked to end ends at once."""
+
+    def __init__(self, stream: MasterStream):
+        self._stream = stream
+        self._mine = threading.Lock()  # held by who ends this process now; or for ever, once it is ready
+
+    def begin(self) -> None:
+        """The master knows of this worker, and may end it."""
+        session = self._stream.session
+        session.when_ended(self._on_end)
+        if session.stopped or session.ended:  # before it was listened to
+            self._on_end()
+
+    def over(self) -> None:
+        """From now on the worker's loop acts on what it is told."""
+        self._mine.acquire()
+
+    def on_sigterm(self) -> None:
         print("SIGTERM: leaving at the next step boundary", file=sys.stderr, flush=True)
-        stream.session.say(leaving=pb.Leaving(why="SIGTERM"))
+        self._stream.session.say(leaving=pb.Leaving(why="SIGTERM"))
+        if self._mine.acquire(blocking=False):
+            self._stream.close(1.0)
+            _exit(WorkerExit.STOPPED)
+
+    def _on_end(self) -> None:
+        if self._mine.acquire(blocking=False):
+            session = self._stream.session
+            print(f"edl worker {session.worker}: ended while it started", file=sys.stderr)
+            _exit(WorkerExit.STOPPED if session.stopped else WorkerExit.LOST)
+
+
+def _exit(code: int) -> NoReturn:
+    # Not sys.exit: TensorFlow's and the user's threads have nothing left to say, and a
+    # broken ring's engine must not be torn down by static destructors.
+    end_children()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 if __name__ == "__main__":

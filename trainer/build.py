@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import json
 import os
+import sys
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -20,11 +23,14 @@ from edl.contract.exit_codes import WorkerExit
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.ranges import RangeSet
 from edl.contract.shuffle import Order
-from trainer import user_model
-from trainer.data import Batches
-from trainer.export import evaluate, save
+from trainer import output_lock, user_model
+from trainer.data import Batch, Batches
+from trainer.export import Exporter
 from trainer.learner import KerasLearner
+from trainer.model_support import has_own_step, refuse_unless_compiled
+from trainer.own_step import OwnStepLearner
 from trainer.records import Records
+from trainer.rehearsal import refuse_empty, rehearse
 from trainer.ring.base import Ring, RingBroken
 from trainer.ring.horovod import HorovodRing
 from trainer.session.client import MasterStream
@@ -49,12 +55,15 @@ def build(stream: MasterStream) -> Worker:
     if config.local.threads:
         tf.config.threading.set_intra_op_parallelism_threads(config.local.threads)
         tf.config.threading.set_inter_op_parallelism_threads(1)
+    if stream.output:
+        output_lock.hold(Path(stream.output), stream.run_id)
     keras.utils.set_random_seed(config.training.seed)
 
     module = user_model.load(config.model.module, config.model.source)
     model, reader = module.model(), module.reader("train")
     assert reader is not None
     size = len(reader)
+    refuse_empty(size, "train", module.name, config.data.allow_empty)
     order = Order(size, config.training.seed, config.data.block_records, config.data.shuffle)
     watchdog = Watchdog(config.elastic.step_timeout_seconds, partial(_hung, stream))
     records = Records(reader, order, module.feed, module.name, watchdog.watch)
@@ -64,18 +73,23 @@ def build(stream: MasterStream) -> Worker:
     session.cuts(ring.cut)
     # Several small batches too: where feed() pads each batch by itself, they differ in length.
     samples = [records.plain(start, stop) for start, stop in _tried(size)]
-    learner = KerasLearner(
-        model, samples[0] if samples else None, samples[1:], ring.reduce, config.training.inexact_loss
-    )
+    warn = session.warn if stream.rehearses else _log  # one worker tells it for all
+    learner = learner_of(model, samples, ring, config.training.inexact_loss, warn)
 
-    def export() -> tuple[dict[str, float], str]:
-        learner.finish_training()
-        metrics = evaluate(model, module, module.reader("test"))
-        return metrics, save(model, Path(stream.output), session.worker) if stream.output else ""
-
+    export = Exporter(
+        model, module, session, watchdog.watch, learner.finish_training,
+        output=Path(stream.output) if stream.output else None,
+        salvage=Path(stream.salvage) if stream.salvage else None,
+        room_seconds=config.elastic.disk_full_timeout_seconds,
+    )  # fmt: skip
     batches = Batches(records, size)
     if size:
+        before = learner.state()
         warm_up(config, ring, learner, batches)
+        if stream.rehearses:
+            keeps = bool(stream.output)
+            rehearse(model, module, watchdog.watch, config.data.allow_empty, session.warn, keeps)
+        learner.load(before)
     return Worker(config, session, ring, learner, batches, Telemetry(session), export)
 
 
@@ -83,6 +97,28 @@ def _tried(size: int) -> list[tuple[int, int]]:
     """The records to build, trace and try the model with."""
     first = min(size, TRIED_RECORDS)
     return [(0, first), *((i, i + 1) for i in range(first))] if size else []
+
+
+def _log(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
+def learner_of(
+    model: Any, samples: Sequence[Batch], ring: Ring, inexact: str, warn: Callable[[str], None]
+) -> KerasLearner | OwnStepLearner:
+    """
+    Args:
+        samples: batches of real records; none when there are none.
+        inexact, warn: see KerasLearner.
+
+    Raises:
+        ModelError: the model cannot be trained over a ring; the text says why.
+    """
+    refuse_unless_compiled(model)
+    sample = samples[0] if samples else None
+    if has_own_step(model):
+        return OwnStepLearner(model, sample, ring.reduce)
+    return KerasLearner(model, sample, samples[1:], ring.reduce, inexact, warn)
 
 
 def _hung(stream: MasterStream, why: str, stack: str) -> None:
@@ -93,14 +129,13 @@ def _hung(stream: MasterStream, why: str, stack: str) -> None:
 
 
 def warm_up(config: Config, ring: Ring, learner: Learner, batches: Batches) -> None:
-    """Two steps of the real loop in a ring of one, with records and without, that leave the model as it was.
+    """Two steps of the real loop in a ring of one, with records and without. They change the model's state.
 
     Everything is built, traced and touched before other workers wait for this one.
 
     Raises:
         RingBroken: the master has ended this worker meanwhile.
     """
-    before = learner.state()
     # A loss that is not finite is to be found in training, where the model is the job's.
     forgiving = config.training.model_copy(update={"non_finite": "skip"})
     config = config.model_copy(update={"training": forgiving})
@@ -113,8 +148,7 @@ def warm_up(config: Config, ring: Ring, learner: Learner, batches: Batches) -> N
         worker.ride(FormRing(generation, (alone.worker,), alone.worker, sync=True, leases=leases))
         if broken := said[-1].left_ring.broken:
             raise RingBroken(broken)
-    learner.load(before)
 
 
-def _nothing() -> tuple[dict[str, float], str]:
-    return {}, ""
+def _nothing() -> None:
+    pass

@@ -1,53 +1,275 @@
-"""The end of a job: evaluate the model on what was held out, and save it whole or not at all."""
+"""The end of a job: save the trained model, then evaluate it on what was held out.
+
+Promise: nothing that goes wrong here loses the model. It is saved before it is evaluated; where the whole
+model cannot be saved in the output directory, it is saved elsewhere, and where it cannot be saved whole at
+all, its weights are. What has failed is told to the master, with the place of what is kept.
+"""
 
 from __future__ import annotations
 
+import functools
 import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import keras
 import numpy as np
 
+from edl.contract import artifacts
+from edl.contract.proto import edl_pb2 as pb
+from edl.contract.ranges import Range
 from edl.contract.shuffle import Order
 from edl.data import Reader
+from edl.errors import EdlError
+from trainer import saved_file
+from trainer.last_words import described, traced
 from trainer.records import Records
+from trainer.session.state import Session
 from trainer.user_model import UserModel
+from trainer.watchdog import Watch
 
 EVALUATION_BATCH = 256
+SAVING, EVALUATION = "saving", "evaluation"  # the parts of the end, as the master knows them
+LOOK_SECONDS = 0.5  # between two looks whether there is room now
+FAILURES = (Exception, SystemExit)  # what the user's code may raise
+
+
+# --- saving
+
+
+def _save_variables(model: keras.Model, path: Path) -> None:
+    """Without Keras' help: each variable by its path, for when all else fails."""
+    paths = [f"{number}:{v.path}" for number, v in enumerate(model.variables)]
+    arrays = {p: np.asarray(v) for p, v in zip(paths, model.variables, strict=True)}
+    np.savez(path, **arrays)  # type: ignore[arg-type]
+
+
+# How a model can be written, the best way first.
+FORMS: tuple[tuple[str, Callable[[keras.Model, Path], None]], ...] = (
+    (artifacts.MODEL, lambda model, path: model.save(path)),
+    (artifacts.WEIGHTS, lambda model, path: model.save_weights(path)),
+    (artifacts.VARIABLES, _save_variables),
+)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What was saved, and why it was not saved better.
+
+    Args:
+        path: the file; None: nothing could be written anywhere.
+        trouble: why the whole model is not in the first directory; None: it is.
+    """
+
+    path: Path | None
+    trouble: BaseException | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        return self.path is not None and self.path.name == artifacts.MODEL
+
+
+def keep(model: keras.Model, directories: Sequence[Callable[[], Path]], worker: int) -> Kept:
+    """Save the model in the first form and the first directory that work: whole anywhere before its weights.
+
+    Args:
+        directories: in order of preference. Called when it is their turn, so that none is made in vain.
+        worker: who writes.
+    """
+    trouble: BaseException | None = None
+    for name, write in FORMS:
+        for directory in directories:
+            try:
+                return Kept(_write(model, directory() / name, write, worker), trouble)
+            except FAILURES as error:
+                trouble = trouble or disk_error(error) or error
+    return Kept(None, trouble)
+
+
+def _write(model: keras.Model, path: Path, write: Callable[[keras.Model, Path], None], worker: int) -> Path:
+    """Whole or not at all: a reader sees the old file, none, or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for left in path.parent.glob(f".*.{path.name}"):  # of one who was lost while it wrote
+        left.unlink(missing_ok=True)
+    unfinished = path.with_name(f".{worker}.{path.name}")
+    try:
+        write(model, unfinished)
+        with open(unfinished, "rb") as file:
+            os.fsync(file.fileno())
+        os.replace(unfinished, path)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
+    return path
+
+
+def disk_error(error: BaseException) -> OSError | None:
+    """What a disk has said, if that is behind the error: what writes a file wraps it in errors of its own."""
+    cause: BaseException | None = error
+    while cause is not None and not (isinstance(cause, OSError) and cause.errno is not None):
+        cause = cause.__cause__ or cause.__context__
+    return cause
+
+
+@functools.cache
+def temporary() -> Path:
+    """A directory of this process, made when it is needed."""
+    return Path(tempfile.mkdtemp(prefix="edl-model-"))
+
+
+# --- evaluation
 
 
 class _Batches(keras.utils.PyDataset):
     """A reader's records as Keras wants to be given them."""
 
-    def __init__(self, source: Records, size: int):
+    def __init__(self, source: Records, batches: Sequence[Range]):
         super().__init__()
-        self._source, self._size = source, size
+        self._source, self._batches = source, batches
 
     def __len__(self) -> int:
-        return -(-self._size // EVALUATION_BATCH)
+        return len(self._batches)
 
     def __getitem__(self, index: int) -> tuple[object, ...]:
-        start = index * EVALUATION_BATCH
-        batch = self._source.plain(start, min(start + EVALUATION_BATCH, self._size))
+        batch = self._source.plain(*self._batches[index])
         return (batch.x, batch.y) if batch.weights is None else (batch.x, batch.y, batch.weights)
 
 
-def evaluate(model: keras.Model, zoo: UserModel, reader: Reader | None) -> dict[str, float]:
-    """The compiled loss and metrics over the held-out records; empty when there are none."""
-    if reader is None or len(reader) == 0:
+def evaluate(
+    model: keras.Model,
+    zoo: UserModel,
+    reader: Reader | None,
+    watch: Watch,
+    batches: Sequence[Range] | None = None,
+) -> dict[str, float]:
+    """The compiled loss and metrics over the held-out records; empty when there are none.
+
+    Args:
+        watch: goes around each call of the user's code that reads.
+        batches: of records, by their index; None: all of them.
+    """
+    size = 0 if reader is None else len(reader)
+    if reader is None or size == 0:
         return {}
-    order = Order(len(reader), seed=0, block=EVALUATION_BATCH, shuffle=False)
-    source = Records(reader, order, zoo.feed, zoo.name)
-    results = model.evaluate(_Batches(source, len(reader)), verbose=0, return_dict=True)
+    order = Order(size, seed=0, block=EVALUATION_BATCH, shuffle=False)
+    source = Records(reader, order, zoo.feed, zoo.name, watch)
+    if batches is None:
+        starts = range(0, size, EVALUATION_BATCH)
+        batches = [(start, min(start + EVALUATION_BATCH, size)) for start in starts]
+    results = model.evaluate(_Batches(source, batches), verbose=0, return_dict=True)
     return {name: float(np.mean(value)) for name, value in results.items()}
 
 
-def save(model: keras.Model, directory: Path, worker: int) -> str:
-    """Save as `model.keras` in `directory`; a reader sees the old file, none, or the whole new one."""
-    directory.mkdir(parents=True, exist_ok=True)
-    unfinished = directory / f".model.{worker}.keras"
-    model.save(unfinished)
-    with open(unfinished, "rb") as file:
-        os.fsync(file.fileno())
-    os.replace(unfinished, directory / "model.keras")
-    return "model.keras"
+# --- both
+
+
+@dataclass(frozen=True)
+class Exporter:
+    """Saves and evaluates a model that is trained.
+
+    Args:
+        watch: goes around each call of the user's code that reads.
+        finish: what the model still needs, such as the final average of its weights.
+        output: where the model is wanted; None: nowhere.
+        salvage: where to save it when that fails; None: in a temporary directory.
+        room_seconds: how long to wait for room in `output` when it is full.
+    """
+
+    model: keras.Model
+    module: UserModel
+    session: Session
+    watch: Watch
+    finish: Callable[[], None]
+    output: Path | None
+    salvage: Path | None
+    room_seconds: float
+
+    def __call__(self) -> None:
+        """Save, say so, evaluate, say so."""
+        failed = []
+        try:
+            self.finish()
+        except FAILURES as error:
+            failed.append(_part(SAVING, error))
+        kept = self._keep()
+        self.session.say(saved=pb.Saved(failed=[*failed, *_trouble(kept)], **self._place(kept)))
+        metrics: dict[str, float] = {}
+        evaluation = []
+        try:
+            metrics = evaluate(self.model, self.module, self.module.reader("test"), self.watch)
+        except FAILURES as error:
+            evaluation.append(_part(EVALUATION, error))
+        kept = self._put_right(kept)
+        failed += [*_trouble(kept), *evaluation]
+        self.session.say(finished=pb.Finished(metrics=metrics, failed=failed, **self._place(kept)))
+
+    def _keep(self) -> Kept:
+        return keep(self.model, list(self._directories()), self.session.worker) if self.output else Kept(None)
+
+    def _directories(self) -> Iterator[Callable[[], Path]]:
+        for directory in (self.output, self.salvage):
+            if directory is not None:
+                yield lambda directory=directory: directory  # type: ignore[misc]
+        yield temporary
+
+    def _put_right(self, kept: Kept) -> Kept:
+        """What is not where it ought to be for want of room gets there when there is some.
+
+        A model that lies elsewhere waits a while for that; one that lies nowhere, as long as it takes.
+        """
+        while kept.path is None and isinstance(kept.trouble, OSError) and not self._must_end:
+            time.sleep(LOOK_SECONDS)  # nobody tells when a disk has room
+            kept = self._keep()
+        if self.output is None or kept.path is None or not kept.is_whole or kept.trouble is None:
+            return kept
+        here, there = kept.path, self.output / artifacts.MODEL
+        deadline = time.monotonic() + self.room_seconds
+        while True:
+            if _free(self.output) > here.stat().st_size:
+                try:
+                    _write(self.model, there, lambda _, to: _copy(here, to), self.session.worker)
+                except OSError as error:
+                    kept = Kept(here, error)
+                else:
+                    here.unlink()
+                    return Kept(there)
+            if time.monotonic() >= deadline or self._must_end:
+                return kept
+            time.sleep(LOOK_SECONDS)
+
+    @property
+    def _must_end(self) -> bool:
+        return self.session.stopped or bool(self.session.ended)
+
+    def _place(self, kept: Kept) -> dict[str, str]:
+        if kept.path is None:
+            return {"model": "", "note": ""}
+        inside = kept.path.parent == self.output
+        note = saved_file.note(kept.path) if kept.is_whole else ""
+        return {"model": kept.path.name if inside else str(kept.path), "note": note}
+
+
+def _copy(source: Path, target: Path) -> None:
+    shutil.copyfile(source, target)
+
+
+def _free(directory: Path) -> int:
+    """Bytes of room; 0 where that cannot be found out."""
+    try:
+        return shutil.disk_usage(directory).free
+    except OSError:
+        return 0
+
+
+def _trouble(kept: Kept) -> list[pb.PartFailed]:
+    return [] if kept.trouble is None else [_part(SAVING, kept.trouble)]
+
+
+def _part(part: str, error: BaseException) -> pb.PartFailed:
+    """An error, for the master. Errors in our own words need no traceback."""
+    ours = isinstance(error, EdlError)
+    return pb.PartFailed(part=part, why=described(error), traceback="" if ours else traced(error))

@@ -13,6 +13,7 @@ import os
 import selectors
 import signal
 import sys
+from pathlib import Path
 from typing import Any
 
 import aiohttp.web  # noqa: F401
@@ -22,6 +23,7 @@ import keras  # noqa: F401
 import psutil  # noqa: F401
 import tensorflow  # noqa: F401
 
+from edl.full_disk import log_file
 from trainer import __main__ as worker_main
 
 
@@ -59,7 +61,7 @@ def _become(order: dict[str, Any]) -> None:
     """In the child: be the worker. Never returns."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
-    log = os.open(str(order["log"]), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    log = log_file(Path(order["log"]))
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.dup2(log, 1)

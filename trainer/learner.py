@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -31,8 +30,8 @@ import tensorflow as tf
 
 from edl.errors import DataError, ModelError
 from trainer import arrays, control
-from trainer.data import Batch
 from trainer.batch_norm import is_synchronized
+from trainer.data import Batch
 from trainer.exactness import Findings, Trial, tried
 from trainer.fingerprint import fingerprint
 from trainer.forward import Forward
@@ -50,10 +49,6 @@ from trainer.model_support import (
     refuse_unless_float32,
 )
 from trainer.ring.base import Vector
-
-
-def _log(line: str) -> None:
-    print(line, file=sys.stderr)
 
 
 class KerasLearner:
@@ -78,7 +73,7 @@ class KerasLearner:
         others: Sequence[Batch] = (),
         reduce: Callable[[Vector], Vector] | None = None,
         inexact: str = "warn",
-        warn: Callable[[str], None] = _log,
+        warn: Callable[[str], None] = print,
     ):
         self.model = model
         self._inner_sum = None if reduce is None else InnerSum(reduce)
@@ -372,8 +367,7 @@ class KerasLearner:
 
     def _gradients_graph(self, *arguments: tf.Tensor) -> tf.Tensor:
         # A rank without records takes part with others' where layers sum over the ring; they do not count then.
-        *arguments, alive = arguments if self._synchronized else (*arguments, None)
-        *tensors, contribution, salt = arguments
+        *tensors, contribution, salt, alive = arguments if self._synchronized else (*arguments, None)
         ring = self._inner_sum if self._synchronized else None
         leaves = tf.nest.pack_sequence_as(self._specs, tensors, expand_composites=True)
         forward = self._forward(leaves, salt, ring=ring, alive=alive)

@@ -26,10 +26,10 @@ def refuse_unless_compiled(model: Any) -> None:
     if model.optimizer is None:
         raise ModelError("model() must compile its model with an optimizer: it has none")
     name = type(model).__name__
-    if type(model).train_step is not keras.Model.train_step:
+    if has_own_step(model) and is_scaled(model):
         raise ModelError(
-            f"{name} overrides train_step(); the ring runs the step itself. "
-            "Override compute_loss() instead, which is used as it is."
+            f"{name} overrides train_step(), and its optimizer scales the loss (mixed_float16); only models with "
+            "Keras' own train_step() can be trained in it. Use float32 or mixed_bfloat16"
         )
     for method in LOOP:
         if getattr(type(model), method) is not getattr(keras.Model, method):
@@ -37,7 +37,7 @@ def refuse_unless_compiled(model: Any) -> None:
                 f"{name} overrides {method}(), which is not called: the ring runs the training. What it does "
                 "belongs into train_step(), compute_loss(), data() or feed()"
             )
-    for method in (*LOOP, "train_step", "compute_loss", "train_function"):
+    for method in (*LOOP, "train_step", "compute_loss"):
         if vars(model).get(method) is not None:
             raise ModelError(
                 f"{method} is set on the model itself, which is not called when it is trained over a ring. "
@@ -45,6 +45,11 @@ def refuse_unless_compiled(model: Any) -> None:
                 if method in ("train_step", "compute_loss")
                 else f"{method} is set on the model itself, which is not called: the ring runs the training"
             )
+
+
+def has_own_step(model: keras.Model) -> bool:
+    """Whether it says itself what a training step is."""
+    return type(model).train_step is not keras.Model.train_step
 
 
 def refuse_unless_float32(model: keras.Model) -> None:

@@ -63,8 +63,8 @@ class Records:
                 f"(features, None) where the model needs no labels, not {type(fed).__name__}"
                 + (f" of {len(fed)}" if isinstance(fed, tuple | list) else "")
             )
-        fed = keras.tree.map_structure(standard, tuple(fed) + (None,) * (3 - len(fed)))
-        for path, array in keras.tree.flatten_with_path(fed):
+        x, y, weights = keras.tree.map_structure(standard, tuple(fed) + (None,) * (3 - len(fed)))
+        for path, array in keras.tree.flatten_with_path((x, y, weights)):
             # What a record becomes is counted as that record, so it must be one.
             if array is not None and (not array.shape or array.shape[0] != len(indices)):
                 name = ("features", "labels", "weights")[path[0]] + "".join(f"[{key!r}]" for key in path[1:])
@@ -73,7 +73,7 @@ class Records:
                     f"{self._name}: {where} must keep the number of records: of {len(indices)}, {name} has "
                     f"{what} ({named(indices)})"
                 )
-        return Batch(positions, *fed, indices)
+        return Batch(positions, x, y, weights, indices)
 
     def _fed(self, records: Any, indices: np.ndarray) -> Any:
         if self._feed is None:

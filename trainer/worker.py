@@ -58,11 +58,15 @@ class Learner(Protocol):
     """A model, as two halves of a step with the ring's sum in between."""
 
     def gradients(self, batch: Batch, contribution: np.ndarray, step: int, rank: int) -> Vector:
-        """This rank's part of the sum, with the control vector `contribution` at its end. Changes nothing."""
+        """This rank's part of the sum, with the control vector `contribution` at its end. Changes nothing.
+
+        Raises:
+            RingBroken: it takes sums of its own, and one of them did not come back.
+        """
         ...
 
     def nothing(self, contribution: np.ndarray) -> Vector:
-        """The part of a rank that has no batch."""
+        """The part of a rank that has no batch. Raises as `gradients` does."""
         ...
 
     def agreed(self, total: Vector) -> control.Agreed:
@@ -94,7 +98,7 @@ class Worker:
     """One worker: a model, a ring, data, and a session with the master.
 
     Args:
-        export: evaluates and saves the final model; returns (metrics, file name).
+        export: saves and evaluates the final model, and tells the master how that went.
     """
 
     def __init__(
@@ -105,7 +109,7 @@ class Worker:
         learner: Learner,
         batches: Batches,
         report: Telemetry,
-        export: Callable[[], tuple[dict[str, float], str]],
+        export: Callable[[], None],
     ):
         self.config, self.session, self.ring, self.learner = config, session, ring, learner
         self.batches, self.report, self.export = batches, report, export
@@ -129,8 +133,7 @@ class Worker:
                 case FormRing() as form:
                     self.ride(form)
                 case Export():
-                    metrics, model = self.export()
-                    self.session.say(finished=pb.Finished(metrics=metrics, model=model))
+                    self.export()
                 case End() as end:
                     return end
 
@@ -208,11 +211,11 @@ class Worker:
         batch = self.next_batch(generation, rank, size)
         positions = batch.positions if batch else None
         told = control.write(rank, size, positions, leave=self.session.must_leave(generation))
+        self.in_flight = positions
         if batch is None:
             vector = self.learner.nothing(told)  # it takes part all the same, with weight zero
         else:
             vector = self.learner.gradients(batch, told, self.step, rank)
-        self.in_flight = positions
         total = self.ring.reduce(vector)
         # From here on the step has happened, for this rank. And all have the one before it.
         safe = self.applied

@@ -1,4 +1,20 @@
-{{/* Names, labels and images, each defined once. */}}
+{{/* Names, labels and images, each defined once.
+
+Every name is quoted where it is written: a release or a namespace may be called no, 42 or null. */}}
+
+{{/* Gives each value that is not there its default, for good, unless it may be empty (then it is empty): an upgrade of a
+     release of an older chart with --reuse-values brings only what that chart had. Begins every template. */}}
+{{- define "edl.complete" -}}
+{{- range $key, $default := .Files.Get "files/defaults.json" | fromJson -}}
+  {{- $path := splitList "." $key -}}
+  {{- $at := $.Values -}}
+  {{- range initial $path -}}
+    {{- if kindIs "invalid" (index $at .) }}{{ $_ := set $at . dict }}{{ end -}}
+    {{- $at = index $at . -}}
+  {{- end -}}
+  {{- if kindIs "invalid" (index $at (last $path)) }}{{ $_ := set $at (last $path) $default }}{{ end -}}
+{{- end -}}
+{{- end -}}
 
 {{- define "edl.name" -}}
 {{- .Values.nameOverride | default .Chart.Name | trunc 40 | trimSuffix "-" -}}
@@ -9,6 +25,8 @@
 {{- define "edl.fullname" -}}
 {{- $name := include "edl.name" . -}}
 {{- $full := contains $name .Release.Name | ternary .Release.Name (printf "%s-%s" .Release.Name $name) -}}
+{{- /* No Service may begin with a digit: the release 42 is edl-42. */ -}}
+{{- if regexMatch "^[0-9]" $full }}{{ $full = printf "%s-%s" $name .Release.Name }}{{ end -}}
 {{- $full = .Values.fullnameOverride | default $full -}}
 {{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" $full) -}}
 {{- fail (printf "%q cannot name the release's Service: it may have a-z, 0-9 and '-', and begins with a letter; choose another release name, or set fullnameOverride" $full) -}}
@@ -23,8 +41,8 @@
 {{/* What selects the pods of a component. It never changes: a Deployment's selector cannot.
      Takes (dict "root" $ "component" "master"). */}}
 {{- define "edl.selector" -}}
-app.kubernetes.io/name: {{ include "edl.name" .root }}
-app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/name: {{ include "edl.name" .root | quote }}
+app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
 app.kubernetes.io/component: {{ .component }}
 {{- end -}}
 
@@ -36,15 +54,15 @@ app.kubernetes.io/component: {{ .component }}
   "app.kubernetes.io/version" .root.Chart.AppVersion
   "app.kubernetes.io/managed-by" (eq .component "worker" | ternary "edl-master" .root.Release.Service)
 -}}
-{{- merge (include "edl.selector" . | fromYaml) $ours (index .root.Values .component).podLabels .root.Values.commonLabels | toYaml -}}
+{{- merge (include "edl.selector" . | fromYaml) $ours ((index .root.Values .component).podLabels | default dict) (.root.Values.commonLabels | default dict) | toYaml -}}
 {{- end -}}
 
 {{/* The metadata of an object. Takes (dict "root" $ "component" "master" "suffix" "token"), or instead of the suffix
      "full", a complete name; and "labels", "annotations", and "cluster" for cluster-wide objects. */}}
 {{- define "edl.metadata" -}}
-name: {{ .full | default (printf "%s-%s" (include "edl.fullname" .root) .suffix) }}
+name: {{ .full | default (printf "%s-%s" (include "edl.fullname" .root) .suffix) | quote }}
 {{- if not .cluster }}
-namespace: {{ .root.Release.Namespace }}
+namespace: {{ .root.Release.Namespace | quote }}
 {{- end }}
 {{- $ours := dict
   "app.kubernetes.io/part-of" "edl"
@@ -53,8 +71,8 @@ namespace: {{ .root.Release.Namespace }}
   "helm.sh/chart" (printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_")
 }}
 labels:
-  {{- merge (include "edl.selector" . | fromYaml) $ours (.labels | default dict) .root.Values.commonLabels | toYaml | nindent 2 }}
-{{- with merge (dict) (.annotations | default dict) .root.Values.commonAnnotations }}
+  {{- merge (include "edl.selector" . | fromYaml) $ours (.labels | default dict) (.root.Values.commonLabels | default dict) | toYaml | nindent 2 }}
+{{- with merge (dict) (.annotations | default dict) (.root.Values.commonAnnotations | default dict) }}
 annotations:
   {{- toYaml . | nindent 2 }}
 {{- end }}
@@ -84,19 +102,32 @@ annotations:
 - name: EDL_TOKEN
   valueFrom:
     secretKeyRef:
-      name: {{ .Values.token.existingSecret | default (printf "%s-token" (include "edl.fullname" .)) }}
-      key: {{ .Values.token.key }}
+      name: {{ .Values.token.existingSecret | default (printf "%s-token" (include "edl.fullname" .)) | quote }}
+      key: {{ .Values.token.key | quote }}
 {{- end -}}
 
 {{- define "edl.masterAddress" -}}
 {{ include "edl.fullname" . }}-master.{{ .Release.Namespace }}.svc:8500
 {{- end -}}
 
-{{/* The name contains namespace and release: the object is cluster-wide, and only one release can own it. */}}
+{{/* The object is cluster-wide, only one release can own it, and it cannot be changed: the hash keeps `vision-edl` in
+     `team` apart from `edl` in `team-vision`, and gives another value or policy another object. */}}
 {{- define "edl.priorityClass" -}}
-{{- if .Values.priorityClass.create -}}
-{{ .Values.priorityClass.name | default (printf "%s-%s-worker" .Release.Namespace (include "edl.fullname" .)) }}
+{{- $class := .Values.priorityClass -}}
+{{- if $class.create -}}
+{{- $full := include "edl.fullname" . -}}
+{{- $what := printf "%s/%s %d %s" .Release.Namespace $full (int $class.value) $class.preemptionPolicy -}}
+{{ $class.name | default (printf "%s-%s-worker-%s" .Release.Namespace $full (sha256sum $what | trunc 8)) }}
 {{- else -}}
-{{ .Values.priorityClass.name }}
+{{ $class.name }}
 {{- end -}}
+{{- end -}}
+
+{{/* What a quantity such as 500m or 2Gi amounts to, as a number. */}}
+{{- define "edl.amount" -}}
+{{- $text := toString . -}}
+{{- $unit := regexFind "[a-zA-Z]+$" $text -}}
+{{- $units := dict "" 1.0 "n" 1e-9 "u" 1e-6 "m" 1e-3 "k" 1e3 "M" 1e6 "G" 1e9 "T" 1e12 "P" 1e15 "E" 1e18
+      "Ki" 1024.0 "Mi" 1048576.0 "Gi" 1073741824.0 "Ti" 1099511627776.0 "Pi" 1125899906842624.0 "Ei" 1152921504606846976.0 -}}
+{{- mulf (trimSuffix $unit $text | float64) (get $units $unit) -}}
 {{- end -}}

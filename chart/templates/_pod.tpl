@@ -11,7 +11,7 @@ The whole pod as YAML (metadata and spec) of a component. Takes a dict:
 metadata:
   labels:
     {{- include "edl.podLabels" . | nindent 4 }}
-  {{- with merge (dict) $values.podAnnotations .root.Values.commonAnnotations }}
+  {{- with merge (dict) ($values.podAnnotations | default dict) (.root.Values.commonAnnotations | default dict) }}
   annotations:
     {{- toYaml . | nindent 4 }}
   {{- end }}
@@ -19,7 +19,7 @@ spec:
   {{- with .spec }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
-  serviceAccountName: {{ include "edl.account" . }}
+  serviceAccountName: {{ include "edl.account" . | quote }}
   {{- /* Would set dozens of variables for the namespace's services, which nothing reads. */}}
   enableServiceLinks: false
   terminationGracePeriodSeconds: {{ int $values.terminationGracePeriodSeconds }}
@@ -32,10 +32,10 @@ spec:
     {{- toYaml . | nindent 4 }}
   {{- end }}
   {{- with $values.runtimeClassName }}
-  runtimeClassName: {{ . }}
+  runtimeClassName: {{ . | quote }}
   {{- end }}
   {{- with $values.schedulerName }}
-  schedulerName: {{ . }}
+  schedulerName: {{ . | quote }}
   {{- end }}
   {{- with $values.nodeSelector }}
   nodeSelector:
@@ -93,7 +93,7 @@ spec:
       volumeMounts:
         - {name: tmp, mountPath: /tmp}
         - {name: output, mountPath: /var/lib/edl}
-        {{- range concat .volumeMounts $values.volumeMounts }}
+        {{- range concat .volumeMounts ($values.volumeMounts | default list) }}
         - {{ toYaml . | nindent 10 | trim }}
         {{- end }}
     {{- with $values.extraContainers }}
@@ -101,34 +101,49 @@ spec:
     {{- end }}
   volumes:
     - {name: tmp, emptyDir: {}}
-    {{- range concat .volumes $values.volumes }}
+    {{- range concat .volumes ($values.volumes | default list) }}
     - {{ toYaml . | nindent 6 | trim }}
     {{- end }}
 {{- end -}}
 
-{{/* The same, merged with the component's podTemplate. Containers and volumes are merged by name; other lists are
-     replaced. */}}
+{{/* The same, merged with the component's podTemplate. Containers and volumes are merged by name, and within a container
+     its environment by name and its mounts by path; other lists are replaced. */}}
 {{- define "edl.finishedPod" -}}
 {{- $pod := include "edl.pod" . | fromYaml -}}
 {{- with $pod.Error }}{{ fail (printf "%s: the rendered pod is invalid: %s" $.component .) }}{{ end -}}
-{{- $over := deepCopy (index .root.Values .component).podTemplate -}}
+{{- $over := deepCopy ((index .root.Values .component).podTemplate | default dict) -}}
 {{- $spec := $over.spec | default dict -}}
 {{- range $list := list "containers" "initContainers" "volumes" -}}
-  {{- if hasKey $spec $list -}}
-    {{- $merged := list -}}
-    {{- $names := list -}}
-    {{- range $item := index $pod.spec $list | default list -}}
-      {{- range index $spec $list -}}
-        {{- if eq .name $item.name -}}{{- $item = mergeOverwrite (deepCopy $item) . -}}{{- end -}}
-      {{- end -}}
-      {{- $merged = append $merged $item -}}
-      {{- $names = append $names $item.name -}}
-    {{- end -}}
-    {{- range index $spec $list -}}
-      {{- if not (has .name $names) -}}{{- $merged = append $merged . -}}{{- end -}}
-    {{- end -}}
-    {{- $_ := set $spec $list $merged -}}
+  {{- if index $spec $list -}}
+    {{- $there := index $pod.spec $list | default list -}}
+    {{- $_ := set $spec $list (include "edl.merged" (dict "there" $there "over" (index $spec $list) "key" "name") | fromYamlArray) -}}
   {{- end -}}
 {{- end -}}
 {{- mergeOverwrite $pod $over | toYaml -}}
+{{- end -}}
+
+{{/* A list of maps with another one laid over it; items with the same `key` are merged. Takes (dict "there" "over" "key"). */}}
+{{- define "edl.merged" -}}
+{{- $merged := list -}}
+{{- $keys := list -}}
+{{- range $item := .there -}}
+  {{- range $over := $.over -}}
+    {{- if eq (index $over $.key) (index $item $.key) -}}
+      {{- $over = deepCopy $over -}}
+      {{- range $list, $key := dict "env" "name" "volumeMounts" "mountPath" -}}
+        {{- if and (index $over $list) (index $item $list) -}}
+          {{- $_ := set $over $list (include "edl.merged" (dict "there" (index $item $list) "over" (index $over $list) "key" $key) | fromYamlArray) -}}
+        {{- end -}}
+      {{- end -}}
+      {{- /* A variable has a value or a source, not both: the one that is laid over it counts whole. */ -}}
+      {{- $item = or (hasKey $over "value") (hasKey $over "valueFrom") | ternary $over (mergeOverwrite (deepCopy $item) $over) -}}
+    {{- end -}}
+  {{- end -}}
+  {{- $merged = append $merged $item -}}
+  {{- $keys = append $keys (index $item $.key) -}}
+{{- end -}}
+{{- range .over -}}
+  {{- if not (has (index . $.key) $keys) -}}{{- $merged = append $merged . -}}{{- end -}}
+{{- end -}}
+{{- toYaml $merged -}}
 {{- end -}}

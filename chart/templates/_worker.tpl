@@ -38,7 +38,7 @@ hostPath: {path: {{ .hostPath | quote }}}
 {{- define "edl.outputVolume" -}}
 name: output
 {{ if and .Values.output.size (not .Values.output.existingClaim) -}}
-persistentVolumeClaim: {claimName: {{ include "edl.fullname" . }}-output}
+persistentVolumeClaim: {claimName: {{ printf "%s-output" (include "edl.fullname" .) | quote }}}
 {{- else -}}
 {{ include "edl.place" .Values.output | default "emptyDir: {}" }}
 {{- end }}

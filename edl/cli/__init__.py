@@ -1,55 +1,34 @@
 """The `edl` command. It talks to a master and starts the sides as processes; it decides nothing.
 
-run      edl run, master, worker: processes of this machine
-manage   edl status, logs, wait, scale, stop: a job that was started, here or in a cluster
-history  edl audit, replay: a job's journal
-zoo      edl zoo ...: models, and images of them
+app      what there is: one module a group of commands
 """
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
-from typing import Annotated, NoReturn
+from typing import NoReturn
 
-import typer
-
-import edl
-from edl.cli import history, manage, run, zoo
-from edl.errors import ConfigError, EdlError, ModelError
-
-app = typer.Typer(
-    name="edl",
-    help="Elastic training of Keras models: workers may come and go, every record counts exactly once.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
-for command in (
-    run.run, manage.status, manage.logs, manage.wait, manage.scale, manage.stop,
-    history.audit, history.replay, run.master, run.worker,
-):  # fmt: skip
-    app.command()(command)
-app.add_typer(zoo.app)
-
-
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        print(f"edl {edl.__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def _options(
-    version: Annotated[
-        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version.")
-    ] = False,
-) -> None:
-    pass
+INTERRUPTED = 128 + signal.SIGINT
 
 
 def main() -> None:
     """The console script. Our own errors are one text; any other is a bug and keeps its traceback."""
+    try:
+        # What somebody else wrote may hold what no encoding has: halves of surrogate pairs.
+        sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+        _run()
+    except KeyboardInterrupt:
+        raise SystemExit(INTERRUPTED) from None
+    finally:
+        _flush()
+
+
+def _run() -> None:
+    from edl.cli.app import app  # takes a moment, in which an interrupt is to be one, and no traceback
+    from edl.errors import ConfigError, EdlError, ModelError
+
     try:
         app(prog_name="edl")
     except (ConfigError, ModelError) as error:
@@ -59,5 +38,15 @@ def main() -> None:
 
 
 def _fail(text: str, code: int) -> NoReturn:
-    print(f"edl: {text}", file=sys.stderr)
+    from edl.text import plain
+
+    print(f"edl: {plain(text)}", file=sys.stderr)
     raise SystemExit(code)
+
+
+def _flush() -> None:
+    """Have what was printed read, if anybody still reads it: `edl status | head -1` is no error."""
+    try:
+        sys.stdout.flush()
+    except OSError:  # Python would try again when it exits, and complain
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,7 +1,11 @@
-"""A job on the screen: redrawn calmly on a terminal, plain lines elsewhere."""
+"""A job on the screen: redrawn calmly on a terminal, plain lines elsewhere.
+
+What users, models and Kubernetes have written is never taken for markup, and controls no terminal (`clean`).
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
@@ -13,37 +17,66 @@ from rich.table import Table
 from rich.text import Text
 
 from edl.cli.jobs import JobSnapshot, Phase
+from edl.text import plain
 
 PLAIN_WIDTH = 240  # columns where no terminal says how many it has
 PLAIN_SECONDS = 5.0
 NEWS_LINES = 6
 
 
+class Screen(Console):
+    """Standard output. Text is printed as it is, and nobody who reads it any more is an error."""
+
+    def __init__(self) -> None:
+        super().__init__(highlight=False, markup=False, emoji=False)
+
+    def on_broken_pipe(self) -> None:
+        raise  # rich calls this where it handles a BrokenPipeError, and would exit
+
+
+def clean(value: Any) -> Any:
+    """A status or summary with every text in it `plain`."""
+    if isinstance(value, str):
+        return plain(value)
+    if isinstance(value, dict):
+        return {plain(str(key)): clean(inner) for key, inner in value.items()}
+    return [clean(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
+def line(text: str) -> None:
+    """Print one line of somebody else's: on a terminal what it would show at most, elsewhere as it is."""
+    if sys.stdout.isatty():  # a line that was written over is shown as it ended
+        text = plain(text.rstrip("\r").rpartition("\r")[2])
+    print(text)
+
+
 def snapshot(job: JobSnapshot) -> None:
     """Print a job as it is now, or how it has ended."""
-    console = Console(highlight=False)
+    console = Screen()
     if not console.is_terminal:
         console.width = PLAIN_WIDTH
-    data = job.data
     if job.ended:
-        console.print(result(data, job.kept, job.model), markup=False, soft_wrap=True)
+        console.print(result(job.data, job.kept, job.model), soft_wrap=True)
         return
+    data = clean(job.data)
     name = f"{data['model']}: " if "model" in data else ""
-    console.print(f"{name}{data['phase']}, {data['reason']}", markup=False, soft_wrap=True)
+    console.print(f"{name}{data['phase']}, {data['reason']}", soft_wrap=True)
     if data.get("records", {}).get("total"):
-        console.print(progress_line(data), markup=False)
+        console.print(progress_line(data))
     if data["workers"]:
         console.print(workers_table(data))
+    for line in degraded(data):
+        console.print(line, soft_wrap=True)
     for note in job.notes:
-        console.print(note, markup=False, soft_wrap=True)
+        console.print(plain(note), soft_wrap=True)
 
 
 def show(console: Console, statuses: Iterator[dict[str, Any]]) -> None:
     """Show the job until its statuses end."""
     if console.is_terminal:
-        _show_live(console, statuses)
+        _show_live(console, map(clean, statuses))
     else:
-        _show_plain(console, statuses)
+        _show_plain(console, map(clean, statuses))
 
 
 def _show_live(console: Console, statuses: Iterator[dict[str, Any]]) -> None:
@@ -52,7 +85,7 @@ def _show_live(console: Console, statuses: Iterator[dict[str, Any]]) -> None:
         for status in statuses:
             for number, text in _news(status, told):
                 told = number
-                live.console.print(text, highlight=False, soft_wrap=True)
+                live.console.print(text, soft_wrap=True)
             live.update(picture(status), refresh=True)
 
 
@@ -61,11 +94,10 @@ def _show_plain(console: Console, statuses: Iterator[dict[str, Any]]) -> None:
     for status in statuses:
         for number, text in _news(status, told):
             told = number
-            console.print(text, highlight=False, soft_wrap=True, markup=False)
+            console.print(text, soft_wrap=True)
         if status["phase"] == "Training" and status["seconds"] >= next_line:
             next_line = status["seconds"] + PLAIN_SECONDS
-            console.print(f"[{status['seconds']:7.1f} s] {progress_line(status)}", highlight=False,
-                          soft_wrap=True, markup=False)  # fmt: skip
+            console.print(f"[{status['seconds']:7.1f} s] {progress_line(status)}", soft_wrap=True)
 
 
 def _news(status: dict[str, Any], told: int) -> Iterator[tuple[int, str]]:
@@ -100,7 +132,13 @@ def picture(status: dict[str, Any]) -> RenderableType:
     bar = ProgressBar(total=max(records["total"], 1), completed=records["applied"], width=78)
     framed = Table.grid()  # a bar alone does not end its line
     framed.add_row(bar)
-    return Group("", head, framed, workers_table(status))
+    trouble = [Text(line, "yellow") for line in degraded(status)]
+    return Group("", head, framed, workers_table(status), *trouble)
+
+
+def degraded(status: dict[str, Any]) -> list[str]:
+    """A line for each part of the job that does not work at the moment."""
+    return [f"Degraded: {part}: {why}" for part, why in status.get("degraded", {}).items()]
 
 
 def workers_table(status: dict[str, Any]) -> Table:
@@ -144,10 +182,12 @@ def result(summary: dict[str, Any], kept: str, model: str) -> str:
 
     Args:
         kept: where the summary is.
-        model: where the trained model is, if there is one.
+        model: where the trained model is, if one was saved.
     """
-    where = f"  model     {model}\n" if summary["phase"] == Phase.Succeeded else ""
-    where += f"  kept in   {kept}"
+    saved = summary["phase"] == Phase.Succeeded or summary.get("model")
+    summary = clean(summary)
+    where = f"  model     {plain(model)}\n" if saved else ""
+    where += f"  kept in   {plain(kept)}"
     if "records" not in summary:  # too long for where it is kept
         return f"{summary['phase']}: {summary['reason']}\n{where}"
     records, goodput = summary["records"], summary["goodput_seconds"]
@@ -156,14 +196,18 @@ def result(summary: dict[str, Any], kept: str, model: str) -> str:
         lines.append(summary["traceback"].rstrip())
     if records["size"] is not None:
         loss = f", last loss {summary['loss']:.4f}" if summary["loss"] is not None else ""
-        applied = sum(records["per_epoch"])
+        applied = sum(run["epochs"] * run["records"] for run in records["per_epoch"])
         lines.append(
             f"  trained   {applied:,} of {records['size'] * records['epochs']:,} records "
             f"({records['epochs']} epochs of {records['size']:,}) in {summary['step']:,} steps{loss}"
         )
     if summary["metrics"]:
-        held_out = ", ".join(f"{name} {value:.4f}" for name, value in sorted(summary["metrics"].items()))
+        held_out = ", ".join(
+            f"{name} {'not finite' if value is None else f'{value:.4f}'}"
+            for name, value in sorted(summary["metrics"].items())
+        )
         lines.append(f"  held out  {held_out}")
+    lines += [f"  warning   {text}" for text in summary.get("warnings", [])]
     lines.append("  seconds   " + ", ".join(f"{kind} {seconds:.1f}" for kind, seconds in goodput.items()))
     changes = summary["generations"][1:]
     if changes:

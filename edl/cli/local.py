@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -28,7 +27,8 @@ class Local:
     def snapshot(self) -> JobSnapshot:
         summary = self._summary()
         data = summary if summary is not None else self._client().status()
-        model = str(self._output / artifacts.MODEL)
+        name = summary["model"] if summary is not None else ""
+        model = str(self._output / (name or artifacts.MODEL))
         return JobSnapshot(data, str(self._output), model, (f"model: {model}, once the job succeeds",))
 
     def wait(self, phase: Phase, seconds: float | None) -> tuple[str, str]:
@@ -80,9 +80,10 @@ class Local:
     def _summary(self) -> dict[str, Any] | None:
         """None while the job runs."""
         try:
-            return dict(json.loads((self._output / artifacts.SUMMARY).read_text(encoding="utf-8")))
-        except FileNotFoundError:
-            return None
+            there = (self._output / artifacts.SUMMARY).exists()
+        except OSError as error:
+            raise EdlError(f"{self._output}: {error.strerror}") from error
+        return artifacts.read_summary(self._output) if there else None
 
     def _client(self) -> Client:
         return Client(artifacts.read_contact(self._output))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from contextlib import closing
 from typing import Annotated
 
@@ -53,7 +54,9 @@ def logs(
     """Show the logs of a job's master and workers."""
     with closing(job.logs(LogSource(source), tail, follow)) as lines:
         for line in lines:
-            print(line, flush=follow)
+            display.line(line)
+            if follow:
+                sys.stdout.flush()
 
 
 @about_a_job
@@ -74,17 +77,17 @@ def wait(
     Exit code: 0 if the job is in that phase, 1 if it has ended in another one, 124 if the time is up.
     """
     found, reason = job.wait(phase, timeout)
-    print(f"{found}: {reason}")
+    display.line(f"{found}: {reason}")
     raise typer.Exit(0 if found == phase else 1 if found in ENDED else TIMED_OUT)
 
 
 @about_a_job
 def scale(job: JobHandle, workers: Annotated[int, typer.Argument(help="The new number of workers.")]) -> None:
     """Change the number of workers of a running job."""
-    print(job.scale(workers))
+    display.line(job.scale(workers))
 
 
 @about_a_job
 def stop(job: JobHandle) -> None:
     """End a running job."""
-    print(job.stop())
+    display.line(job.stop())

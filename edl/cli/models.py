@@ -64,17 +64,24 @@ def read(path: Path) -> str:
 
 
 def _check_file(path: Path) -> None:
-    if not path.is_file():
+    if not _is_file(path):
         raise ModelError(f"model.module: file {path} not found")
     if wrong := model_check.check(read(path), str(path), most=None):
         raise ModelError("\n".join(wrong))
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a name that is too long for one
+        return False
 
 
 def _hint(module: str) -> str:
     """What may have been meant: a file that lies here, or a similar name of the zoo."""
     near = difflib.get_close_matches(module, zoo(), 1)
     file = Path(f"{module.replace('.', os.sep)}.py")
-    meant = [f".{os.sep}{file}"] if file.is_file() else near
+    meant = [f".{os.sep}{file}"] if _is_file(file) else near
     return f"did you mean {meant[0]}?" if meant else ""
 
 

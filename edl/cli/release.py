@@ -30,6 +30,7 @@ from edl.kubernetes.kubeconfig import Access
 from edl.kubernetes.kubeconfig import load as load_kubeconfig
 from edl.kubernetes.names import Names
 from edl.kubernetes.timing import Timing
+from edl.text import plain
 
 JOBS = f"{pods.PART_OF}=edl,{pods.COMPONENT}=job"
 ANSWER_SECONDS = 15.0  # for a running master to do what was asked
@@ -236,7 +237,7 @@ async def _next(lines: AsyncGenerator[str, None]) -> str | None:
 def _log(level: str) -> None:
     """Have messages of at least that level on standard error, as the command's own."""
     structlog.configure(
-        processors=[lambda _logger, _method, event: f"edl: {event['event']}"],
+        processors=[lambda _logger, _method, event: f"edl: {plain(str(event['event']))}"],
         wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )

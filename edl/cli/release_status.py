@@ -17,6 +17,7 @@ import yaml
 from edl.cli import display
 from edl.cli.jobs import ENDED, NO_STATUS, JobSnapshot, Phase
 from edl.contract import artifacts
+from edl.contract.reasons import Reason
 from edl.errors import EdlError
 from edl.kubernetes import overrides, pods
 from edl.kubernetes.informer import Object
@@ -99,10 +100,13 @@ class FoundRelease:
             volume = next(v for v in pod["spec"]["volumes"] if v["name"] == "output")
         except (yaml.YAMLError, KeyError, TypeError, StopIteration):
             return ""
+        name = (str(self.report.get("model", "")) if self.ended else "") or artifacts.MODEL
+        if name.startswith("/"):
+            return f"{name} in the container of the worker that saved it"
         if claim := volume.get("persistentVolumeClaim"):
-            return f"{artifacts.MODEL} in persistentvolumeclaim/{claim['claimName']}"
+            return f"{name} in persistentvolumeclaim/{claim['claimName']}"
         if folder := volume.get("hostPath"):
-            return f"{folder['path']}/{artifacts.MODEL} on the worker's node"
+            return f"{folder['path']}/{name} on the worker's node"
         return ""
 
     def selector(self, *components: str) -> str:
@@ -120,7 +124,7 @@ def snapshot(found: FoundRelease, there: Sequence[Object], happened: Sequence[Ob
         there: the pods of master and workers.
         happened: the Events of the job.
     """
-    news = events(happened)[-MOST_EVENTS:]
+    news = _latest(events(happened))
     workers = _workers(found.report, there)
     data = {
         "release": found.release,
@@ -152,6 +156,12 @@ def snapshot(found: FoundRelease, there: Sequence[Object], happened: Sequence[Ob
 def events(happened: Sequence[Object]) -> list[dict[str, Any]]:
     """What has happened, the oldest first."""
     return sorted((_event(e) for e in happened), key=lambda e: str(e["at"]))
+
+
+def _latest(happened: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The last ones. Of the epochs, which would push out all else, only the last one counts."""
+    epochs = [e for e in happened if e["reason"] == Reason.EpochApplied]
+    return [e for e in happened if e not in epochs[:-1]][-MOST_EVENTS:]
 
 
 def _event(thing: Object) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -12,22 +13,34 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
-from rich.console import Console
 
 from edl import config
 from edl.cli import display, latest, models
 from edl.client import Client
 from edl.config import values
+from edl.config.address import Address
 from edl.contract import artifacts
-from edl.errors import EdlError
+from edl.contract.phases import Phase
+from edl.contract.workers import WORKER_ENVIRONMENT
+from edl.errors import ConfigError, EdlError
 
 FileOption = Annotated[
-    list[Path], typer.Option("-f", "--values", help="A values file; repeatable, merged in order.")
+    list[Path],
+    typer.Option("-f", "--values", help="A values file; repeatable, merged in order; -: standard input."),
 ]
 SetOption = Annotated[
     list[str], typer.Option("--set", help="Values as in Helm; repeatable: --set workers=3,training.epochs=5")
 ]
 SetStringOption = Annotated[list[str], typer.Option("--set-string", help="As --set, but always strings.")]
+SetFileOption = Annotated[
+    list[str], typer.Option("--set-file", help="As --set, with the text of a file: --set-file key=PATH")
+]
+SalvageOption = Annotated[
+    Path | None,
+    typer.Option("--salvage", help="Where to write the model, the journal and the summary, in a directory of "
+                 "the job's name, when the output directory is full; default: a temporary one."),
+]  # fmt: skip
+MOST_NAME = 80  # characters of a model's name in the name of its output directory
 
 
 def run(
@@ -37,26 +50,29 @@ def run(
     values_files: FileOption = [],  # noqa: B006
     sets: SetOption = [],  # noqa: B006
     set_strings: SetStringOption = [],  # noqa: B006
+    set_files: SetFileOption = [],  # noqa: B006
     output: Annotated[
         Path | None, typer.Option("--output", help="The output directory; default: a new one in runs/.")
     ] = None,
-) -> None:
+    salvage: SalvageOption = None,
+    detach: Annotated[
+        bool,
+        typer.Option("--detach", help="Return once the job has begun; it goes on by itself. Without this "
+                     "option the job ends with this command."),
+    ] = False,
+) -> None:  # fmt: skip
     """Train a model on this machine, with workers as processes."""
-    merged, typed = _merged(model, values_files, sets, set_strings)
+    merged, typed = _merged(model, values_files, sets, set_strings, set_files)
     if not typed.model.source:
         models.check(typed.model.module)
-    name = Path(typed.model.name).stem.rsplit(".", 1)[-1]
+    name = Path(typed.model.name).stem.rsplit(".", 1)[-1][:MOST_NAME]
     output = output or Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
-    _prepare(output, merged)
-    console = Console(highlight=False)
-    (output / artifacts.LOGS).mkdir(exist_ok=True)
-    with open(output / artifacts.LOGS / "master.log", "wb") as log:
-        arguments = ["--values", str(output / "values.json"), "--output", str(output)]
-        process = subprocess.Popen(
-            [sys.executable, "-m", "master", *arguments],
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, start_new_session=True,
-        )  # fmt: skip
-    raise typer.Exit(_attend(console, process, output))
+    lock = _prepare(output, merged, salvage)
+    interrupts = _Interrupts()
+    process = interrupts.process = _start(output, salvage, lock, detach)
+    if detach:
+        raise typer.Exit(_detach(process, output, interrupts))
+    raise typer.Exit(_attend(display.Screen(), process, output, interrupts))
 
 
 def master(
@@ -65,15 +81,18 @@ def master(
     values_files: FileOption = [],  # noqa: B006
     sets: SetOption = [],  # noqa: B006
     set_strings: SetStringOption = [],  # noqa: B006
+    set_files: SetFileOption = [],  # noqa: B006
     listen: Annotated[str, typer.Option("--listen", help="HOST:PORT to listen on.")] = "127.0.0.1:0",
+    salvage: SalvageOption = None,
 ) -> None:
     """Run only a job's master; start its workers with `edl worker`."""
-    merged, _ = _merged(model, values_files, sets, set_strings)
+    Address.parse(listen, "--listen")
+    merged, _ = _merged(model, values_files, sets, set_strings, set_files)
     # In a directory whose master has died, this one goes on with the job.
-    _prepare(output, merged, may_exist=latest.is_orphaned(output))
+    lock = _prepare(output, merged, salvage, may_exist=latest.is_orphaned(output))
+    os.set_inheritable(lock, True)  # what this process becomes goes on holding it
     latest.remember(output)
-    arguments = ["--values", str(output / "values.json"), "--output", str(output), "--listen", listen]
-    _become("master", [*arguments, "--backend", "external"])
+    _become("master", [*_arguments(output, salvage), "--listen", listen, "--backend", "external"])
 
 
 def worker(
@@ -88,48 +107,109 @@ def worker(
     ] = None,
 ) -> None:  # fmt: skip
     """Run one worker of `edl master`."""
+    if not Address.parse(master, "--master").port:
+        raise ConfigError(f"--master {master}: the port of the master is missing")
     if token_from is not None:
         os.environ["EDL_TOKEN"] = artifacts.read_contact(token_from).token
+    os.environ.update(WORKER_ENVIRONMENT)
     _become("trainer", ["--master", master, "--worker", str(identity)])
 
 
-def _attend(console: Console, process: subprocess.Popen[bytes], output: Path) -> int:
-    """Show the job until it ends; Ctrl-C, SIGTERM or a closed terminal end it. Returns the exit code."""
+class _Interrupts:
+    """Ctrl-C, SIGTERM and a closed terminal: the first ends the job, the next kills its master."""
+
+    def __init__(self) -> None:
+        self.number = 0  # of the first; 0: there was none
+        self.process: subprocess.Popen[bytes] | None = None
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, self._come)
+
+    def _come(self, number: int, _: object) -> None:
+        again, self.number = self.number, self.number or number
+        if self.process is None:  # nothing has begun
+            raise SystemExit(128 + number)
+        with contextlib.suppress(OSError):  # the terminal may have gone; and print() may be under way
+            os.write(2, b"master killed; the workers exit when they notice\n" if again
+                     else b"stopping the job (interrupt again to kill it)\n")  # fmt: skip
+        if again:
+            self.process.kill()
+        else:
+            self.process.terminate()
+
+
+def _arguments(output: Path, salvage: Path | None) -> list[str]:
+    """Of the job's master."""
+    # Two jobs may be given one directory: none may overwrite the other's model there.
+    own = ["--salvage", str(salvage / output.resolve().name)] if salvage is not None else []
+    return ["--values", str(output / "values.json"), "--output", str(output), *own]
+
+
+def _start(output: Path, salvage: Path | None, lock: int, detached: bool) -> subprocess.Popen[bytes]:
+    """The job's master. Unless it is detached, it ends the job when this process has ended: however that
+    is, the master's standard input ends with it."""
+    arguments = _arguments(output, salvage)
+    (output / artifacts.LOGS).mkdir(exist_ok=True)
+    with open(output / artifacts.LOGS / "master.log", "wb") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "master", *arguments, *([] if detached else ["--attached"])],
+            stdin=subprocess.DEVNULL if detached else subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
+            start_new_session=True, pass_fds=[lock],
+        )  # fmt: skip
+
+
+def _detach(process: subprocess.Popen[bytes], output: Path, interrupts: _Interrupts) -> int:
+    """Return when the job has begun."""
     assert process.stdout is not None
-    interrupted = False
+    if not process.stdout.readline():
+        process.wait()
+        return _ended(display.Screen(), process, output, interrupts)
+    latest.remember(output)
+    display.line(f"the job has begun and goes on by itself; its output directory is {output}")
+    display.line(f"to see it: edl status {output}; to end it: edl stop {output}")
+    return 0
 
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
 
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, interrupt)
-    while True:
-        try:
-            if process.stdout.readline():  # the master says when it listens
-                latest.remember(output)
-                caller = Client(artifacts.read_contact(output))
-                display.show(console, caller.follow())
-            process.wait()
-            break
-        except KeyboardInterrupt:
-            if interrupted:
-                console.print("master killed; the workers exit when they notice")
-                process.kill()
-            else:
-                console.print("stopping the job (interrupt again to kill it)")
-                process.terminate()
-            interrupted = True
+def _attend(
+    console: display.Screen, process: subprocess.Popen[bytes], output: Path, interrupts: _Interrupts
+) -> int:
+    """Show the job until it ends. Returns the exit code."""
+    assert process.stdout is not None
+    unread = False
     try:
-        summary = json.loads((output / artifacts.SUMMARY).read_text(encoding="utf-8"))
-    except OSError:
+        if process.stdout.readline():  # the master says when it listens
+            latest.remember(output)
+            display.show(console, Client(artifacts.read_contact(output)).follow())
+    except OSError:  # nobody reads what we show, or the terminal has gone
+        unread = True
+        process.terminate()
+    process.wait()
+    if unread:
+        return 128 + (interrupts.number or signal.SIGPIPE)
+    return _ended(console, process, output, interrupts)
+
+
+def _ended(
+    console: display.Screen, process: subprocess.Popen[bytes], output: Path, interrupts: _Interrupts
+) -> int:
+    """Say how the job has ended. Returns the exit code."""
+    code = 128 + interrupts.number if interrupts.number else 1
+    assert process.stdout is not None
+    # A last word of the master is where it has written all that, because it could not in `output`.
+    kept = Path(process.stdout.read().decode().strip() or output)
+    try:
+        summary = artifacts.read_summary(kept)
+    except EdlError:
+        if interrupts.number:
+            begun = (output / artifacts.JOURNAL).exists()
+            console.print("the job was killed" if begun else "stopped before the job had begun")
+            return code
         log = (output / artifacts.LOGS / "master.log").read_text(encoding="utf-8", errors="replace")
         raise EdlError(
             f"the master exited unexpectedly ({_how(process.returncode)}): {log.strip()[-2000:]}"
         ) from None
-    console.print(
-        display.result(summary, str(output), str(output / artifacts.MODEL)), markup=False, soft_wrap=True
-    )
-    return 0 if summary["phase"] == "Succeeded" else 1
+    with contextlib.suppress(OSError):  # the terminal has gone
+        console.print(display.result(summary, str(kept), str(kept / summary["model"])), soft_wrap=True)
+    return 0 if summary["phase"] == Phase.Succeeded else code
 
 
 def _how(code: int) -> str:
@@ -141,24 +221,31 @@ def _become(module: str, arguments: list[str]) -> NoReturn:
 
 
 def _merged(
-    model: str, values_files: list[Path], sets: list[str], set_strings: list[str]
+    model: str, values_files: list[Path], sets: list[str], set_strings: list[str], set_files: list[str]
 ) -> tuple[dict[str, Any], config.Config]:
-    merged = values.load(values_files, sets, set_strings)
+    merged = values.load(values_files, sets, set_strings, set_files)
     if model:
         merged = values.merge(merged, {"model": {"module": model, "source": ""}})
     return merged, config.parse(merged)
 
 
-def _prepare(output: Path, merged: dict[str, Any], may_exist: bool = False) -> None:
-    """An output directory of this job's own, with its values in it.
+def _prepare(output: Path, merged: dict[str, Any], salvage: Path | None, may_exist: bool = False) -> int:
+    """An output directory of this job's own, with its values in it. Returns its lock (`artifacts.lock`).
 
     Raises:
         EdlError: the directory holds another job, or cannot be written.
     """
-    if (output / artifacts.JOURNAL).exists() and not may_exist:
-        raise EdlError(f"{output}: already holds a job ({artifacts.JOURNAL}); choose another --output")
+    if salvage is not None:
+        try:
+            salvage.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise EdlError(f"--salvage {salvage}: cannot write: {error.strerror}") from error
     try:
         output.mkdir(parents=True, exist_ok=True)
+        lock = artifacts.lock(output)
+        if (output / artifacts.JOURNAL).exists() and not may_exist:
+            raise EdlError(f"{output}: already holds a job ({artifacts.JOURNAL}); choose another --output")
         artifacts.write_whole(output / "values.json", json.dumps(merged, indent=1) + "\n")
     except OSError as error:
         raise EdlError(f"{output}: cannot write: {error.strerror}") from error
+    return lock

@@ -15,6 +15,8 @@ from edl.cli.jobs import JobHandle
 from edl.cli.local import Local
 from edl.errors import ConfigError
 
+MOST_RELEASE = 63  # characters; also of what a release's objects begin with
+
 DirArgument = Annotated[
     Path | None,
     typer.Argument(metavar="[DIR]", help="The job's output directory; default: that of the last job."),
@@ -49,6 +51,10 @@ def target(
         return nullcontext(Local(directory))
     if directory is not None:
         raise ConfigError(f"--release and DIR are mutually exclusive (--release {release}, DIR {directory})")
+    if len(release) > MOST_RELEASE:
+        raise ConfigError(
+            f"--release {release[:9]}...: a release's name has at most {MOST_RELEASE} characters"
+        )
     from edl.cli.release import connect  # the Kubernetes client takes its time to import
 
     return connect(release, namespace, kubeconfig, context)

@@ -14,6 +14,7 @@ import typer
 import yaml
 
 import edl
+from edl.cli import display
 from edl.cli.models import read, zoo
 from edl.config import model_check
 from edl.contract import artifacts
@@ -69,7 +70,7 @@ def list_models() -> None:
         raise EdlError("no model zoo is installed")
     width = max(len(name) for name in models)
     for name, summary in models.items():
-        print(f"{name:{width}}  {summary}".rstrip())
+        display.line(f"{name:{width}}  {summary}".rstrip())
 
 
 @app.command()
@@ -184,7 +185,7 @@ def _check_model(directory: Path) -> None:
     try:
         values = yaml.safe_load(read(directory / "values.yaml"))
         module = str(values["model"]["module"])
-    except (EdlError, yaml.YAMLError, TypeError, KeyError):
+    except (EdlError, yaml.YAMLError, RecursionError, TypeError, KeyError):
         return  # not our values: Helm will judge them
     if not module.startswith(f"{MODELS}/"):
         return

@@ -1,29 +1,57 @@
 """The values that shape the chart's objects, and mean nothing to a process: their types and limits.
 
 Defaults live in chart/values.yaml. `edl run` checks these as Helm does, and makes no use of them.
-What is Kubernetes' own (resources, affinity, volumes, ...) is only known to be a map or a list here:
-Kubernetes says itself what it does not like.
+What is Kubernetes' own (affinity, tolerations, ...) is mostly only known to be a map or a list here:
+Kubernetes says itself what it does not like. Checked is what it says late, when the master makes a pod.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 from pydantic import Field
 
-from edl.config.types import Int, Labels, Object, Objects, Section
+from edl.config.messages import shown
+from edl.config.types import (
+    Annotations,
+    Container,
+    Count,
+    Int,
+    Interval,
+    Labels,
+    Mount,
+    Named,
+    Object,
+    ObjectName,
+    Objects,
+    PodTemplate,
+    Positive,
+    Prefix,
+    PullSecret,
+    Registry,
+    Repository,
+    Resources,
+    SecretKey,
+    Section,
+    Size,
+    Suffix,
+    Tag,
+    Variable,
+    amount,
+)
 
 
 class Image(Section):
-    registry: str
-    tag: str
+    registry: Registry
+    tag: Tag
     pull_policy: Literal["Always", "IfNotPresent", "Never"]
-    pull_secrets: Objects
+    pull_secrets: list[PullSecret]
 
 
 class OneImage(Section):
-    repository: str = Field(min_length=1)
-    tag: str
+    repository: Repository
+    tag: Tag
     digest: str = Field(
         pattern=r"^(sha256:[0-9a-f]{64})?$", json_schema_extra={"allowed": "sha256: and 64 hex digits"}
     )
@@ -33,49 +61,54 @@ class Pod(Section):
     """What the pods of master and workers have in common."""
 
     image: OneImage
-    resources: Object
-    env: Objects
+    resources: Resources
+    env: list[Variable]
     env_from: Objects
-    volumes: Objects
-    volume_mounts: Objects
-    init_containers: Objects
-    extra_containers: Objects
+    volumes: list[Named]
+    volume_mounts: list[Mount]
+    init_containers: list[Container]
+    extra_containers: list[Container]
     node_selector: Labels
     tolerations: Objects
     affinity: Object
     topology_spread_constraints: Objects
-    priority_class_name: str
-    runtime_class_name: str
-    scheduler_name: str
-    termination_grace_period_seconds: Int = Field(ge=0)
+    priority_class_name: ObjectName
+    runtime_class_name: ObjectName
+    scheduler_name: ObjectName
+    termination_grace_period_seconds: Count = Field(ge=0)
     pod_labels: Labels
-    pod_annotations: Labels
+    pod_annotations: Annotations
     pod_security_context: Object
     security_context: Object
-    pod_template: Object
+    pod_template: PodTemplate
 
 
 class WorkerValues(Pod):
-    high_priority_class_name: str
+    high_priority_class_name: ObjectName
 
 
 class PriorityClass(Section):
     create: bool
-    name: str
+    name: ObjectName
     value: Int = Field(ge=-2147483648, le=1000000000)
     preemption_policy: Literal["Never", "PreemptLowerPriority"]
 
 
+class KubernetesApi(Section):
+    qps: Positive
+    burst: Count = Field(ge=1)
+
+
 class Token(Section):
-    existing_secret: str
-    key: str = Field(min_length=1)
+    existing_secret: ObjectName
+    key: SecretKey
     value: str
 
 
 class Account(Section):
     create: bool
-    name: str
-    annotations: Labels
+    name: ObjectName
+    annotations: Annotations
 
 
 class ServiceAccount(Section):
@@ -89,7 +122,7 @@ class Rbac(Section):
 
 class Service(Section):
     type: Literal["ClusterIP", "NodePort", "LoadBalancer"]
-    annotations: Labels
+    annotations: Annotations
 
 
 class NetworkPolicy(Section):
@@ -102,7 +135,7 @@ class NetworkPolicy(Section):
 
 class Monitor(Section):
     enabled: bool
-    interval: str
+    interval: Interval
     labels: Labels
     relabelings: Objects
 
@@ -120,30 +153,82 @@ class Metrics(Section):
 
 
 class Output(Section):
-    existing_claim: str
+    existing_claim: ObjectName
     host_path: str
-    size: str
-    storage_class: str
+    size: Size
+    storage_class: ObjectName
     access_modes: list[Literal["ReadWriteOnce", "ReadWriteMany", "ReadWriteOncePod"]] = Field(min_length=1)
 
 
 class Chart(Section):
     """All values that are the chart's alone."""
 
+    enabled: bool
     image: Image
     master: Pod
     worker: WorkerValues
     output: Output
     token: Token
     priority_class: PriorityClass
+    kubernetes_api: KubernetesApi
     service_account: ServiceAccount
     rbac: Rbac
     service: Service
     network_policy: NetworkPolicy
     metrics: Metrics
     extra_objects: list[Any]
-    name_override: str = Field(max_length=40)
-    fullname_override: str = Field(max_length=40)
+    name_override: Suffix
+    fullname_override: Prefix
     common_labels: Labels
-    common_annotations: Labels
+    common_annotations: Annotations
     global_: Object = Field(alias="global")
+
+
+OWN_MOUNTS = ("/tmp", "/var/lib/edl")  # in every pod that the chart makes
+
+
+def impossible(flat_values: Mapping[str, Any]) -> list[str]:
+    """What Kubernetes would find out late, one line each: two mounts at one path, a request above its limit.
+
+    Args:
+        flat_values: by dotted key, as far as nothing else is wrong with them.
+    """
+    return [
+        line
+        for component in ("master", "worker")
+        for line in (*_mounted_twice(_mounts(component, flat_values)), *_above(component, flat_values))
+    ]
+
+
+def _mounts(component: str, flat_values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The key and the path of each mount of a component that the values make."""
+    for place in ("data", "model") if component == "worker" else ():
+        there = flat_values.get(f"{place}.existingClaim") or flat_values.get(f"{place}.hostPath")
+        if there and (path := flat_values.get(f"{place}.mountPath")):
+            yield f"{place}.mountPath", path
+    for n, mount in enumerate(flat_values.get(f"{component}.volumeMounts") or []):
+        yield f"{component}.volumeMounts.{n}.mountPath", mount["mountPath"]
+
+
+def _mounted_twice(mounts: Iterable[tuple[str, str]]) -> Iterator[str]:
+    known = dict.fromkeys(OWN_MOUNTS, "")
+    for key, path in mounts:
+        place = path.rstrip("/")
+        if earlier := known.setdefault(place, key):
+            if earlier != key:
+                yield f"{key} is {shown(path)}, as {earlier} is: mount paths must differ"
+        else:
+            yield f"{key} is {shown(path)}: edl mounts a volume of its own there"
+
+
+def _above(component: str, flat_values: Mapping[str, Any]) -> Iterator[str]:
+    resources = flat_values.get(f"{component}.resources") or {}
+    limits = resources.get("limits") or {}
+    for name, wanted in sorted((resources.get("requests") or {}).items()):
+        least, most = amount(wanted), amount(limits.get(name))
+        if least is not None and most is not None and least > most:
+            key = f"{component}.resources"
+            yield (
+                f"{key}.requests.{name} is {shown(wanted)} and {key}.limits.{name} is {shown(limits[name])}: "
+                "a request must not be larger than its limit"
+            )

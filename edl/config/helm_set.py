@@ -1,4 +1,4 @@
-"""`--set` and `--set-string` flags, read as Helm 3 reads them.
+"""`--set`, `--set-string` and `--set-file` flags, read as Helm 3 reads them.
 
 One deliberate difference, tested in tests/unit/test_values.py: `--set a=0.5` is a number here. Helm
 makes it the text "0.5", which no schema takes for a number, and has --set-json for it.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from typing import Any
 
 from edl.errors import ConfigError
@@ -18,29 +19,39 @@ MOST_LEVELS = 30  # as in Helm: a key of more levels is a mistake too
 Values = dict[str, Any]
 
 
-def parse_set(text: str, into: Values, strings: bool = False) -> None:
+def parse_set(
+    text: str, into: Values, strings: bool = False, read: Callable[[str], str] | None = None
+) -> None:
     """Read one `--set` flag into `into`. With `strings` it is a `--set-string`: values are never typed.
+
+    Args:
+        read: it is a `--set-file`: what is given is the name of a file, and this returns its text.
 
     Raises:
         ConfigError: the flag is malformed, or goes below a value that is not a map or list. It is
             quoted; `into` may then hold a part of it.
     """
-    _SetParser(text, strings).read(into)
+    _SetParser(text, strings, read).read(into)
 
 
 class _SetParser:
     """A reader of `key=value,...`, one character at a time, as Helm's pkg/strvals does it."""
 
-    def __init__(self, text: str, strings: bool):
-        self._text, self._strings, self._at = text, strings, 0
+    def __init__(self, text: str, strings: bool, read_file: Callable[[str], str] | None):
+        self._text, self._strings, self._read_file, self._at = text, strings, read_file, 0
 
     def read(self, into: Values) -> None:
         while self._at < len(self._text):
             self._pair(into, 0)
 
     def _fail(self, why: str) -> ConfigError:
-        flag = "--set-string" if self._strings else "--set"
-        return ConfigError(f"{flag} {self._text!r}: {why} (expected key=value, e.g. training.epochs=3)")
+        flag = "--set-file" if self._read_file else "--set-string" if self._strings else "--set"
+        example = (
+            "key=PATH, e.g. model.source=my_model.py"
+            if self._read_file
+            else ("key=value, e.g. training.epochs=3")
+        )
+        return ConfigError(f"{flag} {self._text!r}: {why} (expected {example})")
 
     def _until(self, stops: str) -> tuple[str, str]:
         """Text up to one of `stops`, unescaped, and the stop ("" at the end)."""
@@ -121,6 +132,8 @@ class _SetParser:
                 return items
 
     def _typed(self, text: str) -> Any:
+        if self._read_file is not None:
+            return self._read_file(text)
         if self._strings:
             return text
         lower = text.lower()

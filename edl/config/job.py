@@ -14,11 +14,22 @@ from pydantic import BaseModel, Field, JsonValue, ValidationError, model_validat
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
+from edl.config import chart
 from edl.config import model_check as source_module
 from edl.config.chart import Chart
 from edl.config.messages import in_words, shown
 from edl.config.paths import known, open_maps
-from edl.config.types import AtLeastHalf, Int, NotNegative, Positive, Section, Share, number
+from edl.config.types import (
+    AtLeastHalf,
+    Count,
+    Int,
+    NotNegative,
+    ObjectName,
+    Positive,
+    Section,
+    Share,
+    number,
+)
 from edl.errors import ConfigError
 
 LIVE: dict[str, JsonValue] = {"live": True}
@@ -29,7 +40,7 @@ PATH: dict[str, JsonValue] = {"allowed": "an absolute path"}
 class Model(Section):
     module: str = Field(min_length=1)
     source: str = Field(max_length=source_module.MOST_CHARACTERS)
-    existing_claim: str
+    existing_claim: ObjectName
     host_path: str
     mount_path: str = Field(pattern="^/", json_schema_extra=PATH)
 
@@ -40,7 +51,7 @@ class Model(Section):
 
 
 class Training(Section):
-    epochs: Int = Field(ge=1)
+    epochs: Count = Field(ge=1)
     batch_size: Int = Field(ge=1, lt=1 << 24)
     seed: Int = Field(ge=0, lt=1 << 31)
     non_finite: Literal["stop", "skip"]
@@ -49,8 +60,9 @@ class Training(Section):
 
 class Data(Section):
     shuffle: bool
-    block_records: Int = Field(ge=1)
-    existing_claim: str
+    block_records: Count = Field(ge=1)
+    allow_empty: bool
+    existing_claim: ObjectName
     host_path: str
     mount_path: str = Field(pattern="^/", json_schema_extra=PATH)
 
@@ -62,24 +74,25 @@ class Elastic(Section):
     join_delay_seconds: NotNegative
     grace_period_seconds: NotNegative
     master_outage_timeout_seconds: NotNegative
-    max_lease_batches: Int = Field(ge=1)
-    max_failures: Int = Field(ge=0)
+    max_lease_batches: Count = Field(ge=1)
+    max_failures: Count = Field(ge=0)
+    disk_full_timeout_seconds: NotNegative
 
 
 class Local(Section):
     start_method: Literal["spawn", "fork"]
-    threads: Int = Field(ge=0)
+    threads: Count = Field(ge=0)
 
 
 class Config(Section):
     """A job's values: what a process needs to know."""
 
-    workers: Int = Field(ge=0, json_schema_extra=LIVE)
-    min_workers: Int = Field(ge=1, json_schema_extra=LIVE)
-    max_workers: Int = Field(ge=1, json_schema_extra=LIVE)
+    workers: Count = Field(ge=0, json_schema_extra=LIVE)
+    min_workers: Count = Field(ge=1, json_schema_extra=LIVE)
+    max_workers: Count = Field(ge=1, json_schema_extra=LIVE)
     suspend: bool = Field(json_schema_extra=LIVE)
     high_priority_workers: Share = Field(json_schema_extra=LIVE | SHARE)
-    ttl_seconds_after_finished: Int = Field(ge=-1, json_schema_extra=LIVE)
+    ttl_seconds_after_finished: Count = Field(ge=-1, json_schema_extra=LIVE)
     model: Model
     training: Training
     data: Data
@@ -164,7 +177,7 @@ def parse(values: Mapping[str, Any]) -> Config:
     try:
         if whole:
             File.model_validate(values)
-            values = {key: values[key] for key in JOB}
+            values = {key: values[key] for key in JOB if key in values}
         return Config.model_validate(values)
     except ValidationError as error:
         details = error.errors()
@@ -181,7 +194,7 @@ def impossible(flat_values: Mapping[str, Any]) -> list[str]:
     model. A rule is judged only if all its keys are there."""
     source = flat_values.get("model.source")
     told = source_module.check(source) if source and isinstance(source, str) else []
-    return told + [
+    return [*told, *chart.impossible(flat_values)] + [
         f"{' and '.join(f'{key} is {shown(flat_values[key])}' for key in rule.keys)}: {rule.words}"
         for rule in RULES
         if all(key in flat_values for key in rule.keys)

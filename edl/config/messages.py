@@ -8,10 +8,12 @@ from __future__ import annotations
 import difflib
 import json
 import typing
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic import BaseModel
 from pydantic_core import ErrorDetails
+from typing_extensions import is_typeddict
 
 from edl.config.paths import keys, known
 from edl.config.renamed import advice
@@ -39,8 +41,9 @@ def in_words(detail: ErrorDetails, whole: type[BaseModel]) -> str:
         return f"values: invalid value {shown(detail['input'])} (expected a map)"
     key = ".".join(path + rest)
     if detail["type"] == "extra_forbidden":
-        return f"{key}: {advice(key) or f'unknown key; {_hint(path, section, whole)}'}"
-    expected = allowed(".".join(path), whole, len(rest))
+        hint = _keys_of(path, rest[:-1], whole) if rest else _hint(path, section, whole)
+        return f"{key}: {advice(key) or f'unknown key; {hint}'}"
+    expected = allowed(".".join(path), whole, rest)
     if detail["type"] == "missing":
         return f"{key}: missing value (null removes the default; expected {expected})"
     text = f"{key}: invalid value {shown(detail['input'])} (expected {expected})"
@@ -61,8 +64,18 @@ def _place(
         path, rest = [str(part) for part in loc[: n + 1]], [str(part) for part in loc[n + 1 :]]
         # A value that may be of several kinds is blamed once for each: what follows is the kind, no place.
         field = next((f for f in section.model_fields.values() if f.alias == part), None)
-        return path, section, rest if field and typing.get_origin(field.annotation) in (dict, list) else []
+        return path, section, rest if field and _has_places(field.annotation) else []
     return [], section, []
+
+
+def _has_places(kind: Any) -> bool:
+    return typing.get_origin(kind) in (dict, list) or is_typeddict(kind)
+
+
+def _keys_of(path: list[str], rest: list[str], whole: type[BaseModel]) -> str:
+    """All keys of a map within a value."""
+    known_there = _schema(".".join(path), whole, rest).get("properties", {})
+    return f"keys of {'.'.join(path + rest)}: {', '.join(known_there)}"
 
 
 def _hint(path: list[str], section: type[BaseModel], whole: type[BaseModel]) -> str:
@@ -100,23 +113,39 @@ def shown(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:80]}..."
 
 
-def allowed(key: str, whole: type[BaseModel], depth: int = 0) -> str:
-    """What is expected, in words, for a dotted key; or so deep within its value."""
-    *parents, last = key.split(".")
-    section = whole
-    for part in parents:
-        section = known(section)[part] or section
-    schema = section.model_json_schema(by_alias=True)["properties"].get(last, {})
-    for _ in range(depth):
-        schema = schema.get("items") or schema.get("additionalProperties") or {}
-        schema = schema if isinstance(schema, dict) else {}
+def allowed(key: str, whole: type[BaseModel], rest: Sequence[str] = ()) -> str:
+    """What is expected, in words, for a dotted key; or at a place within its value."""
+    schema = _schema(key, whole, rest)
     if "allowed" in schema:
         return str(schema["allowed"])
     if "enum" in schema:
         return f"one of {', '.join(schema['enum'])}"
-    if "anyOf" in schema:  # Helm hands a decimal over as a string: no need to mention it
-        schema = schema["anyOf"][0]
     limits = [words.format(schema[name]) for name, words in LIMITS.items() if name in schema]
     if schema.get("minLength"):
         limits.append("not empty")
     return ", ".join([KINDS.get(schema.get("type", ""), "a map"), *limits])
+
+
+def _schema(key: str, whole: type[BaseModel], rest: Sequence[str]) -> dict[str, Any]:
+    """The JSON schema of a key, or of a place within its value; empty where anything may be."""
+    *parents, last = key.split(".")
+    section = whole
+    for part in parents:
+        section = known(section)[part] or section
+    generated = section.model_json_schema(by_alias=True)
+    defined = generated.get("$defs", {})
+
+    def plain(schema: Any) -> dict[str, Any]:
+        schema = schema if isinstance(schema, dict) else {}
+        if "$ref" in schema:
+            return plain(defined[schema["$ref"].rsplit("/", 1)[-1]])
+        if "anyOf" in schema and "allowed" not in schema:
+            # Helm hands a decimal over as a string, and null is nothing: no need to mention either.
+            return plain(schema["anyOf"][0])
+        return dict(schema)
+
+    schema = plain(generated["properties"].get(last))
+    for part in rest:
+        inside = schema.get("properties", {}).get(part) or schema.get("additionalProperties")
+        schema = plain(schema.get("items") or inside)
+    return schema

@@ -5,6 +5,7 @@ from __future__ import annotations
 import typing
 
 from pydantic import BaseModel
+from typing_extensions import is_typeddict
 
 
 def keys(section: type[BaseModel], prefix: str = "") -> list[str]:
@@ -30,7 +31,7 @@ def open_maps(section: type[BaseModel], prefix: str = "") -> set[str]:
     found: set[str] = set()
     for field in section.model_fields.values():
         key, inner = f"{prefix}{field.alias}", field.annotation
-        if typing.get_origin(inner) is dict:
+        if typing.get_origin(inner) is dict or is_typeddict(inner):
             found.add(key)
         elif isinstance(inner, type) and issubclass(inner, BaseModel):
             found |= open_maps(inner, f"{key}.")

@@ -1,18 +1,41 @@
 """The kinds of values: what a values file, or a flag of Helm's, may say for a number, a share, an object.
 
-Each kind means the same to pydantic and in the generated JSON schema that Helm reads.
+Each kind means the same to pydantic and in the generated JSON schema that Helm reads. A text, list or map
+that may be empty may also be absent or null, and is empty then.
+
+What is Kubernetes' own goes through as it is, but for what the chart itself relies on, or what would be found
+out only when a pod is made: names, amounts of resources, the shape of what is merged into a pod.
 """
 
 from __future__ import annotations
 
+import copy
+import functools
 import re
-from typing import Annotated, Any
+import typing
+from fractions import Fraction
+from typing import Annotated, Any, Required
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetJsonSchemaHandler
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    TypeAdapter,
+    ValidationError,
+    WithJsonSchema,
+    model_validator,
+    with_config,
+)
 from pydantic.alias_generators import to_camel
 from pydantic_core import CoreSchema
+from typing_extensions import TypedDict, is_typeddict
 
-DECIMAL = r"[0-9]+\.[0-9]+"
+MOST_SECONDS = 10**8  # three years: what timers and other programs' numbers hold for certain
+MOST = (1 << 31) - 1  # of what is counted: Kubernetes' own integers hold no more
+DECIMAL = r"0*[0-9]{1,8}\.[0-9]+"
 
 
 class Section(BaseModel):
@@ -21,6 +44,40 @@ class Section(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, alias_generator=to_camel, allow_inf_nan=False
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill(cls, said: Any) -> Any:
+        if not isinstance(said, dict):
+            return said
+        return {**said, **{k: copy.copy(e) for k, e in _empties(cls).items() if said.get(k) is None}}
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        schema = handler.resolve_ref_schema(handler(core_schema))
+        schema["required"] = [key for key in schema["required"] if key not in _empties(cls)]
+        for key in _empties(cls):
+            schema["properties"][key]["nullable"] = True  # for scripts/schema
+        return schema
+
+
+@functools.cache
+def _empties(section: type[Section]) -> dict[str, Any]:
+    """What a section's keys are when they are empty, as far as they may be."""
+    found: dict[str, Any] = {}
+    for field in section.model_fields.values():
+        kind = field.annotation
+        kind = dict if is_typeddict(kind) else typing.get_origin(kind) or kind
+        if kind in (str, list, dict):
+            try:
+                kinds: Any = Annotated[field.annotation, None, *field.metadata]
+                TypeAdapter(kinds).validate_python(kind())
+            except ValidationError:
+                continue
+            found[str(field.alias)] = kind()
+    return found
 
 
 def _whole(value: Any) -> Any:
@@ -50,20 +107,164 @@ class _AlsoAsText:
 
 
 Int = Annotated[int, BeforeValidator(_whole)]
-_NONZERO = r"[0-9]*[1-9][0-9]*\.[0-9]+|[0-9]+\.[0-9]*[1-9][0-9]*"
-NotNegative = Annotated[float, Field(ge=0), BeforeValidator(number), _AlsoAsText(DECIMAL)]
-Positive = Annotated[float, Field(gt=0), BeforeValidator(number), _AlsoAsText(_NONZERO)]
+Count = Annotated[int, Field(le=MOST), BeforeValidator(_whole)]
+_ONE_OR_MORE = r"0*[1-9][0-9]{0,7}\.[0-9]+"
+NotNegative = Annotated[float, Field(ge=0, le=MOST_SECONDS), BeforeValidator(number), _AlsoAsText(DECIMAL)]
+Positive = Annotated[
+    float, Field(gt=0, le=MOST_SECONDS), BeforeValidator(number),
+    _AlsoAsText(rf"{_ONE_OR_MORE}|0+\.[0-9]*[1-9][0-9]*"),
+]  # fmt: skip
 AtLeastHalf = Annotated[
-    float, Field(ge=0.5), BeforeValidator(number), _AlsoAsText(r"[0-9]*[1-9][0-9]*\.[0-9]+|0+\.[5-9][0-9]*")
-]
+    float, Field(ge=0.5, le=MOST_SECONDS), BeforeValidator(number),
+    _AlsoAsText(rf"{_ONE_OR_MORE}|0+\.[5-9][0-9]*"),
+]  # fmt: skip
 
 # A number of workers, or a share of them.
 Share = (
-    Annotated[int, Field(ge=0), BeforeValidator(_whole)]
+    Annotated[int, Field(ge=0, le=MOST), BeforeValidator(_whole)]
     | Annotated[str, Field(pattern=r"^([0-9]|[1-9][0-9]|100)%$")]
 )
 
-# What Kubernetes knows better than we do goes through as it is.
+
+# --- texts
+
+
+def _text(pattern: str, allowed: str, max_length: int | None = None) -> Any:
+    return Field(pattern=f"^({pattern})$", max_length=max_length, json_schema_extra={"allowed": allowed})
+
+
+_LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+DnsLabel = Annotated[
+    str, _text(_LABEL, "a name of a-z, 0-9 and '-', at most 63 characters, not empty", max_length=63)
+]
+# Of an object; empty: none.
+ObjectName = Annotated[
+    str,
+    _text(
+        rf"({_LABEL}(\.{_LABEL})*)?", "a name of a-z, 0-9, '-' and '.', or an empty string", max_length=253
+    ),
+]
+Prefix = Annotated[
+    str,
+    _text("([a-z]([-a-z0-9]*[a-z0-9])?)?", "at most 40 of a-z, 0-9 and '-', a letter first", max_length=40),
+]
+Suffix = Annotated[str, _text("([-a-z0-9]*[a-z0-9])?", "at most 40 of a-z, 0-9 and '-'", max_length=40)]
+_IMAGE = r"[\[\]A-Za-z0-9._:/-]"
+Registry = Annotated[str, _text(f"{_IMAGE}*", "a host and a path, without spaces or a scheme")]
+Repository = Annotated[str, _text(f"{_IMAGE}+", "a name without spaces, not empty")]
+Tag = Annotated[
+    str, _text("([A-Za-z0-9_][A-Za-z0-9._-]{0,127})?", "a string of letters, digits, '_', '.' and '-'")
+]
+SecretKey = Annotated[str, _text("[-._A-Za-z0-9]+", "a key of letters, digits, '-', '_' and '.', not empty")]
+Interval = Annotated[str, _text("([0-9]+(ms|[smhdwy]))+", "a duration such as 15s")]
+LabelValue = Annotated[
+    str,
+    _text(
+        "(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?",
+        "a string of at most 63 letters, digits, '-', '_' and '.'",
+        max_length=63,
+    ),
+]
+Labels = dict[str, LabelValue]
+Annotations = dict[str, str]
+
+# --- Kubernetes' amounts
+
+_UNITS = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
+_BINARY = {f"{unit}i": 1 << (10 * n) for n, unit in enumerate("KMGTPE", 1)}
+QUANTITY = r"([0-9]+(\.[0-9]*)?|\.[0-9]+)([numkMGTPE]|[KMGTPE]i|[eE][-+]?[0-9]{1,3})?"
+Size = Annotated[str, _text(f"({QUANTITY})?", "a string such as 5Gi")]
+
+
+def amount(quantity: Any) -> Fraction | None:
+    """What a quantity such as 500m or 2Gi amounts to; None: it is none."""
+    if isinstance(quantity, int | float) and not isinstance(quantity, bool) and quantity >= 0:
+        return Fraction(quantity)
+    found = re.fullmatch(QUANTITY, quantity, re.ASCII) if isinstance(quantity, str) else None
+    if found is None:
+        return None
+    number, unit = found[1], found[3] or ""
+    if unit in _BINARY:
+        return Fraction(number) * _BINARY[unit]
+    return Fraction(number) * Fraction(10) ** (_UNITS[unit] if unit in _UNITS else int(unit[1:]))
+
+
+def _quantity(value: Any) -> Any:
+    if value is not None and amount(value) is None:
+        raise ValueError("not a quantity")
+    return value
+
+
+Quantity = Annotated[
+    Any,
+    AfterValidator(_quantity),
+    WithJsonSchema({
+        "anyOf": [
+            {"type": "number", "minimum": 0}, {"type": "string", "pattern": f"^({QUANTITY})$"},
+            {"type": "null"},
+        ],
+        "allowed": "a quantity such as 500m or 2Gi",
+    }),
+]  # fmt: skip
+
+# --- parts of a pod
+
 Object = dict[str, Any]
 Objects = list[Object]
-Labels = dict[str, str]
+
+
+@with_config(ConfigDict(extra="forbid", strict=True))
+class Resources(TypedDict, total=False):
+    limits: dict[str, Quantity] | None
+    requests: dict[str, Quantity] | None
+    claims: Objects
+
+
+@with_config(ConfigDict(extra="allow", strict=True))
+class Variable(TypedDict, total=False):
+    name: Required[Annotated[str, _text("[^=]+", "a variable's name, not empty")]]
+
+
+@with_config(ConfigDict(extra="allow", strict=True))
+class Mount(TypedDict, total=False):
+    name: Required[DnsLabel]
+    mountPath: Required[Annotated[str, _text("[^:]+", "a path without ':', not empty")]]
+
+
+@with_config(ConfigDict(extra="allow", strict=True))
+class Named(TypedDict, total=False):
+    name: Required[DnsLabel]
+
+
+@with_config(ConfigDict(extra="allow", strict=True))
+class PullSecret(TypedDict, total=False):
+    name: Required[ObjectName]
+
+
+@with_config(ConfigDict(extra="allow", strict=True))
+class Container(TypedDict, total=False):
+    name: Required[DnsLabel]
+    env: list[Variable] | None
+    volumeMounts: list[Mount] | None
+    resources: Resources | None
+
+
+@with_config(ConfigDict(extra="allow", strict=True))
+class PodSpec(TypedDict, total=False):
+    containers: list[Container] | None
+    initContainers: list[Container] | None
+    volumes: list[Named] | None
+
+
+@with_config(ConfigDict(extra="allow", strict=True))
+class PodMetadata(TypedDict, total=False):
+    labels: Labels | None
+    annotations: Annotations | None
+
+
+@with_config(ConfigDict(extra="forbid", strict=True))
+class PodTemplate(TypedDict, total=False):
+    """A partial pod."""
+
+    metadata: PodMetadata | None
+    spec: PodSpec | None

@@ -1,6 +1,7 @@
 """Values files and `--set` flags, merged as Helm 3 merges them.
 
     chart/values.yaml  <-  each -f file, in order  <-  each --set, in order  <-  each --set-string
+                       <-  each --set-file
 
 Maps merge key by key; lists and scalars replace; `null` takes a default away. What a file or flag
 says is what Helm would read, so one values file means the same on a laptop and in a cluster.
@@ -15,9 +16,11 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import io
 import json
 import math
 import re
+import sys
 import typing
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -32,6 +35,12 @@ DEFAULTS = Path(__file__).resolve().parents[2] / "chart" / "values.yaml"
 MERGE = "tag:yaml.org,2002:merge"  # of the key <<
 
 
+STANDARD_INPUT = "-"
+MOST_BYTES = 1 << 20  # Kubernetes keeps no larger objects
+MOST_VALUES = 100_000  # in one file, with every alias written out
+MOST_DEPTH = 100
+
+
 class _Loader(yaml.SafeLoader):
     """YAML as Helm's parser (go-yaml 2) types it, which is not as PyYAML does.
 
@@ -42,6 +51,42 @@ class _Loader(yaml.SafeLoader):
     # Nothing is inherited: each tag that is understood is listed below.
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012
     yaml_constructors: ClassVar[dict[Any, Any]] = {}
+
+    def get_single_node(self) -> yaml.Node | None:
+        node = super().get_single_node()
+        if node is not None:
+            _check_size(node)
+        return node
+
+
+def _check_size(root: yaml.Node) -> None:
+    """Refuse what is small only because its aliases are not written out: it would be large in the end.
+
+    Raises:
+        ConfigError: it has too many values, is nested too deeply, or contains itself.
+    """
+    known: dict[int, tuple[int, int]] = {}  # of each node: how many values it has, and how many levels
+    open_nodes: set[int] = set()
+
+    def size(node: yaml.Node, depth: int) -> tuple[int, int]:
+        if id(node) in open_nodes:
+            raise _refused(node, "an alias (*) stands for something that it is a part of")
+        if id(node) not in known and depth <= MOST_DEPTH:
+            open_nodes.add(id(node))
+            parts = node.value if isinstance(node, yaml.CollectionNode) else []
+            if isinstance(node, yaml.MappingNode):
+                parts = [part for pair in node.value for part in pair]
+            sizes = [size(part, depth + 1) for part in parts]
+            known[id(node)] = 1 + sum(n for n, _ in sizes), 1 + max((n for _, n in sizes), default=0)
+            open_nodes.remove(id(node))
+        values, levels = known.get(id(node), (0, 0))
+        if depth + levels > MOST_DEPTH:
+            raise _refused(node, f"nested more than {MOST_DEPTH} levels deep")
+        if values > MOST_VALUES:
+            raise _refused(node, f"more than {MOST_VALUES:,} values, with its aliases (*) written out")
+        return values, levels
+
+    size(root, 0)
 
 
 def number(text: str) -> int | float | str:
@@ -124,17 +169,43 @@ for _tag, _construct in _CONSTRUCTORS.items():
 _Loader.add_constructor(None, _unknown_tag)
 
 
-def load_file(path: Path) -> Values:
-    """The map in a YAML file; an empty file is an empty map.
+def read_text(name: str) -> str:
+    """The text of a file; `-` is standard input.
 
     Raises:
-        ConfigError: the file cannot be read, is not YAML, or is not a map.
+        ConfigError: it cannot be read, is too large for a values file, or is not UTF-8.
     """
+    shown = "standard input" if name == STANDARD_INPUT else name
     try:
-        with open(path, encoding="utf-8") as file:
-            values = yaml.load(file, Loader=_Loader)
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot read: {getattr(error, 'strerror', None) or error}") from error
+        if name == STANDARD_INPUT:
+            found = sys.stdin.buffer.read(MOST_BYTES + 1)
+        else:
+            with open(name, "rb") as file:
+                found = file.read(MOST_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"{shown}: cannot read: {error.strerror}") from error
+    if len(found) > MOST_BYTES:
+        raise ConfigError(f"{shown}: larger than {MOST_BYTES >> 20} MiB, which no release of Helm may be")
+    try:
+        return found.decode()
+    except UnicodeDecodeError as error:
+        line = found.count(b"\n", 0, error.start) + 1
+        raise ConfigError(f"{shown}: cannot read: line {line} is not UTF-8") from error
+
+
+def load_file(path: Path) -> Values:
+    """The map in a YAML file; an empty file is an empty map; `-` is standard input.
+
+    Raises:
+        ConfigError: the file cannot be read, is not YAML, is not a map, or is made to exhaust who reads it.
+    """
+    name = str(path)
+    text = io.StringIO(read_text(name))
+    text.name = path = "standard input" if name == STANDARD_INPUT else name  # type: ignore[assignment]
+    try:
+        values = yaml.load(text, Loader=_Loader)
+    except RecursionError as error:
+        raise ConfigError(f"{path}: nested too deeply") from error
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"line {mark.line + 1}: " if mark else ""
@@ -160,8 +231,13 @@ def defaults() -> Values:
     return load_file(DEFAULTS)
 
 
-def load(files: Sequence[Path] = (), sets: Sequence[str] = (), set_strings: Sequence[str] = ()) -> Values:
-    """The defaults with `files`, then `sets`, then `set_strings` merged over them.
+def load(
+    files: Sequence[Path] = (),
+    sets: Sequence[str] = (),
+    set_strings: Sequence[str] = (),
+    set_files: Sequence[str] = (),
+) -> Values:
+    """The defaults with `files`, then `sets`, `set_strings` and `set_files` merged over them.
 
     Raises:
         ConfigError: a file or a flag is malformed. What the values mean is checked by config.parse.
@@ -173,6 +249,8 @@ def load(files: Sequence[Path] = (), sets: Sequence[str] = (), set_strings: Sequ
         parse_set(text, said)
     for text in set_strings:
         parse_set(text, said, strings=True)
+    for text in set_files:
+        parse_set(text, said, read=read_text)
     return merge(defaults(), said)
 
 

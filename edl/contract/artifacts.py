@@ -2,23 +2,28 @@
 
 summary.json   how the job ended and what elasticity cost
 events.jsonl   the journal: every event, every decision (events.1.jsonl ...: of earlier masters of the job)
-model.keras    the trained model
+model.keras    the trained model (model.weights.h5, model.weights.npz: when it cannot be saved whole)
 logs/          of the master and of each worker
 master.json    where the running master listens, and its token (readable by the owner only)
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from edl.errors import EdlError
 
 SUMMARY, JOURNAL, MODEL, LOGS, CONTACT = "summary.json", "events.jsonl", "model.keras", "logs", "master.json"
+LOCK = ".lock"
+WEIGHTS, VARIABLES = "model.weights.h5", "model.weights.npz"  # when the model cannot be saved whole
 
-JOURNAL_VERSION = 2  # of its lines; 2: notices have a reason
+JOURNAL_VERSION = 3  # of its lines; 2: notices have a reason; 3: a chain of hashes (edl.contract.journals)
 
 
 @dataclass(frozen=True)
@@ -33,18 +38,60 @@ class Contact:
 def write_whole(path: Path, text: str, mode: int = 0o644) -> None:
     """Replace the file: a reader sees the old text or the new one, never a part."""
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-    with open(descriptor, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(unfinished, path)
+    try:
+        descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+        with open(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(unfinished, path)
+    except OSError:
+        unfinished.unlink(missing_ok=True)
+        raise
+
+
+def lock(output: Path) -> int:
+    """Have the directory for one job. Who holds the descriptor holds the lock: it goes with its processes.
+
+    Raises:
+        EdlError: another job runs there.
+        OSError: the directory cannot be written.
+    """
+    descriptor = os.open(output / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise EdlError(f"{output}: another job runs in this directory; choose another --output") from None
+    except OSError:  # a file system without locks
+        pass
+    return descriptor
 
 
 def journals(output: Path) -> list[Path]:
     """The journals of the job's masters, in order; the last is events.jsonl."""
-    earlier = sorted(output.glob("events.*.jsonl"), key=lambda p: int(p.suffixes[0][1:]))
-    return [*earlier, output / JOURNAL]
+    numbered = [
+        p for p in output.glob("events.*.jsonl") if re.fullmatch(r"events\.[0-9]{1,9}\.jsonl", p.name)
+    ]
+    return [*sorted(numbered, key=lambda p: int(p.suffixes[0][1:])), output / JOURNAL]
+
+
+def read_summary(output: Path) -> dict[str, Any]:
+    """How the job in `output` ended.
+
+    Raises:
+        EdlError: there is no summary: the job has not ended, or it is no job's directory; or it is damaged.
+    """
+    path = output / SUMMARY
+    try:
+        summary = json.loads(path.read_bytes())
+    except OSError as error:
+        raise EdlError(f"{path}: cannot read: {error.strerror} (has the job ended?)") from error
+    except (ValueError, RecursionError) as error:
+        raise EdlError(f"{path}: not JSON") from error
+    if not isinstance(summary, dict):
+        raise EdlError(f"{path}: not a map")
+    return summary
 
 
 def write_contact(output: Path, contact: Contact) -> None:

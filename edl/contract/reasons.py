@@ -65,6 +65,8 @@ class Reason(StrEnum):
     PodExists = "PodExists", WARNING, MAJOR  # another pod has the name of a worker's
     NodeAvoided = "NodeAvoided", WARNING, MAJOR
 
+    ModelWarning = "ModelWarning", WARNING, MAJOR  # found before the first step; the training goes on
+
     # What people change.
     Scaled = "Scaled", NORMAL, MAJOR
     ScaleSuperseded = "ScaleSuperseded", NORMAL, MAJOR  # an `edl scale` that the chart's values replace
@@ -78,6 +80,7 @@ class Reason(StrEnum):
 
     # Progress, and the end.
     EpochApplied = "EpochApplied", NORMAL, MINOR
+    Saving = "Saving", NORMAL, MAJOR
     Evaluating = "Evaluating", NORMAL, MAJOR
     Evaluated = "Evaluated", NORMAL, MAJOR
     Succeeded = "Succeeded", NORMAL, MAJOR

@@ -18,7 +18,9 @@ The manners, for all callers together:
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import json
+import os
 import ssl
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
@@ -57,6 +59,17 @@ class ApiError(EdlError):
     def out(self) -> bool:
         """It is the API that has trouble, not our request."""
         return self.status == 0 or self.status == 429 or self.status >= 500
+
+
+def _is_here(server: str) -> bool:
+    """Whether the URL is one of this machine, or of the cluster that this pod is in."""
+    host = httpx.URL(server).host
+    if host == os.environ.get("KUBERNETES_SERVICE_HOST"):
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
 
 
 class _Connection(ConnectionParams):
@@ -103,7 +116,11 @@ class Api:
             self.namespace, self.server = single.namespace, single.cluster.server
             single = single._replace(user=single.user or User())  # an anonymous user may ask, too
             timeout = httpx.Timeout(pace.answer)
-            self._http = AsyncClient(single, _Connection(timeout=timeout, proxy=access.proxy_url))
+            # As kubectl does it, a proxy of the environment is gone through, but for what is here.
+            proxied = config is not None and not _is_here(self.server)
+            self._http = AsyncClient(
+                single, _Connection(timeout=timeout, proxy=access.proxy_url, trust_env=proxied)
+            )
         except KeyError as error:
             raise ConfigError(f"no Kubernetes configuration: its context names an unknown {error}") from error
         except (LightkubeError, OSError, ValueError) as error:

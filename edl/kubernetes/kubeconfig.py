@@ -103,7 +103,7 @@ def _merged(files: list[Path]) -> dict[str, Any]:
             whole["current-context"] = one.get("current-context") or whole.get("current-context")
         except OSError as error:
             raise ConfigError(f"{path}: cannot read: {error.strerror}") from error
-        except (yaml.YAMLError, AttributeError, KeyError, TypeError, ValueError) as error:
+        except (yaml.YAMLError, RecursionError, AttributeError, KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"{path}: not a kubeconfig") from error
     return whole
 

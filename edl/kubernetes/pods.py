@@ -38,7 +38,7 @@ def name(fullname: str, worker: WorkerId) -> str:
 
 
 def selector(release: str) -> str:
-    """Of all workers of a release, whichever run they belong to."""
+    """Of all workers of a release, whichever run they belong to; `of_release` tells its jobs apart."""
     return f"{INSTANCE}={release},{COMPONENT}=worker,{MANAGER}={OURS}"
 
 
@@ -47,6 +47,13 @@ def of(pod: Pod) -> tuple[str, WorkerId | None]:
     labels = pod["metadata"].get("labels") or {}
     number = str(labels.get(WORKER_ID, ""))
     return str(labels.get(RUN_ID, "")), WorkerId(int(number)) if number.isdecimal() else None
+
+
+def of_release(pod: Pod, fullname: str) -> bool:
+    """It is a worker of that release's job, by its name: a parent chart can have several jobs in one release,
+    with the same labels."""
+    worker = of(pod)[1]
+    return worker is not None and pod["metadata"]["name"] == Names(fullname).worker(worker)
 
 
 def component(pod: Pod) -> str:
@@ -106,6 +113,11 @@ def delay(pod: Pod) -> str:
     for condition in pod.get("status", {}).get("conditions") or []:
         if condition.get("type") == "PodScheduled" and condition.get("reason") == "Unschedulable":
             return f"no node has room for it: {short(condition)}"
+        if condition.get("type") == "PodScheduled" and condition.get("reason") == "SchedulingGated":
+            gates = ", ".join(
+                gate.get("name", "") for gate in pod.get("spec", {}).get("schedulingGates") or []
+            )
+            return f"it is held back by the scheduling gate {gates or 'of an unknown name'}"
     for container in containers(pod, "initContainerStatuses", "containerStatuses"):
         waiting = container.get("state", {}).get("waiting") or {}
         if waiting.get("reason") in STUCK:

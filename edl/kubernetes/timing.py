@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, fields, replace
+
+from edl.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -16,8 +19,8 @@ class Timing:
     first_pause: float = 0.5  # after a failure, doubling
     most_pause: float = 30.0
     outage: float = 1.0  # between the requests of everybody while the API is out
-    write: float = 0.2  # one write's share of the budget: 5 a second
-    burst: int = 10  # writes that need not wait for their share
+    write: float = 0.05  # one write's share of the budget: 20 a second (as kube-controller-manager's)
+    burst: int = 40  # writes that need not wait for their share
     # The longest pause between creates that are refused (quota, rights). Nobody tells when others leave
     # room in a quota, and what is asked for once in so many seconds waits half as long, on average.
     blocked: float = 15.0
@@ -32,7 +35,29 @@ class Timing:
     labels: float = 2.0  # between two looks at the workers' labels
     events: float = 10.0  # one Event's share, beyond a burst; and the same once more for minor ones
 
+    @classmethod
+    def from_environment(cls) -> Timing:
+        """With the budget of writes that EDL_KUBERNETES_QPS and EDL_KUBERNETES_BURST say, where they are set.
+
+        Raises:
+            ConfigError: they are not numbers above 0.
+        """
+        usual = cls()
+        qps = _number("EDL_KUBERNETES_QPS", 1 / usual.write)
+        return replace(usual, write=1 / qps, burst=max(1, int(_number("EDL_KUBERNETES_BURST", usual.burst))))
+
     def times(self, factor: float) -> Timing:
         """Everything so many times as long."""
         spans = {f.name: getattr(self, f.name) * factor for f in fields(self) if f.name != "burst"}
         return replace(self, **spans)
+
+
+def _number(variable: str, otherwise: float) -> float:
+    text = os.environ.get(variable, "")
+    try:
+        number = float(text) if text else otherwise
+    except ValueError:
+        number = 0.0
+    if number <= 0:
+        raise ConfigError(f"{variable}: invalid value {text!r} (expected a number, more than 0)")
+    return number

@@ -24,6 +24,7 @@ from typing import Protocol
 from edl.contract.exit_codes import WorkerExit
 from edl.contract.ids import WorkerId
 from edl.errors import EdlError
+from edl.full_disk import log_file
 from master.backends.base import Emit, Tasks, described
 from master.core import events as ev
 
@@ -78,7 +79,7 @@ class Spawn:
         pass
 
     async def launch(self, worker: WorkerId, log: Path) -> Launched:
-        with open(log, "wb") as file:
+        with open(log_file(log), "wb") as file:
             process = await asyncio.create_subprocess_exec(
                 *self._command, "--worker", str(worker),
                 stdin=asyncio.subprocess.DEVNULL, stdout=file, stderr=file,
@@ -220,6 +221,13 @@ async def _watch(pid: int, exited: asyncio.Future[int]) -> None:
         exited.set_exception(LauncherLost("it has ended, and its fork server is not there to tell how"))
 
 
+def _end_group(pid: int) -> None:
+    """Kill what a worker that has ended has left behind. Its session was its own, and the group's number is
+    nobody else's for as long as anything is in it."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+
+
 @dataclass(eq=False)
 class _Worker:
     id: WorkerId
@@ -278,9 +286,11 @@ class Processes:
         try:
             code = await launched.exit_code
         except LauncherLost as error:
+            _end_group(w.pid)
             w.pid = 0
             self._end(w, ev.Gone(w.id, free=True, why=str(error)))
             return
+        _end_group(w.pid)
         w.pid = 0  # from now on it may be another process's
         if code < 0:
             self._end(w, ev.Gone(w.id, signal=signal.Signals(-code).name))

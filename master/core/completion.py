@@ -1,4 +1,8 @@
-"""The end of a job: one worker evaluates and saves the model, and then all are let go."""
+"""The end of a job: one worker saves and evaluates the model, and then all are let go.
+
+Promise: what has been trained is never trained again because of what happens here. The model is saved before
+it is evaluated, and what fails of the two ends the job, with the model kept and its place told.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,8 @@ from master.core import events as ev
 from master.core import membership
 from master.core.state import State
 from master.core.workers import WorkerRecord
+
+SAVING = "saving"  # the name of that part, in `PartFailed`
 
 
 def export(job: State, root: WorkerRecord) -> None:
@@ -23,27 +29,87 @@ def export(job: State, root: WorkerRecord) -> None:
     job.exporter = root.id
     job.goodput.turn("useful", job.now)  # evaluating is not a price of elasticity
     job.reason = (
-        f"all records are applied at step {root.step}; worker {root.id} evaluates and saves the model"
+        f"all records are applied at step {root.step}; worker {root.id} saves and evaluates the model"
     )
-    job.notice(Reason.Evaluating, job.reason)
+    job.notice(Reason.Saving, job.reason)
     job.do(ev.Export(root.id))
 
 
-def finished(job: State, w: WorkerRecord, event: ev.Finished) -> None:
-    """The exporter has evaluated and saved the model: that is the end."""
+def saved(job: State, w: WorkerRecord, event: ev.Saved) -> None:
+    """The exporter has the model in a file; from now on only its evaluation can be lost."""
     if w.id != job.exporter:
         job.stale += 1
         return
-    job.result.metrics, job.result.model = dict(event.metrics), event.model
-    job.result.skipped = w.skipped
+    _keep(job, w, event)
+    where = _where(w, event)
+    job.reason = f"the model is saved: {where}; worker {w.id} evaluates it" if where else job.reason
+    job.notice(Reason.Evaluating, job.reason)
+
+
+def finished(job: State, w: WorkerRecord, event: ev.Finished) -> None:
+    """The exporter has done what was possible: that is the end."""
+    if w.id != job.exporter:
+        job.stale += 1
+        return
+    _keep(job, w, event)
+    job.result.metrics = dict(event.metrics)
     if event.metrics:
-        found = ", ".join(f"{name} {value:.4f}" for name, value in event.metrics.items())
-        job.notice(Reason.Evaluated, f"Evaluation on the held-out records: {found}")
+        job.notice(Reason.Evaluated, f"Evaluation on the held-out records: {_in_words(event.metrics)}")
+    if event.note:
+        job.notice(Reason.ModelWarning, event.note)
     assert job.leases is not None
     reason = f"every record of {job.leases.epochs} epochs is applied exactly once"
     if w.skipped:
         reason += f", except {len(w.skipped)} skipped records (non-finite)"
-    job.end(Phase.Succeeded, reason)
+    if not event.failed:
+        job.end(Phase.Succeeded, reason)
+        return
+    where = _where(w, event)
+    kept = f"the trained model is kept: {where}" if where else "the trained model could not be kept"
+    failed = "; ".join(f"{f.part} failed: {f.why}" for f in event.failed)
+    job.traceback = next((f.traceback for f in event.failed if f.traceback), "")
+    job.end(Phase.Failed, f"{reason}, but {failed}; {kept}")
+
+
+def ends_without_holders(job: State) -> bool:
+    """Nobody has the state any more. True: and it is not to be trained again, so the job has ended.
+
+    Either its model is in a file, or too many have died of saving it.
+    """
+    if job.result.model:
+        why = "every worker that held the state was lost before the evaluation was done"
+        job.result.failed = (*job.result.failed, ev.PartFailed("evaluation", why))
+        job.end(Phase.Failed, f"evaluation failed: {why}; the trained model is kept: {job.result.model}")
+    elif job.result.lost_exporters > job.config.elastic.max_failures:
+        lost = job.result.lost_exporters
+        why = f"{lost} workers were lost while they saved the model (elastic.maxFailures is {lost - 1})"
+        job.result.failed = (ev.PartFailed("saving", why),)
+        job.end(Phase.Failed, f"saving failed: {why}")
+    return job.ending is not None
+
+
+def _keep(job: State, w: WorkerRecord, event: ev.Saved | ev.Finished) -> None:
+    """Take down what is saved where, and tell people as long as it is not where it ought to be."""
+    result = job.result
+    result.model, result.note, result.failed = event.model, event.note, event.failed
+    result.skipped = w.skipped
+    trouble = next((f.why for f in event.failed if f.part == SAVING), "")
+    if trouble and SAVING not in job.degraded:
+        job.degraded[SAVING] = trouble
+        where = _where(w, event) or "nowhere"
+        job.notice(Reason.Degraded, f"saving the model: {trouble}; it is kept: {where}")
+    elif not trouble and job.degraded.pop(SAVING, ""):
+        job.notice(Reason.Recovered, f"the model is saved: {_where(w, event)}")
+
+
+def _where(w: WorkerRecord, event: ev.Saved | ev.Finished) -> str:
+    """The file, for people: a path of its own is one of the machine or pod that the worker is on."""
+    return f"{event.model} (written by worker {w.id})" if event.model.startswith("/") else event.model
+
+
+def _in_words(metrics: dict[str, float | None]) -> str:
+    said = {name: "not finite" if value is None else f"{value:.4f}" for name, value in metrics.items()}
+    return ", ".join(f"{name} {value}" for name, value in said.items())
 
 
 def let_all_go(job: State) -> None:

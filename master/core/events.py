@@ -168,12 +168,41 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
-    """The worker has evaluated and saved the final model."""
+class PartFailed:
+    """A part of the end of a job did not work."""
+
+    part: str  # "saving" or "evaluation"
+    why: str
+    traceback: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """The worker has saved the final model, and evaluates it now."""
 
     worker: WorkerId
-    metrics: dict[str, float]
-    model: str  # file name of the saved model, "" when none was asked for
+    model: str  # file name in the output directory, or the path of a file elsewhere; "": none is kept
+    note: str = ""  # what one has to know to load it
+    failed: tuple[PartFailed, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The worker has saved and evaluated the final model, as far as that was possible."""
+
+    worker: WorkerId
+    metrics: dict[str, float | None]  # None: the value is not finite
+    model: str  # as in Saved
+    note: str = ""
+    failed: tuple[PartFailed, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Warned:
+    """The worker has found something that people should know in time; it goes on."""
+
+    worker: WorkerId
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +256,7 @@ class Tick:
     """Time has passed: a deadline of `Job.next_deadline` has come."""
 
 
-Word = Hello | Ready | Resume | Leaving | Failed | Finished | Closed
+Word = Hello | Ready | Resume | Leaving | Failed | Saved | Finished | Warned | Closed
 RingWord = (
     JoinedRing | Stepped | Heartbeat | LeaseRequest | LeftRing
 )  # of one generation, and worth nothing in another

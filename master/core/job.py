@@ -12,7 +12,7 @@ A job's life, and where each part of it is:
     who joins or leaves changes the ring    rendezvous.regroup: left at a step boundary, formed anew
     who is lost or silent breaks it         membership.lose, timeouts: cut, formed anew of the others
     who failed is charged, or is not        membership.charge, failures
-    all is applied: one of them saves it    completion.export
+    all is applied: one of them saves it    completion.export, completion.saved
     all are stopped                         completion.let_all_go
 
 All of that works on one `State`. The truth about progress is in the ring (the applied set travels
@@ -141,6 +141,8 @@ class Job(State):
                 if w.state in (WorkerState.PENDING, WorkerState.STARTING):
                     w.transition("hello")
                 w.expected = w.expected and event.resumes
+                if w.stopped:  # before it could listen; a container's first process misses its SIGTERM, too
+                    self.do(ev.Stop(w.id, f"worker {w.id} is not needed any more"))
             case ev.Ready():
                 self._on_ready(w, event)
             case ev.Resume():
@@ -149,8 +151,12 @@ class Job(State):
                 membership.drain(self, w, event.why)
             case ev.Failed():
                 membership.failed(self, w, event)
+            case ev.Saved():
+                completion.saved(self, w, event)
             case ev.Finished():
                 completion.finished(self, w, event)
+            case ev.Warned():
+                self._on_warned(event)
             case ev.Closed():
                 membership.lose(self, w, "exited as requested" if w.stopped else event.why)
             case _:
@@ -185,6 +191,11 @@ class Job(State):
             w.transition("hello")
         if self._warm(w, event.records, event.model):
             self.notice(Reason.WorkerReady, f"worker {w.id} is ready after {self.now - w.since:.1f} s")
+
+    def _on_warned(self, event: ev.Warned) -> None:
+        if event.text not in self.warnings:  # a replacement may find the same
+            self.warnings.append(event.text)
+            self.notice(Reason.ModelWarning, event.text)
 
     def _on_back(self, w: WorkerRecord, event: ev.Resume) -> None:
         """A worker of an earlier master tells its present state."""

@@ -103,7 +103,8 @@ def lose(job: State, w: WorkerRecord, why: str, delete: bool = True) -> None:
     in_ring, w.in_ring = w.in_ring, False
     job.pool.lose(w)
     if w.id == job.exporter:
-        job.exporter = None
+        job.exporter, w.exported = None, True
+        job.result.lost_exporters += 1
     if in_ring:
         job.ring.lost_member = True
         job.close(f"worker {w.id} is lost ({why})", planned=False)
@@ -119,6 +120,14 @@ def charge(job: State, w: WorkerRecord, why: str, traceback: str = "") -> None:
         job.end(Phase.Failed, why)
 
 
+def blame_export(job: State, w: WorkerRecord, why: str) -> None:
+    """It failed by its own doing; if it was saving what nobody else holds, to train that again is in vain."""
+    if w.exported and job.ending is None and not any(o.has_state for o in job.pool):
+        part = "evaluation" if job.result.model else "saving"
+        job.result.failed = (*job.result.failed, ev.PartFailed(part, why))
+        job.end(Phase.Failed, f"{part} failed: {why}, and nobody else holds the trained model")
+
+
 def failed(job: State, w: WorkerRecord, event: ev.Failed) -> None:
     """The worker has reported a failure that it cannot recover from."""
     w.failure_reason = event.why
@@ -130,6 +139,7 @@ def failed(job: State, w: WorkerRecord, event: ev.Failed) -> None:
         job.end(Phase.Failed, event.why)
     else:
         charge(job, w, event.why, event.traceback)
+        blame_export(job, w, event.why)
 
 
 def gone(job: State, event: ev.Gone) -> None:
@@ -142,6 +152,7 @@ def gone(job: State, event: ev.Gone) -> None:
     lost = job.pool.lost.pop(event.worker, None)
     if lost is not None and (why := own_fault(lost, event)):
         charge(job, lost, why)
+        blame_export(job, lost, why)
     elif lost is not None and nobody_knows_why(lost, event):
         _killed(job, lost, how)
 

@@ -52,6 +52,8 @@ def form(job: State) -> None:
     if fresh and late and job.regroup_at is not None and job.regroup_at > job.now:
         return  # nobody waits with the state: give those who are late for the start a moment
     limits, whole = job.limits, job.leases.size * job.leases.epochs
+    if fresh and whole and completion.ends_without_holders(job):
+        return  # never by training again what has been trained and saved
     if any(w.has_state and w.applied.covers(0, whole) for w in out):
         limits = Limits(1, limits.max_size)  # nothing is left to train, and one can save it alone
     elif job.suspended:

@@ -24,10 +24,13 @@ from master.core.workers import Pool
 
 @dataclass(slots=True)
 class Result:
-    """What comes out of a job that ends well."""
+    """What comes out of a job."""
 
-    metrics: dict[str, float] = field(default_factory=dict)
-    model: str = ""  # file name
+    metrics: dict[str, float | None] = field(default_factory=dict)
+    model: str = ""  # file name in the output directory, or the path of a file elsewhere
+    note: str = ""  # what one has to know to load it
+    failed: tuple[ev.PartFailed, ...] = ()  # what did not work at the end
+    lost_exporters: int = 0  # who were lost while they saved or evaluated
     skipped: RangeSet = field(default_factory=RangeSet)
     digests: dict[WorkerId, str] = field(default_factory=dict)  # of the final state, at each who has it
 
@@ -48,6 +51,7 @@ class State:
         self.backoff = RestartBackoff()
         self.failures: list[Failure] = []
         self.degraded: dict[str, str] = {}  # parts of the backend that do not work, and why
+        self.warnings: list[str] = []  # of the workers, about the model and its data
         self.traceback = ""  # of the failure that ended the job
         self.exporter: WorkerId | None = None
         self.ending: tuple[Phase, str] | None = None  # phase and reason

@@ -6,8 +6,10 @@ state and nothing else, so a replayed journal gives the same ones.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
+from edl.contract.ranges import RangeSet
 from master.core.job import Job
 from master.core.ring import Change
 
@@ -53,6 +55,7 @@ def status(job: Job, now: float) -> dict[str, Any]:
         ],
         "failures": len(job.failures),
         "degraded": dict(job.degraded),
+        "warnings": list(job.warnings),
         "last_change": _change(job.ring.changes[-1]) if job.ring.changes else None,
         "goodput": job.goodput.at(now),
     }
@@ -71,9 +74,7 @@ def summary(job: Job) -> dict[str, Any]:
         "records": {
             "size": leases.size if leases else None,
             "epochs": epochs,
-            "per_epoch": [len(applied.within(e * leases.size, (e + 1) * leases.size)) for e in range(epochs)]
-            if leases and applied is not None
-            else [],
+            "per_epoch": _per_epoch(leases.applied, leases.size, epochs) if leases else [],
             "applied": [list(r) for r in applied] if applied is not None else [],
             "skipped": [list(r) for r in job.result.skipped],
         },
@@ -81,6 +82,9 @@ def summary(job: Job) -> dict[str, Any]:
         "loss": job.loss,
         "metrics": job.result.metrics,
         "model": job.result.model,
+        "model_note": job.result.note,
+        "failed_parts": [{"part": f.part, "why": f.why} for f in job.result.failed],
+        "warnings": list(job.warnings),
         "digests": {str(w): d for w, d in job.result.digests.items()},
         "goodput_seconds": job.goodput.at(job.ended_at or 0.0),
         "generations": [_change(change) for change in job.ring.changes],
@@ -89,6 +93,25 @@ def summary(job: Job) -> dict[str, Any]:
         "stale_messages": job.stale,
         "workers_created": job.pool.next_id,
     }
+
+
+def _per_epoch(applied: RangeSet, size: int, epochs: int) -> list[dict[str, int]]:
+    """How many records of each epoch are applied, epochs of the same number together.
+
+    As long as the applied set has ranges, however many epochs there are.
+    """
+    edges = {0, epochs}  # where epochs begin that may differ from those before
+    for start, stop in applied if size else ():
+        edges |= {start // size, start // size + 1, stop // size, stop // size + 1}
+    runs: list[dict[str, int]] = []
+    marks = sorted(e for e in edges if e <= epochs)
+    for first, after in pairwise(marks):
+        records = len(applied.within(first * size, (first + 1) * size))
+        if runs and runs[-1]["records"] == records:
+            runs[-1]["epochs"] += after - first
+        else:
+            runs.append({"epochs": after - first, "records": records})
+    return runs
 
 
 def _change(change: Change) -> dict[str, Any]:

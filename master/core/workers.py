@@ -80,6 +80,7 @@ class WorkerRecord:
     digest: str = ""
     leases: tuple[Range, ...] = ()
     needs_lease: bool = False
+    exported: bool = False  # it was lost while it saved or evaluated the final model
     stopped: bool = False  # told to end; what it does now is no news
     kill_at: float | None = None  # told to end, and this is when it is killed
     in_broken_ring: bool = False  # when it was lost, its ring had lost somebody else before

@@ -49,14 +49,18 @@ class Server:
         )  # fmt: skip
 
     async def start(self, address: str) -> int:
-        """Listen on `address` (host:port, port 0 for any); returns the port.
+        """Listen on `address`, and return the port.
+
+        Args:
+            address: host:port; port 0 is any, [::] is every address, IPv4 and IPv6.
 
         Raises:
             OSError: the address is taken.
         """
         host, _, port = address.rpartition(":")
         await self._runner.setup()
-        await web.TCPSite(self._runner, host.strip("[]"), int(port)).start()
+        # asyncio would take "::" for IPv6 alone, where IPv4 could be used beside it.
+        await web.TCPSite(self._runner, None if host == "[::]" else host.strip("[]"), int(port)).start()
         return int(self._runner.addresses[0][1])
 
     async def close(self) -> None:

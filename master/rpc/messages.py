@@ -5,6 +5,7 @@ The server uses it, and so does the simulator of the tests.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 
 from edl.contract.ids import Generation, WorkerId
@@ -36,7 +37,7 @@ def event_of(worker: WorkerId, message: pb.FromWorker) -> ev.Event | None:
             return ev.Stepped(worker, g, s.step, s.stall_seconds, s.redone_records, s.wasted_seconds)
         case "heartbeat":
             beat = message.heartbeat
-            loss = beat.loss if beat.HasField("loss") else None
+            loss = _finite(beat.loss) if beat.HasField("loss") else None
             applied = _ranges(beat.applied) if beat.has_applied else None
             return ev.Heartbeat(worker, g, beat.step, beat.rate, loss, beat.memory, applied)
         case "lease_request":
@@ -47,8 +48,15 @@ def event_of(worker: WorkerId, message: pb.FromWorker) -> ev.Event | None:
             return ev.Leaving(worker, message.leaving.why)
         case "failed":
             return ev.Failed(worker, message.failed.why, message.failed.traceback, message.failed.fatal)
+        case "saved":
+            kept = message.saved
+            return ev.Saved(worker, kept.model, kept.note, _failed(kept.failed))
         case "finished":
-            return ev.Finished(worker, dict(message.finished.metrics), message.finished.model)
+            end = message.finished
+            metrics = {name: _finite(value) for name, value in end.metrics.items()}
+            return ev.Finished(worker, metrics, end.model, end.note, _failed(end.failed))
+        case "warned":
+            return ev.Warned(worker, message.warned.text)
     return None
 
 
@@ -82,6 +90,15 @@ def _out(worker: WorkerId, g: Generation, o: pb.LeftRing) -> ev.LeftRing:
     return ev.LeftRing(
         worker, g, o.step, o.has_state, _ranges(o.applied), _ranges(o.skipped), o.broken, o.digest
     )
+
+
+def _failed(parts: Iterable[pb.PartFailed]) -> tuple[ev.PartFailed, ...]:
+    return tuple(ev.PartFailed(p.part, p.why, p.traceback) for p in parts)
+
+
+def _finite(value: float) -> float | None:
+    """JSON has no other numbers: what is not finite ends at this door."""
+    return value if math.isfinite(value) else None
 
 
 def _ranges(ranges: Iterable[pb.Range]) -> RangeSet:

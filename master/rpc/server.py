@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import hmac
 import json
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Protocol, TypeAlias
 
@@ -20,6 +22,7 @@ import edl
 from edl.contract.ids import Generation, RunId, WorkerId
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.proto import edl_pb2_grpc as rpc
+from edl.errors import EdlError
 from master.core import events as ev
 from master.rpc.messages import event_of, messages_of
 
@@ -35,6 +38,7 @@ OPTIONS = [
     ("grpc.http2.max_ping_strikes", 0),
 ]
 MOST_UPDATES_SECONDS = 0.2
+MOST_REHEARSALS = 2
 
 
 class TokenCheck(grpc.aio.ServerInterceptor):
@@ -66,6 +70,33 @@ class TokenCheck(grpc.aio.ServerInterceptor):
         if handler is None or hmac.compare_digest(str(given).encode(), self._expected):
             return handler
         return self._refusals[handler.request_streaming, handler.response_streaming]
+
+
+def _check_free(address: str) -> None:
+    """gRPC does not say why it cannot listen, but for lines in its own log.
+
+    Raises:
+        EdlError: one cannot listen there.
+    """
+    host, _, port = address.rpartition(":")
+    failed: OSError | None = None
+    free = False
+    try:
+        places = socket.getaddrinfo(
+            host.strip("[]") or None, int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        for family, kind, protocol, _, place in places:
+            with socket.socket(family, kind, protocol) as trial:
+                trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                try:
+                    trial.bind(place)
+                    free = True
+                except OSError as error:
+                    failed = error if failed is None or error.errno == errno.EADDRINUSE else failed
+    except OSError as error:  # no such host
+        failed = error
+    if failed is not None and not (free and failed.errno != errno.EADDRINUSE):
+        raise EdlError(f"cannot listen on {address}: {failed.strerror}")
 
 
 class Handler(Protocol):
@@ -100,11 +131,24 @@ class Server(rpc.MasterServicer):
         config_json: the job's values, and
         output: its output directory, for the workers.
         patience: seconds that workers go on without a master; 0: they end with it.
+        salvage: where workers save the model when its place in `output` fails.
     """
 
-    def __init__(self, handler: Handler, token: str, config_json: str, output: str, patience: float = 0.0):
+    def __init__(
+        self,
+        handler: Handler,
+        token: str,
+        config_json: str,
+        output: str,
+        patience: float = 0.0,
+        salvage: str = "",
+    ):
         self._handler, self._run_id = handler, handler.run_id
         self._config_json, self._output, self._patience = config_json, output, patience
+        self._salvage = salvage
+        self._rehearser: WorkerId | None = None  # tries out for all whether the model can be saved
+        self._rehearsals = 0  # begun; it may be the rehearsal, and its memory, that a worker dies of
+        self._rehearsed = False
         self._streams: dict[WorkerId, asyncio.Queue[pb.ToWorker | None]] = {}
         self._fenced: dict[WorkerId, str] = {}
         self._ring: tuple[Generation, tuple[WorkerId, ...]] = (Generation(0), ())
@@ -118,9 +162,13 @@ class Server(rpc.MasterServicer):
         """Listen on `address` (host:port, port 0 for any); returns the port.
 
         Raises:
-            RuntimeError: the address is taken.
+            EdlError: the address is taken, or is none of this machine.
         """
-        port = int(self._server.add_insecure_port(address))
+        _check_free(address)
+        try:
+            port = int(self._server.add_insecure_port(address))
+        except RuntimeError as error:
+            raise EdlError(f"cannot listen on {address}: {error}") from error
         await self._server.start()
         return port
 
@@ -178,8 +226,12 @@ class Server(rpc.MasterServicer):
             await context.abort(grpc.StatusCode.ALREADY_EXISTS, f"worker {worker} has a stream already")
         queue: asyncio.Queue[pb.ToWorker | None] = asyncio.Queue()
         self._streams[worker] = queue
+        rehearse = self._rehearser is None and self._rehearsals < MOST_REHEARSALS and not first.hello.resumes
+        if rehearse:
+            self._rehearser, self._rehearsals = worker, self._rehearsals + 1
         welcome = pb.Welcome(config=self._config_json, output=self._output, worker=worker,
-                             master_outage_timeout_seconds=self._patience)  # fmt: skip
+                             master_outage_timeout_seconds=self._patience, salvage=self._salvage,
+                             rehearse=rehearse)  # fmt: skip
         queue.put_nowait(pb.ToWorker(run_id=self._run_id, welcome=welcome))
         self._handler.emit(ev.Hello(worker, first.hello.resumes))
         listening = asyncio.create_task(self._listen(worker, requests, queue))
@@ -192,6 +244,8 @@ class Server(rpc.MasterServicer):
             listening.cancel()
             if self._streams.get(worker) is queue:
                 del self._streams[worker]
+            if self._rehearser == worker and not self._rehearsed:
+                self._rehearser = None  # the next one does it
             self._handler.emit(ev.Closed(worker, "its stream ended"))
 
     async def _listen(
@@ -204,6 +258,7 @@ class Server(rpc.MasterServicer):
                 elif message.WhichOneof("body") == "key_value":
                     self._relay(worker, message)
                 elif worker not in self._fenced and (event := event_of(worker, message)) is not None:
+                    self._rehearsed |= worker == self._rehearser and isinstance(event, ev.Ready)
                     self._handler.emit(event)
         queue.put_nowait(None)
 
@@ -229,7 +284,7 @@ class Server(rpc.MasterServicer):
     async def Scale(self, request: pb.ScaleRequest, context: Context) -> pb.Reply:
         try:
             return pb.Reply(text=self._handler.scale(request.workers))
-        except edl.EdlError as error:
+        except EdlError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
             raise
 

@@ -22,8 +22,19 @@ def promtool() -> Path:
     return Path(script("prometheus")) / "promtool"
 
 
+Fire = Callable[[dict[str, Any], Series, int], set[str]]
+
+
 @pytest.fixture(scope="module")
 def rules(helm: Helm) -> dict[str, Any]:
+    sets = ("metrics.prometheusRule.enabled=true", "metrics.podMonitor.enabled=true")
+    release = helm.template(*sets, release="vision", namespace="team")
+    return dict(release.one("PrometheusRule")["spec"])
+
+
+@pytest.fixture(scope="module")
+def rules_alone(helm: Helm) -> dict[str, Any]:
+    """Of a release without a monitor."""
     release = helm.template("metrics.prometheusRule.enabled=true", release="vision", namespace="team")
     return dict(release.one("PrometheusRule")["spec"])
 
@@ -62,10 +73,10 @@ def test_prometheus_reads_the_queries_of_the_dashboard(
 
 
 @pytest.fixture
-def alerts(rules: dict[str, Any], promtool: Path, tmp_path: Path) -> Callable[[Series, int], set[str]]:
-    """Prometheus' own verdict: the alerts that fire after so many minutes of such series."""
+def alerts(promtool: Path, tmp_path: Path) -> Fire:
+    """Prometheus' own verdict: the alerts of such rules that fire after so many minutes of such series."""
 
-    def fire(series: Series, minutes: int) -> set[str]:
+    def fire(rules: dict[str, Any], series: Series, minutes: int) -> set[str]:
         (tmp_path / "rules.yaml").write_text(yaml.safe_dump(rules))
         firing = set()
         for rule in rules["groups"][0]["rules"]:
@@ -121,6 +132,21 @@ def counts(name: str, a_minute: int) -> Series:
     ],
 )  # fmt: skip
 def test_an_alert_fires_when_there_is_trouble_and_only_then(
-    alerts: Callable[[Series, int], set[str]], series: Series, minutes: int, firing: set[str]
+    alerts: Fire, rules: dict[str, Any], series: Series, minutes: int, firing: set[str]
 ) -> None:
-    assert alerts(series, minutes) == firing
+    assert alerts(rules, series, minutes) == firing
+
+
+@pytest.mark.parametrize(
+    ("series", "minutes", "firing"),
+    [
+        ({}, 60, set()),
+        (SEEN, 30, set()),
+        ({f"edl_build_info{{{MASTER}}}": "1x10"}, 30, {"EdlMasterIsGone"}),
+        ({f"edl_build_info{{{MASTER}}}": "1x10"}, 26 * 60, set()),
+    ],
+)
+def test_alerts_without_a_monitor_miss_only_a_master_whose_metrics_were_there(
+    alerts: Fire, rules_alone: dict[str, Any], series: Series, minutes: int, firing: set[str]
+) -> None:
+    assert alerts(rules_alone, series, minutes) == firing

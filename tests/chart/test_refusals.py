@@ -11,7 +11,7 @@ from edl.config import model_check, values
 from edl.config.paths import keys
 from edl.config.renamed import RENAMED
 from tests.chart.conftest import CHART, Helm, Refused
-from tests.unit.test_config import IMPOSSIBLE, POSSIBLE, WRONG
+from tests.unit.test_config import IMPOSSIBLE, POSSIBLE, TAKEN, WRONG
 
 
 @pytest.mark.parametrize(("text", "key"), [(w[0], w[1]) for w in WRONG], ids=[w[0][:60] for w in WRONG])
@@ -38,7 +38,7 @@ def test_there_are_enough_of_them() -> None:
     assert len(WRONG) >= 30
 
 
-@pytest.mark.parametrize(("text", "words"), IMPOSSIBLE)
+@pytest.mark.parametrize(("text", "words"), [*IMPOSSIBLE, *TAKEN])
 def test_what_cannot_be_together_is_refused_in_the_same_words(
     helm: Helm, tmp_path: Path, text: str, words: str
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import shutil
@@ -14,10 +15,12 @@ import yaml
 
 from edl import config
 from edl.config import values
-from tests.chart.conftest import CHART, FILES, Helm, Object, Refused, Rendered, script
+from edl.config.paths import keys
+from tests.chart.conftest import CHART, FILES, ROOT, Helm, Object, Refused, Rendered, script
 
 OLDEST, NEWEST = "v1.29.0", "v1.36.3"
 HERE = Path(__file__).parent
+CLASS = "default-edl-worker-" + hashlib.sha256(b"default/edl -10 Never").hexdigest()[:8]
 
 
 # --- valid
@@ -77,7 +80,49 @@ def test_the_schemas_find_a_misspelt_key(kubernetes: dict[tuple[str, str], Any],
     assert "hostNetwrok" in mistakes(kubernetes, pod)[0]
 
 
+@pytest.mark.parametrize("release", ["no", "y", "42", "null", "1e3"])
+def test_a_name_that_yaml_takes_for_something_else_stays_a_name(
+    kubernetes: dict[tuple[str, str], Any], helm: Helm, release: str
+) -> None:
+    sets = ("output.size=1Gi", "metrics.podMonitor.enabled=true", "metrics.grafanaDashboard.enabled=true")
+    odd = [f"token.existingSecret={release}", f"token.key={release}", f"nameOverride={release}"]
+    odd += [f"serviceAccount.{side}.name={release}" for side in ("master", "worker")]
+    odd += [f"worker.{key}={release}" for key in ("runtimeClassName", "schedulerName", "priorityClassName")]
+    full = f"a-{release}"
+    words = tuple(word for value in [*odd, f"fullnameOverride={full}"] for word in ("--set-string", value))
+    rendered = helm.template(*sets, release=release, namespace="2024", words=words)
+    for o in [*rendered.objects, rendered.worker]:
+        if not o["apiVersion"].startswith("monitoring.coreos.com/"):
+            assert mistakes(kubernetes, o) == []
+        meta = o["metadata"]
+        assert all(isinstance(value, str) for value in meta["labels"].values()), o["kind"]
+        assert meta.get("namespace", "2024") == "2024"
+        assert meta["labels"]["app.kubernetes.io/instance"] == release
+    assert rendered.one("Service")["spec"]["selector"]["app.kubernetes.io/name"] == release
+    for _, spec in rendered.pods():
+        assert spec["serviceAccountName"] == release
+        [token] = [e for e in spec["containers"][0]["env"] if e["name"] == "EDL_TOKEN"]
+        assert token["valueFrom"] == {"secretKeyRef": {"name": release, "key": release}}
+
+
 # --- safe
+
+
+def test_nothing_is_of_ipv4_alone(rendered: dict[str, Rendered]) -> None:
+    for release in rendered.values():
+        assert "0.0.0.0" not in json.dumps(release.objects)
+        [master] = [
+            c for c in release.master["spec"]["template"]["spec"]["containers"] if c["name"] == "master"
+        ]
+        assert master["args"][-2:] == ["--listen", "[::]:8500"]
+
+
+def test_the_test_pulls_no_image_but_the_masters(rendered: dict[str, Rendered]) -> None:
+    for release in rendered.values():
+        [test] = release.all("Pod")
+        [probe] = test["spec"]["containers"]
+        image = release.master["spec"]["template"]["spec"]["containers"][0]["image"]
+        assert probe["image"] == image
 
 
 def test_every_pod_passes_the_restricted_profile(rendered: dict[str, Rendered]) -> None:
@@ -183,6 +228,81 @@ def labels(release: str, component: str) -> dict[str, str]:
     }
 
 
+# --- upgraded
+
+
+def optional() -> list[str]:
+    """The keys that may be empty, and so may be null."""
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    found = []
+    for key in keys(config.File):
+        node = schema
+        for part in key.split("."):
+            node = node["properties"][part]
+        found += [key] if "null" in node.get("type", "") else []
+    return found
+
+
+@pytest.mark.parametrize("file", ["", "everything-values.yaml"])
+def test_what_may_be_empty_may_be_null(helm: Helm, tmp_path: Path, file: str) -> None:
+    nulls: Object = {}
+    for key in optional():
+        inside = nulls
+        *parents, last = key.split(".")
+        for parent in parents:
+            inside = inside.setdefault(parent, {})
+        inside[last] = None
+    (tmp_path / "nulls").write_text(yaml.safe_dump(nulls))
+    files = [*([CHART / "ci" / file] if file else []), tmp_path / "nulls"]
+    release = helm.template(words=tuple(word for path in files for word in ("-f", str(path))))
+    assert config.parse(release.values).model.name == "digits"
+    assert "topologySpreadConstraints" not in release.worker["spec"]
+    # A parent chart's nulls reach this one as they are.
+    assert Rendered(helm("template", "edl", str(umbrella(tmp_path / "umbrella", edl=nulls)))).master
+
+
+def umbrella(folder: Path, **charts: Object) -> Path:
+    """A chart with ours as a dependency, under each of these names, with these values."""
+    (folder / "charts").mkdir(parents=True)
+    shutil.copytree(CHART, folder / "charts" / "edl")
+    dependencies = [
+        {"name": "edl", "version": "0.1.0", "alias": name, "condition": f"{name}.enabled"} for name in charts
+    ]
+    chart = {"apiVersion": "v2", "name": "umbrella", "version": "1.0.0", "dependencies": dependencies}
+    (folder / "Chart.yaml").write_text(yaml.safe_dump(chart))
+    (folder / "values.yaml").write_text(yaml.safe_dump(charts))
+    return folder
+
+
+def test_a_parent_chart_has_several_jobs_and_can_leave_one_out(helm: Helm, tmp_path: Path) -> None:
+    parent = umbrella(tmp_path / "umbrella", one={}, two={"enabled": True}, three={"enabled": False})
+    both = Rendered(helm("template", "both", str(parent), "--namespace", "team"))
+    jobs = [o["metadata"]["name"] for o in both.all("ConfigMap") if o["metadata"]["name"].endswith("-job")]
+    assert sorted(jobs) == ["both-one-job", "both-two-job"]
+    names = [(o["kind"], o["metadata"]["name"]) for o in both.objects]
+    assert len(names) == len(set(names))
+    masters = both.all("Deployment")
+    services = [s["spec"]["selector"] for s in both.all("Service")]
+    for master in masters:
+        its = master["spec"]["template"]["metadata"]["labels"]
+        assert len([s for s in services if s.items() <= its.items()]) == 1
+
+
+def test_the_values_of_an_older_chart_are_enough(helm: Helm, tmp_path: Path) -> None:
+    # `helm upgrade --reuse-values` brings the old defaults, and none of the new ones.
+    reused = shutil.copytree(CHART, tmp_path / "chart")
+    shutil.copy(ROOT / "scripts" / "values-0.1.0.yaml", reused / "values.yaml")
+    old = Rendered(helm("template", "edl", str(reused), "--set", "token.value=x"))
+    assert config.parse(old.values) == config.parse(helm.template().values)
+    container = old.master["spec"]["template"]["spec"]["containers"][0]
+    assert container == helm.template("token.value=x").master["spec"]["template"]["spec"]["containers"][0]
+
+
+def test_every_template_begins_with_the_defaults_that_an_older_chart_lacks() -> None:
+    for path in [*CHART.glob("templates/**/*.yaml"), CHART / "templates" / "NOTES.txt"]:
+        assert path.read_text().startswith('{{- include "edl.complete" . }}'), path.name
+
+
 # --- named
 
 
@@ -194,6 +314,9 @@ def labels(release: str, component: str) -> dict[str, str]:
         ("digits", [], "digits-edl-master"),
         ("digits", ["nameOverride=trainer"], "digits-trainer-master"),
         ("digits", ["fullnameOverride=x"], "x-master"),
+        ("no", [], "no-edl-master"),
+        ("42", [], "edl-42-master"),
+        ("4edl", [], "edl-4edl-master"),
         ("a" * 36, [], "a" * 36 + "-edl-master"),
     ],
 )
@@ -210,7 +333,7 @@ def test_the_names_that_others_rely_on(rendered: dict[str, Rendered]) -> None:
         "NetworkPolicy/edl-master",
         "NetworkPolicy/edl-worker",
         "Pod/edl-test",
-        "PriorityClass/default-edl-worker",
+        f"PriorityClass/{CLASS}",
         "Role/edl-master",
         "RoleBinding/edl-master",
         "Secret/edl-token",
@@ -239,15 +362,36 @@ def test_two_releases_live_together(helm: Helm, namespaces: tuple[str, str], oth
         assert selectors[0] != selectors[1] or namespaces[0] != namespaces[1]
 
 
+def test_a_priority_class_is_of_one_release_and_of_one_value(helm: Helm) -> None:
+    def classes(*sets: str, release: str = "edl", namespace: str = "team") -> tuple[str, str]:
+        rendered = helm.template(*sets, release=release, namespace=namespace)
+        name = str(rendered.one("PriorityClass")["metadata"]["name"])
+        assert rendered.worker["spec"]["priorityClassName"] == name
+        return name, rendered.one("PriorityClass")["value"]
+
+    found = [
+        classes(release="vision"),  # its objects are called vision-edl
+        classes(namespace="team-vision"),
+        classes("priorityClass.value=-20", namespace="team-vision"),
+        classes("priorityClass.preemptionPolicy=PreemptLowerPriority", namespace="team-vision"),
+    ]
+    assert len({name for name, _ in found}) == 4
+    assert [value for _, value in found] == [-10, -10, -20, -10]
+    assert classes() == classes()
+    assert classes("priorityClass.name=mine,priorityClass.value=-20") == ("mine", -20)
+
+
 def test_a_pods_name_fits_into_its_host_name(helm: Helm) -> None:
     service = helm.template(release="e" * 53).one("Service")["metadata"]["name"]
     assert len(service.removesuffix("-master") + "-worker-1234567890") <= 63
 
 
-@pytest.mark.parametrize("release", ["my.job", "4edl"])
-def test_a_name_that_no_service_can_have_is_refused_in_words(helm: Helm, release: str) -> None:
-    with pytest.raises(Refused, match=f'"{release}(-edl)?" cannot name the release\'s Service'):
-        helm.template(release=release)
+@pytest.mark.parametrize(("release", "sets"), [("my.job", ()), ("4edl", ("nameOverride=2nd",))])
+def test_a_name_that_no_service_can_have_is_refused_in_words(
+    helm: Helm, release: str, sets: tuple[str, ...]
+) -> None:
+    with pytest.raises(Refused, match=f'"[^"]*{release}(-edl)?" cannot name the release\'s Service'):
+        helm.template(*sets, release=release)
     assert helm.template("fullnameOverride=fine", release=release).one("Service")
 
 
@@ -322,10 +466,10 @@ def test_the_workers_pod_needs_only_a_name(rendered: dict[str, Rendered]) -> Non
 
 
 @pytest.mark.parametrize(("said", "classes"), [
-    ("0", {"worker.yaml": "default-edl-worker"}),
-    ("0%", {"worker.yaml": "default-edl-worker"}),
-    ("1", {"worker.yaml": "default-edl-worker", "worker-high.yaml": None}),
-    ("50%", {"worker.yaml": "default-edl-worker", "worker-high.yaml": None}),
+    ("0", {"worker.yaml": CLASS}),
+    ("0%", {"worker.yaml": CLASS}),
+    ("1", {"worker.yaml": CLASS, "worker-high.yaml": None}),
+    ("50%", {"worker.yaml": CLASS, "worker-high.yaml": None}),
 ])  # fmt: skip
 def test_some_workers_may_have_a_higher_priority(
     helm: Helm, said: str, classes: dict[str, str | None]
@@ -336,6 +480,25 @@ def test_some_workers_may_have_a_higher_priority(
     for spec in pods.values():
         spec.pop("priorityClassName", None)
     assert all(spec == pods["worker.yaml"] for spec in pods.values())
+
+
+def test_the_autoscaler_may_remove_a_workers_node(helm: Helm, rendered: dict[str, Rendered]) -> None:
+    evict = "cluster-autoscaler.kubernetes.io/safe-to-evict"
+    for release in rendered.values():
+        assert release.worker["metadata"]["annotations"][evict] == "true"
+        assert evict not in (release.master["spec"]["template"]["metadata"].get("annotations") or {})
+    flag = "worker.podAnnotations.cluster-autoscaler\\.kubernetes\\.io/safe-to-evict=null"
+    assert "annotations" not in helm.template(flag).worker["metadata"]
+
+
+def test_the_master_is_told_its_budget_of_writes(helm: Helm) -> None:
+    for sets, told in (
+        ((), ("20", "40")),
+        (("kubernetesApi.qps=2.5", "kubernetesApi.burst=7"), ("2.5", "7")),
+    ):
+        [container] = helm.template(*sets).master["spec"]["template"]["spec"]["containers"]
+        env = {e["name"]: e.get("value") for e in container["env"]}
+        assert (env["EDL_KUBERNETES_QPS"], env["EDL_KUBERNETES_BURST"]) == told
 
 
 def test_data_models_and_results_have_their_places(rendered: dict[str, Rendered]) -> None:
@@ -375,7 +538,9 @@ def test_what_a_pod_may_have_is_passed_on_for_master_and_worker(rendered: dict[s
 def test_the_overlay_is_merged_by_name(rendered: dict[str, Rendered], helm: Helm) -> None:
     release = rendered["everything-values.yaml"]
     for pod in (release.master["spec"]["template"], release.worker):
-        assert pod["metadata"]["annotations"] == {"example.org/injected": "false", "example.org/more": "1"}
+        assert pod["metadata"]["annotations"].items() >= {
+            ("example.org/injected", "false"), ("example.org/more", "1"),
+        }  # fmt: skip
         assert pod["spec"]["hostAliases"] == [{"ip": "10.1.2.3", "hostnames": ["store"]}]
         names = [v["name"] for v in pod["spec"]["volumes"]]
         assert names == ["tmp", "output", "certificates", "scratch"]
@@ -385,6 +550,22 @@ def test_the_overlay_is_merged_by_name(rendered: dict[str, Rendered], helm: Helm
     [container] = pod["spec"]["containers"]
     assert container["stdin"] is True
     assert container["command"] == ["python", "-m", "trainer"]
+
+
+def test_a_variable_in_the_overlay_takes_no_other_away(helm: Helm) -> None:
+    container = "worker.podTemplate.spec.containers[0]"
+    pod = helm.template(
+        f"{container}.name=worker", f"{container}.env[0].name=TZ", f"{container}.env[0].value=UTC",
+        f"{container}.env[1].name=POD_NAME", f"{container}.env[1].value=mine",
+        f"{container}.volumeMounts[0].name=tmp", f"{container}.volumeMounts[0].mountPath=/tmp",
+        f"{container}.volumeMounts[0].subPath=x",
+    ).worker  # fmt: skip
+    [container] = pod["spec"]["containers"]
+    env = {e["name"]: e for e in container["env"]}
+    assert env["EDL_TOKEN"]["valueFrom"]["secretKeyRef"]["name"] == "edl-token"
+    assert (env["TZ"]["value"], env["POD_NAME"]) == ("UTC", {"name": "POD_NAME", "value": "mine"})
+    assert [m["mountPath"] for m in container["volumeMounts"]] == ["/tmp", "/var/lib/edl"]
+    assert container["volumeMounts"][0]["subPath"] == "x"
 
 
 @pytest.mark.parametrize(("sets", "image"), [

@@ -143,7 +143,7 @@ def shared_job(
     name = request.path.stem.removeprefix("test_")
     with new_namespace(cluster, name) as namespace:
         output = tmp_path_factory.mktemp("output")
-        job = new_release(namespace, images, output, "edl", **idling(records=96_000))
+        job = new_release(namespace, images, output, "edl", **idling(records=40_000))
         job.install()
         failed = request.session.testsfailed
         yield job

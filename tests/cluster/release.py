@@ -125,7 +125,7 @@ class Release:
         assert data["phase"] == "Succeeded", data
         summary = self.summary()
         records = summary["records"]
-        assert records["per_epoch"] == [records["size"]] * records["epochs"]
+        assert records["per_epoch"] == [{"epochs": records["epochs"], "records": records["size"]}]
         assert len(set(summary["digests"].values())) == 1
         model = Path(self.values["output.hostPath"]) / artifacts.MODEL
         assert check_weights(model, records["size"], records["epochs"]) == ""

@@ -107,6 +107,37 @@ def test_two_releases_live_in_one_namespace_and_nothing_is_left_of_them(
     assert namespace.cluster.get("priorityclasses", "-l", "app.kubernetes.io/instance=other") == []
 
 
+def test_it_starts_where_no_lease_is_applied(namespace: Namespace, images: Images) -> None:
+    said = ",".join(f"{key}={value}" for key, value in images.values.items())
+    flags = ("--set", said, "--set", "workers=0,priorityClass.create=false")
+    objects = namespace.cluster.run("helm", "template", "edl", CHART, "--namespace", namespace.name, *flags)
+    for o in yaml.safe_load_all(objects):  # as Argo CD does it
+        if o and o["kind"] not in ("Lease", "Pod"):
+            namespace.cluster.kubectl("apply", "-f", "-", text=json.dumps(o))
+
+    def holder(leases: list[Object]) -> str:
+        [name] = [(o.get("spec") or {}).get("holderIdentity", "") for o in leases] or [""]
+        return str(name)
+
+    namespace.until("leases", holder, seconds=60)
+    assert holder(namespace.get("leases")).startswith(master(namespace)["metadata"]["name"])
+    namespace.kubectl("delete", "configmap", "edl-job")
+    namespace.until("leases", lambda leases: not leases, seconds=60)
+
+
+def test_a_release_may_be_called_42(namespace: Namespace, empty: Any) -> None:
+    empty("42")
+    namespace.helm("test", "42", seconds=120)
+
+
+def test_another_priority_of_the_workers_is_another_class(namespace: Namespace, empty: Any) -> None:
+    empty()
+    namespace.helm("upgrade", "edl", CHART, "--reset-then-reuse-values", "--set", "priorityClass.value=-20")
+    classes = namespace.cluster.get("priorityclasses", "-l", "app.kubernetes.io/instance=edl")
+    mine = [c for c in classes if c["metadata"]["name"].startswith(f"{namespace.name}-edl-worker-")]
+    assert [c["value"] for c in mine] == [-20]
+
+
 def test_the_claim_for_the_result_stays(namespace: Namespace) -> None:
     flags = "--set", "workers=0,output.size=1Mi"
     namespace.helm("install", "edl", CHART, *flags)

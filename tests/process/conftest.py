@@ -69,6 +69,10 @@ class Orders:
         """Have what is left trained at full speed."""
         (self.directory / "idle").unlink(missing_ok=True)
 
+    def say(self, order: str) -> None:
+        """Have whoever meets this order obey it."""
+        (self.directory / order).touch()
+
     def give(self, pid: int, what: str) -> None:
         """Have the worker of that process misbehave."""
         (self.directory / str(pid)).write_text(what)
@@ -185,6 +189,10 @@ class Running:
     def kill(self, *workers: int, number: signal.Signals = signal.SIGKILL) -> None:
         for worker in workers:
             os.kill(self.pid(worker), number)
+
+    def give(self, order: str) -> None:
+        """Have a model obey, on every worker, that looks for such an order."""
+        self._orders.say(order)
 
     def order(self, worker: int, what: str) -> None:
         """Have the faulty counting model misbehave on that worker."""

@@ -23,7 +23,8 @@ from tests.fakes.kubernetes_api import NAMESPACE, KubernetesApi
 from tests.kubernetes_driver import Driven, job_values
 
 SECOND = 0.02
-PACE = replace(Timing().times(SECOND), answer=1.0)  # a busy machine may think for longer than 15 of them
+# Five writes a second after a burst of ten; and a busy machine may think for longer than 15 of its seconds.
+PACE = replace(Timing(write=0.2, burst=10).times(SECOND), answer=1.0)
 PLACE = Place(NAMESPACE, "edl", "edl", "edl-master:8500", "edl-master-abc", "uid-of-the-master")
 POD = {
     "apiVersion": "v1",

@@ -108,6 +108,24 @@ async def test_an_outage_that_nobody_used_changes_nothing(small_release: Release
         assert "stands down" not in master.log
 
 
+async def test_a_master_makes_the_lease_that_was_not_applied(small_release: Release) -> None:
+    small_release.install("workers=1")  # Argo CD leaves Leases out
+    server = small_release.server
+    server.drop("leases", "edl-master")
+    server.refuse("create", "leases", 409, "AlreadyExists", "another one made it, and it is gone again")
+    async with small_release.master("a"):
+        await until(lambda: small_release.pods)
+        assert small_release.holder == "a"
+        meta = server.objects["leases"]["edl-master"]["metadata"]
+        (owner,) = meta["ownerReferences"]
+        assert owner["uid"] == server.objects["configmaps"]["edl-job"]["metadata"]["uid"], (
+            "it goes with the job"
+        )
+        assert meta["labels"]["app.kubernetes.io/managed-by"] == "edl-master"
+        async with small_release.master("b"):
+            await until(lambda: small_release.holder == "b")
+
+
 async def test_two_that_start_at_once_take_over_one_after_the_other(small_release: Release) -> None:
     small_release.install("workers=1")
     server = small_release.server

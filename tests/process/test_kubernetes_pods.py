@@ -74,6 +74,7 @@ async def test_a_pod_is_the_charts_and_says_which_worker_it_is(server: Kubernete
     env = {e["name"]: e["value"] for e in pod["spec"]["containers"][0]["env"]}
     assert env == {
         "HOME": "/tmp", "EDL_WORKER_ID": "0", "EDL_RUN_ID": "run-1", "EDL_MASTER": "edl-master:8500",
+        "KERAS_BACKEND": "tensorflow", "PYTHONHASHSEED": "0",
     }  # fmt: skip
 
 
@@ -84,6 +85,41 @@ async def test_creates_keep_within_five_a_second_after_a_burst_of_ten(server: Ku
         assert time.monotonic() - began > (30 - 10) / 5 * SECOND * 0.9
         made = [r.at - began for r in server.requests if (r.verb, r.resource) == ("create", "pods")]
         assert sum(at < 0.5 * SECOND for at in made) <= 13
+
+
+def test_the_budget_is_what_the_chart_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Timing.from_environment() == Timing(write=1 / 20, burst=40)
+    monkeypatch.setenv("EDL_KUBERNETES_QPS", "2.5")
+    monkeypatch.setenv("EDL_KUBERNETES_BURST", "7")
+    assert Timing.from_environment() == Timing(write=0.4, burst=7)
+    monkeypatch.setenv("EDL_KUBERNETES_QPS", "none")
+    with pytest.raises(ConfigError, match="EDL_KUBERNETES_QPS: invalid value 'none'"):
+        Timing.from_environment()
+
+
+async def test_pods_of_another_job_of_the_release_are_left_alone(server: KubernetesApi) -> None:
+    # A parent chart can have edl twice, and all its pods the labels of the one release.
+    async with driving(server) as job:
+        await job.running(0)
+        other = {**server.pod("edl-worker-0"), "metadata": {**server.pod("edl-worker-0")["metadata"]}}
+    other["metadata"].pop("uid")
+    labels = {**other["metadata"]["labels"], "edl.dev/run-id": "run-of-the-other", "edl.dev/worker-id": "7"}
+    owner = [{**other["metadata"]["ownerReferences"][0], "uid": "the-other"}]
+    other["metadata"] |= {"name": "edl-two-worker-7", "labels": labels, "ownerReferences": owner}
+    server.put("pods", other)
+    async with driving(server) as job:
+        assert job.found.next_id == 1, "its numbers are the other's"
+        await job.running(1)
+        other["metadata"]["labels"] = {**labels, "edl.dev/run-id": "run-1"}  # whatever its labels say
+        server.put("pods", other)
+        server.put(
+            "pods", {**other, "metadata": {**other["metadata"], "name": "edl-two-worker-8", "uid": ""}}
+        )
+        before = len(job.emitted)
+        await job.running(2)
+        assert {e.worker for e in job.emitted[before:]} == {2}
+    assert server.count()["delete", "pods"] == 0
+    assert sorted(server.objects["pods"])[:2] == ["edl-two-worker-7", "edl-two-worker-8"]
 
 
 async def test_ends_are_told_once_with_their_cause(server: KubernetesApi) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import socket
 import subprocess
 import urllib.request
 from collections.abc import AsyncIterator, Callable
@@ -67,6 +68,37 @@ async def test_what_prometheus_reads_is_sound_and_has_the_names_that_others_rely
             asked = set(re.findall(r"\bedl_\w+", (ROOT / file).read_text()))
             assert asked, file
             assert asked <= used, f"{file} asks for what there is not"
+
+
+def test_the_seconds_never_fall_while_a_run_goes_on_and_begin_anew_with_another_one() -> None:
+    now: dict[str, float] = {}
+    job: dict[str, Any] = {
+        "workers": [], "records": {"applied": 0, "total": 0}, "target": 0, "failures": 0, "phase": "Training",
+        "goodput": now,
+    }  # fmt: skip
+    metrics = Metrics(lambda: job)
+
+    def told(**seconds: float) -> tuple[float, float]:
+        now.update(seconds)
+        lines = dict(re.findall(r'edl_seconds_total{kind="(\w+)"} (\S+)', metrics.page()[1].decode()))
+        return float(lines["useful"]), float(lines["redone"])
+
+    assert told(useful=10.0, redone=0.0) == (10.0, 0.0)
+    assert told(useful=8.0, redone=2.5) == (10.0, 2.5), "what was redone is not useful any more"
+    assert told(useful=12.0, redone=2.5) == (12.0, 2.5)
+    assert told(useful=1.0, redone=0.0) == (1.0, 0.0), "another run"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
+async def test_every_address_is_ipv4_and_ipv6(host: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    server = Server(lambda: True, {})
+    await server.start(f"[::]:{port}")
+    try:
+        assert (await asyncio.to_thread(Pages(f"{host}:{port}").get, "/healthz"))[0] == 200
+    finally:
+        await server.close()
 
 
 @asynccontextmanager

@@ -49,7 +49,7 @@ def test_the_unit_tests_pass_and_a_job_trains(tree: Path) -> None:
 
     run("scripts/setup")
     assert run(".venv/bin/python", "--version").startswith(f"Python {tree.name}.")
-    # Of the simulated jobs some dozens: the other nine hundred would say of the core what they say of it here.
+    # Of the simulated jobs some dozens: the other nine hundred would say of the core what they say of it.
     some = ("-k", "not a_thousand")
     assert " passed" in run(".venv/bin/pytest", "-q", "-n", "auto", "tests/unit", *some)
     run("scripts/run", "digits", "--set", "workers=3", "--output", "job")

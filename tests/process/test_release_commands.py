@@ -234,7 +234,8 @@ async def test_status_of_a_job_that_has_ended_is_its_summary(cluster: Cluster) -
     summary = {
         "phase": "Succeeded", "reason": "every record", "traceback": "", "seconds": 12.0, "step": 7,
         "loss": 0.1,
-        "records": {"size": 100, "epochs": 1, "per_epoch": [100]}, "metrics": {"accuracy": 0.97},
+        "records": {"size": 100, "epochs": 1, "per_epoch": [{"epochs": 1, "records": 100}]},
+        "metrics": {"accuracy": 0.97},
         "goodput_seconds": {"useful": 9.0}, "generations": [], "state_losses": 0,
     }  # fmt: skip
     says(cluster, "Succeeded", reason="every record", **{"summary.json": json.dumps(summary)})

@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
+import edl
 from edl.contract.ids import RunId, WorkerId
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.proto import edl_pb2_grpc as rpc
@@ -40,6 +41,32 @@ class Idle:
 
     def vacant(self) -> WorkerId | None:
         return None
+
+
+async def test_one_worker_rehearses_and_one_other_if_that_is_lost() -> None:
+    server = Server(Idle(), "a-token", "{}", "")
+    port = await server.start("127.0.0.1:0")
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+
+        async def comes(worker: int) -> tuple[Any, bool]:
+            """A worker with its stream, and whether it is to rehearse."""
+            stream = rpc.MasterStub(channel).Work(metadata=[("authorization", "Bearer a-token")])
+            await stream.write(pb.FromWorker(hello=pb.Hello(worker=worker, version=edl.__version__)))
+            return stream, (await stream.read()).welcome.rehearse
+
+        async def goes(stream: Any) -> None:
+            await stream.done_writing()
+            assert await stream.read() is grpc.aio.EOF
+
+        first, rehearses = await comes(0)
+        assert rehearses
+        assert not (await comes(1))[1]
+        await goes(first)
+        second, rehearses = await comes(2)
+        assert rehearses, "the first was lost before it was ready"
+        await goes(second)
+        assert not (await comes(3))[1], "it may be the rehearsal that they die of"
+    await server.close()
 
 
 async def test_who_only_pings_for_long_keeps_its_connection() -> None:

@@ -132,17 +132,21 @@ class Checks:
         unjust = charged - world.faults.to_blame
         assert not unjust, f"{unjust} are charged, but are not to blame"
         summary = view.summary(job)
-        json.dumps([summary, view.status(job, world.clock.now)])
+        json.dumps([summary, view.status(job, world.clock.now)], allow_nan=False)
         if world.seed % REPLAY_EVERY == 0:
             assert view.summary(replayed(world.watchdog)) == summary
-        if end.phase == "Failed" and "Failed" not in world.faults.ends:
+        if summary["failed_parts"]:
+            # It was saved, or nobody could save it, and then it is not trained again.
+            saved = any(isinstance(e, ev.Saved) for _, e, _ in world.watchdog.history)
+            assert end.phase == "Failed" and bool(summary["model"]) == saved, end
+        elif end.phase == "Failed" and "Failed" not in world.faults.ends:
             assert len(charged) > world.most_failures, end
         elif end.phase != "Succeeded":
             assert end.phase in world.faults.ends, end
         if end.phase != "Succeeded":
             return
         whole = world.size * world.epochs
-        assert summary["records"]["per_epoch"] == [world.size] * world.epochs
+        assert summary["records"]["per_epoch"] == [{"epochs": world.epochs, "records": world.size}]
         assert len(set(summary["digests"].values())) == (1 if whole else 0)
         assert self.finals
         for w in self.finals:

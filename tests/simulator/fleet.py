@@ -149,10 +149,13 @@ class Fleet:
         """A forward pass."""
         w.waits(seconds=self.random.uniform(0.5, 1.5) * self.world.pace)
 
-    def export(self, w: Sim) -> tuple[dict[str, float], str]:
+    def export(self, w: Sim) -> None:
+        """First it saves, then it evaluates; it may be lost during either."""
         self.world.checks.exports(w)
         w.waits(seconds=self.random.uniform(0.05, 1))
-        return {"loss": 0.5}, "model.keras"
+        w.session.say(saved=pb.Saved(model="model.keras"))
+        w.waits(seconds=self.random.uniform(0.05, 1))
+        w.session.say(finished=pb.Finished(metrics={"loss": 0.5}, model="model.keras"))
 
     def beats(self, w: Sim) -> None:
         w.session.heartbeat(rate=0.0, memory=0)

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
 from edl import audit
-from edl.config import values
-from edl.contract import artifacts
 from edl.contract.ids import Generation, WorkerId
 from edl.contract.ranges import RangeSet
 from master.core import events as ev
-from master.core import view
-from master.journal import Journal
+from tests.journals import keep
 from tests.stories import Story
 
 FIRST = WorkerId(0)
-VALUES = values.merge(values.defaults(), {"training": {"epochs": 1, "batchSize": 10}})
 
 
 def verdict(story: Story, output: Path) -> str:
@@ -28,11 +23,7 @@ def verdict(story: Story, output: Path) -> str:
     story.tell(ev.Heartbeat(FIRST, story.job.ring.generation, 10, applied=RangeSet(((0, 100),))))
     story.out(0, step=10, applied=(0, 100), digest="d")
     story.tell(ev.Finished(FIRST, {}, ""), *(ev.Gone(w.id, code=0) for w in story.job.pool))
-    journal = Journal(output / artifacts.JOURNAL, "a run", VALUES)
-    for now, event, effects in story.watchdog.history:
-        journal.write(now, event, effects)
-    journal.close()
-    (output / artifacts.SUMMARY).write_text(json.dumps(view.summary(story.job)))
+    keep(story, output)
     return audit.audit(output)
 
 

@@ -108,6 +108,59 @@ WRONG = [
     ("extraObjects: {}", "extraObjects", "a list"),
     ("fullnameOverride: " + "x" * 41, "fullnameOverride", "40"),
     ("commonLabels: {team: 7}", "commonLabels.team", "a string"),
+    (
+        "worker: {resources: {requests: {cpu: lots}}}",
+        "worker.resources.requests.cpu",
+        "a quantity such as 500m",
+    ),
+    ("master: {resources: {limits: {memory: -1}}}", "master.resources.limits.memory", "a quantity"),
+    ("worker: {resources: {limit: {cpu: 1}}}", "worker.resources.limit", "keys of worker.resources: limits"),
+    ("output: {size: 5 Gi}", "output.size", "a string such as 5Gi"),
+    ("image: {registry: my registry}", "image.registry", "without spaces"),
+    ("worker: {image: {repository: 'edl worker'}}", "worker.image.repository", "without spaces"),
+    ("image: {tag: 'a b'}", "image.tag", "a string of letters"),
+    ("data: {existingClaim: My_Claim}", "data.existingClaim", "a name of a-z, 0-9"),
+    ("token: {existingSecret: a..b}", "token.existingSecret", "a name of a-z, 0-9"),
+    ("token: {key: a/b}", "token.key", "a key of letters"),
+    ("serviceAccount: {worker: {name: Me}}", "serviceAccount.worker.name", "a name of a-z, 0-9"),
+    ("worker: {priorityClassName: -low}", "worker.priorityClassName", "a name of a-z, 0-9"),
+    ("nameOverride: Edl", "nameOverride", "at most 40 of a-z"),
+    ("fullnameOverride: 4edl", "fullnameOverride", "a letter first"),
+    ("commonLabels: {team: a team}", "commonLabels.team", "63 letters"),
+    ("worker: {extraContainers: [{image: busybox}]}", "worker.extraContainers.0.name", "missing value"),
+    ("master: {initContainers: [{name: My_init}]}", "master.initContainers.0.name", "a name of a-z"),
+    ("worker: {env: [{value: x}]}", "worker.env.0.name", "missing value"),
+    ("worker: {volumes: [{emptyDir: {}}]}", "worker.volumes.0.name", "missing value"),
+    ("worker: {volumeMounts: [{name: a}]}", "worker.volumeMounts.0.mountPath", "missing value"),
+    ("image: {pullSecrets: [{}]}", "image.pullSecrets.0.name", "missing value"),
+    (
+        "worker: {podTemplate: {nodeName: n1}}",
+        "worker.podTemplate.nodeName",
+        "keys of worker.podTemplate: metadata",
+    ),
+    ("worker: {podTemplate: []}", "worker.podTemplate", "a map"),
+    ("worker: {podTemplate: {spec: [x]}}", "worker.podTemplate.spec", "a map"),
+    (
+        "worker: {podTemplate: {spec: {containers: {worker: {}}}}}",
+        "worker.podTemplate.spec.containers",
+        "a list",
+    ),
+    ("worker: {podTemplate: {spec: {volumes: [{}]}}}", "worker.podTemplate.spec.volumes.0.name", "missing"),
+    (
+        "master: {podTemplate: {metadata: {labels: {a: 1}}}}",
+        "master.podTemplate.metadata.labels.a",
+        "a string",
+    ),
+    ("metrics: {podMonitor: {interval: 15}}", "metrics.podMonitor.interval", "a duration such as 15s"),
+    ("metrics: {podMonitor: {interval: soon}}", "metrics.podMonitor.interval", "a duration such as 15s"),
+    ("elastic: {startupTimeoutSeconds: 1.0e+300}", "elastic.startupTimeoutSeconds", "at most 100000000"),
+    ("elastic: {joinDelaySeconds: '100000000.5'}", "elastic.joinDelaySeconds", "a number"),
+    ("maxWorkers: 1.0e+300", "maxWorkers", "at most 2147483647"),
+    (
+        "worker: {terminationGracePeriodSeconds: 3000000000}",
+        "worker.terminationGracePeriodSeconds",
+        "at most",
+    ),
 ]
 IMPOSSIBLE = [
     ("{minWorkers: 5, maxWorkers: 3, workers: 3}", "minWorkers is 5 and maxWorkers is 3"),
@@ -127,12 +180,39 @@ IMPOSSIBLE = [
         "metrics: {serviceMonitor: {enabled: true}, podMonitor: {enabled: true}}",
         "metrics.serviceMonitor.enabled is true and metrics.podMonitor.enabled is true",
     ),
+    (
+        "worker: {resources: {requests: {memory: 3Gi}, limits: {memory: 2500M}}}",
+        'worker.resources.requests.memory is "3Gi" and worker.resources.limits.memory is "2500M"',
+    ),
+    (
+        "master: {resources: {requests: {cpu: 1.5}, limits: {cpu: 1499m}}}",
+        'master.resources.requests.cpu is 1.5 and master.resources.limits.cpu is "1499m"',
+    ),
+]
+# One place in a pod is taken twice.
+TAKEN = [
+    (
+        "{data: {existingClaim: a, mountPath: /x}, model: {hostPath: /b, mountPath: /x/}}",
+        'model.mountPath is "/x/", as data.mountPath is',
+    ),
+    (
+        "{data: {existingClaim: a}, worker: {volumeMounts: [{name: m, mountPath: /data}]}}",
+        'worker.volumeMounts.0.mountPath is "/data", as data.mountPath is',
+    ),
+    (
+        "master: {volumeMounts: [{name: m, mountPath: /tmp}]}",
+        'master.volumeMounts.0.mountPath is "/tmp": edl mounts a volume of its own there',
+    ),
 ]
 POSSIBLE = [
     "{workers: 0, minWorkers: 3}",
     "{workers: 3, minWorkers: 3, maxWorkers: 3}",
     "{minWorkers: 4, maxWorkers: 4}",
     "elastic: {heartbeatTimeoutSeconds: 0.5, joinDelaySeconds: 0, gracePeriodSeconds: 0}",
+    "{data: {mountPath: /x}, model: {mountPath: /x}}",  # neither is mounted
+    "worker: {resources: {requests: {memory: 2Gi, cpu: '.5'}, limits: {memory: 2147483648, cpu: 5e-1}}}",
+    "worker: {resources: {requests: {cpu: 3}, limits: {cpu: null}}}",
+    "worker: {podTemplate: {metadata: null, spec: {containers: null}}}",
 ]
 
 
@@ -159,7 +239,7 @@ def test_helm_refuses_the_same_by_the_schema(text: str) -> None:
         jsonschema.validate(merged(text), SCHEMA)
 
 
-@pytest.mark.parametrize(("text", "words"), IMPOSSIBLE)
+@pytest.mark.parametrize(("text", "words"), [*IMPOSSIBLE, *TAKEN])
 def test_an_impossible_combination_is_refused(text: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         config.parse(merged(text))
@@ -193,7 +273,8 @@ def test_all_mistakes_are_told_at_once_also_impossible_combinations() -> None:
 def test_a_combination_with_a_wrong_value_is_not_judged() -> None:
     with pytest.raises(ConfigError) as refusal:
         config.parse(merged("{workers: many, maxWorkers: 8}"))
-    assert str(refusal.value) == 'workers: invalid value "many" (expected an integer, at least 0)'
+    expected = "expected an integer, at least 0, at most 2147483647"
+    assert str(refusal.value) == f'workers: invalid value "many" ({expected})'
 
 
 @pytest.mark.parametrize("found", [None, 3, [], "workers: 3"])
@@ -245,6 +326,25 @@ def sections(section: type[BaseModel]) -> list[type[BaseModel]]:
         section,
         *(s for i in inner if isinstance(i, type) and issubclass(i, BaseModel) for s in sections(i)),
     ]
+
+
+@pytest.mark.parametrize("null", [True, False], ids=["null", "absent"])
+def test_what_may_be_empty_may_be_null_or_absent(null: bool) -> None:
+    without, empty = values.defaults(), values.defaults()
+    emptied = [key for key, value in config.flat(without).items() if value in ("", [], {})]
+    assert len(emptied) > 60
+    for key in emptied:
+        *parents, last = key.split(".")
+        inside: Any = without
+        for parent in parents:
+            inside = inside[parent]
+        if null:
+            inside[last] = None
+        else:
+            del inside[last]
+    jsonschema.validate(without, SCHEMA)
+    assert config.File.model_validate(without) == config.File.model_validate(empty)
+    assert config.parse(without) == config.parse(empty)
 
 
 def test_no_default_lives_in_python() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from edl import config
@@ -12,6 +14,7 @@ from edl.contract.reasons import Reason
 from master.core import events as ev
 from master.core import view
 from master.core.job import Job
+from master.core.leases import LeaseBook
 from tests.invariants import replayed
 from tests.stories import Story, finish, of, only
 
@@ -54,7 +57,7 @@ def test_a_job_succeeds_when_every_record_is_applied_and_the_model_is_saved() ->
     effects = story.tell(ev.Gone(WorkerId(0), code=0), ev.Gone(WorkerId(1), code=0))
     assert only(effects, ev.End).phase == "Succeeded"
     summary = view.summary(story.job)
-    assert summary["records"]["per_epoch"] == [100]
+    assert summary["records"]["per_epoch"] == [{"epochs": 1, "records": 100}]
     assert summary["metrics"] == {"accuracy": 0.9}
 
 
@@ -133,7 +136,7 @@ def test_an_empty_dataset_is_done_as_soon_as_somebody_can_save_the_model() -> No
     story.tell(ev.Finished(WorkerId(0), {}, "model.keras"))
     story.tell(ev.Gone(WorkerId(0), code=0), ev.Gone(WorkerId(1), code=0))
     assert story.job.phase == "Succeeded"
-    assert view.summary(story.job)["records"]["per_epoch"] == [0]
+    assert view.summary(story.job)["records"]["per_epoch"] == [{"epochs": 1, "records": 0}]
 
 
 def test_one_holder_is_enough_to_save_the_model_whatever_the_least_size() -> None:
@@ -224,3 +227,21 @@ def test_why_a_worker_does_not_run_is_told_once_and_shown() -> None:
     assert shown == [why] * 3
     story.tell(ev.Seen(WorkerId(1), "pod-1"), ev.Delayed(WorkerId(2), ""))
     assert [w["delay"] for w in view.status(story.job, story.now)["workers"]] == [why, "", ""]
+
+
+def test_a_summary_does_not_grow_with_the_epochs() -> None:
+    story = Story(workers=1)
+    story.job.leases = LeaseBook(100, 10**8)
+    story.job.leases.applied = RangeSet(((0, 250), (260, 270), (400, 700)))
+    story.job.config = story.job.config.model_copy(
+        update={"training": story.job.config.training.model_copy(update={"epochs": 10**8})}
+    )
+    summary = view.summary(story.job)
+    assert summary["records"]["per_epoch"] == [
+        {"epochs": 2, "records": 100},
+        {"epochs": 1, "records": 60},
+        {"epochs": 1, "records": 0},
+        {"epochs": 3, "records": 100},
+        {"epochs": 10**8 - 7, "records": 0},
+    ]
+    assert len(json.dumps(summary)) < 2000

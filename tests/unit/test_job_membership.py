@@ -349,3 +349,11 @@ def test_kills_with_steps_in_between_go_on_for_ever() -> None:
         story.up()
     assert story.job.ending is None
     assert story.noticed(Reason.RestartBackOff) == []
+
+
+def test_a_worker_that_connects_after_it_was_told_to_end_is_told_again() -> None:
+    story = Story(workers=1)
+    story.tell(ev.Seen(WorkerId(0), "a pod"), ev.StopAsked("enough"))
+    assert only(story.tell(ev.Hello(WorkerId(0))), ev.Stop).worker == 0
+    assert not of(story.tell(ev.Hello(WorkerId(1))), ev.Stop), "it is no worker of this job"
+    assert only(story.tell(ev.Closed(WorkerId(0), "its stream ended")), ev.End).phase == "Stopped"

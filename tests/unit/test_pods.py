@@ -123,6 +123,11 @@ def test_why_it_does_not_run() -> None:
     assert pods.delay(a_pod("Pending", {"waiting": {"reason": "ContainerCreating"}})) == ""
     stuck = {"waiting": {"reason": "ErrImagePull", "message": "not\n  found"}}
     assert pods.delay(a_pod("Pending", stuck)) == "ErrImagePull: not found"
+    gated = a_pod(
+        "Pending", conditions=[{"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}]
+    )
+    gated["spec"] = {"schedulingGates": [{"name": "kueue.x-k8s.io/admission"}]}
+    assert pods.delay(gated) == "it is held back by the scheduling gate kueue.x-k8s.io/admission"
     full = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "m" * 999}]
     assert pods.delay(a_pod("Pending", conditions=full)) == f"no node has room for it: {'m' * 300}..."
 

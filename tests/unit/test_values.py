@@ -5,7 +5,9 @@ Helm v3.22.0, with a chart that prints `.Values | toJson`; so were 884 inputs ma
 same pieces. What Helm says where we differ stands in the table. The tests themselves need no Helm.
 """
 
+import io
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -337,3 +339,77 @@ def test_without_the_source_tree_the_defaults_are_asked_for(
     monkeypatch.setattr(values, "DEFAULTS", tmp_path / "values.yaml")
     with pytest.raises(ConfigError, match="edl reads the default values there"):
         values.defaults()
+
+
+BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{name}: &{name} [{', '.join([f'*{before}'] * 10)}]\n" for before, name in pairwise("abcdefghi")
+)
+LADDER = "a: &a [x]\n" + "".join(f"b{n}: &b{n} [*{f'b{n - 1}' if n else 'a'}]\n" for n in range(500))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (BOMB, "line 5: more than 100,000 values, with its aliases (*) written out"),
+        (BOMB.replace("x", "{y: 1}"), "more than 100,000 values, with its aliases (*) written out"),
+        ("a: &a [*a]", "an alias (*) stands for something that it is a part of"),
+        ("a: &a {b: {c: *a}}", "line 1: an alias (*) stands for something that it is a part of"),
+        (LADDER, "nested more than 100 levels deep"),
+        ("a: " + "[" * 90 + "]" * 90, ""),
+        ("a: " + "[" * 110 + "]" * 110, "line 1: nested more than 100 levels deep"),
+        ("a: " + "[" * 5_000, "nested too deeply"),
+        ("a: " + "{b: " * 2_000 + "}" * 2_000, "nested too deeply"),
+        ("".join(f"{' ' * n}a:\n" for n in range(900)), "nested"),
+        ("a: x" + " " * (1 << 20), "larger than 1 MiB, which no release of Helm may be"),
+        ("# \xff", "line 1 is not UTF-8"),
+        (f"a: {'9' * 5_000}", ""),
+    ],
+    ids=lambda text: text[:20],
+)
+def test_a_file_that_would_exhaust_who_reads_it_is_told_in_a_line(
+    tmp_path: Path, text: str, words: str
+) -> None:
+    file = tmp_path / "values.yaml"
+    file.write_text(text, encoding="latin-1")
+    if not words:
+        assert "a" in values.load_file(file)
+        return
+    with pytest.raises(ConfigError) as refused:
+        values.load_file(file)
+    said = str(refused.value)
+    assert said.startswith(f"{file}: ")
+    assert words in said
+    assert "\n" not in said
+
+
+def test_a_device_is_not_read_to_its_end() -> None:
+    with pytest.raises(ConfigError, match="/dev/zero: larger than 1 MiB"):
+        values.load_file(Path("/dev/zero"))
+
+
+def test_set_file_is_the_text_of_the_file_as_in_helm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("one.py").write_text("x = 1\n")
+    Path("number").write_text("3")
+    into: dict[str, Any] = {"list": ["a", "b"]}
+    for text in ("model.source=one.py,n=number", "list[1]=number", "both={one.py,number}", "none="):
+        if text == "none=":
+            with pytest.raises(ConfigError, match=": cannot read: No such file or directory"):
+                parse_set(text, into, read=values.read_text)
+        else:
+            parse_set(text, into, read=values.read_text)
+    assert into == {
+        "model": {"source": "x = 1\n"}, "n": "3", "list": ["a", "3"], "both": ["x = 1\n", "3"],
+    }  # fmt: skip
+    with pytest.raises(ConfigError, match=r"nowhere: cannot read: No such file"):
+        parse_set("a=nowhere", into, read=values.read_text)
+    with pytest.raises(ConfigError, match=r"--set-file 'a': key 'a' has no value \(expected key=PATH, e.g. "):
+        parse_set("a", into, read=values.read_text)
+
+
+def test_a_dash_is_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"workers: 7\n")))
+    assert values.load_file(Path("-")) == {"workers": 7}
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"workers: [\n")))
+    with pytest.raises(ConfigError, match="standard input: line 2: invalid YAML"):
+        values.load_file(Path("-"))

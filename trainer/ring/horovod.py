@@ -30,6 +30,7 @@ import tensorflow as tf
 from edl.contract.exit_codes import WorkerExit
 from trainer.graphs import compiled
 from trainer.ring.base import RingBroken
+from trainer.termination import shielded
 
 INTERNET = (socket.AF_INET, socket.AF_INET6)
 NO_PORT = -1
@@ -77,7 +78,7 @@ class HorovodRing:
             os.environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"] = "127.0.0.1"
         else:  # a ring of one asks nobody; with an address set it would ask itself
             os.environ.pop("HOROVOD_GLOO_RENDEZVOUS_ADDR", None)
-        with _broken("hvd.init"):
+        with _broken("hvd.init"), shielded():  # Gloo takes an interrupted wait for a broken connection
             hvd.init()
         with self._lock:
             self._sockets = frozenset(_open_sockets()) - self._outside

@@ -31,6 +31,7 @@ from trainer.session.state import Session
 OPTIONS = [
     ("grpc.max_receive_message_length", 64 << 20),
     ("grpc.max_send_message_length", 64 << 20),
+    ("grpc.enable_http_proxy", 0),  # the master is on this machine or in this cluster
     # A master whose node is lost says nothing more: ask, so that a new one is looked for.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
@@ -62,7 +63,8 @@ class MasterStream:
     def __init__(self, address: str, token: str, worker: int, run_id: str):
         self.session = Session(worker, self._send, self._ask_for_beat, threading.Event())
         self.config_json = ""
-        self.output = ""
+        self.output = self.salvage = ""
+        self.rehearses = False
         self.store_port = 0
         self.address, self._token, self._run_id = address, token, run_id
         self._patience = 0.0
@@ -74,6 +76,11 @@ class MasterStream:
         self._store = KeyValueStore(self._relay)
         self._heartbeat_due = asyncio.Event()
         self._drained = threading.Event()
+
+    @property
+    def run_id(self) -> str:
+        """Of the job, once the master has said it."""
+        return self._run_id
 
     # --- the main thread's side
 
@@ -184,6 +191,7 @@ class MasterStream:
         match message.WhichOneof("body"):
             case "welcome":
                 self.config_json, self.output = message.welcome.config, message.welcome.output
+                self.salvage, self.rehearses = message.welcome.salvage, message.welcome.rehearse
                 self.session.worker, self._run_id = message.welcome.worker, message.run_id
                 self._patience = message.welcome.master_outage_timeout_seconds
                 self._welcomed.set()

@@ -9,7 +9,6 @@ messages go out through `send`. So the simulator runs the same session in virtua
 
 from __future__ import annotations
 
-import traceback
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +17,8 @@ from typing import Protocol
 import edl
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.ranges import Range, RangeSet
-from edl.errors import EdlError
+from edl.errors import EdlError, UserCodeError
+from trainer import last_words
 from trainer.session.orders import End, Export, FormRing, Order
 
 NO_GENERATION = -1
@@ -115,6 +115,7 @@ class Session:
         self._leases: deque[Range] = deque()
         self._leave_generation = self._cut_generation = NO_GENERATION
         self._cut: Callable[[], None] = lambda: None
+        self._when_ended: Callable[[], None] = lambda: None
 
     # --- the main thread's side
 
@@ -147,16 +148,24 @@ class Session:
         """Send one message, e.g. `say(g, joined_ring=pb.Up(step=3))`."""
         self._send(pb.FromWorker(generation=generation, **what))  # type: ignore[arg-type]
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, error: BaseException) -> None:
         """Tell the master, once, why this worker cannot go on."""
-        text = "".join(traceback.format_exception(error))
         ours = isinstance(error, EdlError)  # then another worker would fare no better
-        why = str(error) if ours else f"{type(error).__name__}: {error}".splitlines()[0]
-        self.say(failed=pb.Failed(why=why, traceback="" if ours else text, fatal=ours))
+        plain = ours and not isinstance(error, UserCodeError)  # the text says it all
+        text = "" if plain else last_words.traced(error)
+        self.say(failed=pb.Failed(why=last_words.described(error), traceback=text, fatal=ours))
+
+    def warn(self, text: str) -> None:
+        """Tell people something that does not stop this worker."""
+        self.say(warned=pb.Warned(text=text))
 
     def cuts(self, cut: Callable[[], None]) -> None:
         """From now on a ring that is called off is cut with `cut`, which may be called from any thread."""
         self._cut = cut
+
+    def when_ended(self, act: Callable[[], None]) -> None:
+        """From now on `act` is called, on any thread, when this worker is to end or has lost its master."""
+        self._when_ended = act
 
     # --- the stream's side
 
@@ -206,6 +215,7 @@ class Session:
                 self._orders.append(End(message.stop.why))
                 self._leave_generation = self.progress.generation
                 self._cut()
+                self._when_ended()
         self._bell.set()
 
     def end(self, why: str) -> None:
@@ -213,4 +223,5 @@ class Session:
         self.ended = why
         self._orders.append(End(why, lost=True))
         self._cut()
+        self._when_ended()
         self._bell.set()

@@ -15,7 +15,7 @@ class Range(_message.Message):
     def __init__(self, start: _Optional[int] = ..., stop: _Optional[int] = ...) -> None: ...
 
 class FromWorker(_message.Message):
-    __slots__ = ("run_id", "generation", "hello", "ready", "key_value", "joined_ring", "stepped", "heartbeat", "lease_request", "left_ring", "leaving", "failed", "finished", "resume")
+    __slots__ = ("run_id", "generation", "hello", "ready", "key_value", "joined_ring", "stepped", "heartbeat", "lease_request", "left_ring", "leaving", "failed", "finished", "resume", "saved", "warned")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     HELLO_FIELD_NUMBER: _ClassVar[int]
@@ -30,6 +30,8 @@ class FromWorker(_message.Message):
     FAILED_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     RESUME_FIELD_NUMBER: _ClassVar[int]
+    SAVED_FIELD_NUMBER: _ClassVar[int]
+    WARNED_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     generation: int
     hello: Hello
@@ -44,7 +46,9 @@ class FromWorker(_message.Message):
     failed: Failed
     finished: Finished
     resume: Resume
-    def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., key_value: _Optional[_Union[KeyValue, _Mapping]] = ..., joined_ring: _Optional[_Union[JoinedRing, _Mapping]] = ..., stepped: _Optional[_Union[Stepped, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., lease_request: _Optional[_Union[LeaseRequest, _Mapping]] = ..., left_ring: _Optional[_Union[LeftRing, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ...) -> None: ...
+    saved: Saved
+    warned: Warned
+    def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., key_value: _Optional[_Union[KeyValue, _Mapping]] = ..., joined_ring: _Optional[_Union[JoinedRing, _Mapping]] = ..., stepped: _Optional[_Union[Stepped, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., lease_request: _Optional[_Union[LeaseRequest, _Mapping]] = ..., left_ring: _Optional[_Union[LeftRing, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., saved: _Optional[_Union[Saved, _Mapping]] = ..., warned: _Optional[_Union[Warned, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("worker", "version", "resumes")
@@ -158,8 +162,28 @@ class Failed(_message.Message):
     fatal: bool
     def __init__(self, why: _Optional[str] = ..., traceback: _Optional[str] = ..., fatal: _Optional[bool] = ...) -> None: ...
 
+class PartFailed(_message.Message):
+    __slots__ = ("part", "why", "traceback")
+    PART_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    TRACEBACK_FIELD_NUMBER: _ClassVar[int]
+    part: str
+    why: str
+    traceback: str
+    def __init__(self, part: _Optional[str] = ..., why: _Optional[str] = ..., traceback: _Optional[str] = ...) -> None: ...
+
+class Saved(_message.Message):
+    __slots__ = ("model", "note", "failed")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    NOTE_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    note: str
+    failed: _containers.RepeatedCompositeFieldContainer[PartFailed]
+    def __init__(self, model: _Optional[str] = ..., note: _Optional[str] = ..., failed: _Optional[_Iterable[_Union[PartFailed, _Mapping]]] = ...) -> None: ...
+
 class Finished(_message.Message):
-    __slots__ = ("metrics", "model")
+    __slots__ = ("metrics", "model", "note", "failed")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -169,9 +193,19 @@ class Finished(_message.Message):
         def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
     METRICS_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
+    NOTE_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
     metrics: _containers.ScalarMap[str, float]
     model: str
-    def __init__(self, metrics: _Optional[_Mapping[str, float]] = ..., model: _Optional[str] = ...) -> None: ...
+    note: str
+    failed: _containers.RepeatedCompositeFieldContainer[PartFailed]
+    def __init__(self, metrics: _Optional[_Mapping[str, float]] = ..., model: _Optional[str] = ..., note: _Optional[str] = ..., failed: _Optional[_Iterable[_Union[PartFailed, _Mapping]]] = ...) -> None: ...
+
+class Warned(_message.Message):
+    __slots__ = ("text",)
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    def __init__(self, text: _Optional[str] = ...) -> None: ...
 
 class ToWorker(_message.Message):
     __slots__ = ("run_id", "generation", "welcome", "form", "key_value", "leave", "cut", "grant", "export", "stop")
@@ -198,16 +232,20 @@ class ToWorker(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., form: _Optional[_Union[Form, _Mapping]] = ..., key_value: _Optional[_Union[KeyValue, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., cut: _Optional[_Union[Cut, _Mapping]] = ..., grant: _Optional[_Union[Range, _Mapping]] = ..., export: _Optional[_Union[Export, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("config", "output", "worker", "master_outage_timeout_seconds")
+    __slots__ = ("config", "output", "worker", "master_outage_timeout_seconds", "salvage", "rehearse")
     CONFIG_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     MASTER_OUTAGE_TIMEOUT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    SALVAGE_FIELD_NUMBER: _ClassVar[int]
+    REHEARSE_FIELD_NUMBER: _ClassVar[int]
     config: str
     output: str
     worker: int
     master_outage_timeout_seconds: float
-    def __init__(self, config: _Optional[str] = ..., output: _Optional[str] = ..., worker: _Optional[int] = ..., master_outage_timeout_seconds: _Optional[float] = ...) -> None: ...
+    salvage: str
+    rehearse: bool
+    def __init__(self, config: _Optional[str] = ..., output: _Optional[str] = ..., worker: _Optional[int] = ..., master_outage_timeout_seconds: _Optional[float] = ..., salvage: _Optional[str] = ..., rehearse: _Optional[bool] = ...) -> None: ...
 
 class Form(_message.Message):
     __slots__ = ("members", "root", "sync", "leases")

@@ -93,7 +93,7 @@ class Kubernetes:
 
     async def start(self) -> None:
         """Tell of the pods that are there, and watch from there on."""
-        for pod in list(self._installed.pods.objects.values()):
+        for pod in self._installed.workers:
             run, worker = pods.of(pod)
             if run == self._workers.run_id and worker is not None:
                 self._workers.adopt(worker, pod)

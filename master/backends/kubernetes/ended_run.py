@@ -35,7 +35,7 @@ class EndedRun:
 
     async def start(self) -> None:
         """Delete the pods of other runs now, and watch."""
-        for pod in list(self._installed.pods.objects.values()):
+        for pod in self._installed.workers:
             if pods.of(pod)[0] != self._found.run_id:
                 self._deletion.discard(pod)
         self._installed.on_job.append(self._job_changed)
@@ -69,7 +69,7 @@ class EndedRun:
             except TimeoutError:
                 break
         log.info(f"the run ended {keep:g} s ago: deleting what is left of its workers")
-        for pod in list(self._installed.pods.objects.values()):
+        for pod in self._installed.workers:
             await self._deletion.delete(pod)
 
 

@@ -53,8 +53,9 @@ class Installed:
                 tell()
 
         def pod_changed(pod: Object, vanished: bool) -> None:
-            for tell in installed.on_pod:
-                tell(pod, vanished)
+            if pods.of_release(pod, place.fullname):
+                for tell in installed.on_pod:
+                    tell(pod, vanished)
 
         only = {"fieldSelector": f"metadata.name={place.names.job}"}
         job = Informer(api, place.path("configmaps"), only, job_changed)
@@ -72,9 +73,14 @@ class Installed:
         return installed
 
     @property
+    def workers(self) -> list[pods.Pod]:
+        """The pods of this job's workers, of whichever run."""
+        return [pod for pod in self.pods.objects.values() if pods.of_release(pod, self.place.fullname)]
+
+    @property
     def found(self) -> Found:
         """What earlier masters have left."""
-        return Found.of(self.left, self.pods.objects.values(), self.owner()["uid"])
+        return Found.of(self.left, self.workers, self.owner()["uid"])
 
     @property
     def data(self) -> Mapping[str, str]:

@@ -3,6 +3,9 @@
 A new master is started because Kubernetes, or a person, wants the old one gone: so it takes the
 Lease at once, and the old one stands down as soon as it sees another name there.
 
+The chart makes it; where charts' Leases are not applied (Argo CD leaves them out), or one was deleted, the
+first master does.
+
 Nobody renews it, and it does not expire. A master that has lost sight of the API goes on with the
 workers that it reaches, for an outage must not stop training; so that a Lease was not renewed
 would not mean that its holder has stopped. What can be had is this: without the API nobody makes
@@ -13,17 +16,29 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 
 import structlog
 
 from edl.kubernetes.client import URGENT, Api, ApiError
 from edl.kubernetes.informer import Informer, Object
-from master.backends.kubernetes.release import Place
+from master.backends.kubernetes.release import Place, made_for
 
 log = structlog.get_logger()
 
 GROUP = "apis/coordination.k8s.io/v1"
+
+
+@contextmanager
+def suppress_status(status: int) -> Iterator[None]:
+    """Go on after a refusal with that status."""
+    try:
+        yield
+    except ApiError as error:
+        if error.status != status:
+            raise
 
 
 class Superseded(ApiError):
@@ -35,7 +50,7 @@ class LeaderElection:
     then on no write is made."""
 
     def __init__(self, api: Api, place: Place):
-        self._api = api
+        self._api, self._place = api, place
         self._path = place.path("leases", place.names.lease, GROUP)
         self._mirror = Informer(
             api,
@@ -53,7 +68,7 @@ class LeaderElection:
             ApiError: the API refuses, or is out.
         """
         while True:
-            lease = await self._api.get(self._path)
+            lease = await self._found()
             spec = lease.get("spec") or {}
             now = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
             mine = {
@@ -70,6 +85,22 @@ class LeaderElection:
         if earlier := spec.get("holderIdentity"):
             log.info(f"this master ({self.holder}) takes over from {earlier}")
         self._api.vet = self._check
+
+    async def _found(self) -> Object:
+        """The Lease; made, if there is none."""
+        while True:
+            with suppress_status(404):
+                return await self._api.get(self._path)
+            with suppress_status(409):  # another master was quicker
+                return await self._api.create(self._place.path("leases", group=GROUP), await self._new())
+
+    async def _new(self) -> Object:
+        """As the chart makes it, with the job's labels; and deleted with the job, which Helm does not do."""
+        job = await self._api.get(self._place.path("configmaps", self._place.names.job))
+        return {
+            "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
+            "metadata": made_for(job, self._place.names.lease),
+        }  # fmt: skip
 
     async def watch(self) -> None:
         """Look out for another master, for ever."""

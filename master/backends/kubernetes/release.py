@@ -156,6 +156,19 @@ class Found:
         return ev.Adopted(self.workers, self.next_id)
 
 
+def made_for(job: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The metadata of an object that the master makes for the job's own: it is deleted with it.
+
+    Args:
+        job: the job's ConfigMap.
+    """
+    meta = job["metadata"]
+    owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": meta["name"], "uid": meta["uid"]}
+    labels = {**(meta.get("labels") or {}), pods.MANAGER: pods.OURS}
+    labels = {key: value for key, value in labels.items() if not key.startswith("helm.sh/")}
+    return {"name": name, "labels": labels, "ownerReferences": [owner]}
+
+
 def values_of(job: str, data: Mapping[str, str]) -> dict[str, Any]:
     """The job's values in the chart's ConfigMap of that name.
 

@@ -19,6 +19,7 @@ from trainer import arrays
 from trainer.export import evaluate
 from trainer.records import Records
 from trainer.user_model import UserModel
+from trainer.watchdog import unwatched
 
 K = keras.layers
 WORDS = np.array(["red", "green", "blue"])[CLASSES]
@@ -213,7 +214,7 @@ def test_the_final_evaluation_takes_what_training_takes(name: str) -> None:
     def y_of(r: Any) -> Any:
         return keras.tree.map_structure(lambda a: a[int(r[0][0]) : int(r[0][-1]) + 1], y)
 
-    got = evaluate(model, module, in_memory(np.arange(RECORDS), np.arange(RECORDS)))
+    got = evaluate(model, module, in_memory(np.arange(RECORDS), np.arange(RECORDS)), unwatched)
     given = keras.tree.map_structure(lambda a: arrays.tensor(arrays.standard(a)), (x, y))
     expected = model.evaluate(tf.data.Dataset.from_tensors(given), verbose=0, return_dict=True)
     assert got["loss"] == pytest.approx(expected["loss"], rel=1e-5)

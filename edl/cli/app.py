@@ -1,0 +1,46 @@
+"""The commands of `edl`, and where each of them is.
+
+run      edl run, master, worker: processes of this machine
+manage   edl status, logs, wait, scale, stop: a job that was started, here or in a cluster
+history  edl audit, replay: a job's journal
+zoo      edl zoo ...: models, and images of them
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+import edl
+from edl.cli import history, manage, run, zoo
+
+app = typer.Typer(
+    name="edl",
+    help="Elastic training of Keras models: workers may come and go, every record counts exactly once.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+for command in (
+    run.run, manage.status, manage.logs, manage.wait, manage.scale, manage.stop,
+    history.audit, history.replay, run.master, run.worker,
+):  # fmt: skip
+    app.command()(command)
+app.add_typer(zoo.app)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"edl {edl.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version.")
+    ] = False,
+) -> None:
+    pass

@@ -1,0 +1,28 @@
+"""Text that somebody else wrote, made fit to be printed: names, reasons, log lines, values.
+
+Promise: what `plain` returns moves no cursor, changes no colour or title of a terminal, hides nothing and
+turns nothing round, and can be encoded as UTF-8. What it takes out stays readable, as an escape.
+"""
+
+from __future__ import annotations
+
+import re
+
+# Control characters but newline and tab (also those of 8 bits, of which some terminals take one for ESC [);
+# marks that turn the direction of text round, or split its lines; and halves of surrogate pairs.
+_UNFIT = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def plain(text: str) -> str:
+    """`text` with each unfit character as an escape, such as \\x1b."""
+    return _UNFIT.sub(_escape, text)
+
+
+def one_line(text: str) -> str:
+    """`plain`, in a single line."""
+    return plain(text).replace("\n", "\\n")
+
+
+def _escape(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"

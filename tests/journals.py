@@ -1,0 +1,59 @@
+"""The output directory of a story's job, as its master would have left it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from edl.contract import artifacts
+from edl.contract.ids import WorkerId
+from edl.contract.ranges import RangeSet
+from master.core import events as ev
+from master.core import view
+from master.journal import Journal
+from tests.stories import Story
+
+RUN = "a run"
+
+
+def keep(story: Story, output: Path, *cuts: int) -> None:
+    """Write the story's journal and summary.
+
+    Args:
+        cuts: after so many events another master goes on, in a journal of its own.
+    """
+    history = story.watchdog.history
+    for first, after in itertools.pairwise((0, *cuts, len(history))):
+        journal = Journal(output / artifacts.JOURNAL, RUN, story.values)
+        for now, event, effects in history[first:after]:
+            journal.write(now, event, effects)
+        journal.close()
+    summary = {"run_id": RUN, "foreign_messages": 0, "journal": asdict(journal.link)}
+    (output / artifacts.SUMMARY).write_text(json.dumps({**summary, **view.summary(story.job)}))
+
+
+def whole_story() -> Story:
+    """Two workers, of which one dies and is replaced; everything is applied in the end."""
+    story = Story(workers=2, joinDelaySeconds=0.5).running()
+    story.take_leases()
+    story.tell(ev.Heartbeat(WorkerId(0), story.job.ring.generation, 3, applied=RangeSet(((0, 30),))))
+    story.kill(1)
+    story.out(0, step=4, applied=(0, 40), broken="reset")
+    story.ready(2)
+    story.waits(1)
+    if len(story.job.ring.members) == 1:
+        story.up(4)
+        story.out(0, step=5, applied=(0, 50))
+    story.up(5)
+    members = story.job.ring.members
+    story.take_leases()
+    story.tell(
+        ev.Heartbeat(members[0], story.job.ring.generation, 10, applied=RangeSet(((0, 100),)), loss=0.5)
+    )
+    story.out(*members, step=10, applied=(0, 100), digest="same")
+    story.tell(ev.Finished(members[0], {"accuracy": 0.9}, "model.keras"))
+    story.tell(*(ev.Gone(w.id, code=0) for w in list(story.job.pool)))
+    assert story.job.phase == "Succeeded", story.job.reason
+    return story

@@ -1,0 +1,466 @@
+"""Models that override `train_step`: as `fit` trains them, on rings of any size, and all or nothing."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from edl.errors import ModelError
+from tests.process.keras import own_models as zoo
+from tests.process.keras.ranks import on_ranks
+from trainer import control
+from trainer.data import Batch
+from trainer.own_step import OwnStepLearner
+from trainer.ring.base import RingBroken
+from trainer.ring.local import LocalRing
+
+RECORDS, STEPS = 12, 4
+RINGS = [[0, 12], [0, 5, 12], [0, 1, 9, 12]]
+ring_of_any_size = pytest.mark.parametrize("cuts", RINGS, ids=["one", "two", "three"])
+
+
+@dataclass(frozen=True)
+class Case:
+    build: Callable[[], keras.Model]
+    x: np.ndarray | tuple[np.ndarray, ...]
+    y: np.ndarray | None = None
+
+    def batch(self, start: int, stop: int) -> Batch:
+        x, y = keras.tree.map_structure(lambda a: None if a is None else a[start:stop], (self.x, self.y))
+        return Batch((start, stop), x, y, None)
+
+
+@dataclass
+class Rank:
+    """One learner, in a ring that fails when it is told to."""
+
+    case: Case
+    sums: int = 0  # made so far
+    fails_at: int | None = None  # the sum in which this rank dies
+    ring: LocalRing = field(default_factory=LocalRing)
+
+    def __post_init__(self) -> None:
+        self.model = self.case.build()
+        self.learner = OwnStepLearner(self.model, self.case.batch(0, 2), self.reduce)
+
+    def reduce(self, vector: Any) -> Any:
+        self.sums += 1
+        if self.sums == self.fails_at:
+            self.ring.cut()
+        return self.ring.reduce(vector)
+
+    def step(self, step: int, rank: int, size: int, batch: Batch | None) -> control.Agreed:
+        """As a worker makes it."""
+        told = control.write(rank, size, batch.positions if batch else None, leave=False)
+        vector = self.learner.gradients(batch, told, step, rank) if batch else self.learner.nothing(told)
+        total = self.reduce(vector)
+        agreed = self.learner.agreed(total)
+        if agreed.records and not agreed.nonfinite:
+            self.learner.update(total)
+        return agreed
+
+
+_built: dict[int, tuple[Case, list[Rank], np.ndarray]] = {}
+
+
+def _build(case: Case) -> tuple[Case, list[Rank], np.ndarray]:
+    rank = Rank(case)
+    return _built.setdefault(id(case), (case, [rank], rank.learner.state()))
+
+
+def new_ranks(case: Case, size: int) -> list[Rank]:
+    """Ranks with the model as it was built: made once for each case, since tracing takes the time."""
+    _, ranks, initial = _built.get(id(case)) or _build(case)
+    ranks += [Rank(case) for _ in range(size - len(ranks))]
+    for rank in ranks[:size]:
+        rank.learner.load(initial)
+    return ranks[:size]
+
+
+def train(ranks: list[Rank], cuts: list[int], steps: int = STEPS) -> list[list[control.Agreed]]:
+    """Some steps in one ring, whose last rank may have no part of the batch; what each rank has heard."""
+    case = ranks[0].case
+    batches: list[Batch | None] = [case.batch(a, b) for a, b in itertools.pairwise(cuts)]
+    batches += [None] * (len(ranks) - len(batches))
+    return on_ranks(
+        [r.ring for r in ranks],
+        lambda rank: [ranks[rank].step(s, rank, len(ranks), batches[rank]) for s in range(steps)],
+    )
+
+
+@functools.cache
+def as_keras_does_it(name: str) -> tuple[list[np.ndarray], dict[str, list[float]]]:
+    case = MEANS[name]
+    model = case.build()
+    history = model.fit(case.x, case.y, batch_size=RECORDS, epochs=STEPS, shuffle=False, verbose=0)
+    return weights(model), history.history
+
+
+def weights(model: keras.Model) -> list[np.ndarray]:
+    metrics = {id(v) for m in model.metrics for v in m.variables}
+    return [v.numpy() for v in model.variables if id(v) not in metrics and v.name != "seed_generator_state"]
+
+
+X, Y, Z = zoo.features(RECORDS), zoo.labels(RECORDS, 3), zoo.points(RECORDS)
+MEANS = {
+    "VAE": Case(lambda: zoo.vae(noise=0.0), X),
+    "DCGAN": Case(lambda: zoo.gan(draws=False), X, Z),
+    "WGAN-GP": Case(lambda: zoo.gan(draws=False, kind=zoo.WGAN), X, Z),
+    "distillation": Case(zoo.distiller, X, Y),
+}
+DRAWING = {
+    "VAE that draws": Case(lambda: zoo.vae(noise=1.0), X),
+    "DCGAN that draws": Case(lambda: zoo.gan(draws=True), X, Z),
+    "contrastive learning": Case(zoo.contrastive, X, zoo.labels(RECORDS, 2)),
+}
+
+
+# --- all or nothing
+
+
+def two_with_a_step_behind_them(case: Case) -> list[Rank]:
+    ranks = new_ranks(case, 2)
+    train(ranks, [0, 5, 12], steps=1)
+    return ranks
+
+
+@pytest.mark.parametrize("name", ["DCGAN that draws", "contrastive learning"])
+def test_a_ring_that_breaks_in_any_sum_of_a_step_leaves_the_model_as_it_was(name: str) -> None:
+    """And the step that is made again is the same one, with the same random numbers."""
+    unbroken = two_with_a_step_behind_them(DRAWING[name])
+    train(unbroken, [0, 5, 12])
+    expected = unbroken[0].learner.digest()
+    ranks = two_with_a_step_behind_them(DRAWING[name])
+    before = ranks[0].learner.digest()
+    for dying, which in itertools.product(range(2), range(1, 4)):  # two optimizers', and the worker's own
+        ranks[dying].fails_at = ranks[dying].sums + which
+        with pytest.raises(RingBroken):
+            train(ranks, [0, 5, 12])
+        assert [rank.learner.digest() for rank in ranks] == [before] * 2, f"rank {dying}, sum {which}"
+        ranks[dying].fails_at = None
+    train(ranks, [0, 5, 12])
+    assert {rank.learner.digest() for rank in ranks} == {expected}
+
+
+def test_who_has_not_the_last_sum_is_a_step_behind_and_takes_over_the_state() -> None:
+    first, second = ranks = two_with_a_step_behind_them(DRAWING["DCGAN that draws"])
+    before = second.learner.digest()
+
+    def work(rank: int) -> None:
+        batch = first.case.batch(*[(0, 5), (5, 12)][rank])
+        told = control.write(rank, 2, batch.positions, leave=False)
+        total = ranks[rank].reduce(ranks[rank].learner.gradients(batch, told, 1, rank))
+        if rank == 0:  # for the other one the ring breaks here
+            ranks[rank].learner.update(total)
+
+    on_ranks([r.ring for r in ranks], work)
+    assert second.learner.digest() == before
+    assert first.learner.digest() != before
+    second.learner.load(first.learner.state())
+    assert second.learner.digest() == first.learner.digest()
+    train(ranks, [0, 5, 12])
+    assert second.learner.digest() == first.learner.digest()
+
+
+@pytest.mark.parametrize(
+    ("batch", "nonfinite"), [((5, 12), True), (None, False)], ids=["not finite", "no records"]
+)
+def test_a_step_that_is_not_accepted_has_not_happened(batch: tuple[int, int] | None, nonfinite: bool) -> None:
+    case = MEANS["DCGAN"]
+    ranks = two_with_a_step_behind_them(case)
+    before = ranks[0].learner.digest()
+    bad = replace(case, x=np.where(np.arange(RECORDS)[:, None] == 7, np.float32("nan"), X))
+    given = bad.batch(*batch) if batch else None
+    heard = on_ranks(
+        [r.ring for r in ranks], lambda rank: ranks[rank].step(1, rank, 2, given if rank else None)
+    )
+    assert [agreed.nonfinite for agreed in heard] == [nonfinite] * 2
+    for rank in ranks:
+        found = [
+            v.numpy() for v in rank.model.discriminator.variables
+        ]  # the model itself: it may be saved now
+        assert rank.learner.digest() == before
+        for now, then in zip(rank.model.discriminator.variables, found, strict=True):
+            np.testing.assert_array_equal(now.numpy(), then)
+
+
+# --- what else is in a step
+
+
+@pytest.mark.parametrize("name", ["VAE that draws", "a generator of TensorFlow's"])
+def test_seeds_differ_by_rank_and_step_and_not_when_a_step_is_made_again(name: str) -> None:
+    [alone] = new_ranks(DRAWING[name], 1)
+    told = control.write(0, 1, (0, 12), leave=False)
+
+    def made(step: int, rank: int) -> bytes:
+        vector = on_ranks(
+            [alone.ring], lambda _: alone.learner.gradients(alone.case.batch(0, 12), told, step, rank)
+        )
+        return np.asarray(vector[0]).tobytes()
+
+    vectors = [made(step, rank) for step, rank in ((0, 0), (0, 1), (1, 0), (0, 0))]
+    assert vectors[3] == vectors[0]
+    assert len(set(vectors)) == 3
+
+
+def test_what_a_step_assigns_by_itself_is_averaged_by_records_and_counters_count() -> None:
+    alone = [spread_of_one_alone(0, 0, 4), spread_of_one_alone(1, 4, 12)]
+    ranks = new_ranks(DRAWING["contrastive learning"], 3)
+
+    def work(rank: int) -> None:
+        batch = [ranks[0].case.batch(0, 4), ranks[0].case.batch(4, 12), None][rank]
+        ranks[rank].step(0, rank, 3, batch)
+
+    on_ranks([r.ring for r in ranks], work)
+    spreads = [float(r.model.spread.numpy()) for r in ranks]
+    assert len(set(spreads)) == 1
+    np.testing.assert_allclose(spreads[0], (4 * alone[0] + 8 * alone[1]) / 12, rtol=1e-5)
+    assert [int(r.model.steps.numpy()) for r in ranks] == [1] * 3
+
+
+def spread_of_one_alone(rank: int, start: int, stop: int) -> float:
+    """What one rank makes of its part of the batch, before it hears of the others."""
+    [alone] = new_ranks(DRAWING["contrastive learning"], 1)
+    told = control.write(0, 1, (start, stop), leave=False)
+    on_ranks([alone.ring], lambda _: alone.learner.gradients(alone.case.batch(start, stop), told, 0, rank))
+    return float(alone.model.spread.numpy())
+
+
+class Eager(zoo.WGAN):
+    """Its losses are Python's numbers, which no graph could have."""
+
+    def train_step(self, data: Any) -> Any:
+        return {name: float(value) for name, value in super().train_step(data).items()}
+
+
+class InFunctions(zoo.VAE):
+    """Its step calls functions with graphs of their own, the optimizer in one of them."""
+
+    @tf.function
+    def losses(self, data: Any) -> Any:
+        z_mean, _, z = self.encoder(data)
+        return tf.reduce_mean(tf.square(data - self.decoder(z))) + tf.reduce_mean(tf.square(z_mean))
+
+    @tf.function
+    def learn(self, gradients: Any) -> None:
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_weights))  # noqa: B905
+
+    def train_step(self, data: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = self.losses(data)
+        self.learn(tape.gradient(loss, self.trainable_weights))
+        return {"loss": loss}
+
+
+class Plain(zoo.VAE):
+    """Of a loss that every weight has a part in."""
+
+    def loss_of(self, data: Any) -> Any:
+        z_mean, z_log_var, _ = self.encoder(data)
+        return tf.reduce_mean(tf.square(data - self.decoder(z_mean + 0.1 * z_log_var)))
+
+
+class Scaled(Plain):
+    def train_step(self, data: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = self.loss_of(data)
+            scaled = self.optimizer.scale_loss(loss)
+        self.optimizer.apply(tape.gradient(scaled, self.trainable_weights), self.trainable_weights)
+        return {"loss": loss}
+
+
+class Noisy(Plain):
+    """Draws with a generator of TensorFlow's, whose state moves with the number of records."""
+
+    def __init__(self) -> None:
+        super().__init__(0.0)
+        self.generator = tf.random.Generator.from_seed(5)
+
+    def train_step(self, data: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = self.loss_of(data + self.generator.normal(tf.shape(data)))
+        self.optimizer.apply(tape.gradient(loss, self.trainable_weights), self.trainable_weights)
+        return {"loss": loss}
+
+
+def compiled(model: keras.Model, optimizer: Any = None, **options: Any) -> keras.Model:
+    model.compile(optimizer=optimizer or keras.optimizers.Adam(0.01), **options)
+    return model
+
+
+def seeded(build: Callable[[], keras.Model]) -> Callable[[], keras.Model]:
+    def seed_and_build() -> keras.Model:
+        keras.utils.set_random_seed(3)
+        return build()
+
+    return seed_and_build
+
+
+def eager_gan() -> keras.Model:
+    model = zoo.gan(draws=False, kind=Eager)
+    model.run_eagerly = True
+    return model
+
+
+def loss_scaled(scale: float) -> keras.Model:
+    inner = keras.optimizers.Adam(0.01, clipnorm=0.1)
+    return compiled(
+        Scaled(0.0), keras.optimizers.LossScaleOptimizer(inner, initial_scale=scale, dynamic_growth_steps=2)
+    )
+
+
+MEANS |= {
+    "run eagerly": Case(eager_gan, X, Z),
+    "functions in the step": Case(seeded(lambda: compiled(InFunctions(0.0))), X),
+    "loss scaling": Case(seeded(lambda: loss_scaled(8.0)), X),
+    "loss scaling that overflows": Case(seeded(lambda: loss_scaled(2.0**127)), X),
+    "accumulated gradients": Case(
+        seeded(lambda: compiled(zoo.VAE(0.0), keras.optimizers.Adam(0.01, gradient_accumulation_steps=2))), X
+    ),
+    "averaged weights": Case(
+        seeded(
+            lambda: compiled(
+                zoo.VAE(0.0), keras.optimizers.AdamW(0.01, use_ema=True, ema_overwrite_frequency=3)
+            )
+        ),
+        X,
+    ),
+}
+
+
+DRAWING["a generator of TensorFlow's"] = Case(seeded(lambda: compiled(Noisy())), X)
+
+
+# --- rings of any size
+
+
+@ring_of_any_size
+@pytest.mark.parametrize("name", MEANS)
+def test_a_ring_trains_as_fit_does(name: str, cuts: list[int]) -> None:
+    reference, history = as_keras_does_it(name)
+    ranks = new_ranks(MEANS[name], len(cuts))  # the last one has no records
+    heard = train(ranks, cuts)
+    for rank in ranks:
+        rank.learner.finish_training()
+        for ours, theirs in zip(weights(rank.model), reference, strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=1e-6)
+    assert len({rank.learner.digest() for rank in ranks}) == 1
+    loss = history["loss" if "loss" in history else next(iter(history))]
+    np.testing.assert_allclose([agreed.loss for agreed in heard[-1]], loss, rtol=1e-5)
+    assert heard[-1][-1].records == RECORDS
+
+
+@ring_of_any_size
+@pytest.mark.parametrize("name", DRAWING)
+def test_what_is_drawn_differs_and_the_models_do_not(name: str, cuts: list[int]) -> None:
+    ranks = new_ranks(DRAWING[name], len(cuts))
+    before = weights(ranks[0].model)
+    heard = train(ranks, cuts)
+    assert len({rank.learner.digest() for rank in ranks}) == 1
+    after = weights(ranks[0].model)
+    assert all(np.isfinite(w).all() for w in after)
+    assert any((a != b).any() for a, b in zip(before, after, strict=True))
+    assert all(np.isfinite(agreed.loss) for agreed in heard[0])
+
+
+# --- what is refused
+
+
+class WithoutOptimizer(zoo.VAE):
+    def train_step(self, data: Any) -> Any:
+        for v in self.trainable_weights:
+            v.assign(0.9 * v)
+        return {"loss": 0.0}
+
+
+class Sometimes(Plain):
+    def train_step(self, data: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = self.loss_of(data)
+        gradients = tape.gradient(loss, self.trainable_weights)
+
+        def learn() -> tf.Tensor:
+            self.optimizer.apply(gradients, self.trainable_weights)
+            return loss
+
+        return {"loss": tf.cond(loss > 0.0, learn, lambda: loss)}
+
+
+class SometimesEagerly(Plain):
+    def train_step(self, data: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = self.loss_of(data)
+        gradients = tape.gradient(loss, self.trainable_weights)
+        for _ in range(1 if len(data) == 2 else 2):
+            self.optimizer.apply(gradients, self.trainable_weights)
+        return {"loss": loss}
+
+
+class Double(keras.Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = self.add_weight(shape=(), dtype="float64")
+
+    def train_step(self, data: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(self.weight * tf.cast(data, tf.float64))
+        self.optimizer.apply(tape.gradient(loss, self.trainable_weights), self.trainable_weights)
+        return {"loss": loss}
+
+
+class Silent(zoo.VAE):
+    def train_step(self, data: Any) -> Any:
+        super().train_step(data)
+
+
+class Uneven(zoo.VAE):
+    """Counts its records in whole numbers."""
+
+    def __init__(self) -> None:
+        super().__init__(0.0)
+        self.seen = self.add_weight(
+            name="seen", shape=(), dtype="int64", initializer="zeros", trainable=False
+        )
+
+    def train_step(self, data: Any) -> Any:
+        self.seen.assign_add(keras.ops.cast(keras.ops.shape(data)[0], "int64"))
+        return super().train_step(data)
+
+
+@pytest.mark.parametrize(
+    ("build", "words"),
+    [
+        (lambda: WithoutOptimizer(0.0), r"WithoutOptimizer.train_step\(\) calls no Keras optimizer"),
+        (lambda: Sometimes(0.0), "calls optimizer 'adam.*' depending on the data"),
+        (lambda: Silent(0.0), r"must return a dict of its losses, e.g. \{'loss': loss\}, not None"),
+        (Double, "gradient of type float64"),
+    ],
+    ids=["no optimizer", "sometimes", "no losses", "float64"],
+)
+def test_what_cannot_be_trained_is_refused_in_words(build: Callable[[], keras.Model], words: str) -> None:
+    with pytest.raises(ModelError, match=words):
+        Rank(Case(seeded(lambda: compiled(build())), X))
+
+
+def test_a_step_run_eagerly_that_calls_otherwise_than_at_first_is_refused() -> None:
+    rank = Rank(Case(seeded(lambda: compiled(SometimesEagerly(0.0), run_eagerly=True)), X))
+    before = rank.learner.digest()
+    with pytest.raises(ModelError, match=r"calls optimizer 'adam.*' depending on the data"):
+        train([rank], [0, 12], steps=1)
+    assert rank.learner.digest() == before
+
+
+def test_whole_numbers_that_change_differently_are_refused() -> None:
+    ranks = [Rank(Case(seeded(lambda: compiled(Uneven())), X)) for _ in range(2)]
+    with pytest.raises(ModelError, match="changes uneven/seen differently on different workers"):
+        train(ranks, [0, 5, 12], steps=1)
+    train(ranks, [0, 6, 12], steps=1)
+    assert [int(r.model.seen.numpy()) for r in ranks] == [6, 6]

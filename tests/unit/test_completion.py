@@ -1,0 +1,149 @@
+"""The end of a job: `master.core.completion`. What is trained is saved, and never trained again."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from edl.contract.ids import WorkerId
+from edl.contract.reasons import Reason
+from master.core import events as ev
+from master.core import view
+from tests.invariants import replayed
+from tests.stories import Story, finish, of, only
+
+FIRST, SECOND = WorkerId(0), WorkerId(1)
+BROKEN = ev.PartFailed("evaluation", "ValueError: no such column", "Traceback: mine.py")
+FULL = ev.PartFailed("saving", "[Errno 28] No space left on device")
+
+
+def finishing(workers: int = 2) -> Story:
+    """A job whose worker 0 has been asked to save the model."""
+    story = Story(workers=workers, joinDelaySeconds=0.5).running()
+    finish(story, ("d",) * workers)
+    assert story.job.exporter == FIRST
+    return story
+
+
+def ended(story: Story) -> dict[str, object]:
+    """The summary, once all workers are gone."""
+    story.tell(*(ev.Gone(w.id, code=0) for w in list(story.job.pool)))
+    assert story.job.ended
+    assert view.summary(replayed(story.watchdog)) == view.summary(story.job)
+    return view.summary(story.job)
+
+
+def test_that_the_model_is_saved_is_told_before_it_is_evaluated() -> None:
+    story = finishing()
+    (notice,) = of(story.tell(ev.Saved(FIRST, "model.keras")), ev.Notice)
+    assert notice == ev.Notice(Reason.Evaluating, "the model is saved: model.keras; worker 0 evaluates it")
+    assert story.job.phase == "Finishing"
+
+
+@pytest.mark.parametrize(
+    ("end", "model", "parts", "reason"),
+    [
+        (
+            ev.Finished(FIRST, {}, "model.keras", failed=(BROKEN,)),
+            "model.keras",
+            ["evaluation"],
+            "but evaluation failed: ValueError: no such column; the trained model is kept: model.keras",
+        ),
+        (
+            ev.Finished(FIRST, {"loss": 0.1}, "/tmp/x/model.keras", failed=(FULL,)),
+            "/tmp/x/model.keras",
+            ["saving"],
+            "but saving failed: [Errno 28] No space left on device; the trained model is kept: "
+            "/tmp/x/model.keras (written by worker 0)",
+        ),
+        (
+            ev.Finished(FIRST, {}, "", failed=(FULL, BROKEN)),
+            "",
+            ["saving", "evaluation"],
+            "evaluation failed: ValueError: no such column; the trained model could not be kept",
+        ),
+    ],
+)
+def test_what_fails_at_the_end_fails_the_job_and_is_named(
+    end: ev.Finished, model: str, parts: list[str], reason: str
+) -> None:
+    story = finishing()
+    effects = story.tell(end)
+    assert not of(effects, ev.Form), "it is not trained again"
+    summary = ended(story)
+    assert summary["phase"] == "Failed"
+    assert reason in summary["reason"]
+    assert summary["model"] == model
+    assert [f["part"] for f in summary["failed_parts"]] == parts
+    assert summary["traceback"] == ("Traceback: mine.py" if BROKEN in end.failed else "")
+
+
+def test_a_model_that_is_not_where_it_ought_to_be_is_shown_until_it_is() -> None:
+    story = finishing()
+    story.tell(ev.Saved(FIRST, "/tmp/x/model.keras", failed=(FULL,)))
+    assert view.status(story.job, story.now)["degraded"] == {"saving": FULL.why}
+    story.tell(ev.Finished(FIRST, {}, "model.keras"))
+    assert view.status(story.job, story.now)["degraded"] == {}
+    assert ended(story)["phase"] == "Succeeded"
+
+
+def test_who_dies_of_evaluating_is_followed_by_another_holder_and_the_last_leaves_the_model() -> None:
+    story = finishing()
+    story.tell(ev.Saved(FIRST, "model.keras"))
+    assert only(story.kill(0), ev.Export).worker == 1
+    story.tell(ev.Saved(SECOND, "model.keras"))
+    effects = story.kill(1)
+    assert not of(effects, ev.Form)
+    summary = ended(story)
+    assert (summary["phase"], summary["model"]) == ("Failed", "model.keras")
+    assert [f["part"] for f in summary["failed_parts"]] == ["evaluation"]
+    assert summary["state_losses"] == 0
+
+
+def test_a_model_that_is_not_saved_is_trained_again_when_all_its_holders_were_killed_from_outside() -> None:
+    story = finishing(workers=1)
+    story.kill(0)
+    story.waits(1)
+    assert of(story.ready(1), ev.Form)
+    assert view.summary(story.job)["state_losses"] == 1
+
+
+def test_a_crash_while_the_only_holder_saves_is_not_repeated_by_training_again() -> None:
+    story = finishing(workers=1)
+    story.tell(ev.Closed(FIRST, "its stream ended"))
+    story.tell(ev.Gone(FIRST, signal="SIGSEGV"))
+    summary = ended(story)
+    assert summary["phase"] == "Failed"
+    assert summary["reason"].startswith("saving failed: worker 0 crashed (SIGSEGV)")
+
+
+def test_workers_that_are_killed_each_time_they_save_do_not_train_for_ever() -> None:
+    story = Story(workers=1, joinDelaySeconds=0)
+    for worker in range(3):  # maxFailures is 2
+        story.ready(worker)
+        story.up()
+        finish(story, ("d",), first=worker)
+        assert story.job.exporter == worker
+        story.kill(worker)
+        story.waits(1)
+    summary = ended(story)
+    assert (summary["phase"], summary["state_losses"]) == ("Failed", 2)
+    assert summary["reason"].startswith("saving failed: 3 workers were lost while they saved the model")
+
+
+def test_a_warning_is_told_once_and_kept() -> None:
+    story = Story(workers=2)
+    effects = story.tell(
+        ev.Hello(FIRST), ev.Warned(FIRST, "no get_config"), ev.Warned(FIRST, "no get_config")
+    )
+    assert [n.text for n in of(effects, ev.Notice) if n.reason is Reason.ModelWarning] == ["no get_config"]
+    assert view.summary(story.job)["warnings"] == ["no get_config"]
+
+
+def test_a_metric_that_is_not_finite_is_null() -> None:
+    story = finishing()
+    story.tell(ev.Saved(FIRST, "model.keras"))
+    effects = story.tell(ev.Finished(FIRST, {"loss": None, "accuracy": 0.5}, "model.keras"))
+    assert "loss not finite, accuracy 0.5000" in of(effects, ev.Notice)[0].text
+    assert json.dumps(ended(story)["metrics"], allow_nan=False) == '{"loss": null, "accuracy": 0.5}'

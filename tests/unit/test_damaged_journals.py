@@ -1,0 +1,260 @@
+"""`edl audit` and `edl replay` on journals that were damaged: by chance, by an editor, by a forger."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edl import audit
+from edl.contract import artifacts
+from edl.contract.journals import Link
+from edl.errors import EdlError
+from master import replay
+from master.core import events as ev
+from tests.journals import keep, whole_story
+
+Verdict = Callable[[], str]
+Edit = Callable[[list[bytes]], list[bytes]]
+JOURNALS = 1000
+KEYS = ("worker", "generation", "applied", "step", "type", "members", "root", "lease", "records", "effects")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The output directory of a job that ended well."""
+    output = tmp_path_factory.mktemp("whole")
+    keep(whole_story(), output)
+    return output
+
+
+@pytest.fixture
+def output(whole: Path, tmp_path: Path) -> Path:
+    """A copy of it, to damage."""
+    return shutil.copytree(whole, tmp_path / "job")
+
+
+def refusals(output: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[str]:
+    """What audit and replay say against the directory; nothing of one that accepts it."""
+    try:
+        audit.audit(output)
+    except EdlError as error:
+        yield str(error)
+    capsys.readouterr()
+    if replay.main(str(output)):
+        yield capsys.readouterr().err.removesuffix("\n")
+
+
+def edit(output: Path, change: Edit) -> None:
+    path = output / artifacts.JOURNAL
+    path.write_bytes(b"".join(change(path.read_bytes().splitlines(keepends=True))))
+
+
+def forge(output: Path, entries: list[Any]) -> None:
+    """Write the journal anew, with a chain that holds, and the summary to match."""
+    link, lines = Link(), []
+    for entry in entries:
+        link, line = link.seal(entry)
+        lines.append(line)
+    (output / artifacts.JOURNAL).write_text("".join(lines))
+    summary = json.loads((output / artifacts.SUMMARY).read_text()) | {"journal": asdict(link)}
+    (output / artifacts.SUMMARY).write_text(json.dumps(summary))
+
+
+@pytest.mark.parametrize(
+    ("change", "line", "what"),
+    [
+        (lambda lines: [*lines[:9], lines[9].replace(b"1", b"2", 1), *lines[10:]], 10, "chain is broken"),
+        (lambda lines: [*lines[:9], *lines[10:]], 10, "chain is broken"),
+        (lambda lines: [*lines[:9], lines[8], *lines[9:]], 10, "chain is broken"),
+        (lambda lines: [*lines[:9], lines[10], lines[9], *lines[11:]], 10, "chain is broken"),
+        (lambda lines: [*lines[:9], b"{}\n", *lines[9:]], 10, "the line is damaged"),
+        (lambda lines: [*lines[:9], b"\xff\x00\n", *lines[10:]], 10, "the line is damaged"),
+        (lambda lines: [lines[0].replace(b'"seed": 1', b'"seed": 2'), *lines[1:]], 1, "chain is broken"),
+        (lambda lines: [b"", *lines[1:]], 1, "not a journal of edl"),
+        (lambda lines: [b"nonsense\n", *lines[1:]], 1, "not JSON"),
+        (lambda lines: [], 1, "the file is empty"),
+        (lambda lines: lines[:-1], 0, "missing"),
+        (lambda lines: [*lines[:-1], lines[-1][:-9]], 0, "torn"),
+    ],
+    ids=[
+        "edited",
+        "deleted",
+        "doubled",
+        "swapped",
+        "added",
+        "garbled",
+        "values",
+        "headless",
+        "other",
+        "empty",
+        "shortened",
+        "torn",
+    ],
+)
+def test_what_was_done_to_a_journal_is_told_with_its_line(
+    change: Edit, line: int, what: str, output: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = (output / artifacts.JOURNAL).read_bytes()
+    edit(output, change)
+    assert (output / artifacts.JOURNAL).read_bytes() != before
+    told = list(refusals(output, capsys))
+    assert len(told) == 2
+    number = line or before.count(b"\n")
+    for text in told:
+        assert what in text
+        assert "not a journal" in text or f"events.jsonl: line {number}: " in text, text
+        assert "\n" not in text
+
+
+def test_a_version_that_is_not_ours_is_told(output: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    edit(output, lambda lines: [lines[0].replace(b'"version": 3', b'"version": 9'), *lines[1:]])
+    for text in refusals(output, capsys):
+        assert "has version 9, this edl reads version 3" in text
+
+
+def test_the_masters_of_one_run_make_one_chain(tmp_path: Path) -> None:
+    keep(whole_story(), tmp_path, 2, 4)
+    assert [p.name for p in artifacts.journals(tmp_path)] == [
+        "events.1.jsonl", "events.2.jsonl", "events.jsonl",
+    ]  # fmt: skip
+    assert audit.audit(tmp_path).startswith("exactly once: 100 records")
+    (tmp_path / "events.1.jsonl").unlink()
+    with pytest.raises(EdlError, match=r"events.2.jsonl: line 1: does not go on from the end of the journal"):
+        audit.audit(tmp_path)
+
+
+def test_a_master_killed_while_it_writes_leaves_no_damage(tmp_path: Path) -> None:
+    story, part = whole_story(), 4
+    keep(story, tmp_path)
+    journal = tmp_path / artifacts.JOURNAL
+    lines = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(b"".join(lines[:part]) + lines[part][:-30])  # the half of a line
+    story.watchdog.history = story.watchdog.history[part - 1 :]
+    keep(story, tmp_path)
+    assert audit.audit(tmp_path).startswith("exactly once: 100 records")
+    # Nor does one that was killed before it had written the head.
+    journal.write_bytes(lines[0][:40])
+    keep(story, tmp_path)
+    assert audit.audit(tmp_path).startswith("exactly once: 100 records")
+
+
+def test_a_summary_that_is_damaged_is_told(output: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for text in ("", "[]", "{", '{"phase": "Succeeded"}', '{"journal": 3}', "\xff"):
+        (output / artifacts.SUMMARY).write_text(text, encoding="latin-1")
+        told = list(refusals(output, capsys))
+        assert len(told) == 2
+        assert all("summary.json" in words and "\n" not in words for words in told), told
+
+
+def test_no_damage_by_chance_is_overlooked(output: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = output / artifacts.JOURNAL
+    whole = path.read_bytes()
+    for seed in range(JOURNALS // 2):
+        path.write_bytes(damaged(whole, random.Random(seed)))
+        told = list(refusals(output, capsys))
+        assert len(told) == 2, f"seed {seed}: {told}"
+        for text in told:
+            assert str(path) in text, f"seed {seed}: {text}"
+            assert "\n" not in text, f"seed {seed}: {text}"
+
+
+def test_a_forged_journal_ends_in_words_too(output: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = output / artifacts.JOURNAL
+    whole = [json.loads(line) for line in path.read_text().splitlines()]
+    refused = 0
+    for seed in range(JOURNALS // 2):
+        chance = random.Random(seed)
+        entries = json.loads(json.dumps(whole))
+        for entry in entries:
+            del entry["chain"]
+        for _ in range(chance.choice((1, 1, 3))):
+            distort(entries, chance)
+        forge(output, entries)
+        told = list(refusals(output, capsys))
+        refused += len(told)
+        for text in told:
+            assert "\n" not in text, f"seed {seed}: {text}"
+            assert "Traceback" not in text
+    assert refused > JOURNALS / 2
+
+
+def test_a_forger_who_skips_a_record_is_found_out(output: Path) -> None:
+    whole = (output / artifacts.JOURNAL).read_text()
+    entries = [json.loads(line) for line in whole.replace("[[0, 100]]", "[[0, 99]]").splitlines()]
+    for entry in entries:
+        del entry["chain"]
+    forge(output, entries)
+    with pytest.raises(audit.AuditFailed, match=r"record \d+ of epoch 1 \(position 99\) was not applied"):
+        audit.audit(output)
+
+
+def damaged(whole: bytes, chance: random.Random) -> bytes:
+    """The journal with some of its bytes or lines changed, lost, repeated or moved; never as it was."""
+    lines = whole.splitlines(keepends=True)
+    while True:
+        a, b = chance.randrange(len(whole)), chance.randrange(len(whole))
+        i, j = chance.randrange(len(lines)), chance.randrange(len(lines))
+        changes: list[Callable[[], bytes]] = [
+            lambda a=a: whole[:a] + bytes([chance.randrange(256)]) + whole[a + 1 :],
+            lambda a=a: whole[:a] + whole[a + 1 + chance.randrange(40) :],
+            lambda a=a: whole[:a] + chance.randbytes(chance.randrange(1, 20)) + whole[a:],
+            lambda a=a, b=b: whole[: min(a, b)] + whole[max(a, b) :],
+            lambda a=a, b=b: whole[:a] + whole[b : b + 200] + whole[a:],
+            lambda a=a: whole[:a],
+            lambda i=i: b"".join(lines[:i] + lines[i + 1 :]),
+            lambda i=i, j=j: b"".join([*lines[:i], lines[j], *lines[i:]]),
+            lambda i=i, j=j: b"".join([*lines[:i], lines[j], *lines[i + 1 :]]),
+            lambda: whole.replace(*chance.choice([(b"0", b"1"), (b"true", b"false"), (b"\n", b"\r\n")]), 3),
+            lambda a=a: whole[:a] + b"\0" * 64 + whole[a + 64 :],
+            lambda: whole + lines[-1],
+        ]
+        if (found := chance.choice(changes)()) != whole:
+            return found
+
+
+def distort(entries: list[Any], chance: random.Random) -> None:
+    """Change one value somewhere, or the order of the lines."""
+    if chance.random() < 0.2:
+        i, j = chance.randrange(len(entries)), chance.randrange(len(entries))
+        act = chance.choice(("swap", "delete", "double"))
+        if act == "swap":
+            entries[i], entries[j] = entries[j], entries[i]
+        elif act == "double":
+            entries.insert(i, json.loads(json.dumps(entries[j])))
+        elif len(entries) > 2:
+            del entries[i]
+        return
+    places: list[tuple[Any, Any]] = []
+    find = partial(_places, places)
+    find(entries[chance.randrange(1, len(entries))] if chance.random() < 0.9 else entries[0])
+    holder, key = chance.choice(places)
+    value = chance.choice((None, -1, 0, 1, 7, 1 << 62, 0.5, "", "x" * 300, "\ud800", [], {}, [[3, 1]], True))
+    act = chance.random()
+    if act < 0.15:
+        del holder[key]
+    elif act < 0.25 and isinstance(holder, dict):
+        holder[chance.choice(KEYS)] = value
+    else:
+        holder[key] = value
+
+
+def _places(found: list[tuple[Any, Any]], value: Any) -> None:
+    """Every (map or list, key) below."""
+    for key in value if isinstance(value, dict) else range(len(value)):
+        found.append((value, key))
+        if isinstance(value[key], dict | list):
+            _places(found, value[key])
+
+
+def test_the_story_is_one_in_which_much_happens(whole: Path) -> None:
+    text = (whole / artifacts.JOURNAL).read_text()
+    for cls in (ev.Form, ev.Grant, ev.LeftRing, ev.Gone, ev.Finished, ev.Export, ev.Stepped):
+        assert f'"{cls.__name__}"' in text

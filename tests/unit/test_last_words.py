@@ -1,0 +1,69 @@
+"""Errors of users' code in words that can be sent: `trainer.last_words`, and what a session makes of them."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from edl.contract.proto import edl_pb2 as pb
+from edl.errors import DataError, UserCodeError
+from trainer import last_words
+from trainer.session.state import Session
+
+
+class Silent(Exception):
+    """Its text cannot be had."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no")
+
+
+def raised(error: BaseException) -> BaseException:
+    try:
+        raise error
+    except BaseException as caught:
+        return caught
+
+
+def told(error: BaseException) -> pb.Failed:
+    """As the master gets it, over the wire."""
+    sent: list[pb.FromWorker] = []
+    Session(0, sent.append, lambda: None, threading.Event()).fail(raised(error))
+    return pb.FromWorker.FromString(sent[0].SerializeToString()).failed
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (ValueError("first\nsecond"), "ValueError: first"),
+        (ValueError(), "ValueError"),
+        (ValueError("a lone \udcff surrogate"), r"ValueError: a lone \udcff surrogate"),
+        (Silent(), "Silent: (its __str__ raises RuntimeError)"),
+        (SystemExit(3), "the model's code has called sys.exit(3)"),
+        (DataError("x.csv: line 3: no number\nsecond line"), "x.csv: line 3: no number\nsecond line"),
+    ],
+)
+def test_an_error_is_told_in_words(error: BaseException, why: str) -> None:
+    assert told(error).why == why
+
+
+def test_an_error_of_many_megabytes_is_told_in_short() -> None:
+    failed = told(ValueError("x" * 70_000_000))
+    assert len(failed.why) < 1.1 * last_words.MOST_WHY
+    assert len(failed.traceback) < 1.1 * last_words.MOST_TRACEBACK
+    assert "characters left out" in failed.why
+    assert failed.traceback.startswith("Traceback")
+
+
+def test_errors_in_our_own_words_need_no_traceback_but_those_of_users_code() -> None:
+    assert told(DataError("x")).traceback == ""
+    failed = told(UserCodeError("x"))
+    assert failed.fatal
+    assert "raise error" in failed.traceback
+
+
+def test_causes_that_go_in_circles_are_told() -> None:
+    one, other = ValueError("one"), ValueError("other")
+    one.__cause__, other.__cause__ = other, one
+    assert told(one).why == "ValueError: one"

@@ -1,0 +1,32 @@
+"""What `edl status` makes of a release's objects."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from edl.cli.release_status import FoundRelease, snapshot
+from edl.contract.reasons import Reason
+from edl.kubernetes.names import Names
+
+
+def event(second: int, reason: Reason, message: str) -> dict[str, Any]:
+    return {"lastTimestamp": f"2026-11-22T00:00:{second:02}Z", "reason": str(reason), "message": message}
+
+
+def test_finished_epochs_do_not_push_out_what_else_has_happened() -> None:
+    happened = [
+        event(0, Reason.WorkerPreempted, "worker 3: preempted"),
+        event(1, Reason.RingReshaped, "ring 4 -> 3"),
+        *(event(n, Reason.EpochApplied, f"epoch {n} of 40 is applied") for n in range(2, 40)),
+        event(40, Reason.WorkerPending, "worker 4 is pending"),
+    ]
+    job = {"metadata": {"labels": {}}, "data": {"values.json": json.dumps({"workers": 4}), "worker.yaml": ""}}
+    found = FoundRelease("team", "edl", Names("edl"), job, {"data": {"phase": "Training"}})
+    told = [(e["reason"], e["message"]) for e in snapshot(found, [], happened).data["events"]]
+    assert told == [
+        ("WorkerPreempted", "worker 3: preempted"),
+        ("RingReshaped", "ring 4 -> 3"),
+        ("EpochApplied", "epoch 39 of 40 is applied"),
+        ("WorkerPending", "worker 4 is pending"),
+    ]

@@ -1,0 +1,94 @@
+"""`edl.text`, `edl.config.address`, and what the command line prints: user text controls no terminal."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+
+from edl.cli import display
+from edl.cli.jobs import JobSnapshot
+from edl.config.address import Address
+from edl.errors import ConfigError
+from edl.text import one_line, plain
+
+NASTY = "[red]x[/red] [/] :smile: \x1b[2J\x1b]0;title\x07\x9b31m\r\x08 \u202egpj.exe\u2028\ud800 \0"
+
+
+def test_plain_text_controls_no_terminal() -> None:
+    assert plain("tab\tand\nline") == "tab\tand\nline"
+    assert plain("Größe 3 ≥ 2, 漢字, 🙂") == "Größe 3 ≥ 2, 漢字, 🙂"
+    assert plain("\x1b[31m\x9b1m\x07\r\0\x7f") == r"\x1b[31m\x9b1m\x07\x0d\x00\x7f"
+    assert plain("\u202e\u2028\ud800") == r"\u202e\u2028\ud800"
+    assert one_line("a\nb") == r"a\nb"
+    plain(NASTY).encode()
+
+
+def printed(monkeypatch: pytest.MonkeyPatch, job: JobSnapshot, terminal: bool) -> str:
+    file = io.StringIO()
+    file.isatty = lambda: terminal  # type: ignore[method-assign]
+    monkeypatch.setattr("sys.stdout", file)
+    monkeypatch.setenv("TERM", "xterm")
+    display.snapshot(job)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_status_is_shown_without_obeying_what_is_in_it(
+    terminal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = {"id": 0, "handle": NASTY, "rank": 0, "state": NASTY, "step": 1, "rate": 1.0, "memory": 1}
+    records = {"size": 1, "total": 10, "applied": 1, "epoch": 1, "epochs": 1}
+    data: dict[str, Any] = {
+        "model": NASTY, "phase": "Training", "reason": NASTY, "workers": [worker], "records": records,
+        "rate": 1.0, "eta_seconds": None, "loss": None,
+    }  # fmt: skip
+    shown = printed(monkeypatch, JobSnapshot(data, NASTY, NASTY, (NASTY,)), terminal)
+    # rich folds a cell that is too wide for the screen, so the table's have line breaks in them
+    assert shown.replace("\n", "").count("[red]x[/red]") >= 3
+    for unfit in ("\x1b[2J", "\x1b]0", "\x07", "\x9b", "\u202e", "\u2028", "\ud800", "\0", "\x08", "\r"):
+        assert unfit not in shown
+    ended = {
+        "phase": "Failed", "reason": NASTY, "seconds": 1.0, "traceback": NASTY, "step": 1, "loss": 0.5,
+        "records": {"size": 1, "epochs": 1, "per_epoch": [{"epochs": 1, "records": 1}]},
+        "metrics": {NASTY: 0.5}, "goodput_seconds": {"useful": 1.0}, "generations": [{}], "state_losses": 0,
+    }  # fmt: skip
+    shown = printed(monkeypatch, JobSnapshot(ended, NASTY, NASTY), terminal)
+    assert shown.count("[red]x[/red] [/] :smile: \\x1b[2J") == 4
+    assert "\x1b" not in shown and "\x9b" not in shown
+
+
+def test_a_log_line_is_as_it_is_but_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    for terminal, expected in ((False, "a\rb\x1b[1m\n"), (True, "b\\x1b[1m\n")):
+        file = io.StringIO()
+        file.isatty = lambda terminal=terminal: terminal  # type: ignore[method-assign, misc]
+        monkeypatch.setattr("sys.stdout", file)
+        display.line("a\rb\x1b[1m")
+        assert file.getvalue() == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("127.0.0.1", "expected HOST:PORT, e.g. 127.0.0.1:8500"),
+        ("127.0.0.1:", "expected HOST:PORT"),
+        ("localhost:http", "expected HOST:PORT"),
+        ("::1:80", "expected HOST:PORT"),
+        ("a b:80", "expected HOST:PORT"),
+        ("", "expected HOST:PORT"),
+        ("localhost:-1", "expected HOST:PORT"),
+        ("localhost:65536", "port 65536 is out of range (expected 0 to 65535)"),
+    ],
+)
+def test_an_address_that_is_none_is_refused_in_words(text: str, words: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        Address.parse(text, "--listen")
+    assert str(refused.value).startswith(f"--listen {text}: ")
+    assert words in str(refused.value)
+
+
+def test_an_address() -> None:
+    assert Address.parse("[::1]:80", "--listen") == Address("[::1]", 80)
+    assert Address.parse(":0", "--listen") == Address("", 0)
+    assert str(Address.parse("a.example:65535", "--listen")) == "a.example:65535"

@@ -1,0 +1,197 @@
+"""Optimizers that are given the ring's gradients, and not this rank's, while a step runs.
+
+The step is the user's: which optimizers it has, where it keeps them and how it calls them is its own
+affair. So they are not looked for: `apply` of every Keras optimizer comes by here (`apply_gradients`
+calls it), and does what it always does, unless a step runs on this thread. Then the gradients are
+summed over the ring first, each rank's weighted with its records. What the optimizer does with
+gradients (clipping, loss scaling, accumulation, constraints) it does with the mean, as all others do.
+
+Promise: what was equal on all ranks before `apply` is equal on all ranks after it, bit for bit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import tensorflow as tf
+from tensorflow.python.ops import control_flow_v2_func_graphs as control_flow
+
+from edl.errors import ModelError
+from trainer.inner_sum import InnerSum
+from trainer.ring.base import Vector
+
+SUMMED = ("float32", "float16", "bfloat16")  # all of them as float32
+CONDITIONAL = (
+    control_flow.CondBranchFuncGraph,
+    control_flow.WhileCondFuncGraph,
+    control_flow.WhileBodyFuncGraph,
+)
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of an optimizer in a step."""
+
+    length: int  # of all gradients
+    graph: Any  # in which it was made; None in code that runs eagerly
+    operations: range  # of the graph, those that it has made
+
+
+class MeanGradients:
+    """The optimizer calls of one model's steps.
+
+    Args:
+        reduce: of the ring.
+    """
+
+    def __init__(self, reduce: Callable[[Vector], Vector]):
+        self.sum = InnerSum(reduce)
+        # Variables, because a function that the step calls may have been traced in another step.
+        self.records = tf.Variable(0.0, trainable=False, name="records_of_this_rank")
+        self.not_finite = tf.Variable(0.0, trainable=False, name="gradients_of_this_rank_that_are_not_finite")
+        self.spoiled = tf.Variable(0.0, trainable=False, name="sums_that_are_not_finite")
+        self.calls: list[Call] = []  # of the step that runs, or has run last
+        self.called = False  # in whatever step
+        self.theirs: list[Any] = []  # variables of the optimizers and those that they update; of a rehearsal
+        self.expected: list[int] | None = None  # lengths of the calls that each step must make
+
+    @property
+    def variables(self) -> list[tf.Variable]:
+        """Of no model."""
+        return [self.sum.variable, self.records, self.not_finite, self.spoiled]
+
+    @contextlib.contextmanager
+    def in_charge(self, rehearsing: bool = False) -> Iterator[None]:
+        """While a step runs on this thread, or is traced.
+
+        Args:
+            rehearsing: there is no ring, so the optimizers are built and do nothing.
+
+        Raises:
+            ModelError: what it does with its optimizers cannot be done over a ring.
+        """
+        _route_all()
+        self.calls = []
+        _here.means, _here.rehearsing = self, rehearsing
+        try:
+            yield
+        finally:
+            _here.means = None
+        if self.expected is not None and len(self.calls) < len(self.expected):
+            raise ModelError(_UNEVEN.format("an optimizer"))
+
+    def apply(
+        self, optimizer: Any, gradients: list[Any], variables: Any, original: Callable[..., None]
+    ) -> None:
+        """What `optimizer.apply` does in a step: `original`, with the mean over the ring."""
+        graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+        _refuse_where_a_rank_may_not_come(optimizer, graph)
+        begin = len(graph.get_operations()) if graph else 0
+        dense = [None if g is None else tf.convert_to_tensor(g) for g in gradients]
+        length = sum(g.shape.num_elements() or 0 for g in dense if g is not None)
+        if self.expected is not None and self.expected[len(self.calls) :][:1] != [length]:
+            raise ModelError(_UNEVEN.format(f"optimizer {optimizer.name!r}"))
+        if not _here.rehearsing:
+            mean = self._mean(optimizer, dense)
+            _here.means = None  # what the optimizer itself calls is given the mean already
+            try:
+                original(optimizer, mean, variables)
+            finally:
+                _here.means = self
+        else:
+            if not optimizer.built:
+                optimizer.build(list(variables))
+            self.theirs += [*optimizer.variables, *(variables or optimizer._trainable_variables)]
+        self.called = True
+        end = len(graph.get_operations()) if graph else 0
+        self.calls.append(Call(length, graph, range(begin, end)))
+
+    def fault_of(self, part: tf.Tensor) -> tf.Tensor:
+        """1.0 when this rank's part of a sum is not finite, and that is this rank's own doing: after a sum
+        that is not finite, nothing is, on any rank."""
+        ours = ~tf.math.is_finite(tf.reduce_sum(part)) & (self.spoiled.read_value() == 0.0)
+        return tf.cast(ours, tf.float32)
+
+    def begin(self, records: tf.Tensor) -> None:
+        """A step of so many records on this rank begins."""
+        self.records.assign(records)
+        self.not_finite.assign(0.0)
+        self.spoiled.assign(0.0)
+
+    def _mean(self, optimizer: Any, gradients: list[Any]) -> list[Any]:
+        present = [g for g in gradients if g is not None]
+        for g in present:
+            if g.dtype.name not in SUMMED:
+                raise ModelError(
+                    f"optimizer {optimizer.name!r} is given a gradient of type {g.dtype.name}; over a "
+                    f"ring only gradients of type {', '.join(SUMMED)} are summed"
+                )
+        if not present:
+            return gradients
+        records = self.records.read_value()
+        ours = tf.concat([tf.reshape(tf.cast(g, tf.float32), [-1]) for g in present], 0)
+        # A rank without records has computed something all the same, which may be no number.
+        ours = tf.where(records > 0, ours * records, tf.zeros_like(ours))
+        checked = not isinstance(optimizer, keras.optimizers.LossScaleOptimizer)  # which sees to it by itself
+        if checked:
+            self.not_finite.assign_add(self.fault_of(ours))
+        total = self.sum(tf.concat([ours, [records]], 0))
+        if checked:
+            self.spoiled.assign_add(1.0 - tf.cast(tf.reduce_all(tf.math.is_finite(total)), tf.float32))
+        sizes = [tf.size(g) for g in present]
+        pieces = tf.split(tf.math.divide_no_nan(total[:-1], total[-1]), sizes, num=len(present))
+        means = iter(
+            tf.ensure_shape(tf.reshape(tf.cast(piece, g.dtype), tf.shape(g)), g.shape)
+            for g, piece in zip(present, pieces, strict=True)
+        )
+        return [None if g is None else next(means) for g in gradients]
+
+
+_UNEVEN = (
+    "train_step() calls {} depending on the data (in tf.cond, tf.while_loop or an `if`). Over a ring "
+    "every worker must make the same calls in each step, with the same variables. Call it always, with "
+    "gradients of zero where nothing is to change"
+)
+
+
+def _refuse_where_a_rank_may_not_come(optimizer: Any, graph: Any) -> None:
+    while graph is not None:
+        if isinstance(graph, CONDITIONAL):
+            raise ModelError(_UNEVEN.format(f"optimizer {optimizer.name!r}"))
+        graph = getattr(graph, "outer_graph", None)
+
+
+class _Here(threading.local):
+    means: MeanGradients | None = None  # of the step that runs on this thread
+    rehearsing = False
+
+
+_here = _Here()
+
+
+def _route_all() -> None:
+    """Have `apply` of all optimizer classes that there are, the user's too, ask `_here` first."""
+    classes = [c for c in keras.optimizers.Optimizer.__mro__ if "apply" in c.__dict__]
+    for cls in classes:  # grows
+        classes += cls.__subclasses__()
+        method = cls.__dict__.get("apply")
+        if method is not None and not hasattr(method, "is_routed"):
+            cls.apply = _routed(method)
+
+
+def _routed(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> None:
+        gradients = list(grads)
+        if _here.means is None or not gradients:
+            return original(self, gradients, trainable_variables)
+        return _here.means.apply(self, gradients, trainable_variables, original)
+
+    apply.is_routed = True  # type: ignore[attr-defined]
+    return apply

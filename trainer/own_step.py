@@ -1,0 +1,390 @@
+"""A model with its own `train_step`, as the ring sees it.
+
+    gradients(batch)  ->  vector     runs the user's step and its sums; the vector says what else it did
+    [ the ring sums the vectors of all ranks ]
+    update(vector)                   accepts the step
+
+The step runs as it is, on the model's own variables; its optimizers are given the ring's gradients
+(trainer/mean_gradients.py). It is several collectives: one for each optimizer call, and the worker's
+own, which comes last and carries what remains: the losses, what the step has assigned by itself (moving
+averages, counters), and the control vector.
+
+**When is such a step in the model?** When the last sum has come back, and only then: until `update` the
+values from before the step are kept, and whoever asks for the state, or begins another step, finds them put
+back. So a step that breaks in any of its collectives, or is skipped because a number is not finite, or in
+which no rank had a record, has not happened. And the last sum comes back nowhere unless all ranks have made
+their last contribution, for which they must have all sums before it. So nothing else can tell two ranks
+apart than whether they have the last sum, as with any other model: those who have it are at step k, the
+others, bit for bit, at k - 1, and the next ring goes on from one who is at k (docs/ring.md).
+
+The copy costs little: TensorFlow's variables copy on write, so to keep a value costs its memory, and one copy
+when the optimizer changes it.
+
+**What the step assigns outside of its optimizers** differs between ranks, since each has seen other records.
+Of floating-point variables the changes are averaged by records, as in any model; whole numbers count steps
+or calls, and must change equally on all ranks. Seeds are set for each step from (job seed, step, rank), and
+stay what they are. Metrics begin anew in each step, so that the losses that `train_step` returns are this
+step's.
+
+A rank without a batch runs the step on the sample, with weight zero: it has to take part in all sums.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.framework import auto_control_deps_utils
+
+from edl.errors import ModelError
+from trainer import control
+from trainer.data import Batch
+from trainer.fingerprint import fingerprint
+from trainer.graphs import compiled, concrete
+from trainer.mean_gradients import MeanGradients
+from trainer.ring.base import Vector
+
+
+class OwnStepLearner:
+    """A model that overrides `train_step`, as a step with several sums.
+
+    Args:
+        model: compiled.
+        sample: a batch of real records; None when there are none.
+        reduce: of the ring, for the sums within a step.
+
+    Raises:
+        ModelError: its step cannot be run over a ring; the text says why.
+    """
+
+    def __init__(self, model: keras.Model, sample: Batch | None, reduce: Callable[[Vector], Vector]):
+        self.model = model
+        self._name = f"{type(model).__name__}.train_step()"
+        self._means = MeanGradients(reduce)
+        self._variables = _distinct(model.variables)
+        self._before: list[tf.Tensor] | None = None  # values of the variables, while a step is not accepted
+        self._losses: list[str] = []
+        self._sample = sample
+        if sample is not None:
+            self._build(sample)
+        else:
+            self._leave_out_metrics()
+
+    # --- the two halves of a step
+
+    def gradients(self, batch: Batch, contribution: np.ndarray, step: int, rank: int) -> tf.Tensor:
+        """Run the step on `batch`; this rank's part of its last sum, float32 [length + len(contribution)].
+
+        Raises:
+            RingBroken: one of the sums within the step did not come back. Nothing is changed then.
+        """
+        return self._run(batch, len(batch), contribution, np.array([step, rank], np.int64))
+
+    def nothing(self, contribution: np.ndarray) -> tf.Tensor:
+        """The same for a rank that has no batch."""
+        assert self._sample is not None, "there are no records at all"
+        return self._run(self._sample, 0, contribution, np.zeros(2, np.int64))
+
+    def agreed(self, total: tf.Tensor) -> control.Agreed:
+        """What the control vector at the end of a summed vector says."""
+        agreed = control.read(np.asarray(memoryview(total))[self.length :])
+        if agreed.nonfinite or not agreed.records:
+            self._put_back()  # there will be no update
+        return agreed
+
+    def update(self, total: tf.Tensor) -> None:
+        """Accept the step.
+
+        Raises:
+            ModelError: workers do not agree on what it did. Nothing is changed then.
+        """
+        assert self._before is not None, "no step to accept"
+        equal = self._accept(total, self._ours, *self._touched_before())
+        if not np.all(equal):
+            names = [
+                v.name.partition(":")[0]
+                for v, same in zip(self._assigned, np.asarray(equal), strict=True)
+                if not same
+            ]
+            raise ModelError(
+                f"{self._name} changes {', '.join(names)} differently on different workers; "
+                "a variable of whole numbers must change equally on all (changes of others are averaged)"
+            )
+        self._before = None
+
+    def finish_training(self) -> None:
+        """What Keras' `fit` does at its end, before the model is evaluated and saved. No step may follow."""
+        self._put_back()
+        self.model.optimizer.finalize_variable_values(self.model.trainable_variables)
+
+    # --- the state
+
+    def state(self) -> np.ndarray:
+        """All variables but the metrics', uint8 [bytes]."""
+        self._put_back()
+        arrays = [np.ascontiguousarray(v.numpy()).reshape(-1) for v in self._variables]
+        return np.concatenate([a.view(np.uint8) for a in arrays]) if arrays else np.zeros(0, np.uint8)
+
+    def load(self, state: np.ndarray) -> None:
+        """Take over another worker's `state`.
+
+        Raises:
+            ModelError: it is not the state of this model; nothing is changed then.
+        """
+        self._put_back()
+        types = [v.dtype.as_numpy_dtype for v in self._variables]
+        sizes = [
+            v.shape.num_elements() * np.dtype(t).itemsize for v, t in zip(self._variables, types, strict=True)
+        ]
+        if sum(sizes) != len(state):
+            raise ModelError(f"the ring's state has {len(state)} bytes, this worker's model has {sum(sizes)}")
+        parts = np.split(state, np.cumsum(sizes)[:-1])
+        for v, part, dtype in zip(self._variables, parts, types, strict=True):
+            v.assign(part.copy().view(dtype).reshape(v.shape))  # copied, to be aligned
+
+    def digest(self) -> str:
+        """SHA-256 of the state: equal on two workers when their models are, bit for bit."""
+        return hashlib.sha256(self.state().tobytes()).hexdigest()
+
+    def fingerprint(self) -> str:
+        """Of how the model is made, equal on all workers of a job."""
+        return fingerprint(self.model)
+
+    def _put_back(self) -> None:
+        """Undo the step that was not accepted."""
+        if self._before is not None:
+            before, self._before = self._before, None
+            self._restore(*before)
+
+    # --- a step
+
+    def _run(self, batch: Batch, records: int, contribution: np.ndarray, draw: np.ndarray) -> tf.Tensor:
+        self._put_back()
+        self._before = self._begin(np.float32(records), draw)
+        try:
+            with self._means.sum.ring_errors():
+                losses = self._step(_tensors(batch))
+            self._ours = self._collect(contribution, losses, *self._touched_before())
+        except BaseException:
+            self._put_back()
+            raise
+        return self._ours
+
+    def _step(self, tensors: list[tf.Tensor]) -> tf.Tensor:
+        """The user's step: its losses, float32 [n]."""
+        if self.model.run_eagerly:
+            return self._train_step(*tensors)
+        kind = _kind(tensors)
+        if kind not in self._graphs:  # records of another length than any before: traced as Keras does it
+            self._graphs[kind] = concrete(self._train_step, *kind)
+        return self._graphs[kind](*tensors)
+
+    def _train_step(self, *tensors: tf.Tensor, rehearsing: bool = False) -> tf.Tensor:
+        left = iter(tensors)
+        x, y, weights = keras.tree.map_structure(lambda a: None if a is None else next(left), self._structure)
+        with self._means.in_charge(rehearsing):
+            losses = self.model.train_step(keras.utils.pack_x_y_sample_weight(x, y, weights))
+        if not isinstance(losses, dict) or not losses:
+            raise ModelError(
+                f"{self._name} must return a dict of its losses, e.g. {{'loss': loss}}, not {losses!r}"
+            )
+        self._losses = list(losses)
+        return tf.stack([tf.reduce_mean(tf.cast(value, tf.float32)) for value in losses.values()])
+
+    def _touched_before(self) -> list[tf.Tensor]:
+        assert self._before is not None
+        return [self._before[i] for i in self._touched]
+
+    # --- building
+
+    def _build(self, sample: Batch) -> None:
+        """Create every variable, and find those that the step touches. Changes no value."""
+        self._structure = (sample.x, sample.y, sample.weights)
+        tensors = _tensors(sample)
+        assigned = self._rehearse(tensors) if self.model.run_eagerly else self._trace(tensors)
+        if not self._means.called:
+            raise ModelError(
+                f"{self._name} calls no Keras optimizer. Over a ring its gradients are summed where it calls "
+                "optimizer.apply() or optimizer.apply_gradients(); without such a call the workers' models "
+                "would differ"
+            )
+        self._leave_out_metrics()
+        known = {id(v): i for i, v in enumerate(self._variables)}
+        self._assigned = [v for v in _distinct(assigned) if id(v) in known and not _is_seed(v)]
+        seeds = [v for v in self._variables if _is_seed(v)]
+        for v in self._assigned:
+            if not (v.dtype.is_floating or v.dtype.is_integer or v.dtype.is_bool):
+                raise ModelError(
+                    f"{self._name} assigns variable {v.name!r} of type {v.dtype.name}; only numbers can"
+                )
+        self._touched = [known[id(v)] for v in [*self._assigned, *seeds]]
+        self._sizes = [v.shape.num_elements() for v in self._assigned] + [len(self._losses)]
+        self.length = sum(self._sizes)
+
+        floats, ours = tf.TensorSpec([None], tf.float32), tf.TensorSpec([len(self._losses)], tf.float32)
+        values = [tf.TensorSpec(v.shape, v.dtype) for v in self._variables]
+        touched = [values[i] for i in self._touched]
+        draw = tf.TensorSpec([2], tf.int64)
+        self._begin = compiled(self._begin_graph, tf.TensorSpec([], tf.float32), draw)
+        self._collect = compiled(self._collect_graph, floats, ours, *touched)
+        self._accept = compiled(self._accept_graph, floats, floats, *touched)
+        self._restore = compiled(self._restore_graph, *values)
+
+    def _leave_out_metrics(self) -> None:
+        metrics = [v for m in _metrics(self.model) for v in m.variables]
+        self._variables = _distinct(self._variables, without=[*metrics, *self._means.variables])
+
+    def _trace(self, tensors: list[tf.Tensor]) -> list[tf.Variable]:
+        """Trace the step, and read from its graph which variables it has, and which it assigns by itself."""
+        kind = _kind(tensors)
+        self._graphs = {kind: concrete(self._train_step, *kind)}
+        graph = self._graphs[kind].graph
+        place = {id(handle): (i, inner) for i, (handle, inner) in enumerate(graph.captures)}
+        variables = sorted(
+            (v for v in graph.variables if id(v.handle) in place), key=lambda v: place[id(v.handle)][0]
+        )  # in the order of the code: the same on all workers
+        self._variables = _distinct([*self._variables, *self.model.variables, *variables])
+        by_optimizers = {i for call in self._means.calls if call.graph is graph for i in call.operations}
+        written = {
+            id(inner)
+            for i, operation in enumerate(graph.get_operations())
+            if i not in by_optimizers
+            for inner in auto_control_deps_utils.get_read_write_resource_inputs(operation)[1]
+        }
+        return [v for v in self._variables if id(place.get(id(v.handle), (0, None))[1]) in written]
+
+    def _rehearse(self, tensors: list[tf.Tensor]) -> list[tf.Variable]:
+        """Run the step without a ring and without its optimizers, and put back what it has changed.
+
+        Code that is never traced shows only which variables it has, not which ones it assigns: all that are
+        not an optimizer's may be.
+        """
+        self._variables = _distinct([*self._variables, *_plain_variables(self.model)])
+        before = [(v, v.read_value()) for v in self._variables]
+
+        def create(create_next: Callable[..., tf.Variable], **options: Any) -> tf.Variable:
+            v = create_next(**options)
+            before.append((v, v.read_value()))
+            return v
+
+        with tf.variable_creator_scope(create):
+            self._train_step(*tensors, rehearsing=True)
+        for v, value in before:
+            v.assign(value)
+        self._means.expected = [call.length for call in self._means.calls]
+        self._variables = _distinct([*(v for v, _ in before), *self._means.theirs])
+        theirs = {id(v) for v in _distinct(self._means.theirs)}
+        return [v for v in self._variables if id(v) not in theirs]
+
+    # --- the graphs around a step
+
+    def _begin_graph(self, records: tf.Tensor, draw: tf.Tensor) -> list[tf.Tensor]:
+        before = [v.read_value() for v in self._variables]
+        self._means.begin(records)
+        for v in self._variables:
+            if _is_seed(v):
+                v.assign_add(_salt(v, draw))
+        for metric in _metrics(self.model):
+            metric.reset_state()
+        return before
+
+    def _collect_graph(self, contribution: tf.Tensor, losses: tf.Tensor, *before: tf.Tensor) -> tf.Tensor:
+        records = self._means.records.read_value()
+        changes = [_change(v, b) for v, b in zip(self._assigned, before, strict=False)]
+        ours = tf.concat([*changes, losses], 0)
+        ours = tf.where(records > 0, ours * records, tf.zeros_like(ours))
+        at_fault = self._means.not_finite.read_value() + self._means.fault_of(ours)
+        at = self._losses.index("loss") if "loss" in self._losses else 0
+        loss = ours[self.length - len(self._losses) + at]
+        told = tf.stack([records, loss, contribution[control.LEAVE], at_fault])
+        return tf.concat([ours, told, contribution[control.IDLE :]], 0)
+
+    def _accept_graph(self, total: tf.Tensor, ours: tf.Tensor, *before: tf.Tensor) -> tf.Tensor:
+        """Whether each assigned variable has changed as on the other ranks, as far as it should; bool [n]."""
+        equal = []
+        records = [vector[self.length + control.RECORDS] for vector in (total, ours)]
+        means = [
+            tf.split(tf.math.divide_no_nan(v[: self.length], n), self._sizes)
+            for v, n in zip((total, ours), records, strict=True)
+        ]
+        for v, b, mean, own in zip(self._assigned, before, *means, strict=False):
+            wide, whole = _wide(v), not v.dtype.is_floating
+            mean, own = (tf.round(mean), tf.round(own)) if whole else (mean, mean)
+            equal.append(tf.reduce_all((mean == own) | (records[1] == 0)))
+            v.assign(tf.cast(tf.cast(b, wide) + tf.reshape(tf.cast(mean, wide), v.shape), v.dtype))
+        for i, b in zip(self._touched[len(self._assigned) :], before[len(self._assigned) :], strict=True):
+            self._variables[i].assign(b)
+        return tf.stack(equal or [tf.constant(True)])
+
+    def _restore_graph(self, *values: tf.Tensor) -> None:
+        for v, value in zip(self._variables, values, strict=True):
+            v.assign(value)
+
+
+# Odd constants, so that (step, rank) spreads over the words of a seed.
+_SALTS = np.array([2654435761, 2246822519], np.int64)
+_SEEDS = 1 << 31
+
+
+def _is_seed(v: tf.Variable) -> bool:
+    """Keras' seeds, and the state of a tf.random.Generator."""
+    name = v.name.rpartition("/")[2].partition(":")[0]
+    return name in ("seed_generator_state", "StateVar") and v.dtype.is_integer
+
+
+def _salt(v: tf.Variable, draw: tf.Tensor) -> tf.Tensor:
+    words = draw * _SALTS % _SEEDS
+    return tf.cast(words if v.shape == [2] else tf.broadcast_to(tf.reduce_sum(words), v.shape), v.dtype)
+
+
+def _metrics(model: keras.Model) -> list[keras.metrics.Metric]:
+    """All of them, also when the model's `metrics` lists but some."""
+    found = [*model.metrics, *(m for layer in model._flatten_layers() for m in layer._metrics)]
+    return list({id(m): m for m in found}.values())
+
+
+def _plain_variables(model: keras.Model) -> list[tf.Variable]:
+    """What lies in attributes of the model and its layers, and Keras does not list."""
+    values = [value for layer in model._flatten_layers() for value in vars(layer).values()]
+    return [v for v in values if isinstance(v, tf.Variable)]
+
+
+def _distinct(variables: Iterable[Any], without: Iterable[Any] = ()) -> list[tf.Variable]:
+    """As TensorFlow's variables, each once, in the order given."""
+    found = {id(v): v for v in map(_plain, variables)}
+    for v in map(_plain, without):
+        found.pop(id(v), None)
+    return list(found.values())
+
+
+def _plain(v: Any) -> tf.Variable:
+    return v.value if isinstance(v, keras.Variable) else v
+
+
+def _wide(v: tf.Variable) -> tf.DType:
+    """A type in which changes of the variable can be computed."""
+    return tf.float32 if v.dtype.is_floating and v.dtype.size <= 4 else tf.float64
+
+
+def _change(v: tf.Variable, before: tf.Tensor) -> tf.Tensor:
+    wide = _wide(v)
+    return tf.reshape(tf.cast(tf.cast(v, wide) - tf.cast(before, wide), tf.float32), [-1])
+
+
+def _tensors(batch: Batch) -> list[tf.Tensor]:
+    """The batch's arrays in a fixed order, in the types that Keras would give the model."""
+    arrays = keras.tree.flatten((batch.x, batch.y, batch.weights))
+    return [tf.convert_to_tensor(_standard(a)) for a in arrays if a is not None]
+
+
+def _kind(tensors: list[tf.Tensor]) -> tuple[tf.TensorSpec, ...]:
+    return tuple(tf.TensorSpec([None, *t.shape[1:]], t.dtype) for t in tensors)
+
+
+def _standard(array: Any) -> np.ndarray:
+    array = np.asarray(array)
+    return array.astype(keras.config.floatx()) if array.dtype == np.float64 else array

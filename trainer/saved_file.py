@@ -1,0 +1,79 @@
+"""A saved model, looked at as who is to load it will: with nothing but Keras.
+
+A `.keras` file names the classes and functions that it was built of. Those of Keras are there in every
+process; others must be imported, or given as `custom_objects`, before the file can be loaded.
+"""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import keras
+
+CONFIG = "config.json"
+MOST_NAMED = 8
+FAMILIES = frozenset({"keras", "keras_hub", "keras_cv", "keras_nlp", "builtins"})  # imported by Keras itself
+FUNCTIONS = (  # where Keras looks for a function by its name
+    keras.activations, keras.constraints, keras.initializers, keras.losses, keras.metrics, keras.ops,
+    keras.regularizers,
+)  # fmt: skip
+
+
+def note(path: Path) -> str:
+    """What one has to know to load the file; empty: `keras.models.load_model(path)` is enough."""
+    found, needs = config(path), []
+    if names := custom_objects(found):
+        more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+        needs.append(
+            f"with custom objects ({', '.join(names[:MOST_NAMED])}{more}): import the module that registers "
+            "them, or pass custom_objects to keras.models.load_model"
+        )
+    if has_lambda(found):
+        needs.append("with safe_mode=False (it holds Python code of a Lambda layer)")
+    return f"{path.name} can be loaded only {' and '.join(needs)}" if needs else ""
+
+
+def config(path: Path) -> Any:
+    """The configuration in the file; None: it is not as Keras writes it, which loading it will show."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return json.loads(archive.read(CONFIG))
+    except (OSError, KeyError, ValueError, zipfile.BadZipFile):
+        return None
+
+
+def custom_objects(config: Any) -> list[str]:
+    """The names of the classes and functions in a saved configuration that are not Keras' own."""
+    found = {_custom(node) for node in _nodes(config)}
+    return sorted(name for name in found if name)
+
+
+def has_lambda(config: Any) -> bool:
+    """Whether it holds Python code, which Keras loads only when asked to."""
+    return any(node.get("class_name") == "__lambda__" for node in _nodes(config))
+
+
+def _custom(node: dict[str, Any]) -> str:
+    """The name under which Keras looks for what this node is; empty: it finds it by itself."""
+    registered = node.get("registered_name")
+    if not isinstance(registered, str):
+        return ""
+    if registered == "function":
+        name = str(node.get("config"))
+        return "" if any(hasattr(module, name) for module in FUNCTIONS) else name
+    family = str(node.get("module")).partition(".")[0]
+    return "" if family in FAMILIES else registered
+
+
+def _nodes(value: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(value, dict):
+        yield value
+        for part in value.values():
+            yield from _nodes(part)
+    elif isinstance(value, list):
+        for part in value:
+            yield from _nodes(part)
