@@ -28,8 +28,8 @@ def refuse_unless_compiled(model: Any) -> None:
     name = type(model).__name__
     if has_own_step(model) and is_scaled(model):
         raise ModelError(
-            f"{name} overrides train_step(), and its optimizer scales the loss (mixed_float16); only models with "
-            "Keras' own train_step() can be trained in it. Use float32 or mixed_bfloat16"
+            f"{name} overrides train_step(), and its optimizer scales the loss (mixed_float16); only models "
+            "with Keras' own train_step() can be trained so. Use float32 or mixed_bfloat16"
         )
     for method in LOOP:
         if getattr(type(model), method) is not getattr(keras.Model, method):
