@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import os
+import sys
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from threading import Event
@@ -38,7 +40,8 @@ from trainer.telemetry import Telemetry
 from trainer.watchdog import Watchdog
 from trainer.worker import Learner, Worker
 
-SAMPLE_RECORDS = 2  # to build, trace and warm up with
+SAMPLE_RECORDS = 2  # to warm up with
+TRIED_RECORDS = 5  # to build, trace and try the model with: so that it divides into two unlike parts
 
 
 def build(stream: MasterStream) -> Worker:
@@ -64,15 +67,17 @@ def build(stream: MasterStream) -> Worker:
     order = Order(size, config.training.seed, config.data.block_records, config.data.shuffle)
     watchdog = Watchdog(config.elastic.step_timeout_seconds, partial(_hung, stream))
     records = Records(reader, order, module.feed, module.name, watchdog.watch)
-
     session = stream.session
     interface, port = os.environ.get("EDL_RING_INTERFACE", "lo"), int(stream.address.rpartition(":")[2])
     ring = HorovodRing(stream.store_port, interface, f"worker-{session.worker}", port)
     session.cuts(ring.cut)
-    learner = learner_of(model, records.plain(0, min(size, SAMPLE_RECORDS)) if size else None, ring)
+    # Several small batches too: where feed() pads each batch by itself, they differ in length.
+    samples = [records.plain(start, stop) for start, stop in _tried(size)]
+    warn = session.warn if stream.rehearses else _log  # one worker tells it for all
+    learner = learner_of(model, samples, ring, config.training.inexact_loss, warn)
 
     export = Exporter(
-        model, module, session, watchdog.watch, _nothing,
+        model, module, session, watchdog.watch, learner.finish_training,
         output=Path(stream.output) if stream.output else None,
         salvage=Path(stream.salvage) if stream.salvage else None,
         room_seconds=config.elastic.disk_full_timeout_seconds,
@@ -85,19 +90,35 @@ def build(stream: MasterStream) -> Worker:
             keeps = bool(stream.output)
             rehearse(model, module, watchdog.watch, config.data.allow_empty, session.warn, keeps)
         learner.load(before)
-    return Worker(config, session, ring, learner, batches, Telemetry(session), export)
+    return Worker(config, session, ring, learner, batches, Telemetry(session, max(size, 1)), export)
 
 
-def learner_of(model: Any, sample: Batch | None, ring: Ring) -> Learner:
+def _tried(size: int) -> list[tuple[int, int]]:
+    """The records to build, trace and try the model with."""
+    first = min(size, TRIED_RECORDS)
+    return [(0, first), *((i, i + 1) for i in range(first))] if size else []
+
+
+def _log(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
+def learner_of(
+    model: Any, samples: Sequence[Batch], ring: Ring, inexact: str, warn: Callable[[str], None]
+) -> KerasLearner | OwnStepLearner:
     """
     Args:
-        sample: a batch of real records; None when there are none.
+        samples: batches of real records; none when there are none.
+        inexact, warn: see KerasLearner.
 
     Raises:
         ModelError: the model cannot be trained over a ring; the text says why.
     """
     refuse_unless_compiled(model)
-    return OwnStepLearner(model, sample, ring.reduce) if has_own_step(model) else KerasLearner(model, sample)
+    sample = samples[0] if samples else None
+    if has_own_step(model):
+        return OwnStepLearner(model, sample, ring.reduce)
+    return KerasLearner(model, sample, samples[1:], ring.reduce, inexact, warn)
 
 
 def _hung(stream: MasterStream, why: str, stack: str) -> None:
@@ -120,7 +141,15 @@ def warm_up(config: Config, ring: Ring, learner: Learner, batches: Batches) -> N
     config = config.model_copy(update={"training": forgiving})
     said: list[pb.FromWorker] = []
     alone = Session(0, said.append, lambda: None, Event())
-    worker = Worker(config, alone, ring, learner, batches, Telemetry(alone, log=lambda line: None), _nothing)
+    worker = Worker(
+        config,
+        alone,
+        ring,
+        learner,
+        batches,
+        Telemetry(alone, batches.epoch_size, log=lambda line: None),
+        _nothing,
+    )
     sample = RangeSet(((0, min(batches.epoch_size, SAMPLE_RECORDS)),))
     for generation, leases in enumerate((sample, RangeSet())):
         alone.hear(pb.ToWorker(generation=generation, leave=pb.Leave()))  # after one step

@@ -8,17 +8,19 @@ from typing import Any
 import tensorflow as tf
 
 
-def compiled(function: Callable[..., Any], *signature: tf.TensorSpec) -> Callable[..., Any]:
+def compiled(
+    function: Callable[..., Any], *signature: tf.TensorSpec, jit: bool = False
+) -> Callable[..., Any]:
     """`function` as one concrete graph for tensors of these shapes and types. Traces it now.
 
     A concrete function skips the matching of arguments that `tf.function` does anew on each
     call (0.15 of 0.37 ms, measured). Without autograph, whose tracing takes seconds where
     plain tracing takes tenths; Keras does not convert layers either, so no model needs it.
     """
-    graph = concrete(function, *signature)
+    graph = concrete(function, *signature, jit=jit)
     return lambda *values: graph(*map(tf.convert_to_tensor, values))
 
 
-def concrete(function: Callable[..., Any], *signature: tf.TensorSpec) -> Any:
+def concrete(function: Callable[..., Any], *signature: tf.TensorSpec, jit: bool = False) -> Any:
     """The concrete function itself, for those who want to see what is in the graph."""
-    return tf.function(function, autograph=False).get_concrete_function(*signature)
+    return tf.function(function, autograph=False, jit_compile=jit or None).get_concrete_function(*signature)

@@ -1,4 +1,4 @@
-"""Which models can be trained over a ring. The others are refused, with what to do instead."""
+"""What the trainer needs to know of a model, and which models it refuses, with what to do instead."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ import keras
 
 from edl.errors import ModelError
 
-MEANS = frozenset({"sum_over_batch_size", "mean"})
+# Operations of keras.ops that a functional model may have and that take each value by itself.
+BY_VALUE = frozenset({"Add", "Multiply", "NotEqual", "Subtract"})
+# Of fit(); a model that has its own is trained by it and not by the ring.
+LOOP = ("fit", "train_on_batch", "make_train_function", "_make_function")
 
 
 def refuse_unless_compiled(model: Any) -> None:
@@ -20,8 +23,28 @@ def refuse_unless_compiled(model: Any) -> None:
         raise ModelError(f"model() must return a compiled keras.Model, not {type(model).__name__}")
     if not getattr(model, "compiled", False):
         raise ModelError("model() must return a compiled model: call model.compile(optimizer, loss) in it")
-    if isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer):
-        raise ModelError("loss scaling (mixed_float16) is not supported; use float32 or mixed_bfloat16")
+    if model.optimizer is None:
+        raise ModelError("model() must compile its model with an optimizer: it has none")
+    name = type(model).__name__
+    if has_own_step(model) and is_scaled(model):
+        raise ModelError(
+            f"{name} overrides train_step(), and its optimizer scales the loss (mixed_float16); only models "
+            "with Keras' own train_step() can be trained so. Use float32 or mixed_bfloat16"
+        )
+    for method in LOOP:
+        if getattr(type(model), method) is not getattr(keras.Model, method):
+            raise ModelError(
+                f"{name} overrides {method}(), which is not called: the ring runs the training. What it does "
+                "belongs into train_step(), compute_loss(), data() or feed()"
+            )
+    for method in (*LOOP, "train_step", "compute_loss"):
+        if vars(model).get(method) is not None:
+            raise ModelError(
+                f"{method} is set on the model itself, which is not called when it is trained over a ring. "
+                f"Override {method}() in a class of your own"
+                if method in ("train_step", "compute_loss")
+                else f"{method} is set on the model itself, which is not called: the ring runs the training"
+            )
 
 
 def has_own_step(model: keras.Model) -> bool:
@@ -38,30 +61,74 @@ def refuse_unless_float32(model: keras.Model) -> None:
         if v.dtype != "float32":
             raise ModelError(
                 f"variable {v.path!r} is {v.dtype}; only float32 variables can be trained "
-                "(one step sums one float32 vector over the ring)"
+                "(one step sums one float32 vector over the ring). mixed_float16 and mixed_bfloat16 have "
+                "float32 variables"
             )
+        if getattr(v, "overwrite_with_gradient", False):
+            raise ModelError(f"variable {v.path!r} is not trained but overwritten (float8): not supported")
 
 
-def loss_is_a_sum(model: keras.Model) -> bool:
-    """Whether the losses are sums over the records; else they are means.
-
-    Raises:
-        ModelError: they are neither, or some are one and some the other.
+def refuse_fixed_batches(model: keras.Model) -> None:
     """
-    kinds = set()
-    for loss in keras.tree.flatten(model.loss):
-        if loss is None:
-            continue
-        reduction = loss.reduction if isinstance(loss, keras.losses.Loss) else "sum_over_batch_size"
-        if reduction in MEANS:
-            kinds.add("mean")
-        elif reduction == "sum":
-            kinds.add("sum")
-        else:
+    Raises:
+        ModelError: the model takes batches of one size only, or carries something from batch to batch.
+    """
+    for layer in model._flatten_layers():
+        if getattr(layer, "stateful", False):
             raise ModelError(
-                f"loss {loss.name!r} has reduction {reduction!r}; over a ring only "
-                '"sum_over_batch_size" and "sum" have a meaning'
+                f"layer {layer.name!r} is stateful: it carries its state from one batch to the next, but the "
+                "records of a step are divided over the workers, and shuffled. Use stateful=False"
             )
-    if len(kinds) > 1:
-        raise ModelError("some losses are sums and some are means; give all of them the same reduction")
-    return kinds == {"sum"}
+    for tensor in keras.tree.flatten(getattr(model, "inputs", None) or []):
+        if tensor.shape and tensor.shape[0] is not None:
+            raise ModelError(
+                f"input {tensor.name!r} has a fixed batch of {tensor.shape[0]}; the ring divides each "
+                "batch over "
+                "its workers, so any number of records must fit: use Input(shape) without batch_size"
+            )
+
+
+def output(model: keras.Model, x: Any, training: bool) -> Any:
+    """The model's predictions, called as Keras' `train_step` does."""
+    return model(x, training=training) if model._call_has_training_arg else model(x)
+
+
+def moving(model: keras.Model) -> list[keras.Variable]:
+    """What is neither trained nor a metric: moving averages, counters, seeds."""
+    metrics = {id(v) for v in model.metrics_variables}
+    return [v for v in model.non_trainable_variables if id(v) not in metrics]
+
+
+def of_keras(thing: Any) -> bool:
+    """Whether it is Keras' own: a function, or an instance of one of its classes."""
+    module = thing.__module__ if callable(thing) and hasattr(thing, "__name__") else type(thing).__module__
+    return bool(module and module.split(".")[0] == "keras")
+
+
+def computes_its_own_loss(model: keras.Model) -> bool:
+    return type(model).compute_loss is not keras.Model.compute_loss
+
+
+def is_plain(model: keras.Model) -> bool:
+    """Whether the model consists of Keras' own layers, and its loss is made of compiled losses: none of them
+    mixes the records of a batch, BatchNormalization aside."""
+    layers = list(model._flatten_layers())
+    operations = [op for layer in layers for op in getattr(layer, "operations", ())]
+    losses = [entry.loss for entry in getattr(model._compile_loss, "_flat_losses", None) or ()]
+    return (
+        not computes_its_own_loss(model)
+        and all(of_keras(loss) for loss in losses)
+        and not any(isinstance(layer, keras.layers.Lambda) for layer in layers)
+        and all(of_keras(layer) for layer in layers)
+        and all(isinstance(op, keras.layers.Layer) or type(op).__name__ in BY_VALUE for op in operations)
+    )
+
+
+def is_scaled(model: keras.Model) -> bool:
+    """Whether the optimizer scales the loss and looks for what is not finite (mixed_float16)."""
+    return isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
+
+
+def is_half(model: keras.Model) -> bool:
+    """Whether a layer computes in 16 bits."""
+    return any(layer.compute_dtype in ("float16", "bfloat16") for layer in model._flatten_layers())

@@ -12,6 +12,7 @@ from edl.contract.ranges import Range
 from edl.contract.shuffle import Order
 from edl.data import Reader
 from edl.errors import DataError
+from trainer.arrays import standard
 from trainer.data import Batch, named
 from trainer.watchdog import Watch, unwatched
 
@@ -55,14 +56,24 @@ class Records:
 
     def _as_batch(self, positions: Range, records: Any, indices: np.ndarray) -> Batch:
         fed = self._fed(records, indices)
-        if not isinstance(fed, tuple | list) or len(fed) not in (2, 3):
-            where = "feed(records)" if self._feed else "data(split).read()"
+        where = "feed(records)" if self._feed else "data(split).read()"
+        if not isinstance(fed, tuple | list) or len(fed) not in (1, 2, 3):
             raise DataError(
-                f"{self._name}: {where} must give (features, labels) or (features, labels, weights), "
-                f"not {type(fed).__name__}" + (f" of {len(fed)}" if isinstance(fed, tuple | list) else "")
+                f"{self._name}: {where} must give (features, labels) or (features, labels, weights), or "
+                f"(features, None) where the model needs no labels, not {type(fed).__name__}"
+                + (f" of {len(fed)}" if isinstance(fed, tuple | list) else "")
             )
-        x, y, *weights = fed
-        return Batch(positions, x, y, weights[0] if weights else None, indices)
+        x, y, weights = keras.tree.map_structure(standard, tuple(fed) + (None,) * (3 - len(fed)))
+        for path, array in keras.tree.flatten_with_path((x, y, weights)):
+            # What a record becomes is counted as that record, so it must be one.
+            if array is not None and (not array.shape or array.shape[0] != len(indices)):
+                name = ("features", "labels", "weights")[path[0]] + "".join(f"[{key!r}]" for key in path[1:])
+                what = f"{array.shape[0]} records" if array.shape else "a single value"
+                raise DataError(
+                    f"{self._name}: {where} must keep the number of records: of {len(indices)}, {name} has "
+                    f"{what} ({named(indices)})"
+                )
+        return Batch(positions, x, y, weights, indices)
 
     def _fed(self, records: Any, indices: np.ndarray) -> Any:
         if self._feed is None:

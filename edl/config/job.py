@@ -55,6 +55,7 @@ class Training(Section):
     batch_size: Int = Field(ge=1, lt=1 << 24)
     seed: Int = Field(ge=0, lt=1 << 31)
     non_finite: Literal["stop", "skip"]
+    inexact_loss: Literal["warn", "refuse", "allow"]
 
 
 class Data(Section):

@@ -52,6 +52,7 @@ WRONG = [
     ("training: null", "training", "missing value"),
     ("training: {epochs: null}", "training.epochs", "missing value"),
     ("training: {nonFinite: ignore}", "training.nonFinite", "stop, skip"),
+    ("training: {inexactLoss: no}", "training.inexactLoss", "warn, refuse, allow"),
     ("data: {shuffle: 'yes please'}", "data.shuffle", "true or false"),
     ("data: {shuffle: 1}", "data.shuffle", "true or false"),
     ("data: {blockRecords: 0}", "data.blockRecords", "at least 1"),

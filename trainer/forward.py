@@ -1,0 +1,116 @@
+"""A forward pass that changes nothing: what it would change is a result, as the loss is.
+
+It runs in a Keras `StatelessScope`. One thing is more than Keras does there: a layer may assign a variable
+that is trained (SpectralNormalization does). What follows is then computed with the assigned value, and the
+gradient is that of the assigned value, as where Keras trains: the way to the value is not differentiated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from edl.errors import ModelError
+from trainer.batch_norm import synchronized
+from trainer.inner_sum import InnerSum
+from trainer.loss_terms import Terms, Verdict
+from trainer.model_support import computes_its_own_loss, is_plain, moving, output
+
+
+class Forward:
+    """The forward pass of some records, and the loss.
+
+    Args:
+        tree: features, labels and weights, as tensors.
+        salt: is added to all seeds, int64 [2].
+        verdicts: on terms of the loss that do not show what they are; None before there are any.
+        ring: for layers whose statistics are those of the whole batch; None: they are those of the records.
+        alive: whether the records count in it.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        tree: Any,
+        salt: tf.Tensor,
+        verdicts: Sequence[Verdict] | None = None,
+        ring: InnerSum | None = None,
+        alive: Any = True,
+    ):
+        x, y, weights = tree
+        self._model = model
+        self.records = tf.cast(_count(x), tf.float32)
+        self.terms = Terms(self.records, is_plain(model), verdicts)
+        self.tape = tf.GradientTape(watch_accessed_variables=False)  # to be opened again for what follows
+        with (
+            self.tape,
+            _Scope(self.tape, model, salt) as self._scope,
+            self.terms.noted(),
+            synchronized(ring, alive),
+        ):
+            self.y_pred = output(model, x, training=True)
+            loss = model._compute_loss(x=x, y=y, y_pred=self.y_pred, sample_weight=weights, training=True)
+            # Whether the loss has parts that are no terms: weight decay by regularizers, a sum made by hand.
+            self.more_than_terms = bool(model.losses) or computes_its_own_loss(model)
+            self.loss = _number(loss)
+
+    def gradients(self, target: tf.Tensor) -> list[tf.Tensor | None]:
+        """Of something computed under `tape`, for each trainable variable, dense. Once only."""
+        leaves = [self._scope.leaves[id(v)] for v in self._model.trainable_variables]
+        flat = iter(self.tape.gradient(target, [leaf for of_one in leaves for leaf in of_one]))
+        found = [[g for g in (next(flat) for _ in of_one) if g is not None] for of_one in leaves]
+        return [tf.add_n([tf.convert_to_tensor(g) for g in of_one]) if of_one else None for of_one in found]
+
+    @property
+    def changes(self) -> list[tuple[keras.Variable, tf.Tensor, tf.Tensor]]:
+        """What it would change of the model: variable, value before, value after. No seeds, no metrics."""
+        return self._scope.changes
+
+
+class _Scope(keras.StatelessScope):
+    def __init__(self, tape: tf.GradientTape, model: keras.Model, salt: tf.Tensor):
+        self._tape = tape
+        self._before = [
+            (v, tf.convert_to_tensor(v.value)) for v in (*model.trainable_variables, *moving(model))
+        ]
+        self.leaves = {id(v): [value] for v, value in self._before[: len(model.trainable_variables)]}
+        tape.watch([leaf for (leaf,) in self.leaves.values()])
+        given = [(v, value + tf.cast(salt, v.dtype) if _is_seed(v) else value) for v, value in self._before]
+        super().__init__(state_mapping=given, collect_losses=True)
+
+    def add_update(self, update: tuple[keras.Variable, tf.Tensor]) -> None:
+        variable, value = update
+        if id(variable) in self.leaves:
+            value = tf.stop_gradient(value)
+            self._tape.watch(value)
+            self.leaves[id(variable)].append(value)
+        super().add_update((variable, value))
+
+    @property
+    def changes(self) -> list[tuple[keras.Variable, tf.Tensor, tf.Tensor]]:
+        now = [(v, before, self.get_current_value(v)) for v, before in self._before if not _is_seed(v)]
+        return [(v, before, after) for v, before, after in now if after is not before]
+
+
+def _number(loss: Any) -> tf.Tensor:
+    if not tf.is_tensor(loss) or loss.shape.rank != 0:
+        what = f"has shape {tuple(loss.shape)}" if tf.is_tensor(loss) else f"is {type(loss).__name__}"
+        raise ModelError(f"the loss of the model must be one number, but it {what}")
+    return tf.cast(loss, tf.float32)
+
+
+def _is_seed(v: keras.Variable) -> bool:
+    return bool(v.name == "seed_generator_state")
+
+
+def _count(x: Any) -> tf.Tensor:
+    """The records of a batch."""
+    first = next(leaf for leaf in keras.tree.flatten(x) if leaf is not None)
+    if isinstance(first, tf.RaggedTensor):
+        return first.nrows()
+    if isinstance(first, tf.SparseTensor):
+        return first.dense_shape[0]
+    return tf.shape(first)[0]
