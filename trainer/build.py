@@ -90,7 +90,7 @@ def build(stream: MasterStream) -> Worker:
             keeps = bool(stream.output)
             rehearse(model, module, watchdog.watch, config.data.allow_empty, session.warn, keeps)
         learner.load(before)
-    return Worker(config, session, ring, learner, batches, Telemetry(session), export)
+    return Worker(config, session, ring, learner, batches, Telemetry(session, max(size, 1)), export)
 
 
 def _tried(size: int) -> list[tuple[int, int]]:
@@ -141,7 +141,15 @@ def warm_up(config: Config, ring: Ring, learner: Learner, batches: Batches) -> N
     config = config.model_copy(update={"training": forgiving})
     said: list[pb.FromWorker] = []
     alone = Session(0, said.append, lambda: None, Event())
-    worker = Worker(config, alone, ring, learner, batches, Telemetry(alone, log=lambda line: None), _nothing)
+    worker = Worker(
+        config,
+        alone,
+        ring,
+        learner,
+        batches,
+        Telemetry(alone, batches.epoch_size, log=lambda line: None),
+        _nothing,
+    )
     sample = RangeSet(((0, min(batches.epoch_size, SAMPLE_RECORDS)),))
     for generation, leases in enumerate((sample, RangeSet())):
         alone.hear(pb.ToWorker(generation=generation, leave=pb.Leave()))  # after one step

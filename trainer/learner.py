@@ -366,7 +366,7 @@ class KerasLearner:
         return self._layout
 
     def _gradients_graph(self, *arguments: tf.Tensor) -> tf.Tensor:
-        # A rank without records takes part with others' where layers sum over the ring; they do not count then.
+        # Where layers sum over the ring, a rank without records takes part with the sample, not `alive`.
         *tensors, contribution, salt, alive = arguments if self._synchronized else (*arguments, None)
         ring = self._inner_sum if self._synchronized else None
         leaves = tf.nest.pack_sequence_as(self._specs, tensors, expand_composites=True)

@@ -9,10 +9,9 @@ from collections.abc import Callable
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.ranges import RangeSet
 from trainer.control import Agreed
-from trainer.session.state import Progress, Session
+from trainer.session.state import EpochLoss, Progress, Session
 
 LOG_SECONDS = 10.0
-LOSS_MEMORY = 0.95  # weight of the earlier steps in the loss that is reported
 
 
 def _log(line: str) -> None:
@@ -24,6 +23,7 @@ class Telemetry:
     heartbeat.
 
     Args:
+        epoch_size: records in one epoch.
         clock: seconds, never going back.
         log: takes a line about the training now and again.
     """
@@ -31,12 +31,14 @@ class Telemetry:
     def __init__(
         self,
         session: Session,
+        epoch_size: int,
         clock: Callable[[], float] = time.monotonic,
         log: Callable[[str], None] = _log,
     ):
         self._session, self._clock, self._log = session, clock, log
         self._records = 0  # trained here in this ring
-        self._loss = (0.0, 0.0)  # decaying sums: of the loss, of the records
+        self._epoch_size = epoch_size
+        self._loss: EpochLoss | None = None
         self._told = RangeSet()  # the safe set that the master was last told of
         self._logged_at = clock() - LOG_SECONDS
         self._began_at: float | None = None  # of the step in progress; None between steps
@@ -75,15 +77,17 @@ class Telemetry:
             self._tell_the_change(generation, step, now)
         self._stepped_at = now
         self._records += trained
-        if agreed.records and not agreed.nonfinite:  # one step alone, of a few records, says little
-            self._loss = (
-                LOSS_MEMORY * self._loss[0] + agreed.loss * agreed.records,
-                LOSS_MEMORY * self._loss[1] + agreed.records,
-            )
-        loss = self._loss[0] / self._loss[1] if self._loss[1] else None
+        if agreed.records and not agreed.nonfinite:
+            epoch = agreed.batches[0][0] // self._epoch_size
+            before = self._loss if self._loss and self._loss.epoch == epoch else EpochLoss(epoch)
+            self._loss = before.after(agreed.loss, agreed.records)
+        loss = self._loss
         if loss is not None and now >= self._logged_at + LOG_SECONDS:
             self._logged_at = now
-            self._log(f"generation {generation}, rank {rank}, step {step}: Loss {loss:.4f}")
+            self._log(
+                f"generation {generation}, rank {rank}, step {step}: Loss {loss.mean:.4f} in this epoch, "
+                f"{loss.last:.4f} in this step"
+            )
         self._session.progress = Progress(generation, step, self._records, loss, safe if rank == 0 else None)
         if rank == 0 and agreed.idle and safe != self._told:  # nobody has data: the master opens an epoch
             self._told = safe

@@ -119,8 +119,15 @@ def progress_line(status: dict[str, Any]) -> str:
     if status["eta_seconds"] is not None:
         parts.append(f"ETA {duration(status['eta_seconds'])}")
     if status["loss"] is not None:
-        parts.append(f"loss {status['loss']:.4f}")
+        parts.append(f"loss {_losses(status)}")
     return ", ".join(parts)
+
+
+def _losses(told: dict[str, Any]) -> str:
+    """Of a status or a summary that has one."""
+    mean = told.get("epoch_loss")
+    last = f"{told['loss']:.4f} (last step)"
+    return last if mean is None else f"{mean:.4f} (mean of the epoch), {last}"
 
 
 def picture(status: dict[str, Any]) -> RenderableType:
@@ -195,7 +202,7 @@ def result(summary: dict[str, Any], kept: str, model: str) -> str:
     if summary["traceback"]:
         lines.append(summary["traceback"].rstrip())
     if records["size"] is not None:
-        loss = f", last loss {summary['loss']:.4f}" if summary["loss"] is not None else ""
+        loss = f", loss {_losses(summary)}" if summary["loss"] is not None else ""
         applied = sum(run["epochs"] * run["records"] for run in records["per_epoch"])
         lines.append(
             f"  trained   {applied:,} of {records['size'] * records['epochs']:,} records "

@@ -115,6 +115,15 @@ class Stepped:
 
 
 @dataclass(frozen=True, slots=True)
+class EpochLoss:
+    """The mean loss of an epoch so far, over the records that were trained on while a worker was in the ring."""
+
+    epoch: int  # from 0
+    records: int
+    mean: float
+
+
+@dataclass(frozen=True, slots=True)
 class Heartbeat:
     """The worker lives. News, not truth: what it says of progress is safe (every member has it)."""
 
@@ -125,6 +134,7 @@ class Heartbeat:
     loss: float | None = None  # of the whole ring's last step
     memory: int = 0  # bytes resident
     applied: RangeSet | None = None  # the safe applied set; rank 0 says it
+    epoch_loss: EpochLoss | None = None
 
 
 @dataclass(frozen=True, slots=True)

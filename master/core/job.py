@@ -252,6 +252,7 @@ class Job(State):
         w.step, w.rate, w.memory = event.step, event.rate, event.memory
         self.step = max(self.step, event.step)
         self.loss = event.loss if event.loss is not None else self.loss
+        self.epoch_loss = _fullest(self.epoch_loss, event.epoch_loss)
         if event.applied is not None:
             leasing.progress(self, event.applied)
 
@@ -285,3 +286,10 @@ class Job(State):
             self.ring.lost_member = not whole
             self.close("a new master took over", planned=whole)
         return True
+
+
+def _fullest(known: ev.EpochLoss | None, told: ev.EpochLoss | None) -> ev.EpochLoss | None:
+    """Of the latest epoch, what the worker says that has seen the most of it: newcomers have seen less."""
+    if known is None or told is None:
+        return told or known
+    return told if (told.epoch, told.records) >= (known.epoch, known.records) else known

@@ -62,5 +62,7 @@ def _share(job: State, worker: WorkerId, members: tuple[WorkerId, ...]) -> int:
 
 def _tell_epoch(job: State, leases: LeaseBook, before: int) -> None:
     if leases.done_epochs > before:
-        loss = "" if job.loss is None else f", loss {job.loss:.4f}"
+        loss = ""
+        if job.epoch_loss is not None and job.loss is not None:
+            loss = f", loss {job.epoch_loss.mean:.4f} (mean of the epoch), {job.loss:.4f} (last step)"
         job.notice(Reason.EpochApplied, f"epoch {leases.done_epochs} of {leases.epochs} is applied{loss}")

@@ -64,6 +64,7 @@ def form(job: State) -> None:
         job.do(*job.ring.changes[-1].tell())
     if fresh and job.leases.applied and plan.members:
         job.restarts += 1
+        job.epoch_loss = None  # of an epoch that is trained anew
         job.notice(
             Reason.StateLost,
             f"every worker that held the state is gone: {len(job.leases.applied)} "

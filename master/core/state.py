@@ -58,7 +58,8 @@ class State:
         self.ended = False
         self.result = Result()
         self.step = 0
-        self.loss: float | None = None
+        self.loss: float | None = None  # of the last step
+        self.epoch_loss: ev.EpochLoss | None = None
         self.restarts = 0  # how often all state was lost
         self.stale = 0  # messages that came too late to mean anything
         self.reason = "starting"

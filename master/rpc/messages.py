@@ -39,7 +39,10 @@ def event_of(worker: WorkerId, message: pb.FromWorker) -> ev.Event | None:
             beat = message.heartbeat
             loss = _finite(beat.loss) if beat.HasField("loss") else None
             applied = _ranges(beat.applied) if beat.has_applied else None
-            return ev.Heartbeat(worker, g, beat.step, beat.rate, loss, beat.memory, applied)
+            of = beat.epoch_loss
+            mean = _finite(of.mean) if beat.HasField("epoch_loss") else None
+            epoch = None if mean is None else ev.EpochLoss(of.epoch, of.records, mean)
+            return ev.Heartbeat(worker, g, beat.step, beat.rate, loss, beat.memory, applied, epoch)
         case "lease_request":
             return ev.LeaseRequest(worker, g)
         case "left_ring":

@@ -45,7 +45,7 @@ class Sim:
             self.ring,
             self.learner,
             Batches(Positions(world.size), world.size, AtOnce()),
-            Telemetry(self.session, lambda: world.clock.now, log=lambda line: None),
+            Telemetry(self.session, world.size, lambda: world.clock.now, log=lambda line: None),
             lambda: fleet.export(self),
         )
         self._main = greenlet(lambda: fleet.live(self))

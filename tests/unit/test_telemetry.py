@@ -9,7 +9,7 @@ import pytest
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.ranges import RangeSet
 from trainer.control import Agreed
-from trainer.session.state import Progress, Session
+from trainer.session.state import EpochLoss, Progress, Session
 from trainer.telemetry import LOG_SECONDS, Telemetry
 
 SAFE = RangeSet(((0, 10),))
@@ -22,7 +22,7 @@ class Teller:
         self.now, self.beats = 100.0, 0
         self.messages: list[pb.FromWorker] = []
         self.session = Session(0, self.messages.append, self.beat, Event())
-        self.report = Telemetry(self.session, lambda: self.now)
+        self.report = Telemetry(self.session, 100, lambda: self.now)
         self.report.ring_formed()
 
     def beat(self) -> None:
@@ -33,11 +33,20 @@ class Teller:
         assert all(message.generation == 3 for message in self.messages)
         return [message.stepped for message in self.messages]
 
-    def step(self, seconds: float = 1.0, trained: int = 4, rank: int = 0, safe: RangeSet = SAFE) -> None:
+    def step(
+        self,
+        seconds: float = 1.0,
+        trained: int = 4,
+        rank: int = 0,
+        safe: RangeSet = SAFE,
+        start: int = 0,
+        loss: float = 2.0,
+    ) -> None:
         self.report.step_begins()
         self.now += seconds
         records = 2 * trained
-        agreed = Agreed(records, 2.0 if records else float("nan"), False, False, records == 0, ())
+        batches = ((start, start + records),) if records else ()
+        agreed = Agreed(records, loss if records else float("nan"), False, False, records == 0, batches)
         self.report.step_done(3, rank, 7, trained, agreed, safe)
 
 
@@ -77,12 +86,12 @@ def test_beats_tell_of_the_records_of_this_ring_and_rank_0_of_what_is_safe() -> 
     t = Teller()
     t.step()
     t.step()
-    assert t.session.progress == Progress(3, 7, 8, 2.0, SAFE)
+    assert t.session.progress == Progress(3, 7, 8, EpochLoss(0, 16, 2.0, 2.0), SAFE)
     t.report.ring_left(7)
     assert t.session.progress == Progress(step=7)
     t.report.ring_formed()
     t.step(rank=1)
-    assert t.session.progress == Progress(3, 7, 4, 2.0, None)
+    assert t.session.progress == Progress(3, 7, 4, EpochLoss(0, 24, 2.0, 2.0), None)
 
 
 def test_when_nobody_has_data_rank_0_tells_at_once_and_only_what_is_new() -> None:
@@ -100,4 +109,19 @@ def test_the_loss_is_logged_at_once_and_then_now_and_again(capsys: pytest.Captur
     t = Teller()
     for _ in range(int(LOG_SECONDS) + 1):
         t.step(seconds=1.0)
-    assert capsys.readouterr().err.splitlines() == ["generation 3, rank 0, step 7: Loss 2.0000"] * 2
+    line = "generation 3, rank 0, step 7: Loss 2.0000 in this epoch, 2.0000 in this step"
+    assert capsys.readouterr().err.splitlines() == [line] * 2
+
+
+def test_the_loss_is_the_mean_of_the_epoch_and_that_of_the_last_step() -> None:
+    t = Teller()
+    t.step(trained=2, start=0, loss=1.0)
+    t.step(trained=4, start=4, loss=4.0)
+    assert t.session.progress.loss == EpochLoss(0, 12, 3.0, 4.0)
+    t.step(trained=0)  # nobody has records: nothing new
+    assert t.session.progress.loss == EpochLoss(0, 12, 3.0, 4.0)
+    t.step(trained=4, start=100, loss=0.5)
+    assert t.session.progress.loss == EpochLoss(1, 8, 0.5, 0.5)
+    t.session.heartbeat(rate=1.0, memory=0)
+    beat = t.messages[-1].heartbeat
+    assert (beat.loss, beat.epoch_loss) == (0.5, pb.EpochLoss(epoch=1, records=8, mean=0.5))

@@ -37,7 +37,7 @@ class A:
         self.session.cuts(self.ring.cut)
         self.learner = learner or CountingLearner(POSITIONS)
         batches = Batches(Positions(SIZE), SIZE, AtOnce())
-        report = Telemetry(self.session, log=lambda line: None)
+        report = Telemetry(self.session, SIZE, log=lambda line: None)
         export = lambda: self.session.say(finished=pb.Finished(model="model.keras"))  # noqa: E731
         self.worker = Worker(config, self.session, self.ring, self.learner, batches, report, export)
         self.ended: End | Exception | None = None

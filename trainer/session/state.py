@@ -67,13 +67,28 @@ class SessionState:
 
 
 @dataclass(frozen=True, slots=True)
+class EpochLoss:
+    """The loss of the ring's steps in one epoch, as far as this worker was in the ring."""
+
+    epoch: int  # from 0
+    records: int = 0
+    mean: float = 0.0  # over these records
+    last: float = 0.0  # of the last step
+
+    def after(self, loss: float, records: int) -> EpochLoss:
+        """With one more step."""
+        total = self.records + records
+        return EpochLoss(self.epoch, total, self.mean + (loss - self.mean) * records / total, loss)
+
+
+@dataclass(frozen=True, slots=True)
 class Progress:
     """What the heartbeats tell. One value, replaced whole, so that a heartbeat never mixes two steps."""
 
     generation: int = 0
     step: int = 0
     records: int = 0  # trained by this worker in this ring, for its rate
-    loss: float | None = None
+    loss: EpochLoss | None = None
     safe: RangeSet | None = None  # the applied set of the last step that every rank has
 
 
@@ -185,7 +200,10 @@ class Session:
             memory: bytes resident.
         """
         progress = self.progress
-        beat = pb.Heartbeat(step=progress.step, rate=rate, memory=memory, loss=progress.loss)
+        beat = pb.Heartbeat(step=progress.step, rate=rate, memory=memory)
+        if (loss := progress.loss) is not None:
+            beat.loss = loss.last
+            beat.epoch_loss.CopyFrom(pb.EpochLoss(epoch=loss.epoch, records=loss.records, mean=loss.mean))
         if progress.safe is not None:
             beat.has_applied = True
             beat.applied.extend(pb.Range(start=a, stop=b) for a, b in progress.safe)

@@ -111,20 +111,32 @@ class Stepped(_message.Message):
     def __init__(self, step: _Optional[int] = ..., stall_seconds: _Optional[float] = ..., redone_records: _Optional[int] = ..., wasted_seconds: _Optional[float] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("step", "rate", "loss", "memory", "has_applied", "applied")
+    __slots__ = ("step", "rate", "loss", "memory", "has_applied", "applied", "epoch_loss")
     STEP_FIELD_NUMBER: _ClassVar[int]
     RATE_FIELD_NUMBER: _ClassVar[int]
     LOSS_FIELD_NUMBER: _ClassVar[int]
     MEMORY_FIELD_NUMBER: _ClassVar[int]
     HAS_APPLIED_FIELD_NUMBER: _ClassVar[int]
     APPLIED_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_LOSS_FIELD_NUMBER: _ClassVar[int]
     step: int
     rate: float
     loss: float
     memory: int
     has_applied: bool
     applied: _containers.RepeatedCompositeFieldContainer[Range]
-    def __init__(self, step: _Optional[int] = ..., rate: _Optional[float] = ..., loss: _Optional[float] = ..., memory: _Optional[int] = ..., has_applied: _Optional[bool] = ..., applied: _Optional[_Iterable[_Union[Range, _Mapping]]] = ...) -> None: ...
+    epoch_loss: EpochLoss
+    def __init__(self, step: _Optional[int] = ..., rate: _Optional[float] = ..., loss: _Optional[float] = ..., memory: _Optional[int] = ..., has_applied: _Optional[bool] = ..., applied: _Optional[_Iterable[_Union[Range, _Mapping]]] = ..., epoch_loss: _Optional[_Union[EpochLoss, _Mapping]] = ...) -> None: ...
+
+class EpochLoss(_message.Message):
+    __slots__ = ("epoch", "records", "mean")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
+    MEAN_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    records: int
+    mean: float
+    def __init__(self, epoch: _Optional[int] = ..., records: _Optional[int] = ..., mean: _Optional[float] = ...) -> None: ...
 
 class LeaseRequest(_message.Message):
     __slots__ = ()

@@ -1,0 +1,35 @@
+"""The page for users lists what is compared with Keras, and no more."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.process.keras import (
+    test_inputs,
+    test_layers,
+    test_losses,
+    test_optimizers,
+    test_own_steps,
+    test_precision,
+)
+
+PAGE = Path(__file__).parents[3] / "docs" / "models.md"
+MARK = "<!-- of tests/process/keras; a test there compares -->\n"
+
+
+def compared() -> str:
+    rows = {
+        "Losses": test_losses.CASES,
+        "Optimizers": {**test_optimizers.CASES},
+        "Layers": test_layers.CASES,
+        "`BatchNormalization(synchronized=True)`": test_layers.SYNCHRONIZED,
+        "Inputs and ways to run": test_inputs.CASES,
+        "Precision": test_precision.CASES,
+        "Your own `train_step`": test_own_steps.MEANS,
+    }
+    table = "".join(f"| {title} | {'; '.join(cases)} |\n" for title, cases in rows.items())
+    return f"\n| | |\n| --- | --- |\n{table}"
+
+
+def test_the_list_of_what_is_compared_is_that_of_the_tests() -> None:
+    assert PAGE.read_text().partition(MARK)[2] == compared(), "write what was expected into docs/models.md"
