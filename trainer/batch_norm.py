@@ -9,12 +9,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import keras
 import tensorflow as tf
 
-from trainer.inner_sum import InnerSum
+
+class Sums(Protocol):
+    """Over the ring, with a gradient: InnerSum, or what makes one of it for another kind of step."""
+
+    def differentiable(self, vector: tf.Tensor) -> tf.Tensor: ...
+
 
 BatchNormalization = keras.layers.BatchNormalization
 
@@ -26,7 +31,7 @@ def is_synchronized(model: keras.Model) -> bool:
 
 
 @contextmanager
-def synchronized(ring: InnerSum | None, alive: tf.Tensor) -> Iterator[None]:
+def synchronized(ring: Sums | None, alive: tf.Tensor) -> Iterator[None]:
     """Inside, the statistics of such layers are the ring's.
 
     Args:
@@ -53,7 +58,7 @@ def synchronized(ring: InnerSum | None, alive: tf.Tensor) -> Iterator[None]:
 
 
 def _moments(
-    layer: Any, inputs: tf.Tensor, mask: Any, ring: InnerSum, alive: tf.Tensor
+    layer: Any, inputs: tf.Tensor, mask: Any, ring: Sums, alive: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Mean and variance over the records of all ranks, as `BatchNormalization._moments`."""
     axes, channels = layer._reduction_axes, int(inputs.shape[layer.axis])

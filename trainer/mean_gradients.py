@@ -124,6 +124,24 @@ class MeanGradients:
         self.not_finite.assign(0.0)
         self.spoiled.assign(0.0)
 
+    def differentiable(self, vector: tf.Tensor) -> tf.Tensor:
+        """The sum over the ring, for a forward pass in which all records count alike.
+
+        Each rank's loss is the mean over its own records, and its gradients are weighted with them when they
+        are summed; so is what comes back through here from the losses of others.
+        """
+        records = self.records.read_value()
+
+        @tf.custom_gradient
+        def summed(vector: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+            def gradient(above: tf.Tensor) -> tf.Tensor:
+                ours = tf.where(records > 0, above * records, tf.zeros_like(above))
+                return tf.math.divide_no_nan(self.sum(ours), records)
+
+            return self.sum(vector), gradient
+
+        return summed(vector)
+
     def _mean(self, optimizer: Any, gradients: list[Any]) -> list[Any]:
         present = [g for g in gradients if g is not None]
         for g in present:

@@ -23,14 +23,9 @@ def refuse_unless_compiled(model: Any) -> None:
         raise ModelError(f"model() must return a compiled keras.Model, not {type(model).__name__}")
     if not getattr(model, "compiled", False):
         raise ModelError("model() must return a compiled model: call model.compile(optimizer, loss) in it")
-    if model.optimizer is None:
+    if model.optimizer is None and not has_own_step(model):
         raise ModelError("model() must compile its model with an optimizer: it has none")
     name = type(model).__name__
-    if has_own_step(model) and is_scaled(model):
-        raise ModelError(
-            f"{name} overrides train_step(), and its optimizer scales the loss (mixed_float16); only models "
-            "with Keras' own train_step() can be trained so. Use float32 or mixed_bfloat16"
-        )
     for method in LOOP:
         if getattr(type(model), method) is not getattr(keras.Model, method):
             raise ModelError(

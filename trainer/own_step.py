@@ -41,7 +41,8 @@ import tensorflow as tf
 from tensorflow.python.framework import auto_control_deps_utils
 
 from edl.errors import ModelError
-from trainer import control
+from trainer import arrays, control
+from trainer.batch_norm import is_synchronized, synchronized
 from trainer.data import Batch
 from trainer.fingerprint import fingerprint
 from trainer.graphs import compiled, concrete
@@ -119,15 +120,16 @@ class OwnStepLearner:
     def finish_training(self) -> None:
         """What Keras' `fit` does at its end, before the model is evaluated and saved. No step may follow."""
         self._put_back()
-        self.model.optimizer.finalize_variable_values(self.model.trainable_variables)
+        if self.model.optimizer is not None:
+            self.model.optimizer.finalize_variable_values(self.model.trainable_variables)
 
     # --- the state
 
     def state(self) -> np.ndarray:
         """All variables but the metrics', uint8 [bytes]."""
         self._put_back()
-        arrays = [np.ascontiguousarray(v.numpy()).reshape(-1) for v in self._variables]
-        return np.concatenate([a.view(np.uint8) for a in arrays]) if arrays else np.zeros(0, np.uint8)
+        parts = [np.ascontiguousarray(v.numpy()).reshape(-1).view(np.uint8) for v in self._variables]
+        return np.concatenate(parts) if parts else np.zeros(0, np.uint8)
 
     def load(self, state: np.ndarray) -> None:
         """Take over another worker's `state`.
@@ -186,7 +188,8 @@ class OwnStepLearner:
     def _train_step(self, *tensors: tf.Tensor, rehearsing: bool = False) -> tf.Tensor:
         left = iter(tensors)
         x, y, weights = keras.tree.map_structure(lambda a: None if a is None else next(left), self._structure)
-        with self._means.in_charge(rehearsing):
+        ring = self._means if is_synchronized(self.model) and not rehearsing else None
+        with self._means.in_charge(rehearsing), synchronized(ring, self._means.records.read_value() > 0):
             losses = self.model.train_step(keras.utils.pack_x_y_sample_weight(x, y, weights))
         if not isinstance(losses, dict) or not losses:
             raise ModelError(
@@ -375,16 +378,11 @@ def _change(v: tf.Variable, before: tf.Tensor) -> tf.Tensor:
     return tf.reshape(tf.cast(tf.cast(v, wide) - tf.cast(before, wide), tf.float32), [-1])
 
 
-def _tensors(batch: Batch) -> list[tf.Tensor]:
+def _tensors(batch: Batch) -> list[Any]:
     """The batch's arrays in a fixed order, in the types that Keras would give the model."""
-    arrays = keras.tree.flatten((batch.x, batch.y, batch.weights))
-    return [tf.convert_to_tensor(_standard(a)) for a in arrays if a is not None]
+    leaves = keras.tree.flatten((batch.x, batch.y, batch.weights))
+    return [arrays.tensor(arrays.standard(a)) for a in leaves if a is not None]
 
 
-def _kind(tensors: list[tf.Tensor]) -> tuple[tf.TensorSpec, ...]:
-    return tuple(tf.TensorSpec([None, *t.shape[1:]], t.dtype) for t in tensors)
-
-
-def _standard(array: Any) -> np.ndarray:
-    array = np.asarray(array)
-    return array.astype(keras.config.floatx()) if array.dtype == np.float64 else array
+def _kind(tensors: list[Any]) -> tuple[tf.TypeSpec, ...]:
+    return tuple(map(arrays.spec, tensors))

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.process.keras import test_inputs, test_layers, test_losses, test_optimizers, test_precision
+from tests.process.keras import (
+    test_inputs,
+    test_layers,
+    test_losses,
+    test_optimizers,
+    test_own_steps,
+    test_precision,
+)
 
 PAGE = Path(__file__).parents[3] / "docs" / "models.md"
 MARK = "<!-- of tests/process/keras; a test there compares -->\n"
@@ -18,6 +25,7 @@ def compared() -> str:
         "`BatchNormalization(synchronized=True)`": test_layers.SYNCHRONIZED,
         "Inputs and ways to run": test_inputs.CASES,
         "Precision": test_precision.CASES,
+        "Your own `train_step`": test_own_steps.MEANS,
     }
     table = "".join(f"| {title} | {'; '.join(cases)} |\n" for title, cases in rows.items())
     return f"\n| | |\n| --- | --- |\n{table}"

@@ -291,6 +291,23 @@ class Noisy(Plain):
         return {"loss": loss}
 
 
+class Normalized(zoo.Distiller):
+    """Its student's statistics are those of all records."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        normalize = keras.layers.BatchNormalization(synchronized=True, momentum=0.5)
+        layers = [keras.layers.Dense(4), normalize, keras.layers.ReLU(), keras.layers.Dense(3)]
+        self.student = keras.Sequential([keras.Input((zoo.WIDTH,)), *layers])
+
+
+def normalized() -> keras.Model:
+    model = Normalized()
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(loss, keras.losses.KLDivergence(), optimizer=keras.optimizers.SGD(0.1))
+    return model
+
+
 def compiled(model: keras.Model, optimizer: Any = None, **options: Any) -> keras.Model:
     model.compile(optimizer=optimizer or keras.optimizers.Adam(0.01), **options)
     return model
@@ -325,6 +342,7 @@ MEANS |= {
     "accumulated gradients": Case(
         seeded(lambda: compiled(zoo.VAE(0.0), keras.optimizers.Adam(0.01, gradient_accumulation_steps=2))), X
     ),
+    "synchronized BatchNormalization": Case(seeded(normalized), X, Y),
     "averaged weights": Case(
         seeded(
             lambda: compiled(
