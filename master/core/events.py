@@ -116,7 +116,7 @@ class Stepped:
 
 @dataclass(frozen=True, slots=True)
 class EpochLoss:
-    """The mean loss of an epoch so far, over the records that were trained on while a worker was in the ring."""
+    """The mean loss of an epoch so far, over the records of those steps that a worker was in the ring for."""
 
     epoch: int  # from 0
     records: int
