@@ -18,6 +18,7 @@ from typing import Any
 import structlog
 
 from edl.contract import artifacts
+from edl.contract.tokens import Tokens
 from edl.errors import EdlError
 from edl.full_disk import places
 from master.backends.base import Backend
@@ -51,8 +52,9 @@ async def serve(
     """
     output.mkdir(parents=True, exist_ok=True)
     outage = master.spec.config.elastic.master_outage_timeout_seconds if workers_stay else 0.0
+    tokens = Tokens.of_environment(token, log.warning)
     server = Server(
-        master, token, json.dumps(master.spec.values), str(output.resolve()), outage,
+        master, tokens, json.dumps(master.spec.values), str(output.resolve()), outage,
         str(salvage.resolve()) if salvage is not None else "",
     )  # fmt: skip
     port = await server.start(listen)  # before anything is written: the address may be taken
@@ -110,7 +112,7 @@ def _text(summary: dict[str, Any]) -> str:
 
 def token_for(output: Path) -> str:
     """The job's token: from the environment, else of the job in that directory, else a new one."""
-    if given := os.environ.get("EDL_TOKEN"):
+    if given := Tokens.of_environment(os.environ.get("EDL_TOKEN", ""), str).current:
         return given
     try:
         return artifacts.read_contact(output).token

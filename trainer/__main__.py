@@ -1,7 +1,8 @@
 """`edl worker`: one worker process, from its first word to its last.
 
 Exit codes: 0 the master has ended it; 1 failed, and said why; 3 the master cannot be reached, or has
-given this worker up; 75 could not get out of a ring that its peers broke.
+given this worker up; 4 the master does not know its token any more; 75 could not get out of a ring that its
+peers broke.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def main(argv: list[str] | None = None) -> int:
         code = work(stream, start)
     except NoMaster as error:
         print(f"edl worker {args.worker}: {error}", file=sys.stderr)
-        code = WorkerExit.LOST
+        code = _lost(str(error))
     except BaseException as error:  # SystemExit too: whatever the user's code raises is its last word
         print(traced(error), file=sys.stderr)
         stream.session.fail(error)
@@ -61,7 +62,7 @@ def work(stream: MasterStream, start: Start) -> int:
     stream.session.say(ready=pb.Ready(records=worker.batches.epoch_size, model=worker.learner.fingerprint()))
     end = worker.train()
     print(f"edl worker {stream.session.worker}: {end.why}", file=sys.stderr)
-    return WorkerExit.LOST if end.lost else WorkerExit.STOPPED
+    return _lost(end.why) if end.lost else WorkerExit.STOPPED
 
 
 class Start:
@@ -94,7 +95,12 @@ class Start:
         if self._mine.acquire(blocking=False):
             session = self._stream.session
             print(f"edl worker {session.worker}: ended while it started", file=sys.stderr)
-            _exit(WorkerExit.STOPPED if session.stopped else WorkerExit.LOST)
+            _exit(WorkerExit.STOPPED if session.stopped else _lost(session.ended))
+
+
+def _lost(why: str) -> WorkerExit:
+    """How it ends without a master: nobody is to blame for a token that was changed meanwhile."""
+    return WorkerExit.UNAUTHENTICATED if why.startswith("UNAUTHENTICATED") else WorkerExit.LOST
 
 
 def _exit(code: int) -> NoReturn:

@@ -25,6 +25,7 @@ from edl.contract.ranges import Range
 from edl.contract.shuffle import Order
 from edl.data import Reader
 from edl.errors import EdlError
+from edl.full_disk import PASSING
 from trainer import saved_file
 from trainer.last_words import described, traced
 from trainer.records import Records
@@ -113,6 +114,11 @@ def disk_error(error: BaseException) -> OSError | None:
     while cause is not None and not (isinstance(cause, OSError) and cause.errno is not None):
         cause = cause.__cause__ or cause.__context__
     return cause
+
+
+def may_pass(error: BaseException | None) -> bool:
+    """Whether it is that of a disk that is full: there may be room later."""
+    return isinstance(error, OSError) and error.errno in PASSING
 
 
 @functools.cache
@@ -221,13 +227,13 @@ class Exporter:
 
         A model that lies elsewhere waits a while for that; one that lies nowhere, as long as it takes.
         """
-        while kept.path is None and isinstance(kept.trouble, OSError) and not self._must_end:
+        while kept.path is None and may_pass(kept.trouble) and not self._must_end:
             time.sleep(LOOK_SECONDS)  # nobody tells when a disk has room
             kept = self._keep()
         if self.output is None or kept.path is None or not kept.is_whole or kept.trouble is None:
             return kept
         here, there = kept.path, self.output / artifacts.MODEL
-        deadline = time.monotonic() + self.room_seconds
+        deadline = time.monotonic() + (self.room_seconds if may_pass(kept.trouble) else 0.0)
         while True:
             if _free(self.output) > here.stat().st_size:
                 try:

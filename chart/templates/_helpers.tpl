@@ -98,11 +98,15 @@ annotations:
 {{- end -}}
 {{- end -}}
 
+{{- define "edl.tokenSecret" -}}
+{{ .Values.token.existingSecret | default (printf "%s-token" (include "edl.fullname" .)) }}
+{{- end -}}
+
 {{- define "edl.tokenEnv" -}}
 - name: EDL_TOKEN
   valueFrom:
     secretKeyRef:
-      name: {{ .Values.token.existingSecret | default (printf "%s-token" (include "edl.fullname" .)) | quote }}
+      name: {{ include "edl.tokenSecret" . | quote }}
       key: {{ .Values.token.key | quote }}
 {{- end -}}
 

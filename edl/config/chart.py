@@ -184,7 +184,7 @@ class Chart(Section):
     global_: Object = Field(alias="global")
 
 
-OWN_MOUNTS = ("/tmp", "/var/lib/edl")  # in every pod that the chart makes
+OWN_MOUNTS = ("/tmp", "/var/lib/edl", "/etc/edl/token")  # in the pods that the chart makes
 
 
 def impossible(flat_values: Mapping[str, Any]) -> list[str]:

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import json
 import re
 import symtable
 import warnings
 from collections.abc import Iterable, Iterator
 
-MOST_CHARACTERS = 262_144  # a ConfigMap holds 1 MiB, and JSON's escapes take room
+MOST_CHARACTERS = 262_144
+MOST_BYTES = 786_432  # with JSON's escapes: a ConfigMap holds 1 MiB, and the rest of the job is in it, too
 CONTRACT = {"model": "model()", "data": "data(split)", "feed": "feed(records)"}  # and how they are called
 NEEDED = ("model", "data")
 SAFE_ENCODINGS = ("utf-8", "utf8", "utf-8-sig", "ascii", "us-ascii")
@@ -40,6 +42,8 @@ def check(source: str, name: str = "model.source", most: int | None = MOST_CHARA
             f"{name}: {len(source):,} characters; at most {most:,} fit into a ConfigMap. "
             "Put a large model, or one of several files, into an image or on a volume"
         ]
+    if most is not None and (size := _size(source)) > MOST_BYTES:
+        return [f"{name}: {size:,} bytes as JSON; at most {MOST_BYTES:,} fit into a ConfigMap"]
     if not source.strip("\ufeff \t\r\n"):
         return [f"{name}: is empty (expected a Python file with model() and data(split))"]
     try:
@@ -66,6 +70,12 @@ def check(source: str, name: str = "model.source", most: int | None = MOST_CHARA
     except (RecursionError, MemoryError):
         return [f"{name}: nested too deeply for Python to read"]
     return [f"{name}: {line}" for line in _contract(tree, table)]
+
+
+def _size(source: str) -> int:
+    """Bytes of the text as Helm writes it: JSON in UTF-8, with six of them for each of three characters."""
+    written = json.dumps(source, ensure_ascii=False).encode("utf-8", "replace")
+    return len(written) + 5 * sum(source.count(escaped) for escaped in "<>&")
 
 
 def _encoding(source: str) -> str:

@@ -19,5 +19,6 @@ class WorkerExit(IntEnum):
     STOPPED = 0  # as the master asked
     FAILED = 1  # and it has reported why
     LOST = 3  # the master is unreachable or has given this worker up
+    UNAUTHENTICATED = 4  # the master does not know its token any more
     # EX_TEMPFAIL: its peers broke the ring and it could not get out of the collective. Not its own fault.
     PEER_BROKEN = 75

@@ -39,6 +39,11 @@ class Names:
         return f"{self.fullname}-status"
 
     @property
+    def source(self) -> str:
+        """ConfigMap: the text of the model that the run began with. Only the master writes it."""
+        return f"{self.fullname}-source"
+
+    @property
     def master(self) -> str:
         """Deployment, Service, and the account of the master."""
         return f"{self.fullname}-master"

@@ -116,7 +116,7 @@ class Stepped:
 
 @dataclass(frozen=True, slots=True)
 class EpochLoss:
-    """The mean loss of an epoch so far, over the records of those steps that a worker was in the ring for."""
+    """The mean loss of an epoch so far, over the records trained on while a worker was in the ring."""
 
     epoch: int  # from 0
     records: int
@@ -266,8 +266,8 @@ class Tick:
     """Time has passed: a deadline of `Job.next_deadline` has come."""
 
 
-Word = Hello | Ready | Resume | Leaving | Failed | Saved | Finished | Warned | Closed
-RingWord = (
+WorkerMessage = Hello | Ready | Resume | Leaving | Failed | Saved | Finished | Warned | Closed
+RingMessage = (
     JoinedRing | Stepped | Heartbeat | LeaseRequest | LeftRing
 )  # of one generation, and worth nothing in another
 Event = (
@@ -276,8 +276,8 @@ Event = (
     | Gone
     | Degraded
     | Adopted
-    | Word
-    | RingWord
+    | WorkerMessage
+    | RingMessage
     | Begin
     | Scale
     | Live

@@ -66,7 +66,7 @@ class Job(State):
             case ev.Degraded():
                 self._on_degraded(event)
             case _:
-                self._on_word(event)
+                self._on_message(event)
         self._reconcile()
         return self.effects
 
@@ -124,7 +124,7 @@ class Job(State):
 
     # --- what workers say on their streams
 
-    def _on_word(self, event: ev.Word | ev.RingWord) -> None:
+    def _on_message(self, event: ev.WorkerMessage | ev.RingMessage) -> None:
         w = self.pool.get(event.worker)
         if w is None:
             if not isinstance(event, ev.Closed):  # which only ends what is known to have ended
@@ -146,7 +146,7 @@ class Job(State):
             case ev.Ready():
                 self._on_ready(w, event)
             case ev.Resume():
-                self._on_back(w, event)
+                self._on_resume(w, event)
             case ev.Leaving():
                 membership.drain(self, w, event.why)
             case ev.Failed():
@@ -160,9 +160,9 @@ class Job(State):
             case ev.Closed():
                 membership.lose(self, w, "exited as requested" if w.stopped else event.why)
             case _:
-                self._on_ring_word(w, event)
+                self._on_ring_message(w, event)
 
-    def _on_ring_word(self, w: WorkerRecord, event: ev.RingWord) -> None:
+    def _on_ring_message(self, w: WorkerRecord, event: ev.RingMessage) -> None:
         """It counts only from one who is in the ring that is, and about that ring."""
         if not w.in_ring or event.generation != self.ring.generation:
             if isinstance(event, ev.Heartbeat):
@@ -172,11 +172,11 @@ class Job(State):
             return
         match event:
             case ev.JoinedRing():
-                self._on_up(w, event)
+                self._on_joined(w, event)
             case ev.Stepped():
                 self._on_stepped(event)
             case ev.Heartbeat():
-                self._on_beat(w, event)
+                self._on_heartbeat(w, event)
             case ev.LeaseRequest():
                 w.needs_lease = True
             case ev.LeftRing():
@@ -189,7 +189,7 @@ class Job(State):
             return
         if w.state != WorkerState.INITIALIZING:
             w.transition("hello")
-        if self._warm(w, event.records, event.model):
+        if self._admit(w, event.records, event.model):
             self.notice(Reason.WorkerReady, f"worker {w.id} is ready after {self.now - w.since:.1f} s")
 
     def _on_warned(self, event: ev.Warned) -> None:
@@ -197,18 +197,18 @@ class Job(State):
             self.warnings.append(event.text)
             self.notice(Reason.ModelWarning, event.text)
 
-    def _on_back(self, w: WorkerRecord, event: ev.Resume) -> None:
+    def _on_resume(self, w: WorkerRecord, event: ev.Resume) -> None:
         """A worker of an earlier master tells its present state."""
         if w.state != WorkerState.INITIALIZING:
             self.stale += 1
             return
         w.expected = False
-        if self._warm(w, event.records, event.model):
+        if self._admit(w, event.records, event.model):
             for outdated in self.failover.place(w, event, self.now):
                 why = "it was in a ring that the others have left"
                 membership.give_up(self, outdated, ev.FenceReason.OutdatedRing, why)
 
-    def _warm(self, w: WorkerRecord, records: int, model: str) -> bool:
+    def _admit(self, w: WorkerRecord, records: int, model: str) -> bool:
         """The worker can train; False: not this job's model, or not on its data."""
         w.transition("ready")
         self.backoff.got_ready()
@@ -231,7 +231,7 @@ class Job(State):
             self.regroup_at = self.now + self.config.elastic.join_delay_seconds
         return True
 
-    def _on_up(self, w: WorkerRecord, event: ev.JoinedRing) -> None:
+    def _on_joined(self, w: WorkerRecord, event: ev.JoinedRing) -> None:
         w.up_in, w.has_state, w.step = event.generation, True, event.step
         change = self.ring.changes[-1]
         change.step = max(change.step, event.step)
@@ -248,7 +248,7 @@ class Job(State):
             if change.stepped >= set(self.ring.members):
                 self.do(*change.tell())
 
-    def _on_beat(self, w: WorkerRecord, event: ev.Heartbeat) -> None:
+    def _on_heartbeat(self, w: WorkerRecord, event: ev.Heartbeat) -> None:
         w.step, w.rate, w.memory = event.step, event.rate, event.memory
         self.step = max(self.step, event.step)
         self.loss = event.loss if event.loss is not None else self.loss

@@ -10,18 +10,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import hmac
 import json
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Protocol, TypeAlias
 
 import grpc
+import structlog
 
 import edl
 from edl.contract.ids import Generation, RunId, WorkerId
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.proto import edl_pb2_grpc as rpc
+from edl.contract.tokens import Tokens
 from edl.errors import EdlError
 from master.core import events as ev
 from master.rpc.messages import event_of, messages_of
@@ -38,14 +39,17 @@ OPTIONS = [
     ("grpc.http2.max_ping_strikes", 0),
 ]
 MOST_UPDATES_SECONDS = 0.2
+UNKNOWN_TOKEN_SECONDS = 60.0  # between two lines of the log about wrong tokens
+
+log = structlog.get_logger()
 MOST_REHEARSALS = 2
 
 
 class TokenCheck(grpc.aio.ServerInterceptor):
-    """Refuses every call that does not carry the token."""
+    """Refuses every call that does not carry a token of the job."""
 
-    def __init__(self, token: str):
-        self._expected = f"Bearer {token}".encode()
+    def __init__(self, tokens: Tokens):
+        self._tokens, self._told_at = tokens, -UNKNOWN_TOKEN_SECONDS
 
         async def refuse(_: Any, context: Context) -> None:
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the job's token is missing or wrong")
@@ -67,8 +71,12 @@ class TokenCheck(grpc.aio.ServerInterceptor):
     ) -> grpc.RpcMethodHandler[Any, Any] | None:
         handler = await continuation(details)
         given = dict(details.invocation_metadata or ()).get("authorization", "")
-        if handler is None or hmac.compare_digest(str(given).encode(), self._expected):
+        if handler is None or self._tokens.accept(str(given)):
             return handler
+        now = asyncio.get_running_loop().time()
+        if given and now - self._told_at >= UNKNOWN_TOKEN_SECONDS:
+            self._told_at = now
+            log.warning("a caller was refused: its token is neither the current one nor the one before it")
         return self._refusals[handler.request_streaming, handler.response_streaming]
 
 
@@ -82,9 +90,9 @@ def _check_free(address: str) -> None:
     failed: OSError | None = None
     free = False
     try:
-        places = socket.getaddrinfo(
-            host.strip("[]") or None, int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
+        # [::] is every address to gRPC, and IPv4's alone where there is no IPv6.
+        named = None if host == "[::]" else host.strip("[]") or None
+        places = socket.getaddrinfo(named, int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         for family, kind, protocol, _, place in places:
             with socket.socket(family, kind, protocol) as trial:
                 trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -137,7 +145,7 @@ class Server(rpc.MasterServicer):
     def __init__(
         self,
         handler: Handler,
-        token: str,
+        tokens: Tokens,
         config_json: str,
         output: str,
         patience: float = 0.0,
@@ -155,7 +163,7 @@ class Server(rpc.MasterServicer):
         self._changed = asyncio.Event()  # set, and replaced, at each change
         self._closing = False
         self.foreign = 0  # messages of another run or generation, refused
-        self._server = grpc.aio.server(interceptors=[TokenCheck(token)], options=OPTIONS)
+        self._server = grpc.aio.server(interceptors=[TokenCheck(tokens)], options=OPTIONS)
         rpc.add_MasterServicer_to_server(self, self._server)
 
     async def start(self, address: str) -> int:

@@ -92,6 +92,23 @@ def test_a_model_comes_as_one_file(helm: Helm, tmp_path: Path) -> None:
     assert config.parse(release.values).model.source == text
 
 
+def test_a_models_bytes_are_counted_as_helm_writes_them(helm: Helm, tmp_path: Path) -> None:
+    good = "def model(): return 1\ndef data(split): return 2\n# "
+    for character, most in (("<", 130_000), ("\u00e9", 260_000), ("\U0001f600", 190_000)):
+        for text in (good + character * most, good + character * (most + 10_000)):
+            source = tmp_path / "mine.py"
+            source.write_text(text, encoding="utf-8")
+            flags = ("--set-file", f"model.source={source}")
+            if len(text) > len(good) + most:
+                assert "fit into a ConfigMap" in model_check.check(text)[0]
+                with pytest.raises(Refused, match=r"model.source: .* bytes as JSON|/model/source"):
+                    helm.template(words=flags)
+            else:
+                assert model_check.check(text) == []
+                job = helm.template(words=flags).job
+                assert sum(len(part.encode()) for part in job["data"].values()) < 1 << 20
+
+
 def test_a_model_that_no_configmap_holds_is_refused(helm: Helm, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("#" * (model_check.MOST_CHARACTERS + 1))
     with pytest.raises(Refused, match="/model/source"):

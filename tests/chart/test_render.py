@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import re
@@ -175,12 +176,15 @@ def test_workers_have_no_rights_and_no_token(rendered: dict[str, Rendered]) -> N
 
 def test_the_token_is_nowhere_but_in_its_secret(helm: Helm) -> None:
     release = helm.template("token.value=verysecret")
-    assert release.one("Secret")["stringData"] == {"token": "verysecret"}
-    assert [o["kind"] for o in release.objects if "verysecret" in json.dumps(o)] == ["Secret"]
+    encoded = base64.b64encode(b"verysecret").decode()
+    assert release.one("Secret")["data"] == {"token": encoded}
+    texts = ("verysecret", encoded)
+    assert [o["kind"] for o in release.objects if any(t in json.dumps(o) for t in texts)] == ["Secret"]
 
 
 def test_a_made_token_is_long_and_new(helm: Helm) -> None:
-    tokens = [helm.template().one("Secret")["stringData"]["token"] for _ in range(2)]
+    made = [helm.template().one("Secret")["data"]["token"] for _ in range(2)]
+    tokens = [base64.b64decode(token).decode() for token in made]
     assert all(re.fullmatch("[A-Za-z0-9]{40}", token) for token in tokens)
     assert tokens[0] != tokens[1]
 
@@ -191,6 +195,10 @@ def test_a_secret_of_ones_own_is_used_and_none_is_made(rendered: dict[str, Rende
     for _, spec in release.pods():
         [token] = [e for e in spec["containers"][0]["env"] if e["name"] == "EDL_TOKEN"]
         assert token["valueFrom"] == {"secretKeyRef": {"name": "shared", "key": "password"}}
+    [mounted] = [v["secret"] for v in release.master["spec"]["template"]["spec"]["volumes"] if "secret" in v]
+    assert mounted == {"secretName": "shared"}
+    env = release.master["spec"]["template"]["spec"]["containers"][0]["env"]
+    assert {"name": "EDL_TOKEN_FILE", "value": "/etc/edl/token/password"} in env
 
 
 def test_a_release_can_do_without_any_right_of_the_cluster(rendered: dict[str, Rendered]) -> None:
@@ -543,7 +551,7 @@ def test_the_overlay_is_merged_by_name(rendered: dict[str, Rendered], helm: Helm
         }  # fmt: skip
         assert pod["spec"]["hostAliases"] == [{"ip": "10.1.2.3", "hostnames": ["store"]}]
         names = [v["name"] for v in pod["spec"]["volumes"]]
-        assert names == ["tmp", "output", "certificates", "scratch"]
+        assert [n for n in names if n != "token"] == ["tmp", "output", "certificates", "scratch"]
         assert pod["spec"]["volumes"][0]["emptyDir"] == {"sizeLimit": "1Gi"}
     pod = helm.template("worker.podTemplate.spec.containers[0].name=worker",
                         "worker.podTemplate.spec.containers[0].stdin=true").worker  # fmt: skip

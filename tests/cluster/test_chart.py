@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +107,23 @@ def test_two_releases_live_in_one_namespace_and_nothing_is_left_of_them(
     kinds = "all,configmaps,secrets,serviceaccounts,roles,rolebindings,leases,networkpolicies"
     assert namespace.get(kinds, "-l", "app.kubernetes.io/part-of=edl") == []
     assert namespace.cluster.get("priorityclasses", "-l", "app.kubernetes.io/instance=other") == []
+
+
+def test_another_token_is_taken_while_the_master_runs(namespace: Namespace, empty: Any) -> None:
+    empty()
+    before, first = master(namespace), namespace.get("secret", "edl-token")["data"]["token"]
+    flags = ("--reset-then-reuse-values", "--set", "token.value=another")
+    namespace.helm("upgrade", "edl", CHART, *flags)
+    assert namespace.get("secret", "edl-token")["data"] == {
+        "token": base64.b64encode(b"another").decode(), "token-previous": first,
+    }  # fmt: skip
+    # The kubelet brings it within a minute or two; `helm test` calls with the new one and with a wrong one.
+    deadline = time.monotonic() + 150
+    while "the token has changed" not in namespace.kubectl("logs", "deployment/edl-master"):
+        assert time.monotonic() < deadline
+        namespace.helm("test", "edl", ok=False, seconds=120)  # any call has the master look
+    namespace.helm("test", "edl", seconds=120)
+    assert master(namespace)["metadata"]["uid"] == before["metadata"]["uid"]
 
 
 def test_it_starts_where_no_lease_is_applied(namespace: Namespace, images: Images) -> None:

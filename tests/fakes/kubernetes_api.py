@@ -337,6 +337,8 @@ class KubernetesApi:
             thing["status"] = {"phase": "Pending"}
             self.names.append(name)
         thing["metadata"].pop("uid", None)
+        if resource == "configmaps" and any(not isinstance(text, str) for text in thing["data"].values()):
+            return _refused(422, "Invalid", "data: a value is not a text")
         thing["metadata"]["creationTimestamp"] = _time()
         thing = self.put(resource, thing)
         if resource == "pods":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +18,7 @@ from lightkube.config.models import Cluster, User
 
 from edl.kubernetes.client import Api
 from edl.kubernetes.timing import Timing
-from master.backends.kubernetes import Place
+from master.backends.kubernetes import Installed, Place
 from tests import kubernetes_driver
 from tests.fakes.kubernetes_api import NAMESPACE, KubernetesApi
 from tests.kubernetes_driver import Driven, job_values
@@ -60,6 +61,16 @@ def driving(
     """A backend that has started, as the master starts it."""
     config = KubeConfig.from_one(cluster=Cluster(server=server.url), user=User())
     return kubernetes_driver.driving(PLACE, Api(pace, config), run)
+
+
+@contextlib.asynccontextmanager
+async def opened(server: KubernetesApi) -> AsyncIterator[Installed]:
+    """The release as a new master reads it."""
+    api = Api(PACE, KubeConfig.from_one(cluster=Cluster(server=server.url), user=User()))
+    try:
+        yield await Installed.open(PLACE, api)
+    finally:
+        await api.close()
 
 
 def a_status(**changes: Any) -> dict[str, Any]:

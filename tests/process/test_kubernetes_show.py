@@ -12,9 +12,11 @@ import pytest
 from structlog.testing import capture_logs
 
 from edl.contract.reasons import Reason
+from master.backends.kubernetes import EndedRun
 from master.core import events as ev
 from tests.fakes.kubernetes_api import KubernetesApi
-from tests.process.small_server import PACE, SECOND, a_status, driving
+from tests.kubernetes_driver import job_values
+from tests.process.small_server import PACE, SECOND, a_status, driving, install, opened
 
 pytestmark = pytest.mark.waits
 
@@ -94,6 +96,97 @@ async def test_a_status_that_the_api_refuses_is_told_once_and_written_when_it_no
             server.refusals = []
             await job.until(lambda: server.objects["configmaps"]["edl-status"].get("data"))
             await job.until(lambda: job.of(ev.Degraded)[-1] == ev.Degraded("status", ""))
+
+
+@pytest.mark.parametrize("how", ["deleted", "emptied"])
+async def test_a_status_that_was_lost_is_written_whole(server: KubernetesApi, how: str) -> None:
+    with capture_logs() as logs:
+        async with driving(server) as job:
+
+            def data() -> dict[str, str]:
+                return dict(server.objects["configmaps"].get("edl-status", {}).get("data") or {})
+
+            def lose() -> None:
+                status = server.objects["configmaps"]["edl-status"]
+                if how == "deleted":
+                    server.drop("configmaps", "edl-status")
+                else:
+                    server.put("configmaps", {**status, "data": None})
+
+            job.told = a_status()
+            job.backend.observe(0.0, ev.Tick(), [])
+            await job.until(data)
+            whole = data()
+            lose()
+            job.told = a_status(target=3)  # one key is another
+            job.backend.observe(0.0, ev.Tick(), [])
+            await job.until(lambda: data().keys() == whole.keys())
+            assert data()["workers"] == "3"
+            lose()  # and now nothing happens that would be written
+            await job.until(lambda: data().keys() == whole.keys())
+            (owner,) = server.objects["configmaps"]["edl-status"]["metadata"].get("ownerReferences", [{}])
+            job_uid = server.objects["configmaps"]["edl-job"]["metadata"]["uid"]
+            assert owner.get("uid") == (job_uid if how == "deleted" else None)
+            server.drop("configmaps", "edl-job")
+            await job.until(lambda: any("was uninstalled" in e["event"] for e in logs))
+            server.drop("configmaps", "edl-status")
+    assert not data(), "what was uninstalled stays away"
+    assert not job.of(ev.Degraded)
+
+
+@pytest.mark.parametrize("how", ["deleted", "emptied"])
+async def test_the_status_of_a_run_that_has_ended_is_kept(server: KubernetesApi, how: str) -> None:
+    async with driving(server) as job:
+        job.told = a_status(phase="Succeeded")
+        job.backend.status.end({"phase": "Succeeded"})
+    status = server.objects["configmaps"]["edl-status"]
+    async with opened(server) as installed:
+        ended = EndedRun(installed)
+        await ended.start()
+        try:
+            if how == "deleted":
+                server.drop("configmaps", "edl-status")
+            else:
+                server.put("configmaps", {**status, "data": None})
+            async with asyncio.timeout(20):
+                while server.objects["configmaps"].get("edl-status", {}).get("data") != status["data"]:
+                    await asyncio.sleep(SECOND)
+        finally:
+            await ended.close()
+    async with opened(server) as installed:
+        assert installed.found.ended == "Succeeded", "and the next master does not begin it anew"
+
+
+async def test_the_text_of_the_model_is_written_once_and_not_with_the_status(server: KubernetesApi) -> None:
+    text = "def model(): return 1\ndef data(split): return 2\n# " + "\u00e9" * 100_000
+    values = job_values()
+    values["model"]["source"] = text
+    install(server, **{"values.json": json.dumps(values)})
+    async with driving(server) as job:
+        job.told = a_status(reason="\u00e9" * 100_000)
+        for target in range(3):
+            job.told = {**job.told, "target": target}
+            job.backend.observe(0.0, ev.Tick(), [])
+            await job.until(
+                lambda n=target: (
+                    (server.objects["configmaps"]["edl-status"].get("data") or {}).get("workers") == str(n)
+                )
+            )
+        status = server.objects["configmaps"]["edl-status"]["data"]
+        assert sum(len(value.encode()) for value in status.values()) < 130_000
+        assert server.objects["configmaps"]["edl-source"]["data"]["model.py"] == text
+        written = [r for r in server.requests if r.name == "edl-source" or r.verb == "create"]
+        assert [(r.verb, r.status) for r in written] == [("patch", 404), ("create", 201)]
+    values["model"]["source"] = "nonsense ("
+    install(server, **{"values.json": json.dumps(values)})
+    async with driving(server) as job:  # the next master, which finds another text, and one that is refused
+        assert job.found.earlier is not None
+        assert job.found.earlier.config.model.source == text
+    server.drop("configmaps", "edl-source")
+    with capture_logs() as logs:
+        async with opened(server) as installed:
+            assert installed.found.earlier is None
+    assert any("model.source" in e["event"] and "not kept anywhere" in e["event"] for e in logs)
 
 
 async def test_an_event_that_the_api_refuses_is_dropped_with_a_warning_and_holds_up_no_other(

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import sys
+from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+from structlog.testing import capture_logs
 
 import edl
+from edl.contract.exit_codes import WorkerExit
 from edl.contract.ids import RunId, WorkerId
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.proto import edl_pb2_grpc as rpc
+from edl.contract.tokens import Tokens
 from master.core import events as ev
 from master.rpc.server import Server
 
@@ -43,8 +49,59 @@ class Idle:
         return None
 
 
+async def test_a_token_is_changed_while_the_master_runs(tmp_path: Path) -> None:
+    secret = tmp_path / "token"
+    secret.write_text("first")
+    told: list[str] = []
+    server = Server(Idle(), Tokens("first", secret, told.append), "{}", "")
+    port = await server.start("127.0.0.1:0")
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+
+        async def admits(token: str) -> bool:
+            call = rpc.MasterStub(channel).Stop(
+                pb.StopRequest(why="x"), metadata=[("authorization", f"Bearer {token}")]
+            )
+            code = await call.code()
+            assert code in (grpc.StatusCode.OK, grpc.StatusCode.UNAUTHENTICATED)
+            return bool(code is grpc.StatusCode.OK)
+
+        async def admitted() -> list[str]:
+            return [token for token in ("first", "second", "third", "", "-previous") if await admits(token)]
+
+        assert await admitted() == ["first"]
+        secret.write_text("second\n")
+        assert await admitted() == ["first", "second"], "workers that run know the first one"
+        assert len(told) == 1
+        secret.unlink()  # for a moment, or for good
+        assert await admitted() == ["first", "second"]
+        secret.write_text("third")
+        assert await admitted() == ["second", "third"]
+        with capture_logs() as logs:
+            assert not await admits("first")
+            assert not await admits("first")
+        assert len([e for e in logs if "a caller was refused" in e["event"]]) <= 1
+    await server.close()
+    anew = Tokens("third", secret)
+    assert not anew.accept("Bearer second")
+    (tmp_path / "token-previous").write_text("second")
+    assert anew.accept("Bearer second"), "as the chart writes it for a master that starts anew"
+
+
+async def test_a_worker_whose_token_is_unknown_says_so_by_its_exit_code() -> None:
+    server = Server(Idle(), Tokens("a-token"), "{}", "")
+    port = await server.start("127.0.0.1:0")
+    command = [sys.executable, "-m", "trainer", "--master", f"127.0.0.1:{port}", "--worker", "0"]
+    worker = await asyncio.create_subprocess_exec(
+        *command, env={**os.environ, "EDL_TOKEN": "an-older-one"}, stderr=asyncio.subprocess.PIPE
+    )
+    _, said = await worker.communicate()
+    await server.close()
+    assert "UNAUTHENTICATED: the job's token is missing or wrong" in said.decode()
+    assert worker.returncode == WorkerExit.UNAUTHENTICATED
+
+
 async def test_one_worker_rehearses_and_one_other_if_that_is_lost() -> None:
-    server = Server(Idle(), "a-token", "{}", "")
+    server = Server(Idle(), Tokens("a-token"), "{}", "")
     port = await server.start("127.0.0.1:0")
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
 
@@ -70,7 +127,7 @@ async def test_one_worker_rehearses_and_one_other_if_that_is_lost() -> None:
 
 
 async def test_who_only_pings_for_long_keeps_its_connection() -> None:
-    server = Server(Idle(), "a-token", "{}", "")
+    server = Server(Idle(), Tokens("a-token"), "{}", "")
     port = await server.start("127.0.0.1:0")
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=KEEPALIVE) as channel:
         request, token = pb.WatchRequest(follow=True), [("authorization", "Bearer a-token")]

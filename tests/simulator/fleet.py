@@ -41,7 +41,7 @@ class Fleet:
     def send(self, w: Sim, message: pb.FromWorker) -> None:
         """As the stream does it: noted for another master, and on its way to this one."""
         self.world.checks.says_the_truth(w, message)
-        w.session.told.note(message)
+        w.session.state.note(message)
         self.say(w, message)
 
     def say(self, w: Sim, what: pb.FromWorker | ev.Event) -> None:

@@ -39,6 +39,9 @@ def deleted(pod: dict[str, Any], at: str = "2026-01-01T00:00:40Z", grace: int = 
     return pod
 
 
+TOKEN = "the master does not know its token: the Secret was changed more than once"
+
+
 def disrupted(reason: str, status: str = "True") -> list[dict[str, str]]:
     return [{"type": "DisruptionTarget", "status": status, "reason": reason, "message": "to make room"}]
 
@@ -82,6 +85,7 @@ def test_out_of_memory_is_charged_and_names_the_limit() -> None:
         (1, False, ev.Gone(W, code=1)),
         (1, True, ev.Gone(W, code=1)),
         (75, False, ev.Gone(W, code=75, free=True, why="its peers broke the ring")),
+        (4, False, ev.Gone(W, code=4, free=True, why=TOKEN)),
         (134, False, ev.Gone(W, signal="SIGABRT")),
         (139, True, ev.Gone(W, signal="SIGSEGV")),
         (143, False, ev.Gone(W, signal="SIGTERM")),

@@ -179,7 +179,7 @@ class MasterStream:
 
     def _post(self, message: pb.FromWorker | None) -> None:
         if message is not None:
-            self.session.told.note(message)
+            self.session.state.note(message)
         self._outbox.put_nowait(message)
 
     def _end(self, why: str) -> None:

@@ -4,7 +4,7 @@
 time (trainer/session/client.py). It has no thread, socket or clock of its own: what waits is a `Bell`, and
 messages go out through `send`. So the simulator runs the same session in virtual time.
 
-`Told` is the part that outlives a master: the next one is told it when it takes over.
+`SessionState` is the part that outlives a master: the next one is told it when it takes over.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class Session:
         bell: Bell,
     ):
         self.worker = worker
-        self.told = SessionState()
+        self.state = SessionState()
         self.progress = Progress()
         self.stopped = False  # the master has ordered this worker to end
         self.ended = ""  # why the stream has ended for good; empty while it has not
@@ -186,10 +186,10 @@ class Session:
 
     def greeting(self) -> list[pb.FromWorker]:
         """The first messages of a stream."""
-        hello = pb.Hello(worker=self.worker, version=edl.__version__, resumes=self.told.ready)
+        hello = pb.Hello(worker=self.worker, version=edl.__version__, resumes=self.state.ready)
         messages = [pb.FromWorker(hello=hello)]
-        if self.told.ready:
-            messages.append(pb.FromWorker(generation=self.told.generation, resume=self.told.resume()))
+        if self.state.ready:
+            messages.append(pb.FromWorker(generation=self.state.generation, resume=self.state.resume()))
         return messages
 
     def heartbeat(self, rate: float, memory: int) -> None:
@@ -217,7 +217,7 @@ class Session:
                 form = message.form
                 leases = RangeSet.of((r.start, r.stop) for r in form.leases)
                 members = tuple(form.members)
-                self.told.form(generation, members)
+                self.state.form(generation, members)
                 self._orders.append(FormRing(generation, members, form.root, form.sync, leases))
             case "grant":
                 self._leases.append((message.grant.start, message.grant.stop))

@@ -78,8 +78,10 @@ class Kubernetes:
         self._config: Config = (wanted if isinstance(wanted, JobSpec) else run.spec).config
         self._stopping = False
         self.events = EventRecorder(api, place.namespace, installed.owner, place.pod)
-        path = place.path("configmaps", place.names.status)
-        self.status = Status(api, path, self._snapshot, lambda why: run.emit(ev.Degraded(STATUS, why)))
+        degraded = partial(ev.Degraded, STATUS)
+        self.status = Status(
+            api, place, installed.metadata, self._snapshot, lambda why: run.emit(degraded(why))
+        )
         self._nodes = Nodes(api.pace.doubt, self._replace_the_outdated)
         self._creation = PodCreation(api, place, self._blocked)
         self._deletion = PodDeletion(api, place, self._tasks, run.emit)

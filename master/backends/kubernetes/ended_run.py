@@ -1,4 +1,7 @@
-"""A run that has ended: its workers' pods are deleted when their time to live is over."""
+"""A run that has ended: its workers' pods are deleted when their time to live is over; its status is kept.
+
+Without the status, the next master would begin the run anew.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from edl.kubernetes import pods
 from master.backends.base import Tasks
 from master.backends.kubernetes.installed import Installed
 from master.backends.kubernetes.pod_control import PodDeletion
+from master.backends.kubernetes.status import Data, read, write
 from master.core import events as ev
 from master.spec import JobSpec
 
@@ -44,6 +48,7 @@ class EndedRun:
             "watching pods": self._installed.pods.run,
             "watching the release": self._installed.job.run,
             "deleting ended pods": self._delete_in_time,
+            "keeping the status": self._keep_status,
         }.items():
             self._tasks.keep(part, work, _log, pause)
 
@@ -57,6 +62,17 @@ class EndedRun:
         else:
             self._spec = wanted
             self._new_values.set()
+
+    async def _keep_status(self) -> None:
+        """Write what is missing, should somebody empty or delete it."""
+        place, api, name = self._installed.place, self._installed.api, self._installed.place.names.status
+        kept: Data = dict(self._installed.status)
+        while True:
+            await asyncio.sleep(api.pace.relist)
+            there = await read(api, place, name)
+            if missing := {key: text for key, text in kept.items() if there.get(key) != text}:
+                log.warning(f"configmap {name} lacks {', '.join(missing)}: writing them again")
+                await write(api, name, place, self._installed.metadata, missing, kept)
 
     async def _delete_in_time(self) -> None:
         while True:

@@ -19,6 +19,7 @@ import structlog
 from edl.contract.reasons import Reason, Share
 from edl.kubernetes.client import SOON, Api, ApiError
 from edl.kubernetes.rate_limit import Backoff, Budget
+from edl.kubernetes.texts import cut
 
 log = structlog.get_logger()
 
@@ -26,7 +27,7 @@ COMPONENT = "edl-master"
 BURST = {Share.MAJOR: 25, Share.MINOR: 15}  # Events that are sent at once; then one every `Pace.events`
 REPEATED_SECONDS = 600.0  # an Event that is recorded again within this counts up instead
 MAX_WAITING = 50  # Events of a share; more are merged with the ones of their reason
-MAX_MESSAGE = 1024  # characters; the API refuses more
+MAX_MESSAGE = 1024  # bytes; the API refuses more
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ class EventRecorder:
 
     def record(self, reason: Reason, message: str) -> None:
         """Have people notified. Returns at once."""
-        self._queues[reason.share].add(Event(reason, message[:MAX_MESSAGE]))
+        self._queues[reason.share].add(Event(reason, cut(message, MAX_MESSAGE)))
 
     async def run(self) -> None:
         """Send what is recorded; does not return."""

@@ -12,6 +12,10 @@ from edl.contract.ids import WorkerId
 from edl.kubernetes import pods
 from master.core import events as ev
 
+NOT_ITS_FAULT: Mapping[int, str] = {
+    WorkerExit.PEER_BROKEN: "its peers broke the ring",
+    WorkerExit.UNAUTHENTICATED: "the master does not know its token: the Secret was changed more than once",
+}
 # The node's own doing, as container or pod reasons: the job is not to blame.
 LOST_NODE = frozenset({"ContainerStatusUnknown", "NodeLost", "NodeShutdown", "Shutdown", "Terminated"})
 
@@ -63,8 +67,8 @@ def exit_cause(
 def _exit(worker: WorkerId, code: int, number: int | None, by_us: bool) -> ev.Gone:
     number = number or (code - 128 if code > 128 else None)
     if number is None:
-        why = "its peers broke the ring" if code == WorkerExit.PEER_BROKEN else ""
-        return ev.Gone(worker, code=code, free=code == WorkerExit.PEER_BROKEN, why=why)
+        why = NOT_ITS_FAULT.get(code, "")
+        return ev.Gone(worker, code=code, free=bool(why), why=why)
     try:
         told = signal.Signals(number).name
     except ValueError:  # 255 is an exit code, whatever the convention says

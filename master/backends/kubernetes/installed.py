@@ -16,8 +16,9 @@ from edl.errors import ConfigError
 from edl.kubernetes import overrides, pods
 from edl.kubernetes.client import Api
 from edl.kubernetes.informer import Informer, Object
-from master.backends.kubernetes.release import Found, Left, Place, template_of, values_of
+from master.backends.kubernetes.release import Found, Left, Place, made_for, template_of, values_of
 from master.backends.kubernetes.retry import until_answered
+from master.backends.kubernetes.status import read
 from master.spec import Invalid, Wanted, checked
 
 log = structlog.get_logger()
@@ -31,6 +32,7 @@ class Installed:
         self.place, self.api, self.job, self.pods = place, api, job, workers
         self.on_job: list[Callable[[], None]] = []
         self.on_pod: list[Callable[[pods.Pod, bool], None]] = []  # the pod, and whether it is gone
+        self.status: dict[str, str] = {}  # what an earlier master has written
         self.left = Left()
         self.scale_over = ""  # the id of the last `edl scale` that is superseded
         self.notices: list[tuple[Reason, str]] = []  # reason and message of what people should read
@@ -65,10 +67,15 @@ class Installed:
         if place.names.job not in job.objects:
             raise ConfigError(f"configmap {place.names.job}: not found in namespace {place.namespace}")
         values_of(place.names.job, installed.data)
-        path = place.path("configmaps", place.names.status)
-        status = await until_answered(api.pace, lambda: api.get(path))
+        status = await until_answered(api.pace, lambda: read(api, place, place.names.status))
         await until_answered(api.pace, installed.pods.list)
-        installed.left = Left.read(status.get("data") or {})
+        installed.status = {key: text for key, text in status.items() if text is not None}
+        installed.left = Left.read(installed.status)
+        if installed.left.source:
+            installed.left = installed.left.with_source(installed.source, "")
+        if installed.left.source:  # the chart's text is another one meanwhile
+            kept = await until_answered(api.pace, lambda: read(api, place, place.names.source))
+            installed.left = installed.left.with_source(kept.get("model.py") or "", "it is not kept anywhere")
         installed.scale_over = installed.left.scale_over
         return installed
 
@@ -86,6 +93,17 @@ class Installed:
     def data(self) -> Mapping[str, str]:
         """What the chart has rendered, and what people have asked for by hand."""
         return (self.job.objects.get(self.place.names.job) or {}).get("data") or {}
+
+    @property
+    def source(self) -> str:
+        """The text of the model as the chart has rendered it."""
+        model = values_of(self.place.names.job, self.data).get("model")
+        return str(model.get("source") or "") if isinstance(model, dict) else ""
+
+    def metadata(self, name: str) -> dict[str, Any] | None:
+        """Of an object that the master makes for the job's own; None if the release was uninstalled."""
+        job = self.job.objects.get(self.place.names.job)
+        return None if job is None else made_for(job, name)
 
     def owner(self) -> dict[str, str]:
         """A reference to the job's object."""

@@ -15,6 +15,7 @@ from typing import Any
 import structlog
 import yaml
 
+from edl.config import model_check
 from edl.contract.ids import RunId, WorkerId
 from edl.errors import ConfigError
 from edl.kubernetes import pods
@@ -72,6 +73,7 @@ class Left:
         ended: the phase in which the run has ended, "" if it has not.
         ended_at: when, in seconds since 1970; 0 if it has not.
         scale_over: the id of the last `edl scale` that does not hold any more.
+        source: the digest of the model's text, which the values lack; "" if they lack none.
     """
 
     run_id: str = ""
@@ -80,6 +82,7 @@ class Left:
     ended: str = ""
     ended_at: float = 0.0
     scale_over: str = ""
+    source: str = ""
 
     @classmethod
     def read(cls, data: Mapping[str, str]) -> Left:
@@ -98,10 +101,25 @@ class Left:
                     next_id=state["nextId"],
                     values=known,
                     scale_over=str(state.get("scaleOver", "")),
+                    source=str(state.get("source", "")),
                 )
         except (KeyError, ValueError, AttributeError) as error:
             log.warning(f"the status of an earlier master cannot be read, and is not used: {error!r}")
         return left
+
+    def with_source(self, text: str, otherwise: str) -> Left:
+        """With this text of the model in the values, if it is the one that they lack.
+
+        Args:
+            otherwise: why the values count as unknown if it is not; "": another text may be tried.
+        """
+        if self.values is not None and model_check.digest(text) == self.source:
+            model = {**self.values.get("model", {}), "source": text}
+            return replace(self, values={**self.values, "model": model}, source="")
+        if not otherwise:
+            return self
+        log.warning(f"the values of run {self.run_id} are unknown: model.source {self.source}: {otherwise}")
+        return replace(self, values=None, source="")
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,12 @@
 
 The chart makes it (`<fullname>-status`), and only the master writes it. Each key is a short text, so that
 `kubectl wait --for=jsonpath=...` and people can read it; `status.json` holds the whole status of a job that
-runs, `summary.json` that of a job that has ended. `state` and `values` are for the next master.
+runs, `summary.json` that of a job that has ended. `state` and `values` are for the next master. The text of
+the model is not among them, for etcd stores the whole object anew at each write: `state` has a digest, and
+the text is written once, into an object of its own (`<fullname>-source`).
+
+Promise: what was written last is there. Each answer shows the whole object, and now and then it is read: what
+somebody has taken away is written again, and an object that was deleted is made anew while there is a job.
 
 Nothing waits for a write. While the API is unavailable it is tried again; what the API refuses is logged
 once and handed to `report`; the same with an empty text once a write succeeds again.
@@ -19,10 +24,13 @@ from typing import Any
 
 import structlog
 
+from edl.config import model_check
 from edl.contract.ids import RunId
 from edl.kubernetes.client import SOON, Api, ApiError
 from edl.kubernetes.rate_limit import Backoff
+from edl.kubernetes.texts import cut
 from master.backends.kubernetes.event_recorder import rfc3339_now
+from master.backends.kubernetes.release import Place
 
 log = structlog.get_logger()
 
@@ -30,12 +38,13 @@ Data = dict[str, str | None]  # of the ConfigMap; None takes a key away
 
 PROGRESS = frozenset({"progress", "etaSeconds", "goodput", "loss", "status.json"})  # written less often
 NOT_IN_STATUS_JSON = ("seconds", "goodput", "news")  # they never rest; other keys and Events have them
-MAX_SUMMARY = 400_000  # characters
+MAX_SUMMARY = 400_000  # bytes: JSON without characters beyond ASCII
 MAX_STATUS = 100_000
+MAX_TEXT = 10_000  # bytes of any other text
 MAX_NAMED = 8  # workers in one sentence
 ADVICE = {
     403: "the master's account needs the verb patch for this ConfigMap (rbac.create=true)",
-    404: "was it deleted? `helm upgrade` makes it again",
+    404: "it was deleted, and so was the job; `helm upgrade` makes them again",
 }
 GENERAL_ADVICE = "progress is in the master's log and metrics meanwhile"
 
@@ -70,17 +79,25 @@ class Status:
     """Keeps the ConfigMap up to date.
 
     Args:
-        path: of the ConfigMap, at the API.
+        place: of the release.
+        metadata: of an object of that name, should it have to be made; None when there is no job any more.
         snapshot: the run now; None while there is nothing to show.
         report: takes the reason when the API refuses a write, and "" when a write succeeds again.
     """
 
     def __init__(
-        self, api: Api, path: str, snapshot: Callable[[], Snapshot | None], report: Callable[[str], None]
+        self,
+        api: Api,
+        place: Place,
+        metadata: Callable[[str], dict[str, Any] | None],
+        snapshot: Callable[[], Snapshot | None],
+        report: Callable[[str], None],
     ):
-        self._api, self._path, self._snapshot, self._report = api, path, snapshot, report
+        self._api, self._place, self._metadata = api, place, metadata
+        self._snapshot, self._report = snapshot, report
+        self._source = ""  # the digest of the text that was written
         self._changed = asyncio.Event()
-        self._written: Data = {}
+        self._there: Data | None = None  # as it was last seen; None: unknown
         self._ended: Ended | None = None
         self._trouble = ""  # why the last write was refused; empty when it succeeded
 
@@ -104,7 +121,8 @@ class Status:
         backoff = Backoff(pace.first_pause, pace.most_pause)
         written_at = -pace.drift
         while True:
-            await self._changed.wait()
+            if not await self._changed_within(pace.relist):
+                await self._look()
             await asyncio.sleep(pace.look)  # changes come in bursts
             self._changed.clear()
             new = self._new()
@@ -133,10 +151,16 @@ class Status:
         if new := self._new():
             await self._write(new)
 
-    async def _changed_within(self, seconds: float) -> None:
+    async def _changed_within(self, seconds: float) -> bool:
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._changed.wait()
+        return self._changed.is_set()
+
+    async def _look(self) -> None:
+        """See what is there. (What the API does not tell now, a write will.)"""
+        with suppress(ApiError):
+            self._there = await read(self._api, self._place, self._place.names.status)
 
     def _new(self) -> Data:
         """What is to be written, as far as it is not what was written last."""
@@ -144,20 +168,45 @@ class Status:
         if snapshot is None:
             return {}
         data = render(snapshot, self._ended)
-        return {key: text for key, text in data.items() if self._written.get(key, "?") != text}
+        if self._there is None:
+            return data
+        return {key: text for key, text in data.items() if self._there.get(key) != text}
 
     async def _write(self, new: Data) -> None:
         try:
-            await self._api.patch(self._path, {"data": {**new, "updated": rfc3339_now()}}, SOON)
+            await self._keep_source()
+            name, stamp = self._place.names.status, {"updated": rfc3339_now()}
+            snapshot = self._snapshot()
+            whole = render(snapshot, self._ended) if snapshot is not None else {}
+            self._there = await write(
+                self._api, name, self._place, self._metadata, {**new, **stamp}, {**whole, **new, **stamp}
+            )
         except ApiError as error:
             if not error.out:
                 self._is_refused(error)
             raise
         self._tell("")
-        self._written |= new
+        if self._new():  # somebody has taken away what was written earlier
+            self.changed()
+
+    async def _keep_source(self) -> None:
+        """Write the text of the model, once in a run and before the status that refers to it."""
+        snapshot = self._snapshot()
+        text, digest = source(snapshot.values) if snapshot is not None else ("", "")
+        if digest == self._source:
+            return
+        data: Data = {"model.py": text, "digest": digest}
+        try:
+            await write(self._api, self._place.names.source, self._place, self._metadata, data)
+        except ApiError as error:
+            if error.out:
+                raise
+            # Only a next master that finds another text in the chart's object would need it.
+            log.warning(f"configmap {self._place.names.source} cannot be written: {error}; {GENERAL_ADVICE}")
+        self._source = digest
 
     def _is_refused(self, error: ApiError) -> None:
-        name = self._path.rpartition("/")[2]
+        name = self._place.names.status
         advice = ADVICE.get(error.status, GENERAL_ADVICE)
         self._tell(f"configmap {name} cannot be written: {error}; {advice}")
 
@@ -169,15 +218,71 @@ class Status:
             self._report(trouble)
 
 
+async def write(
+    api: Api,
+    name: str,
+    place: Place,
+    metadata: Callable[[str], dict[str, Any] | None],
+    data: Data,
+    whole: Data | None = None,
+) -> Data:
+    """Write some keys of an object that is the master's; all that it then has.
+
+    Args:
+        metadata: of an object of a name, should it have to be made; None: it should not.
+        whole: what it then has; None: the same keys.
+
+    Raises:
+        ApiError: the API refuses, or is unavailable.
+    """
+    try:
+        answer = await api.patch(place.path("configmaps", name), {"data": data}, SOON)
+    except ApiError as error:
+        if error.status != 404 or (meta := metadata(name)) is None:
+            raise
+        if whole is not None:
+            log.warning(f"configmap {name} is gone; making it anew")
+        texts = {key: text for key, text in (whole or data).items() if text is not None}
+        made = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": texts}
+        answer = await api.create(place.path("configmaps"), made, SOON)
+    return dict(answer.get("data") or {})
+
+
+async def read(api: Api, place: Place, name: str) -> Data:
+    """The data of an object that the master writes; empty if there is none.
+
+    Raises:
+        ApiError: the API refuses, or is unavailable.
+    """
+    try:
+        return dict((await api.get(place.path("configmaps", name))).get("data") or {})
+    except ApiError as error:
+        if error.status != 404:
+            raise
+        log.warning(f"configmap {name}: not found; going on as if it were empty")
+        return {}
+
+
+def source(values: Mapping[str, Any]) -> tuple[str, str]:
+    """The text of the model and its digest; both empty if the values have none."""
+    text = str(values.get("model", {}).get("source") or "")
+    return text, model_check.digest(text) if text else ""
+
+
 def render(snapshot: Snapshot, ended: Ended | None) -> Data:
     """The ConfigMap's data, all but the time of the write."""
-    job = snapshot.job
+    job = {**snapshot.job, "reason": cut(snapshot.job["reason"], MAX_TEXT)}
     records, eta, loss = job["records"], job["eta_seconds"], job["loss"]
     progress = 100 * records["applied"] // records["total"] if records["total"] else 0
     spent = sum(job["goodput"].values())
     state = {"runId": snapshot.run_id, "nextId": snapshot.next_id}
     if snapshot.scale_over:
         state["scaleOver"] = snapshot.scale_over
+    text, digest = source(snapshot.values)
+    values = dict(snapshot.values)
+    if text:
+        state["source"] = digest
+        values["model"] = {**values["model"], "source": ""}
     return {
         "phase": job["phase"],
         "reason": job["reason"],
@@ -185,12 +290,12 @@ def render(snapshot: Snapshot, ended: Ended | None) -> Data:
         "etaSeconds": None if eta is None else str(_rounded(eta)),
         "ringSize": str(sum(w["rank"] is not None for w in job["workers"])),
         "workers": str(job["target"]),
-        "waiting": pending(job["workers"]) or None,
+        "waiting": cut(pending(job["workers"]), MAX_TEXT) or None,
         "goodput": f"{100 * job['goodput'].get('useful', 0.0) / spent:.0f}%" if spent else None,
         "epoch": f"{records['epoch']}/{records['epochs']}",
         "loss": None if loss is None else f"{loss:.4g}",
         "state": json.dumps(state),
-        "values": json.dumps(snapshot.values, sort_keys=True),
+        "values": json.dumps(values, sort_keys=True),
         "endedAt": None if ended is None else ended.at,
         "status.json": _status_json(job) if ended is None else None,
         "summary.json": None if ended is None else _summary_json(ended.summary),
@@ -223,7 +328,9 @@ def _summary_json(summary: Mapping[str, Any]) -> str:
     text = json.dumps(summary)
     if len(text) > MAX_SUMMARY:
         text = json.dumps({**summary, "generations": summary.get("generations", [])[-100:]})
-    return text if len(text) <= MAX_SUMMARY else json.dumps({k: summary.get(k) for k in ("phase", "reason")})
+    if len(text) > MAX_SUMMARY:
+        text = json.dumps({k: cut(str(summary.get(k)), MAX_TEXT) for k in ("phase", "reason")})
+    return text
 
 
 def _rounded(seconds: float) -> int:

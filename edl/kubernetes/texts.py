@@ -1,0 +1,13 @@
+"""Texts that fit: the API counts bytes, not characters."""
+
+from __future__ import annotations
+
+ELLIPSIS = "..."
+
+
+def cut(text: str, most: int) -> str:
+    """The text, cut where it would have more than so many bytes in UTF-8."""
+    encoded = text.encode("utf-8", "replace")
+    if len(encoded) <= most:
+        return text
+    return encoded[: most - len(ELLIPSIS)].decode("utf-8", "ignore") + ELLIPSIS

@@ -1,0 +1,109 @@
+"""How a trained model is kept when it cannot be saved as it should: `trainer.export`."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+from edl.contract import artifacts
+from edl.contract.proto import edl_pb2 as pb
+from tests.process.test_saved_file import dense
+from trainer import export
+from trainer.session.state import Session
+from trainer.user_model import UserModel
+from trainer.watchdog import unwatched
+
+pytestmark = pytest.mark.process
+
+
+class Odd(keras.layers.Layer):
+    """It cannot say how it was made; with `stubborn`, it cannot be asked for its weights either."""
+
+    def __init__(self, stubborn: bool = False):
+        super().__init__()
+        self.stubborn = stubborn
+
+    def build(self, shape: Any) -> None:
+        self.w = self.add_weight(shape=(3,), initializer="ones", name="w")
+
+    def call(self, x: Any) -> Any:
+        return x * self.w
+
+    def get_config(self) -> dict[str, Any]:
+        raise RuntimeError("no config")
+
+    def save_own_variables(self, store: Any) -> None:
+        if self.stubborn:
+            raise RuntimeError("no variables")
+        super().save_own_variables(store)
+
+
+def model(*layers: keras.layers.Layer) -> keras.Model:
+    made = keras.Sequential([keras.Input((3,)), *layers, dense()])
+    made.compile(optimizer="sgd", loss="mse")
+    made.optimizer.build(made.trainable_variables)
+    return made
+
+
+def at(*directories: Path) -> list[Any]:
+    return [lambda directory=directory: directory for directory in directories]
+
+
+def test_the_whole_model_elsewhere_is_better_than_its_weights_here(tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.write_text("a file where a directory should be")
+    kept = export.keep(model(), at(here, there), 0)
+    assert (kept.path, type(kept.trouble)) == (there / artifacts.MODEL, FileExistsError)
+    assert [p.name for p in there.iterdir()] == [artifacts.MODEL]
+
+
+@pytest.mark.parametrize(("stubborn", "name"), [(False, artifacts.WEIGHTS), (True, artifacts.VARIABLES)])
+def test_what_cannot_be_serialised_keeps_its_weights(tmp_path: Path, stubborn: bool, name: str) -> None:
+    trained = model(Odd(stubborn))
+    trained.layers[0].w.assign([1.0, 2.0, 3.0])
+    kept = export.keep(trained, at(tmp_path), 0)
+    assert (kept.path, str(kept.trouble)) == (tmp_path / name, "no config")
+    assert [p.name for p in tmp_path.iterdir()] == [name], "nothing else is left"
+    if stubborn:
+        with np.load(tmp_path / name) as arrays:
+            saved = {path.partition(":")[2]: array for path, array in arrays.items()}
+        assert saved[trained.layers[0].w.path].tolist() == [1.0, 2.0, 3.0]
+    else:
+        again = model(Odd())
+        again.load_weights(tmp_path / name)
+        assert np.asarray(again.layers[0].w).tolist() == [1.0, 2.0, 3.0]
+
+
+def test_a_disk_that_is_full_is_told_from_what_an_archive_makes_of_it() -> None:
+    full = OSError(28, "No space left on device")
+
+    def write() -> None:
+        try:
+            raise full
+        finally:
+            raise ValueError("Can't close the ZIP file while there is an open writing handle on it")
+
+    with pytest.raises(ValueError, match="ZIP") as told:
+        write()
+    assert export.disk_error(told.value) is full
+    assert export.disk_error(ValueError("no config")) is None
+
+
+def test_what_cannot_be_finished_is_saved_all_the_same_and_told(tmp_path: Path) -> None:
+    said: list[pb.FromWorker] = []
+    session = Session(0, said.append, lambda: None, threading.Event())
+    module = UserModel("mine", model, lambda split: None, None)
+
+    def finish() -> None:
+        raise RuntimeError("no average")
+
+    export.Exporter(model(), module, session, unwatched, finish, tmp_path, None, 0.0)()
+    saved, finished = said[0].saved, said[1].finished
+    assert (saved.model, finished.model) == (artifacts.MODEL, artifacts.MODEL)
+    assert [(f.part, f.why) for f in finished.failed] == [("saving", "RuntimeError: no average")]
+    assert keras.models.load_model(tmp_path / artifacts.MODEL).count_params() == 4
