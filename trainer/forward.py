@@ -61,8 +61,7 @@ class Forward:
         """Of something computed under `tape`, for each trainable variable, dense. Once only."""
         leaves = [self._scope.leaves[id(v)] for v in self._model.trainable_variables]
         flat = iter(self.tape.gradient(target, [leaf for of_one in leaves for leaf in of_one]))
-        found = [[g for g in (next(flat) for _ in of_one) if g is not None] for of_one in leaves]
-        return [tf.add_n([tf.convert_to_tensor(g) for g in of_one]) if of_one else None for of_one in found]
+        return [_added([next(flat) for _ in of_one]) for of_one in leaves]
 
     @property
     def changes(self) -> list[tuple[keras.Variable, tf.Tensor, tf.Tensor]]:
@@ -93,6 +92,11 @@ class _Scope(keras.StatelessScope):
     def changes(self) -> list[tuple[keras.Variable, tf.Tensor, tf.Tensor]]:
         now = [(v, before, self.get_current_value(v)) for v, before in self._before if not _is_seed(v)]
         return [(v, before, after) for v, before, after in now if after is not before]
+
+
+def _added(gradients: list[Any]) -> tf.Tensor | None:
+    found = [tf.convert_to_tensor(g) for g in gradients if g is not None]
+    return None if not found else found[0] if len(found) == 1 else tf.add_n(found)
 
 
 def _number(loss: Any) -> tf.Tensor:

@@ -186,7 +186,7 @@ class KerasLearner:
             self._widen(batch)
         self._layout: _Layout | None = None
         self._synchronized = is_synchronized(self.model)
-        self._sample = tf.nest.flatten(_leaves(self._structure), expand_composites=True)
+        self._sample = _parts(_leaves(self._structure))
         self._totals = 0  # floats that a step sums before its gradients
         self._findings: Findings | None = None  # of a trial, where one was needed
         if not is_plain(self.model):
@@ -278,7 +278,7 @@ class KerasLearner:
                     raise ModelError(
                         f"{_of(batch)} has other shapes, with which the model trains other variables"
                     )
-        return tf.nest.flatten(leaves, expand_composites=True)
+        return _parts(leaves)
 
     def _widen(self, batch: Batch) -> None:
         """Have the specs cover this batch too.
@@ -522,6 +522,13 @@ def _type(tree: Any) -> tuple[Any, ...]:
 def _leaves(tree: Any) -> list[Any]:
     """The arrays in a fixed order, in the types that Keras would give the model."""
     return [arrays.standard(a) for a in keras.tree.flatten(tree) if a is not None]
+
+
+def _parts(leaves: list[Any]) -> list[Any]:
+    """The tensors that ragged and sparse arrays are made of, in their place."""
+    if any(isinstance(leaf, tf.RaggedTensor | tf.SparseTensor) for leaf in leaves):
+        return tf.nest.flatten(leaves, expand_composites=True)
+    return leaves
 
 
 def _unflatten(structure: Any, leaves: Iterator[Any]) -> Any:
