@@ -545,7 +545,7 @@ async def test_a_mistake_of_our_own_is_the_workers_end(
         assert (gone.free, gone.why) == (False, "internal error: TypeError: unhashable type: 'dict'")
 
 
-@pytest.mark.parametrize("status", [403, 404, 422])
+@pytest.mark.parametrize("status", [403, 422])
 async def test_a_status_that_cannot_be_written_is_told_and_when_it_can_again(
     server: KubernetesApi, status: int
 ) -> None:
