@@ -32,7 +32,8 @@ class A:
     def __init__(self, number: int, learner: CountingLearner | None = None, config: config.Config = CONFIG):
         self.said: list[pb.FromWorker] = []
         self.changed = threading.Condition()
-        self.session = Session(number, self._send, lambda: None, threading.Event())
+        self.asked_to_beat = threading.Event()
+        self.session = Session(number, self._send, self.asked_to_beat.set, threading.Event())
         self.ring = LocalRing()
         self.session.cuts(self.ring.cut)
         self.learner = learner or CountingLearner(POSITIONS)
@@ -89,8 +90,8 @@ def test_two_workers_train_what_they_lease_and_leave_together_with_one_state() -
         w.form(circle, 1, [0, 1], leases=leases)
     for w in pair:
         w.says("stepped", 1)
-    with pair[1].changed:  # all is applied when nothing is left: then rank 0 has data no more
-        assert pair[1].changed.wait_for(lambda: len(pair[1].worker.applied) == POSITIONS, 10)
+    assert pair[0].asked_to_beat.wait(10), "nobody has data any more, and the master is not told"
+    assert [len(w.worker.applied) for w in pair] == [POSITIONS] * 2
     pair[0].hears(1, leave=pb.Leave())
     outs = [w.says("left_ring", 1) for w in pair]
     assert [(o.step, o.has_state, o.broken) for o in outs] == [(outs[0].step, True, "")] * 2
