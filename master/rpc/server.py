@@ -20,6 +20,7 @@ import structlog
 
 import edl
 from edl.contract.ids import Generation, RunId, WorkerId
+from edl.contract.proto import ADMITTED
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.proto import edl_pb2_grpc as rpc
 from edl.contract.tokens import Tokens
@@ -216,6 +217,7 @@ class Server(rpc.MasterServicer):
     async def Work(
         self, requests: AsyncIterator[pb.FromWorker], context: Context
     ) -> AsyncIterator[pb.ToWorker]:
+        await context.send_initial_metadata(((ADMITTED, "yes"),))  # the worker may speak now
         first = await anext(aiter(requests), None)
         if first is None or first.WhichOneof("body") != "hello" or first.run_id not in ("", self._run_id):
             self.foreign += 1

@@ -22,6 +22,7 @@ from typing import Any
 import grpc
 import psutil
 
+from edl.contract.proto import ADMITTED
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.proto import edl_pb2_grpc as rpc
 from edl.errors import EdlError
@@ -147,9 +148,14 @@ class MasterStream:
         for message in self.session.greeting():
             self._post(message)
         metadata = (("authorization", f"Bearer {self._token}"),)
+        admitted: asyncio.Future[bool] = self._loop.create_future()
         try:
             async with grpc.aio.insecure_channel(self.address, options=OPTIONS) as channel:
-                stream = rpc.MasterStub(channel).Work(self._sayings(), metadata=metadata, wait_for_ready=True)
+                stream = rpc.MasterStub(channel).Work(
+                    self._sayings(admitted), metadata=metadata, wait_for_ready=True
+                )
+                # What is written to a call while it is refused hides why: gRPC then says INTERNAL.
+                admitted.set_result(ADMITTED in dict(await stream.initial_metadata() or ()))
                 async for message in stream:
                     self._hear(message)
                 code = await stream.code()
@@ -171,8 +177,10 @@ class MasterStream:
             await asyncio.sleep(AGAIN_SECONDS)
         return False
 
-    async def _sayings(self) -> AsyncIterator[pb.FromWorker]:
+    async def _sayings(self, admitted: asyncio.Future[bool]) -> AsyncIterator[pb.FromWorker]:
         outbox = self._outbox
+        if not await admitted:
+            return
         while (message := await outbox.get()) is not None:
             message.run_id = self._run_id
             yield message

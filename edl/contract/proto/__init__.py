@@ -1,1 +1,7 @@
-"""The protocol, generated from edl.contract.proto by scripts/proto."""
+"""The protocol. All but this file is generated, from edl.proto by scripts/proto.
+
+ADMITTED is in the initial metadata of a worker's stream from the moment at which the master listens to it.
+Before that the worker says nothing.
+"""
+
+ADMITTED = "edl-admitted"
