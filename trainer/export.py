@@ -202,7 +202,7 @@ class Exporter:
         except FAILURES as error:
             failed.append(_part(SAVING, error))
         kept = self._keep()
-        self.session.say(saved=pb.Saved(failed=[*failed, *_trouble(kept)], **self._place(kept)))
+        self.session.say_saved(pb.Saved(failed=[*failed, *_trouble(kept)], **self._place(kept)))
         metrics: dict[str, float] = {}
         evaluation = []
         try:

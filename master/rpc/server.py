@@ -270,6 +270,8 @@ class Server(rpc.MasterServicer):
                 elif worker not in self._fenced and (event := event_of(worker, message)) is not None:
                     self._rehearsed |= worker == self._rehearser and isinstance(event, ev.Ready)
                     self._handler.emit(event)
+                    if isinstance(event, ev.Saved):
+                        self._send(worker, pb.ToWorker(noted=pb.Noted()))
         queue.put_nowait(None)
 
     def _relay(self, worker: WorkerId, message: pb.FromWorker) -> None:

@@ -9,6 +9,7 @@ messages go out through `send`. So the simulator runs the same session in virtua
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from trainer import last_words
 from trainer.session.orders import End, Export, FormRing, Order
 
 NO_GENERATION = -1
+NOTED_SECONDS = 5.0
 
 
 class SessionState:
@@ -131,6 +133,7 @@ class Session:
         self._leave_generation = self._cut_generation = NO_GENERATION
         self._cut: Callable[[], None] = lambda: None
         self._when_ended: Callable[[], None] = lambda: None
+        self._noted = threading.Event()
 
     # --- the main thread's side
 
@@ -153,6 +156,13 @@ class Session:
     def must_leave(self, generation: int) -> bool:
         """Whether the master wants the members of `generation` to leave at a step boundary."""
         return self._leave_generation == generation
+
+    def say_saved(self, saved: pb.Saved, seconds: float = NOTED_SECONDS) -> None:
+        """Tell where the model is kept, and wait until the master knows it: whoever dies of what comes next,
+        the model is not trained again. A master that is out of reach is not waited for any longer."""
+        self._noted.clear()
+        self.say(saved=saved)
+        self._noted.wait(seconds)
 
     def was_cut(self, generation: int) -> bool:
         return self._cut_generation == generation or bool(self.ended)
@@ -226,6 +236,8 @@ class Session:
             case "cut":
                 self._cut_generation = generation
                 self._cut()
+            case "noted":
+                self._noted.set()
             case "export":
                 self._orders.append(Export())
             case "stop":

@@ -220,7 +220,7 @@ class Warned(_message.Message):
     def __init__(self, text: _Optional[str] = ...) -> None: ...
 
 class ToWorker(_message.Message):
-    __slots__ = ("run_id", "generation", "welcome", "form", "key_value", "leave", "cut", "grant", "export", "stop")
+    __slots__ = ("run_id", "generation", "welcome", "form", "key_value", "leave", "cut", "grant", "export", "stop", "noted")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     WELCOME_FIELD_NUMBER: _ClassVar[int]
@@ -231,6 +231,7 @@ class ToWorker(_message.Message):
     GRANT_FIELD_NUMBER: _ClassVar[int]
     EXPORT_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
+    NOTED_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     generation: int
     welcome: Welcome
@@ -241,7 +242,8 @@ class ToWorker(_message.Message):
     grant: Range
     export: Export
     stop: Stop
-    def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., form: _Optional[_Union[Form, _Mapping]] = ..., key_value: _Optional[_Union[KeyValue, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., cut: _Optional[_Union[Cut, _Mapping]] = ..., grant: _Optional[_Union[Range, _Mapping]] = ..., export: _Optional[_Union[Export, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ...) -> None: ...
+    noted: Noted
+    def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., form: _Optional[_Union[Form, _Mapping]] = ..., key_value: _Optional[_Union[KeyValue, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., cut: _Optional[_Union[Cut, _Mapping]] = ..., grant: _Optional[_Union[Range, _Mapping]] = ..., export: _Optional[_Union[Export, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., noted: _Optional[_Union[Noted, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("config", "output", "worker", "master_outage_timeout_seconds", "salvage", "rehearse")
@@ -288,6 +290,10 @@ class Stop(_message.Message):
     WHY_FIELD_NUMBER: _ClassVar[int]
     why: str
     def __init__(self, why: _Optional[str] = ...) -> None: ...
+
+class Noted(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class WatchRequest(_message.Message):
     __slots__ = ("follow",)
