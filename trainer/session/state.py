@@ -2,8 +2,8 @@
 
 `Session` lies between the main thread, which trains, and the stream, which hears and speaks at any
 time (trainer/session/client.py). It has no thread, socket or clock of its own: what waits is a `Bell`, and
-messages go out through `send`. So the simulator runs the same session in virtual time. (`say_saved` alone waits
-for itself; saving takes real time anyhow.)
+messages go out through `send`. So the simulator runs the same session in virtual time. (`say_saved` alone
+waits for itself; saving takes real time anyhow.)
 
 `SessionState` is the part that outlives a master: the next one is told it when it takes over.
 """
