@@ -220,9 +220,8 @@ def result(summary: dict[str, Any], kept: str, model: str) -> str:
     if changes:
         redone = sum(c["redone_records"] for c in changes)
         stall = max(c["stall_seconds"] for c in changes)
-        lines.append(
-            f"  ring      changed {len(changes)} times, longest stall {stall:.2f} s, {redone} records redone"
-        )
+        times = "1 time" if len(changes) == 1 else f"{len(changes)} times"
+        lines.append(f"  ring      changed {times}, longest stall {stall:.2f} s, {redone} records redone")
     if summary["state_losses"]:
         lines.append(f"  lost      all state {summary['state_losses']} times (no worker was left)")
     return "\n".join([*lines, where])
