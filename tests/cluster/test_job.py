@@ -1,4 +1,7 @@
-"""The job on a real cluster: what docs/kubernetes.md shows, with the same commands."""
+"""The job on a real cluster: what docs/kubernetes.md shows, with the same commands.
+
+Also what docs/access.md says of who may talk to it, and docs/lost-nodes.md of a drain.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,23 @@ import json
 import os
 import re
 import signal
+import subprocess
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import grpc
 import pytest
 
+from edl.contract.proto import edl_pb2
 from edl.contract.reasons import Reason
-from tests.cluster.cluster import Images, Namespace, Object
-from tests.cluster.release import MASTER, WORKERS, Release, idling, in_ring
+from tests.cluster.cluster import Images, Namespace, Nodes, Object
+from tests.cluster.release import MASTER, WORKERS, Release, idling, in_ring, on
 
 pytestmark = pytest.mark.timeout(600)
+METHODS = edl_pb2.DESCRIPTOR.services_by_name["Master"].methods
+LISTENING = "0A"  # in /proc/net/tcp
 
 
 def test_four_workers_train_to_the_end_and_nothing_is_left(namespace: Namespace, images: Images) -> None:
@@ -40,16 +49,16 @@ def test_four_workers_train_to_the_end_and_nothing_is_left(namespace: Namespace,
 
 
 def test_a_release_that_is_installed_again_at_once_is_another_job(release: Callable[..., Release]) -> None:
-    job = release(**idling())
+    job = release(**idling(workers="2"))
     job.install()
-    job.ring_of(4)
+    job.ring_of(2)
     old = {p["metadata"]["uid"] for p in job.namespace.get("pods", "-l", WORKERS)}
     job.namespace.helm("uninstall", "edl")  # its pods are there for a while
     job.install()
-    job.ring_of(4)
+    job.ring_of(2)
 
     def are_new(pods: list[Object]) -> bool:
-        return len({p["metadata"]["uid"] for p in in_ring(pods)} - old) == 4
+        return len({p["metadata"]["uid"] for p in in_ring(pods)} - old) == 2
 
     job.namespace.until("pods", are_new, WORKERS)
     assert not any(event.startswith(Reason.FailedOver) for event in job.events())
@@ -57,11 +66,9 @@ def test_a_release_that_is_installed_again_at_once_is_another_job(release: Calla
 
 
 def test_a_start_asks_the_api_server_for_little_and_training_for_nothing(
-    release: Callable[..., Release],
+    job: Release,
 ) -> None:
-    job = release(**idling())
-    job.install(workers=4)
-    job.ring_of(4)
+    """The first test of this job: nothing has happened to it but its start."""
 
     def asked(of: str = "") -> Counter[tuple[str, str]]:
         found = (kind_of(request) for request in job.namespace.requests("edl-master"))
@@ -75,7 +82,7 @@ def test_a_start_asks_the_api_server_for_little_and_training_for_nothing(
     rank = f"{WORKERS},edl.dev/rank"
     job.namespace.until("pods", lambda pods: len(pods) == 4, rank)  # the last of the labels is written
     before, progress = asked(), job.status["progress"]
-    job.until(lambda d: int(d["progress"].strip("%")) >= int(progress.strip("%")) + 10)
+    job.until(lambda d: int(d["progress"].strip("%")) >= int(progress.strip("%")) + 6)
     news = asked() - before
     assert news.keys() <= {("patch", "configmaps"), ("create", "events"), ("patch", "events")}, "no polling"
 
@@ -84,6 +91,63 @@ def kind_of(request: Object) -> tuple[str, str]:
     """Of an audit event: the verb, and of what."""
     kind = re.search(r"/namespaces/[^/]+/(\w+)", request["requestURI"])
     return request["verb"], kind[1] if kind else request["requestURI"]
+
+
+@contextmanager
+def forwarded(namespace: Namespace, port: int) -> Iterator[str]:
+    """host:port of this machine that leads to a port of the master."""
+    command = ["kubectl", "-n", namespace.name, "port-forward", "deployment/edl-master", f":{port}"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=namespace.cluster.env) as tunnel:
+        try:
+            assert tunnel.stdout is not None
+            (address,) = re.findall(r"from (127\.0\.0\.1:\d+)", tunnel.stdout.readline())
+            yield address
+        finally:
+            tunnel.kill()
+
+
+def answer(channel: grpc.Channel, method: str, token: str | None) -> tuple[grpc.StatusCode, str]:
+    """What a call with no message at all is answered, streams or not."""
+    metadata = [] if token is None else [("authorization", f"Bearer {token}")]
+    call = channel.stream_stream(f"/edl.Master/{method}")
+    try:
+        list(call(iter([b""]), metadata=metadata, timeout=10))
+    except grpc.RpcError as error:
+        return error.code(), error.details() or ""
+    return grpc.StatusCode.OK, ""
+
+
+def test_a_call_without_the_token_is_refused(job: Release) -> None:
+    assert {m.name for m in METHODS} >= {"Scale", "Stop", "Watch"}
+    with forwarded(job.namespace, 8500) as address, grpc.insecure_channel(address) as channel:
+        for method in METHODS:
+            for token in (None, "", "wrong", "x" * 40):
+                code, why = answer(channel, method.name, token)
+                assert code == grpc.StatusCode.UNAUTHENTICATED, (method.name, token, code, why)
+    # Nothing of it has reached the job: at its end that is told of no stale message.
+
+
+def listening(namespace: Namespace, pod: str) -> set[tuple[str, int]]:
+    """(address, port) of each socket of the pod that takes connections; the address is "" if it is any."""
+    found = set()
+    for line in namespace.kubectl("exec", pod, "--", "cat", "/proc/net/tcp", "/proc/net/tcp6").splitlines():
+        place, local, _, state = line.split()[:4]
+        if not place.endswith(":") or state != LISTENING:
+            continue  # a heading
+        host, port = local.split(":")
+        number = bytes.fromhex(host)[::-1] if len(host) == 8 else b""
+        address = ".".join(map(str, number)) if any(number) else ""
+        found.add((address, int(port, 16)))
+    return found
+
+
+def test_only_the_documented_ports_are_open(job: Release) -> None:
+    master = job.master()["metadata"]["name"]
+    assert {port for _, port in listening(job.namespace, master)} == {8500, 8501}
+    for worker in job.workers():
+        own = job.namespace.get("pod", worker)["status"]["podIP"]
+        ring = listening(job.namespace, worker)
+        assert {address for address, _ in ring} <= {own, "127.0.0.1"}, "the ring's, and what nobody can reach"
 
 
 def test_a_deleted_worker_is_replaced_by_the_next_one(job: Release) -> None:
@@ -125,6 +189,25 @@ def test_an_upgrade_changes_the_ring_and_restarts_nothing(job: Release) -> None:
     changes = job.reshaped()[len(before) :]
     assert changes
     assert all("0 records redone" in change for change in changes), changes
+
+
+def test_a_node_is_drained(job: Release, nodes: Nodes, request: pytest.FixtureRequest) -> None:
+    namespace, node, before = job.namespace, nodes.names[1], job.reshaped()
+    lost = on(namespace, node)
+    assert lost
+    request.addfinalizer(lambda: namespace.cluster.kubectl("uncordon", node))
+    mine = f"--pod-selector={WORKERS},app.kubernetes.io/instance=edl"
+    namespace.cluster.kubectl("drain", node, "--force", "--delete-emptydir-data", mine, seconds=90)
+
+    def replaced(pods: list[Object]) -> bool:
+        return len({p["metadata"]["name"] for p in in_ring(pods)} - lost) == 4
+
+    namespace.until("pods", replaced, WORKERS)
+    assert on(namespace, node) == set()
+    job.told("EvictionByEvictionAPI")
+    changes = job.reshaped()[len(before) :]
+    assert changes
+    assert all("0 records redone" in change for change in changes), "they left at a step boundary"
 
 
 def test_the_master_is_killed_and_the_next_one_takes_over(job: Release) -> None:
