@@ -96,6 +96,8 @@ def test_a_job_from_its_install_to_its_end(release: Callable[..., Release], tmp_
     assert edl(job, "wait", "--for", "stopped") == "Stopped: stopped by edl stop\n"
     assert json.loads(edl(job, "status", "--json"))["phase"] == "Stopped"
     assert "kept in   configmap/edl-status\n" in edl(job, "status")
+    assert "failed" in job.namespace.helm("test", "edl", ok=False, seconds=120)
+    assert "the job has ended: Stopped" in job.namespace.kubectl("logs", "edl-test")
 
     job.namespace.helm("uninstall", "edl", "--wait")
     gone = edl(job, "status", code=1)
