@@ -24,10 +24,10 @@ ROLE = yaml.safe_load((ROOT / "tests" / "chart" / "role.yaml").read_text())
 def empty(namespace: Namespace, images: Images) -> Any:
     """Installs a release that should have no workers: what is tested is the chart."""
 
-    def install(name: str = "edl", *more: str) -> None:
+    def install(name: str = "edl", *more: str, chart: object = CHART) -> None:
         said = ",".join(f"{key}={value}" for key, value in images.values.items())
         words = ("--set", said, "--set", "workers=0", *more, "--wait", "--timeout", "90s")
-        namespace.helm("install", name, CHART, *words, seconds=120)
+        namespace.helm("install", name, chart, *words, seconds=120)
 
     return install
 
@@ -144,8 +144,17 @@ def test_it_starts_where_no_lease_is_applied(namespace: Namespace, images: Image
     namespace.until("leases", lambda leases: not leases, seconds=60)
 
 
-def test_a_release_may_be_called_42(namespace: Namespace, empty: Any) -> None:
-    empty("42")
+def test_the_chart_comes_from_a_registry_and_a_release_may_be_called_42(
+    namespace: Namespace, empty: Any, images: Images
+) -> None:
+    http = ("--plain-http",) if namespace.cluster.own else ()
+    version = f"0.0.0-{images.tag.replace('_', '-')}"  # of this tree, so that nobody else's is taken for it
+    pushing = (f"{images.registry}/charts", *http, "--version", version, "--app-version", images.tag)
+    namespace.cluster.run(ROOT / "scripts" / "chart", "push", *pushing)
+    place = f"oci://{images.registry}/charts/edl"
+    empty("42", "--version", version, "--set", "image.tag=", *http, chart=place)
+    [release] = json.loads(namespace.helm("list", "--output", "json"))
+    assert release["chart"] == f"edl-{version}"
     namespace.helm("test", "42", seconds=120)
 
 
