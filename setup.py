@@ -7,7 +7,7 @@ from setuptools import find_packages, setup
 
 setup(
     name="edl",
-    version="0.1.0",
+    version="0.2.0",
     description="Elastic training of Keras models on Horovod",
     license="Apache-2.0",
     python_requires=">=3.11,<3.14",

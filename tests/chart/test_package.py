@@ -31,7 +31,7 @@ def files(package: str) -> dict[str, str]:
 
 def test_the_package_installs_what_the_tree_does(helm: Helm, tmp_path: Path) -> None:
     package = chart("package", "--output", tmp_path)
-    assert package == str(tmp_path / "edl-0.1.0.tgz")
+    assert package == str(tmp_path / "edl-0.2.0.tgz")
     there = files(package)
     assert {"edl/LICENSE", "edl/NOTICE", "edl/README.md", "edl/values.schema.json"} <= there.keys()
     assert not [name for name in there if name.startswith("edl/ci/")]

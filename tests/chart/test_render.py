@@ -274,7 +274,7 @@ def umbrella(folder: Path, **charts: Object) -> Path:
     (folder / "charts").mkdir(parents=True)
     shutil.copytree(CHART, folder / "charts" / "edl")
     dependencies = [
-        {"name": "edl", "version": "0.1.0", "alias": name, "condition": f"{name}.enabled"} for name in charts
+        {"name": "edl", "version": "0.2.0", "alias": name, "condition": f"{name}.enabled"} for name in charts
     ]
     chart = {"apiVersion": "v2", "name": "umbrella", "version": "1.0.0", "dependencies": dependencies}
     (folder / "Chart.yaml").write_text(yaml.safe_dump(chart))
@@ -577,10 +577,10 @@ def test_a_variable_in_the_overlay_takes_no_other_away(helm: Helm) -> None:
 
 
 @pytest.mark.parametrize(("sets", "image"), [
-    ([], "edl-worker:0.1.0"),
+    ([], "edl-worker:0.2.0"),
     (["image.tag=v7"], "edl-worker:v7"),
     (["image.tag=v7", "worker.image.tag=mine"], "edl-worker:mine"),
-    (["image.registry=r.example.org:5000/team/"], "r.example.org:5000/team/edl-worker:0.1.0"),
+    (["image.registry=r.example.org:5000/team/"], "r.example.org:5000/team/edl-worker:0.2.0"),
     ([f"worker.image.digest=sha256:{'ab' * 32}"], f"edl-worker@sha256:{'ab' * 32}"),
 ])  # fmt: skip
 def test_the_image_has_a_registry_a_tag_or_a_digest(helm: Helm, sets: list[str], image: str) -> None:

@@ -14,6 +14,7 @@ import yaml
 from tests.cluster.cluster import ROOT, Images, Namespace, Object
 
 CHART = ROOT / "chart"
+OLDEST = ROOT / "tests" / "chart" / "edl-0.1.0.tgz"  # as it was before it had a version of its own
 FILES = sorted(CHART.glob("ci/*-values.yaml"))
 NOT_KUBERNETES_OWN = "serviceMonitor", "podMonitor", "prometheusRule"
 MASTERS = "app.kubernetes.io/component=master"
@@ -91,6 +92,35 @@ def test_an_upgrade_keeps_the_token_the_master_and_what_it_wrote(namespace: Name
     assert namespace.get("secret", "edl-token")["data"] == token
     assert namespace.get("configmap", "edl-status")["data"]["written"] == "by the master"
     assert namespace.get("lease", "edl-master")["spec"] == lease
+
+
+def test_an_upgrade_from_the_oldest_chart_waits_for_the_end_of_its_job(
+    namespace: Namespace, images: Images
+) -> None:
+    flags = [word for key, value in images.values.items() for word in ("--set", f"{key}={value}")]
+    namespace.helm("install", "edl", OLDEST, "--set", "workers=0", *flags)
+    # There are no images of then: what its master would have written is written here.
+    namespace.kubectl("scale", "deployment/edl-master", "--replicas=0")
+    namespace.until("pods", lambda pods: not pods)
+
+    def told(**data: str) -> None:
+        state = json.dumps({"runId": "a-run", "nextId": 2})
+        patch = {"data": {"state": state, **data}}
+        namespace.kubectl("patch", "configmap", "edl-status", "--type=merge", "-p", json.dumps(patch))
+
+    told(phase="Training")
+    before = namespace.get("configmap", "edl-job"), namespace.get("deployment", "edl-master")
+    said = namespace.helm("upgrade", "edl", CHART, "--reuse-values", ok=False)
+    assert "the job is Training with edl 0.1.0, and this chart is of edl 0.2.0" in said
+    assert f"edl wait --release edl -n {namespace.name}" in said
+    assert before == (namespace.get("configmap", "edl-job"), namespace.get("deployment", "edl-master"))
+    told(phase="Succeeded", endedAt="2026-01-01T00:00:00Z", **{"summary.json": "{}"})
+    namespace.helm("upgrade", "edl", CHART, "--reuse-values", "--wait", "--timeout", "90s", seconds=120)
+    assert namespace.get("configmap", "edl-status")["data"]["phase"] == "Succeeded", (
+        "another run was not asked for"
+    )
+    namespace.helm("upgrade", "edl", CHART, "--reuse-values", "--set", "training.epochs=3")
+    namespace.helm("test", "edl", seconds=120)
 
 
 def test_two_releases_live_in_one_namespace_and_nothing_is_left_of_them(
