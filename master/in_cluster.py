@@ -84,11 +84,12 @@ class Rest:
 Plan: TypeAlias = Train | Refuse | Rest
 
 
-def plan(found: Found, wanted: Wanted, new_id: RunId) -> Plan:
+def plan(found: Found, wanted: Wanted, new_id: RunId, changed: bool = False) -> Plan:
     """What to do with a release.
 
     Args:
         new_id: of another run, should there be one.
+        changed: the values have been changed since the run ended.
     """
     if found.foreign(edl.__version__):
         if found.holds_state:
@@ -99,7 +100,8 @@ def plan(found: Found, wanted: Wanted, new_id: RunId) -> Plan:
             return Refuse(wanted.why)
         return Train(found.run_id, found.earlier, ev.Adopted(found.workers, found.next_id))
     changes = found.earlier.frozen_changes(wanted) if found.earlier is not None else []
-    if found.run_id is None or (changes and (found.ended or ANOTHER_RUN & set(changes))):
+    changed &= found.earlier is None  # else what matters are the changes, and which they are
+    if found.run_id is None or ((changes or changed) and (found.ended or ANOTHER_RUN & set(changes))):
         return Train(new_id, wanted, ev.Adopted((), found.next_id))
     if found.ended:
         return Rest()
@@ -150,6 +152,7 @@ class ReleaseMaster:
         self._election = LeaderElection(self._api, self._place)
         self._leaving = asyncio.Event()
         self._master: Master | None = None
+        self._changed = False
         self._installed: Installed | None = None
         self._metrics = Metrics(self._status, self._numbers)
         self._http = Server(self._ready, {"/metrics": self._metrics.page})
@@ -184,7 +187,8 @@ class ReleaseMaster:
     async def _next(self, installed: Installed) -> None:
         """What there is to do, until there is something else to do."""
         found, wanted = installed.found, installed.wanted()
-        match plan(found, wanted, RunId(secrets.token_hex(8))):
+        changed, self._changed = self._changed, False
+        match plan(found, wanted, RunId(secrets.token_hex(8)), changed):
             case Rest():
                 log.info(f"run {found.run_id} has ended: {found.ended}; waiting for other values")
                 await self._rest(installed)
@@ -211,7 +215,8 @@ class ReleaseMaster:
         over.add_done_callback(lambda _: master.abandon())
         try:
             token = token_for(self._output)
-            await serve(master, self._output, self._listen, token, lambda _: backend)
+            host = self._place.address.rpartition(":")[0]
+            await serve(master, self._output, self._listen, token, lambda _: backend, reached_at=host)
         finally:
             over.cancel()
             self._master = None
@@ -221,6 +226,7 @@ class ReleaseMaster:
         await ended.start()
         try:
             await self._until(ended.changed)
+            self._changed = ended.changed.is_set()
         finally:
             await ended.close()
 

@@ -110,6 +110,27 @@ annotations:
       key: {{ .Values.token.key | quote }}
 {{- end -}}
 
+{{/* How a pod that calls the master verifies its certificate; nothing without TLS. */}}
+{{- define "edl.tlsEnv" -}}
+{{- with .Values.tls.existingSecret -}}
+- {name: EDL_TLS_CA, value: /etc/edl/tls/ca.crt}
+{{- end -}}
+{{- end -}}
+
+{{- define "edl.tlsMount" -}}
+{{- with .Values.tls.existingSecret -}}
+- {name: edl-tls, mountPath: /etc/edl/tls, readOnly: true}
+{{- end -}}
+{{- end -}}
+
+{{/* Who calls the master does not see its key. */}}
+{{- define "edl.tlsVolume" -}}
+{{- with .Values.tls.existingSecret -}}
+- name: edl-tls
+  secret: {secretName: {{ . | quote }}, items: [{key: ca.crt, path: ca.crt}]}
+{{- end -}}
+{{- end -}}
+
 {{- define "edl.masterAddress" -}}
 {{ include "edl.fullname" . }}-master.{{ .Release.Namespace }}.svc:8500
 {{- end -}}

@@ -25,6 +25,7 @@ from edl.contract.proto import edl_pb2 as pb
 from edl.contract.proto import edl_pb2_grpc as rpc
 from edl.contract.tokens import Tokens
 from edl.errors import EdlError
+from edl.tls import Certificate
 from master.core import events as ev
 from master.rpc.messages import event_of, messages_of
 
@@ -40,6 +41,7 @@ OPTIONS = [
     ("grpc.http2.max_ping_strikes", 0),
 ]
 MOST_UPDATES_SECONDS = 0.2
+CERTIFICATE_SECONDS = 10.0  # between two looks; the kubelet itself takes a minute or two to bring another one
 UNKNOWN_TOKEN_SECONDS = 60.0  # between two lines of the log about wrong tokens
 
 log = structlog.get_logger()
@@ -141,6 +143,7 @@ class Server(rpc.MasterServicer):
         output: its output directory, for the workers.
         patience: seconds that workers go on without a master; 0: they end with it.
         salvage: where workers save the model when its place in `output` fails.
+        certificate: with which it speaks TLS; None: without.
     """
 
     def __init__(
@@ -151,10 +154,13 @@ class Server(rpc.MasterServicer):
         output: str,
         patience: float = 0.0,
         salvage: str = "",
+        certificate: Certificate | None = None,
     ):
         self._handler, self._run_id = handler, handler.run_id
         self._config_json, self._output, self._patience = config_json, output, patience
         self._salvage = salvage
+        self._certificate = certificate
+        self._looking: asyncio.Task[None] | None = None
         self._rehearser: WorkerId | None = None  # tries out for all whether the model can be saved
         self._rehearsals = 0  # begun; it may be the rehearsal, and its memory, that a worker dies of
         self._rehearsed = False
@@ -171,20 +177,33 @@ class Server(rpc.MasterServicer):
         """Listen on `address` (host:port, port 0 for any); returns the port.
 
         Raises:
-            EdlError: the address is taken, or is none of this machine.
+            EdlError: the address is taken, or is none of this machine; or the certificate cannot be used.
         """
         _check_free(address)
+        credentials = self._certificate.credentials() if self._certificate is not None else None
         try:
-            port = int(self._server.add_insecure_port(address))
+            if credentials is not None:
+                port = int(self._server.add_secure_port(address, credentials))
+            else:
+                port = int(self._server.add_insecure_port(address))
         except RuntimeError as error:
             raise EdlError(f"cannot listen on {address}: {error}") from error
         await self._server.start()
+        if self._certificate is not None:
+            self._looking = asyncio.create_task(self._look_at(self._certificate))
         return port
+
+    async def _look_at(self, certificate: Certificate) -> None:
+        while True:
+            await asyncio.to_thread(certificate.look)
+            await asyncio.sleep(CERTIFICATE_SECONDS)
 
     async def close(self) -> None:
         for queue in self._streams.values():
             queue.put_nowait(None)
         self._closing = True
+        if self._looking is not None:
+            self._looking.cancel()
         self.changed()
         await self._server.stop(grace=2.0)
 

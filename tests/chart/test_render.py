@@ -195,8 +195,8 @@ def test_a_secret_of_ones_own_is_used_and_none_is_made(rendered: dict[str, Rende
     for _, spec in release.pods():
         [token] = [e for e in spec["containers"][0]["env"] if e["name"] == "EDL_TOKEN"]
         assert token["valueFrom"] == {"secretKeyRef": {"name": "shared", "key": "password"}}
-    [mounted] = [v["secret"] for v in release.master["spec"]["template"]["spec"]["volumes"] if "secret" in v]
-    assert mounted == {"secretName": "shared"}
+    volumes = {v["name"]: v for v in release.master["spec"]["template"]["spec"]["volumes"]}
+    assert volumes["token"]["secret"] == {"secretName": "shared"}
     env = release.master["spec"]["template"]["spec"]["containers"][0]["env"]
     assert {"name": "EDL_TOKEN_FILE", "value": "/etc/edl/token/password"} in env
 
@@ -611,6 +611,37 @@ def test_the_notes_name_what_was_made(helm: Helm, notes: Path) -> None:
     assert "helm uninstall vision -n team" in text
     assert "WARNING: the trained model will be lost with the worker's pod: set output.size" in text
     assert text.count("WARNING") == 1
+
+
+def test_one_value_turns_tls_on_and_only_the_master_gets_the_key(helm: Helm) -> None:
+    without, release = helm.template(), helm.template("tls.existingSecret=certificate")
+    ca = {"secretName": "certificate", "items": [{"key": "ca.crt", "path": "ca.crt"}]}
+    for pod, spec in release.pods():
+        volumes = {v["name"]: v for v in spec["volumes"]}
+        container = spec["containers"][0]
+        env = {e["name"]: e.get("value") for e in container["env"]}
+        [path] = [m["mountPath"] for m in container["volumeMounts"] if m["name"] == "edl-tls"]
+        assert path == "/etc/edl/tls"
+        if pod == "master":
+            assert env["EDL_TLS_DIRECTORY"] == path
+            assert volumes["edl-tls"]["secret"] == {"secretName": "certificate"}
+        else:
+            assert env["EDL_TLS_CA"] == f"{path}/ca.crt"
+            assert volumes["edl-tls"]["secret"] == ca
+    assert release.one("Service")["spec"]["ports"][0]["appProtocol"] == "https"
+    assert without.one("Service")["spec"]["ports"][0]["appProtocol"] == "kubernetes.io/h2c"
+    assert "EDL_TLS" not in json.dumps(without.objects)
+
+
+@pytest.mark.parametrize("kind", ["LoadBalancer", "NodePort"])
+def test_the_notes_warn_of_a_token_that_leaves_the_cluster_unencrypted(
+    helm: Helm, notes: Path, kind: str
+) -> None:
+    flags = ("--set", f"service.type={kind}")
+    words = f"WARNING: service.type is {kind}, and without TLS the token travels unencrypted"
+    assert words in Rendered(helm("template", "edl", str(notes), *flags)).one("Notes")["text"]
+    flags += ("--set", "tls.existingSecret=x")
+    assert words not in Rendered(helm("template", "edl", str(notes), *flags)).one("Notes")["text"]
 
 
 @pytest.mark.parametrize(

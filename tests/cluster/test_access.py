@@ -2,21 +2,54 @@
 
 from __future__ import annotations
 
+import base64
 import re
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import grpc
 import pytest
 
+from edl.client import Client
+from edl.contract import artifacts
 from edl.contract.proto import edl_pb2
+from edl.errors import MasterUnavailable
+from tests.certificates import Authority
 from tests.cluster.cluster import Namespace
 from tests.cluster.release import Release
 
 pytestmark = pytest.mark.timeout(600)
+SECRET = "edl-master-tls"
 METHODS = edl_pb2.DESCRIPTOR.services_by_name["Master"].methods
 LISTENING = "0A"  # in /proc/net/tcp
+
+
+def prepare(namespace: Namespace, folder: Path) -> dict[str, str]:
+    """A certificate as cert-manager would write it; the job's whole traffic with its master then is TLS."""
+    files = certificate(namespace, Authority.new(folder / "authority"), folder / "certificate")
+    namespace.kubectl("create", "secret", "generic", SECRET, *files)
+    return {"tls.existingSecret": SECRET}
+
+
+def certificate(namespace: Namespace, authority: Authority, folder: Path) -> list[str]:
+    """Flags for a Secret with a new certificate of the master."""
+    made = authority.issue(folder, f"edl-master.{namespace.name}.svc")
+    return [f"--from-file={file}" for file in sorted(made.iterdir())]
+
+
+@contextmanager
+def calling(job: Release) -> Iterator[grpc.Channel]:
+    """A channel to the master, from outside of the cluster."""
+    data = job.namespace.get("secret", SECRET)["data"]
+    credentials = grpc.ssl_channel_credentials(base64.b64decode(data["ca.crt"]))
+    name = (("grpc.ssl_target_name_override", f"edl-master.{job.namespace.name}.svc"),)
+    with (
+        forwarded(job.namespace, 8500) as address,
+        grpc.secure_channel(address, credentials, options=name) as channel,
+    ):
+        yield channel
 
 
 @contextmanager
@@ -45,12 +78,23 @@ def answer(channel: grpc.Channel, method: str, token: str | None) -> tuple[grpc.
 
 def test_a_call_without_the_token_is_refused(job: Release) -> None:
     assert {m.name for m in METHODS} >= {"Scale", "Stop", "Watch"}
-    with forwarded(job.namespace, 8500) as address, grpc.insecure_channel(address) as channel:
+    with calling(job) as channel:
         for method in METHODS:
             for token in (None, "", "wrong", "x" * 40):
                 code, why = answer(channel, method.name, token)
                 assert code == grpc.StatusCode.UNAUTHENTICATED, (method.name, token, code, why)
     # Nothing of it has reached the job: at its end that is told of no stale message.
+
+
+def test_who_does_not_speak_tls_is_told(job: Release) -> None:
+    told = pytest.raises(MasterUnavailable, match="it speaks TLS: set EDL_TLS_CA")
+    with forwarded(job.namespace, 8500) as address, told:
+        Client(artifacts.Contact(address, "any", 0)).status()
+    job.namespace.helm("test", "edl", seconds=120)  # which has ca.crt
+    for worker in job.workers():
+        assert job.namespace.kubectl("exec", worker, "--", "ls", "/etc/edl/tls").split() == ["ca.crt"]
+    said = job.upgrade("--set", "tls.existingSecret=", ok=False)
+    assert "tls.existingSecret: the job is Training with TLS" in said
 
 
 def listening(namespace: Namespace, pod: str) -> set[tuple[str, int]]:

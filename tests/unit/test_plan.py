@@ -99,3 +99,11 @@ def test_a_run_of_another_version_without_state_gives_way_to_another_run(
 
 def test_an_ended_run_of_another_version_rests() -> None:
     assert plan(replace(found(a_spec(), ended="Succeeded"), version="0.0.9"), a_spec(), NEW) == Rest()
+
+
+def test_after_a_run_whose_values_are_unknown_a_change_begins_another_one() -> None:
+    ended = found(None, ended="Succeeded")
+    assert plan(ended, a_spec(), NEW) == Rest()
+    assert train(plan(ended, a_spec(), NEW, changed=True)).run_id == NEW
+    known = found(a_spec(), ended="Succeeded")
+    assert plan(known, a_spec(workers=3), NEW, changed=True) == Rest(), "which is live"
