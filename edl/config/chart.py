@@ -124,6 +124,10 @@ class Rbac(Section):
     create: bool
 
 
+class AdmissionPolicy(Section):
+    enabled: bool
+
+
 class Service(Section):
     type: Literal["ClusterIP", "NodePort", "LoadBalancer"]
     annotations: Annotations
@@ -178,6 +182,7 @@ class Chart(Section):
     kubernetes_api: KubernetesApi
     service_account: ServiceAccount
     rbac: Rbac
+    admission_policy: AdmissionPolicy
     service: Service
     network_policy: NetworkPolicy
     metrics: Metrics

@@ -21,6 +21,7 @@ from tests.chart.conftest import CHART, FILES, ROOT, Helm, Object, Refused, Rend
 
 OLDEST, NEWEST = "v1.29.0", "v1.36.3"
 HERE = Path(__file__).parent
+POLICY = "ValidatingAdmissionPolicy"
 CLASS = "default-edl-worker-" + hashlib.sha256(b"default/edl -10 Never").hexdigest()[:8]
 
 
@@ -70,6 +71,8 @@ def test_every_object_is_valid_to_the_oldest_and_the_newest_kubernetes(
         for o in [*release.objects, *pods]:
             if o["apiVersion"].startswith("monitoring.coreos.com/"):
                 continue  # not Kubernetes' own
+            if (o["apiVersion"], o["kind"]) not in kubernetes and o["kind"].startswith(POLICY):
+                continue  # Kubernetes 1.30's
             assert mistakes(kubernetes, o) == [], name
             checked.add(o["kind"])
     assert len(checked) >= 12
@@ -611,6 +614,40 @@ def test_the_notes_name_what_was_made(helm: Helm, notes: Path) -> None:
     assert "helm uninstall vision -n team" in text
     assert "WARNING: the trained model will be lost with the worker's pod: set output.size" in text
     assert text.count("WARNING") == 1
+
+
+def test_the_masters_policy_allows_what_the_releases_own_workers_have(helm: Helm) -> None:
+    assert not helm.template().all(POLICY)
+    release = helm.template(
+        "admissionPolicy.enabled=true", "tls.existingSecret=certificate", "output.hostPath=/srv/out",
+        "data.existingClaim=flowers", "worker.volumes[0].name=share", "worker.volumes[0].nfs.server=a",
+        "worker.volumes[1].name=secret", "worker.volumes[1].secret.secretName=mine",
+        "worker.securityContext.capabilities.add[0]=SYS_NICE", "worker.podTemplate.spec.hostIPC=true",
+        namespace="team",
+    )  # fmt: skip
+    policy, binding = release.one(POLICY), release.one(f"{POLICY}Binding")
+    assert binding["spec"]["policyName"] == policy["metadata"]["name"]
+    assert binding["spec"]["matchResources"]["namespaceSelector"] == {
+        "matchLabels": {"kubernetes.io/metadata.name": "team"}
+    }
+    [who] = policy["spec"]["matchConditions"]
+    assert who["expression"] == 'request.userInfo.username == "system:serviceaccount:team:edl-master"'
+    said = " ".join(v["expression"] for v in policy["spec"]["validations"])
+    for words in (
+        'secretName.orValue("") in ["mine"]',
+        '"certificate" && v.secret.?items.orValue([]).map(i, i.key) == ["ca.crt"]',
+        'claimName.orValue("") in ["flowers"]',
+        'path.orValue("") in ["/srv/out"]', '(v.name == "share" && has(v.nfs))', 'a in ["SYS_NICE"]',
+        'secretKeyRef.name in ["edl-token"]', "hostNetwork", "privileged",
+    ):  # fmt: skip
+        assert words in said, words
+    assert "hostIPC" not in said
+    for kind in (POLICY, f"{POLICY}Binding"):
+        one = helm.template("admissionPolicy.enabled=true", release="vision-edl", namespace="team")
+        other = helm.template("admissionPolicy.enabled=true", release="edl", namespace="team-vision")
+        assert one.one(kind)["metadata"]["name"] != other.one(kind)["metadata"]["name"]
+    with pytest.raises(Refused, match=r"this is Kubernetes v1\.29\.0: ValidatingAdmissionPolicy needs 1\.30"):
+        helm.template("admissionPolicy.enabled=true", words=("--kube-version", "1.29.0"))
 
 
 def test_one_value_turns_tls_on_and_only_the_master_gets_the_key(helm: Helm) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import base64
+import json
 import re
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -17,7 +19,7 @@ from edl.contract import artifacts
 from edl.contract.proto import edl_pb2
 from edl.errors import MasterUnavailable
 from tests.certificates import Authority
-from tests.cluster.cluster import Namespace
+from tests.cluster.cluster import Namespace, Object
 from tests.cluster.release import Release
 
 pytestmark = pytest.mark.timeout(600)
@@ -30,7 +32,7 @@ def prepare(namespace: Namespace, folder: Path) -> dict[str, str]:
     """A certificate as cert-manager would write it; the job's whole traffic with its master then is TLS."""
     files = certificate(namespace, Authority.new(folder / "authority"), folder / "certificate")
     namespace.kubectl("create", "secret", "generic", SECRET, *files)
-    return {"tls.existingSecret": SECRET}
+    return {"tls.existingSecret": SECRET, "admissionPolicy.enabled": "true"}
 
 
 def certificate(namespace: Namespace, authority: Authority, folder: Path) -> list[str]:
@@ -95,6 +97,60 @@ def test_who_does_not_speak_tls_is_told(job: Release) -> None:
         assert job.namespace.kubectl("exec", worker, "--", "ls", "/etc/edl/tls").split() == ["ca.crt"]
     said = job.upgrade("--set", "tls.existingSecret=", ok=False)
     assert "tls.existingSecret: the job is Training with TLS" in said
+
+
+def test_the_master_can_make_no_pod_but_its_workers(job: Release) -> None:
+    namespace, worker = job.namespace, job.workers()[0]
+    there = namespace.get("pod", worker)
+    kept = ("labels", "annotations", "ownerReferences")
+    meta = {key: there["metadata"][key] for key in kept}
+    spec = {key: value for key, value in there["spec"].items() if key not in ("nodeName", "priority")}
+    account = f"--as=system:serviceaccount:{namespace.name}:edl-master"
+
+    def made(name: str = "edl-worker-999", owners: list[Object] | None = None, **more: Any) -> str:
+        """What the API server says when the master's account makes such a pod."""
+        named = {**meta, "name": name, "namespace": namespace.name}
+        if owners is not None:
+            named["ownerReferences"] = owners
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": named, "spec": {**spec, **more}}
+        flags = ("--dry-run=server", account, "-f", "-")
+        return namespace.kubectl("create", *flags, text=json.dumps(pod), ok=False)
+
+    def container(**more: Any) -> list[Object]:
+        return [{**spec["containers"][0], **more}]
+
+    def mounting(**volume: Any) -> list[Object]:
+        return [*spec["volumes"], {"name": "more", **volume}]
+
+    assert "created" in made()
+    theirs = {"valueFrom": {"secretKeyRef": {"name": SECRET, "key": "tls.key"}}}
+    for said, answer in {
+        "its own workers: edl-worker-N": made(name="other"),
+        "owned by configmap edl-job": made(owners=[]),
+        "of the service account edl-worker": made(serviceAccountName="edl-master"),
+        "the host's namespaces and privileges": made(hostNetwork=True),
+        "namespaces and privileges": made(containers=container(securityContext={"privileged": True})),
+        "the volumes that": made(volumes=mounting(hostPath={"path": "/"})),
+        "volumes that the release's have": made(
+            volumes=mounting(secret={"secretName": "sh.helm.release.v1.edl.v1"})
+        ),
+        "create workers with the volumes": made(volumes=mounting(secret={"secretName": SECRET})),
+        "with the volumes": made(volumes=mounting(projected={"sources": [{"secret": {"name": SECRET}}]})),
+        "the Secrets and ConfigMaps": made(containers=container(env=[{"name": "KEY", **theirs}])),
+    }.items():
+        assert "ValidatingAdmissionPolicy" in answer, said
+        assert said in answer
+    other = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "other"}}
+    namespace.apply({**other, "spec": {"containers": [{"name": "a", "image": "nowhere:1"}]}})
+    for words in (
+        ("delete", "pod", "other"),
+        ("label", "pod", "other", "a=b"),
+        ("delete", "pod", job.master()["metadata"]["name"]),
+    ):
+        assert "its own workers" in namespace.kubectl(*words, account, "--dry-run=server", ok=False)
+    namespace.kubectl("label", "pod", worker, "a=b", account)
+    image = ("set", "image", f"pod/{worker}", "worker=nowhere:1")
+    assert "labels and annotations" in namespace.kubectl(*image, account, ok=False)
 
 
 def listening(namespace: Namespace, pod: str) -> set[tuple[str, int]]:

@@ -17,6 +17,9 @@ CHART = ROOT / "chart"
 OLDEST = ROOT / "tests" / "chart" / "edl-0.1.0.tgz"  # as it was before it had a version of its own
 FILES = sorted(CHART.glob("ci/*-values.yaml"))
 NOT_KUBERNETES_OWN = "serviceMonitor", "podMonitor", "prometheusRule"
+CLUSTER_WIDE = (
+    "Namespace", "PriorityClass", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding",
+)  # fmt: skip
 MASTERS = "app.kubernetes.io/component=master"
 ROLE = yaml.safe_load((ROOT / "tests" / "chart" / "role.yaml").read_text())
 
@@ -55,7 +58,7 @@ def test_the_api_server_takes_every_values_file(namespace: Namespace, file: Path
     everything = [o for o in yaml.safe_load_all(objects) if o]
     for o in [*everything, *pods]:
         o["metadata"].setdefault("namespace", namespace.name)
-        if o["kind"] in ("Namespace", "PriorityClass"):
+        if o["kind"] in CLUSTER_WIDE:
             del o["metadata"]["namespace"]
         if o["kind"] == "Pod":
             for key in ("serviceAccountName", "priorityClassName", "runtimeClassName"):
