@@ -65,6 +65,12 @@ async def serve(
         master, tokens, json.dumps(master.spec.values), str(output.resolve()), outage,
         str(salvage.resolve()) if salvage is not None else "", certificate,
     )  # fmt: skip
+
+    def tell(_now: float, event: ev.Event, _effects: list[ev.Effect]) -> None:
+        if isinstance(event, ev.Live):
+            server.take(json.dumps(master.spec.values))
+
+    master.observers = [*master.observers, tell]
     port = await server.start(listen)  # before anything is written: the address may be taken
     try:
         journal = Journal(output / artifacts.JOURNAL, master.run_id, master.spec.values)

@@ -221,6 +221,17 @@ class Server(rpc.MasterServicer):
         for to, message in messages_of(effect, self._ring[0]):
             self._send(to, message)
 
+    def take(self, config_json: str) -> None:
+        """The job's values have changed: workers are told as when they were welcomed."""
+        self._config_json = config_json
+        for worker in self._streams:
+            self._send(worker, pb.ToWorker(welcome=self._welcome(worker)))
+
+    def _welcome(self, worker: WorkerId) -> pb.Welcome:
+        return pb.Welcome(config=self._config_json, output=self._output, worker=worker,
+                          master_outage_timeout_seconds=self._patience, salvage=self._salvage,
+                          rehearse=worker == self._rehearser)  # fmt: skip
+
     def changed(self) -> None:
         """The status has changed: send it to those who watch."""
         self._changed.set()
@@ -258,10 +269,7 @@ class Server(rpc.MasterServicer):
         rehearse = self._rehearser is None and self._rehearsals < MOST_REHEARSALS and not first.hello.resumes
         if rehearse:
             self._rehearser, self._rehearsals = worker, self._rehearsals + 1
-        welcome = pb.Welcome(config=self._config_json, output=self._output, worker=worker,
-                             master_outage_timeout_seconds=self._patience, salvage=self._salvage,
-                             rehearse=rehearse)  # fmt: skip
-        queue.put_nowait(pb.ToWorker(run_id=self._run_id, welcome=welcome))
+        queue.put_nowait(pb.ToWorker(run_id=self._run_id, welcome=self._welcome(worker)))
         self._handler.emit(ev.Hello(worker, first.hello.resumes))
         listening = asyncio.create_task(self._listen(worker, requests, queue))
         try:

@@ -27,6 +27,7 @@ from edl.contract.proto import ADMITTED
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.proto import edl_pb2_grpc as rpc
 from edl.errors import EdlError
+from trainer import log
 from trainer.session.kvstore import KeyValueStore
 from trainer.session.state import Session
 
@@ -205,6 +206,7 @@ class MasterStream:
         match message.WhichOneof("body"):
             case "welcome":
                 self.config_json, self.output = message.welcome.config, message.welcome.output
+                log.follow(self.config_json)
                 self.salvage, self.rehearses = message.welcome.salvage, message.welcome.rehearse
                 self.session.worker, self._run_id = message.welcome.worker, message.run_id
                 self._patience = message.welcome.master_outage_timeout_seconds
