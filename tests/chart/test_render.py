@@ -299,6 +299,36 @@ def test_a_parent_chart_has_several_jobs_and_can_leave_one_out(helm: Helm, tmp_p
         assert len([s for s in services if s.items() <= its.items()]) == 1
 
 
+def test_two_jobs_of_one_name_override_keep_apart(helm: Helm, tmp_path: Path) -> None:
+    jobs: dict[str, Object] = {
+        name: {
+            "nameOverride": "job",
+            "fullnameOverride": f"job-{name}",
+            "metrics": {"serviceMonitor": {"enabled": True}},
+        }
+        for name in ("one", "two")
+    }
+    both = Rendered(helm("template", "both", str(umbrella(tmp_path / "umbrella", **jobs))))
+    pods = {
+        d["metadata"]["name"]: d["spec"]["template"]["metadata"]["labels"] for d in both.all("Deployment")
+    }
+    services = {s["metadata"]["name"]: s["metadata"]["labels"] for s in both.all("Service")}
+    assert list(pods) == list(services) == ["job-one-master", "job-two-master"]
+    for service in both.all("Service"):
+        assert selected(service["spec"]["selector"], pods) == [service["metadata"]["name"]]
+    for monitor in both.all("ServiceMonitor"):
+        assert selected(monitor["spec"]["selector"]["matchLabels"], services) == [monitor["metadata"]["name"]]
+
+
+def selected(selector: Object, labels: dict[str, Object]) -> list[str]:
+    return [name for name, its in labels.items() if selector.items() <= its.items()]
+
+
+def test_a_deployment_selects_as_it_always_has(rendered: dict[str, Rendered]) -> None:
+    # Kubernetes would refuse an upgrade that changes it.
+    assert rendered[""].master["spec"]["selector"] == {"matchLabels": labels("edl", "master")}
+
+
 def test_the_values_of_an_older_chart_are_enough(helm: Helm, tmp_path: Path) -> None:
     # `helm upgrade --reuse-values` brings the old defaults, and none of the new ones.
     reused = shutil.copytree(CHART, tmp_path / "chart")

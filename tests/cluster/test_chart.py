@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -126,15 +127,36 @@ def test_an_upgrade_from_the_oldest_chart_waits_for_the_end_of_its_job(
     namespace.helm("test", "edl", seconds=120)
 
 
-def test_two_releases_live_in_one_namespace_and_nothing_is_left_of_them(
-    namespace: Namespace, empty: Any
+def umbrella(folder: Path, **jobs: Object) -> Path:
+    """A chart with ours as a dependency, under each of these names, with these values."""
+    shutil.copytree(CHART, folder / "charts" / "edl")
+    version = yaml.safe_load((CHART / "Chart.yaml").read_text())["version"]
+    needs = [{"name": "edl", "version": version, "alias": name} for name in jobs]
+    about = {"apiVersion": "v2", "name": "umbrella", "version": "1.0.0", "dependencies": needs}
+    (folder / "Chart.yaml").write_text(yaml.safe_dump(about))
+    (folder / "values.yaml").write_text(yaml.safe_dump(jobs))
+    return folder
+
+
+def test_releases_and_the_jobs_of_one_release_live_together_and_nothing_is_left_of_them(
+    namespace: Namespace, empty: Any, images: Images, tmp_path: Path
 ) -> None:
     empty("edl")
-    empty("other")
-    for release in ("edl", "other"):
-        namespace.helm("test", release, seconds=120)
+    small = {"resources": {"requests": {"cpu": "100m"}}}
+    image = {"registry": images.registry, "tag": images.tag}
+    jobs: dict[str, Object] = {
+        name: {"workers": 1, "training": {"epochs": 2}, "image": image, "worker": small,
+               "nameOverride": "job", "fullnameOverride": f"job-{name}"}
+        for name in ("one", "two")
+    }  # fmt: skip
+    namespace.helm("install", "other", umbrella(tmp_path / "umbrella", **jobs))
+    for name in jobs:
+        done = f"configmap/job-{name}-status"
+        namespace.wait(done, "jsonpath={.data.phase}=Succeeded", seconds=120)
+    namespace.helm("test", "edl", seconds=120)
     namespace.helm("uninstall", "edl", "--wait")
-    assert len(namespace.get("pods", "-l", "app.kubernetes.io/instance=other")) == 1
+    masters = namespace.get("pods", "-l", f"app.kubernetes.io/instance=other,{MASTERS}")
+    assert len(masters) == 2
     namespace.helm("uninstall", "other", "--wait")
     namespace.until("pods", lambda pods: not pods)
     kinds = "all,configmaps,secrets,serviceaccounts,roles,rolebindings,leases,networkpolicies"
