@@ -41,7 +41,7 @@ OPTIONS = [
     ("grpc.http2.max_ping_strikes", 0),
 ]
 MOST_UPDATES_SECONDS = 0.2
-CERTIFICATE_SECONDS = 10.0  # between two looks; the kubelet itself takes a minute or two to bring another one
+CERTIFICATE_SECONDS = 5.0  # between two looks; the kubelet itself takes a minute or two to bring another one
 UNKNOWN_TOKEN_SECONDS = 60.0  # between two lines of the log about wrong tokens
 
 log = structlog.get_logger()

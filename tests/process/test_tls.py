@@ -148,6 +148,21 @@ def test_a_master_of_this_machine_speaks_tls_if_its_environment_says_so(
             Client(artifacts.Contact(there.address, there.token, 0)).status()
 
 
+async def test_a_certificate_that_nobody_accepts_is_a_part_of_the_job_that_is_degraded(
+    authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = authority.issue(tmp_path / "secret", "elsewhere")
+    with (
+        environment(monkeypatch, EDL_TLS_DIRECTORY=secret),
+        a_master_without_workers(tmp_path, "workers=0") as there,
+    ):
+        journal = tmp_path / "job" / artifacts.JOURNAL
+        await until(lambda: "TLS: callers at 127.0.0.1 will not accept" in journal.read_text())
+        authority.issue(secret, "127.0.0.1")
+        await until(lambda: "TLS works again" in journal.read_text())
+        assert Client(there).status()["phase"] == "Starting"
+
+
 async def test_a_worker_that_does_not_trust_the_master_says_why(secret: Path, tmp_path: Path) -> None:
     other = Authority.new(tmp_path / "other").folder
     code = (
