@@ -57,11 +57,18 @@ class Forward:
             self.more_than_terms = bool(model.losses) or computes_its_own_loss(model)
             self.loss = _number(loss)
 
-    def gradients(self, target: tf.Tensor) -> list[tf.Tensor | None]:
-        """Of something computed under `tape`, for each trainable variable, dense. Once only."""
+    def gradients(self, target: tf.Tensor, rows: bool = False) -> list[Any]:
+        """Of something computed under `tape`, for each trainable variable. Once only.
+
+        Args:
+            rows: the gradient of a table is its slices, as TensorFlow has it; else dense (trainer/rows.py).
+        """
         leaves = [self._scope.leaves[id(v)] for v in self._model.trainable_variables]
         flat = iter(self.tape.gradient(target, [leaf for of_one in leaves for leaf in of_one]))
-        return [_added([next(flat) for _ in of_one]) for of_one in leaves]
+        found = [[next(flat) for _ in of_one] for of_one in leaves]
+        if rows:
+            return [g[0] if len(g) == 1 and isinstance(g[0], tf.IndexedSlices) else _added(g) for g in found]
+        return [_added(g) for g in found]
 
     @property
     def changes(self) -> list[tuple[keras.Variable, tf.Tensor, tf.Tensor]]:

@@ -29,7 +29,7 @@ import numpy as np
 import tensorflow as tf
 
 from edl.errors import DataError, ModelError
-from trainer import control
+from trainer import control, rows
 from trainer.batch_types import BatchTypes, tensor_tree
 from trainer.data import Batch
 from trainer.fingerprint import fingerprint
@@ -82,6 +82,8 @@ class KerasLearner:
             self._sample = self._types.tensors(sample)
             trial = partial(try_model, model, self._types, sample, Inexact(inexact, warn))
             self._graphs = StepGraphs(model, self._types, sample, self._inner_sum, trial)
+            self._rows: tuple[tf.Tensor, ...] = ()  # of this step
+            self._length = self._graphs.layout.length  # of this step's vectors, without the control vector
 
     # --- the two halves of a step
 
@@ -98,10 +100,13 @@ class KerasLearner:
             RingBroken: in a sum inside the step.
         """
         tensors = self._compared(batch)
-        salt = np.array([step, rank], np.int64) * _SALTS % _SEEDS
+        if self._graphs.layout.tables:
+            rows.refuse_rank(rank)
+        draw = np.array([step, rank, rank], np.int64)
+        draw[:2] = draw[:2] * _SALTS % _SEEDS
         with self._errors(batch):
             alive = (True,) if self._graphs.synchronized else ()
-            return self._graphs.gradients(*tensors, contribution, salt, *alive)
+            return self._noted(self._graphs.gradients(*tensors, contribution, draw, *alive))
 
     def nothing(self, contribution: np.ndarray) -> tf.Tensor:
         """The part of a rank that has no batch: weight zero.
@@ -111,18 +116,35 @@ class KerasLearner:
         """
         if self._inner_sum is not None and self._graphs.synchronized:  # it takes part in every sum
             with self._inner_sum.ring_errors():
-                return self._graphs.gradients(*self._sample, contribution, np.zeros(2, np.int64), False)
+                draw = np.zeros(3, np.int64)
+                return self._noted(self._graphs.gradients(*self._sample, contribution, draw, False))
         if self._inner_sum is not None and self._graphs.totals:
             self._inner_sum(tf.zeros([self._graphs.totals]))
-        return self._graphs.nothing(contribution)
+        if tables := self._graphs.layout.tables:
+            self._note(rows.nothing(self._inner_sum, len(tables)))
+        return self._graphs.nothing(contribution, self._length)
 
     def update(self, vector: tf.Tensor) -> None:
         """Take the ring's sum: one optimizer update with the exact mean gradient."""
-        self._graphs.update(vector)
+        self._graphs.update(vector, *self._rows)
 
     def agreed(self, vector: tf.Tensor) -> control.Agreed:
         """What the control vector at the end of a summed vector says."""
-        return control.read(np.asarray(memoryview(vector))[self._graphs.layout.length :])
+        return control.read(np.asarray(memoryview(vector))[self._length :])
+
+    def _noted(self, given: Any) -> tf.Tensor:
+        """The vector that a graph has given, after its rows are noted."""
+        if not self._graphs.layout.tables:
+            return given
+        vector, all_rows = given
+        self._note(all_rows)
+        return vector
+
+    def _note(self, all_rows: tf.Tensor) -> None:
+        """How many rows of each table lie in the vectors of this step: the same on all ranks."""
+        layout = self._graphs.layout
+        flat = [n * rows.width(v) for n, v in zip(all_rows.numpy().tolist(), layout.tables, strict=True)]
+        self._rows, self._length = (all_rows,), layout.length + sum(flat)
 
     def finish_training(self) -> None:
         """What Keras' `fit` does at its end, before the model is evaluated and saved. No step may follow.

@@ -287,7 +287,7 @@ class OwnStepLearner:
 
     def _begin_graph(self, records: tf.Tensor, draw: tf.Tensor) -> list[tf.Tensor]:
         before = [v.read_value() for v in self._variables]
-        self._means.begin(records)
+        self._means.begin(records, draw[1])
         for v in self._variables:
             if _is_seed(v):
                 v.assign_add(_salt(v, draw))

@@ -1,11 +1,13 @@
 """The graphs of a step: this rank's part of the sum, and what is made of the sum.
 
 A vector holds, in this order: the gradients, what the forward pass has assigned, by how much counters were
-raised, and the control vector (trainer/control.py). `Layout` says what lies where.
+raised, the rows of tables (trainer/rows.py), and the control vector (trainer/control.py). `Layout` says what
+lies where.
 
 How the graph of the gradients must be made shows while it is traced. Where a loss is not known to be made of
 means, the model is tried first (trainer/trial.py). Where its gradients depend on totals of the ring, the
-graph has a sum before them. Then it is traced again, until it is the right one.
+graph has a sum before them; where it looks up rows that an optimizer takes one by one, a sum after them. Then
+it is traced again, until it is the right one.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 from edl.errors import ModelError
-from trainer import batch_types, control
+from trainer import batch_types, control, rows
 from trainer.batch_norm import is_synchronized
 from trainer.batch_types import BatchTypes
 from trainer.data import Batch
@@ -63,7 +65,9 @@ class StepGraphs:
         self._model, self._types, self._inner_sum = model, types, inner_sum
         self.synchronized = is_synchronized(model)
         self.totals = 0  # floats that a step sums before its gradients
+        self._rows = False  # whether the gradients of tables are rows
         self._findings: Findings | None = None  # of a trial, where one was needed
+        self._one_by_one = rows.one_by_one(model.optimizer)
         if not is_plain(model):
             self._findings = try_model()
         layout: Layout | None = None
@@ -74,10 +78,15 @@ class StepGraphs:
                 self._findings = try_model()
             except NeedsTotals as needs:
                 self.totals = needs.count
+            except _HasRows:
+                self._rows = True
         self.layout = layout
         floats = tf.TensorSpec([None], tf.float32)
-        self.nothing = compiled(lambda told: tf.concat([tf.zeros([layout.length]), told], 0), floats)
-        self.update = self._graph(self._update_graph, floats)
+        self.nothing = compiled(
+            lambda told, length: tf.concat([tf.zeros([length]), told], 0), floats, tf.TensorSpec([], tf.int32)
+        )
+        of_rows = [tf.TensorSpec([len(layout.tables)], tf.int32)] if layout.tables else []
+        self.update = self._graph(self._update_graph, floats, *of_rows)
 
     def trace_gradients(self, batch: Batch) -> Layout:
         """Make the graph for arrays of the present types; for batches of any length, in rings of any size.
@@ -90,14 +99,14 @@ class StepGraphs:
             self._gradients_graph,
             *self._types.signature,
             tf.TensorSpec([None], tf.float32),
-            tf.TensorSpec([2], tf.int64),
+            tf.TensorSpec([3], tf.int64),
             *([tf.TensorSpec([], tf.bool)] if self.synchronized else []),
             # XLA cannot wait for a ring.
-            jit=bool(self._model.jit_compile) and not self.totals and not self.synchronized,
+            jit=bool(self._model.jit_compile) and not (self.totals or self.synchronized or self._rows),
         )
         if self._model.run_eagerly:  # nothing was traced: the layout is found by a step that is no ring's
             forward = self._forward(batch_types.leaves(batch), tf.zeros([2], tf.int64))
-            self._lay_out(forward, forward.gradients(forward.loss))
+            self._lay_out(forward, forward.gradients(forward.loss, self._one_by_one))
         assert self._found is not None
         return self._found
 
@@ -131,18 +140,24 @@ class StepGraphs:
         if not self.totals and (is_scaled(self._model) or not exact):
             raise NeedsTotals(terms.parts().shape[0])
 
-    def _lay_out(self, forward: Forward, gradients: list[tf.Tensor | None]) -> Layout:
+    def _lay_out(self, forward: Forward, gradients: list[Any]) -> Layout:
         self._require(forward)
+        if not self._rows and any(isinstance(g, tf.IndexedSlices) for g in gradients):
+            raise _HasRows
         summed = self._findings.summed if self._findings else frozenset()
         divided = not (is_scaled(self._model) or (self._is_sum(forward) and not self.totals))
         self._found = Layout.of(self._model, forward, gradients, summed, divided)
         return self._found
 
-    def _gradients_graph(self, *arguments: tf.Tensor) -> tf.Tensor:
-        # Where layers sum over the ring, a rank without records takes part with the sample, not `alive`.
-        *tensors, contribution, salt, alive = arguments if self.synchronized else (*arguments, None)
+    def _gradients_graph(self, *arguments: tf.Tensor) -> Any:
+        """The vector; where the model has rows, also how many of them all ranks have, by table.
+
+        Arguments: the batch's tensors, the control vector, (a seed's two words, rank), and, where layers sum
+        over the ring, whether this rank has records: one that has none takes part with the sample.
+        """
+        *tensors, contribution, draw, alive = arguments if self.synchronized else (*arguments, None)
         ring = self._inner_sum if self.synchronized else None
-        forward = self._forward(self._types.packed(tensors), salt, ring, alive)
+        forward = self._forward(self._types.packed(tensors), draw[:2], ring, alive)
         self._require(forward)
         records, loss, scaled = forward.records, forward.loss, is_scaled(self._model)
         with forward.tape:
@@ -156,14 +171,22 @@ class StepGraphs:
             # In 16 bits too large a number is lost: nothing larger than what Keras has for the whole batch.
             weighted = self._model.optimizer.scale_loss(loss * (records / totals[0]) if scaled else told)
             weighted = weighted if alive is None else tf.where(alive, weighted, 0)
-        gradients = forward.gradients(weighted)
+        gradients = forward.gradients(weighted, self._one_by_one)
         layout = self._lay_out(forward, gradients)
         after = {id(v): (before, value) for v, before, value in forward.changes}
-        parts = [tf.reshape(g, [-1]) for g in gradients if g is not None]
+        slices = [g for g in gradients if isinstance(g, tf.IndexedSlices)]
+        parts = [tf.reshape(g, [-1]) for g in gradients if isinstance(g, tf.Tensor)]
         parts += [tf.reshape(after[id(v)][1], [-1]) * records for v in layout.averaged]
         for v in layout.counters:
             old, new = (tf.cast(value, tf.float32) for value in after[id(v)])
             parts.append(tf.reshape(new - old, [-1]) * (1.0 if v.path in layout.summed else records))
+        if slices:
+            counts = [tf.shape(g.indices)[0] for g in slices]
+            if alive is not None:
+                counts = [tf.where(alive, n, 0) for n in counts]
+                slices = [rows.first(g, n) for g, n in zip(slices, counts, strict=True)]
+            before, all_rows = rows.counted(self._inner_sum, draw[2], counts)
+            parts += [rows.written(g, before[i], all_rows[i]) for i, g in enumerate(slices)]
         if scaled:  # the optimizer looks at the sum of the gradients by itself, and takes smaller steps
             finite = tf.math.is_finite(loss)
         else:
@@ -172,14 +195,16 @@ class StepGraphs:
         ours = tf.stack([records, told, contribution[control.LEAVE], 1.0 - tf.cast(finite, tf.float32)])
         vector = tf.concat([*parts, ours], 0)
         if alive is not None:
-            mask = tf.one_hot(layout.length + control.LEAVE, tf.shape(vector)[0])
+            mask = tf.one_hot(tf.shape(vector)[0] - control.IDLE + control.LEAVE, tf.shape(vector)[0])
             vector = tf.where(alive, vector, mask * contribution[control.LEAVE])
-        return tf.concat([vector, contribution[control.IDLE :]], 0)
+        vector = tf.concat([vector, contribution[control.IDLE :]], 0)
+        return (vector, all_rows) if slices else vector
 
-    def _update_graph(self, vector: tf.Tensor) -> None:
+    def _update_graph(self, vector: tf.Tensor, *all_rows: tf.Tensor) -> None:
         layout, model = self.layout, self._model
-        share = 1.0 / vector[layout.length + control.RECORDS]
-        pieces = iter(tf.split(vector, [*layout.sizes, -1]))
+        flat = [all_rows[0][i] * rows.width(v) for i, v in enumerate(layout.tables)]
+        share = 1.0 / vector[sum(flat, layout.length) + control.RECORDS]
+        pieces = iter(tf.split(vector, [*layout.sizes, *flat, -1], num=len(layout.sizes) + len(flat) + 1))
         gradients = {
             id(v): tf.reshape(piece * share if layout.divided else piece, v.shape)
             for v, piece in zip(layout.trained, pieces, strict=False)
@@ -190,6 +215,10 @@ class StepGraphs:
         for v, piece in zip(layout.counters, pieces, strict=False):
             raised = tf.reshape(piece if v.path in layout.summed else piece * share, v.shape)
             v.assign(tf.cast(tf.cast(v.value, tf.int64) + tf.cast(tf.round(raised), tf.int64), v.dtype))
+        for v, piece in zip(layout.tables, pieces, strict=False):
+            found = rows.read(piece, v)
+            values = found.values * share if layout.divided else found.values
+            gradients[id(v)] = tf.IndexedSlices(values, found.indices, found.dense_shape)
         model.optimizer.apply_gradients([(gradients.get(id(v)), v) for v in model.trainable_variables])
 
 
@@ -202,17 +231,20 @@ class Layout:
     counters: list[keras.Variable]  # likewise, but whole numbers or truth values, of which the change is sent
     summed: frozenset[str]  # paths of counters that count records; the others count steps
     divided: bool  # whether gradients are sums of means times records
+    tables: list[keras.Variable]  # likewise trained, by rows; how many there are differs from step to step
 
     @staticmethod
     def of(
         model: keras.Model,
         forward: Forward,
-        gradients: list[tf.Tensor | None],
+        gradients: list[Any],
         summed: frozenset[str],
         divided: bool,
     ) -> Layout:
-        trained = [v for v, g in zip(model.trainable_variables, gradients, strict=True) if g is not None]
-        if not trained:
+        given = [(v, g) for v, g in zip(model.trainable_variables, gradients, strict=True) if g is not None]
+        tables = [v for v, g in given if isinstance(g, tf.IndexedSlices)]
+        trained = [v for v, g in given if not isinstance(g, tf.IndexedSlices)]
+        if not given:
             raise ModelError(
                 "no trainable variable of the model influences the loss: nothing would be trained"
             )
@@ -225,7 +257,7 @@ class Layout:
                     "variables, only float32 can (they are averaged over the ring)"
                 )
         counters = [v for v in changed if not keras.backend.is_float_dtype(v.dtype)]
-        return Layout(trained, floats, counters, summed, divided)
+        return Layout(trained, floats, counters, summed, divided, tables)
 
     @property
     def all(self) -> list[keras.Variable]:
@@ -234,7 +266,8 @@ class Layout:
     @property
     def key(self) -> tuple[Any, ...]:
         """Equal for layouts that are."""
-        return [*map(id, self.all)], len(self.trained), len(self.averaged), self.divided
+        variables = [*map(id, self.all), *map(id, self.tables)]
+        return variables, len(self.trained), len(self.averaged), len(self.tables), self.divided
 
     @cached_property
     def sizes(self) -> list[int]:
@@ -242,7 +275,12 @@ class Layout:
 
     @cached_property
     def length(self) -> int:
+        """Of what is there in each step, so without the rows."""
         return sum(self.sizes)
+
+
+class _HasRows(Exception):
+    """The model's gradients have rows, which a graph compiled with XLA cannot sum."""
 
 
 class _NotTried(Exception):

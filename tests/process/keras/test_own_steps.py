@@ -354,6 +354,31 @@ MEANS |= {
 }
 
 
+class OfTokens(keras.Model):
+    """Looks up rows of a table several times in a batch, and in the parts of several ranks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.last = keras.layers.Embedding(5, 4), keras.layers.Dense(3)
+
+    def train_step(self, data: Any) -> Any:
+        x, y = data
+        with tf.GradientTape() as tape:
+            logits = self.last(keras.ops.mean(self.table(x), axis=1))
+            loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(y, logits))
+        self.optimizer.apply(tape.gradient(loss, self.trainable_weights), self.trainable_weights)
+        return {"nll": loss}
+
+
+TOKENS = np.random.default_rng(4).integers(0, 5, (RECORDS, 3))
+MEANS |= {
+    "rows of an Embedding": Case(seeded(lambda: compiled(OfTokens())), TOKENS, Y),
+    "rows of an Embedding, run eagerly": Case(
+        seeded(lambda: compiled(OfTokens(), keras.optimizers.Adagrad(0.1), run_eagerly=True)), TOKENS, Y
+    ),
+}
+
+
 DRAWING["a generator of TensorFlow's"] = Case(seeded(lambda: compiled(Noisy())), X)
 
 
