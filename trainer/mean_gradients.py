@@ -40,6 +40,7 @@ CONDITIONAL = (
 class Call:
     """One call of an optimizer in a step."""
 
+    optimizer: str  # its name
     length: int  # of all gradients
     graph: Any  # in which it was made; None in code that runs eagerly
     operations: range  # of the graph, those that it has made
@@ -63,6 +64,7 @@ class MeanGradients:
         self.called = False  # in whatever step
         self.theirs: list[Any] = []  # variables of the optimizers and those that they update; of a rehearsal
         self.expected: list[int] | None = None  # lengths of the calls that each step must make
+        self.by_row = True  # whether gradients of tables may be summed by rows
 
     @property
     def variables(self) -> list[tf.Variable]:
@@ -97,7 +99,7 @@ class MeanGradients:
         _refuse_where_a_rank_may_not_come(optimizer, graph)
         begin = len(graph.get_operations()) if graph else 0
         trained = list(optimizer._trainable_variables if variables is None else variables)
-        by_row = rows.one_by_one(optimizer)
+        by_row = self.by_row and rows.one_by_one(optimizer)
         gradients = [
             g if g is None or (by_row and isinstance(g, tf.IndexedSlices)) else tf.convert_to_tensor(g)
             for g in gradients
@@ -118,7 +120,7 @@ class MeanGradients:
             self.theirs += [*optimizer.variables, *trained]
         self.called = True
         end = len(graph.get_operations()) if graph else 0
-        self.calls.append(Call(length, graph, range(begin, end)))
+        self.calls.append(Call(optimizer.name, length, graph, range(begin, end)))
 
     def fault_of(self, part: tf.Tensor) -> tf.Tensor:
         """1.0 when this rank's part of a sum is not finite, and that is this rank's own doing: after a sum

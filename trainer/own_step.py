@@ -47,7 +47,9 @@ from trainer.data import Batch
 from trainer.fingerprint import fingerprint
 from trainer.graphs import compiled, concrete
 from trainer.mean_gradients import MeanGradients
+from trainer.model_support import is_half
 from trainer.ring.base import Vector
+from trainer.trial import Inexact, Run, try_own_step
 
 
 class OwnStepLearner:
@@ -57,12 +59,20 @@ class OwnStepLearner:
         model: compiled.
         sample: a batch of real records; None when there are none.
         reduce: of the ring, for the sums within a step.
+        inexact, warn: as in trainer/learner.py.
 
     Raises:
         ModelError: its step cannot be run over a ring; the text says why.
     """
 
-    def __init__(self, model: keras.Model, sample: Batch | None, reduce: Callable[[Vector], Vector]):
+    def __init__(
+        self,
+        model: keras.Model,
+        sample: Batch | None,
+        reduce: Callable[[Vector], Vector],
+        inexact: str = "warn",
+        warn: Callable[[str], None] = print,
+    ):
         self.model = model
         self._name = f"{type(model).__name__}.train_step()"
         self._means = MeanGradients(reduce)
@@ -72,6 +82,8 @@ class OwnStepLearner:
         self._sample = sample
         if sample is not None:
             self._build(sample)
+            if inexact != "allow" and len(sample) > 1:
+                self._try(sample, Inexact(inexact, warn))
         else:
             self._leave_out_metrics()
 
@@ -283,6 +295,47 @@ class OwnStepLearner:
         theirs = {id(v) for v in _distinct(self._means.theirs)}
         return [v for v in self._variables if id(v) not in theirs]
 
+    def _try(self, sample: Batch, inexact: Inexact) -> None:
+        """Find out, with real records, whether a ring makes the steps that Keras would.
+
+        Raises:
+            ModelError: it does not, and that is to be refused.
+        """
+        if any(_is_generator(v) for v in self._variables):
+            return  # what it draws for a record depends on how many there are
+        try:
+            found = try_own_step(
+                self._alone, lambda: [c.optimizer for c in self._means.calls], sample, is_half(self.model)
+            )
+        except Exception as error:
+            inexact.warn(
+                "whether a ring trains this model as Keras alone would could not be tried out: "
+                f"{self._name} run eagerly, on {len(sample)} records, raised {type(error).__name__}: {error}"
+            )
+            return
+        inexact.told(found)
+
+    def _alone(self, leaves: list[Any], records: int, totals: list[np.ndarray] | None) -> Run:
+        """A step without a ring, for what it contributes to its sums. Changes nothing."""
+        sums: list[np.ndarray] = []
+
+        def reduce(vector: Vector) -> Vector:
+            sums.append(np.asarray(vector))
+            return vector if totals is None else tf.constant(totals[len(sums) - 1])
+
+        expected, self._means.expected, self._means.by_row = self._means.expected, None, False
+        self._before = self._begin(np.float32(records), np.zeros(2, np.int64))
+        try:
+            with self._means.sum.made_by(reduce):
+                self._train_step(*map(arrays.tensor, leaves))
+            before = self._touched_before()
+            floats = [(v, b) for v, b in zip(self._assigned, before, strict=False) if v.dtype.is_floating]
+            changes = [_change(v, b).numpy() * records for v, b in floats]
+        finally:
+            self._means.expected, self._means.by_row = expected, True
+            self._put_back()
+        return Run(sums, np.concatenate([*changes, np.zeros(0, np.float32)]))
+
     # --- the graphs around a step
 
     def _begin_graph(self, records: tf.Tensor, draw: tf.Tensor) -> list[tf.Tensor]:
@@ -337,6 +390,11 @@ def _is_seed(v: tf.Variable) -> bool:
     """Keras' seeds, and the state of a tf.random.Generator."""
     name = v.name.rpartition("/")[2].partition(":")[0]
     return name in ("seed_generator_state", "StateVar") and v.dtype.is_integer
+
+
+def _is_generator(v: tf.Variable) -> bool:
+    """The state of a tf.random.Generator."""
+    return _is_seed(v) and "StateVar" in v.name
 
 
 def _salt(v: tf.Variable, draw: tf.Tensor) -> tf.Tensor:

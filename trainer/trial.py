@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from edl.errors import ModelError
-from trainer import arrays, batch_types
+from trainer import arrays, batch_types, exactness
 from trainer.batch_types import BatchTypes
 from trainer.data import Batch
 from trainer.exactness import Findings, Trial, tried
@@ -76,4 +77,47 @@ def try_model(model: keras.Model, types: BatchTypes, sample: Batch, inexact: Ine
     parts, sizes = halves(sample)
     found = tried(attempt, parts, sizes, batch_types.leaves(sample), half=is_half(model))
     inexact.told(found.inexact)
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """What a step of one's own gives for some records."""
+
+    sums: list[np.ndarray]  # what it contributed to each of its sums over the ring
+    changes: np.ndarray  # of what it assigns by itself, times the records
+
+
+# Runs the step on the parts of a batch, given the totals of its sums; None: those of its records alone.
+Runs = Callable[[list[Any], int, "list[np.ndarray] | None"], Run]
+
+
+def try_own_step(run: Runs, names: Callable[[], list[str]], sample: Batch, half: bool) -> list[str]:
+    """What in a step of one's own depends on how a batch is divided, in words.
+
+    Two parts of a batch take the step as the ranks of a ring would: each of its sums has the total that it
+    has for the whole batch. What the two contribute to it should add up to just that.
+
+    Args:
+        names: of the optimizers that have made the sums, after a run.
+        half: the model computes in 16 bits.
+    """
+    parts, sizes = halves(sample)
+    tolerance = exactness.HALF_TOLERANCE if half else exactness.TOLERANCE
+    with exactness.records_alone(sizes):
+        whole, again = (run(batch_types.leaves(sample), len(sample), None) for _ in range(2))
+        if not all(np.array_equal(a, b, equal_nan=True) for a, b in zip(whole.sums, again.sums, strict=True)):
+            return []  # it draws what nobody controls, so a difference would say nothing
+        one, other = (run(part, size, whole.sums) for part, size in zip(parts, sizes, strict=True))
+    found = []
+    for name, a, b, total in zip(names(), one.sums, other.sums, whole.sums, strict=True):
+        off = exactness.difference(a, b, total)
+        if off > tolerance:
+            found.append(
+                f"the gradients for optimizer {name!r} from {len(sample)} records differ by {off:.1%} from "
+                f"those of {sizes[0]} and {sizes[1]} of them put together"
+            )
+    off = exactness.difference(one.changes, other.changes, whole.changes)
+    if off > tolerance:
+        found.append(f"what {sizes[0]} and {sizes[1]} records assign differs by {off:.1%} from what all do")
     return found

@@ -49,7 +49,7 @@ class Rank:
 
     def __post_init__(self) -> None:
         self.model = self.case.build()
-        self.learner = OwnStepLearner(self.model, self.case.batch(0, 2), self.reduce)
+        self.learner = OwnStepLearner(self.model, self.case.batch(0, 2), self.reduce, inexact="allow")
 
     def reduce(self, vector: Any) -> Any:
         self.sums += 1
