@@ -44,6 +44,7 @@ from trainer.model_support import (
 )
 from trainer.ring.base import Vector
 from trainer.step_graphs import NeedsTotals, StepGraphs
+from trainer.training_metrics import TrainingMetrics
 from trainer.trial import Inexact, try_model
 
 
@@ -77,11 +78,14 @@ class KerasLearner:
         if sample is not None:
             self._build(sample)
         self._variables = _state_of(model)
+        self._metrics: TrainingMetrics | None = None
         if sample is not None:
             self._types = BatchTypes(sample, others)
             self._sample = self._types.tensors(sample)
             trial = partial(try_model, model, self._types, sample, Inexact(inexact, warn))
-            self._graphs = StepGraphs(model, self._types, sample, self._inner_sum, trial)
+            self._metrics = TrainingMetrics(model, self._types, sample, warn)
+            self._variables += self._metrics.variables
+            self._graphs = StepGraphs(model, self._types, sample, self._metrics, self._inner_sum, trial)
             self._rows: tuple[tf.Tensor, ...] = ()  # of this step
             self._length = self._graphs.layout.length  # of this step's vectors, without the control vector
 
@@ -146,6 +150,13 @@ class KerasLearner:
         flat = [n * rows.width(v) for n, v in zip(all_rows.numpy().tolist(), layout.tables, strict=True)]
         self._rows, self._length = (all_rows,), layout.length + sum(flat)
 
+    def take_metrics(self) -> dict[str, float]:
+        """The compiled metrics over the records of all steps since they were taken last.
+
+        It is a change of the state: to be made on all ranks after the same step.
+        """
+        return self._metrics.take() if self._metrics else {}
+
     def finish_training(self) -> None:
         """What Keras' `fit` does at its end, before the model is evaluated and saved. No step may follow.
 
@@ -156,7 +167,7 @@ class KerasLearner:
     # --- the state
 
     def state(self) -> np.ndarray:
-        """All of the training state (weights, moving averages, optimizer slots), uint8 [bytes]."""
+        """All of the training state (weights, moving averages, optimizer slots, metrics), uint8 [bytes]."""
         parts = [np.ascontiguousarray(v.numpy()).reshape(-1).view(np.uint8) for v in self._variables]
         return np.concatenate(parts) if parts else np.zeros(0, np.uint8)
 

@@ -32,6 +32,7 @@ A rank without a batch runs the step on the sample, with weight zero: it has to 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -79,6 +80,8 @@ class OwnStepLearner:
         self._variables = _distinct(model.variables)
         self._before: list[tf.Tensor] | None = None  # values of the variables, while a step is not accepted
         self._losses: list[str] = []
+        # Of the losses, and of the records that they are means over, since they were taken last.
+        self._told = tf.Variable(tf.zeros([1], tf.float64), shape=[None], trainable=False, name="losses_told")
         self._sample = sample
         if sample is not None:
             self._build(sample)
@@ -129,6 +132,17 @@ class OwnStepLearner:
             )
         self._before = None
 
+    def take_metrics(self) -> dict[str, float]:
+        """The means of all entries that `train_step` returns, over the records of all steps since they were
+        taken last.
+
+        It is a change of the state: to be made on all ranks after the same step.
+        """
+        self._put_back()
+        *sums, records = self._told.numpy().tolist()
+        self._told.assign(tf.zeros_like(self._told))
+        return {name: s / records for name, s in zip(self._losses, sums, strict=True)} if records else {}
+
     def finish_training(self) -> None:
         """What Keras' `fit` does at its end, before the model is evaluated and saved. No step may follow."""
         self._put_back()
@@ -138,9 +152,10 @@ class OwnStepLearner:
     # --- the state
 
     def state(self) -> np.ndarray:
-        """All variables but the metrics', uint8 [bytes]."""
+        """All variables but the metrics', and what is to be told of the losses, uint8 [bytes]."""
         self._put_back()
-        parts = [np.ascontiguousarray(v.numpy()).reshape(-1).view(np.uint8) for v in self._variables]
+        variables = [*self._variables, self._told]
+        parts = [np.ascontiguousarray(v.numpy()).reshape(-1).view(np.uint8) for v in variables]
         return np.concatenate(parts) if parts else np.zeros(0, np.uint8)
 
     def load(self, state: np.ndarray) -> None:
@@ -150,15 +165,15 @@ class OwnStepLearner:
             ModelError: it is not the state of this model; nothing is changed then.
         """
         self._put_back()
-        types = [v.dtype.as_numpy_dtype for v in self._variables]
-        sizes = [
-            v.shape.num_elements() * np.dtype(t).itemsize for v, t in zip(self._variables, types, strict=True)
-        ]
+        variables = [*self._variables, self._told]
+        types = [v.dtype.as_numpy_dtype for v in variables]
+        shapes = [tuple(v.read_value().shape) for v in variables]
+        sizes = [math.prod(s) * np.dtype(t).itemsize for s, t in zip(shapes, types, strict=True)]
         if sum(sizes) != len(state):
             raise ModelError(f"the ring's state has {len(state)} bytes, this worker's model has {sum(sizes)}")
         parts = np.split(state, np.cumsum(sizes)[:-1])
-        for v, part, dtype in zip(self._variables, parts, types, strict=True):
-            v.assign(part.copy().view(dtype).reshape(v.shape))  # copied, to be aligned
+        for v, part, dtype, shape in zip(variables, parts, types, shapes, strict=True):
+            v.assign(part.copy().view(dtype).reshape(shape))  # copied, to be aligned
 
     def digest(self) -> str:
         """SHA-256 of the state: equal on two workers when their models are, bit for bit."""
@@ -239,7 +254,7 @@ class OwnStepLearner:
         self._touched = [known[id(v)] for v in [*self._assigned, *seeds]]
         self._sizes = [v.shape.num_elements() for v in self._assigned] + [len(self._losses)]
         self.length = sum(self._sizes)
-
+        self._told.assign(tf.zeros([len(self._losses) + 1], tf.float64))
         floats, ours = tf.TensorSpec([None], tf.float32), tf.TensorSpec([len(self._losses)], tf.float32)
         values = [tf.TensorSpec(v.shape, v.dtype) for v in self._variables]
         touched = [values[i] for i in self._touched]
@@ -372,6 +387,8 @@ class OwnStepLearner:
             mean, own = (tf.round(mean), tf.round(own)) if whole else (mean, mean)
             equal.append(tf.reduce_all((mean == own) | (records[1] == 0)))
             v.assign(tf.cast(tf.cast(b, wide) + tf.reshape(tf.cast(mean, wide), v.shape), v.dtype))
+        losses = total[self.length - len(self._losses) : self.length]
+        self._told.assign_add(tf.cast(tf.concat([losses, [records[0]]], 0), tf.float64))
         for i, b in zip(self._touched[len(self._assigned) :], before[len(self._assigned) :], strict=True):
             self._variables[i].assign(b)
         return tf.stack(equal or [tf.constant(True)])

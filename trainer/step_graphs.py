@@ -1,8 +1,8 @@
 """The graphs of a step: this rank's part of the sum, and what is made of the sum.
 
 A vector holds, in this order: the gradients, what the forward pass has assigned, by how much counters were
-raised, the rows of tables (trainer/rows.py), and the control vector (trainer/control.py). `Layout` says what
-lies where.
+raised, what is added to the metrics (trainer/training_metrics.py), the rows of tables (trainer/rows.py), and
+the control vector (trainer/control.py). `Layout` says what lies where.
 
 How the graph of the gradients must be made shows while it is traced. Where a loss is not known to be made of
 means, the model is tried first (trainer/trial.py). Where its gradients depend on totals of the ring, the
@@ -31,6 +31,7 @@ from trainer.forward import Forward
 from trainer.graphs import compiled
 from trainer.inner_sum import InnerSum
 from trainer.model_support import is_plain, is_scaled
+from trainer.training_metrics import TrainingMetrics
 
 
 class NeedsTotals(Exception):
@@ -47,6 +48,7 @@ class StepGraphs:
         model: built.
         types: of the batches; the graph of the gradients takes their tensors.
         sample: real records.
+        metrics: that are told of the training.
         inner_sum: over the ring, for what a step sums before its gradients; None: there is no ring.
         try_model: finds out how the step is made of parts, where that is not known.
 
@@ -59,10 +61,12 @@ class StepGraphs:
         model: keras.Model,
         types: BatchTypes,
         sample: Batch,
+        metrics: TrainingMetrics,
         inner_sum: InnerSum | None,
         try_model: Callable[[], Findings],
     ):
         self._model, self._types, self._inner_sum = model, types, inner_sum
+        self._metrics = [(v, metrics.initial(v)) for v in metrics.variables]
         self.synchronized = is_synchronized(model)
         self.totals = 0  # floats that a step sums before its gradients
         self._rows = False  # whether the gradients of tables are rows
@@ -121,7 +125,9 @@ class StepGraphs:
         self, leaves: list[Any], salt: tf.Tensor, ring: InnerSum | None = None, alive: Any = True
     ) -> Forward:
         verdicts = self._findings.verdicts if self._findings else None
-        return Forward(self._model, self._types.tree(leaves), salt, verdicts, ring, alive)
+        return Forward(
+            self._model, self._types.tree(leaves), salt, verdicts, ring, alive, metrics=self._metrics
+        )
 
     def _is_sum(self, forward: Forward) -> bool:
         """Whether the loss of a batch is the sum of those of its parts, so that nothing is divided."""
@@ -146,7 +152,8 @@ class StepGraphs:
             raise _HasRows
         summed = self._findings.summed if self._findings else frozenset()
         divided = not (is_scaled(self._model) or (self._is_sum(forward) and not self.totals))
-        self._found = Layout.of(self._model, forward, gradients, summed, divided)
+        metrics = [v for v, _ in self._metrics]
+        self._found = Layout.of(self._model, forward, gradients, summed, divided, metrics)
         return self._found
 
     def _gradients_graph(self, *arguments: tf.Tensor) -> Any:
@@ -180,18 +187,21 @@ class StepGraphs:
         for v in layout.counters:
             old, new = (tf.cast(value, tf.float32) for value in after[id(v)])
             parts.append(tf.reshape(new - old, [-1]) * (1.0 if v.path in layout.summed else records))
+        checked = parts
+        parts = parts + [tf.reshape(forward.added_to(v), [-1]) for v in layout.metrics]
         if slices:
             counts = [tf.shape(g.indices)[0] for g in slices]
             if alive is not None:
                 counts = [tf.where(alive, n, 0) for n in counts]
                 slices = [rows.first(g, n) for g, n in zip(slices, counts, strict=True)]
             before, all_rows = rows.counted(self._inner_sum, draw[2], counts)
-            parts += [rows.written(g, before[i], all_rows[i]) for i, g in enumerate(slices)]
+            written = [rows.written(g, before[i], all_rows[i]) for i, g in enumerate(slices)]
+            parts, checked = parts + written, checked + written
         if scaled:  # the optimizer looks at the sum of the gradients by itself, and takes smaller steps
             finite = tf.math.is_finite(loss)
         else:
             # A sum is finite when all of its parts are (or so large that they are as bad): one cheap pass.
-            finite = tf.math.is_finite(weighted + tf.add_n([tf.reduce_sum(part) for part in parts]))
+            finite = tf.math.is_finite(weighted + tf.add_n([tf.reduce_sum(part) for part in checked]))
         ours = tf.stack([records, told, contribution[control.LEAVE], 1.0 - tf.cast(finite, tf.float32)])
         vector = tf.concat([*parts, ours], 0)
         if alive is not None:
@@ -215,6 +225,8 @@ class StepGraphs:
         for v, piece in zip(layout.counters, pieces, strict=False):
             raised = tf.reshape(piece if v.path in layout.summed else piece * share, v.shape)
             v.assign(tf.cast(tf.cast(v.value, tf.int64) + tf.cast(tf.round(raised), tf.int64), v.dtype))
+        for v, piece in zip(layout.metrics, pieces, strict=False):
+            v.assign_add(tf.cast(tf.reshape(piece, v.shape), v.dtype))
         for v, piece in zip(layout.tables, pieces, strict=False):
             found = rows.read(piece, v)
             values = found.values * share if layout.divided else found.values
@@ -231,6 +243,7 @@ class Layout:
     counters: list[keras.Variable]  # likewise, but whole numbers or truth values, of which the change is sent
     summed: frozenset[str]  # paths of counters that count records; the others count steps
     divided: bool  # whether gradients are sums of means times records
+    metrics: list[keras.Variable]  # of which the change is sent, too
     tables: list[keras.Variable]  # likewise trained, by rows; how many there are differs from step to step
 
     @staticmethod
@@ -240,6 +253,7 @@ class Layout:
         gradients: list[Any],
         summed: frozenset[str],
         divided: bool,
+        metrics: list[keras.Variable],
     ) -> Layout:
         given = [(v, g) for v, g in zip(model.trainable_variables, gradients, strict=True) if g is not None]
         tables = [v for v, g in given if isinstance(g, tf.IndexedSlices)]
@@ -257,11 +271,11 @@ class Layout:
                     "variables, only float32 can (they are averaged over the ring)"
                 )
         counters = [v for v in changed if not keras.backend.is_float_dtype(v.dtype)]
-        return Layout(trained, floats, counters, summed, divided, tables)
+        return Layout(trained, floats, counters, summed, divided, metrics, tables)
 
     @property
     def all(self) -> list[keras.Variable]:
-        return [*self.trained, *self.averaged, *self.counters]
+        return [*self.trained, *self.averaged, *self.counters, *self.metrics]
 
     @property
     def key(self) -> tuple[Any, ...]:

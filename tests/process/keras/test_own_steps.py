@@ -399,6 +399,10 @@ def test_a_ring_trains_as_fit_does(name: str, cuts: list[int]) -> None:
     loss = history["loss" if "loss" in history else next(iter(history))]
     np.testing.assert_allclose([agreed.loss for agreed in heard[-1]], loss, rtol=1e-5)
     assert heard[-1][-1].records == RECORDS
+    for rank in ranks:  # all that the step returns, over all steps
+        told = {name: np.mean(values) for name, values in history.items()}
+        assert rank.learner.take_metrics() == pytest.approx(told, rel=1e-5)
+        assert rank.learner.take_metrics() == {}
 
 
 @ring_of_any_size
