@@ -64,7 +64,12 @@ class MeanGradients:
         self.called = False  # in whatever step
         self.theirs: list[Any] = []  # variables of the optimizers and those that they update; of a rehearsal
         self.expected: list[int] | None = None  # lengths of the calls that each step must make
-        self.by_row = True  # whether gradients of tables may be summed by rows
+        # Of gradients of tables, that an optimizer takes row by row (trainer/rows.py):
+        self.rows: list[int | None] = []  # how many of each, of the step that has run last eagerly
+        self.added_up: frozenset[int] = (
+            frozenset()
+        )  # those, counted over a step, that are added up all the same
+        self.by_row = True  # whether any is not
 
     @property
     def variables(self) -> list[tf.Variable]:
@@ -82,7 +87,7 @@ class MeanGradients:
             ModelError: what it does with its optimizers cannot be done over a ring.
         """
         _route_all()
-        self.calls = []
+        self.calls, self.rows = [], []
         _here.means, _here.rehearsing = self, rehearsing
         try:
             yield
@@ -99,11 +104,7 @@ class MeanGradients:
         _refuse_where_a_rank_may_not_come(optimizer, graph)
         begin = len(graph.get_operations()) if graph else 0
         trained = list(optimizer._trainable_variables if variables is None else variables)
-        by_row = self.by_row and rows.one_by_one(optimizer)
-        gradients = [
-            g if g is None or (by_row and isinstance(g, tf.IndexedSlices)) else tf.convert_to_tensor(g)
-            for g in gradients
-        ]
+        gradients = [self._by_row(optimizer, g) for g in gradients]
         length = sum(math.prod(v.shape) for v, g in zip(trained, gradients, strict=True) if g is not None)
         if self.expected is not None and self.expected[len(self.calls) :][:1] != [length]:
             raise ModelError(_UNEVEN.format(f"optimizer {optimizer.name!r}"))
@@ -121,6 +122,14 @@ class MeanGradients:
         self.called = True
         end = len(graph.get_operations()) if graph else 0
         self.calls.append(Call(optimizer.name, length, graph, range(begin, end)))
+
+    def _by_row(self, optimizer: Any, gradient: Any) -> Any:
+        """The gradient as it is summed: the slices of a table, or dense."""
+        if gradient is None or not (isinstance(gradient, tf.IndexedSlices) and rows.one_by_one(optimizer)):
+            return None if gradient is None else tf.convert_to_tensor(gradient)
+        nth = len(self.rows)
+        self.rows.append(int(gradient.indices.shape[0]) if tf.executing_eagerly() else None)
+        return gradient if self.by_row and nth not in self.added_up else tf.convert_to_tensor(gradient)
 
     def fault_of(self, part: tf.Tensor) -> tf.Tensor:
         """1.0 when this rank's part of a sum is not finite, and that is this rank's own doing: after a sum

@@ -80,12 +80,13 @@ class OwnStepLearner:
         self._variables = _distinct(model.variables)
         self._before: list[tf.Tensor] | None = None  # values of the variables, while a step is not accepted
         self._losses: list[str] = []
+        self._graphs: dict[tuple[tf.TypeSpec, ...], Any] = {}  # of the step, by the types of the records
         # Of the losses, and of the records that they are means over, since they were taken last.
         self._told = tf.Variable(tf.zeros([1], tf.float64), shape=[None], trainable=False, name="losses_told")
         self._sample = sample
         if sample is not None:
             self._build(sample)
-            if inexact != "allow" and len(sample) > 1:
+            if len(sample) > 1 and (inexact != "allow" or self._means.rows):
                 self._try(sample, Inexact(inexact, warn))
         else:
             self._leave_out_metrics()
@@ -316,10 +317,8 @@ class OwnStepLearner:
         Raises:
             ModelError: it does not, and that is to be refused.
         """
-        if any(_is_generator(v) for v in self._variables):
-            return  # what it draws for a record depends on how many there are
         try:
-            found = try_own_step(
+            found, added_up = try_own_step(
                 self._alone, lambda: [c.optimizer for c in self._means.calls], sample, is_half(self.model)
             )
         except Exception as error:
@@ -328,7 +327,13 @@ class OwnStepLearner:
                 f"{self._name} run eagerly, on {len(sample)} records, raised {type(error).__name__}: {error}"
             )
             return
-        inexact.told(found)
+        if added_up:
+            self._means.added_up = added_up
+            self._graphs.clear()  # they sum rows otherwise
+        if not any(
+            _is_generator(v) for v in self._variables
+        ):  # draws for a record what depends on the others
+            inexact.told(found)
 
     def _alone(self, leaves: list[Any], records: int, totals: list[np.ndarray] | None) -> Run:
         """A step without a ring, for what it contributes to its sums. Changes nothing."""
@@ -349,7 +354,8 @@ class OwnStepLearner:
         finally:
             self._means.expected, self._means.by_row = expected, True
             self._put_back()
-        return Run(sums, np.concatenate([*changes, np.zeros(0, np.float32)]))
+        looked_up = [n for n in self._means.rows if n is not None]
+        return Run(sums, np.concatenate([*changes, np.zeros(0, np.float32)]), looked_up)
 
     # --- the graphs around a step
 

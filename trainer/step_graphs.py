@@ -12,6 +12,7 @@ it is traced again, until it is the right one.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -32,6 +33,7 @@ from trainer.graphs import compiled
 from trainer.inner_sum import InnerSum
 from trainer.model_support import is_plain, is_scaled
 from trainer.training_metrics import TrainingMetrics
+from trainer.trial import halves
 
 
 class NeedsTotals(Exception):
@@ -70,6 +72,7 @@ class StepGraphs:
         self.synchronized = is_synchronized(model)
         self.totals = 0  # floats that a step sums before its gradients
         self._rows = False  # whether the gradients of tables are rows
+        self._added_up: frozenset[int] = frozenset()  # tables of which they are not
         self._findings: Findings | None = None  # of a trial, where one was needed
         self._one_by_one = rows.one_by_one(model.optimizer)
         if not is_plain(model):
@@ -84,6 +87,9 @@ class StepGraphs:
                 self.totals = needs.count
             except _HasRows:
                 self._rows = True
+        if layout.tables:
+            self._added_up = self._the_same_in_each_batch(layout, sample)
+            layout = self.trace_gradients(sample)
         self.layout = layout
         floats = tf.TensorSpec([None], tf.float32)
         self.nothing = compiled(
@@ -110,7 +116,7 @@ class StepGraphs:
         )
         if self._model.run_eagerly:  # nothing was traced: the layout is found by a step that is no ring's
             forward = self._forward(batch_types.leaves(batch), tf.zeros([2], tf.int64))
-            self._lay_out(forward, forward.gradients(forward.loss, self._one_by_one))
+            self._lay_out(forward, self._gradients_of(forward, forward.loss))
         assert self._found is not None
         return self._found
 
@@ -128,6 +134,36 @@ class StepGraphs:
         return Forward(
             self._model, self._types.tree(leaves), salt, verdicts, ring, alive, metrics=self._metrics
         )
+
+    def _the_same_in_each_batch(self, layout: Layout, sample: Batch) -> frozenset[int]:
+        """Tables whose rows are not looked up by records (of places in a text, say): their ids.
+
+        Each rank has a gradient for all of these rows, of which Keras has but one for the whole batch. So
+        these are added up, as all other gradients are.
+        """
+        if len(sample) < 2:
+            return frozenset()
+        parts, _ = halves(sample)
+        alone = self._inner_sum.made_by(lambda v: v) if self._inner_sum else contextlib.nullcontext()
+        with alone:
+            one, other, whole = (self._count_rows(leaves) for leaves in (*parts, batch_types.leaves(sample)))
+        tables = zip(layout.tables, one + other == whole, strict=True)
+        return frozenset(id(v) for v, by_record in tables if not by_record)
+
+    def _count_rows(self, leaves: list[Any]) -> np.ndarray:
+        """Of each table, that the step of one rank with these records would look up."""
+        tensors = tf.nest.flatten(leaves, expand_composites=True)
+        told, draw = np.zeros(control.IDLE + 1, np.float32), np.zeros(3, np.int64)
+        _, counts = self.gradients(*tensors, told, draw, *([True] if self.synchronized else []))
+        return np.asarray(counts)
+
+    def _gradients_of(self, forward: Forward, target: tf.Tensor) -> list[Any]:
+        found = forward.gradients(target, self._one_by_one)
+        pairs = zip(self._model.trainable_variables, found, strict=True)
+        return [
+            tf.convert_to_tensor(g) if isinstance(g, tf.IndexedSlices) and id(v) in self._added_up else g
+            for v, g in pairs
+        ]
 
     def _is_sum(self, forward: Forward) -> bool:
         """Whether the loss of a batch is the sum of those of its parts, so that nothing is divided."""
@@ -178,7 +214,7 @@ class StepGraphs:
             # In 16 bits too large a number is lost: nothing larger than what Keras has for the whole batch.
             weighted = self._model.optimizer.scale_loss(loss * (records / totals[0]) if scaled else told)
             weighted = weighted if alive is None else tf.where(alive, weighted, 0)
-        gradients = forward.gradients(weighted, self._one_by_one)
+        gradients = self._gradients_of(forward, weighted)
         layout = self._lay_out(forward, gradients)
         after = {id(v): (before, value) for v, before, value in forward.changes}
         slices = [g for g in gradients if isinstance(g, tf.IndexedSlices)]

@@ -86,14 +86,18 @@ class Run:
 
     sums: list[np.ndarray]  # what it contributed to each of its sums over the ring
     changes: np.ndarray  # of what it assigns by itself, times the records
+    rows: list[int]  # that it looked up, of each gradient that an optimizer takes row by row
 
 
 # Runs the step on the parts of a batch, given the totals of its sums; None: those of its records alone.
 Runs = Callable[[list[Any], int, "list[np.ndarray] | None"], Run]
 
 
-def try_own_step(run: Runs, names: Callable[[], list[str]], sample: Batch, half: bool) -> list[str]:
-    """What in a step of one's own depends on how a batch is divided, in words.
+def try_own_step(
+    run: Runs, names: Callable[[], list[str]], sample: Batch, half: bool
+) -> tuple[list[str], frozenset[int]]:
+    """What in a step of one's own depends on how a batch is divided, in words; and which of its gradients
+    have rows that are not looked up by records (as in trainer/step_graphs.py).
 
     Two parts of a batch take the step as the ranks of a ring would: each of its sums has the total that it
     has for the whole batch. What the two contribute to it should add up to just that.
@@ -106,9 +110,11 @@ def try_own_step(run: Runs, names: Callable[[], list[str]], sample: Batch, half:
     tolerance = exactness.HALF_TOLERANCE if half else exactness.TOLERANCE
     with exactness.records_alone(sizes):
         whole, again = (run(batch_types.leaves(sample), len(sample), None) for _ in range(2))
-        if not all(np.array_equal(a, b, equal_nan=True) for a, b in zip(whole.sums, again.sums, strict=True)):
-            return []  # it draws what nobody controls, so a difference would say nothing
         one, other = (run(part, size, whole.sums) for part, size in zip(parts, sizes, strict=True))
+    counts = zip(one.rows, other.rows, whole.rows, strict=True)
+    added_up = frozenset(nth for nth, (a, b, c) in enumerate(counts) if a + b != c)
+    if not all(np.array_equal(a, b, equal_nan=True) for a, b in zip(whole.sums, again.sums, strict=True)):
+        return [], added_up  # it draws what nobody controls, so a difference would say nothing
     found = []
     for name, a, b, total in zip(names(), one.sums, other.sums, whole.sums, strict=True):
         off = exactness.difference(a, b, total)
@@ -120,4 +126,4 @@ def try_own_step(run: Runs, names: Callable[[], list[str]], sample: Batch, half:
     off = exactness.difference(one.changes, other.changes, whole.changes)
     if off > tolerance:
         found.append(f"what {sizes[0]} and {sizes[1]} records assign differs by {off:.1%} from what all do")
-    return found
+    return found, added_up

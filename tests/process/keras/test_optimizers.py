@@ -64,11 +64,26 @@ def two_tables() -> keras.Model:
     return model
 
 
-def of_tokens(optimizer: Any, synchronized: bool = False, **compiled: Any) -> keras.Model:
+class Places(keras.layers.Layer):
+    """Adds something to each place of a text: its rows are looked up once in each batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = keras.layers.Embedding(6, 5)
+
+    def call(self, x: Any) -> Any:
+        return keras.ops.tanh(x + self.table(keras.ops.arange(keras.ops.shape(x)[1])))
+
+
+def of_tokens(
+    optimizer: Any, synchronized: bool = False, places: bool = False, **compiled: Any
+) -> keras.Model:
     """Rows are looked up several times in a record, and in the records of several ranks."""
     keras.utils.set_random_seed(3)
     x = inputs = keras.Input((6,), dtype="int32")
     x = keras.layers.Embedding(9, 5)(x)
+    if places:
+        x = Places()(x)
     if synchronized:
         x = keras.layers.BatchNormalization(synchronized=True)(x)
     model = keras.Model(inputs, keras.layers.Dense(3)(x))
@@ -85,6 +100,8 @@ ROWS: dict[str, Callable[[], keras.Model]] = {
     "gradient_accumulation_steps": lambda: of_tokens(o.Adam(0.01, gradient_accumulation_steps=2)),
     "loss scaling": lambda: of_tokens(o.LossScaleOptimizer(o.Adam(0.01))),
     "MultiOptimizer": lambda: of_tokens(o.MultiOptimizer(o.OptimizerMap(o.Adam(0.01), {"bias": o.SGD(0.1)}))),
+    "once in each batch": lambda: of_tokens(o.Adagrad(0.1), places=True),
+    "once in each batch, run_eagerly": lambda: of_tokens(o.Adagrad(0.1), places=True, run_eagerly=True),
     "masked": lambda: tagger(optimizer=o.Adam(0.01)),
     "run_eagerly": lambda: of_tokens(o.Adagrad(0.1), run_eagerly=True),
     "jit_compile": lambda: of_tokens(o.Adagrad(0.1), jit_compile=True),

@@ -49,7 +49,7 @@ class Rank:
 
     def __post_init__(self) -> None:
         self.model = self.case.build()
-        self.learner = OwnStepLearner(self.model, self.case.batch(0, 2), self.reduce, inexact="allow")
+        self.learner = OwnStepLearner(self.model, self.case.batch(0, 5), self.reduce, inexact="allow")
 
     def reduce(self, vector: Any) -> Any:
         self.sums += 1
@@ -355,16 +355,19 @@ MEANS |= {
 
 
 class OfTokens(keras.Model):
-    """Looks up rows of a table several times in a batch, and in the parts of several ranks."""
+    """Looks up rows of a table several times in a batch, and in the parts of several ranks; and those of
+    another one, of places, once in each batch."""
 
     def __init__(self) -> None:
         super().__init__()
         self.table, self.last = keras.layers.Embedding(5, 4), keras.layers.Dense(3)
+        self.places = keras.layers.Embedding(3, 4)
 
     def train_step(self, data: Any) -> Any:
         x, y = data
         with tf.GradientTape() as tape:
-            logits = self.last(keras.ops.mean(self.table(x), axis=1))
+            places = self.places(keras.ops.arange(keras.ops.shape(x)[1]))
+            logits = self.last(keras.ops.mean(keras.ops.tanh(self.table(x) + places), axis=1))
             loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(y, logits))
         self.optimizer.apply(tape.gradient(loss, self.trainable_weights), self.trainable_weights)
         return {"nll": loss}
