@@ -113,7 +113,7 @@ def learner_of(
     refuse_unless_compiled(model)
     sample = samples[0] if samples else None
     if has_own_step(model):
-        return OwnStepLearner(model, sample, ring.reduce)
+        return OwnStepLearner(model, sample, ring.reduce, inexact, warn)
     return KerasLearner(model, sample, samples[1:], ring.reduce, inexact, warn)
 
 

@@ -69,7 +69,7 @@ def tried(
     """
     tolerance = HALF_TOLERANCE if half else TOLERANCE
     shares = [size / sum(sizes) for size in sizes]
-    with _records_alone({*sizes, sum(sizes)}):
+    with records_alone(sizes):
         first = [attempt(records, None, None) for records in (*parts, whole)]
         unknown = [[t for t in trial.terms.found if t.kind is Kind.UNKNOWN] for trial in first]
         verdicts = tuple(_verdict(a, b, c, sizes) for a, b, c in zip(*unknown, strict=True))
@@ -158,14 +158,26 @@ def _norm(arrays: list[np.ndarray]) -> float:
     return float(np.sqrt(sum(np.sum(np.square(a)) for a in arrays)))
 
 
+def difference(ours: np.ndarray, other: np.ndarray, whole: np.ndarray) -> float:
+    """Of the sum of what two parts of a batch give from what the whole of it gives; as `_difference`."""
+    parts = [np.asarray(a, np.float64) for a in (ours, other)]
+    return _difference([parts[0] + parts[1]], [np.asarray(whole, np.float64)], [[a] for a in parts])
+
+
 @contextmanager
-def _records_alone(sizes: set[int]) -> Iterator[None]:
-    """Inside, as far as Keras' layers go, what becomes of a record does not depend on its batch."""
+def records_alone(sizes: tuple[int, int]) -> Iterator[None]:
+    """Inside, as far as Keras' layers go, what becomes of a record does not depend on its batch.
+
+    Args:
+        sizes: of the two parts of a batch.
+    """
+    counts = {*sizes, sum(sizes)}
 
     def alike(draw: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
         def drawn(shape: Any, *arguments: Any, **named: Any) -> tf.Tensor:
             shape = [int(n) for n in shape]
-            if not shape or shape[0] not in sizes:
+            # A step of one's own may draw for two batches at once, of real and generated records.
+            if not shape or not any(shape[0] and shape[0] % n == 0 for n in counts):
                 return draw(shape, *arguments, **named)
             return tf.broadcast_to(draw([1, *shape[1:]], *arguments, **named), shape)
 

@@ -29,6 +29,7 @@ class Forward:
         verdicts: on terms of the loss that do not show what they are; None before there are any.
         ring: for layers whose statistics are those of the whole batch; None: they are those of the records.
         alive: whether the records count in it.
+        metrics: their variables, and the values from which they begin; each is one of the `changes`.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class Forward:
         verdicts: Sequence[Verdict] | None = None,
         ring: InnerSum | None = None,
         alive: Any = True,
+        metrics: Sequence[tuple[keras.Variable, Any]] = (),
     ):
         x, y, weights = tree
         self._model = model
@@ -47,7 +49,7 @@ class Forward:
         self.tape = tf.GradientTape(watch_accessed_variables=False)  # to be opened again for what follows
         with (
             self.tape,
-            _Scope(self.tape, model, salt) as self._scope,
+            _Scope(self.tape, model, salt, metrics) as self._scope,
             self.terms.noted(),
             synchronized(ring, alive),
         ):
@@ -56,21 +58,41 @@ class Forward:
             # Whether the loss has parts that are no terms: weight decay by regularizers, a sum made by hand.
             self.more_than_terms = bool(model.losses) or computes_its_own_loss(model)
             self.loss = _number(loss)
+        if metrics:
+            with self._scope:
+                model.compute_metrics(x, y, self.y_pred, sample_weight=weights)
 
-    def gradients(self, target: tf.Tensor) -> list[tf.Tensor | None]:
-        """Of something computed under `tape`, for each trainable variable, dense. Once only."""
+    def gradients(self, target: tf.Tensor, rows: bool = False) -> list[Any]:
+        """Of something computed under `tape`, for each trainable variable. Once only.
+
+        Args:
+            rows: the gradient of a table is its slices, as TensorFlow has it; else dense (trainer/rows.py).
+        """
         leaves = [self._scope.leaves[id(v)] for v in self._model.trainable_variables]
         flat = iter(self.tape.gradient(target, [leaf for of_one in leaves for leaf in of_one]))
-        return [_added([next(flat) for _ in of_one]) for of_one in leaves]
+        found = [[next(flat) for _ in of_one] for of_one in leaves]
+        if rows:
+            return [g[0] if len(g) == 1 and isinstance(g[0], tf.IndexedSlices) else _added(g) for g in found]
+        return [_added(g) for g in found]
 
     @property
     def changes(self) -> list[tuple[keras.Variable, tf.Tensor, tf.Tensor]]:
         """What it would change of the model: variable, value before, value after. No seeds, no metrics."""
         return self._scope.changes
 
+    def added_to(self, metric: keras.Variable) -> tf.Tensor:
+        """What the records add to a variable of a metric that was given."""
+        return self._scope.added_to(metric)
+
 
 class _Scope(keras.StatelessScope):
-    def __init__(self, tape: tf.GradientTape, model: keras.Model, salt: tf.Tensor):
+    def __init__(
+        self,
+        tape: tf.GradientTape,
+        model: keras.Model,
+        salt: tf.Tensor,
+        metrics: Sequence[tuple[keras.Variable, Any]],
+    ):
         self._tape = tape
         self._before = [
             (v, tf.convert_to_tensor(v.value)) for v in (*model.trainable_variables, *moving(model))
@@ -78,6 +100,8 @@ class _Scope(keras.StatelessScope):
         self.leaves = {id(v): [value] for v, value in self._before[: len(model.trainable_variables)]}
         tape.watch([leaf for (leaf,) in self.leaves.values()])
         given = [(v, value + tf.cast(salt, v.dtype) if _is_seed(v) else value) for v, value in self._before]
+        self._metrics = {id(v): tf.constant(initial, v.dtype) for v, initial in metrics}
+        given += [(v, self._metrics[id(v)]) for v, _ in metrics]
         super().__init__(state_mapping=given, collect_losses=True)
 
     def add_update(self, update: tuple[keras.Variable, tf.Tensor]) -> None:
@@ -92,6 +116,10 @@ class _Scope(keras.StatelessScope):
     def changes(self) -> list[tuple[keras.Variable, tf.Tensor, tf.Tensor]]:
         now = [(v, before, self.get_current_value(v)) for v, before in self._before if not _is_seed(v)]
         return [(v, before, after) for v, before, after in now if after is not before]
+
+    def added_to(self, metric: keras.Variable) -> tf.Tensor:
+        before, after = self._metrics[id(metric)], self.get_current_value(metric)
+        return tf.cast(after, tf.float32) - tf.cast(before, tf.float32)
 
 
 def _added(gradients: list[Any]) -> tf.Tensor | None:

@@ -32,6 +32,7 @@ A rank without a batch runs the step on the sample, with weight zero: it has to 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -47,7 +48,9 @@ from trainer.data import Batch
 from trainer.fingerprint import fingerprint
 from trainer.graphs import compiled, concrete
 from trainer.mean_gradients import MeanGradients
+from trainer.model_support import is_half
 from trainer.ring.base import Vector
+from trainer.trial import Inexact, Run, try_own_step
 
 
 class OwnStepLearner:
@@ -57,21 +60,34 @@ class OwnStepLearner:
         model: compiled.
         sample: a batch of real records; None when there are none.
         reduce: of the ring, for the sums within a step.
+        inexact, warn: as in trainer/learner.py.
 
     Raises:
         ModelError: its step cannot be run over a ring; the text says why.
     """
 
-    def __init__(self, model: keras.Model, sample: Batch | None, reduce: Callable[[Vector], Vector]):
+    def __init__(
+        self,
+        model: keras.Model,
+        sample: Batch | None,
+        reduce: Callable[[Vector], Vector],
+        inexact: str = "warn",
+        warn: Callable[[str], None] = print,
+    ):
         self.model = model
         self._name = f"{type(model).__name__}.train_step()"
         self._means = MeanGradients(reduce)
         self._variables = _distinct(model.variables)
         self._before: list[tf.Tensor] | None = None  # values of the variables, while a step is not accepted
         self._losses: list[str] = []
+        self._graphs: dict[tuple[tf.TypeSpec, ...], Any] = {}  # of the step, by the types of the records
+        # Of the losses, and of the records that they are means over, since they were taken last.
+        self._told = tf.Variable(tf.zeros([1], tf.float64), shape=[None], trainable=False, name="losses_told")
         self._sample = sample
         if sample is not None:
             self._build(sample)
+            if len(sample) > 1 and (inexact != "allow" or self._means.rows):
+                self._try(sample, Inexact(inexact, warn))
         else:
             self._leave_out_metrics()
 
@@ -117,6 +133,17 @@ class OwnStepLearner:
             )
         self._before = None
 
+    def take_metrics(self) -> dict[str, float]:
+        """The means of all entries that `train_step` returns, over the records of all steps since they were
+        taken last.
+
+        It is a change of the state: to be made on all ranks after the same step.
+        """
+        self._put_back()
+        *sums, records = self._told.numpy().tolist()
+        self._told.assign(tf.zeros_like(self._told))
+        return {name: s / records for name, s in zip(self._losses, sums, strict=True)} if records else {}
+
     def finish_training(self) -> None:
         """What Keras' `fit` does at its end, before the model is evaluated and saved. No step may follow."""
         self._put_back()
@@ -126,9 +153,10 @@ class OwnStepLearner:
     # --- the state
 
     def state(self) -> np.ndarray:
-        """All variables but the metrics', uint8 [bytes]."""
+        """All variables but the metrics', and what is to be told of the losses, uint8 [bytes]."""
         self._put_back()
-        parts = [np.ascontiguousarray(v.numpy()).reshape(-1).view(np.uint8) for v in self._variables]
+        variables = [*self._variables, self._told]
+        parts = [np.ascontiguousarray(v.numpy()).reshape(-1).view(np.uint8) for v in variables]
         return np.concatenate(parts) if parts else np.zeros(0, np.uint8)
 
     def load(self, state: np.ndarray) -> None:
@@ -138,15 +166,15 @@ class OwnStepLearner:
             ModelError: it is not the state of this model; nothing is changed then.
         """
         self._put_back()
-        types = [v.dtype.as_numpy_dtype for v in self._variables]
-        sizes = [
-            v.shape.num_elements() * np.dtype(t).itemsize for v, t in zip(self._variables, types, strict=True)
-        ]
+        variables = [*self._variables, self._told]
+        types = [v.dtype.as_numpy_dtype for v in variables]
+        shapes = [tuple(v.read_value().shape) for v in variables]
+        sizes = [math.prod(s) * np.dtype(t).itemsize for s, t in zip(shapes, types, strict=True)]
         if sum(sizes) != len(state):
             raise ModelError(f"the ring's state has {len(state)} bytes, this worker's model has {sum(sizes)}")
         parts = np.split(state, np.cumsum(sizes)[:-1])
-        for v, part, dtype in zip(self._variables, parts, types, strict=True):
-            v.assign(part.copy().view(dtype).reshape(v.shape))  # copied, to be aligned
+        for v, part, dtype, shape in zip(variables, parts, types, shapes, strict=True):
+            v.assign(part.copy().view(dtype).reshape(shape))  # copied, to be aligned
 
     def digest(self) -> str:
         """SHA-256 of the state: equal on two workers when their models are, bit for bit."""
@@ -227,7 +255,7 @@ class OwnStepLearner:
         self._touched = [known[id(v)] for v in [*self._assigned, *seeds]]
         self._sizes = [v.shape.num_elements() for v in self._assigned] + [len(self._losses)]
         self.length = sum(self._sizes)
-
+        self._told.assign(tf.zeros([len(self._losses) + 1], tf.float64))
         floats, ours = tf.TensorSpec([None], tf.float32), tf.TensorSpec([len(self._losses)], tf.float32)
         values = [tf.TensorSpec(v.shape, v.dtype) for v in self._variables]
         touched = [values[i] for i in self._touched]
@@ -283,11 +311,57 @@ class OwnStepLearner:
         theirs = {id(v) for v in _distinct(self._means.theirs)}
         return [v for v in self._variables if id(v) not in theirs]
 
+    def _try(self, sample: Batch, inexact: Inexact) -> None:
+        """Find out, with real records, whether a ring makes the steps that Keras would.
+
+        Raises:
+            ModelError: it does not, and that is to be refused.
+        """
+        try:
+            found, added_up = try_own_step(
+                self._alone, lambda: [c.optimizer for c in self._means.calls], sample, is_half(self.model)
+            )
+        except Exception as error:
+            inexact.warn(
+                "whether a ring trains this model as Keras alone would could not be tried out: "
+                f"{self._name} run eagerly, on {len(sample)} records, raised {type(error).__name__}: {error}"
+            )
+            return
+        if added_up:
+            self._means.added_up = added_up
+            self._graphs.clear()  # they sum rows otherwise
+        if not any(
+            _is_generator(v) for v in self._variables
+        ):  # draws for a record what depends on the others
+            inexact.told(found)
+
+    def _alone(self, leaves: list[Any], records: int, totals: list[np.ndarray] | None) -> Run:
+        """A step without a ring, for what it contributes to its sums. Changes nothing."""
+        sums: list[np.ndarray] = []
+
+        def reduce(vector: Vector) -> Vector:
+            sums.append(np.asarray(vector))
+            return vector if totals is None else tf.constant(totals[len(sums) - 1])
+
+        expected, self._means.expected, self._means.by_row = self._means.expected, None, False
+        self._before = self._begin(np.float32(records), np.zeros(2, np.int64))
+        try:
+            with self._means.sum.made_by(reduce):
+                self._train_step(*map(arrays.tensor, leaves))
+            before = self._touched_before()
+            floats = [(v, b) for v, b in zip(self._assigned, before, strict=False) if v.dtype.is_floating]
+            changes = [_change(v, b).numpy() * records for v, b in floats]
+        finally:
+            self._means.expected, self._means.by_row = expected, True
+            self._put_back()
+        looked_up = [n for n in self._means.rows if n is not None]
+        return Run(sums, np.concatenate([*changes, np.zeros(0, np.float32)]), looked_up)
+
     # --- the graphs around a step
 
     def _begin_graph(self, records: tf.Tensor, draw: tf.Tensor) -> list[tf.Tensor]:
         before = [v.read_value() for v in self._variables]
-        self._means.begin(records)
+        self._means.begin(records, draw[1])
         for v in self._variables:
             if _is_seed(v):
                 v.assign_add(_salt(v, draw))
@@ -319,6 +393,8 @@ class OwnStepLearner:
             mean, own = (tf.round(mean), tf.round(own)) if whole else (mean, mean)
             equal.append(tf.reduce_all((mean == own) | (records[1] == 0)))
             v.assign(tf.cast(tf.cast(b, wide) + tf.reshape(tf.cast(mean, wide), v.shape), v.dtype))
+        losses = total[self.length - len(self._losses) : self.length]
+        self._told.assign_add(tf.cast(tf.concat([losses, [records[0]]], 0), tf.float64))
         for i, b in zip(self._touched[len(self._assigned) :], before[len(self._assigned) :], strict=True):
             self._variables[i].assign(b)
         return tf.stack(equal or [tf.constant(True)])
@@ -337,6 +413,11 @@ def _is_seed(v: tf.Variable) -> bool:
     """Keras' seeds, and the state of a tf.random.Generator."""
     name = v.name.rpartition("/")[2].partition(":")[0]
     return name in ("seed_generator_state", "StateVar") and v.dtype.is_integer
+
+
+def _is_generator(v: tf.Variable) -> bool:
+    """The state of a tf.random.Generator."""
+    return _is_seed(v) and "StateVar" in v.name
 
 
 def _salt(v: tf.Variable, draw: tf.Tensor) -> tf.Tensor:

@@ -36,7 +36,6 @@ class Case:
     data: Callable[[], tuple[Any, Any, Any]]  # features, labels, weights or None, of 30 records
     tolerance: float = 1e-6
     told: bool = True  # whether the loss that is told is Keras' own; of a sum, it is told for each record
-    dense: bool = False  # whether Keras' optimizer is given a row's gradients added up (docs/models.md)
     class_weight: dict[int, float] | None = None  # given to Keras as such, to the ring as weights
     padded: Callable[[Any], Any] = field(
         default=lambda part: part
@@ -156,12 +155,6 @@ def _keras_step(case: Case, model: keras.Model, start: int, stop: int) -> float:
         {"sample_weight": whole.weights} if case.class_weight is None else {"class_weight": case.class_weight}
     )
     x, y = (keras.tree.map_structure(_given, tree) for tree in (whole.x, whole.y))
-    if case.dense:
-        with tf.GradientTape() as tape:
-            loss = model.compute_loss(x=x, y=y, y_pred=model(x, training=True), sample_weight=whole.weights)
-        gradients = tape.gradient(loss, model.trainable_variables)
-        model.optimizer.apply([tf.convert_to_tensor(g) for g in gradients], model.trainable_variables)
-        return float(loss)
     told = model.train_on_batch(x, y, return_dict=True, **weights)
     return float(told["loss"])
 

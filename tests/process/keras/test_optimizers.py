@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
+import keras
 import pytest
 from keras import optimizers as o
 
-from tests.process.keras.models import dense, plain, tagged, tagger
+from tests.process.keras.models import TOKENS, Y, dense, plain, tagged, tagger
 from tests.process.keras.rings import Case, assert_same
 
+COLUMNS = {"user": 1, "item": 3, "other": 2}
 # An optimizer that divides by the size of a gradient makes much of its last digits.
 DIVIDES = 1e-5
 PLAIN = {
@@ -46,6 +49,66 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
+def looked_up() -> tuple[Any, Any, Any]:
+    return {"user": TOKENS[:, :1], "item": TOKENS[:, 1:4], "other": TOKENS[:, 4:]}, Y, None
+
+
+def two_tables() -> keras.Model:
+    keras.utils.set_random_seed(3)
+    inputs = {name: keras.Input((n,), dtype="int32", name=name) for name, n in COLUMNS.items()}
+    users, items = keras.layers.Embedding(9, 4), keras.layers.Embedding(9, 4)
+    x = [users(inputs["user"]), items(inputs["item"]), items(inputs["other"])]
+    x = keras.layers.Concatenate()([keras.layers.GlobalAveragePooling1D()(part) for part in x])
+    model = keras.Model(inputs, keras.layers.Dense(2)(x))
+    model.compile(o.Adam(0.01), loss="mse")
+    return model
+
+
+class Places(keras.layers.Layer):
+    """Adds something to each place of a text: its rows are looked up once in each batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = keras.layers.Embedding(6, 5)
+
+    def call(self, x: Any) -> Any:
+        return keras.ops.tanh(x + self.table(keras.ops.arange(keras.ops.shape(x)[1])))
+
+
+def of_tokens(
+    optimizer: Any, synchronized: bool = False, places: bool = False, **compiled: Any
+) -> keras.Model:
+    """Rows are looked up several times in a record, and in the records of several ranks."""
+    keras.utils.set_random_seed(3)
+    x = inputs = keras.Input((6,), dtype="int32")
+    x = keras.layers.Embedding(9, 5)(x)
+    if places:
+        x = Places()(x)
+    if synchronized:
+        x = keras.layers.BatchNormalization(synchronized=True)(x)
+    model = keras.Model(inputs, keras.layers.Dense(3)(x))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer, loss, **compiled)
+    return model
+
+
+ROWS: dict[str, Callable[[], keras.Model]] = {
+    **{name: lambda make=PLAIN[name]: of_tokens(make()) for name in ("SGD", "Adam", "Adagrad")},  # type: ignore[misc]
+    "momentum": lambda: of_tokens(o.SGD(0.1, momentum=0.9)),
+    "clipnorm": lambda: of_tokens(o.Adagrad(0.1, clipnorm=0.001)),
+    "global_clipnorm": lambda: of_tokens(o.SGD(1.0, global_clipnorm=0.001)),
+    "gradient_accumulation_steps": lambda: of_tokens(o.Adam(0.01, gradient_accumulation_steps=2)),
+    "loss scaling": lambda: of_tokens(o.LossScaleOptimizer(o.Adam(0.01))),
+    "MultiOptimizer": lambda: of_tokens(o.MultiOptimizer(o.OptimizerMap(o.Adam(0.01), {"bias": o.SGD(0.1)}))),
+    "once in each batch": lambda: of_tokens(o.Adagrad(0.1), places=True),
+    "once in each batch, run_eagerly": lambda: of_tokens(o.Adagrad(0.1), places=True, run_eagerly=True),
+    "masked": lambda: tagger(optimizer=o.Adam(0.01)),
+    "run_eagerly": lambda: of_tokens(o.Adagrad(0.1), run_eagerly=True),
+    "jit_compile": lambda: of_tokens(o.Adagrad(0.1), jit_compile=True),
+    "synchronized BatchNormalization": lambda: of_tokens(o.Adagrad(0.1), synchronized=True),
+}
+
+
 CASES = {
     **{name: Case(lambda make=make: dense(make()), plain, tolerance=DIVIDES) for name, make in PLAIN.items()},
     **{
@@ -56,12 +119,11 @@ CASES = {
         )
         for name, options in OPTIONS.items()
     },
-    "rows of an embedding, Adam": Case(
-        lambda: tagger(optimizer=o.Adam(0.01)), tagged, tolerance=DIVIDES, dense=True
-    ),
-    "rows of an embedding, Adagrad, clipped": Case(
-        lambda: tagger(optimizer=o.Adagrad(0.1, global_clipnorm=0.1)), tagged, tolerance=DIVIDES, dense=True
-    ),
+    **{
+        f"rows of an Embedding, {name}": Case(build, tagged, tolerance=DIVIDES)
+        for name, build in ROWS.items()
+    },
+    "rows of two tables, one used twice": Case(two_tables, looked_up, tolerance=DIVIDES),
 }
 
 

@@ -1,0 +1,135 @@
+"""The compiled metrics over the records of an epoch, whoever trained on them.
+
+Keras' `fit` updates them in each step, with the predictions of the forward pass that it trains with. Nearly
+all of them count: what two parts of a batch add to a metric's variables is what the whole of it adds. So each
+rank computes what its records add, the ring sums that, and all ranks hold the same metrics. One that does not
+count is found at the start, with a few real records, and left out.
+
+The variables are a part of the training state: a worker that joins or takes over goes on from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+
+from trainer import arrays, batch_types
+from trainer.batch_types import BatchTypes
+from trainer.data import Batch
+from trainer.model_support import moving, output
+
+TOLERANCE = 1e-4
+
+
+class TrainingMetrics:
+    """
+    Args:
+        model: compiled and built.
+        sample: real records, to try the metrics with.
+        warn: is told of those that are left out.
+    """
+
+    def __init__(
+        self, model: keras.Model, types: BatchTypes, sample: Batch, warn: Callable[[str], None] = print
+    ):
+        self._model = model
+        self._metrics: list[keras.metrics.Metric] = []
+        self._initial: dict[int, np.ndarray] = {}
+        if any(metric is not model._loss_tracker for metric in model.metrics):
+            whole = batch_types.leaves(sample)
+            size, half = len(sample), len(sample) // 2
+            parts = [[arrays.cut(leaf, *ends) for leaf in whole] for ends in ((0, half), (half, size))]
+            before = [(v, v.numpy()) for v in (*model.trainable_variables, *moving(model))]
+            given = [_given(model, types, leaves) for leaves in ([whole, *parts] if half else [whole])]
+            for v, value in before:  # a layer may assign them
+                v.assign(value)
+            self._update(given[0])  # which makes variables
+            self._metrics = _metrics(model)
+            self.reset()
+            self._initial = {id(v): v.numpy() for v in self.variables}
+            if half:
+                self._leave_out(given, warn)
+        self._names = _names(model)
+
+    @property
+    def variables(self) -> list[keras.Variable]:
+        """Each is raised by the sum over the ring of what the ranks add to it."""
+        return [v for metric in self._metrics for v in metric.variables]
+
+    def initial(self, variable: keras.Variable) -> np.ndarray:
+        """Its value while there are no records."""
+        return self._initial[id(variable)]
+
+    def take(self) -> dict[str, float]:
+        """The metrics of all steps since they were taken last."""
+        found: dict[str, Any] = {}
+        for metric in self._metrics:
+            result = metric.result()
+            found |= result if isinstance(result, dict) else {self._names[id(metric)]: result}
+        self.reset()
+        return {name: float(np.mean(value)) for name, value in found.items()}
+
+    def reset(self) -> None:
+        for metric in self._metrics:
+            metric.reset_state()
+
+    def _leave_out(self, given: list[Any], warn: Callable[[str], None]) -> None:
+        """Those of which the parts of a batch do not make the whole."""
+        whole, one, other = given
+        first, second, both, all_ = (self._added(*given) for given in ([one], [other], [one, other], [whole]))
+        counting = []
+        for metric in self._metrics:
+            keys = [id(v) for v in metric.variables]
+            if all(_close(first[k] + second[k], all_[k]) and _close(both[k], all_[k]) for k in keys):
+                counting.append(metric)
+            else:
+                warn(
+                    f"metric {metric.name!r} is not told while the model is trained: it cannot be put "
+                    "together from the parts of a batch. It is told of the held-out records"
+                )
+        self._metrics = counting
+
+    def _added(self, *parts: Any) -> dict[int, np.ndarray]:
+        """What records add to each variable, one part after the other."""
+        for part in parts:
+            self._update(part)
+        found = {id(v): v.numpy().astype(np.float64) - self.initial(v) for v in self.variables}
+        self.reset()
+        return found
+
+    def _update(self, given: Any) -> None:
+        x, y, y_pred, weights = given
+        self._model.compute_metrics(x, y, y_pred, sample_weight=weights)
+
+
+def _metrics(model: keras.Model) -> list[keras.metrics.Metric]:
+    """What `fit` would show beside the losses: those, Keras weights with batches, and not with records."""
+    losses = [model._loss_tracker, *getattr(model._compile_loss, "metrics", ())]
+    found: list[keras.metrics.Metric] = []
+    for metric in model.metrics:
+        inner = getattr(metric, "metrics", None)  # the compiled ones are one metric
+        found += [metric] if inner is None or metric is not model._compile_metrics else inner
+    return [m for m in found if not any(m is loss for loss in losses)]
+
+
+def _names(model: keras.Model) -> dict[int, str]:
+    """As Keras shows them: of several outputs, with the output's name; unlike, where two have one name."""
+    found = {id(m): m.name for m in _metrics(model)}
+    if (compiled := model._compile_metrics) is not None:
+        shown, inner = list(compiled.result()), compiled.metrics
+        if len(shown) == len(inner):  # each has one
+            found |= {id(m): name for m, name in zip(inner, shown, strict=True)}
+    return found
+
+
+def _given(model: keras.Model, types: BatchTypes, leaves: list[Any]) -> tuple[Any, ...]:
+    """What `compute_metrics` is given of some records."""
+    x, y, weights = types.tree(leaves)
+    return x, y, output(model, x, training=False), weights
+
+
+def _close(a: np.ndarray, b: np.ndarray) -> bool:
+    return np.allclose(a, b, rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True)
