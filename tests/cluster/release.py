@@ -63,7 +63,7 @@ class Release:
     def phase(self, *phases: str, seconds: float = 180) -> dict[str, str]:
         return self.until(lambda data: data.get("phase") in phases, seconds)
 
-    def ring_of(self, size: int, seconds: float = 120) -> dict[str, str]:
+    def ring_of(self, size: int, seconds: float = 180) -> dict[str, str]:
         return self.until(lambda d: d.get("phase") == "Training" and d.get("ringSize") == str(size), seconds)
 
     def workers(self, phase: str = "Running") -> list[str]:
