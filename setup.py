@@ -7,8 +7,9 @@ from setuptools import find_packages, setup
 
 setup(
     name="edl",
-    version="0.1.0",
+    version="0.2.0",
     description="Elastic training of Keras models on Horovod",
+    license="Apache-2.0",
     python_requires=">=3.11,<3.14",
     classifiers=[f"Programming Language :: Python :: {version}" for version in ("3.11", "3.12", "3.13")],
     packages=find_packages(include=["edl*", "master*", "trainer*", "model_zoo*"]),

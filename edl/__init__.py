@@ -13,7 +13,7 @@ from edl.errors import EdlError
 if TYPE_CHECKING:
     from edl.data import Reader, arrays, csv, npz
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = ["EdlError", "Reader", "arrays", "csv", "npz"]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 
+from edl import tls
 from edl.contract import artifacts
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.proto import edl_pb2_grpc as rpc
@@ -30,8 +31,8 @@ class Client:
     """
 
     def __init__(self, contact: artifacts.Contact):
-        self._address = contact.address
-        self._stub = rpc.MasterStub(grpc.insecure_channel(contact.address, options=OPTIONS))
+        self._address, self._ca = contact.address, contact.ca
+        self._stub = rpc.MasterStub(tls.channel(contact.address, contact.ca, OPTIONS))
         self._metadata = (("authorization", f"Bearer {contact.token}"),)
 
     def status(self) -> dict[str, Any]:
@@ -66,9 +67,8 @@ class Client:
     def _typed(self, error: grpc.RpcError) -> EdlError:
         """What a failed call means to the caller."""
         if error.code() in UNAVAILABLE:
-            return MasterUnavailable(
-                f"the master at {self._address} does not answer: it has exited or cannot be reached"
-            )
+            why = tls.trouble(self._address, self._ca) or "it has exited or cannot be reached"
+            return MasterUnavailable(f"the master at {self._address} does not answer: {why}")
         text = error.details() or str(error.code())
         if error.code() == grpc.StatusCode.UNAUTHENTICATED:
             return Unauthenticated(text)

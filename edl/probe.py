@@ -1,6 +1,7 @@
 """`helm test`: a release's master answers, refuses callers without the token, and its job makes progress.
 
-    python -m edl.probe --seconds 240      reads the address and the token from EDL_MASTER and EDL_TOKEN
+    python -m edl.probe --seconds 240      reads the address and the token from EDL_MASTER and EDL_TOKEN,
+                                           and from EDL_TLS_CA who vouches for the master
 
 Promise: exit code 0 only if records were trained on while the probe watched, or if there was nothing to
 train (the job has Succeeded, is suspended, or should have no workers). Any other finding is printed as one
@@ -15,6 +16,7 @@ import sys
 import time
 from typing import Any
 
+from edl import tls
 from edl.client import Client
 from edl.contract import artifacts
 from edl.contract.phases import ENDED, Phase
@@ -76,7 +78,7 @@ def _healthy(first: dict[str, Any], status: dict[str, Any]) -> str:
 
 def _status(address: str, token: str, until: float) -> dict[str, Any]:
     """The job's status; a master that does not answer yet is asked again."""
-    client = Client(artifacts.Contact(address, token, 0))
+    client = Client(artifacts.Contact(address, token, 0, tls.authority()))
     until = min(until, time.monotonic() + ANSWER_SECONDS)
     while True:
         try:
@@ -95,7 +97,7 @@ def _check_wrong_tokens(address: str, token: str) -> None:
     """
     for wrong in ("", f"{token[::-1]}x"):
         try:
-            Client(artifacts.Contact(address, wrong, 0)).status()
+            Client(artifacts.Contact(address, wrong, 0, tls.authority())).status()
         except Unauthenticated:
             continue
         raise EdlError("the master answers callers that do not have the job's token")

@@ -6,7 +6,7 @@ status ConfigMap, and what it did is in the workers. A change that a run cannot 
 and the run goes on with its own values; but another model file is another run.
 
     found, wanted ──▶ plan ──▶ Train     one run, or the rest of it, with a loop of its own
-                               Refuse    the values are invalid: say so
+                               Refuse    the values are invalid, or the run is another version's: say so
                                Rest      the run has ended
     ... until the values want something else; then the release is read anew, and so on
 
@@ -19,15 +19,17 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 import structlog
 
+import edl
 from edl.contract.ids import RunId
 from edl.contract.phases import Phase
 from edl.kubernetes.client import SOON, Api
+from edl.kubernetes.pods import Pod
 from edl.kubernetes.timing import Timing
 from master.backends.base import Tasks
 from master.backends.kubernetes import (
@@ -64,9 +66,14 @@ class Train:
 
 @dataclass(frozen=True)
 class Refuse:
-    """No run can begin with these values."""
+    """No run can begin.
+
+    Args:
+        run_lives: another run goes on, without this master.
+    """
 
     why: str
+    run_lives: bool = False
 
 
 @dataclass(frozen=True)
@@ -77,23 +84,37 @@ class Rest:
 Plan: TypeAlias = Train | Refuse | Rest
 
 
-def plan(found: Found, wanted: Wanted, new_id: RunId) -> Plan:
+def plan(found: Found, wanted: Wanted, new_id: RunId, changed: bool = False) -> Plan:
     """What to do with a release.
 
     Args:
         new_id: of another run, should there be one.
+        changed: the values have been changed since the run ended.
     """
+    if found.foreign(edl.__version__):
+        if found.holds_state:
+            return Refuse(_another_version(found), run_lives=True)
+        found = replace(found, run_id=None, earlier=None)
     if isinstance(wanted, Invalid):
         if found.run_id is None or found.earlier is None or found.ended:
             return Refuse(wanted.why)
         return Train(found.run_id, found.earlier, ev.Adopted(found.workers, found.next_id))
     changes = found.earlier.frozen_changes(wanted) if found.earlier is not None else []
-    if found.run_id is None or (changes and (found.ended or ANOTHER_RUN & set(changes))):
+    changed &= found.earlier is None  # else what matters are the changes, and which they are
+    if found.run_id is None or ((changes or changed) and (found.ended or ANOTHER_RUN & set(changes))):
         return Train(new_id, wanted, ev.Adopted((), found.next_id))
     if found.ended:
         return Rest()
     spec = found.earlier if changes and found.earlier is not None else wanted
     return Train(found.run_id, spec, ev.Adopted(found.workers, found.next_id))
+
+
+def _another_version(found: Found) -> str:
+    return (
+        f"run {found.run_id} is of edl {found.version}, and this master of edl {edl.__version__} cannot take "
+        "its workers over: they train for at most elastic.masterOutageTimeoutSeconds without a master. To go "
+        f"on, install edl {found.version} again (helm rollback); for another run, delete its workers' pods"
+    )
 
 
 class TrainingRun:
@@ -131,6 +152,7 @@ class ReleaseMaster:
         self._election = LeaderElection(self._api, self._place)
         self._leaving = asyncio.Event()
         self._master: Master | None = None
+        self._changed = False
         self._installed: Installed | None = None
         self._metrics = Metrics(self._status, self._numbers)
         self._http = Server(self._ready, {"/metrics": self._metrics.page})
@@ -165,13 +187,15 @@ class ReleaseMaster:
     async def _next(self, installed: Installed) -> None:
         """What there is to do, until there is something else to do."""
         found, wanted = installed.found, installed.wanted()
-        match plan(found, wanted, RunId(secrets.token_hex(8))):
+        changed, self._changed = self._changed, False
+        match plan(found, wanted, RunId(secrets.token_hex(8)), changed):
             case Rest():
                 log.info(f"run {found.run_id} has ended: {found.ended}; waiting for other values")
                 await self._rest(installed)
-            case Refuse(why):
+            case Refuse(why, run_lives):
                 log.error(why)
-                await self._refuse(installed, found.ended or Phase.Failed, why)
+                phase = installed.left.phase if run_lives else found.ended or Phase.Failed
+                await self._refuse(installed, phase, why)
             case Train() as next_run:
                 log_at(next_run.spec.config.log_level)
                 log.info(
@@ -191,7 +215,8 @@ class ReleaseMaster:
         over.add_done_callback(lambda _: master.abandon())
         try:
             token = token_for(self._output)
-            await serve(master, self._output, self._listen, token, lambda _: backend)
+            host = self._place.address.rpartition(":")[0]
+            await serve(master, self._output, self._listen, token, lambda _: backend, reached_at=host)
         finally:
             over.cancel()
             self._master = None
@@ -201,14 +226,26 @@ class ReleaseMaster:
         await ended.start()
         try:
             await self._until(ended.changed)
+            self._changed = ended.changed.is_set()
         finally:
             await ended.close()
 
     async def _refuse(self, installed: Installed, phase: str, why: str) -> None:
-        """Say why no run begins, until the chart's object changes."""
+        """Say why no run begins, until the chart's object changes, or the last run's workers have ended."""
         changed, tasks = asyncio.Event(), Tasks()
+        held = installed.found.holds_state
+
+        def pods_changed(_pod: Pod, _gone: bool) -> None:
+            if held and not installed.found.holds_state:
+                changed.set()
+
         installed.on_job.append(changed.set)
-        tasks.keep("watching the release", installed.job.run, lambda _: None, self._api.pace.status)
+        installed.on_pod.append(pods_changed)
+        for part, work in {
+            "watching the release": installed.job.run,
+            "watching pods": installed.pods.run,
+        }.items():
+            tasks.keep(part, work, lambda _: None, self._api.pace.status)
         path = self._place.path("configmaps", self._place.names.status)
         said = {"data": {"phase": phase, "reason": why}}
         try:

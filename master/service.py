@@ -6,6 +6,7 @@ for those who may talk to the master (`artifacts.CONTACT`), and at the end the s
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -17,11 +18,13 @@ from typing import Any
 
 import structlog
 
+from edl import tls
 from edl.contract import artifacts
 from edl.contract.tokens import Tokens
 from edl.errors import EdlError
 from edl.full_disk import places
 from master.backends.base import Backend
+from master.core import events as ev
 from master.journal import Journal
 from master.loop import Master
 from master.rpc.server import Server
@@ -37,6 +40,7 @@ async def serve(
     backend: Callable[[str], Backend],
     workers_stay: bool = True,
     salvage: Path | None = None,
+    reached_at: str = "",
 ) -> None:
     """The job from its first to its last moment, or until it is abandoned.
 
@@ -45,6 +49,7 @@ async def serve(
         backend: the backend of a master that workers reach at that host:port.
         workers_stay: the workers outlive this process, and wait for the next master for a while.
         salvage: where the trained model, the journal and the summary are written when `output` is full.
+        reached_at: the host by which others reach it, if it is not that of `listen`.
 
     Raises:
         EdlError: the address is taken, or the backend cannot start.
@@ -53,17 +58,26 @@ async def serve(
     output.mkdir(parents=True, exist_ok=True)
     outage = master.spec.config.elastic.master_outage_timeout_seconds if workers_stay else 0.0
     tokens = Tokens.of_environment(token, log.warning)
+    host = listen.rpartition(":")[0]
+    host = "localhost" if host in ("", "0.0.0.0", "[::]") else host
+    certificate = _certificate(master, reached_at or host)
     server = Server(
         master, tokens, json.dumps(master.spec.values), str(output.resolve()), outage,
-        str(salvage.resolve()) if salvage is not None else "",
+        str(salvage.resolve()) if salvage is not None else "", certificate,
     )  # fmt: skip
+
+    def tell(_now: float, event: ev.Event, _effects: list[ev.Effect]) -> None:
+        if isinstance(event, ev.Live):
+            server.take(json.dumps(master.spec.values))
+
+    master.observers = [*master.observers, tell]
     port = await server.start(listen)  # before anything is written: the address may be taken
     try:
         journal = Journal(output / artifacts.JOURNAL, master.run_id, master.spec.values)
         try:
-            host = listen.rpartition(":")[0]
-            address = f"{'localhost' if host in ('', '0.0.0.0', '[::]') else host}:{port}"
-            artifacts.write_contact(output, artifacts.Contact(address, token, os.getpid()))
+            address = f"{host}:{port}"
+            ca = tls.authority() if certificate is not None else ""
+            artifacts.write_contact(output, artifacts.Contact(address, token, os.getpid(), ca))
             print(address, flush=True)  # the parent may now talk to us
             await master.run(backend(address), server, journal)
         finally:
@@ -73,6 +87,18 @@ async def serve(
             _keep(journal, summary, output, salvage)
     finally:
         await server.close()
+
+
+def _certificate(master: Master, host: str) -> tls.Certificate | None:
+    """The master's, if the environment names one. What is wrong with it is told: the part TLS is degraded."""
+    if not (folder := os.environ.get(tls.FOLDER)):
+        return None
+    loop = asyncio.get_running_loop()
+
+    def tell(why: str) -> None:
+        loop.call_soon_threadsafe(master.emit, ev.Degraded("TLS", why))
+
+    return tls.Certificate(Path(folder), host.strip("[]"), tell)
 
 
 def _keep(journal: Journal, summary: dict[str, Any], output: Path, salvage: Path | None) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -27,6 +26,7 @@ from trainer import output_lock, user_model
 from trainer.data import Batch, Batches
 from trainer.export import Exporter
 from trainer.learner import KerasLearner
+from trainer.log import log
 from trainer.model_support import has_own_step, refuse_unless_compiled
 from trainer.own_step import OwnStepLearner
 from trainer.records import Records
@@ -73,7 +73,7 @@ def build(stream: MasterStream) -> Worker:
     session.cuts(ring.cut)
     # Several small batches too: where feed() pads each batch by itself, they differ in length.
     samples = [records.plain(start, stop) for start, stop in _tried(size)]
-    warn = session.warn if stream.rehearses else _log  # one worker tells it for all
+    warn = session.warn if stream.rehearses else log.warning  # one worker tells it for all
     learner = learner_of(model, samples, ring, config.training.inexact_loss, warn)
 
     export = Exporter(
@@ -97,10 +97,6 @@ def _tried(size: int) -> list[tuple[int, int]]:
     """The records to build, trace and try the model with."""
     first = min(size, TRIED_RECORDS)
     return [(0, first), *((i, i + 1) for i in range(first))] if size else []
-
-
-def _log(line: str) -> None:
-    print(line, file=sys.stderr)
 
 
 def learner_of(

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.ranges import RangeSet
 from trainer.control import Agreed
+from trainer.log import log
 from trainer.session.state import EpochLoss, Progress, Session
 
 LOG_SECONDS = 10.0
-
-
-def _log(line: str) -> None:
-    print(line, file=sys.stderr)
 
 
 class Telemetry:
@@ -33,7 +29,7 @@ class Telemetry:
         session: Session,
         epoch_size: int,
         clock: Callable[[], float] = time.monotonic,
-        log: Callable[[str], None] = _log,
+        log: Callable[[str], None] = log.info,
     ):
         self._session, self._clock, self._log = session, clock, log
         self._records = 0  # trained here in this ring

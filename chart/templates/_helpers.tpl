@@ -46,6 +46,13 @@ app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
 app.kubernetes.io/component: {{ .component }}
 {{- end -}}
 
+{{/* What selects the pods of a component of one job only: a parent chart can have several jobs in a release, even with
+     one nameOverride. Not for Deployments, see above, nor for the NetworkPolicies: pods of before have no such label. */}}
+{{- define "edl.jobSelector" -}}
+{{ include "edl.selector" . }}
+edl.dev/job: {{ include "edl.fullname" .root | quote }}
+{{- end -}}
+
 {{/* Labels of the pods of a component: not the chart's version, which would restart a master without need.
      Added labels cannot replace those that select the pods. */}}
 {{- define "edl.podLabels" -}}
@@ -54,7 +61,7 @@ app.kubernetes.io/component: {{ .component }}
   "app.kubernetes.io/version" .root.Chart.AppVersion
   "app.kubernetes.io/managed-by" (eq .component "worker" | ternary "edl-master" .root.Release.Service)
 -}}
-{{- merge (include "edl.selector" . | fromYaml) $ours ((index .root.Values .component).podLabels | default dict) (.root.Values.commonLabels | default dict) | toYaml -}}
+{{- merge (include "edl.jobSelector" . | fromYaml) $ours ((index .root.Values .component).podLabels | default dict) (.root.Values.commonLabels | default dict) | toYaml -}}
 {{- end -}}
 
 {{/* The metadata of an object. Takes (dict "root" $ "component" "master" "suffix" "token"), or instead of the suffix
@@ -71,7 +78,7 @@ namespace: {{ .root.Release.Namespace | quote }}
   "helm.sh/chart" (printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_")
 }}
 labels:
-  {{- merge (include "edl.selector" . | fromYaml) $ours (.labels | default dict) (.root.Values.commonLabels | default dict) | toYaml | nindent 2 }}
+  {{- merge (include "edl.jobSelector" . | fromYaml) $ours (.labels | default dict) (.root.Values.commonLabels | default dict) | toYaml | nindent 2 }}
 {{- with merge (dict) (.annotations | default dict) (.root.Values.commonAnnotations | default dict) }}
 annotations:
   {{- toYaml . | nindent 2 }}
@@ -108,6 +115,27 @@ annotations:
     secretKeyRef:
       name: {{ include "edl.tokenSecret" . | quote }}
       key: {{ .Values.token.key | quote }}
+{{- end -}}
+
+{{/* How a pod that calls the master verifies its certificate; nothing without TLS. */}}
+{{- define "edl.tlsEnv" -}}
+{{- with .Values.tls.existingSecret -}}
+- {name: EDL_TLS_CA, value: /etc/edl/tls/ca.crt}
+{{- end -}}
+{{- end -}}
+
+{{- define "edl.tlsMount" -}}
+{{- with .Values.tls.existingSecret -}}
+- {name: edl-tls, mountPath: /etc/edl/tls, readOnly: true}
+{{- end -}}
+{{- end -}}
+
+{{/* Who calls the master does not see its key. */}}
+{{- define "edl.tlsVolume" -}}
+{{- with .Values.tls.existingSecret -}}
+- name: edl-tls
+  secret: {secretName: {{ . | quote }}, items: [{key: ca.crt, path: ca.crt}]}
+{{- end -}}
 {{- end -}}
 
 {{- define "edl.masterAddress" -}}

@@ -18,6 +18,9 @@
   (dict "name" "TF_NUM_INTRAOP_THREADS" "valueFrom" (dict "resourceFieldRef" (dict "resource" "limits.cpu")))
   (dict "name" "POD_NAME" "valueFrom" (dict "fieldRef" (dict "fieldPath" "metadata.name")))
 -}}
+{{- $env = concat $env (include "edl.tlsEnv" .root | fromYamlArray) -}}
+{{- $mounts = concat $mounts (include "edl.tlsMount" .root | fromYamlArray) -}}
+{{- $volumes = concat $volumes (include "edl.tlsVolume" .root | fromYamlArray) -}}
 {{- $container := dict "command" (list "python" "-m" "trainer") "env" $env -}}
 {{- $spec := dict "restartPolicy" "Never" "automountServiceAccountToken" false -}}
 {{- with .priorityClass }}{{ $_ := set $spec "priorityClassName" . }}{{ end -}}

@@ -111,10 +111,12 @@ class FoundRelease:
 
     def selector(self, *components: str) -> str:
         """Of the pods of these components."""
-        chart = self.job["metadata"]["labels"].get(pods.NAME, "")
-        return (
-            f"{pods.NAME}={chart},{pods.INSTANCE}={self.release},{pods.COMPONENT} in ({','.join(components)})"
-        )
+        labels = self.job["metadata"]["labels"]
+        of = {pods.NAME: labels.get(pods.NAME, ""), pods.INSTANCE: self.release}
+        if pods.JOB in labels:  # which older charts did not have
+            of[pods.JOB] = labels[pods.JOB]
+        same = ",".join(f"{key}={text}" for key, text in of.items())
+        return f"{same},{pods.COMPONENT} in ({','.join(components)})"
 
 
 def snapshot(found: FoundRelease, there: Sequence[Object], happened: Sequence[Object]) -> JobSnapshot:

@@ -87,6 +87,10 @@ class WorkerValues(Pod):
     high_priority_class_name: ObjectName
 
 
+class Tls(Section):
+    existing_secret: ObjectName
+
+
 class PriorityClass(Section):
     create: bool
     name: ObjectName
@@ -118,6 +122,10 @@ class ServiceAccount(Section):
 
 class Rbac(Section):
     create: bool
+
+
+class AdmissionPolicy(Section):
+    enabled: bool
 
 
 class Service(Section):
@@ -169,10 +177,12 @@ class Chart(Section):
     worker: WorkerValues
     output: Output
     token: Token
+    tls: Tls
     priority_class: PriorityClass
     kubernetes_api: KubernetesApi
     service_account: ServiceAccount
     rbac: Rbac
+    admission_policy: AdmissionPolicy
     service: Service
     network_policy: NetworkPolicy
     metrics: Metrics
@@ -184,7 +194,7 @@ class Chart(Section):
     global_: Object = Field(alias="global")
 
 
-OWN_MOUNTS = ("/tmp", "/var/lib/edl", "/etc/edl/token")  # in the pods that the chart makes
+OWN_MOUNTS = ("/tmp", "/var/lib/edl", "/etc/edl/token", "/etc/edl/tls")  # in the pods that the chart makes
 
 
 def impossible(flat_values: Mapping[str, Any]) -> list[str]:

@@ -28,11 +28,16 @@ JOURNAL_VERSION = 3  # of its lines; 2: notices have a reason; 3: a chain of has
 
 @dataclass(frozen=True)
 class Contact:
-    """How to reach a job's master."""
+    """How to reach a job's master.
+
+    Args:
+        ca: the file of who vouches for its certificate; empty: it does not speak TLS.
+    """
 
     address: str
     token: str
     pid: int
+    ca: str = ""
 
 
 def write_whole(path: Path, text: str, mode: int = 0o644) -> None:

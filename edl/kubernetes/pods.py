@@ -20,6 +20,9 @@ NAME, INSTANCE, COMPONENT, MANAGER, PART_OF = (
 WORKER_ID, RUN_ID, RANK, STATE, PRIORITY = (
     f"edl.dev/{key}" for key in ("worker-id", "run-id", "rank", "state", "priority")
 )
+JOB: Final = (
+    "edl.dev/job"  # the full name of the job's release: several jobs may share all labels but this one
+)
 TEMPLATE: Final = "edl.dev/template"  # an annotation
 OURS: Final = "edl-master"
 

@@ -25,6 +25,7 @@ from edl.contract.proto import edl_pb2 as pb
 from edl.contract.proto import edl_pb2_grpc as rpc
 from edl.contract.tokens import Tokens
 from edl.errors import EdlError
+from edl.tls import Certificate
 from master.core import events as ev
 from master.rpc.messages import event_of, messages_of
 
@@ -40,6 +41,7 @@ OPTIONS = [
     ("grpc.http2.max_ping_strikes", 0),
 ]
 MOST_UPDATES_SECONDS = 0.2
+CERTIFICATE_SECONDS = 5.0  # between two looks; the kubelet itself takes a minute or two to bring another one
 UNKNOWN_TOKEN_SECONDS = 60.0  # between two lines of the log about wrong tokens
 
 log = structlog.get_logger()
@@ -141,6 +143,7 @@ class Server(rpc.MasterServicer):
         output: its output directory, for the workers.
         patience: seconds that workers go on without a master; 0: they end with it.
         salvage: where workers save the model when its place in `output` fails.
+        certificate: with which it speaks TLS; None: without.
     """
 
     def __init__(
@@ -151,10 +154,13 @@ class Server(rpc.MasterServicer):
         output: str,
         patience: float = 0.0,
         salvage: str = "",
+        certificate: Certificate | None = None,
     ):
         self._handler, self._run_id = handler, handler.run_id
         self._config_json, self._output, self._patience = config_json, output, patience
         self._salvage = salvage
+        self._certificate = certificate
+        self._looking: asyncio.Task[None] | None = None
         self._rehearser: WorkerId | None = None  # tries out for all whether the model can be saved
         self._rehearsals = 0  # begun; it may be the rehearsal, and its memory, that a worker dies of
         self._rehearsed = False
@@ -171,20 +177,33 @@ class Server(rpc.MasterServicer):
         """Listen on `address` (host:port, port 0 for any); returns the port.
 
         Raises:
-            EdlError: the address is taken, or is none of this machine.
+            EdlError: the address is taken, or is none of this machine; or the certificate cannot be used.
         """
         _check_free(address)
+        credentials = self._certificate.credentials() if self._certificate is not None else None
         try:
-            port = int(self._server.add_insecure_port(address))
+            if credentials is not None:
+                port = int(self._server.add_secure_port(address, credentials))
+            else:
+                port = int(self._server.add_insecure_port(address))
         except RuntimeError as error:
             raise EdlError(f"cannot listen on {address}: {error}") from error
         await self._server.start()
+        if self._certificate is not None:
+            self._looking = asyncio.create_task(self._look_at(self._certificate))
         return port
+
+    async def _look_at(self, certificate: Certificate) -> None:
+        while True:
+            await asyncio.to_thread(certificate.look)
+            await asyncio.sleep(CERTIFICATE_SECONDS)
 
     async def close(self) -> None:
         for queue in self._streams.values():
             queue.put_nowait(None)
         self._closing = True
+        if self._looking is not None:
+            self._looking.cancel()
         self.changed()
         await self._server.stop(grace=2.0)
 
@@ -201,6 +220,17 @@ class Server(rpc.MasterServicer):
                     queue.put_nowait(None)
         for to, message in messages_of(effect, self._ring[0]):
             self._send(to, message)
+
+    def take(self, config_json: str) -> None:
+        """The job's values have changed: workers are told as when they were welcomed."""
+        self._config_json = config_json
+        for worker in self._streams:
+            self._send(worker, pb.ToWorker(welcome=self._welcome(worker)))
+
+    def _welcome(self, worker: WorkerId) -> pb.Welcome:
+        return pb.Welcome(config=self._config_json, output=self._output, worker=worker,
+                          master_outage_timeout_seconds=self._patience, salvage=self._salvage,
+                          rehearse=worker == self._rehearser)  # fmt: skip
 
     def changed(self) -> None:
         """The status has changed: send it to those who watch."""
@@ -239,10 +269,7 @@ class Server(rpc.MasterServicer):
         rehearse = self._rehearser is None and self._rehearsals < MOST_REHEARSALS and not first.hello.resumes
         if rehearse:
             self._rehearser, self._rehearsals = worker, self._rehearsals + 1
-        welcome = pb.Welcome(config=self._config_json, output=self._output, worker=worker,
-                             master_outage_timeout_seconds=self._patience, salvage=self._salvage,
-                             rehearse=rehearse)  # fmt: skip
-        queue.put_nowait(pb.ToWorker(run_id=self._run_id, welcome=welcome))
+        queue.put_nowait(pb.ToWorker(run_id=self._run_id, welcome=self._welcome(worker)))
         self._handler.emit(ev.Hello(worker, first.hello.resumes))
         listening = asyncio.create_task(self._listen(worker, requests, queue))
         try:

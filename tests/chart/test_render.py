@@ -21,6 +21,7 @@ from tests.chart.conftest import CHART, FILES, ROOT, Helm, Object, Refused, Rend
 
 OLDEST, NEWEST = "v1.29.0", "v1.36.3"
 HERE = Path(__file__).parent
+POLICY = "ValidatingAdmissionPolicy"
 CLASS = "default-edl-worker-" + hashlib.sha256(b"default/edl -10 Never").hexdigest()[:8]
 
 
@@ -70,6 +71,8 @@ def test_every_object_is_valid_to_the_oldest_and_the_newest_kubernetes(
         for o in [*release.objects, *pods]:
             if o["apiVersion"].startswith("monitoring.coreos.com/"):
                 continue  # not Kubernetes' own
+            if (o["apiVersion"], o["kind"]) not in kubernetes and o["kind"].startswith(POLICY):
+                continue  # Kubernetes 1.30's
             assert mistakes(kubernetes, o) == [], name
             checked.add(o["kind"])
     assert len(checked) >= 12
@@ -195,8 +198,8 @@ def test_a_secret_of_ones_own_is_used_and_none_is_made(rendered: dict[str, Rende
     for _, spec in release.pods():
         [token] = [e for e in spec["containers"][0]["env"] if e["name"] == "EDL_TOKEN"]
         assert token["valueFrom"] == {"secretKeyRef": {"name": "shared", "key": "password"}}
-    [mounted] = [v["secret"] for v in release.master["spec"]["template"]["spec"]["volumes"] if "secret" in v]
-    assert mounted == {"secretName": "shared"}
+    volumes = {v["name"]: v for v in release.master["spec"]["template"]["spec"]["volumes"]}
+    assert volumes["token"]["secret"] == {"secretName": "shared"}
     env = release.master["spec"]["template"]["spec"]["containers"][0]["env"]
     assert {"name": "EDL_TOKEN_FILE", "value": "/etc/edl/token/password"} in env
 
@@ -274,7 +277,7 @@ def umbrella(folder: Path, **charts: Object) -> Path:
     (folder / "charts").mkdir(parents=True)
     shutil.copytree(CHART, folder / "charts" / "edl")
     dependencies = [
-        {"name": "edl", "version": "0.1.0", "alias": name, "condition": f"{name}.enabled"} for name in charts
+        {"name": "edl", "version": "0.2.0", "alias": name, "condition": f"{name}.enabled"} for name in charts
     ]
     chart = {"apiVersion": "v2", "name": "umbrella", "version": "1.0.0", "dependencies": dependencies}
     (folder / "Chart.yaml").write_text(yaml.safe_dump(chart))
@@ -294,6 +297,36 @@ def test_a_parent_chart_has_several_jobs_and_can_leave_one_out(helm: Helm, tmp_p
     for master in masters:
         its = master["spec"]["template"]["metadata"]["labels"]
         assert len([s for s in services if s.items() <= its.items()]) == 1
+
+
+def test_two_jobs_of_one_name_override_keep_apart(helm: Helm, tmp_path: Path) -> None:
+    jobs: dict[str, Object] = {
+        name: {
+            "nameOverride": "job",
+            "fullnameOverride": f"job-{name}",
+            "metrics": {"serviceMonitor": {"enabled": True}},
+        }
+        for name in ("one", "two")
+    }
+    both = Rendered(helm("template", "both", str(umbrella(tmp_path / "umbrella", **jobs))))
+    pods = {
+        d["metadata"]["name"]: d["spec"]["template"]["metadata"]["labels"] for d in both.all("Deployment")
+    }
+    services = {s["metadata"]["name"]: s["metadata"]["labels"] for s in both.all("Service")}
+    assert list(pods) == list(services) == ["job-one-master", "job-two-master"]
+    for service in both.all("Service"):
+        assert selected(service["spec"]["selector"], pods) == [service["metadata"]["name"]]
+    for monitor in both.all("ServiceMonitor"):
+        assert selected(monitor["spec"]["selector"]["matchLabels"], services) == [monitor["metadata"]["name"]]
+
+
+def selected(selector: Object, labels: dict[str, Object]) -> list[str]:
+    return [name for name, its in labels.items() if selector.items() <= its.items()]
+
+
+def test_a_deployment_selects_as_it_always_has(rendered: dict[str, Rendered]) -> None:
+    # Kubernetes would refuse an upgrade that changes it.
+    assert rendered[""].master["spec"]["selector"] == {"matchLabels": labels("edl", "master")}
 
 
 def test_the_values_of_an_older_chart_are_enough(helm: Helm, tmp_path: Path) -> None:
@@ -577,10 +610,10 @@ def test_a_variable_in_the_overlay_takes_no_other_away(helm: Helm) -> None:
 
 
 @pytest.mark.parametrize(("sets", "image"), [
-    ([], "edl-worker:0.1.0"),
+    ([], "edl-worker:0.2.0"),
     (["image.tag=v7"], "edl-worker:v7"),
     (["image.tag=v7", "worker.image.tag=mine"], "edl-worker:mine"),
-    (["image.registry=r.example.org:5000/team/"], "r.example.org:5000/team/edl-worker:0.1.0"),
+    (["image.registry=r.example.org:5000/team/"], "r.example.org:5000/team/edl-worker:0.2.0"),
     ([f"worker.image.digest=sha256:{'ab' * 32}"], f"edl-worker@sha256:{'ab' * 32}"),
 ])  # fmt: skip
 def test_the_image_has_a_registry_a_tag_or_a_digest(helm: Helm, sets: list[str], image: str) -> None:
@@ -611,6 +644,71 @@ def test_the_notes_name_what_was_made(helm: Helm, notes: Path) -> None:
     assert "helm uninstall vision -n team" in text
     assert "WARNING: the trained model will be lost with the worker's pod: set output.size" in text
     assert text.count("WARNING") == 1
+
+
+def test_the_masters_policy_allows_what_the_releases_own_workers_have(helm: Helm) -> None:
+    assert not helm.template().all(POLICY)
+    release = helm.template(
+        "admissionPolicy.enabled=true", "tls.existingSecret=certificate", "output.hostPath=/srv/out",
+        "data.existingClaim=flowers", "worker.volumes[0].name=share", "worker.volumes[0].nfs.server=a",
+        "worker.volumes[1].name=secret", "worker.volumes[1].secret.secretName=mine",
+        "worker.securityContext.capabilities.add[0]=SYS_NICE", "worker.podTemplate.spec.hostIPC=true",
+        namespace="team",
+    )  # fmt: skip
+    policy, binding = release.one(POLICY), release.one(f"{POLICY}Binding")
+    assert binding["spec"]["policyName"] == policy["metadata"]["name"]
+    assert binding["spec"]["matchResources"]["namespaceSelector"] == {
+        "matchLabels": {"kubernetes.io/metadata.name": "team"}
+    }
+    [who] = policy["spec"]["matchConditions"]
+    assert who["expression"] == 'request.userInfo.username == "system:serviceaccount:team:edl-master"'
+    said = " ".join(v["expression"] for v in policy["spec"]["validations"])
+    for words in (
+        'secretName.orValue("") in ["mine"]',
+        '"certificate" && v.secret.?items.orValue([]).map(i, i.key) == ["ca.crt"]',
+        'claimName.orValue("") in ["flowers"]',
+        'path.orValue("") in ["/srv/out"]', '(v.name == "share" && has(v.nfs))', 'a in ["SYS_NICE"]',
+        'secretKeyRef.name in ["edl-token"]', "hostNetwork", "privileged",
+    ):  # fmt: skip
+        assert words in said, words
+    assert "hostIPC" not in said
+    for kind in (POLICY, f"{POLICY}Binding"):
+        one = helm.template("admissionPolicy.enabled=true", release="vision-edl", namespace="team")
+        other = helm.template("admissionPolicy.enabled=true", release="edl", namespace="team-vision")
+        assert one.one(kind)["metadata"]["name"] != other.one(kind)["metadata"]["name"]
+    with pytest.raises(Refused, match=r"this is Kubernetes v1\.29\.0: ValidatingAdmissionPolicy needs 1\.30"):
+        helm.template("admissionPolicy.enabled=true", words=("--kube-version", "1.29.0"))
+
+
+def test_one_value_turns_tls_on_and_only_the_master_gets_the_key(helm: Helm) -> None:
+    without, release = helm.template(), helm.template("tls.existingSecret=certificate")
+    ca = {"secretName": "certificate", "items": [{"key": "ca.crt", "path": "ca.crt"}]}
+    for pod, spec in release.pods():
+        volumes = {v["name"]: v for v in spec["volumes"]}
+        container = spec["containers"][0]
+        env = {e["name"]: e.get("value") for e in container["env"]}
+        [path] = [m["mountPath"] for m in container["volumeMounts"] if m["name"] == "edl-tls"]
+        assert path == "/etc/edl/tls"
+        if pod == "master":
+            assert env["EDL_TLS_DIRECTORY"] == path
+            assert volumes["edl-tls"]["secret"] == {"secretName": "certificate"}
+        else:
+            assert env["EDL_TLS_CA"] == f"{path}/ca.crt"
+            assert volumes["edl-tls"]["secret"] == ca
+    assert release.one("Service")["spec"]["ports"][0]["appProtocol"] == "https"
+    assert without.one("Service")["spec"]["ports"][0]["appProtocol"] == "kubernetes.io/h2c"
+    assert "EDL_TLS" not in json.dumps(without.objects)
+
+
+@pytest.mark.parametrize("kind", ["LoadBalancer", "NodePort"])
+def test_the_notes_warn_of_a_token_that_leaves_the_cluster_unencrypted(
+    helm: Helm, notes: Path, kind: str
+) -> None:
+    flags = ("--set", f"service.type={kind}")
+    words = f"WARNING: service.type is {kind}, and without TLS the token travels unencrypted"
+    assert words in Rendered(helm("template", "edl", str(notes), *flags)).one("Notes")["text"]
+    flags += ("--set", "tls.existingSecret=x")
+    assert words not in Rendered(helm("template", "edl", str(notes), *flags)).one("Notes")["text"]
 
 
 @pytest.mark.parametrize(

@@ -143,7 +143,9 @@ def shared_job(
     name = request.path.stem.removeprefix("test_")
     with new_namespace(cluster, name) as namespace:
         output = tmp_path_factory.mktemp("output")
-        job = new_release(namespace, images, output, "edl", **idling(records=40_000))
+        prepare = getattr(request.module, "prepare", None)  # makes what the values that it returns need
+        more = prepare(namespace, output) if prepare else {}
+        job = new_release(namespace, images, output, "edl", **idling(records=40_000, **more))
         job.install()
         failed = request.session.testsfailed
         yield job

@@ -159,6 +159,12 @@ def in_ring(pods: list[Object]) -> list[Object]:
     return [p for p in pods if "edl.dev/rank" in p["metadata"]["labels"]]
 
 
+def on(namespace: Namespace, node: str) -> set[str]:
+    """The names of the living workers on a node."""
+    pods = namespace.get("pods", "-l", WORKERS, f"--field-selector=spec.nodeName={node},status.phase=Running")
+    return {p["metadata"]["name"] for p in pods if "deletionTimestamp" not in p["metadata"]}
+
+
 def is_worker(pod: Object) -> bool:
     return pod["metadata"].get("labels", {}).get("app.kubernetes.io/component") == "worker"
 

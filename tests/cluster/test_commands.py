@@ -92,10 +92,18 @@ def test_a_job_from_its_install_to_its_end(release: Callable[..., Release], tmp_
     rest = following.communicate(timeout=60)[0]
     assert following.returncode == 0
     assert "the job stopped: stopped by edl stop" in rest
+    testing = subprocess.Popen(
+        ["helm", "--namespace", job.namespace.name, "test", "edl"],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=job.namespace.cluster.env,
+    )  # fmt: skip
     assert edl(job, "stop").startswith("the job has ended: Stopped, stopped by edl stop\n")
     assert edl(job, "wait", "--for", "stopped") == "Stopped: stopped by edl stop\n"
     assert json.loads(edl(job, "status", "--json"))["phase"] == "Stopped"
     assert "kept in   configmap/edl-status\n" in edl(job, "status")
+    assert "failed" in testing.communicate(timeout=120)[0]
+    assert re.search(
+        "the master .* does not answer|the job has ended", job.namespace.kubectl("logs", "edl-test")
+    )
 
     job.namespace.helm("uninstall", "edl", "--wait")
     gone = edl(job, "status", code=1)

@@ -37,9 +37,9 @@ def waits_for(job: Release, cause: str) -> None:
 
 
 def test_a_worker_that_is_killed_for_its_memory(release: Callable[..., Release]) -> None:
-    job = release(**idling(), **{"worker.resources.limits.memory": "1Gi"})
+    job = release(**idling(workers="2"), **{"worker.resources.limits.memory": "1Gi"})
     job.install()
-    job.ring_of(4)
+    job.ring_of(2)
     job.namespace.kubectl("exec", "edl-worker-1", "--", "touch", "/tmp/eat")
     cause = "OOMKilled: container memory limit 1Gi"
     job.told(cause, seconds=SOON)
@@ -49,35 +49,35 @@ def test_a_worker_that_is_killed_for_its_memory(release: Callable[..., Release])
     assert cause in failure["why"], "it is charged: the job's own doing"
 
 
-def test_a_quota_that_admits_two_of_four(release: Callable[..., Release]) -> None:
-    job = release(**idling())
+def test_a_quota_that_admits_one_of_three(release: Callable[..., Release]) -> None:
+    job = release(**idling(workers="3"))
     quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "small"}}
-    job.namespace.apply({**quota, "spec": {"hard": {"pods": "3"}}})  # the master, and two workers
-    job.namespace.wait("resourcequota/small", "jsonpath={.status.hard.pods}=3")  # before that it holds nobody
+    job.namespace.apply({**quota, "spec": {"hard": {"pods": "2"}}})  # the master, and one worker
+    job.namespace.wait("resourcequota/small", "jsonpath={.status.hard.pods}=2")  # before that it holds nobody
     job.install()
-    waits_for(job, "exceeded quota: small, requested: pods=1, used: pods=3, limited: pods=3")
-    job.ring_of(2)
+    waits_for(job, "exceeded quota: small, requested: pods=1, used: pods=2, limited: pods=2")
+    job.ring_of(1)
     job.until(lambda data: int(data["progress"].strip("%")) >= 5)
     assert creates(job) <= 12, "it asks again for one of them, less and less often"
     job.namespace.apply({**quota, "spec": {"hard": {"pods": "9"}}})
-    job.ring_of(4)
+    job.ring_of(3)
     assert "waiting" not in job.status
     assert job.is_exact()["failures"] == []
 
 
 def test_an_image_that_cannot_be_pulled(release: Callable[..., Release]) -> None:
-    job = release(**idling(), **{"worker.image.tag": "none"})
+    job = release(**idling(workers="2"), **{"worker.image.tag": "none"})
     job.install()
     job.until(lambda data: "ErrImagePull" in data.get("waiting", ""), seconds=SOON)
     waits_for(job, "ImagePullBackOff")
     assert job.status["phase"] == "Starting"
-    assert creates(job) == 4, "another pod would wait for the same image"
+    assert creates(job) == 2, "another pod would wait for the same image"
     job.upgrade(worker__image__tag=job.values["image.tag"])
     job.is_exact()
 
 
 def test_a_role_without_the_right_to_create(release: Callable[..., Release]) -> None:
-    job = release(**idling())
+    job = release(**idling(workers="3"))
     role = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "metadata": {"name": "ours"}}
     pods, *others = yaml.safe_load((ROOT / "tests" / "chart" / "role.yaml").read_text())
     less = {**pods, "verbs": [verb for verb in pods["verbs"] if verb != "create"]}
@@ -89,5 +89,5 @@ def test_a_role_without_the_right_to_create(release: Callable[..., Release]) -> 
     assert creates(job) <= 10, "one asks for all, ever less often"
     job.namespace.apply({**role, "rules": [pods, *others]})
     job.upgrade(rbac__create="false", maxWorkers=8)  # it is tried again at once when anything has changed
-    job.ring_of(4)
+    job.ring_of(3)
     assert job.is_exact()["failures"] == []

@@ -76,7 +76,7 @@ def main() -> None:
     os.environ["TF_NUM_INTEROP_THREADS"] = "1"  # as few as a job can have
     from trainer.ring.horovod import HorovodRing
 
-    ring = HorovodRing(int(sys.argv[1]), "lo", sys.argv[2])
+    ring = HorovodRing(int(sys.argv[1]), os.environ.get("EDL_RING_INTERFACE", "lo"), sys.argv[2])
     orders: queue.SimpleQueue[str] = queue.SimpleQueue()
 
     def say(text: str) -> None:

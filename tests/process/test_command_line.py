@@ -397,7 +397,7 @@ def test_calls_without_the_token_or_of_another_run_are_refused() -> None:
                         call(metadata)
                     assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED, name  # type: ignore[attr-defined]
             ours = (("authorization", f"Bearer {contact.token}"),)
-            foreign = pb.FromWorker(run_id="another", hello=pb.Hello(worker=0, version="0.1.0"))
+            foreign = pb.FromWorker(run_id="another", hello=pb.Hello(worker=0, version="0.2.0"))
             with pytest.raises(grpc.RpcError) as refused:
                 list(stub.Work(iter([foreign]), metadata=ours))
             assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION  # type: ignore[attr-defined]

@@ -165,7 +165,8 @@ def test_masters_die_one_after_the_other(job: External) -> None:
 
 
 def test_other_values_are_another_job(job: External) -> None:
-    master, _ = started(job)
+    master = job.start_master()
+    job.until(lambda s: s["phase"] == "Starting")
     master.kill()
     master.wait()
     done = subprocess.run(

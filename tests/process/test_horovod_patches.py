@@ -8,62 +8,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.util
+import secrets
 import signal
 import sys
 from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
+import pytest_asyncio
 from aiohttp import web
 
 from trainer.session.kvstore import KeyValueStore
 
-RANK = """
-import os, queue, sys, threading
-os.environ.update(HOROVOD_CONTROLLER="gloo", HOROVOD_CPU_OPERATIONS="gloo", HOROVOD_GLOO_IFACE="lo",
-                  HOROVOD_GLOO_TIMEOUT_SECONDS="60", TF_CPP_MIN_LOG_LEVEL="3")
-import numpy as np
-from trainer.ring.horovod import HorovodRing
-from trainer.ring.base import RingBroken
-import tensorflow as tf
-port, rank, size = map(int, sys.argv[1:])
-ring = HorovodRing(port, "lo", f"rank-{rank}")
-def say(text): print(text, flush=True)
-def form(rank, size):
-    try:
-        ring.form(rank, size)
-        return True
-    except RingBroken as error:
-        ring.cut(); ring.close()
-        say("broken " + str(error))
-        return False
-orders = queue.SimpleQueue()
-def listen():
-    for line in sys.stdin:
-        if line.strip() == "cut":
-            ring.cut()  # at once, whatever the main thread is waiting for
-            say("cut")
-        else:
-            orders.put(line)
-threading.Thread(target=listen, daemon=True).start()
-say("here")
-while True:
-    match orders.get().split():
-        case ["form", r, n]:
-            if form(int(r), int(n)): say("formed")
-        case ["steps"]:
-            try:
-                while True:
-                    total = ring.reduce(tf.ones([200000]))
-                    say("step")
-            except RingBroken as error:
-                ring.cut(); ring.close()
-                say("broken " + str(error))
-        case ["step"]:
-            say(f"sum {float(ring.reduce(tf.ones([3]))[0])}")
-        case ["close"]:
-            ring.close(); say("closed")
-"""
+ROOT = Path(__file__).parents[2]
+in_one_loop = pytest.mark.asyncio(loop_scope="module")
 
 
 class Rank:
@@ -84,35 +44,48 @@ class Rank:
         raise AssertionError(f"the rank ended ({await self.process.wait()}) and never said {word!r}")
 
 
-@contextlib.asynccontextmanager
-async def ranks(size: int) -> AsyncIterator[tuple[KeyValueStore, list[Rank]]]:
-    store = KeyValueStore(lambda *_: None)
-    port = await store.start()
-    processes = [
-        await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-c",
-            RANK,
-            str(port),
-            str(rank),
-            str(size),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            limit=1 << 20,
-        )
-        for rank in range(size)
-    ]
-    found = [Rank(p) for p in processes]
-    try:
-        for rank in found:
+@dataclass
+class Meeting:
+    """A store, and ranks that meet there; who survives a test takes part in the next one."""
+
+    store: KeyValueStore
+    port: int
+    here: list[Rank] = field(default_factory=list)
+
+    @contextlib.asynccontextmanager
+    async def ranks(self, size: int) -> AsyncIterator[tuple[KeyValueStore, list[Rank]]]:
+        """So many ranks, in no ring."""
+        survivors = [rank for rank in self.here if rank.process.returncode is None]
+        new = [await self._start() for _ in range(size - len(survivors))]
+        self.here = new + survivors
+        for rank in new:
             await rank.says("here", 60)
-        yield store, found
-    finally:
-        for process in processes:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.communicate()
-        await store.close()
+        yield self.store, self.here[:size]
+        self.store.__dict__.pop("_get", None)  # it is not counted any more
+        survivors = [rank for rank in self.here if rank.process.returncode is None]
+        for rank in survivors:
+            rank.do("close")
+        for rank in survivors:
+            await rank.says("closed")
+
+    async def _start(self) -> Rank:
+        command = [sys.executable, "-m", "tests.contract.ring_member", str(self.port), secrets.token_hex(4)]
+        pipe = asyncio.subprocess.PIPE
+        return Rank(
+            await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, limit=1 << 20, cwd=ROOT)
+        )
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def meeting() -> AsyncIterator[Meeting]:
+    store = KeyValueStore(lambda *_: None)
+    found = Meeting(store, await store.start())
+    yield found
+    for rank in found.here:
+        with contextlib.suppress(ProcessLookupError):
+            rank.process.kill()
+        await rank.process.communicate()
+    await store.close()
 
 
 def test_the_wheel_is_ours_and_has_no_runner() -> None:
@@ -140,8 +113,9 @@ async def is_asked(store: KeyValueStore) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_a_rank_asks_once_for_each_peer() -> None:
-    async with ranks(3) as (store, found):
+@in_one_loop
+async def test_a_rank_asks_once_for_each_peer(meeting: Meeting) -> None:
+    async with meeting.ranks(3) as (store, found):
         asked = questions(store)
         store.open(1)
         for number, rank in enumerate(found):
@@ -149,13 +123,14 @@ async def test_a_rank_asks_once_for_each_peer() -> None:
         for rank in found:
             await rank.says("formed")
         for rank in found:
-            rank.do("step")
-        assert await found[0].says("sum") == "sum 3.0"
+            rank.do("sum 3 1")
+        assert await found[0].says("sum") == "sum [3.0, 3.0, 3.0]"
         assert len(asked) == 3 * 2, f"one mesh, no question asked twice: {asked}"
 
 
-async def test_a_generation_that_is_called_off_fails_at_once_and_the_next_one_forms() -> None:
-    async with ranks(2) as (store, (one, other)):
+@in_one_loop
+async def test_a_generation_that_is_called_off_fails_at_once_and_the_next_one_forms(meeting: Meeting) -> None:
+    async with meeting.ranks(2) as (store, (one, other)):
         asked = questions(store)
         store.open(1)
         one.do("form 0 2")
@@ -169,12 +144,13 @@ async def test_a_generation_that_is_called_off_fails_at_once_and_the_next_one_fo
         await one.says("formed")
         await other.says("formed")
         for rank in (one, other):
-            rank.do("step")
-        assert await one.says("sum") == "sum 2.0"
+            rank.do("sum 3 1")
+        assert await one.says("sum") == "sum [2.0, 2.0, 2.0]"
 
 
-async def test_a_cut_while_the_ring_is_formed_spares_the_question_to_the_store() -> None:
-    async with ranks(2) as (store, (one, _)):
+@in_one_loop
+async def test_a_cut_while_the_ring_is_formed_spares_the_question_to_the_store(meeting: Meeting) -> None:
+    async with meeting.ranks(2) as (store, (one, _)):
         asked = questions(store)
         store.open(1)
         one.do("form 0 2")
@@ -186,9 +162,10 @@ async def test_a_cut_while_the_ring_is_formed_spares_the_question_to_the_store()
         assert len(asked) == 1, f"a broken question is asked again, 0.5 s later: {asked}"
 
 
+@in_one_loop
 @pytest.mark.parametrize("delay", [0.0, 0.01, 0.03, 0.06])
-async def test_a_peer_that_dies_in_init_aborts_nobody(delay: float) -> None:
-    async with ranks(3) as (store, (first, second, dying)):
+async def test_a_peer_that_dies_in_init_aborts_nobody(meeting: Meeting, delay: float) -> None:
+    async with meeting.ranks(3) as (store, (first, second, dying)):
         store.open(1)
         for number, rank in enumerate((first, second, dying)):
             rank.do(f"form {number} 3")
@@ -200,7 +177,7 @@ async def test_a_peer_that_dies_in_init_aborts_nobody(delay: float) -> None:
             rank.do("cut")  # as the master orders it
         # A rank that was through already finds out in its first operation.
         for rank in (first, second):
-            rank.do("steps")
+            rank.do("sums")
         for rank in (first, second):
             await rank.says("broken", 5)
         store.open(2)
@@ -210,8 +187,9 @@ async def test_a_peer_that_dies_in_init_aborts_nobody(delay: float) -> None:
         await second.says("formed")
 
 
-async def test_a_peer_that_dies_in_an_operation_aborts_nobody() -> None:
-    async with ranks(3) as (store, members):
+@in_one_loop
+async def test_a_peer_that_dies_in_an_operation_aborts_nobody(meeting: Meeting) -> None:
+    async with meeting.ranks(3) as (store, members):
         for generation in range(1, 4):
             store.open(generation)
             alive = [m for m in members if m.process.returncode is None]
@@ -221,8 +199,8 @@ async def test_a_peer_that_dies_in_an_operation_aborts_nobody() -> None:
                 rank.do(f"form {number} {len(alive)}")
             for rank in alive:
                 await rank.says("formed")
-                rank.do("steps")
-            await alive[0].says("step")
+                rank.do("sums")
+            await alive[0].says("another")
             alive[-1].process.send_signal(signal.SIGKILL)
             await alive[-1].process.wait()
             for rank in alive[:-1]:

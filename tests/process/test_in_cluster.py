@@ -49,6 +49,34 @@ async def test_a_time_to_live_that_is_given_after_the_end_counts_too(small_relea
         assert small_release.server.count(before)["create", "pods"] == 0
 
 
+# --- another version
+
+
+async def test_a_master_of_another_version_leaves_the_run_alone_until_its_workers_have_ended(
+    small_release: Release,
+) -> None:
+    small_release.install("workers=2")
+    server = small_release.server
+    async with small_release.master("a"):
+        await until(lambda: len(small_release.pods) == 2)
+        await until(lambda: small_release.status.get("state"))
+    state = {**json.loads(small_release.status["state"]), "version": "0.0.9", "nextId": 2}
+    status = server.objects["configmaps"]["edl-status"]
+    there = {**status["data"], "phase": "Training", "state": json.dumps(state)}
+    server.put("configmaps", {**status, "data": there})
+    before = len(server.requests)
+    async with small_release.master("b") as newer:
+        await until(lambda: "is of edl 0.0.9" in small_release.status["reason"])
+        assert small_release.status["phase"] == "Training"
+        assert "helm rollback" in small_release.status["reason"]
+        assert newer.pages.get("/readyz")[0] == 200
+        assert ("delete", "pods") not in server.count(before)
+        for worker in list(small_release.pods):
+            server.end_pod(worker, 3)
+        await until(lambda: small_release.pods == ["edl-worker-2", "edl-worker-3"])
+        await until(lambda: json.loads(small_release.status["state"])["runId"] != state["runId"])
+
+
 # --- which master acts
 
 

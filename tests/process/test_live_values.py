@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from edl.contract import artifacts
 from edl.contract.reasons import Reason
 
 A_Job = Callable[..., Any]
@@ -24,6 +25,8 @@ async def test_fewer_workers_a_pause_and_more_workers_lose_nothing(a_job: A_Job)
         assert job.applied() == applied
         job.take({**values, "workers": 3, "logLevel": "debug"})
         await job.ring_of(3)
+        logs = [path.read_text() for path in (job.output / artifacts.LOGS).glob("worker-*")]
+        assert sum("the log level is debug" in log for log in logs) == 3, "those that ran, and the new one"
         summary = await job.exact()
     assert sum(g["redone_records"] for g in summary["generations"]) == 0
     assert summary["goodput_seconds"]["suspended"] > 0

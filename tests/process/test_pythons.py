@@ -49,11 +49,11 @@ def test_the_unit_tests_pass_and_a_job_trains(tree: Path) -> None:
 
     run("scripts/setup")
     assert run(".venv/bin/python", "--version").startswith(f"Python {tree.name}.")
-    # Of the simulated jobs some dozens: the other nine hundred would say of the core what they say of it.
-    some = ("-k", "not a_thousand")
+    # Not a thousand random jobs and orders of events: they would say of the core what they say of it here.
+    some = ("-k", "not a_thousand and not no_order_of_events")
     assert " passed" in run(".venv/bin/pytest", "-q", "-n", "auto", "tests/unit", *some)
-    run("scripts/run", "digits", "--set", "workers=3", "--output", "job")
-    assert "exactly once: 1,438 records x 20 epochs" in run(".venv/bin/edl", "audit", "job")
+    run("scripts/run", "digits", "--set", "workers=2,training.epochs=5", "--output", "job")
+    assert "exactly once: 1,438 records x 5 epochs" in run(".venv/bin/edl", "audit", "job")
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -67,3 +68,42 @@ def test_invalid_values_begin_nothing_but_leave_a_run_alone() -> None:
 def test_a_run_whose_own_values_are_unknown_takes_the_charts() -> None:
     assert train(plan(found(None), a_spec(), NEW)).run_id == "old"
     assert isinstance(plan(found(None), Invalid("x"), NEW), Refuse)
+
+
+def test_the_run_of_another_version_is_left_to_its_workers_while_they_hold_its_state() -> None:
+    older = replace(found(a_spec()), version="0.0.9")
+    what = plan(older, a_spec(), NEW)
+    assert isinstance(what, Refuse)
+    assert what.run_lives
+    assert "run old is of edl 0.0.9" in what.why
+    assert "helm rollback" in what.why
+
+
+@pytest.mark.parametrize(
+    "nothing_to_lose",
+    [{"workers": ()}, {"workers": ((WorkerId(2), ""),)}, {"started": False}],
+    ids=["all have ended", "none runs yet", "there was no ring"],
+)
+def test_a_run_of_another_version_without_state_gives_way_to_another_run(
+    nothing_to_lose: dict[str, Any],
+) -> None:
+    older = replace(found(a_spec()), version="0.0.9", **nothing_to_lose)
+    what = train(plan(older, a_spec(workers=3), NEW))
+    assert (what.run_id, what.spec, what.adopted.workers, what.adopted.next_id) == (
+        NEW,
+        a_spec(workers=3),
+        (),
+        3,
+    )
+
+
+def test_an_ended_run_of_another_version_rests() -> None:
+    assert plan(replace(found(a_spec(), ended="Succeeded"), version="0.0.9"), a_spec(), NEW) == Rest()
+
+
+def test_after_a_run_whose_values_are_unknown_a_change_begins_another_one() -> None:
+    ended = found(None, ended="Succeeded")
+    assert plan(ended, a_spec(), NEW) == Rest()
+    assert train(plan(ended, a_spec(), NEW, changed=True)).run_id == NEW
+    known = found(a_spec(), ended="Succeeded")
+    assert plan(known, a_spec(workers=3), NEW, changed=True) == Rest(), "which is live"

@@ -30,6 +30,9 @@ def found(left: Left, there: list[dict[str, Any]]) -> Found:
 def test_a_run_that_goes_on_is_left_by_its_id_and_its_values() -> None:
     left = Left.read({"state": STATE, "values": '{"workers": 3}', "phase": "Training"})
     assert (left.run_id, left.next_id, left.values, left.ended) == ("run-1", 4, {"workers": 3}, "")
+    assert (left.phase, left.version) == ("Training", "0.1.0"), "which did not say so yet"
+    state = json.dumps({"runId": "run-1", "nextId": 4, "version": "1.2.3"})
+    assert Left.read({"state": state}).version == "1.2.3"
 
 
 def test_a_run_that_has_ended_is_left_with_how_and_when() -> None:

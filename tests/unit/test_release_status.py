@@ -30,3 +30,15 @@ def test_finished_epochs_do_not_push_out_what_else_has_happened() -> None:
         ("EpochApplied", "epoch 39 of 40 is applied"),
         ("WorkerPending", "worker 4 is pending"),
     ]
+
+
+def test_of_several_jobs_in_a_release_only_the_own_pods_are_looked_at() -> None:
+    labels = {"app.kubernetes.io/name": "job", "edl.dev/job": "job-one"}
+    for its, selector in (
+        (labels, "app.kubernetes.io/name=job,app.kubernetes.io/instance=both,edl.dev/job=job-one"),
+        ({"app.kubernetes.io/name": "edl"}, "app.kubernetes.io/name=edl,app.kubernetes.io/instance=both"),
+    ):
+        found = FoundRelease("team", "both", Names("job-one"), {"metadata": {"labels": its}}, {})
+        assert found.selector("master", "worker") == (
+            f"{selector},app.kubernetes.io/component in (master,worker)"
+        )

@@ -105,12 +105,13 @@ def test_when_nobody_has_data_rank_0_tells_at_once_and_only_what_is_new() -> Non
     assert t.beats == 2
 
 
-def test_the_loss_is_logged_at_once_and_then_now_and_again(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_loss_is_logged_at_once_and_then_now_and_again(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
     t = Teller()
     for _ in range(int(LOG_SECONDS) + 1):
         t.step(seconds=1.0)
     line = "generation 3, rank 0, step 7: Loss 2.0000 in this epoch, 2.0000 in this step"
-    assert capsys.readouterr().err.splitlines() == [line] * 2
+    assert caplog.messages == [line] * 2
 
 
 def test_the_loss_is_the_mean_of_the_epoch_and_that_of_the_last_step() -> None:

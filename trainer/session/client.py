@@ -22,10 +22,12 @@ from typing import Any
 import grpc
 import psutil
 
+from edl import tls
 from edl.contract.proto import ADMITTED
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.proto import edl_pb2_grpc as rpc
 from edl.errors import EdlError
+from trainer import log
 from trainer.session.kvstore import KeyValueStore
 from trainer.session.state import Session
 
@@ -93,7 +95,10 @@ class MasterStream:
         """
         self._thread.start()
         if not self._welcomed.wait(timeout):
-            raise NoMaster(f"no answer from the master at {self.address} within {timeout:g} s")
+            why = tls.trouble(self.address, tls.authority())
+            raise NoMaster(
+                f"no answer from the master at {self.address} within {timeout:g} s{why and f': {why}'}"
+            )
         if self.session.ended:
             raise NoMaster(self.session.ended)
 
@@ -138,7 +143,9 @@ class MasterStream:
                 break
             print(f"lost the connection to the master ({why}); reconnecting", file=sys.stderr)
             if not await self._find_master():
-                why = f"no master was found within {self._patience:g} s; the last one: {why}"
+                tried = await asyncio.to_thread(tls.trouble, self.address, tls.authority())
+                found = f"no master was found within {self._patience:g} s{tried and f': {tried}'}"
+                why = f"{found}; the last one: {why}"
                 break
         self._end(why)
 
@@ -150,7 +157,7 @@ class MasterStream:
         metadata = (("authorization", f"Bearer {self._token}"),)
         admitted: asyncio.Future[bool] = self._loop.create_future()
         try:
-            async with grpc.aio.insecure_channel(self.address, options=OPTIONS) as channel:
+            async with tls.aio_channel(self.address, OPTIONS) as channel:
                 stream = rpc.MasterStub(channel).Work(
                     self._sayings(admitted), metadata=metadata, wait_for_ready=True
                 )
@@ -169,7 +176,7 @@ class MasterStream:
         """Until a master listens at the address, for as long as the last one has asked for."""
         deadline = self._loop.time() + self._patience
         while self._loop.time() < deadline:
-            async with grpc.aio.insecure_channel(self.address, options=OPTIONS) as channel:
+            async with tls.aio_channel(self.address, OPTIONS) as channel:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(min(5.0, deadline - self._loop.time())):
                         await channel.channel_ready()
@@ -199,6 +206,7 @@ class MasterStream:
         match message.WhichOneof("body"):
             case "welcome":
                 self.config_json, self.output = message.welcome.config, message.welcome.output
+                log.follow(self.config_json)
                 self.salvage, self.rehearses = message.welcome.salvage, message.welcome.rehearse
                 self.session.worker, self._run_id = message.welcome.worker, message.run_id
                 self._patience = message.welcome.master_outage_timeout_seconds

@@ -17,13 +17,15 @@ import yaml
 
 from edl.config import model_check
 from edl.contract.ids import RunId, WorkerId
+from edl.contract.phases import Phase
 from edl.errors import ConfigError
 from edl.kubernetes import pods
 from edl.kubernetes.names import Names
-from master.core import events as ev
 from master.spec import Invalid, JobSpec, checked
 
 log = structlog.get_logger()
+
+SAYS_NO_VERSION = "0.1.0"  # whose masters did not write it
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,8 @@ class Left:
         ended_at: when, in seconds since 1970; 0 if it has not.
         scale_over: the id of the last `edl scale` that does not hold any more.
         source: the digest of the model's text, which the values lack; "" if they lack none.
+        version: of edl, of the run's masters and workers; "" if unknown.
+        phase: the last one.
     """
 
     run_id: str = ""
@@ -83,6 +87,8 @@ class Left:
     ended_at: float = 0.0
     scale_over: str = ""
     source: str = ""
+    version: str = ""
+    phase: str = ""
 
     @classmethod
     def read(cls, data: Mapping[str, str]) -> Left:
@@ -102,6 +108,8 @@ class Left:
                     values=known,
                     scale_over=str(state.get("scaleOver", "")),
                     source=str(state.get("source", "")),
+                    version=str(state.get("version", SAYS_NO_VERSION)),
+                    phase=str(data.get("phase", "")),
                 )
         except (KeyError, ValueError, AttributeError) as error:
             log.warning(f"the status of an earlier master cannot be read, and is not used: {error!r}")
@@ -134,6 +142,8 @@ class Found:
         workers: of that run, whose pods have not ended: id and pod name, "" for one that does not run yet.
         ended: the phase in which that run has ended, "" if it has not.
         ended_at: when, in seconds since 1970.
+        version: of edl, of that run's masters and workers; "" if unknown.
+        started: there has been a ring, so its workers may hold what nobody else has.
     """
 
     run_id: RunId | None
@@ -142,6 +152,8 @@ class Found:
     workers: tuple[tuple[WorkerId, str], ...]
     ended: str
     ended_at: float
+    version: str = ""
+    started: bool = True
 
     @classmethod
     def of(cls, left: Left, known: Iterable[pods.Pod], owner: str) -> Found:
@@ -167,11 +179,19 @@ class Found:
         if isinstance(spec, Invalid):
             log.warning(f"the values of run {run_id} are invalid in this version of edl: {spec.why}")
             spec = None
-        return cls(run, spec, next_id, tuple(sorted(workers)), left.ended, left.ended_at)
+        return cls(
+            run, spec, next_id, tuple(sorted(workers)), left.ended, left.ended_at, left.version,
+            left.phase != Phase.Starting,
+        )  # fmt: skip
+
+    def foreign(self, version: str) -> bool:
+        """A master of this version cannot go on with the run: workers speak with their own version only."""
+        return self.run_id is not None and not self.ended and self.version not in ("", version)
 
     @property
-    def adopted(self) -> ev.Adopted:
-        return ev.Adopted(self.workers, self.next_id)
+    def holds_state(self) -> bool:
+        """Workers run that may hold what the run has learned."""
+        return self.started and any(pod for _, pod in self.workers)
 
 
 def made_for(job: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from typing import Any
 
 import structlog
 
+import edl
 from edl.config import model_check
 from edl.contract.ids import RunId
 from edl.kubernetes.client import SOON, Api, ApiError
@@ -275,7 +276,7 @@ def render(snapshot: Snapshot, ended: Ended | None) -> Data:
     records, eta, loss = job["records"], job["eta_seconds"], job["loss"]
     progress = 100 * records["applied"] // records["total"] if records["total"] else 0
     spent = sum(job["goodput"].values())
-    state = {"runId": snapshot.run_id, "nextId": snapshot.next_id}
+    state = {"runId": snapshot.run_id, "nextId": snapshot.next_id, "version": edl.__version__}
     if snapshot.scale_over:
         state["scaleOver"] = snapshot.scale_over
     text, digest = source(snapshot.values)

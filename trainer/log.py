@@ -1,0 +1,39 @@
+"""A worker's log (standard error): from which level on, and how a line looks.
+
+The job's values say the level (`logLevel`), also while it runs. It holds for edl's own lines, for what the
+model's code logs with Python's `logging`, and for libraries that use it; debug has TensorFlow and Horovod say
+more, too, if it is known before they are imported. A worker's last words are always written.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+
+log = logging.getLogger("edl.worker")
+
+OF_LIBRARIES = {"TF_CPP_MIN_LOG_LEVEL": "0", "HOROVOD_LOG_LEVEL": "info"}  # their own variables, for debug
+
+
+class Line(logging.Formatter):
+    """Ours as they are; those of others with their level and who says it."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = super().format(record)
+        return text if record.name == log.name else f"{record.levelname} {record.name}: {text}"
+
+
+def follow(config_json: str) -> None:
+    """Log at the level that a job's values say."""
+    level = str(json.loads(config_json).get("logLevel", "info"))
+    root = logging.getLogger()
+    if not any(isinstance(handler.formatter, Line) for handler in root.handlers):
+        handler = logging.StreamHandler()
+        handler.setFormatter(Line())
+        root.addHandler(handler)
+    if level == "debug":
+        os.environ.update(OF_LIBRARIES)
+    if root.level != (number := getattr(logging, level.upper())):
+        root.setLevel(number)
+        log.debug(f"the log level is {level}")
