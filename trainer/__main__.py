@@ -19,7 +19,7 @@ from edl.contract.proto import edl_pb2 as pb
 from edl.contract.workers import WORKER_ENVIRONMENT
 from trainer.last_words import traced
 from trainer.session.client import MasterStream, NoMaster
-from trainer.termination import end_children, on_sigterm
+from trainer.termination import end_children, when_asked_to_end
 
 HEARTBEATS = 6  # in the time after which the master takes a worker for dead
 
@@ -36,7 +36,7 @@ def main(argv: list[str] | None = None) -> int:
     os.environ.update(WORKER_ENVIRONMENT)  # for Keras, which is not imported yet; hashes are seeded earlier
     stream = MasterStream(args.master, os.environ.get("EDL_TOKEN", ""), args.worker, args.run_id)
     start = Start(stream)
-    on_sigterm(start.on_sigterm)
+    when_asked_to_end(start.asked_to_end)
     try:
         code = work(stream, start)
     except NoMaster as error:
@@ -84,9 +84,9 @@ class Start:
         """From now on the worker's loop acts on what it is told."""
         self._mine.acquire()
 
-    def on_sigterm(self) -> None:
-        print("SIGTERM: leaving at the next step boundary", file=sys.stderr, flush=True)
-        self._stream.session.say(leaving=pb.Leaving(why="SIGTERM"))
+    def asked_to_end(self, signal: str) -> None:
+        print(f"{signal}: leaving at the next step boundary", file=sys.stderr, flush=True)
+        self._stream.session.say(leaving=pb.Leaving(why=signal))
         if self._mine.acquire(blocking=False):
             self._stream.close(1.0)
             _exit(WorkerExit.STOPPED)

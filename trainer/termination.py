@@ -1,9 +1,11 @@
 """How a worker's process is asked to end, and how it takes with it the processes that it has started.
 
-SIGTERM is not blocked. A blocked signal stays blocked in every child, also after exec: a subprocess of the
-user's code, or a worker of a multiprocessing.Pool, could not be terminated. A Python handler alone would be
-late: it runs on the main thread between two bytecodes, and that may be in a collective, or in the user's
-code, for minutes. But the interpreter writes to the wakeup descriptor at once, and a thread reads it.
+It is asked by SIGTERM, or by Ctrl-C (SIGINT) where somebody has started it by hand; Ctrl-C again ends it at
+once. These signals are not blocked. A blocked signal stays blocked in every child, also after exec: a
+subprocess of the user's code, or a worker of a multiprocessing.Pool, could not be terminated. A Python
+handler alone would be late: it runs on the main thread between two bytecodes, and that may be in a
+collective, or in the user's code, for minutes. But the interpreter writes to the wakeup descriptor at once,
+and a thread reads it.
 
 The kernel gives the signal to the main thread while that one has it unblocked, so the engine's and
 TensorFlow's threads are not disturbed; and `shielded` keeps it from threads that could not bear it.
@@ -19,41 +21,49 @@ from collections.abc import Callable, Iterator
 
 import psutil
 
+ASKING = frozenset({signal.SIGTERM, signal.SIGINT})
 
-def on_sigterm(act: Callable[[], None]) -> None:
-    """From now on `act` is called, on a thread of its own, when this process gets SIGTERM for the first time.
+
+def when_asked_to_end(act: Callable[[str], None]) -> None:
+    """From now on `act` is called, on a thread of its own, with the name of the first such signal.
 
     To be called on the main thread.
     """
     heard, heed = os.pipe()  # closed by exec; see below for fork
     os.set_blocking(heed, False)
 
-    def handle(*_: object) -> None:
+    def handle(number: int, _: object) -> None:
         with contextlib.suppress(OSError):  # also when the user's code has taken the wakeup descriptor
-            os.write(heed, bytes([signal.SIGTERM]))
+            os.write(heed, bytes([number]))
+        if number == signal.SIGINT:
+            signal.signal(number, signal.SIG_DFL)
 
     def as_usual() -> None:
         """In a forked child: it is no worker, and what it gets is not meant for this one."""
+        if signal.getsignal(signal.SIGINT) is handle:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         if signal.getsignal(signal.SIGTERM) is handle:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             signal.set_wakeup_fd(-1)
 
     def wait() -> None:
-        while signal.SIGTERM not in os.read(heard, 4096):  # other signals are written there, too
-            pass
-        act()
+        asked: list[int] = []
+        while not asked:  # other signals are written there, too
+            asked = [number for number in os.read(heard, 4096) if number in ASKING]
+        act(signal.Signals(asked[0]).name)
 
-    signal.signal(signal.SIGTERM, handle)
-    signal.siginterrupt(signal.SIGTERM, False)  # calls of the user's libraries go on after it
+    for number in ASKING:
+        signal.signal(number, handle)
+        signal.siginterrupt(number, False)  # calls of the user's libraries go on after it
     signal.set_wakeup_fd(heed, warn_on_full_buffer=False)
     os.register_at_fork(after_in_child=as_usual)
-    threading.Thread(target=wait, name="sigterm", daemon=True).start()
+    threading.Thread(target=wait, name="signals", daemon=True).start()
 
 
 @contextlib.contextmanager
 def shielded() -> Iterator[None]:
-    """Threads that are started in here never get SIGTERM."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    """Threads that are started in here never get these signals."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ASKING)
     try:
         yield
     finally:

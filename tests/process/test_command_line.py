@@ -348,6 +348,33 @@ def test_both_sides_by_hand() -> None:
     master.stdout.close()
 
 
+def test_a_worker_by_hand_leaves_on_ctrl_c_in_one_line_and_the_others_go_on() -> None:
+    master = subprocess.Popen(
+        [*EDL, "master", "counting", "--set", "workers=2,training.epochs=100000000", "--output", "job"],
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+    )  # fmt: skip
+    assert master.stdout is not None
+    command = [*EDL, "worker", "--master", master.stdout.readline().strip(), "--token-from", "job"]
+    workers = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    try:
+        assert edl("wait", "job", "--for", "training", "--timeout", "100s").returncode == 0
+        client = Client(artifacts.read_contact(Path("job")))
+        next(s for s in client.follow() if len([w for w in s["workers"] if w["state"] == "member"]) == 2)
+        workers[0].send_signal(signal.SIGINT)
+        _, said = workers[0].communicate(timeout=60)
+        assert workers[0].returncode == 0
+        assert "SIGINT: leaving at the next step boundary\n" in said
+        assert "Traceback" not in said
+        status = next(
+            s for s in client.follow() if len([w for w in s["workers"] if w["state"] == "member"]) == 1
+        )
+        assert status["failures"] == 0
+    finally:
+        for process in (master, *workers):
+            process.terminate()
+            process.communicate(timeout=60)
+
+
 def test_calls_without_the_token_or_of_another_run_are_refused() -> None:
     with a_long_job() as (_, output):
         contact = artifacts.read_contact(output)

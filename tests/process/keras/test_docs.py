@@ -11,6 +11,7 @@ from tests.process.keras import (
     test_optimizers,
     test_own_steps,
     test_precision,
+    test_published,
 )
 
 PAGE = Path(__file__).parents[3] / "docs" / "models.md"
@@ -26,6 +27,7 @@ def compared() -> str:
         "Inputs and ways to run": test_inputs.CASES,
         "Precision": test_precision.CASES,
         "Your own `train_step`": test_own_steps.MEANS,
+        "Examples of keras.io, as files of `edl run`": [example.stem for example in test_published.EXAMPLES],
     }
     table = "".join(f"| {title} | {'; '.join(cases)} |\n" for title, cases in rows.items())
     return f"\n| | |\n| --- | --- |\n{table}"
