@@ -397,7 +397,7 @@ def test_a_ring_trains_as_fit_does(name: str, cuts: list[int]) -> None:
     for rank in ranks:
         rank.learner.finish_training()
         for ours, theirs in zip(weights(rank.model), reference, strict=True):
-            np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=1e-6)
+            np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-6)
     assert len({rank.learner.digest() for rank in ranks}) == 1
     loss = history["loss" if "loss" in history else next(iter(history))]
     np.testing.assert_allclose([agreed.loss for agreed in heard[-1]], loss, rtol=1e-5)

@@ -11,7 +11,7 @@ import pytest
 from tests.process.keras.models import X, Y, dense, plain, tagged, tagger
 from tests.process.keras.rings import Case, Meeting, assert_same, batch, learner_of, parts_of, ring_step
 
-HALF = 2e-3
+HALF = 2e-4
 
 
 def under(policy: str, build: Any) -> Any:
@@ -36,9 +36,9 @@ def growing() -> keras.optimizers.Optimizer:
 CASES = {
     "mixed_float16": Case(under("mixed_float16", dense), plain, tolerance=HALF),
     "mixed_float16, masked": Case(under("mixed_float16", tagger), tagged, tolerance=HALF),
-    "mixed_bfloat16": Case(under("mixed_bfloat16", dense), plain, tolerance=2e-2),
+    "mixed_bfloat16": Case(under("mixed_bfloat16", dense), plain, tolerance=3e-3),
     "float32 with a scaled loss": Case(
-        lambda: dense(keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.01))), plain, tolerance=1e-5
+        lambda: dense(keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.01))), plain
     ),
 }
 
