@@ -29,7 +29,7 @@ from edl.client import Client
 from edl.config import values
 from edl.contract import artifacts
 from edl.contract.ids import WorkerId
-from edl.contract.ranges import RangeSet
+from edl.contract.layout import Layout
 from master.core import events as ev
 from master.core.job import Job
 from tests.bench import report
@@ -39,6 +39,7 @@ from trainer.session.kvstore import KeyValueStore
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
+UNEVEN = ROOT / "tests" / "models" / "uneven.py"
 LEASE = 1.0
 
 
@@ -232,6 +233,27 @@ def leaves(work: Path, pairs: int) -> Row:
     )
 
 
+def balances(work: Path, pairs: int) -> Row:
+    """Seconds of a step of two workers, one of them half as fast, with parts by speed and with even ones."""
+    seconds: dict[str, list[float]] = {"speed": [], "even": []}
+    for _ in range(pairs):
+        for balance, found in seconds.items():
+            with tempfile.TemporaryDirectory(dir=work) as marks:
+                os.environ["EDL_BENCH"] = marks
+                sets = (f"model.module={UNEVEN}", f"training.balance={balance}", "training.batchSize=24")
+                with OurJob(work, 2, *sets) as job:
+                    ring = job.journal.ring(2)
+                    if balance == "speed":
+                        job.journal.ring(2, ring.generation)  # formed anew, once the speeds are known
+                    before, began = job.client.status(), time.monotonic()
+                    time.sleep(10)
+                    after, ended = job.client.status(), time.monotonic()
+                    found.append((ended - began) / (after["task"]["step"] - before["task"]["step"]))
+    rate = statistics.median(seconds["even"]) / statistics.median(seconds["speed"])
+    return Row(f"one of 2 half as fast: a step with parts by speed, and even ({rate:.2f} times the rate)",
+               seconds["speed"], seconds["even"], "s", "rate >= 1.3", rate >= 1.3)  # fmt: skip
+
+
 def stops(peer: str, work: Path, pairs: int) -> Row:
     ours, theirs = [], []
     for number in range(pairs):
@@ -353,7 +375,7 @@ def steady(pairs: int) -> list[Row]:
 
 
 def core() -> list[Row]:
-    """The master's own cost: seconds of one lease, and memory, for small and for large data."""
+    """The master's own cost: seconds of one heartbeat, and memory, for small and for large data."""
     found, memory = {}, {}
     for records in (10**4, 10**8):
         merged = values.load(
@@ -363,49 +385,40 @@ def core() -> list[Row]:
         job, now = Job(config.parse(merged)), 0.0
         job.handle(ev.Begin(), now)
         for w in range(64):
-            for event in (ev.Hello(WorkerId(w)), ev.Ready(WorkerId(w), records)):
+            for event in (ev.Hello(WorkerId(w)), ev.Ready(WorkerId(w), Layout(records))):
                 now += 1e-3
                 job.handle(event, now)
         while len(job.ring.members) < 64:  # the first ring was of one: everybody joins
             for m in job.ring.members:
                 now += 1e-3
-                job.handle(ev.LeftRing(m, job.ring.generation, 0, True, RangeSet()), now)
+                job.handle(ev.LeftRing(m, job.ring.generation, 0, True), now)
         for m in job.ring.members:
             now += 1e-3
             job.handle(ev.JoinedRing(m, job.ring.generation, 0), now)
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        began, leases, applied = time.perf_counter(), 0, 0
+        began, beats = time.perf_counter(), 0
         while time.perf_counter() - began < 2:
             for m in job.ring.members:
                 now += 1e-5
-                for effect in job.handle(ev.LeaseRequest(m, job.ring.generation), now):
-                    if isinstance(effect, ev.Grant):
-                        leases += 1
-                        applied = max(applied, effect.lease[1])
-            now += 1e-5
-            job.handle(
-                ev.Heartbeat(
-                    job.ring.members[0], job.ring.generation, leases, applied=RangeSet(((0, applied),))
-                ),
-                now,
-            )
-        found[records] = (time.perf_counter() - began) / leases * 1e6
+                beats += 1
+                job.handle(ev.Heartbeat(m, job.ring.generation, beats // 64, 100.0, 0.5), now)
+        found[records] = (time.perf_counter() - began) / beats * 1e6
         memory[records] = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
     return [
-        Row("one lease, 64 workers, 10^8 records (and 10^4)", [found[10**8]], [found[10**4]], "us",
+        Row("one heartbeat, 64 workers, 10^8 records (and 10^4)", [found[10**8]], [found[10**4]], "us",
             "the same", found[10**8] <= 1.5 * found[10**4]),
         Row("master: memory grown in that run", [memory[10**8]], [memory[10**4]], "MiB", "the same",
             memory[10**8] <= memory[10**4] + 5),
     ]  # fmt: skip
 
 
-PARTS = ("core", "steady", "kill", "reform", "join", "leave", "stop", "init", "first")
+PARTS = ("core", "steady", "kill", "reform", "join", "leave", "stop", "init", "first", "balance")
 
 
 def measure(only: list[str], pairs: int) -> Iterator[list[Row]]:
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
     peer = ""
-    if set(only) - {"core", "steady", "reform", "leave"}:
+    if set(only) - {"core", "steady", "reform", "leave", "balance"}:
         peer = subprocess.run(
             [ROOT / "scripts/bench-peer"], check=True, stdout=subprocess.PIPE, text=True
         ).stdout.strip()
@@ -421,6 +434,7 @@ def measure(only: list[str], pairs: int) -> Iterator[list[Row]]:
             "stop": lambda: [stops(peer, work, pairs)],
             "init": lambda: inits(peer, work, pairs),
             "first": lambda: first_steps(peer, work, pairs),
+            "balance": lambda: [balances(work, pairs)],
         }
         for name in only:
             report.say(name)

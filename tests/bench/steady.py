@@ -23,7 +23,8 @@ import tensorflow as tf
 
 from edl import config
 from edl.config import values
-from edl.contract.ranges import Range, RangeSet
+from edl.contract.layout import Layout, Part
+from edl.contract.steps import Steps
 from trainer.data import Batch, Batches
 from trainer.learner import KerasLearner
 from trainer.ring.horovod import HorovodRing
@@ -103,7 +104,7 @@ class Paced(Telemetry):
     """Knows when the loop begins a step, and when it has done it."""
 
     def __init__(self, session: Session, pace: Timing):
-        super().__init__(session, log=lambda line: None)
+        super().__init__(session, Steps(MOST, 2 * BATCH), log=lambda line: None)
         self._pace, self._steps = pace, 0
 
     def step_begins(self) -> None:
@@ -126,22 +127,28 @@ class Endless:
     def __init__(self, x: np.ndarray, y: np.ndarray):
         self._x, self._y = x, y
 
-    def batch(self, positions: Range) -> Batch:
-        at = positions[0] % 4000
-        return Batch(positions, self._x[at : at + BATCH], self._y[at : at + BATCH], None)
+        self.layout = Layout(MOST)
+
+    def lay_out(self, layout: Layout) -> None:
+        assert layout == self.layout
+
+    def batch(self, start: int, stop: int, part: Part) -> Batch:
+        first, last = part.of(stop - start)
+        at = (start + first) % 4000
+        x, y = self._x[at : at + last - first], self._y[at : at + last - first]
+        return Batch(np.arange(at, at + len(x)), x, y, None)
 
 
 def ours(ring: HorovodRing, rank: int, x: np.ndarray, y: np.ndarray, work: float) -> None:
     """The worker's own loop, with a session that nobody is at the other end of."""
-    learner = KerasLearner(model(), Batch((0, 2), x[:2], y[:2], None))
+    learner = KerasLearner(model(), Batch(np.arange(2), x[:2], y[:2], None))
     values_ = values.merge(values.defaults(), {"training": {"batchSize": 2 * BATCH}})
-    session = Session(rank, lambda message: None, lambda: None, threading.Event())
-    batches = Batches(Endless(x, y), MOST)
+    session = Session(rank, lambda message: None, threading.Event())
+    batches = Batches(Endless(x, y), 2 * BATCH)
     worker = Worker(
         config.parse(values_), session, ring, learner, batches, Paced(session, Timing(work)), lambda: ({}, "")
     )
-    half = ((rank * MOST // 2, (rank + 1) * MOST // 2),)
-    worker.ride(FormRing(1, (0, 1), 0, sync=True, leases=RangeSet(half)))
+    worker.ride(FormRing(1, (0, 1), 0, sync=True, epochs=1, shares=(1, 1), layout=Layout(MOST)))
 
 
 def plain(made: keras.Model, x: np.ndarray, y: np.ndarray):  # type: ignore[no-untyped-def]
