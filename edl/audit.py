@@ -4,9 +4,10 @@ It shares no code with the master. From the events and effects as they were writ
 its own books, and checks at every line:
 
 - the line is as it was written: the chain of hashes holds (`edl.contract.journals`);
-- a lease is granted only for positions that are open, not applied, and nobody else's;
-- the applied set only grows, from ring to ring, unless all state was lost and it starts anew;
-- at the end it covers every epoch, and the order of each epoch names every record once.
+- a ring goes on from the step of its root, which never falls below a step that every member of a ring had,
+  unless all state was lost and training starts anew;
+- a ring is of one data layout and has one number of steps, whoever is in it;
+- at the end the steps are all of all epochs, and the order of each epoch names every record once.
 
 Where a master has taken over from another one, the books go on over both journals.
 """
@@ -20,10 +21,15 @@ import numpy as np
 
 from edl.contract import artifacts
 from edl.contract.journals import JournalDamaged, JournalReader
+from edl.contract.layout import Layout
+from edl.contract.order import Order
 from edl.contract.ranges import RangeSet
-from edl.contract.shuffle import Order
+from edl.contract.reasons import Reason
+from edl.contract.steps import Steps
 from edl.errors import EdlError
 from edl.text import one_line
+
+AT_ONCE = 1 << 20  # positions of an order that are looked at together
 
 
 class AuditFailed(EdlError):
@@ -34,16 +40,16 @@ def audit(output: Path) -> str:
     """Check the job in `output`; returns the verdict in words.
 
     Raises:
-        AuditFailed: names the first record or line that is wrong.
+        AuditFailed: names the first step, record or line that is wrong.
         EdlError: there is no journal to read, or it is damaged: names the file and the line.
     """
     summary = artifacts.read_summary(output)
     readers = [JournalReader(path) for path in artifacts.journals(output)]
-    books = _books(readers[-1])
+    books = _Books()
     for before, reader in zip([None, *readers], readers, strict=False):
         if reader.head["after"] != (before.link.chain if before else ""):
             raise JournalDamaged(reader.path, 1, "does not go on from the end of the journal before it")
-        books.held = {}  # a new master leaves it open who holds what
+        books.begin(reader)
         for number, entry in reader:
             try:
                 books.note(entry, f"{reader.path}: line {number}")
@@ -62,36 +68,41 @@ def audit(output: Path) -> str:
     return f"{verdict}; the journal ends with {last.link.chain}"
 
 
-def _books(journal: JournalReader) -> _Books:
-    try:
-        return _Books(journal.head["values"])
-    except (LookupError, TypeError, ValueError) as error:
-        raise JournalDamaged(
-            journal.path, 1, f"not the values of a job ({type(error).__name__}: {error})"
-        ) from error
-
-
 class _Books:
-    def __init__(self, values: dict[str, Any]):
-        training, data = values["training"], values["data"]
-        self.epochs = int(training["epochs"])
-        self.order = (int(training["seed"]), int(data["blockRecords"]), bool(data["shuffle"]))
-        self.size: int | None = None
-        self.generation = 0
-        self.applied = RangeSet()
-        self.out: dict[int, RangeSet] = {}  # what each worker said when it left a ring
+    def __init__(self) -> None:
+        self.epochs = self.batch = self.seed = 0
+        self.shuffle = False
+        self.layout: Layout | None = None
+        self.generation, self.members = 0, set[int]()
+        self.root_step = 0  # from which the ring went on
+        self.joined: set[int] = set()  # of its members
+        self.safe = 0  # a step that every member of a ring had
+        self.out: dict[int, int] = {}  # the step that each worker had when it left a ring
         self.skipped = RangeSet()
         self.holders: set[int] = set()
-        self.held: dict[int, RangeSet] = {}
-        self.grants = self.rings = self.losses = 0
+        self.exported: int | None = None  # the step of who saved the model
+        self.rings = self.losses = 0
+
+    def begin(self, journal: JournalReader) -> None:
+        """The journal of the job's first master, or of one that took over: with its values."""
+        try:
+            training, data = journal.head["values"]["training"], journal.head["values"]["data"]
+            self.epochs, self.batch = int(training["epochs"]), int(training["batchSize"])
+            self.seed, self.shuffle = int(training["seed"]), bool(data["shuffle"])
+            if min(self.epochs, self.batch) < 1:
+                raise ValueError(f"{self.epochs} epochs, batches of {self.batch}")
+        except (LookupError, TypeError, ValueError, OverflowError) as error:
+            raise JournalDamaged(
+                journal.path, 1, f"not the values of a job ({type(error).__name__}: {error})"
+            ) from error
 
     def note(self, entry: dict[str, Any], where: str) -> None:
         event = entry["event"]
         match event["type"]:
-            case "Ready":
-                self.size = event["records"] if self.size is None else self.size
+            case "Ready" | "Resume" if self.layout is None:
+                self.layout = Layout(**event["layout"])
+        match event["type"]:
             case "Resume":
-                self.size = event["records"] if self.size is None else self.size
                 if event["left_ring"] is not None:
                     self.note({"event": {**event["left_ring"], "type": "LeftRing"}, "effects": []}, where)
                 if event["joined"]:
@@ -99,104 +110,109 @@ class _Books:
                 self.generation = max(self.generation, event["generation"])
             case "JoinedRing":
                 self.holders.add(event["worker"])
+                self._joined(event)
             case "LeftRing":
-                self.out[event["worker"]] = _ranges(event["applied"])
-                self.skipped = self.skipped.union(_ranges(event["skipped"]))
+                self.out[event["worker"]] = event["step"]
+                self.skipped = self.skipped.union(RangeSet.of((a, b) for a, b in event["skipped"]["ranges"]))
                 if event["has_state"]:
                     self.holders.add(event["worker"])
             # One of an older ring comes too late: what its members said when they left it is newer.
-            case "Heartbeat" if event["applied"] is not None and event["generation"] == self.generation:
-                self._grow(_ranges(event["applied"]), where)
+            case "Heartbeat" if event["generation"] == self.generation:
+                # It has made a step in this ring. All took part in that one, so they have the one before.
+                self.safe = max(self.safe, event["step"] - 1)
+            case "EpochEnded" if event["generation"] == self.generation and self.layout is not None:
+                steps = Steps(self.layout.records, self.batch)
+                self.safe = max(self.safe, event["epochs"] * steps.per_epoch)
+            case "Live" if not any(e.get("reason") == Reason.SpecRefused for e in entry["effects"]):
+                self.epochs = int(event["epochs"])
         for effect in entry["effects"]:
             match effect["type"]:
                 case "Form":
                     self._form(effect, where)
-                case "Grant":
-                    self._grant(effect["worker"], tuple(effect["lease"]), where)
-                case "Export" if self.size:
-                    self._grow(self.out.get(effect["worker"], RangeSet()), where)
+                case "Export":
+                    self.exported = self._goes_on(effect["worker"], where)
+
+    def _joined(self, event: dict[str, Any]) -> None:
+        if event["generation"] == self.generation and event["worker"] in self.members:
+            self.joined.add(event["worker"])
+            if self.joined == self.members:  # nobody has less than the ring began with
+                self.safe = max(self.safe, self.root_step)
 
     def _form(self, form: dict[str, Any], where: str) -> None:
         self.rings += 1
-        self.generation = form["generation"]
-        root = form["root"]
+        self.generation, self.members, self.joined = form["generation"], set(form["members"]), set()
+        if Layout(**form["layout"]) != self.layout:
+            raise AuditFailed(f"{where}: the ring trains on {form['layout']}, the job on {self.layout}")
+        if form["epochs"] != self.epochs:
+            raise AuditFailed(f"{where}: the ring trains {form['epochs']} epochs, the job {self.epochs}")
+        if len(form["shares"]) != len(form["members"]) or min(form["shares"]) < 0 or not any(form["shares"]):
+            raise AuditFailed(f"{where}: {form['shares']} does not divide a step over {form['members']}")
+        self.root_step = self._goes_on(form["root"], where)
+
+    def _goes_on(self, root: int, where: str) -> int:
+        """From the step of this worker."""
         if root in self.holders:
-            self._grow(self.out[root], where)
-        else:  # nobody holds the state: all of it is lost, and training starts anew
-            self.losses += bool(self.applied)
-            self.applied, self.skipped = RangeSet(), RangeSet()
-        held = {}
-        for member, leases in zip(form["members"], form["leases"], strict=True):
-            left = _ranges({"ranges": leases})
-            expected = self.held.get(member, RangeSet()).minus(self.applied)
-            if left != expected:
-                raise AuditFailed(f"{where}: worker {member} keeps {left}, but should keep {expected}")
-            held[member] = left
-        self.held = held
-
-    def _grant(self, worker: int, lease: tuple[int, int], where: str) -> None:
-        self.grants += 1
-        granted = RangeSet((lease,))
-        taken = self.applied
-        for leases in self.held.values():
-            taken = taken.union(leases.minus(self.applied))
-        if granted.minus(taken) != granted:
-            raise AuditFailed(f"{where}: [{lease[0]}, {lease[1]}) is granted, but is applied or held already")
-        assert self.size is not None
-        begun = next(iter(self.applied), (0, 0))  # the epochs up to here are whole
-        done = begun[1] // self.size if self.size and begun[0] == 0 else 0
-        if lease[1] > (done + 1) * self.size:
-            raise AuditFailed(f"{where}: [{lease[0]}, {lease[1]}) is granted before its epoch is open")
-        self.held[worker] = self.held.get(worker, RangeSet()).union(granted)
-
-    def _grow(self, applied: RangeSet, where: str) -> None:
-        lost = self.applied.minus(applied)
-        if lost:
-            raise AuditFailed(f"{where}: {self._name(lost.ranges[0][0])} was applied and is no longer")
-        self.applied = applied
+            step = self.out[root]
+            if step < self.safe:
+                raise AuditFailed(
+                    f"{where}: step {self.safe} was in the model and is no longer: it goes on from {step}"
+                )
+            return step
+        # Nobody holds the state: all of it is lost, and training starts anew.
+        self.losses += bool(self.safe)
+        self.safe, self.skipped = 0, RangeSet()
+        return 0
 
     def close(self, summary: dict[str, Any]) -> str:
-        if self.size is None:
+        if self.layout is None:
             raise AuditFailed(
                 f"no record was trained on: the job ended {summary['phase']}: {one_line(summary['reason'])}"
             )
-        size = self.size
-        missing = RangeSet.of([(0, size * self.epochs)]).minus(self.applied)
-        if missing:
-            raise AuditFailed(
-                f"{self._name(missing.ranges[0][0])} was not applied; {len(missing)} are missing"
-            )
-        kept = RangeSet.of(tuple(r) for r in summary["records"]["applied"])
-        if kept != self.applied:
-            raise AuditFailed(f"{artifacts.SUMMARY} says {kept} is applied, the journal says {self.applied}")
         if len(set(summary["digests"].values())) > 1:
             raise AuditFailed(f"the weights differ between workers: {summary['digests']}")
-        for epoch in range(self.epochs if size else 0):
+        size = self.layout.records
+        steps = Steps(size, self.batch)
+        done = self.safe if self.exported is None else self.exported
+        end = steps.end(done, self.epochs)
+        if done < end:
+            position = steps.begins_at(done)
+            missing = steps.begins_at(end) - position
+            raise AuditFailed(
+                f"{self._name(position)} was not applied; {missing} records are missing: "
+                f"{done} of {end} steps are in the model"
+            )
+        if (told := summary["task"]["steps_done"]) != done:
+            raise AuditFailed(
+                f"{artifacts.SUMMARY} says {told} steps are in the model, the journal says {done}"
+            )
+        epochs = steps.epoch(done) if size else self.epochs
+        for epoch in range(epochs if size else 0):
             self._check_order(epoch, size)
-        skipped = f", except {len(self.skipped)} skipped records (non-finite)" if self.skipped else ""
+        skipped = steps.records_of(self.skipped)
+        but = f", except {skipped} skipped records (non-finite)" if skipped else ""
         text = (
-            f"exactly once{skipped}: {size:,} records x {self.epochs} epochs, {self.rings} rings, "
-            f"{self.grants} leases; {len(summary['digests'])} workers ended with the same weights"
+            f"exactly once{but}: {size:,} records x {epochs} epochs in {done:,} steps, {self.rings} rings; "
+            f"{len(summary['digests'])} workers ended with the same weights"
         )
         if self.losses:
             text += f"; all state was lost {self.losses} times and training started anew"
         return text
 
+    def _order(self) -> Order:
+        assert self.layout is not None
+        return Order(self.layout, self.seed, self.shuffle)
+
     def _check_order(self, epoch: int, size: int) -> None:
-        order = Order(size, *self.order)
-        counts = np.zeros(size, np.int8)
-        for start in range(0, size, order.block):
-            stop = min(start + order.block, size)
+        order, counts = self._order(), np.zeros(size, np.int8)
+        for start in range(0, size, AT_ONCE):
+            stop = min(start + AT_ONCE, size)
             np.add.at(counts, order.records(epoch * size + start, epoch * size + stop), 1)
         if (counts != 1).any():
             record = int(np.argmax(counts != 1))
             raise AuditFailed(f"epoch {epoch + 1} visits record {record} {counts[record]} times")
 
     def _name(self, position: int) -> str:
-        epoch, _ = divmod(position, self.size or 1)
-        record = int(Order(self.size or 1, *self.order).records(position, position + 1)[0])
+        assert self.layout is not None
+        epoch = position // max(self.layout.records, 1)
+        record = int(self._order().records(position, position + 1)[0])
         return f"record {record} of epoch {epoch + 1} (position {position})"
-
-
-def _ranges(value: dict[str, Any]) -> RangeSet:
-    return RangeSet.of((a, b) for a, b in value["ranges"])

@@ -99,7 +99,7 @@ def plan(found: Found, wanted: Wanted, new_id: RunId, changed: bool = False) -> 
         if found.run_id is None or found.earlier is None or found.ended:
             return Refuse(wanted.why)
         return Train(found.run_id, found.earlier, ev.Adopted(found.workers, found.next_id))
-    changes = found.earlier.frozen_changes(wanted) if found.earlier is not None else []
+    changes = found.earlier.frozen_changes(wanted, bool(found.ended)) if found.earlier is not None else []
     changed &= found.earlier is None  # else what matters are the changes, and which they are
     if found.run_id is None or ((changes or changed) and (found.ended or ANOTHER_RUN & set(changes))):
         return Train(new_id, wanted, ev.Adopted((), found.next_id))

@@ -30,9 +30,10 @@ class JobSpec:
         """
         return cls(values, config_module.parse(values))
 
-    def frozen_changes(self, other: JobSpec) -> list[str]:
-        """The dotted keys in which `other` differs and that cannot change while a job runs."""
-        return config_module.frozen_changes(self.config, other.config)
+    def frozen_changes(self, other: JobSpec, ended: bool = False) -> list[str]:
+        """The dotted keys in which `other` differs and that cannot change while a job runs; when it has
+        `ended`, those with which it would be another run."""
+        return config_module.frozen_changes(self.config, other.config, ended)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from edl.contract.ranges import Range
+from edl.contract.layout import Layout, Part
 from trainer import control
 from trainer.data import Batch
 
@@ -41,11 +41,10 @@ class CountingLearner:
     def gradients(self, batch: Batch, contribution: np.ndarray, step: int, rank: int) -> np.ndarray:
         self._works()
         vector = self.nothing(contribution)
-        start, stop = batch.positions
-        vector[start:stop] = 1
+        vector[batch.x] = 1
         told = vector[len(self._variables) - 1 :]
-        told[control.RECORDS] = stop - start
-        told[control.LOSS] = 0.5 * (stop - start)
+        told[control.RECORDS] = len(batch)
+        told[control.LOSS] = 0.5 * len(batch)
         return vector
 
     def nothing(self, contribution: np.ndarray) -> np.ndarray:
@@ -57,6 +56,9 @@ class CountingLearner:
     def update(self, total: np.ndarray) -> None:
         self._variables[:-1] += total[: len(self._variables) - 1].astype(np.int16)
         self._variables[-1] += 1
+
+    def take_metrics(self) -> dict[str, float]:
+        return {}
 
     def state(self) -> np.ndarray:
         return self._variables.view(np.uint8)
@@ -76,12 +78,17 @@ class Positions:
     """A source whose records are their positions."""
 
     def __init__(self, epoch_size: int):
-        self._epoch_size = epoch_size
+        self.layout = Layout(epoch_size)
 
-    def batch(self, positions: Range) -> Batch:
-        start, stop = positions
-        assert start // self._epoch_size == (stop - 1) // self._epoch_size, "a batch of two epochs"
-        return Batch(positions, np.arange(start, stop), None, None)
+    def lay_out(self, layout: Layout) -> None:
+        self.layout = layout
+
+    def batch(self, start: int, stop: int, part: Part) -> Batch | None:
+        size = self.layout.records
+        assert start // size == (stop - 1) // size, "a batch of two epochs"
+        first, last = part.of(stop - start)
+        positions = np.arange(start + first, start + last)
+        return Batch(positions % size, positions, None, None) if len(positions) else None
 
 
 class AtOnce(Executor):

@@ -13,6 +13,18 @@ CRASHES = {"SIGABRT", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL"}
 
 def check_weights(model: Path, records: int, epochs: int) -> str:
     """What is wrong with the counts in a saved counting model; nothing when every one is right."""
+    counters = [a for a in saved_weights(model) if a.shape == (max(records, 1),)]
+    if not counters:
+        return "the model has no counts"
+    for counts in counters:
+        off = np.flatnonzero(counts[:records] != epochs)
+        if len(off):
+            return f"record {off[0]} counted {counts[off[0]]:g} times, not {epochs}; {len(off)} are wrong"
+    return ""
+
+
+def saved_weights(model: Path) -> list[np.ndarray]:
+    """All weights of the layers of a saved model, which need not be known here."""
     found: list[np.ndarray] = []
 
     def collect(_: str, item: h5py.Group | h5py.Dataset) -> None:
@@ -25,11 +37,4 @@ def check_weights(model: Path, records: int, epochs: int) -> str:
         h5py.File(weights) as h5,
     ):
         h5["layers"].visititems(collect)
-    counters = [a for a in found if a.shape == (max(records, 1),)]
-    if not counters:
-        return "the model has no counts"
-    for counts in counters:
-        off = np.flatnonzero(counts[:records] != epochs)
-        if len(off):
-            return f"record {off[0]} counted {counts[off[0]]:g} times, not {epochs}; {len(off)} are wrong"
-    return ""
+    return found

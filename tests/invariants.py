@@ -1,30 +1,25 @@
 """What must hold after every event, whatever came before. Used by all tests of the core.
 
 The watchdog keeps books of its own, from events and effects alone: who was told of which ring,
-who holds which lease, what each worker said when it left a ring. Where the core's state is read,
+what each worker said when it left a ring. Where the core's state is read,
 it is to be compared with these books.
 
     at most one ring          a generation is one more than the last, formed when nobody living is in one
-    the right root            a holder with the highest step, and its applied set is the truth
-    a position is once        todo, leases and applied set are disjoint and cover what is open
-    the state is not let go   the last holder is not told to stop
-    a failure is its own      charged once, never for a kill, a preemption or an end that was asked for
-    time goes on              the next deadline is ahead, so no Tick is for nothing
+    the right root            a holder with the highest step, which is the truth nothing is undone         a
+    step that every member of a ring had is never missing in the next, while one lives the state is not let
+    go   the last holder is not told to stop a failure is its own      charged once, never for a kill, a
+    preemption or an end that was asked for time goes on              the next deadline is ahead, so no Tick
+    is for nothing
 """
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any
 
-from edl.contract.batching import local_batch
 from edl.contract.ids import Generation, WorkerId
-from edl.contract.ranges import Range, RangeSet
 from master.core import events as ev
 from master.core.failures import OUTSIDE_SIGNALS
 from master.core.job import Job
-
-NOTHING = RangeSet()
 
 
 class Watchdog:
@@ -41,10 +36,9 @@ class Watchdog:
         self.up: set[tuple[WorkerId, Generation]] = set()
         self.outs: dict[WorkerId, ev.LeftRing] = {}  # the last of each worker
         self.holders: set[WorkerId] = set()  # who has synced, ever
-        self.held: dict[WorkerId, RangeSet] = {}  # leases, as their holders were told
+        self.safe = 0  # a step that every member of a ring had
         self.stopped: set[WorkerId] = set()
         self.exporter: WorkerId | None = None
-        self.checked: tuple[object, ...] = ()  # the books as they were checked last
         self.ended = False
 
     def handle(self, event: ev.Event, now: float) -> list[ev.Effect]:
@@ -68,6 +62,10 @@ class Watchdog:
             case ev.JoinedRing(_, g) if inside and g == generation:
                 self.up.add((event.worker, g))
                 self.holders.add(event.worker)
+            case ev.Heartbeat(_, g, step) if inside and g == generation and (event.worker, g) in self.up:
+                self.safe = max(self.safe, step - 1)
+            case ev.EpochEnded(_, g, epochs) if inside and g == generation and job.train is not None:
+                self.safe = max(self.safe, epochs * job.train.steps.per_epoch)
             case ev.LeftRing(_, g) if inside and g == generation:
                 self.outs[event.worker] = event
                 self.holders |= {event.worker} if event.has_state else set()
@@ -88,9 +86,8 @@ class Watchdog:
             self.holders.add(back.worker)
             self.up.add((back.worker, back.generation))
         if back.generation > (self.form.generation if self.form else 0):
-            nothing: tuple[tuple[Range, ...], ...] = ((),) * len(back.members)
-            self.form = ev.Form(back.generation, back.members, back.members[0], True, nothing)
-            self.held = dict.fromkeys(back.members, NOTHING)
+            even = (1,) * len(back.members)
+            self.form = ev.Form(back.generation, back.members, back.members[0], True, 0, even, back.layout)
 
     # --- effects
 
@@ -103,8 +100,9 @@ class Watchdog:
                 assert len(job.pool.staying) <= job.target, "more workers than wanted"
             case ev.Form():
                 self._check_form(effect, event, before)
-            case ev.Grant():
-                self._check_grant(effect)
+            case ev.Train(generation, members, epochs):
+                self._check_call(generation, members)
+                assert epochs == job.epochs
             case ev.Leave(generation, members):
                 self._check_call(generation, members)
                 assert generation not in self.left, "asked to leave twice"
@@ -128,14 +126,15 @@ class Watchdog:
                 assert not any(True for _ in job.pool), "the job has ended, but a worker is left"
                 self.ended = True
                 if phase == "Succeeded":
-                    assert job.leases is not None
-                    whole = RangeSet.of([(0, job.leases.size * job.leases.epochs)])
-                    assert job.leases.applied == whole, "Succeeded, but not every position is applied"
+                    assert job.train is not None
+                    whole = job.train.steps.per_epoch * job.epochs
+                    assert job.train.done >= whole, "Succeeded, but not every step is in the model"
 
     def _check_form(self, form: ev.Form, event: ev.Event, before: dict[WorkerId, tuple[bool, bool]]) -> None:
         job = self.job
         assert form.generation == (self.form.generation if self.form else 0) + 1, "generations grow by one"
-        assert 0 < len(form.members) == len(set(form.members)) == len(form.leases)
+        assert 0 < len(form.members) == len(set(form.members)) == len(form.shares)
+        assert min(form.shares) > 0 and form.epochs == job.epochs
         assert form.root in form.members
         for w, (in_ring, _) in before.items():
             out_now = isinstance(event, ev.LeftRing) and event.worker == w and self.outs.get(w) is event
@@ -151,42 +150,15 @@ class Watchdog:
         if holders:
             assert root.has_state, "the root holds nothing, though somebody does"
             assert root.step == max(w.step for w in holders), "the root is not the most advanced"
-        truth = self.outs[root.id].applied if root.has_state else NOTHING
-        assert job.leases is not None
-        assert job.leases.applied == truth, "the applied set is not the root's"
+        truth = self.outs[root.id].step if root.has_state else 0
+        assert job.train is not None
+        assert job.train.done == truth, "the truth is not the root's"
+        assert form.layout == job.train.layout
+        assert not holders or truth >= self.safe, "what every member had is missing"
+        self.safe = self.safe if holders else 0
         if not form.sync:
-            assert all(w.has_state and w.step == root.step for w in members), "members differ but do not sync"
-            assert all(self.outs[w.id].applied == truth for w in members), "equal steps, other applied sets"
-
-        held = {}
-        for rank, (w, left) in enumerate(zip(members, form.leases, strict=True)):
-            held[w.id] = RangeSet(left)
-            assert held[w.id] == RangeSet.of(left), "not as ranges are written"
-            mine = local_batch(job.config.training.batch_size, rank, len(members)) > 0
-            expected = self.held.get(w.id, NOTHING).minus(truth) if mine else NOTHING
-            assert held[w.id] == expected, f"worker {w.id} keeps {held[w.id]}, should keep {expected}"
-        self.form, self.held = form, held
-
-    def _check_grant(self, grant: ev.Grant) -> None:
-        job, worker = self.job, grant.worker
-        start, stop = grant.lease
-        assert self.form is not None and job.leases is not None
-        assert worker in self.form.members and job.pool[worker].in_ring, "a lease for one outside the ring"
-        assert (worker, self.form.generation) in self.up, "a lease for one that is not up"
-        assert self.form.generation not in self.left | self.cut, "a lease in a ring that is being left"
-        size, lease = job.leases.size, RangeSet((grant.lease,))
-        assert start // size == (stop - 1) // size, "a lease spans two epochs"
-        assert stop <= size * job.leases.epochs, "a lease beyond the last epoch"
-        assert job.leases.applied.covers(0, start // size * size), "a lease of an epoch that is not open"
-        assert lease.minus(job.leases.applied) == lease, "granted, but applied"
-        for other, held in self.held.items():
-            if other == worker or (job.pool.get(other) and job.pool[other].in_ring):
-                assert lease.minus(held.minus(job.leases.applied)) == lease, f"granted, but {other} holds it"
-        share = local_batch(
-            job.config.training.batch_size, self.form.members.index(worker), len(self.form.members)
-        )
-        assert 0 < stop - start <= share * job.config.elastic.max_lease_batches, "a lease out of measure"
-        self.held[worker] = self.held[worker].union(lease)
+            assert all(w.has_state and self.outs[w.id].step == truth for w in members), "they do not sync"
+        self.form = form
 
     def _check_call(self, generation: Generation, members: tuple[WorkerId, ...]) -> None:
         """Leave or Cut: for this ring, for those that are in it."""
@@ -197,14 +169,14 @@ class Watchdog:
 
     def _check_export(self, worker: WorkerId) -> None:
         job = self.job
-        assert job.leases is not None and job.exporter == worker
+        assert job.train is not None and job.exporter == worker
         assert self.exporter is None or job.pool.get(self.exporter) is None, "two that export"
         assert not any(w.in_ring for w in job.pool), "exported beside a ring"
-        self.exporter, self.held = worker, {}
-        whole = job.leases.size * job.leases.epochs
-        if whole:
+        self.exporter = worker
+        steps = job.train.steps
+        if steps.records:
             assert job.pool[worker].has_state
-            assert self.outs[worker].applied == RangeSet.of([(0, whole)]), "exported before the end"
+            assert steps.ended(self.outs[worker].step, job.epochs), "exported before the end"
 
     def _check_stop(self, worker: WorkerId, before: dict[WorkerId, tuple[bool, bool]]) -> None:
         job = self.job
@@ -256,30 +228,6 @@ class Watchdog:
             if job.ended_at is None:
                 assert abs(sum(seconds.values()) - wall) < 1e-6, "seconds are missing from the goodput"
             assert min(seconds.values()) > -1e-9
-        if job.leases is not None and known:
-            closing = bool(job.ring.members and job.ring.closing)
-            books = (job.leases.applied, job.leases.todo, closing,
-                     *[(w.id, w.in_ring, w.leases) for w in pool])  # fmt: skip
-            if books != self.checked:
-                self.checked = books
-                self._check_leases()
-
-    def _check_leases(self) -> None:
-        job = self.job
-        assert job.leases is not None
-        applied, todo = job.leases.applied, job.leases.todo
-        left = {w.id: RangeSet.of(w.leases).minus(applied) for w in job.pool if w.leases}
-        held = RangeSet.of(lease for leases in left.values() for lease in leases)
-        assert len(held) == sum(len(leases) for leases in left.values()), f"held twice: {left}"
-        if not job.ring.members or job.ring.closing:
-            return  # computed anew when the next ring is formed
-        together = sorted([*todo, *held, *applied])
-        assert all(a[1] <= b[0] for a, b in pairwise(together)), "a position is in two places"
-        assert RangeSet.of(together) == RangeSet.of([job.leases.open]), "a position is nobody's"
-        for w in job.pool:
-            told = self.held.get(w.id, NOTHING).minus(applied) if w.in_ring else NOTHING
-            mine = left.get(w.id, NOTHING)
-            assert mine == told, f"worker {w.id} was told of {told}, the master thinks {mine}"
 
 
 def replayed(watchdog: Watchdog) -> Job:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from edl.contract import artifacts
 from edl.contract.ids import WorkerId
-from edl.contract.ranges import RangeSet
 from master.core import events as ev
 from master.core import view
 from master.journal import Journal
@@ -37,22 +36,18 @@ def keep(story: Story, output: Path, *cuts: int) -> None:
 def whole_story() -> Story:
     """Two workers, of which one dies and is replaced; everything is applied in the end."""
     story = Story(workers=2, joinDelaySeconds=0.5).running()
-    story.take_leases()
-    story.tell(ev.Heartbeat(WorkerId(0), story.job.ring.generation, 3, applied=RangeSet(((0, 30),))))
+    story.tell(ev.Heartbeat(WorkerId(0), story.job.ring.generation, 4))
     story.kill(1)
-    story.out(0, step=4, applied=(0, 40), broken="reset")
+    story.out(0, step=4, broken="reset")
     story.ready(2)
     story.waits(1)
     if len(story.job.ring.members) == 1:
         story.up(4)
-        story.out(0, step=5, applied=(0, 50))
+        story.out(0, step=5)
     story.up(5)
     members = story.job.ring.members
-    story.take_leases()
-    story.tell(
-        ev.Heartbeat(members[0], story.job.ring.generation, 10, applied=RangeSet(((0, 100),)), loss=0.5)
-    )
-    story.out(*members, step=10, applied=(0, 100), digest="same")
+    story.tell(ev.Heartbeat(members[0], story.job.ring.generation, 10, loss=0.5))
+    story.out(*members, step=10, digest="same")
     story.tell(ev.Finished(members[0], {"accuracy": 0.9}, "model.keras"))
     story.tell(*(ev.Gone(w.id, code=0) for w in list(story.job.pool)))
     assert story.job.phase == "Succeeded", story.job.reason

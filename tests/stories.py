@@ -5,7 +5,7 @@ from __future__ import annotations
 from edl import config
 from edl.config import values
 from edl.contract.ids import WorkerId
-from edl.contract.ranges import Range, RangeSet
+from edl.contract.layout import Layout
 from edl.contract.reasons import Reason
 from master.core import events as ev
 from master.core.job import Job
@@ -50,7 +50,9 @@ class Story:
 
     def ready(self, *workers: int) -> list[ev.Effect]:
         return [
-            e for w in workers for e in self.tell(ev.Hello(WorkerId(w)), ev.Ready(WorkerId(w), self.records))
+            e
+            for w in workers
+            for e in self.tell(ev.Hello(WorkerId(w)), ev.Ready(WorkerId(w), Layout(self.records)))
         ]
 
     def up(self, step: int = 0) -> list[ev.Effect]:
@@ -59,17 +61,12 @@ class Story:
         effects = [e for m in members for e in self.tell(ev.JoinedRing(m, g, step))]
         return effects + [e for m in members for e in self.tell(ev.Stepped(m, g, step + 1, 0.2, 0, 0.0))]
 
-    def out(
-        self, *workers: int, step: int = 1, applied: Range = (0, 10), broken: str = "", digest: str = ""
-    ) -> list:
-        ledger = RangeSet.of([applied])
+    def out(self, *workers: int, step: int = 1, broken: str = "", digest: str = "") -> list:
         return [
             e
             for w in workers
             for e in self.tell(
-                ev.LeftRing(
-                    WorkerId(w), self.job.ring.generation, step, True, ledger, broken=broken, digest=digest
-                )
+                ev.LeftRing(WorkerId(w), self.job.ring.generation, step, True, broken=broken, digest=digest)
             )
         ]
 
@@ -77,14 +74,6 @@ class Story:
         self.ready(*(workers or range(self.job.target)))
         self.up()
         return self
-
-    def take_leases(self) -> None:
-        """The members ask until nothing is left to lease."""
-        while any(
-            of(self.tell(ev.LeaseRequest(m, self.job.ring.generation)), ev.Grant)
-            for m in self.job.ring.members
-        ):
-            pass
 
     def kill(self, worker: int) -> list[ev.Effect]:
         return self.tell(
@@ -115,10 +104,6 @@ def of(effects: list[ev.Effect], kind: type) -> list[ev.Effect]:
 
 def finish(story: Story, digests: tuple[str, ...] = ("same", "same"), first: int = 0) -> list[ev.Effect]:
     """Everything is applied, and the members, from `first` on, say so."""
-    whole = (0, 100)
-    story.take_leases()
-    beat = ev.Heartbeat(WorkerId(first), story.job.ring.generation, 10, applied=RangeSet((whole,)))
-    effects = story.tell(beat)
-    assert only(effects, ev.Leave)
+    story.tell(ev.Heartbeat(WorkerId(first), story.job.ring.generation, 10))
     outs = enumerate(digests, first)
-    return [e for w, digest in outs for e in story.out(w, step=10, applied=whole, digest=digest)]
+    return [e for w, digest in outs for e in story.out(w, step=10, digest=digest)]

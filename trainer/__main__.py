@@ -11,6 +11,7 @@ import argparse
 import os
 import sys
 import threading
+from dataclasses import asdict
 from typing import NoReturn
 
 from edl import full_disk
@@ -59,7 +60,8 @@ def work(stream: MasterStream, start: Start) -> int:
     worker = build(stream)
     start.over()
     stream.start_heartbeats(worker.config.elastic.heartbeat_timeout_seconds / HEARTBEATS)
-    stream.session.say(ready=pb.Ready(records=worker.batches.epoch_size, model=worker.learner.fingerprint()))
+    layout = pb.Layout(**asdict(worker.batches.layout))
+    stream.session.say(ready=pb.Ready(layout=layout, model=worker.learner.fingerprint()))
     end = worker.train()
     print(f"edl worker {stream.session.worker}: {end.why}", file=sys.stderr)
     return _lost(end.why) if end.lost else WorkerExit.STOPPED

@@ -56,6 +56,26 @@ def wider(traced: tf.TypeSpec, array: Any) -> tf.TypeSpec | str:
     return both
 
 
+def nbytes(tree: Any) -> int:
+    """About how much memory the arrays take, raw or standard."""
+    return sum(_nbytes(array) for array in keras.tree.flatten(tree) if array is not None)
+
+
+def _nbytes(array: Any) -> int:
+    if isinstance(array, tf.RaggedTensor):
+        array = array.flat_values
+    if isinstance(array, tf.SparseTensor):
+        array = array.values
+    if tf.is_tensor(array) and array.dtype == tf.string:
+        array = array.numpy()
+    if tf.is_tensor(array):
+        return int(array.shape.num_elements() or 0) * int(array.dtype.size)
+    array = np.asarray(array)
+    if array.dtype != object:
+        return int(array.nbytes)
+    return sum(8 + (len(v) if isinstance(v, str | bytes) else np.asarray(v).nbytes) for v in array.flat)
+
+
 def cut(array: Any, start: int, stop: int) -> Any:
     """The records [start, stop) of a standard array."""
     if isinstance(array, tf.SparseTensor):

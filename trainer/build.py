@@ -19,9 +19,8 @@ import tensorflow as tf
 from edl import config as config_module
 from edl.config import Config
 from edl.contract.exit_codes import WorkerExit
+from edl.contract.layout import Layout, Part
 from edl.contract.proto import edl_pb2 as pb
-from edl.contract.ranges import RangeSet
-from edl.contract.shuffle import Order
 from trainer import output_lock, user_model
 from trainer.data import Batch, Batches
 from trainer.export import Exporter
@@ -41,6 +40,8 @@ from trainer.watchdog import Watchdog
 from trainer.worker import Learner, Worker
 
 SAMPLE_RECORDS = 2  # to warm up with
+MEBIBYTE = 1 << 20
+AHEAD = 0.25  # of the buffer: batches that are read ahead; the rest: open blocks
 TRIED_RECORDS = 5  # to build, trace and try the model with: so that it divides into two unlike parts
 
 
@@ -64,9 +65,10 @@ def build(stream: MasterStream) -> Worker:
     assert reader is not None
     size = len(reader)
     refuse_empty(size, "train", module.name, config.data.allow_empty)
-    order = Order(size, config.training.seed, config.data.block_records, config.data.shuffle)
     watchdog = Watchdog(config.elastic.step_timeout_seconds, partial(_hung, stream))
-    records = Records(reader, order, module.feed, module.name, watchdog.watch)
+    training, buffer = config.training, config.data.buffer_mebibytes * MEBIBYTE
+    records = Records(reader, module.feed, module.name, watchdog.watch, training.seed, config.data.shuffle)
+    records.fit(buffer * (1 - AHEAD), config.workers)
     session = stream.session
     interface, port = os.environ.get("EDL_RING_INTERFACE", "lo"), int(stream.address.rpartition(":")[2])
     ring = HorovodRing(stream.store_port, interface, f"worker-{session.worker}", port)
@@ -82,15 +84,15 @@ def build(stream: MasterStream) -> Worker:
         salvage=Path(stream.salvage) if stream.salvage else None,
         room_seconds=config.elastic.disk_full_timeout_seconds,
     )  # fmt: skip
-    batches = Batches(records, size)
+    batches = Batches(records, training.batch_size, buffer * AHEAD)
     if size:
         before = learner.state()
-        warm_up(config, ring, learner, batches)
+        warm_up(config, ring, learner, records)
         if stream.rehearses:
             keeps = bool(stream.output)
             rehearse(model, module, watchdog.watch, config.data.allow_empty, session.warn, keeps)
         learner.load(before)
-    return Worker(config, session, ring, learner, batches, Telemetry(session, max(size, 1)), export)
+    return Worker(config, session, ring, learner, batches, Telemetry(session, batches.steps), export)
 
 
 def _tried(size: int) -> list[tuple[int, int]]:
@@ -124,8 +126,23 @@ def _hung(stream: MasterStream, why: str, stack: str) -> None:
     os._exit(WorkerExit.FAILED)
 
 
-def warm_up(config: Config, ring: Ring, learner: Learner, batches: Batches) -> None:
-    """Two steps of the real loop in a ring of one, with records and without. They change the model's state.
+class Sample:
+    """The first few records, as the only batch of a job."""
+
+    def __init__(self, records: Records):
+        self._records = records
+        self.layout = Layout(min(records.layout.records, SAMPLE_RECORDS))
+
+    def lay_out(self, layout: Layout) -> None:
+        assert layout == self.layout
+
+    def batch(self, start: int, stop: int, part: Part) -> Batch:
+        return self._records.plain(start, stop)
+
+
+def warm_up(config: Config, ring: Ring, learner: Learner, records: Records) -> None:
+    """A whole job of the real loop in a ring of one: a step with records, and one without. It changes the
+    model's state.
 
     Everything is built, traced and touched before other workers wait for this one.
 
@@ -136,22 +153,15 @@ def warm_up(config: Config, ring: Ring, learner: Learner, batches: Batches) -> N
     forgiving = config.training.model_copy(update={"non_finite": "skip"})
     config = config.model_copy(update={"training": forgiving})
     said: list[pb.FromWorker] = []
-    alone = Session(0, said.append, lambda: None, Event())
-    worker = Worker(
-        config,
-        alone,
-        ring,
-        learner,
-        batches,
-        Telemetry(alone, batches.epoch_size, log=lambda line: None),
-        _nothing,
-    )
-    sample = RangeSet(((0, min(batches.epoch_size, SAMPLE_RECORDS)),))
-    for generation, leases in enumerate((sample, RangeSet())):
-        alone.hear(pb.ToWorker(generation=generation, leave=pb.Leave()))  # after one step
-        worker.ride(FormRing(generation, (alone.worker,), alone.worker, sync=True, leases=leases))
-        if broken := said[-1].left_ring.broken:
-            raise RingBroken(broken)
+    alone = Session(0, said.append, Event())
+    sample = Sample(records)
+    batches = Batches(sample, SAMPLE_RECORDS)
+    report = Telemetry(alone, batches.steps, log=lambda line: None)
+    worker = Worker(config, alone, ring, learner, batches, report, _nothing)
+    me = (alone.worker,)
+    worker.ride(FormRing(0, me, alone.worker, sync=True, epochs=1, shares=(1,), layout=sample.layout))
+    if broken := said[-1].left_ring.broken:
+        raise RingBroken(broken)
 
 
 def _nothing() -> None:

@@ -3,10 +3,10 @@
 It rides at the end of the one vector that a step sums over the ring. So all ranks read the
 same values at the same step, and that is all the agreement the protocol needs.
 
-    [ records, loss sum, leave, non-finite, idle | start, start, count of rank 0 | ... ]
+    [ records, loss sum, leave, non-finite, step, change ]
 
-A rank writes its own slot and leaves the others zero: the sum is exact. float32 holds whole
-numbers up to 2^24, so a position is two numbers below that.
+Its length does not depend on the ring. float32 holds whole numbers up to 2^24, so the number of the step is
+told by its last digits.
 """
 
 from __future__ import annotations
@@ -15,34 +15,24 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edl.contract.ranges import Range
-
-RECORDS, LOSS, LEAVE, NONFINITE, IDLE = range(5)
-HEADER = 5
-SLOT = 3
-LIMB = 1 << 24
-LARGEST_BATCH = LIMB - 1
+RECORDS, LOSS, LEAVE, NONFINITE, STEP, CHANGE = range(6)
+LENGTH = 6
+STEPS = 4096  # told modulo this: the sum is exact for as many ranks
 
 
-def length(size: int) -> int:
-    """Floats in the control vector of a ring of `size`."""
-    return HEADER + SLOT * size
-
-
-def write(rank: int, size: int, batch: Range | None, leave: bool) -> np.ndarray:
-    """This rank's contribution, float32 [length(size)]. `batch` is what it trains on in this step.
+def write(step: int, leave: bool = False, change: bool = False) -> np.ndarray:
+    """This rank's contribution, float32 [LENGTH].
 
     The records, loss and non-finite fields of a rank with a batch are written by the model's
     graph, which knows them.
+
+    Args:
+        step: that the rank takes, counted over the job.
+        leave: whether the rank is to leave the ring after it.
+        change: whether the rank has been told of a change of the task that the ring has not made yet.
     """
-    vector = np.zeros(length(size), np.float32)
-    vector[LEAVE] = leave
-    if batch is None:
-        vector[IDLE] = 1
-    else:
-        start, stop = batch
-        at = HEADER + SLOT * rank
-        vector[at : at + SLOT] = (start // LIMB, start % LIMB, stop - start)
+    vector = np.zeros(LENGTH, np.float32)
+    vector[LEAVE], vector[STEP], vector[CHANGE] = leave, step % STEPS, change
     return vector
 
 
@@ -54,24 +44,22 @@ class Agreed:
     loss: float  # mean over the step's records; nan when there were none
     leave: bool
     nonfinite: bool
-    idle: bool  # no rank had a batch
-    batches: tuple[Range, ...]  # of all ranks
+    steps: int  # the sum of what the ranks said
+    changes: int  # how many ranks know of the next change
+
+    def all_at(self, step: int, ranks: int) -> bool:
+        """Whether all ranks took this step."""
+        return self.steps == step % STEPS * ranks
 
 
 def read(vector: np.ndarray) -> Agreed:
-    """The meaning of a summed control vector, float32 [length(size)]."""
-    slots = vector[HEADER:].reshape(-1, SLOT).astype(np.int64)
-    starts = slots[:, 0] * LIMB + slots[:, 1]
+    """The meaning of a summed control vector, float32 [LENGTH]."""
     records = int(vector[RECORDS])
     return Agreed(
         records=records,
         loss=float(vector[LOSS]) / records if records else float("nan"),
         leave=vector[LEAVE] > 0,
         nonfinite=vector[NONFINITE] > 0,
-        idle=int(vector[IDLE]) == len(slots),
-        batches=tuple(
-            (start, start + count)
-            for start, count in zip(starts.tolist(), slots[:, 2].tolist(), strict=True)
-            if count
-        ),
+        steps=int(vector[STEP]),
+        changes=int(vector[CHANGE]),
     )

@@ -1,35 +1,37 @@
-"""From leases to batches: which positions come next, and the records that are there.
+"""From steps to batches: the records of this rank, read ahead of the step that needs them.
 
 How records are read is trainer/records.py; this module knows neither Keras nor files.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
-from edl.contract.ranges import Range, RangeSet
+from edl.contract.layout import Layout, Part
+from edl.contract.steps import Steps
+
+MOST_AHEAD = 64  # batches: more hides no source
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Records of one contiguous range of positions, ready for the model."""
+    """Records of one step, ready for the model."""
 
-    positions: Range
+    indices: np.ndarray  # of the records in the reader
     x: Any
     y: Any
     weights: Any  # None, or one weight per record
-    indices: np.ndarray | None = None  # of the records in the reader, for people
+    nbytes: int = 0  # in memory
 
     def __len__(self) -> int:
-        return self.positions[1] - self.positions[0]
+        return len(self.indices)
 
     def __str__(self) -> str:
-        if self.indices is None:
-            return f"records at positions [{self.positions[0]}, {self.positions[1]})"
         return named(self.indices)
 
 
@@ -43,43 +45,21 @@ def named(indices: np.ndarray) -> str:
     return f"records {first}" + (f" and {others} others" if others > 0 else "")
 
 
-class HeldLeases:
-    """The positions that this worker may train on, and nobody else.
-
-    What is left is always `lease minus applied`: nothing is taken out before it is applied.
-    """
-
-    def __init__(self) -> None:
-        self._left = RangeSet()
-
-    def replace(self, left: RangeSet) -> None:
-        self._left = left
-
-    def add(self, lease: Range) -> None:
-        self._left = self._left.add(*lease)
-
-    def applied(self, applied: RangeSet) -> None:
-        """Nothing in the applied set is left of any lease."""
-        self._left = self._left.minus(applied)
-
-    def peek(self, count: int, epoch_size: int, after: int = 0) -> Range | None:
-        """The first at most `count` positions from `after` on, contiguous and within one epoch."""
-        left = self._left.minus(RangeSet(((0, after),))) if after else self._left
-        batch, _ = left.take(count)
-        if batch is None:
-            return None
-        start, stop = batch
-        return start, min(stop, (start // epoch_size + 1) * epoch_size)
-
-    def __len__(self) -> int:
-        return len(self._left)
-
-
 class Source(Protocol):
     """Where the records are."""
 
-    def batch(self, positions: Range) -> Batch:
-        """The records at `positions`, which lie in one epoch.
+    @property
+    def layout(self) -> Layout:
+        """How they lie, as far as this worker has found."""
+        ...
+
+    def lay_out(self, layout: Layout) -> None:
+        """From now on they lie so: the job's workers have agreed on it. Records that are kept may stay."""
+        ...
+
+    def batch(self, start: int, stop: int, part: Part) -> Batch | None:
+        """That part of the records at the positions [start, stop), which lie in one epoch; None: of so few
+        records it has none.
 
         Raises:
             DataError: they cannot be read, or are not what they should be.
@@ -88,34 +68,59 @@ class Source(Protocol):
 
 
 class Batches:
-    """The batches of this worker's leases, one after the other.
+    """This rank's batches, one for each step.
 
-    While the ring is busy with one, the next is read.
+    While the ring is busy with one, the next ones are read: as many as `ahead_bytes` hold, one at least.
 
     Args:
-        epoch_size: records in one epoch.
+        batch: records in a step, over all ranks.
         reading: reads one batch at a time; None: a thread of its own.
     """
 
-    def __init__(self, source: Source, epoch_size: int, reading: Executor | None = None) -> None:
-        self._source, self.epoch_size = source, epoch_size
+    def __init__(self, source: Source, batch: int, ahead_bytes: float = 0, reading: Executor | None = None):
+        self._source, self._ahead_bytes = source, ahead_bytes
         self._reading = reading or ThreadPoolExecutor(1, thread_name_prefix="read")
-        self._ahead: tuple[Range, Future[Batch]] | None = None
+        self.steps = Steps(source.layout.records, batch)
+        self._part = Part.even(0, 1)
+        self._read: deque[tuple[int, Future[Batch | None]]] = deque()  # steps in a row
 
-    def first(self, leases: HeldLeases, count: int) -> Batch | None:
-        """The next at most `count` records of the leases; None when nothing is left of them.
+    @property
+    def layout(self) -> Layout:
+        return self._source.layout
 
-        It stays the first until it is applied: asked again, it is the same.
+    def take(self, layout: Layout, part: Part) -> None:
+        """From now on this worker reads this part of each step of data that lie so."""
+        if layout != self._source.layout:
+            self._forget()
+            self._reading.submit(self._source.lay_out, layout).result()
+        if part != self._part:
+            self._forget()
+            self._part = part
+
+    def of(self, step: int, end: int) -> Batch | None:
+        """The records of `step`; None: of so few the rank has none. Asked again, they are the same.
+
+        Args:
+            end: there is nothing to be read from this step on.
         """
-        positions = leases.peek(count, self.epoch_size)
-        if positions is None:
-            return None
-        batch = self._read(positions).result()
-        following = leases.peek(count, self.epoch_size, after=positions[1])
-        self._ahead = None if following is None else (following, self._read(following))
+        while self._read and self._read[0][0] < step:
+            self._read.popleft()
+        if self._read and self._read[0][0] > step:
+            self._forget()
+        if not self._read:
+            self._submit(step)
+        batch = self._read[0][1].result()
+        size = batch.nbytes if batch else 0
+        most = min(max(int(self._ahead_bytes // max(size, 1)), 1), MOST_AHEAD)
+        while len(self._read) <= most and (following := self._read[-1][0] + 1) < end:
+            self._submit(following)
         return batch
 
-    def _read(self, positions: Range) -> Future[Batch]:
-        if self._ahead is not None and self._ahead[0] == positions:
-            return self._ahead[1]
-        return self._reading.submit(self._source.batch, positions)
+    def _submit(self, step: int) -> None:
+        positions = self.steps.positions(step)
+        self._read.append((step, self._reading.submit(self._source.batch, *positions, self._part)))
+
+    def _forget(self) -> None:
+        for _, future in self._read:
+            future.cancel()
+        self._read.clear()

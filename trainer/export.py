@@ -22,7 +22,6 @@ import numpy as np
 from edl.contract import artifacts
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.ranges import Range
-from edl.contract.shuffle import Order
 from edl.data import Reader
 from edl.errors import EdlError
 from edl.full_disk import PASSING
@@ -161,8 +160,7 @@ def evaluate(
     size = 0 if reader is None else len(reader)
     if reader is None or size == 0:
         return {}
-    order = Order(size, seed=0, block=EVALUATION_BATCH, shuffle=False)
-    source = Records(reader, order, zoo.feed, zoo.name, watch)
+    source = Records(reader, zoo.feed, zoo.name, watch)
     if batches is None:
         starts = range(0, size, EVALUATION_BATCH)
         batches = [(start, min(start + EVALUATION_BATCH, size)) for start in starts]

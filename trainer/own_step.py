@@ -378,7 +378,7 @@ class OwnStepLearner:
         at = self._losses.index("loss") if "loss" in self._losses else 0
         loss = ours[self.length - len(self._losses) + at]
         told = tf.stack([records, loss, contribution[control.LEAVE], at_fault])
-        return tf.concat([ours, told, contribution[control.IDLE :]], 0)
+        return tf.concat([ours, told, contribution[control.STEP :]], 0)
 
     def _accept_graph(self, total: tf.Tensor, ours: tf.Tensor, *before: tf.Tensor) -> tf.Tensor:
         """Whether each assigned variable has changed as on the other ranks, as far as it should; bool [n]."""

@@ -1,4 +1,4 @@
-"""The records at given positions, in the order of the job: what a reader gives, as batches for the model."""
+"""The records of a step, in the order of the job: what a reader gives, as batches for the model."""
 
 from __future__ import annotations
 
@@ -8,53 +8,89 @@ from typing import Any
 import keras
 import numpy as np
 
-from edl.contract.ranges import Range
-from edl.contract.shuffle import Order
-from edl.data import Reader
+from edl.contract.layout import Layout, Part
+from edl.contract.order import Order
+from edl.data import RandomAccess, Reader
 from edl.errors import DataError
-from trainer.arrays import standard
+from trainer.arrays import nbytes, standard
 from trainer.data import Batch, named
 from trainer.watchdog import Watch, unwatched
+
+SAMPLE = 16  # records, to see how large one is
 
 
 class Records:
     """A reader's records as batches, in the order of the job.
 
     Args:
-        reader: the records.
+        reader: the records. One that has `take` is asked for just the records of a batch, another one for
+            blocks of consecutive records.
         feed: from raw records to (features, labels) or (features, labels, weights); None
             when the reader gives such tuples itself.
         watch: goes around each call of the reader and of `feed`.
+        seed, shuffle: of the order.
     """
 
     def __init__(
         self,
         reader: Reader,
-        order: Order,
         feed: Callable[[Any], Any] | None,
         name: str,
         watch: Watch = unwatched,
+        seed: int = 0,
+        shuffle: bool = False,
     ):
-        self._reader, self._watch = reader, watch
-        self._order = order
-        self._feed = feed
-        self._name = name
-        self._block: tuple[int, Any] | None = None
+        self._reader, self._watch, self._feed, self._name = reader, watch, feed, name
+        self._seed, self._shuffle = seed, shuffle
+        self._open: dict[int, tuple[int, Any]] = {}  # by shard: its present block, as (number, records)
+        self._part = Part.even(0, 1)
+        self.lay_out(Layout(len(reader)))
 
-    def batch(self, positions: Range) -> Batch:
-        """The records at `positions`.
+    @property
+    def layout(self) -> Layout:
+        return self._order.layout
+
+    def fit(self, buffer_bytes: float, ranks: int) -> None:
+        """Find a layout that goes well with how large the records are, and whether they are read in blocks.
+
+        Args:
+            buffer_bytes: what a worker that is alone may keep of blocks that it has read.
+            ranks: of the ring that is expected.
+        """
+        size = self.layout.records
+        if self._shuffle and size and not isinstance(self._reader, RandomAccess):
+            count = min(size, SAMPLE)
+            record_bytes = nbytes(self._read(0, count)) / count
+            self.lay_out(Layout.fitting(size, record_bytes, buffer_bytes, ranks))
+
+    def lay_out(self, layout: Layout) -> None:
+        """From now on they lie so."""
+        self._order = Order(layout, self._seed, self._shuffle)
+        self._open = {}
+
+    def batch(self, start: int, stop: int, part: Part) -> Batch | None:
+        """That part of the records at the positions [start, stop).
 
         Raises:
             DataError: the reader gave something else than it promised.
         """
-        indices = self._order.records(*positions)
-        return self._as_batch(positions, self._pick(indices), indices)
+        indices, shards = self._order.part(start, stop, part)
+        if not len(indices):
+            return None
+        if isinstance(self._reader, RandomAccess):
+            return self._as_batch(self._take(self._reader, indices), indices)
+        if not self._shuffle:
+            return self.plain(int(indices[0]), int(indices[-1]) + 1)
+        if part != self._part:  # the blocks of the shards that others read now
+            self._part, ours = part, self._order.shards(part)
+            self._open = {shard: block for shard, block in self._open.items() if ours[shard]}
+        return self._as_batch(self._pick(indices, shards), indices)
 
     def plain(self, start: int, stop: int) -> Batch:
         """The records [start, stop) as they lie, without any order: for evaluation."""
-        return self._as_batch((start, stop), self._read(start, stop), np.arange(start, stop))
+        return self._as_batch(self._read(start, stop), np.arange(start, stop))
 
-    def _as_batch(self, positions: Range, records: Any, indices: np.ndarray) -> Batch:
+    def _as_batch(self, records: Any, indices: np.ndarray) -> Batch:
         fed = self._fed(records, indices)
         where = "feed(records)" if self._feed else "data(split).read()"
         if not isinstance(fed, tuple | list) or len(fed) not in (1, 2, 3):
@@ -73,7 +109,7 @@ class Records:
                     f"{self._name}: {where} must keep the number of records: of {len(indices)}, {name} has "
                     f"{what} ({named(indices)})"
                 )
-        return Batch(positions, x, y, weights, indices)
+        return Batch(indices, x, y, weights, nbytes((x, y, weights)))
 
     def _fed(self, records: Any, indices: np.ndarray) -> Any:
         if self._feed is None:
@@ -81,31 +117,37 @@ class Records:
         with self._watch(lambda: f"{self._name}: feed() of the {named(indices)}"):
             return self._feed(records)
 
-    def _pick(self, indices: np.ndarray) -> Any:
-        """The records at `indices`, which lie in one block or a few."""
-        blocks = indices // self._order.block
-        edges = np.flatnonzero(np.diff(blocks)) + 1
-        parts = []
-        for part in np.split(indices, edges):
-            block = int(part[0]) // self._order.block
-            within = part - block * self._order.block
-            parts.append(keras.tree.map_structure(lambda a, i=within: np.asarray(a)[i], self._load(block)))
-        if len(parts) == 1:
-            return parts[0]
-        return keras.tree.map_structure(lambda *arrays: np.concatenate(arrays), *parts)
+    def _pick(self, indices: np.ndarray, shards: np.ndarray) -> Any:
+        """The records at `indices`, out of their blocks. The last block of each shard stays open."""
+        size = self._order.layout.block
+        blocks = indices // size
+        _, firsts, which = np.unique(blocks, return_index=True, return_inverse=True)
+        parts, grouped = [], np.argsort(which, kind="stable")
+        for first in np.sort(firsts).tolist():  # as the shards go on
+            number, shard = int(blocks[first]), int(shards[first])
+            if shard not in self._open or self._open[shard][0] != number:
+                start = number * size
+                self._open[shard] = number, self._read(start, min(start + size, self._order.layout.records))
+            records, within = self._open[shard][1], indices[blocks == number] - number * size
+            parts.append((number, keras.tree.map_structure(lambda a, i=within: np.asarray(a)[i], records)))
+        parts.sort(key=lambda part: part[0])  # as they are grouped
+        back = np.argsort(grouped)
+        whole = lambda *arrays: np.concatenate(arrays)[back]  # noqa: E731
+        return keras.tree.map_structure(whole, *(records for _, records in parts))
 
-    def _load(self, block: int) -> Any:
-        if self._block is None or self._block[0] != block:
-            start = block * self._order.block
-            self._block = block, self._read(start, min(start + self._order.block, self._order.size))
-        return self._block[1]
+    def _take(self, reader: RandomAccess, indices: np.ndarray) -> Any:
+        with self._watch(lambda: f"{self._name}: take() of the {named(indices)}"):
+            records = reader.take(indices)
+        self._check(records, len(indices), f"take() of the {named(indices)}")
+        return records
 
     def _read(self, start: int, stop: int) -> Any:
         with self._watch(lambda: f"{self._name}: read({start}, {stop})"):
             records = self._reader.read(start, stop)
-        for array in keras.tree.flatten(records):
-            if len(array) != stop - start:
-                raise DataError(
-                    f"{self._name}: read({start}, {stop}) gave {len(array)} records, not {stop - start}"
-                )
+        self._check(records, stop - start, f"read({start}, {stop})")
         return records
+
+    def _check(self, records: Any, count: int, call: str) -> None:
+        for array in keras.tree.flatten(records):
+            if len(array) != count:
+                raise DataError(f"{self._name}: {call} gave {len(array)} records, not {count}")

@@ -153,7 +153,7 @@ class StepGraphs:
     def _count_rows(self, leaves: list[Any]) -> np.ndarray:
         """Of each table, that the step of one rank with these records would look up."""
         tensors = tf.nest.flatten(leaves, expand_composites=True)
-        told, draw = np.zeros(control.IDLE + 1, np.float32), np.zeros(3, np.int64)
+        told, draw = np.zeros(control.LENGTH, np.float32), np.zeros(3, np.int64)
         _, counts = self.gradients(*tensors, told, draw, *([True] if self.synchronized else []))
         return np.asarray(counts)
 
@@ -241,9 +241,9 @@ class StepGraphs:
         ours = tf.stack([records, told, contribution[control.LEAVE], 1.0 - tf.cast(finite, tf.float32)])
         vector = tf.concat([*parts, ours], 0)
         if alive is not None:
-            mask = tf.one_hot(tf.shape(vector)[0] - control.IDLE + control.LEAVE, tf.shape(vector)[0])
+            mask = tf.one_hot(tf.shape(vector)[0] - control.STEP + control.LEAVE, tf.shape(vector)[0])
             vector = tf.where(alive, vector, mask * contribution[control.LEAVE])
-        vector = tf.concat([vector, contribution[control.IDLE :]], 0)
+        vector = tf.concat([vector, contribution[control.STEP :]], 0)
         return (vector, all_rows) if slices else vector
 
     def _update_graph(self, vector: tf.Tensor, *all_rows: tf.Tensor) -> None:

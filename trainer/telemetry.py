@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from edl.contract.proto import edl_pb2 as pb
-from edl.contract.ranges import RangeSet
+from edl.contract.steps import Steps
 from trainer.control import Agreed
 from trainer.log import log
 from trainer.session.state import EpochLoss, Progress, Session
@@ -19,7 +19,7 @@ class Telemetry:
     heartbeat.
 
     Args:
-        epoch_size: records in one epoch.
+        steps: of the job.
         clock: seconds, never going back.
         log: takes a line about the training now and again.
     """
@@ -27,15 +27,16 @@ class Telemetry:
     def __init__(
         self,
         session: Session,
-        epoch_size: int,
+        steps: Steps,
         clock: Callable[[], float] = time.monotonic,
         log: Callable[[str], None] = log.info,
     ):
         self._session, self._clock, self._log = session, clock, log
         self._records = 0  # trained here in this ring
-        self._epoch_size = epoch_size
+        self._steps = steps
         self._loss: EpochLoss | None = None
-        self._told = RangeSet()  # the safe set that the master was last told of
+        self._ended: pb.EpochEnded | None = None  # an epoch whose last step is not safe yet
+        self._seconds = 0.0  # that these took until the ring could sum
         self._logged_at = clock() - LOG_SECONDS
         self._began_at: float | None = None  # of the step in progress; None between steps
         self._stepped_at: float | None = None  # the last step came back
@@ -43,7 +44,7 @@ class Telemetry:
         self._redone: int | None = None  # records, of the change that is still to be told
 
     def ring_formed(self) -> None:
-        self._records, self._told = 0, RangeSet()
+        self._records, self._seconds = 0, 0.0
 
     def ring_up(self, redone: int) -> None:
         """All have one state again. `redone`: records of this worker that it has to train again."""
@@ -52,29 +53,36 @@ class Telemetry:
     def step_begins(self) -> None:
         self._began_at = self._clock()
 
+    def step_computed(self) -> None:
+        """Its part of the step is ready for the sum."""
+        if self._began_at is not None and self._records:  # the first step may have to warm up
+            self._seconds += self._clock() - self._began_at
+
     def step_breaks(self) -> None:
         """The ring broke; a step in progress did not come back."""
         if self._began_at is not None:
             self._wasted_seconds += self._clock() - self._began_at
         self._began_at = None
 
-    def step_done(
-        self, generation: int, rank: int, step: int, trained: int, agreed: Agreed, safe: RangeSet
-    ) -> None:
+    def step_done(self, generation: int, rank: int, step: int, trained: int, agreed: Agreed) -> None:
         """The step is in the model.
 
         Args:
+            step: how many are in the model now.
             trained: records of it that were this worker's.
-            safe: the applied set as it was before: every member has that one.
         """
         now = self._clock()
         self._began_at = None
+        if self._ended is not None:  # that step is safe now
+            if rank == 0:
+                self._session.say(generation, epoch_ended=self._ended)
+            self._ended = None
         if self._redone is not None:
             self._tell_the_change(generation, step, now)
         self._stepped_at = now
         self._records += trained
         if agreed.records and not agreed.nonfinite:
-            epoch = agreed.batches[0][0] // self._epoch_size
+            epoch = self._steps.epoch(step - 1)
             before = self._loss if self._loss and self._loss.epoch == epoch else EpochLoss(epoch)
             self._loss = before.after(agreed.loss, agreed.records)
         loss = self._loss
@@ -84,10 +92,17 @@ class Telemetry:
                 f"generation {generation}, rank {rank}, step {step}: Loss {loss.mean:.4f} in this epoch, "
                 f"{loss.last:.4f} in this step"
             )
-        self._session.progress = Progress(generation, step, self._records, loss, safe if rank == 0 else None)
-        if rank == 0 and agreed.idle and safe != self._told:  # nobody has data: the master opens an epoch
-            self._told = safe
-            self._session.send_heartbeat()
+        self._session.progress = Progress(generation, step, self._records, self._seconds, loss)
+
+    def epoch_ends(self, epochs: int, metrics: dict[str, float]) -> None:
+        """With the step that was done last, so many epochs are whole.
+
+        Args:
+            metrics: the compiled ones over the records of the last of them.
+        """
+        known = self._loss is not None and self._loss.epoch == epochs - 1  # else all steps were left out
+        loss = self._loss.message() if self._loss is not None and known else None
+        self._ended = pb.EpochEnded(epochs=epochs, loss=loss, metrics=metrics)
 
     def ring_left(self, step: int) -> None:
         self._session.progress = Progress(step=step)

@@ -6,23 +6,25 @@ step until they leave the ring together or it breaks. The process and its model 
 
     train   wait for an order, ride the ring, say how it ended; again
     ride    form ─▶ sync ─▶ step, step, step ... ─▶ close
-    step    one batch, one sum over the ring, one update, one entry in the ledger
+    step    a part of a batch, one sum over the ring, one update, one more step in the model
 
-**What a record's place is called.** All epochs lie on one line of positions. The master leases
-ranges of it to workers: only the holder of a lease trains on it.
+**The ledger is a number.** Which records make up step k is arithmetic (edl/contract/steps.py), the same for
+every ring and on every worker; so `step`, the number of steps that are in the model, says which records are.
+Model and number are one state: they are taken over together, and they cannot disagree. Who takes them over
+knows what comes next without asking. That is why no record is lost or counted twice, whoever dies.
 
-**The ledger** (`applied`) is the set of positions whose gradients are in the model. Each step's sum
-carries, beside the gradients, the ranges that all ranks have just trained on; so every rank notes
-all of them, together with the update. Model and ledger are one state: they are taken over
-together, and they cannot disagree. That is why no record is lost or counted twice, whoever dies.
+**A part of each step** is this rank's, also by arithmetic. The parts of all ranks are the whole step,
+whatever the ring's size: the sum says how many records there were, and the loop does not go on if one was
+missing.
 
 **Nothing is rolled back.** When a member dies, each survivor has the step in flight, or has it
-not: its sum came back, or it did not. The ring goes on from one who has it, if one lives. What is
-left of a lease is therefore the lease minus the ledger, never a count of one's own: the state
-that is taken over may have this worker's last batch in it, or not, and either is right.
+not: its sum came back, or it did not. The ring goes on from one who has it, if one lives.
 
-**A step is safe** once the next sum has come back, for then every member has it. Only what is
-safe is reported to the master: a step that one rank alone has may die with it.
+**A step is safe** once the next sum has come back, for then every member has it. When there is nothing left
+to train, one more sum, without records, makes the last step safe, and all leave the ring after it.
+
+**The task** is to train up to a number of epochs. The master may change it at any time; the ring takes the
+change up at one step: the one whose sum says that every rank knows of it.
 
 The loop knows neither TensorFlow nor Horovod nor gRPC: a learner, a ring and a session are given to
 it. The warm-up runs it in a ring of one, and the simulator a thousand times over in virtual time.
@@ -36,18 +38,22 @@ from typing import NoReturn, Protocol
 import numpy as np
 
 from edl.config import Config
-from edl.contract.batching import local_batch
+from edl.contract.layout import Part
 from edl.contract.proto import edl_pb2 as pb
-from edl.contract.ranges import Range, RangeSet
+from edl.contract.ranges import RangeSet
 from edl.errors import EdlError
 from trainer import control
-from trainer.data import Batch, Batches, HeldLeases
+from trainer.data import Batch, Batches
 from trainer.ring.base import Ring, RingBroken, Vector
 from trainer.session.orders import End, Export, FormRing
 from trainer.session.state import Session
 from trainer.telemetry import Telemetry
 
-IDLE_SECONDS = 0.05
+STATE_VERSION = 2  # of what `sync` sends; 1: with ranges of records instead of the number of the step
+
+
+class LedgerBroken(EdlError):
+    """The ranks do not take the same step, or a record of it is missing: nothing is changed any more."""
 
 
 class NonFinite(EdlError):
@@ -75,6 +81,10 @@ class Learner(Protocol):
 
     def update(self, total: Vector) -> None:
         """Apply the sum to the model."""
+        ...
+
+    def take_metrics(self) -> dict[str, float]:
+        """The compiled metrics over the epoch that has ended; the next one begins with none."""
         ...
 
     def state(self) -> np.ndarray:
@@ -113,16 +123,14 @@ class Worker:
     ):
         self.config, self.session, self.ring, self.learner = config, session, ring, learner
         self.batches, self.report, self.export = batches, report, export
-        self.positions = batches.epoch_size * config.training.epochs  # of the whole job
+        self.steps = batches.steps
         # The state that all members share, beside the learner's variables:
-        self.step = 0
-        self.applied = RangeSet()
-        self.skipped = RangeSet()  # the part of it that was left out: its gradients were not finite
+        self.step = 0  # so many are in the model
+        self.skipped = RangeSet()  # those of them that were left out: their gradients were not finite
         # This worker's own:
+        self.epochs = 0  # to train: the task, as the ring has it
         self.holds_state = False  # whether its memory is a copy of the job's state
-        self.leases = HeldLeases()
-        self.asked = False  # for a lease that has not come yet
-        self.in_flight: Range | None = None  # its batch in a step that has not come back
+        self.in_flight = 0  # its records in a step that has not come back
 
     # --- rings, one after the other
 
@@ -140,27 +148,26 @@ class Worker:
     def ride(self, form: FormRing) -> None:
         """One ring, from meeting the others to having left it."""
         rank, size = form.members.index(self.session.worker), len(form.members)
-        self.session.new_leases()  # what came before this order is in it
-        self.leases.replace(form.leases)
-        self.asked = False
+        self.epochs = form.epochs
         self.report.ring_formed()
         broken = ""
         try:
             if self.session.was_cut(form.generation):
                 raise RingBroken("the ring was cut before it was formed")
             self.ring.form(rank, size)
+            self.batches.take(form.layout, Part(rank, form.shares))
+            in_flight_at = self.step
             if form.sync:
                 self.sync(form.members.index(form.root), rank)
             self.holds_state = True
             self.session.say(form.generation, joined_ring=pb.JoinedRing(step=self.step))
-            self.report.ring_up(redone=self.lost_records())
-            self.in_flight = None
+            self.report.ring_up(redone=self.in_flight if self.step <= in_flight_at else 0)
             while self.take_step(form.generation, rank, size):
                 pass
         except RingBroken as error:
             broken = str(error)
             self.ring.cut()  # so that every other rank learns of it now
-            if self.in_flight is not None:
+            if self.in_flight:
                 self.report.step_breaks()
         self.ring.close()
         self.report.ring_left(self.step)
@@ -168,36 +175,34 @@ class Worker:
 
     def sync(self, root: int, rank: int) -> None:
         """Take the root's state: ledger and model together, or neither."""
-        ledgers = [np.array(s.ranges, np.int64).reshape(-1) for s in (self.applied, self.skipped)]
+        skipped = np.array(self.skipped.ranges, np.int64).reshape(-1)
         state = self.learner.state() if rank == root else np.zeros(0, np.uint8)
         # First how long everything is, so that the others can make room for it.
-        header = np.array([self.step, len(ledgers[0]), len(ledgers[1]), len(state)], np.int64)
-        step, applied, skipped, length = self.ring.broadcast(header, root).tolist()
+        header = np.array([STATE_VERSION, self.step, len(skipped), len(state)], np.int64)
+        version, step, count, length = self.ring.broadcast(header, root).tolist()
+        if version != STATE_VERSION:
+            raise LedgerBroken(
+                f"the state to take over has version {version}, expected {STATE_VERSION}: the workers run "
+                "different versions of edl"
+            )
         if rank != root:
-            ledgers = [np.zeros(applied, np.int64), np.zeros(skipped, np.int64)]
-            state = np.zeros(length, np.uint8)
-        ledger = self.ring.broadcast(np.concatenate([*ledgers, [0]]), root)  # never empty
+            skipped, state = np.zeros(count, np.int64), np.zeros(length, np.uint8)
+        if count:
+            skipped = self.ring.broadcast(skipped, root)
         state = self.ring.broadcast(state, root)
         # Nothing is taken over before all of it is here.
         if rank != root:
             self.learner.load(state)
             self.step = step
-            self.applied = RangeSet.of(_pairs(ledger[:applied]))
-            self.skipped = RangeSet.of(_pairs(ledger[applied : applied + skipped]))
-            self.leases.applied(self.applied)
-
-    def lost_records(self) -> int:
-        """Records of the step that broke which are in no state that goes on: they are trained again."""
-        return len(RangeSet.of([self.in_flight or (0, 0)]).minus(self.applied))
+            self.skipped = RangeSet.of((int(a), int(b)) for a, b in skipped.reshape(-1, 2))
 
     def say_out(self, generation: int, broken: str) -> None:
         """Report how the ring was left: the state that the master goes on from."""
-        complete = self.holds_state and self.applied.covers(0, self.positions)
+        complete = self.holds_state and self.step > 0 and self.steps.ended(self.step, self.epochs)
         out = pb.LeftRing(
             step=self.step,
             has_state=self.holds_state,
-            applied=_ranges(self.applied),
-            skipped=_ranges(self.skipped),
+            skipped=[pb.Range(start=start, stop=stop) for start, stop in self.skipped],
             broken=broken,
             digest=self.learner.digest() if complete else "",
         )
@@ -208,36 +213,45 @@ class Worker:
     def take_step(self, generation: int, rank: int, size: int) -> bool:
         """One collective. False: all members leave the ring after it."""
         self.report.step_begins()
-        batch = self.next_batch(generation, rank, size)
-        positions = batch.positions if batch else None
-        told = control.write(rank, size, positions, leave=self.session.must_leave(generation))
-        self.in_flight = positions
+        end = self.steps.end(self.step, self.epochs)
+        training = self.step < end
+        batch = self.batches.of(self.step, end) if training else None
+        self.in_flight = len(batch) if batch else 0
+        told = control.write(self.step, self.session.must_leave(generation), self.session.task is not None)
         if batch is None:
             vector = self.learner.nothing(told)  # it takes part all the same, with weight zero
         else:
             vector = self.learner.gradients(batch, told, self.step, rank)
+        self.report.step_computed()
         total = self.ring.reduce(vector)
         # From here on the step has happened, for this rank. And all have the one before it.
-        safe = self.applied
         agreed = self.learner.agreed(total)
+        self.check(agreed, size, training)
         if agreed.nonfinite and self.config.training.non_finite == "stop":
             self.refuse_nonfinite(batch, vector)
-        self.commit(agreed, total)
-        self.report.step_done(generation, rank, self.step, len(batch) if batch else 0, agreed, safe)
-        if agreed.idle and not agreed.leave:
-            self.session.wait_for_news(IDLE_SECONDS)
-        return not agreed.leave
+        if training:
+            self.commit(agreed, total)
+        self.report.step_done(generation, rank, self.step, self.in_flight, agreed)
+        if training and self.steps.ends_epoch(self.step):  # on all ranks: it changes the state
+            self.report.epoch_ends(self.steps.epoch(self.step), self.learner.take_metrics())
+        self.in_flight = 0
+        if agreed.changes == size:  # every rank knows, and all see that it does at this step
+            self.epochs = self.session.take_task()
+        return not agreed.leave and (training or not self.steps.ended(self.step, self.epochs))
 
-    def next_batch(self, generation: int, rank: int, size: int) -> Batch | None:
-        """The next records of this worker's leases, at most its share of the global batch."""
-        for lease in self.session.new_leases():
-            self.leases.add(lease)
-            self.asked = False
-        share = local_batch(self.config.training.batch_size, rank, size)
-        if share and len(self.leases) < 2 * share and not self.asked:  # early: a step need not wait for it
-            self.asked = True
-            self.session.say(generation, lease_request=pb.LeaseRequest())
-        return self.batches.first(self.leases, share)
+    def check(self, agreed: control.Agreed, size: int, training: bool) -> None:
+        """All ranks took one step, and all of its records are in it.
+
+        Raises:
+            LedgerBroken: it is not so.
+        """
+        if not agreed.all_at(self.step, size):
+            raise LedgerBroken(f"the ranks take different steps (this one step {self.step + 1})")
+        start, stop = self.steps.positions(self.step) if training else (0, 0)
+        if agreed.records != stop - start:
+            raise LedgerBroken(
+                f"step {self.step + 1} has {agreed.records} records of {size} ranks, expected {stop - start}"
+            )
 
     def refuse_nonfinite(self, batch: Batch | None, vector: Vector) -> NoReturn:
         """A part of the sum is not finite. No rank has changed anything.
@@ -258,21 +272,8 @@ class Worker:
 
     def commit(self, agreed: control.Agreed, total: Vector) -> None:
         """Put the step into the state: model and ledger, one after the other, nothing in between."""
-        if agreed.records and not agreed.nonfinite:
+        if agreed.nonfinite:
+            self.skipped = self.skipped.add(self.step, self.step + 1)
+        else:
             self.learner.update(total)
-        for start, stop in agreed.batches:
-            self.applied = self.applied.add(start, stop)  # refuses what is there: nothing enters twice
-            if agreed.nonfinite:
-                self.skipped = self.skipped.add(start, stop)
-        if agreed.records:
-            self.step += 1
-        self.in_flight = None
-        self.leases.applied(RangeSet.of(agreed.batches))
-
-
-def _ranges(ranges: RangeSet) -> list[pb.Range]:
-    return [pb.Range(start=start, stop=stop) for start, stop in ranges]
-
-
-def _pairs(flat: np.ndarray) -> list[Range]:
-    return [(int(start), int(stop)) for start, stop in flat.reshape(-1, 2)]
+        self.step += 1

@@ -108,12 +108,12 @@ def _news(status: dict[str, Any], told: int) -> Iterator[tuple[int, str]]:
 
 def progress_line(status: dict[str, Any]) -> str:
     """Progress in one line."""
-    records = status["records"]
-    if not records["total"]:
+    task = status["task"]
+    if not task["steps"]:
         return str(status["reason"])
     parts = [
-        f"epoch {records['epoch']} of {records['epochs']}",
-        f"{records['applied']:,} of {records['total']:,} records",
+        f"epoch {task['epoch']} of {task['epochs']}",
+        f"step {task['step']:,} of {task['steps']:,}",
         f"{status['rate']:,.0f} records/s",
     ]
     if status["eta_seconds"] is not None:
@@ -197,16 +197,15 @@ def result(summary: dict[str, Any], kept: str, model: str) -> str:
     where += f"  kept in   {plain(kept)}"
     if "records" not in summary:  # too long for where it is kept
         return f"{summary['phase']}: {summary['reason']}\n{where}"
-    records, goodput = summary["records"], summary["goodput_seconds"]
+    records, task, goodput = summary["records"], summary["task"], summary["goodput_seconds"]
     lines = [f"{summary['phase']} after {summary['seconds']:.1f} s: {summary['reason']}"]
     if summary["traceback"]:
         lines.append(summary["traceback"].rstrip())
     if records["size"] is not None:
         loss = f", loss {_losses(summary)}" if summary["loss"] is not None else ""
-        applied = sum(run["epochs"] * run["records"] for run in records["per_epoch"])
         lines.append(
-            f"  trained   {applied:,} of {records['size'] * records['epochs']:,} records "
-            f"({records['epochs']} epochs of {records['size']:,}) in {summary['step']:,} steps{loss}"
+            f"  trained   {records['applied']:,} of {records['size'] * task['epochs']:,} records "
+            f"({task['epochs']} epochs of {records['size']:,}) in {task['steps_done']:,} steps{loss}"
         )
     if summary["metrics"]:
         held_out = ", ".join(

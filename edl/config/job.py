@@ -7,7 +7,7 @@ by its dotted key, the value found, and what is expected: all of them at once.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, Field, JsonValue, ValidationError, model_validator
@@ -19,6 +19,7 @@ from edl.config import model_check as source_module
 from edl.config.chart import Chart
 from edl.config.messages import in_words, shown
 from edl.config.paths import known, open_maps
+from edl.config.renamed import without_removed
 from edl.config.types import (
     AtLeastHalf,
     Count,
@@ -33,6 +34,7 @@ from edl.config.types import (
 from edl.errors import ConfigError
 
 LIVE: dict[str, JsonValue] = {"live": True}
+RESULT: dict[str, JsonValue] = {"result": True}  # another model comes out: after the end, it is another run
 SHARE: dict[str, JsonValue] = {"allowed": "an integer, at least 0, or a share such as 50%"}
 PATH: dict[str, JsonValue] = {"allowed": "an absolute path"}
 
@@ -51,16 +53,17 @@ class Model(Section):
 
 
 class Training(Section):
-    epochs: Count = Field(ge=1)
+    epochs: Count = Field(ge=1, json_schema_extra=LIVE | RESULT)
     batch_size: Int = Field(ge=1, lt=1 << 24)
     seed: Int = Field(ge=0, lt=1 << 31)
     non_finite: Literal["stop", "skip"]
     inexact_loss: Literal["warn", "refuse", "allow"]
+    balance: Literal["even", "speed"]
 
 
 class Data(Section):
     shuffle: bool
-    block_records: Count = Field(ge=1)
+    buffer_mebibytes: Count = Field(ge=1)
     allow_empty: bool
     existing_claim: ObjectName
     host_path: str
@@ -74,7 +77,6 @@ class Elastic(Section):
     join_delay_seconds: NotNegative
     grace_period_seconds: NotNegative
     master_outage_timeout_seconds: NotNegative
-    max_lease_batches: Count = Field(ge=1)
     max_failures: Count = Field(ge=0)
     disk_full_timeout_seconds: NotNegative
 
@@ -173,6 +175,7 @@ def parse(values: Mapping[str, Any]) -> Config:
     Raises:
         ConfigError: one line for each mistake.
     """
+    values = without_removed(values) if isinstance(values, Mapping) else values
     whole = isinstance(values, Mapping) and any(key in values for key in known(Chart))
     try:
         if whole:
@@ -210,11 +213,20 @@ def unscalable(values: Mapping[str, Any], workers: int) -> list[str]:
     return impossible({**limits, "workers": workers})
 
 
-def frozen_changes(old: Config, new: Config) -> list[str]:
-    """The dotted keys that differ and cannot change while a job runs."""
+def frozen_changes(old: Config, new: Config, ended: bool = False) -> list[str]:
+    """The dotted keys that differ and cannot change while a job runs; when it has `ended`, those with which
+    it would be another run."""
     before, after = flat(old), flat(new)
-    live = {f.alias for f in Config.model_fields.values() if "live" in _extra(f)}
-    return sorted(key for key in before if before[key] != after[key] and key not in live)
+    free = {key for key, extra in _extras(Config) if "live" in extra and not (ended and "result" in extra)}
+    return sorted(key for key in before if before[key] != after[key] and key not in free)
+
+
+def _extras(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """What is said of each dotted key beside its type."""
+    for field in section.model_fields.values():
+        yield f"{prefix}{field.alias}", _extra(field)
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
+            yield from _extras(field.annotation, f"{prefix}{field.alias}.")
 
 
 def _extra(field: FieldInfo) -> dict[str, Any]:

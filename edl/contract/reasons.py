@@ -69,6 +69,7 @@ class Reason(StrEnum):
 
     # What people change.
     Scaled = "Scaled", NORMAL, MAJOR
+    EpochsChanged = "EpochsChanged", NORMAL, MAJOR
     ScaleSuperseded = "ScaleSuperseded", NORMAL, MAJOR  # an `edl scale` that the chart's values replace
     Suspended = "Suspended", NORMAL, MAJOR
     Resumed = "Resumed", NORMAL, MAJOR

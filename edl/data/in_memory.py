@@ -29,6 +29,12 @@ class Arrays:
             return {name: column[start:stop] for name, column in self._columns.items()}
         return tuple(column[start:stop] for column in self._columns)
 
+    def take(self, indices: np.ndarray) -> Any:
+        """A copy of the records at `indices`."""
+        if isinstance(self._columns, dict):
+            return {name: column[indices] for name, column in self._columns.items()}
+        return tuple(column[indices] for column in self._columns)
+
 
 def arrays(*columns: np.ndarray) -> Arrays:
     """A reader over NumPy arrays of one length, usually (features, labels).

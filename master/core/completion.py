@@ -11,6 +11,7 @@ from edl.contract.reasons import Reason
 from master.core import events as ev
 from master.core import membership
 from master.core.state import State
+from master.core.training import in_words
 from master.core.workers import WorkerRecord
 
 SAVING = "saving"  # the name of that part, in `PartFailed`
@@ -19,14 +20,12 @@ SAVING = "saving"  # the name of that part, in `PartFailed`
 def export(job: State, root: WorkerRecord) -> None:
     """The state is complete: have one holder evaluate and save it. The others keep theirs."""
     job.ring.dissolve()
-    for w in job.pool:
-        w.leases = ()  # should the last step go with its one holder, it is handed out anew
     same = [w for w in job.pool if w.has_state and w.step == root.step and w.digest]
     digests = job.result.digests = {w.id: w.digest for w in same}
     if len(set(digests.values())) > 1:
         job.end(Phase.Failed, f"the weights differ between workers: {digests}")
         return
-    job.exporter = root.id
+    job.exporter, job.step = root.id, root.step
     job.goodput.turn("useful", job.now)  # evaluating is not a price of elasticity
     job.reason = (
         f"all records are applied at step {root.step}; worker {root.id} saves and evaluates the model"
@@ -37,13 +36,19 @@ def export(job: State, root: WorkerRecord) -> None:
 
 def saved(job: State, w: WorkerRecord, event: ev.Saved) -> None:
     """The exporter has the model in a file; from now on only its evaluation can be lost."""
-    if w.id != job.exporter:
+    if w.id != job.exporter and not _was_exporting(job, w):
         job.stale += 1
         return
     _keep(job, w, event)
     where = _where(w, event)
     job.reason = f"the model is saved: {where}; worker {w.id} evaluates it" if where else job.reason
     job.notice(Reason.Evaluating, job.reason)
+
+
+def _was_exporting(job: State, w: WorkerRecord) -> bool:
+    """An earlier master has had this worker save the model; this one has not got so far yet."""
+    task = job.train
+    return job.exporter is None and task is not None and w.has_state and task.steps.ended(w.step, job.epochs)
 
 
 def finished(job: State, w: WorkerRecord, event: ev.Finished) -> None:
@@ -54,13 +59,13 @@ def finished(job: State, w: WorkerRecord, event: ev.Finished) -> None:
     _keep(job, w, event)
     job.result.metrics = dict(event.metrics)
     if event.metrics:
-        job.notice(Reason.Evaluated, f"Evaluation on the held-out records: {_in_words(event.metrics)}")
+        job.notice(Reason.Evaluated, f"Evaluation on the held-out records: {in_words(event.metrics)}")
     if event.note:
         job.notice(Reason.ModelWarning, event.note)
-    assert job.leases is not None
-    reason = f"every record of {job.leases.epochs} epochs is applied exactly once"
+    assert job.train is not None
+    reason = f"every record of {job.train.last_epoch} epochs is applied exactly once"
     if w.skipped:
-        reason += f", except {len(w.skipped)} skipped records (non-finite)"
+        reason += f", except {job.train.steps.records_of(w.skipped)} skipped records (non-finite)"
     if not event.failed:
         job.end(Phase.Succeeded, reason)
         return
@@ -105,11 +110,6 @@ def _keep(job: State, w: WorkerRecord, event: ev.Saved | ev.Finished) -> None:
 def _where(w: WorkerRecord, event: ev.Saved | ev.Finished) -> str:
     """The file, for people: a path of its own is one of the machine or pod that the worker is on."""
     return f"{event.model} (written by worker {w.id})" if event.model.startswith("/") else event.model
-
-
-def _in_words(metrics: dict[str, float | None]) -> str:
-    said = {name: "not finite" if value is None else f"{value:.4f}" for name, value in metrics.items()}
-    return ", ".join(f"{name} {value}" for name, value in said.items())
 
 
 def let_all_go(job: State) -> None:

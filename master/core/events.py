@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from edl.contract.ids import Generation, WorkerId
-from edl.contract.ranges import Range, RangeSet
+from edl.contract.layout import Layout
+from edl.contract.ranges import RangeSet
 from edl.contract.reasons import Reason
 
 # --- events: from the backend that runs the workers
@@ -75,7 +76,7 @@ class Ready:
     """The worker is initialized: its model is built and traced, its data open."""
 
     worker: WorkerId
-    records: int  # records in one epoch, as this worker's reader counts them
+    layout: Layout  # of the data, as this worker would have it: the first one's is the job's
     model: str = ""  # a hash of how its model is made
 
 
@@ -84,7 +85,7 @@ class Resume:
     """An initialized worker of an earlier master tells its present state."""
 
     worker: WorkerId
-    records: int  # in one epoch
+    layout: Layout  # as in Ready
     generation: Generation  # the last ring it was ordered into; 0: none
     members: tuple[WorkerId, ...]  # of that ring
     left: bool  # whether it has left that ring
@@ -124,8 +125,19 @@ class EpochLoss:
 
 
 @dataclass(frozen=True, slots=True)
+class EpochEnded:
+    """Every member has all steps of an epoch. Rank 0 says so."""
+
+    worker: WorkerId
+    generation: Generation
+    epochs: int  # so many are whole
+    loss: EpochLoss | None  # of the last of them
+    metrics: dict[str, float | None] = field(default_factory=dict)  # over its records; None: not finite
+
+
+@dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """The worker lives. News, not truth: what it says of progress is safe (every member has it)."""
+    """The worker lives. News, not truth: its last step may be in its memory alone."""
 
     worker: WorkerId
     generation: Generation
@@ -133,16 +145,8 @@ class Heartbeat:
     rate: float = 0.0  # records per second of this worker
     loss: float | None = None  # of the whole ring's last step
     memory: int = 0  # bytes resident
-    applied: RangeSet | None = None  # the safe applied set; rank 0 says it
     epoch_loss: EpochLoss | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class LeaseRequest:
-    """The worker will soon have nothing to train on."""
-
-    worker: WorkerId
-    generation: Generation
+    speed: float = 0.0  # records per second of computing: what it could do if it never waited
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,10 +157,9 @@ class LeftRing:
     generation: Generation
     step: int
     has_state: bool  # whether it has synced, ever: a newcomer that never synced has no state
-    applied: RangeSet
-    skipped: RangeSet = field(default_factory=RangeSet)
+    skipped: RangeSet = field(default_factory=RangeSet)  # steps that were left out
     broken: str = ""  # what broke; empty when it left with the others at a step boundary
-    digest: str = ""  # of the state, once every position is applied
+    digest: str = ""  # of the state, once nothing is left to train
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +248,7 @@ class Live:
     workers: int
     min_workers: int
     suspended: bool
+    epochs: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +272,7 @@ class Tick:
 
 WorkerMessage = Hello | Ready | Resume | Leaving | Failed | Saved | Finished | Warned | Closed
 RingMessage = (
-    JoinedRing | Stepped | Heartbeat | LeaseRequest | LeftRing
+    JoinedRing | Stepped | EpochEnded | Heartbeat | LeftRing
 )  # of one generation, and worth nothing in another
 Event = (
     Seen
@@ -312,7 +316,9 @@ class Form:
     members: tuple[WorkerId, ...]
     root: WorkerId  # whose state the others take
     sync: bool  # False: all members hold the same state already
-    leases: tuple[tuple[Range, ...], ...]  # of each member: what is left of them
+    epochs: int  # to train
+    shares: tuple[int, ...]  # of each step, by rank, in proportion
+    layout: Layout  # of the data
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,11 +338,12 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True)
-class Grant:
-    """Lease these positions to the worker."""
+class Train:
+    """Tell the members: train so many epochs."""
 
-    worker: WorkerId
-    lease: Range
+    generation: Generation
+    members: tuple[WorkerId, ...]
+    epochs: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,4 +396,4 @@ class End:
     reason: str
 
 
-Effect = Create | Delete | Form | Leave | Cut | Grant | Export | Stop | Fence | Notice | End
+Effect = Create | Delete | Form | Leave | Cut | Train | Export | Stop | Fence | Notice | End

@@ -39,9 +39,6 @@ class Failover:
     def place(self, w: WorkerRecord, back: ev.Resume, now: float) -> list[WorkerRecord]:
         """Put a worker that is back where it says it is. Returns whom the earlier master had given up:
         who is in an older ring than others are.
-
-        What it holds of leases does not matter: when its ring has been left, what is open is
-        computed anew from what is applied.
         """
         if back.left_ring is not None:
             w.left(back.left_ring)

@@ -8,25 +8,25 @@ A job's life, and where each part of it is:
 
     workers are created and get ready       membership.scale, `_on_ready`
     those who are ready meet in a ring      rendezvous.form; who is in it: quorum
-    its members get leases and train        leasing.grant, leasing.progress
+    its members train, step by step         training.progress
     who joins or leaves changes the ring    rendezvous.regroup: left at a step boundary, formed anew
     who is lost or silent breaks it         membership.lose, timeouts: cut, formed anew of the others
     who failed is charged, or is not        membership.charge, failures
     all is applied: one of them saves it    completion.export, completion.saved
     all are stopped                         completion.let_all_go
 
-All of that works on one `State`. The truth about progress is in the ring (the applied set travels
+All of that works on one `State`. The truth about progress is in the ring (the number of the step travels
 with the weights); the master takes it from the root at each re-forming and keeps nothing that
 could contradict it. So another master can go on from what the workers tell it: `failover`.
 """
 
 from __future__ import annotations
 
+from edl.contract.layout import Layout
 from edl.contract.phases import Phase, WorkerState
 from edl.contract.reasons import Reason
-from master.core import completion, leasing, membership, rendezvous, timeouts
+from master.core import completion, membership, rendezvous, timeouts, training
 from master.core import events as ev
-from master.core.leases import LeaseBook
 from master.core.state import State
 from master.core.workers import WorkerRecord
 
@@ -90,6 +90,7 @@ class Job(State):
                 self.notice(Reason.Resumed, "resumed: the workers form a ring and train on")
         self.target, self.min_size, self.suspended = event.workers, event.min_workers, event.suspended
         self.regroup_at = self.now
+        training.change_epochs(self, event.epochs)
 
     def _on_adopted(self, event: ev.Adopted) -> None:
         self.failover.begin(event, self.now)
@@ -175,10 +176,10 @@ class Job(State):
                 self._on_joined(w, event)
             case ev.Stepped():
                 self._on_stepped(event)
+            case ev.EpochEnded():
+                training.epoch_ended(self, event)
             case ev.Heartbeat():
                 self._on_heartbeat(w, event)
-            case ev.LeaseRequest():
-                w.needs_lease = True
             case ev.LeftRing():
                 w.left(event)
                 why = f"worker {w.id}: {event.broken}" if event.broken else "left together"
@@ -189,7 +190,7 @@ class Job(State):
             return
         if w.state != WorkerState.INITIALIZING:
             w.transition("hello")
-        if self._admit(w, event.records, event.model):
+        if self._admit(w, event.layout, event.model):
             self.notice(Reason.WorkerReady, f"worker {w.id} is ready after {self.now - w.since:.1f} s")
 
     def _on_warned(self, event: ev.Warned) -> None:
@@ -203,19 +204,20 @@ class Job(State):
             self.stale += 1
             return
         w.expected = False
-        if self._admit(w, event.records, event.model):
+        if self._admit(w, event.layout, event.model):
             for outdated in self.failover.place(w, event, self.now):
                 why = "it was in a ring that the others have left"
                 membership.give_up(self, outdated, ev.FenceReason.OutdatedRing, why)
 
-    def _admit(self, w: WorkerRecord, records: int, model: str) -> bool:
+    def _admit(self, w: WorkerRecord, layout: Layout, model: str) -> bool:
         """The worker can train; False: not this job's model, or not on its data."""
         w.transition("ready")
         self.backoff.got_ready()
-        if self.leases is None:
-            self.leases = LeaseBook(records, self.config.training.epochs)
-        elif self.leases.size != records:
-            why = f"worker {w.id} found {records} records in the data; the job has {self.leases.size}"
+        if self.train is None:
+            training.open_task(self, layout)
+        elif self.train.layout.records != layout.records:
+            has = self.train.layout.records
+            why = f"worker {w.id} found {layout.records} records in the data; the job has {has}"
             membership.failed(self, w, ev.Failed(w.id, why))
             return False
         self.model = self.model or model
@@ -250,11 +252,11 @@ class Job(State):
 
     def _on_heartbeat(self, w: WorkerRecord, event: ev.Heartbeat) -> None:
         w.step, w.rate, w.memory = event.step, event.rate, event.memory
+        w.speed = event.speed or w.speed
         self.step = max(self.step, event.step)
         self.loss = event.loss if event.loss is not None else self.loss
-        self.epoch_loss = _fullest(self.epoch_loss, event.epoch_loss)
-        if event.applied is not None:
-            leasing.progress(self, event.applied)
+        self.epoch_loss = training.fullest(self.epoch_loss, event.epoch_loss)
+        training.progress(self, event.step)
 
     # --- what follows from the state
 
@@ -269,7 +271,6 @@ class Job(State):
             rendezvous.regroup(self)
             rendezvous.form(self)
             membership.release(self)
-            leasing.grant(self)
 
     def _take_over(self) -> bool:
         """Whether the ring is known. If an earlier master had it, it is left as soon as it is known."""
@@ -286,10 +287,3 @@ class Job(State):
             self.ring.lost_member = not whole
             self.close("a new master took over", planned=whole)
         return True
-
-
-def _fullest(known: ev.EpochLoss | None, told: ev.EpochLoss | None) -> ev.EpochLoss | None:
-    """Of the latest epoch, what the worker says that has seen the most of it: newcomers have seen less."""
-    if known is None or told is None:
-        return told or known
-    return told if (told.epoch, told.records) >= (known.epoch, known.records) else known

@@ -122,7 +122,8 @@ def charge(job: State, w: WorkerRecord, why: str, traceback: str = "") -> None:
 
 def blame_export(job: State, w: WorkerRecord, why: str) -> None:
     """It failed by its own doing; if it was saving what nobody else holds, to train that again is in vain."""
-    if w.exported and job.ending is None and not any(o.has_state for o in job.pool):
+    elsewhere = job.exporter is not None or any(o.has_state for o in job.pool)
+    if w.exported and job.ending is None and not elsewhere:
         part = "evaluation" if job.result.model else "saving"
         job.result.failed = (*job.result.failed, ev.PartFailed(part, why))
         job.end(Phase.Failed, f"{part} failed: {why}, and nobody else holds the trained model")

@@ -7,9 +7,8 @@ holds the state; when that state is complete, there is no next ring, and one of 
 from __future__ import annotations
 
 from edl.contract.phases import WorkerState
-from edl.contract.ranges import RangeSet
 from edl.contract.reasons import Reason
-from master.core import completion, leasing
+from master.core import balance, completion, training
 from master.core import events as ev
 from master.core.quorum import Limits, RingPlan, candidates, plan_ring
 from master.core.state import State
@@ -20,15 +19,13 @@ SUSPENDED = "suspended"
 
 def regroup(job: State) -> None:
     """Ask a running ring to leave at a step boundary when another ring is due."""
-    if not job.ring.running or job.leases is None:
-        return
-    if job.leases.complete:
-        job.close("every record is applied", planned=True)
+    if not job.ring.running or job.train is None:
         return
     if job.suspended:
         job.close(SUSPENDED, planned=True)
         return
     if job.regroup_at is None or job.regroup_at > job.now:
+        _balance(job)
         return
     job.regroup_at = None
     wanted = {w.id for w in candidates(list(job.pool), job.ring.members, job.limits)}
@@ -40,9 +37,18 @@ def regroup(job: State) -> None:
     job.close(", ".join(changes), planned=True)
 
 
+def _balance(job: State) -> None:
+    """Have the ring formed anew if the parts of a step fit its members badly."""
+    if job.config.training.balance != "speed" or not job.ring.up:
+        return
+    settled = job.ring.changes[-1].formed_at + balance.SETTLE_SECONDS <= job.now
+    if settled and (gain := balance.gain(job.ring.inside, job.ring.shares)) >= balance.GAIN:
+        job.close(f"parts by speed: {gain:.2f} times as fast", planned=True)
+
+
 def form(job: State) -> None:
     """Form the next ring as soon as nobody is in one, or have the finished state exported."""
-    if job.leases is None or job.exporter is not None:
+    if job.train is None or job.exporter is not None:
         return
     if job.ring.running or any(w.in_ring for w in job.pool):
         return
@@ -51,10 +57,10 @@ def form(job: State) -> None:
     late = not all(w.is_ready for w in job.pool.staying)
     if fresh and late and job.regroup_at is not None and job.regroup_at > job.now:
         return  # nobody waits with the state: give those who are late for the start a moment
-    limits, whole = job.limits, job.leases.size * job.leases.epochs
-    if fresh and whole and completion.ends_without_holders(job):
+    limits, task = job.limits, job.train
+    if fresh and task.end and completion.ends_without_holders(job):
         return  # never by training again what has been trained and saved
-    if any(w.has_state and w.applied.covers(0, whole) for w in out):
+    if any(w.has_state and task.steps.ended(w.step, task.epochs) for w in out):
         limits = Limits(1, limits.max_size)  # nothing is left to train, and one can save it alone
     elif job.suspended:
         _wait(job, SUSPENDED)
@@ -62,35 +68,32 @@ def form(job: State) -> None:
     plan = plan_ring(out, job.ring.members, limits)
     if job.ring.members:
         job.do(*job.ring.changes[-1].tell())
-    if fresh and job.leases.applied and plan.members:
+    if fresh and task.done and plan.members:
         job.restarts += 1
         job.epoch_loss = None  # of an epoch that is trained anew
         job.notice(
             Reason.StateLost,
-            f"every worker that held the state is gone: {len(job.leases.applied)} "
+            f"every worker that held the state is gone: {task.steps.begins_at(task.done)} "
             "records of training are lost, the job starts again from its first record",
         )
     if plan.root is None:
         _wait(job, plan.reason)
         return
     root = job.pool[plan.root]
-    leasing.go_on_from(job, root, plan)
-    if job.leases.complete:
+    training.go_on_from(job, root.step if root.has_state else 0)
+    if task.complete:
         completion.export(job, root)
     else:
         _publish(job, plan, root)
 
 
 def _publish(job: State, plan: RingPlan, root: WorkerRecord) -> None:
-    assert job.leases is not None
+    assert job.train is not None
     first = job.ring.generation == 0
     cause = job.ring.closing or ("start" if first else job.waited or "start again")
     job.ring.form(plan.members, cause, job.now)
     job.waited, job.regroup_at = "", None
     job.step = root.step
-    for w in job.pool:
-        w.needs_lease = False
-        w.leases = RangeSet.of(w.leases).minus(job.leases.applied).ranges
     members = [job.pool[m] for m in plan.members]
     for w in members:
         if w.state == WorkerState.READY:
@@ -98,8 +101,13 @@ def _publish(job: State, plan: RingPlan, root: WorkerRecord) -> None:
         w.in_ring = True
     job.reason = f"ring {job.ring.generation}: {plan.reason}"
     job.goodput.turn("starting" if first else "re-forming", job.now)
-    leases = tuple(w.leases for w in members)
-    job.do(ev.Form(job.ring.generation, plan.members, root.id, plan.sync, leases))
+    job.ring.shares = balance.shares(members, job.config.training.balance == "speed")
+    job.do(
+        ev.Form(
+            job.ring.generation, plan.members, root.id, plan.sync,
+            job.train.epochs, job.ring.shares, job.train.layout,
+        )
+    )  # fmt: skip
     if set(plan.members) != {w.id for w in candidates(list(job.pool), plan.members, job.limits)}:
         job.regroup_at = job.now  # a hand-over: change again as soon as it is done
 

@@ -68,6 +68,7 @@ class Ring:
         self.closing = ""  # why it is being left; empty while it runs
         self.planned = True  # whether it is left at a step boundary
         self.lost_member = False  # whether a member has been lost
+        self.shares: tuple[int, ...] = ()  # of each step, by rank
         self.changes: list[Change] = []
 
     @property

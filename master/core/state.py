@@ -9,14 +9,15 @@ from dataclasses import dataclass, field
 
 from edl.config import Config
 from edl.contract.ids import WorkerId
+from edl.contract.layout import Layout
 from edl.contract.phases import Phase
 from edl.contract.ranges import RangeSet
 from edl.contract.reasons import Reason
+from edl.contract.steps import Steps
 from master.core import events as ev
 from master.core.failover import Failover
 from master.core.failures import Failure, RestartBackoff
 from master.core.goodput import Goodput
-from master.core.leases import LeaseBook
 from master.core.quorum import Limits
 from master.core.ring import Ring
 from master.core.workers import Pool
@@ -31,8 +32,36 @@ class Result:
     note: str = ""  # what one has to know to load it
     failed: tuple[ev.PartFailed, ...] = ()  # what did not work at the end
     lost_exporters: int = 0  # who were lost while they saved or evaluated
-    skipped: RangeSet = field(default_factory=RangeSet)
+    skipped: RangeSet = field(default_factory=RangeSet)  # steps
     digests: dict[WorkerId, str] = field(default_factory=dict)  # of the final state, at each who has it
+
+
+@dataclass(slots=True)
+class TrainTask:
+    """What the ring works on."""
+
+    layout: Layout  # of the data
+    steps: Steps
+    epochs: int  # to train
+    done: int = 0  # steps that every member of the ring has; the root's, when a ring is formed
+
+    @property
+    def epochs_done(self) -> int:
+        return self.steps.epoch(self.done) if self.steps.records else self.epochs
+
+    @property
+    def last_epoch(self) -> int:
+        """How many epochs there will be: one that has begun is trained to its end."""
+        return max(self.epochs, -(-self.done // self.steps.per_epoch)) if self.steps.records else self.epochs
+
+    @property
+    def end(self) -> int:
+        """The step at which training ends."""
+        return self.steps.end(self.done, self.epochs)
+
+    @property
+    def complete(self) -> bool:
+        return self.done >= self.end
 
 
 class State:
@@ -44,7 +73,8 @@ class State:
         self.pool = Pool()
         self.ring = Ring(self.pool)
         self.failover = Failover(self.pool, self.ring, config.elastic.startup_timeout_seconds)
-        self.leases: LeaseBook | None = None  # unknown until a worker has counted the records
+        self.epochs = config.training.epochs  # to train
+        self.train: TrainTask | None = None  # unknown until a worker has counted the records
         self.model = ""  # the hash of how the first worker that was ready made it
         self.regroup_at: float | None = None  # when the ring is looked at anew: changes come in one go
         self.waited = ""  # for what, when there was no ring
@@ -60,6 +90,7 @@ class State:
         self.step = 0
         self.loss: float | None = None  # of the last step
         self.epoch_loss: ev.EpochLoss | None = None
+        self.epoch_metrics: dict[str, float | None] = {}  # of the last whole epoch
         self.restarts = 0  # how often all state was lost
         self.stale = 0  # messages that came too late to mean anything
         self.reason = "starting"

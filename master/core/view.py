@@ -6,19 +6,17 @@ state and nothing else, so a replayed journal gives the same ones.
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any
 
-from edl.contract.ranges import RangeSet
 from master.core.job import Job
 from master.core.ring import Change
 
 
 def status(job: Job, now: float) -> dict[str, Any]:
     """The job now: phase, progress, workers, the last changes of the ring, what elasticity cost."""
-    leases = job.leases
-    total = leases.size * leases.epochs if leases else 0
-    applied = len(leases.applied) if leases else 0
+    task = job.train
+    total = task.steps.begins_at(task.end) if task else 0
+    applied = task.steps.begins_at(task.done) if task else 0
     rank = {w: i for i, w in enumerate(job.ring.members)}
     rate = sum(w.rate for w in job.pool if w.in_ring)
     return {
@@ -27,17 +25,23 @@ def status(job: Job, now: float) -> dict[str, Any]:
         "traceback": job.traceback,
         "seconds": 0.0 if job.began_at is None else (job.ended_at or now) - job.began_at,
         "records": {
-            "size": leases.size if leases else None,
+            "size": task.steps.records if task else None,
             "total": total,
             "applied": applied,
-            "epoch": min(leases.done_epochs + 1, leases.epochs) if leases else 0,
-            "epochs": job.config.training.epochs,
+        },
+        "task": {
+            "kind": "train",
+            "epoch": min(task.epochs_done + 1, task.last_epoch) if task else 0,
+            "epochs": task.last_epoch if task else job.epochs,
+            "step": task.done if task else 0,
+            "steps": task.end if task else None,
         },
         "rate": rate,
         "eta_seconds": (total - applied) / rate if rate > 0 else None,
         "step": job.step,
         "loss": job.loss,
         "epoch_loss": job.epoch_loss.mean if job.epoch_loss else None,
+        "epoch_metrics": job.epoch_metrics,
         "metrics": job.result.metrics,
         "generation": job.ring.generation,
         "target": job.target,
@@ -64,24 +68,29 @@ def status(job: Job, now: float) -> dict[str, Any]:
 
 def summary(job: Job) -> dict[str, Any]:
     """What is kept of a job that has ended."""
-    leases = job.leases
-    applied = leases.applied if leases else None
-    epochs = job.config.training.epochs
+    task = job.train
     return {
         "phase": job.phase,
         "reason": job.reason,
         "traceback": job.traceback,
         "seconds": (job.ended_at or 0.0) - (job.began_at or 0.0),
         "records": {
-            "size": leases.size if leases else None,
-            "epochs": epochs,
-            "per_epoch": _per_epoch(leases.applied, leases.size, epochs) if leases else [],
-            "applied": [list(r) for r in applied] if applied is not None else [],
+            "size": task.steps.records if task else None,
+            "applied": task.steps.begins_at(task.done) if task else 0,
+            "skipped": task.steps.records_of(job.result.skipped) if task else 0,
+        },
+        "task": {
+            "kind": "train",
+            "epochs_done": task.epochs_done if task else 0,
+            "epochs": task.last_epoch if task else job.epochs,
+            "steps_done": task.done if task else 0,
+            "steps": task.end if task else None,
             "skipped": [list(r) for r in job.result.skipped],
         },
         "step": job.step,
         "loss": job.loss,
         "epoch_loss": job.epoch_loss.mean if job.epoch_loss else None,
+        "epoch_metrics": job.epoch_metrics,
         "metrics": job.result.metrics,
         "model": job.result.model,
         "model_note": job.result.note,
@@ -95,25 +104,6 @@ def summary(job: Job) -> dict[str, Any]:
         "stale_messages": job.stale,
         "workers_created": job.pool.next_id,
     }
-
-
-def _per_epoch(applied: RangeSet, size: int, epochs: int) -> list[dict[str, int]]:
-    """How many records of each epoch are applied, epochs of the same number together.
-
-    As long as the applied set has ranges, however many epochs there are.
-    """
-    edges = {0, epochs}  # where epochs begin that may differ from those before
-    for start, stop in applied if size else ():
-        edges |= {start // size, start // size + 1, stop // size, stop // size + 1}
-    runs: list[dict[str, int]] = []
-    marks = sorted(e for e in edges if e <= epochs)
-    for first, after in pairwise(marks):
-        records = len(applied.within(first * size, (first + 1) * size))
-        if runs and runs[-1]["records"] == records:
-            runs[-1]["epochs"] += after - first
-        else:
-            runs.append({"epochs": after - first, "records": records})
-    return runs
 
 
 def _change(change: Change) -> dict[str, Any]:

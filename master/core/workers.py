@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from edl.contract.ids import Generation, WorkerId
 from edl.contract.phases import WorkerState
-from edl.contract.ranges import Range, RangeSet
+from edl.contract.ranges import RangeSet
 from edl.errors import EdlError
 from master.core import events as ev
 
@@ -75,17 +75,15 @@ class WorkerRecord:
     up_in: Generation = NO_RING  # the last generation in which it said `up`
     has_state: bool = False  # it has synced: its memory is a copy of the job's state
     step: int = 0
-    applied: RangeSet = field(default_factory=RangeSet)  # as of its last `out`
-    skipped: RangeSet = field(default_factory=RangeSet)
+    skipped: RangeSet = field(default_factory=RangeSet)  # steps, as of when it last left a ring
     digest: str = ""
-    leases: tuple[Range, ...] = ()
-    needs_lease: bool = False
     exported: bool = False  # it was lost while it saved or evaluated the final model
     stopped: bool = False  # told to end; what it does now is no news
     kill_at: float | None = None  # told to end, and this is when it is killed
     in_broken_ring: bool = False  # when it was lost, its ring had lost somebody else before
     failure_reason: str = ""  # why it is lost: as it reported itself, or the reason why it was given up
     rate: float = 0.0
+    speed: float = 0.0  # records per second of computing; 0: not known
     memory: int = 0
 
     def transition(self, event: str) -> None:
@@ -93,9 +91,9 @@ class WorkerRecord:
 
     def left(self, out: ev.LeftRing) -> None:
         """It has left a ring, and this is what it then said of itself."""
-        self.in_ring, self.needs_lease = False, False
+        self.in_ring = False
         self.step, self.has_state = out.step, self.has_state or out.has_state
-        self.applied, self.skipped, self.digest = out.applied, out.skipped, out.digest
+        self.skipped, self.digest = out.skipped, out.digest
 
     @property
     def is_starting(self) -> bool:

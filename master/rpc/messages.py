@@ -6,9 +6,11 @@ The server uses it, and so does the simulator of the tests.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
 
 from edl.contract.ids import Generation, WorkerId
+from edl.contract.layout import Layout
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.ranges import RangeSet
 from master.core import events as ev
@@ -21,7 +23,7 @@ def event_of(worker: WorkerId, message: pb.FromWorker) -> ev.Event | None:
         case "hello":
             return ev.Hello(worker, message.hello.resumes)
         case "ready":
-            return ev.Ready(worker, message.ready.records, message.ready.model)
+            return ev.Ready(worker, _layout(message.ready.layout), message.ready.model)
         case "resume":
             b = message.resume
             members = tuple(WorkerId(m) for m in b.members)
@@ -29,22 +31,21 @@ def event_of(worker: WorkerId, message: pb.FromWorker) -> ev.Event | None:
             out = (
                 _out(worker, g if b.left else Generation(0), b.left_ring) if b.HasField("left_ring") else None
             )
-            return ev.Resume(worker, b.records, g, members, b.left, b.joined, out, b.model)
+            return ev.Resume(worker, _layout(b.layout), g, members, b.left, b.joined, out, b.model)
         case "joined_ring":
             return ev.JoinedRing(worker, g, message.joined_ring.step)
         case "stepped":
             s = message.stepped
             return ev.Stepped(worker, g, s.step, s.stall_seconds, s.redone_records, s.wasted_seconds)
+        case "epoch_ended":
+            ended = message.epoch_ended
+            loss_of = _epoch_loss(ended.loss) if ended.HasField("loss") else None
+            return ev.EpochEnded(worker, g, ended.epochs, loss_of, _metrics(ended.metrics))
         case "heartbeat":
             beat = message.heartbeat
             loss = _finite(beat.loss) if beat.HasField("loss") else None
-            applied = _ranges(beat.applied) if beat.has_applied else None
-            of = beat.epoch_loss
-            mean = _finite(of.mean) if beat.HasField("epoch_loss") else None
-            epoch = None if mean is None else ev.EpochLoss(of.epoch, of.records, mean)
-            return ev.Heartbeat(worker, g, beat.step, beat.rate, loss, beat.memory, applied, epoch)
-        case "lease_request":
-            return ev.LeaseRequest(worker, g)
+            epoch = _epoch_loss(beat.epoch_loss) if beat.HasField("epoch_loss") else None
+            return ev.Heartbeat(worker, g, beat.step, beat.rate, loss, beat.memory, epoch, beat.speed)
         case "left_ring":
             return _out(worker, g, message.left_ring)
         case "leaving":
@@ -56,33 +57,31 @@ def event_of(worker: WorkerId, message: pb.FromWorker) -> ev.Event | None:
             return ev.Saved(worker, kept.model, kept.note, _failed(kept.failed))
         case "finished":
             end = message.finished
-            metrics = {name: _finite(value) for name, value in end.metrics.items()}
-            return ev.Finished(worker, metrics, end.model, end.note, _failed(end.failed))
+            return ev.Finished(worker, _metrics(end.metrics), end.model, end.note, _failed(end.failed))
         case "warned":
             return ev.Warned(worker, message.warned.text)
     return None
 
 
-def messages_of(effect: ev.Effect, ring: Generation) -> Iterator[tuple[WorkerId, pb.ToWorker]]:
-    """What the effect says, and to whom; nothing, when it is another adapter's.
-
-    Args:
-        ring: the present generation.
-    """
+def messages_of(effect: ev.Effect) -> Iterator[tuple[WorkerId, pb.ToWorker]]:
+    """What the effect says, and to whom; nothing, when it is another adapter's."""
     match effect:
-        case ev.Form(generation, members, root, sync, leases):
-            for member, left in zip(members, leases, strict=True):
-                form = pb.Form(members=members, root=root, sync=sync)
-                form.leases.extend(pb.Range(start=a, stop=b) for a, b in left)
+        case ev.Form(generation, members, root, sync, epochs, shares, layout):
+            form = pb.Form(
+                members=members, root=root, sync=sync, epochs=epochs, shares=shares,
+                layout=pb.Layout(**asdict(layout)),
+            )  # fmt: skip
+            for member in members:
                 yield member, pb.ToWorker(generation=generation, form=form)
+        case ev.Train(generation, members, epochs):
+            for member in members:
+                yield member, pb.ToWorker(generation=generation, train=pb.Train(epochs=epochs))
         case ev.Leave(generation, members):
             for member in members:
                 yield member, pb.ToWorker(generation=generation, leave=pb.Leave())
         case ev.Cut(generation, members):
             for member in members:
                 yield member, pb.ToWorker(generation=generation, cut=pb.Cut())
-        case ev.Grant(worker, (start, stop)):
-            yield worker, pb.ToWorker(generation=ring, grant=pb.Range(start=start, stop=stop))
         case ev.Export(worker):
             yield worker, pb.ToWorker(export=pb.Export())
         case ev.Stop(worker, why):
@@ -90,9 +89,20 @@ def messages_of(effect: ev.Effect, ring: Generation) -> Iterator[tuple[WorkerId,
 
 
 def _out(worker: WorkerId, g: Generation, o: pb.LeftRing) -> ev.LeftRing:
-    return ev.LeftRing(
-        worker, g, o.step, o.has_state, _ranges(o.applied), _ranges(o.skipped), o.broken, o.digest
-    )
+    return ev.LeftRing(worker, g, o.step, o.has_state, _ranges(o.skipped), o.broken, o.digest)
+
+
+def _metrics(metrics: Mapping[str, float]) -> dict[str, float | None]:
+    return {name: _finite(value) for name, value in metrics.items()}
+
+
+def _epoch_loss(loss: pb.EpochLoss) -> ev.EpochLoss | None:
+    mean = _finite(loss.mean)
+    return None if mean is None else ev.EpochLoss(loss.epoch, loss.records, mean)
+
+
+def _layout(layout: pb.Layout) -> Layout:
+    return Layout(layout.records, layout.block, layout.shards)
 
 
 def _failed(parts: Iterable[pb.PartFailed]) -> tuple[ev.PartFailed, ...]:

@@ -218,7 +218,7 @@ class Server(rpc.MasterServicer):
                 self._fenced[worker] = why
                 if queue := self._streams.pop(worker, None):
                     queue.put_nowait(None)
-        for to, message in messages_of(effect, self._ring[0]):
+        for to, message in messages_of(effect):
             self._send(to, message)
 
     def take(self, config_json: str) -> None:

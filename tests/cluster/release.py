@@ -124,11 +124,11 @@ class Release:
         data = self.phase("Succeeded", "Failed", "Stopped", seconds=300)
         assert data["phase"] == "Succeeded", data
         summary = self.summary()
-        records = summary["records"]
-        assert records["per_epoch"] == [{"epochs": records["epochs"], "records": records["size"]}]
+        records, epochs = summary["records"], summary["task"]["epochs"]
+        assert records["applied"] == epochs * records["size"]
         assert len(set(summary["digests"].values())) == 1
         model = Path(self.values["output.hostPath"]) / artifacts.MODEL
-        assert check_weights(model, records["size"], records["epochs"]) == ""
+        assert check_weights(model, records["size"], epochs) == ""
         return summary
 
 

@@ -127,7 +127,8 @@ class Running:
         return next((e for _, e, _ in self.seen if isinstance(e, ev.Gone) and e.worker == worker), None)
 
     def applied(self) -> int:
-        return len(self.job.leases.applied) if self.job.leases else 0
+        """Records that are safely in the model."""
+        return self.job.train.steps.begins_at(self.job.train.done) if self.job.train else 0
 
     # --- waiting
 

@@ -77,7 +77,8 @@ def a_status(**changes: Any) -> dict[str, Any]:
     """A job as `view.status` tells it."""
     return {
         "phase": "Training", "reason": "ring 1: 2 ready", "target": 2, "loss": 0.12345, "eta_seconds": 1234.0,
-        "records": {"size": 100, "total": 400, "applied": 130, "epoch": 2, "epochs": 4},
+        "records": {"size": 100, "total": 400, "applied": 130},
+        "task": {"kind": "train", "epoch": 2, "epochs": 4, "step": 5, "steps": 16},
         "goodput": {"useful": 9.0, "starting": 1.0},
         "workers": [
             {"id": 0, "rank": 0, "state": "member"},

@@ -1,18 +1,22 @@
-"""From positions to batches, and the control vector that says which."""
+"""From steps to batches, read once and ahead; and the control vector."""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
-from edl.contract.ranges import RangeSet
-from edl.contract.shuffle import Order
+import edl
+from edl.contract.layout import Layout, Part
 from edl.errors import DataError
 from trainer import control
-from trainer.data import HeldLeases
+from trainer.data import Batch, Batches
 from trainer.records import Records
+
+ALONE = Part.even(0, 1)
 
 
 class Counting:
@@ -30,21 +34,140 @@ class Counting:
         return {"n": np.arange(start, stop), "pair": (np.arange(start, stop) * 2,)}
 
 
-def a_source(reader: Any, block: int = 8, feed: Any = lambda r: (r["n"], r["pair"][0])) -> Records:
-    return Records(reader, Order(len(reader), seed=3, block=block), feed, "mine")
+def a_source(
+    reader: Any,
+    layout: Layout | None = None,
+    feed: Any = lambda r: (r["n"], r["pair"][0]),
+    shuffle: bool = True,
+) -> Records:
+    source = Records(reader, feed, "mine", seed=3, shuffle=shuffle)
+    source.lay_out(layout or Layout(len(reader), 8, 4))
+    return source
 
 
-def test_an_epoch_of_batches_is_every_record_once_and_structure_is_kept() -> None:
-    reader = Counting(50)
+def epoch_of(sources: list[Records], size: int, batch: int, number: int = 0) -> list[list[int]]:
+    """The records of each step, as a ring of these reads them."""
+    found = []
+    for start in range(number * size, (number + 1) * size, batch):
+        stop, step = min(start + batch, (number + 1) * size), []
+        for rank, source in enumerate(sources):
+            part = source.batch(start, stop, Part.even(rank, len(sources)))
+            if part is not None:
+                assert (part.y == part.x * 2).all()
+                assert part.x.tolist() == part.indices.tolist()
+                step += part.x.tolist()
+        found.append(sorted(step))
+    return found
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_the_steps_are_the_same_for_any_ring_and_an_epoch_is_every_record_once(shuffle: bool) -> None:
+    layout = Layout(500, 8, 16)
+    rings = {n: [a_source(Counting(500), layout, shuffle=shuffle) for _ in range(n)] for n in (1, 2, 3, 5)}
+    steps = {n: epoch_of(sources, 500, 48) for n, sources in rings.items()}
+    assert all(found == steps[1] for found in steps.values())
+    assert sorted(record for step in steps[1] for record in step) == list(range(500))
+    assert (steps[1][0] == list(range(48))) is not shuffle
+
+
+@pytest.mark.parametrize("ring", [1, 3, 6])
+def test_each_block_is_read_once_in_an_epoch_and_again_only_where_the_ring_has_changed(ring: int) -> None:
+    size = 20_000
+    layout = Layout.fitting(size, record_bytes=100, buffer_bytes=500_000, ranks=ring)
+    readers = [Counting(size) for _ in range(ring + 1)]
+    sources = [a_source(reader, layout) for reader in readers]
+    epoch_of(sources[:ring], size, 96)
+    read = sum(b - a for reader in readers for a, b in reader.reads)
+    assert read <= 1.1 * size
+    # The ring grows by one in the middle of an epoch: at most the open block of each shard is read again.
+    for part in (Part.even(0, ring), Part.even(0, ring + 1)):
+        sources[0].batch(size + 9600, size + 9696, part)
+    before = len(readers[0].reads)
+    sources[0].batch(size + 9696, size + 9792, Part.even(0, ring + 1))
+    assert len(readers[0].reads) - before <= layout.shards / ring
+
+
+def test_a_reader_with_random_access_is_asked_for_just_the_records() -> None:
+    class Indexed(Counting):
+        def __init__(self, size: int):
+            super().__init__(size)
+            self.taken: list[int] = []
+
+        def take(self, indices: np.ndarray) -> dict[str, Any]:
+            self.taken += indices.tolist()
+            return {"n": indices, "pair": (indices * 2,)}
+
+    reader = Indexed(50)
+    source = a_source(reader, Layout(50))
+    source.fit(1, 4)
+    assert source.layout == Layout(50)
+    found = epoch_of([source], 50, 7)
+    assert sorted(reader.taken) == list(range(50)) and not reader.reads
+    assert found[0] != list(range(7)), "shuffled over all records"
+
+
+def test_the_layout_is_found_from_how_large_a_record_is() -> None:
+    reader = Counting(10_000)
     source = a_source(reader)
-    seen: list[int] = []
-    for start in range(0, 50, 6):
-        batch = source.batch((start, min(start + 6, 50)))
-        assert (batch.y == batch.x * 2).all()
-        seen += batch.x.tolist()
-    assert sorted(seen) == list(range(50))
-    assert seen != list(range(50))
-    assert len(reader.reads) == 7, "each block is read once in an epoch"
+    source.fit(buffer_bytes=64 * 16 * 10, ranks=1)  # 16 bytes a record: ten of them for each shard
+    assert source.layout == Layout(10_000, 10, 64)
+    small = a_source(Counting(10))
+    small.fit(buffer_bytes=1e9, ranks=1)
+    assert sorted(r for step in epoch_of([small], 10, 4) for r in step) == list(range(10))
+
+
+def test_arrays_of_the_product_have_random_access() -> None:
+    x = np.arange(30)
+    for reader in (edl.arrays(x, x * 2),):
+        taken = reader.take(np.array([7, 3]))
+        assert [column.tolist() for column in taken] == [[7, 3], [14, 6]]
+
+
+class Slow:
+    """A source whose batches come when a test lets them."""
+
+    def __init__(self) -> None:
+        self.layout = Layout(100)
+        self.asked: list[tuple[int, int, Part]] = []
+        self.changed = threading.Condition()
+
+    def lay_out(self, layout: Layout) -> None:
+        self.layout = layout
+
+    def batch(self, start: int, stop: int, part: Part) -> Batch:
+        with self.changed:
+            self.asked.append((start, stop, part))
+            self.changed.notify_all()
+        return Batch(np.arange(start, stop), None, None, None, nbytes=1000)
+
+    def until(self, happens: Callable[[], bool]) -> None:
+        with self.changed:
+            assert self.changed.wait_for(happens, 10), self.asked
+
+
+def test_batches_are_read_ahead_as_far_as_the_bytes_go_and_not_beyond_the_end() -> None:
+    source = Slow()
+    batches = Batches(source, 10, ahead_bytes=3000)
+    assert batches.of(0, end=10).indices.tolist() == list(range(10))  # type: ignore[union-attr]
+    source.until(lambda: [a for a, _, _ in source.asked] == [0, 10, 20, 30])
+    batches.of(0, end=10)
+    batches.of(1, end=10)
+    source.until(lambda: [a for a, _, _ in source.asked] == [0, 10, 20, 30, 40])
+    batches.of(8, end=10)
+    source.until(lambda: source.asked[-1][0] == 90)
+    batches.of(9, end=10)
+    assert source.asked[-1][0] == 90
+
+
+def test_another_part_or_layout_is_read_anew() -> None:
+    source = Slow()
+    batches = Batches(source, 10)
+    batches.of(0, end=10)
+    batches.take(Layout(100), Part(1, (1, 1)))
+    batches.of(1, end=2)
+    assert source.asked[-1] == (10, 20, Part(1, (1, 1)))
+    batches.take(Layout(100, 5, 4), Part(1, (1, 1)))
+    assert source.layout == batches.layout == Layout(100, 5, 4)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +180,7 @@ def test_an_epoch_of_batches_is_every_record_once_and_structure_is_kept() -> Non
 )
 def test_a_feed_that_gives_something_else_is_named(feed: Any, words: str) -> None:
     with pytest.raises(DataError) as refused:
-        a_source(Counting(20), feed=feed).batch((0, 4))
+        a_source(Counting(20), feed=feed).batch(0, 4, ALONE)
     assert words in str(refused.value)
 
 
@@ -67,33 +190,17 @@ def test_a_reader_that_gives_too_few_records_is_named() -> None:
             return super().read(start, stop - 1)
 
     with pytest.raises(DataError, match=r"mine: read\(\d+, \d+\) gave 7 records, not 8"):
-        a_source(Short(16)).batch((0, 4))
+        a_source(Short(16)).batch(0, 4, ALONE)
 
 
-def test_what_is_left_of_a_lease_is_the_lease_minus_the_applied() -> None:
-    leases = HeldLeases()
-    leases.add((10, 20))
-    assert leases.peek(4, epoch_size=100) == (10, 14)
-    assert leases.peek(4, epoch_size=100, after=14) == (14, 18)
-    assert len(leases) == 10, "looking takes nothing"
-    leases.applied(RangeSet(((8, 13), (15, 16))))
-    assert leases.peek(4, epoch_size=100) == (13, 15)
-
-
-def test_a_batch_never_spans_two_epochs() -> None:
-    leases = HeldLeases()
-    leases.add((95, 105))
-    assert leases.peek(20, epoch_size=100) == (95, 100)
-
-
-def test_the_control_vector_is_exact_for_the_largest_positions() -> None:
-    start = (1 << 40) + 12_345_678
-    vectors = [control.write(0, 3, (start, start + 999), leave=False), control.write(1, 3, None, leave=True)]
-    vectors.append(control.write(2, 3, (0, control.LARGEST_BATCH), leave=False))
-    agreed = control.read(np.sum(vectors, axis=0, dtype=np.float32))
-    assert agreed.batches == ((start, start + 999), (0, control.LARGEST_BATCH))
-    assert agreed.leave
-    assert not agreed.idle
-    nothing = control.read(np.sum([control.write(r, 2, None, leave=False) for r in range(2)], axis=0))
-    assert nothing.idle
-    assert nothing.batches == ()
+def test_the_control_vector_is_exact_for_many_ranks_and_steps() -> None:
+    step, ranks = 10**12 + 4095, 4000
+    total = np.sum(
+        [control.write(step, leave=r == 7, change=True) for r in range(ranks)], axis=0, dtype=np.float32
+    )
+    agreed = control.read(total)
+    assert agreed.all_at(step, ranks)
+    assert not agreed.all_at(step + 1, ranks)
+    assert (agreed.leave, agreed.changes, agreed.records) == (True, ranks, 0)
+    mixed = control.read(control.write(5) + control.write(6))
+    assert not mixed.all_at(5, 2) and not mixed.all_at(6, 2)

@@ -170,7 +170,8 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
 
 TOLD = {
     "model": "digits", "phase": "Training", "reason": "ring 1: 2 ready", "rate": 3899.0, "eta_seconds": 13.0,
-    "loss": 0.5, "records": {"size": 20000, "total": 80000, "applied": 29152, "epoch": 2, "epochs": 4},
+    "loss": 0.5, "records": {"size": 20000, "total": 80000, "applied": 29152},
+    "task": {"kind": "train", "epoch": 2, "epochs": 4, "step": 911, "steps": 2500},
     "workers": [
         {"id": 0, "handle": "edl-worker-0", "rank": 0, "state": "member", "step": 913, "rate": 1404.0,
          "memory": 330301440},
@@ -194,7 +195,7 @@ async def test_status_tells_of_the_job_its_workers_and_what_has_happened(cluster
     done = await cluster.edl("status", "--release", "edl")
     assert done.code == 0, done.err
     assert "digits: Training, ring 1: 2 ready\n" in done.out
-    assert "29,152 of 80,000 records, 3,899 records/s, ETA 13 s" in done.out
+    assert "step 911 of 2,500, 3,899 records/s, ETA 13 s" in done.out
     assert re.search(r"0 +edl-worker-0 +0 +member +913 +1,404 +315 MiB +n1", done.out), done.out
     assert "worker 1 is pending: no node has room for it: 0/2 nodes are available" in done.out
     assert "worker 3 is pending: exceeded quota: small" in done.out
@@ -234,7 +235,8 @@ async def test_status_of_a_job_that_has_ended_is_its_summary(cluster: Cluster) -
     summary = {
         "phase": "Succeeded", "reason": "every record", "traceback": "", "seconds": 12.0, "step": 7,
         "loss": 0.1,
-        "records": {"size": 100, "epochs": 1, "per_epoch": [{"epochs": 1, "records": 100}]},
+        "records": {"size": 100, "applied": 100, "skipped": 0},
+        "task": {"kind": "train", "epochs": 1, "epochs_done": 1, "steps": 4, "steps_done": 4, "skipped": []},
         "metrics": {"accuracy": 0.97},
         "goodput_seconds": {"useful": 9.0}, "generations": [], "state_losses": 0,
     }  # fmt: skip

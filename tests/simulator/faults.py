@@ -6,16 +6,17 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from edl.contract.ids import Generation, WorkerId
+from edl.contract.layout import Layout
 from edl.errors import ModelError
 from master.core import events as ev
-from tests.simulator.worker import NOTHING, Sim
+from tests.simulator.worker import MOST_EPOCHS, Sim
 
 if TYPE_CHECKING:
     from tests.simulator.world import World
 
 KINDS = ("kill", "kill", "kill", "kill two", "kill all but one", "kill all", "freeze", "freeze", "mute",
-         "term", "term", "term now", "exit 0", "crash", "raise", "scale", "scale", "late", "twice", "stall",
-         "preempt", "new master", "new master")  # fmt: skip
+         "term", "term", "term now", "exit 0", "crash", "raise", "scale", "scale", "epochs", "epochs",
+         "late", "twice", "stall", "preempt", "new master", "new master")  # fmt: skip
 RARE = ("fatal", "stop", "wrong data")
 MOMENTS = ("now", "now", "now", "forming", "syncing", "stepping", "breaking", "draining", "exporting",
            "starting")  # fmt: skip
@@ -93,6 +94,8 @@ class Faults:
                 self.clock.later(0.3 if kind == "term now" else 10, lambda: fleet.exit(w, "SIGKILL"))
             case "scale":
                 world.master.hear(ev.Scale(self.random.randint(world.config.min_workers, 6)))
+            case "epochs":
+                world.wants_epochs(self.random.randint(1, MOST_EPOCHS))
             case "late":
                 self._repeat_of_old(w)
             case "twice" if w.is_ready:
@@ -123,22 +126,21 @@ class Faults:
             case "fatal" if speaks:
                 self.ends.add("Failed")
                 fleet.fail(w, ModelError("the model is not compiled"))
-            case "wrong data" if w.greeted and not w.is_ready and self.world.job.leases is not None:
+            case "wrong data" if w.greeted and not w.is_ready and self.world.job.train is not None:
                 self.to_blame.add(w.id)
-                fleet.say(w, ev.Ready(w.id, self.world.size + 1))
+                fleet.say(w, ev.Ready(w.id, Layout(self.world.size + 1)))
 
     def _repeat_of_old(self, w: Sim) -> None:
         """Something of an old generation arrives now."""
         say, old = self.world.fleet.say, Generation(max(0, self.world.job.ring.generation - 1))
-        say(w, ev.LeftRing(w.id, old, w.step + 1, True, NOTHING, broken="late"))
+        say(w, ev.LeftRing(w.id, old, w.step + 1, True, broken="late"))
         say(w, ev.JoinedRing(w.id, old, w.step + 1))
-        say(w, ev.Heartbeat(w.id, old, w.step + 1, applied=NOTHING))
+        say(w, ev.Heartbeat(w.id, old, w.step + 1))
 
     def _repeat(self, w: Sim) -> None:
         """It says again what it has said."""
         say = self.world.fleet.say
-        say(w, ev.LeaseRequest(w.id, self.world.job.ring.generation))
-        say(w, ev.Ready(w.id, self.world.size))
+        say(w, ev.Ready(w.id, Layout(self.world.size)))
         say(w, ev.Hello(w.id))
         if self.world.size and not w.has_state:
             say(w, ev.Finished(w.id, {}, ""))

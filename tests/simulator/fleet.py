@@ -72,7 +72,7 @@ class Fleet:
 
     def seek(self, w: Sim) -> None:
         """The worker looks for a master, and tells it what it is."""
-        if w.stopping or w.failed or w.master == self.world.master.number:
+        if w.stopping or w.failed or w.session.ended or w.master == self.world.master.number:
             return
         if not self.world.master.lives:
             self.does(w, 0.5 * self.random.random(), lambda: self.seek(w))
@@ -126,7 +126,7 @@ class Fleet:
             self.does(w, 0.1, lambda: self.ready(w))
             return
         w.is_ready = True
-        w.session.say(ready=pb.Ready(records=self.world.size))
+        w.session.say(ready=pb.Ready(layout=pb.Layout(records=self.world.size, block=1, shards=1)))
         self.beats(w)
         w.go_on()
 
@@ -160,9 +160,6 @@ class Fleet:
     def beats(self, w: Sim) -> None:
         w.session.heartbeat(rate=0.0, memory=0)
         self.does(w, self.world.silence / 6, lambda: self.beats(w))
-
-    def beats_soon(self, w: Sim) -> None:
-        self.does(w, 0, lambda: w.session.heartbeat(rate=0.0, memory=0))
 
     # --- orders
 
@@ -230,6 +227,8 @@ class Fleet:
     # --- a pause
 
     def freeze(self, w: Sim, seconds: float) -> None:
+        if not w.is_ready:  # it may not be in time
+            self.world.faults.to_blame.add(w.id)
         w.frozen = True
         w.silent_since, w.audible_at = self.clock.now, max(w.audible_at, self.clock.now + seconds)
         self.clock.later(seconds, lambda: self.thaw(w))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from edl.contract.ids import Generation, WorkerId
+from edl.contract.ids import WorkerId
+from edl.contract.reasons import Reason
 from master.core import events as ev
 from master.core.job import Job
 from master.rpc.messages import messages_of
@@ -21,12 +22,11 @@ class Master:
         self.world, self.random, self.clock = world, world.random, world.clock
         self.number = 0  # counts up with each that takes over
         self.lives = True
-        self.job = Job(world.config)
+        self.job, self.epochs = Job(world.config), world.config.training.epochs  # that are wanted
         self.watchdog = Watchdog(self.job)
         self._inbox: list[ev.Event] = []  # what waits while it does not listen
         self._awake_at = 0.0
         self._tick_at: float | None = None
-        self._ring = Generation(0)
 
     # --- events
 
@@ -48,6 +48,8 @@ class Master:
             ought = checks.ought_to_be_charged(event)
         elif isinstance(event, ev.Failed) and not event.fatal and w is not None and not w.stopped:
             ought = True
+        if isinstance(event, ev.Live):
+            self.epochs = event.epochs
         effects = self.watchdog.handle(event, self.clock.now)
         if self.world.talk:
             print(f"{self.clock.now:9.3f} {event}")
@@ -69,8 +71,7 @@ class Master:
                 fleet.create(worker)
             case ev.Delete(worker, grace):
                 fleet.delete(fleet.workers[worker], grace)
-            case ev.Form(generation):
-                self._ring = generation
+            case ev.Form():
                 rings.form(effect)
                 faults.moment("forming")
             case ev.Leave():
@@ -79,9 +80,11 @@ class Master:
                 faults.moment("exporting")
             case ev.Fence(worker):
                 fleet.fence(fleet.workers[worker], effect)
+            case ev.Notice(Reason.SpecRefused):
+                self.world.refused = True
             case ev.End():
                 self.world.ended = effect
-        for worker, message in messages_of(effect, self._ring):  # as the server of the streams does it
+        for worker, message in messages_of(effect):  # as the server of the streams does it
             fleet.order_to(worker, lambda w, m=message: rings.hears(w, m))  # type: ignore[misc]
 
     # --- its time
@@ -132,9 +135,8 @@ class Master:
         if self.lives:
             return
         world = self.world
-        self.job = Job(world.config)
+        self.job, self.epochs = Job(world.config), world.config.training.epochs
         self.watchdog = Watchdog(self.job)
-        self._ring = Generation(0)
         self.lives, world.checks.waiting, world.faults.last = True, {}, self.clock.now
         workers = world.fleet.workers
         found = tuple((w.id, "pid" if w.placed else "") for w in workers.values() if w.alive)

@@ -75,7 +75,9 @@ class Delivery:
             case ("form",):
                 takes, spread = self.random.uniform(0.02, 0.2), 0.003
             case ("reduce",):
-                takes, spread = self.random.uniform(0.0005, 0.003), 0.003
+                # Some ranks may have a sum long before others: then a death leaves them at different steps.
+                takes = self.random.uniform(0.0005, 0.003)
+                spread = 0.003 if self.random.random() < 0.8 else self.random.uniform(0.01, 0.2)
                 self.world.checks.one_state(self.members, self._begins_at)
                 self._begins_at = None
             case _:

@@ -13,7 +13,6 @@ import numpy as np
 from greenlet import getcurrent, greenlet
 
 from edl.contract.ids import WorkerId
-from edl.contract.ranges import RangeSet
 from tests.counting import AtOnce, CountingLearner, Positions
 from trainer.data import Batches
 from trainer.ring.local import Circle, LocalRing
@@ -24,7 +23,7 @@ from trainer.worker import Worker
 if TYPE_CHECKING:
     from tests.simulator.fleet import Fleet
 
-NOTHING = RangeSet()
+MOST_EPOCHS = 5  # that people may ask for
 
 
 class Sim:
@@ -33,19 +32,18 @@ class Sim:
     def __init__(self, worker: WorkerId, fleet: Fleet):
         world = fleet.world
         self.id, self.fleet, self.clock = worker, fleet, world.clock
-        self.session = Session(
-            worker, lambda message: fleet.send(self, message), lambda: fleet.beats_soon(self), Bell(self)
-        )
-        self.learner = CountingLearner(world.size * world.epochs, lambda: fleet.works(self))
+        self.session = Session(worker, lambda message: fleet.send(self, message), Bell(self))
+        self.learner = CountingLearner(world.size * MOST_EPOCHS, lambda: fleet.works(self))
         self.ring = LocalRing()
         self.session.cuts(self.ring.cut)
+        batches = Batches(Positions(world.size), world.batch, reading=AtOnce())
         self.worker = Worker(
             world.config,
             self.session,
             self.ring,
             self.learner,
-            Batches(Positions(world.size), world.size, AtOnce()),
-            Telemetry(self.session, world.size, lambda: world.clock.now, log=lambda line: None),
+            batches,
+            Telemetry(self.session, batches.steps, lambda: world.clock.now, log=lambda line: None),
             lambda: fleet.export(self),
         )
         self._main = greenlet(lambda: fleet.live(self))
@@ -74,10 +72,6 @@ class Sim:
     @property
     def step(self) -> int:
         return self.worker.step
-
-    @property
-    def applied(self) -> RangeSet:
-        return self.worker.applied
 
     @property
     def weights(self) -> np.ndarray:

@@ -15,6 +15,7 @@ from tests.simulator.faults import Faults
 from tests.simulator.fleet import Fleet
 from tests.simulator.master import Master
 from tests.simulator.rings import Rings
+from tests.simulator.worker import MOST_EPOCHS
 
 BASE = values.defaults()
 MOST_EVENTS = 100_000
@@ -35,7 +36,8 @@ class World:
         chance = self.random = random.Random(seed)
         self.seed, self.talk = seed, talk
         self.size = chance.choice((0, 1, 3, 15, 16, 17, 60, 60, 200, 200, 400))
-        self.epochs = chance.randint(1, 3)
+        self.epochs = [chance.randint(1, 3)]  # that were ever wanted
+        self.refused = False  # whether a change came too late
         self.batch = chance.choice((1, 4, 16, 16, 64))
         self.pace = chance.choice((0.005, 0.05, 0.3))  # seconds of a step
         grace, join = chance.choice((0, 1, 3, 3)), chance.choice((0, 0.2, 1))
@@ -45,10 +47,10 @@ class World:
         self.most_failures = chance.choice((0, 2, 10**6, 10**6, 10**6, 10**6))
         self.config = config.parse(values.merge(BASE, {
             "workers": workers, "minWorkers": least, "maxWorkers": 8,
-            "training": {"epochs": self.epochs, "batchSize": self.batch},
+            "training": {"epochs": self.epochs[0], "batchSize": self.batch},
             "elastic": {"heartbeatTimeoutSeconds": self.silence, "startupTimeoutSeconds": 10,
                         "joinDelaySeconds": join, "gracePeriodSeconds": grace,
-                        "maxLeaseBatches": chance.choice((1, 4, 32)), "maxFailures": self.most_failures},
+                        "maxFailures": self.most_failures},
         }))  # fmt: skip
         self.clock = Clock()
         self.fleet = Fleet(self)
@@ -57,6 +59,13 @@ class World:
         self.checks = Checks(self)
         self.faults = Faults(self, calm_at=chance.choice((0.0, chance.uniform(0, 12), chance.uniform(0, 25))))
         self.ended: ev.End | None = None
+
+    def wants_epochs(self, epochs: int) -> None:
+        """Somebody changes the job's values; a master that comes later begins with these."""
+        training = self.config.training.model_copy(update={"epochs": epochs})
+        self.config = self.config.model_copy(update={"training": training})
+        self.epochs.append(epochs)
+        self.master.hear(ev.Live(self.job.target, self.job.min_size, self.job.suspended, epochs))
 
     @property
     def job(self) -> Job:
@@ -84,7 +93,7 @@ class World:
     def _run(self) -> None:
         self.master.hear(ev.Begin())
         self.faults.schedule()
-        steps = self.epochs * (self.size // self.batch + 40)
+        steps = MOST_EPOCHS * (self.size // self.batch + 40)
         limit = self.faults.calm_at + 90 + 2 * steps * (self.pace + 0.02)
         while self.ended is None:
             action = self.clock.go_on()

@@ -1,4 +1,4 @@
-"""`edl audit` on the journals of stories."""
+"""`edl audit` on the journals of stories. (What a forger changes: test_damaged_journals.py.)"""
 
 from __future__ import annotations
 
@@ -6,44 +6,124 @@ from pathlib import Path
 
 import pytest
 
-from edl import audit
+from edl import audit, config
+from edl.config import values
 from edl.contract.ids import Generation, WorkerId
+from edl.contract.order import Layout
 from edl.contract.ranges import RangeSet
 from master.core import events as ev
+from master.core.job import Job
+from tests.invariants import Watchdog
 from tests.journals import keep
-from tests.stories import Story
+from tests.stories import Story, only
 
 FIRST = WorkerId(0)
 
 
-def verdict(story: Story, output: Path) -> str:
-    """Trains what is left of the story with worker 0, ends it, and audits its journal."""
-    story.up(4)
-    story.take_leases()
-    story.tell(ev.Heartbeat(FIRST, story.job.ring.generation, 10, applied=RangeSet(((0, 100),))))
-    story.out(0, step=10, applied=(0, 100), digest="d")
-    story.tell(ev.Finished(FIRST, {}, ""), *(ev.Gone(w.id, code=0) for w in story.job.pool))
+def verdict(
+    story: Story, output: Path, *, steps: int = 10, worker: int = 0, skipped: RangeSet | None = None
+) -> str:
+    """Trains what is left of the story with the ring that is, ends it, and audits its journal."""
+    generation, members = story.job.ring.generation, story.job.ring.members
+    story.tell(*(ev.JoinedRing(w, generation, story.job.train.done) for w in members))
+    story.tell(ev.Heartbeat(WorkerId(worker), generation, steps))
+    story.tell(*(ev.LeftRing(w, generation, steps, True, skipped or RangeSet(), digest="d") for w in members))
+    return saved(story, output)
+
+
+def saved(story: Story, output: Path) -> str:
+    story.tell(ev.Finished(story.job.exporter, {}, ""), *(ev.Gone(w.id, code=0) for w in story.job.pool))
     keep(story, output)
     return audit.audit(output)
 
 
+def live(story: Story, epochs: int) -> list[ev.Effect]:
+    return story.tell(ev.Live(story.job.target, story.job.min_size, story.job.suspended, epochs))
+
+
 def a_story_with_a_death() -> Story:
     story = Story(workers=2, joinDelaySeconds=0.5).running()
-    story.take_leases()
-    story.tell(ev.Heartbeat(FIRST, story.job.ring.generation, 3, applied=RangeSet(((0, 30),))))
+    story.tell(ev.Heartbeat(FIRST, story.job.ring.generation, 4))
     story.kill(1)
-    story.out(0, step=4, applied=(0, 40), broken="reset")
+    story.out(0, step=4, broken="reset")
     return story
 
 
-def test_a_beat_that_comes_after_its_ring_was_left_is_no_news(tmp_path: Path) -> None:
-    story = a_story_with_a_death()
-    story.tell(ev.Heartbeat(FIRST, Generation(1), 4, applied=RangeSet(((0, 30),))))
-    assert verdict(story, tmp_path).startswith("exactly once: 100 records x 1 epochs, 2 rings")
+def test_a_job_that_went_well_has_a_verdict_in_one_line(tmp_path: Path) -> None:
+    assert verdict(a_story_with_a_death(), tmp_path).startswith(
+        "exactly once: 100 records x 1 epochs in 10 steps, 2 rings; 1 workers ended with the same weights; "
+        "the journal ends with "
+    )
 
 
-def test_what_a_ring_has_applied_must_not_be_lost_in_it(tmp_path: Path) -> None:
+def test_a_beat_of_a_ring_whose_state_was_lost_is_no_news(tmp_path: Path) -> None:
+    story = Story(workers=2, joinDelaySeconds=0.5).running()
+    story.tell(ev.Heartbeat(FIRST, Generation(1), 5))
+    story.kill(0)
+    story.kill(1)
+    story.ready(2, 3)
+    story.up()
+    story.tell(ev.Heartbeat(FIRST, Generation(1), 5))  # it was on its way
+    story.kill(3)
+    only(story.out(2, step=2, broken="reset"), ev.Form)
+    told = verdict(story, tmp_path, worker=2)
+    assert told.startswith("exactly once: 100 records x 1 epochs in 10 steps, 3 rings; 1 workers ended with")
+    assert "all state was lost 1 times and training started anew" in told
+
+
+def test_skipped_steps_are_told_in_records(tmp_path: Path) -> None:
+    story = Story(workers=2, records=95, joinDelaySeconds=0.5).running()
+    told = verdict(story, tmp_path, skipped=RangeSet(((2, 4), (9, 10))))
+    assert told.startswith("exactly once, except 25 skipped records (non-finite): 95 records x 1 epochs")
+
+
+def test_more_epochs_while_the_job_runs_are_all_to_be_trained(tmp_path: Path) -> None:
     story = a_story_with_a_death()
-    story.tell(ev.Heartbeat(FIRST, Generation(2), 4, applied=RangeSet(((0, 30),))))
-    with pytest.raises(audit.AuditFailed, match=r"\(position 30\) was applied and is no longer"):
-        verdict(story, tmp_path)
+    live(story, 3)
+    assert verdict(story, tmp_path, steps=30).startswith("exactly once: 100 records x 3 epochs in 30 steps")
+
+
+def test_fewer_epochs_than_have_begun_are_those_that_have_begun(tmp_path: Path) -> None:
+    story = a_story_with_a_death()
+    live(story, 3)
+    story.tell(ev.Heartbeat(FIRST, story.job.ring.generation, 14))
+    live(story, 1)
+    assert verdict(story, tmp_path, steps=20).startswith("exactly once: 100 records x 2 epochs in 20 steps")
+
+
+def test_epochs_that_the_master_refused_are_not_missing(tmp_path: Path) -> None:
+    story = Story(workers=2, joinDelaySeconds=0.5).running()
+    only(story.out(0, 1, step=10, digest="d"), ev.Export)
+    live(story, 4)
+    assert saved(story, tmp_path).startswith("exactly once: 100 records x 1 epochs in 10 steps")
+
+
+def test_a_master_that_takes_over_has_the_epochs_of_now(tmp_path: Path) -> None:
+    """The first one began with 1 epoch and heard of 2; the second one began with 2."""
+    first = Story(workers=1, joinDelaySeconds=0).running()
+    live(first, 2)
+    keep(first, tmp_path)
+    second = Story(workers=1, joinDelaySeconds=0)
+    second.values = values.merge(second.values, {"training": {"epochs": 2}})
+    second.job = Job(config.parse(second.values))
+    second.watchdog, second.now = Watchdog(second.job), first.now
+    second.tell(
+        ev.Adopted(((FIRST, "a pod"),), 1),
+        ev.Begin(),
+        ev.Hello(FIRST, resumes=True),
+        ev.Resume(FIRST, Layout(100), Generation(1), (FIRST,), left=False, joined=True, left_ring=None),
+    )
+    assert only(second.out(0, step=5), ev.Form).epochs == 2
+    told = verdict(second, tmp_path, steps=20)
+    assert told.startswith("exactly once: 100 records x 2 epochs in 20 steps, 2 rings; 1 workers ended")
+
+
+def test_weights_that_differ_are_told(tmp_path: Path) -> None:
+    story = Story(workers=2, joinDelaySeconds=0.5).running()
+    story.tell(ev.Heartbeat(FIRST, story.job.ring.generation, 10))
+    for w, digest in ((0, "one"), (1, "other")):
+        story.out(w, step=10, digest=digest)
+    story.tell(*(ev.Gone(w.id, code=0) for w in list(story.job.pool)))
+    keep(story, tmp_path)
+    with pytest.raises(audit.AuditFailed, match="the weights differ between workers"):
+        audit.audit(tmp_path)

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from edl import config
 from edl.config import values
 from edl.config.paths import keys
-from edl.config.renamed import RENAMED
+from edl.config.renamed import REMOVED, RENAMED
 from edl.errors import ConfigError
 
 SCHEMA = json.loads((Path(values.DEFAULTS).parent / "values.schema.json").read_text())
@@ -54,17 +54,17 @@ training: {seed: 2147483648} | training.seed | less than 2147483648
 training: null | training | missing value
 training: {epochs: null} | training.epochs | missing value
 training: {nonFinite: ignore} | training.nonFinite | stop, skip
+training: {balance: fair} | training.balance | even, speed
 training: {inexactLoss: no} | training.inexactLoss | warn, refuse, allow
 data: {shuffle: 'yes please'} | data.shuffle | true or false
 data: {shuffle: 1} | data.shuffle | true or false
-data: {blockRecords: 0} | data.blockRecords | at least 1
+data: {bufferMebibytes: 0} | data.bufferMebibytes | at least 1
 elastic: {heartbeatTimeoutSeconds: 0.1} | elastic.heartbeatTimeoutSeconds | at least 0.5
 elastic: {joinDelaySeconds: -1} | elastic.joinDelaySeconds | at least 0
 elastic: {joinDelaySeconds: '1'} | elastic.joinDelaySeconds | a number
 elastic: {joinDelaySeconds: true} | elastic.joinDelaySeconds | a number
 elastic: {startupTimeoutSeconds: 0} | elastic.startupTimeoutSeconds | more than 0
 elastic: {gracePeriodSeconds: soon} | elastic.gracePeriodSeconds | a number
-elastic: {maxLeaseBatches: 0} | elastic.maxLeaseBatches | at least 1
 elastic: {maxFailures: -1} | elastic.maxFailures | at least 0
 logLevel: loud | logLevel | debug, info, warning, error
 local: {startMethod: thread} | local.startMethod | spawn, fork
@@ -417,4 +417,25 @@ def test_live_values_may_change_and_the_others_may_not() -> None:
     new = config.parse(
         merged("{workers: 2, logLevel: debug, training: {epochs: 3}, local: {startMethod: fork}}")
     )
-    assert config.frozen_changes(old, new) == ["local.startMethod", "training.epochs"]
+    assert config.frozen_changes(old, new) == ["local.startMethod"]
+    other = config.parse(merged("{training: {epochs: 3, batchSize: 64, balance: speed}}"))
+    assert config.frozen_changes(old, other) == ["training.balance", "training.batchSize"]
+
+
+def test_values_that_do_nothing_any_more_are_accepted_and_change_nothing() -> None:
+    for key in REMOVED:
+        section, last = key.split(".")
+        for value in (7, None, "x"):  # whatever an older chart allowed
+            old = merged(f"{{{section}: {{{last}: {json.dumps(value)}}}}}")
+            assert config.parse(old) == config.parse(values.defaults())
+            jsonschema.validate(old, SCHEMA)
+            assert values.merge(values.defaults(), old)[section][last] == value, "it is not taken away"
+
+
+def test_a_value_beside_one_that_does_nothing_is_still_checked() -> None:
+    with pytest.raises(ConfigError, match=r"data\.blockRecord: unknown"):
+        config.parse(merged("data: {blockRecords: 7, blockRecord: 7}"))
+    with pytest.raises(ConfigError, match=r"elastic\.leaseBatches: unknown"):
+        config.parse(merged("elastic: {maxLeaseBatches: 7, leaseBatches: 7}"))
+    with pytest.raises(ConfigError, match="data: "):
+        config.parse(merged("{data: 3}"))

@@ -24,7 +24,10 @@ from tests.journals import keep, whole_story
 Verdict = Callable[[], str]
 Edit = Callable[[list[bytes]], list[bytes]]
 JOURNALS = 1000
-KEYS = ("worker", "generation", "applied", "step", "type", "members", "root", "lease", "records", "effects")
+KEYS = (
+    "worker", "generation", "layout", "epochs", "shares", "step", "type", "members", "root", "records",
+    "effects",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -115,9 +118,9 @@ def test_what_was_done_to_a_journal_is_told_with_its_line(
 
 
 def test_a_version_that_is_not_ours_is_told(output: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    edit(output, lambda lines: [lines[0].replace(b'"version": 3', b'"version": 9'), *lines[1:]])
+    edit(output, lambda lines: [lines[0].replace(b'"version": 4', b'"version": 9'), *lines[1:]])
     for text in refusals(output, capsys):
-        assert "has version 9, this edl reads version 3" in text
+        assert "has version 9, this edl reads version 4" in text
 
 
 def test_the_masters_of_one_run_make_one_chain(tmp_path: Path) -> None:
@@ -186,13 +189,132 @@ def test_a_forged_journal_ends_in_words_too(output: Path, capsys: pytest.Capture
     assert refused > JOURNALS / 2
 
 
-def test_a_forger_who_skips_a_record_is_found_out(output: Path) -> None:
-    whole = (output / artifacts.JOURNAL).read_text()
-    entries = [json.loads(line) for line in whole.replace("[[0, 100]]", "[[0, 99]]").splitlines()]
+# --- forgers who know what they do: every line is as a master writes it, and the chain holds
+
+Entries = list[dict[str, Any]]
+
+
+def of_type(entries: Entries, kind: str) -> Entries:
+    """All events and effects of this type."""
+    told = [entry["event"] for entry in entries[1:]]
+    told += [effect for entry in entries[1:] for effect in entry["effects"]]
+    return [one for one in told if one["type"] == kind]
+
+
+def the_last_step_is_missing(entries: Entries) -> None:
+    for kind in ("LeftRing", "Heartbeat"):
+        for event in of_type(entries, kind):
+            event["step"] = min(event["step"], 9)
+
+
+def all_but_three_steps_are_missing(entries: Entries) -> None:
+    for kind in ("LeftRing", "Heartbeat", "JoinedRing"):
+        for event in of_type(entries, kind):
+            event["step"] = min(event["step"], 3)
+
+
+def the_root_has_less_than_a_ring_had(entries: Entries) -> None:
+    of_type(entries, "Heartbeat")[0]["step"] = 6  # so all members had 5, and the survivor says 4
+
+
+def the_root_has_less_than_its_ring_began_with(entries: Entries) -> None:
+    of_type(entries, "LeftRing")[1]["step"] = 3
+
+
+def the_exporter_has_less_than_its_ring_had(entries: Entries) -> None:
+    of_type(entries, "LeftRing")[-2]["step"] = 4
+
+
+def a_ring_of_another_layout(entries: Entries) -> None:
+    of_type(entries, "Form")[1]["layout"]["block"] = 2
+
+
+def a_ring_of_fewer_records(entries: Entries) -> None:
+    of_type(entries, "Form")[0]["layout"]["records"] = 99
+
+
+def a_ring_of_other_epochs(entries: Entries) -> None:
+    of_type(entries, "Form")[2]["epochs"] = 2
+
+
+def more_epochs_than_were_trained(entries: Entries) -> None:
+    live = {"type": "Live", "workers": 2, "min_workers": 1, "suspended": False, "epochs": 2}
+    entries.insert(-4, {"now": entries[-5]["now"], "event": live, "effects": []})
+
+
+def too_few_shares(entries: Entries) -> None:
+    of_type(entries, "Form")[2]["shares"] = [1]
+
+
+def no_share_at_all(entries: Entries) -> None:
+    of_type(entries, "Form")[2]["shares"] = [0, 0]
+
+
+def a_negative_share(entries: Entries) -> None:
+    of_type(entries, "Form")[2]["shares"] = [2, -1]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            the_last_step_is_missing,
+            r"record \d+ of epoch 1 \(position 90\) was not applied; 10 records are missing: 9 of 10 steps",
+        ),
+        (
+            all_but_three_steps_are_missing,
+            r"record \d+ of epoch 1 \(position 30\) was not applied; 70 records are missing: 3 of 10 steps",
+        ),
+        (
+            more_epochs_than_were_trained,
+            r"record \d+ of epoch 2 \(position 100\) was not applied; 100 records are missing: 10 of 20",
+        ),
+        (the_root_has_less_than_a_ring_had, r"line 14: step 5 was in the model .* it goes on from 4"),
+        (the_root_has_less_than_its_ring_began_with, r"line \d+: step 4 was in the model .* on from 3"),
+        (the_exporter_has_less_than_its_ring_had, r"line \d+: step 9 was in the model .* on from 4"),
+        (
+            a_ring_of_another_layout,
+            r"line 14: the ring trains on .*'block': 2.*, the job on Layout\(records=100",
+        ),
+        (a_ring_of_fewer_records, r"line 6: the ring trains on .*'records': 99.*, the job on .*records=100"),
+        (a_ring_of_other_epochs, r"line \d+: the ring trains 2 epochs, the job 1"),
+        (too_few_shares, r"line \d+: \[1\] does not divide a step over \[0, 2\]"),
+        (no_share_at_all, r"line \d+: \[0, 0\] does not divide a step over \[0, 2\]"),
+        (a_negative_share, r"line \d+: \[2, -1\] does not divide a step over \[0, 2\]"),
+    ],
+)
+def test_a_forger_is_found_out_by_the_arithmetic(
+    change: Callable[[Entries], None], words: str, output: Path
+) -> None:
+    entries = [json.loads(line) for line in (output / artifacts.JOURNAL).read_text().splitlines()]
+    change(entries)
     for entry in entries:
-        del entry["chain"]
+        entry.pop("chain", None)
     forge(output, entries)
-    with pytest.raises(audit.AuditFailed, match=r"record \d+ of epoch 1 \(position 99\) was not applied"):
+    with pytest.raises(audit.AuditFailed, match=words):
+        audit.audit(output)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("batchSize", 0), ("batchSize", -1), ("epochs", float("inf")), ("seed", [])]
+)
+def test_values_that_are_no_jobs_are_told(key: str, value: object, output: Path) -> None:
+    entries = [json.loads(line) for line in (output / artifacts.JOURNAL).read_text().splitlines()]
+    entries[0]["values"]["training"][key] = value
+    for entry in entries:
+        entry.pop("chain", None)
+    forge(output, entries)
+    with pytest.raises(EdlError, match=r"events.jsonl: line 1: not the values of a job"):
+        audit.audit(output)
+
+
+def test_a_summary_that_counts_other_steps_is_found_out(output: Path) -> None:
+    path = output / artifacts.SUMMARY
+    summary = json.loads(path.read_text())
+    summary["task"]["steps_done"] = 11
+    path.write_text(json.dumps(summary))
+    words = r"summary.json says 11 steps are in the model, the journal says 10"
+    with pytest.raises(audit.AuditFailed, match=words):
         audit.audit(output)
 
 
@@ -256,5 +378,5 @@ def _places(found: list[tuple[Any, Any]], value: Any) -> None:
 
 def test_the_story_is_one_in_which_much_happens(whole: Path) -> None:
     text = (whole / artifacts.JOURNAL).read_text()
-    for cls in (ev.Form, ev.Grant, ev.LeftRing, ev.Gone, ev.Finished, ev.Export, ev.Stepped):
+    for cls in (ev.Form, ev.Heartbeat, ev.LeftRing, ev.Gone, ev.Finished, ev.Export, ev.Stepped):
         assert f'"{cls.__name__}"' in text

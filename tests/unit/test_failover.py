@@ -5,13 +5,12 @@ from __future__ import annotations
 from edl import config
 from edl.config import values
 from edl.contract.ids import Generation, WorkerId
-from edl.contract.ranges import RangeSet
+from edl.contract.layout import Layout
 from master.core import events as ev
 from master.core.failover import FAILOVER_SECONDS
 from master.core.job import Job
 
-RECORDS = 100
-DONE = RangeSet(((0, 40),))
+DATA = Layout(100)
 
 
 class NewMaster:
@@ -42,7 +41,7 @@ class NewMaster:
         w = WorkerId(worker)
         return self.tell(
             ev.Hello(w, resumes=True),
-            ev.Resume(w, RECORDS, Generation(generation), tuple(map(WorkerId, members)), left, up, out),
+            ev.Resume(w, DATA, Generation(generation), tuple(map(WorkerId, members)), left, up, out),
         )
 
     def out(self, *workers: int, step: int = 4, generation: int = 7, broken: str = "") -> list[ev.Effect]:
@@ -50,7 +49,7 @@ class NewMaster:
 
 
 def said(worker: int, step: int = 4, generation: int = 7, broken: str = "") -> ev.LeftRing:
-    return ev.LeftRing(WorkerId(worker), Generation(generation), step, True, DONE, broken=broken)
+    return ev.LeftRing(WorkerId(worker), Generation(generation), step, True, broken=broken)
 
 
 def of(effects: list[ev.Effect], kind: type) -> list:
@@ -64,17 +63,15 @@ def test_a_ring_that_is_whole_is_left_at_a_step_boundary_and_goes_on() -> None:
     assert of(new.back(1), ev.Leave) == [ev.Leave(Generation(7), (0, 1, 2))]
     (form,) = of(new.out(0, 1, 2), ev.Form)
     assert (form.generation, form.members, form.sync) == (8, (0, 1, 2), False)
-    assert form.leases == ((), (), ()), "what they held is open again"
-    assert new.job.leases is not None
-    assert new.job.leases.todo == RangeSet(((40, RECORDS),))
+    assert new.job.train is not None
+    assert (new.job.train.done, form.layout) == (4, DATA)
     assert new.job.restarts == 0
 
 
-def test_while_it_waits_for_the_ring_it_grants_and_forms_nothing() -> None:
+def test_while_it_waits_for_the_ring_it_forms_nothing() -> None:
     new = NewMaster(0, 1, 2, next_id=3)
-    effects = new.back(0) + new.tell(ev.LeaseRequest(WorkerId(0), Generation(7)))
-    effects += new.tell(ev.Heartbeat(WorkerId(0), Generation(7), 3, applied=DONE))
-    assert not of(effects, ev.Grant) + of(effects, ev.Form) + of(effects, ev.Leave)
+    effects = new.back(0) + new.tell(ev.Heartbeat(WorkerId(0), Generation(7), 3))
+    assert not of(effects, ev.Form) + of(effects, ev.Leave)
 
 
 def test_a_member_that_does_not_come_back_is_given_up_and_the_ring_cut() -> None:
@@ -126,7 +123,7 @@ def test_one_whom_the_earlier_master_had_given_up_is_fenced_whoever_comes_first(
 def test_newcomers_wait_until_the_ring_is_known() -> None:
     new = NewMaster(0, 1, 2, next_id=3, workers=4)
     assert of(new.first, ev.Create) == [ev.Create(WorkerId(3))]
-    effects = new.tell(ev.Hello(WorkerId(3)), ev.Ready(WorkerId(3), RECORDS))
+    effects = new.tell(ev.Hello(WorkerId(3)), ev.Ready(WorkerId(3), DATA))
     assert not of(effects, ev.Form), "it holds nothing: that would be a start from nothing"
     new.back(0)
     new.back(1)
@@ -137,7 +134,7 @@ def test_newcomers_wait_until_the_ring_is_known() -> None:
 
 def test_nothing_starts_anew_while_somebody_may_come_with_the_state() -> None:
     new = NewMaster(0, 1, next_id=2, workers=3)
-    new.tell(ev.Hello(WorkerId(2)), ev.Ready(WorkerId(2), RECORDS))
+    new.tell(ev.Hello(WorkerId(2)), ev.Ready(WorkerId(2), DATA))
     assert not of(new.tell(ev.Tick(), after=FAILOVER_SECONDS + 1), ev.Form)
     new.tell(ev.Heartbeat(WorkerId(2), Generation(0), 0))
     new.tell(ev.Gone(WorkerId(1), signal="SIGKILL"))
@@ -148,7 +145,7 @@ def test_nothing_starts_anew_while_somebody_may_come_with_the_state() -> None:
 def test_with_nobody_left_the_job_starts() -> None:
     new = NewMaster(next_id=5, workers=2)
     assert [c.worker for c in of(new.first, ev.Create)] == [5, 6]
-    effects = [e for w in (5, 6) for e in new.tell(ev.Hello(WorkerId(w)), ev.Ready(WorkerId(w), RECORDS))]
+    effects = [e for w in (5, 6) for e in new.tell(ev.Hello(WorkerId(w)), ev.Ready(WorkerId(w), DATA))]
     assert of(effects, ev.Form)
 
 
@@ -161,9 +158,8 @@ def test_workers_that_wait_for_room_are_waited_for_and_not_made_twice() -> None:
 
 def test_a_finished_state_is_exported_again() -> None:
     new = NewMaster(0, 1, next_id=2, workers=2)
-    whole = RangeSet(((0, RECORDS),))
     for w in (0, 1):
-        out = ev.LeftRing(WorkerId(w), Generation(7), 10, True, whole, digest="same")
+        out = ev.LeftRing(WorkerId(w), Generation(7), 10, True, digest="same")
         effects = new.back(w, 7, (0, 1), left=True, out=out)
     assert of(effects, ev.Export) == [ev.Export(WorkerId(0))]
 
@@ -172,8 +168,28 @@ def test_one_that_was_still_starting_just_starts() -> None:
     new = NewMaster(0, 1, next_id=2, workers=2)
     effects = []
     for w in (0, 1):
-        effects += new.tell(ev.Hello(WorkerId(w)), ev.Ready(WorkerId(w), RECORDS))
+        effects += new.tell(ev.Hello(WorkerId(w)), ev.Ready(WorkerId(w), DATA))
     assert [f.generation for f in of(effects, ev.Form)] == [1]
+
+
+def test_how_the_records_lie_is_as_the_first_one_says_who_is_back() -> None:
+    new, told = NewMaster(0, next_id=1, workers=1), Layout(100, block=7, shards=64)
+    out = said(0, step=4)
+    effects = new.tell(
+        ev.Hello(WorkerId(0), resumes=True),
+        ev.Resume(WorkerId(0), told, Generation(7), (WorkerId(0),), left=True, joined=True, left_ring=out),
+    )
+    (form,) = of(effects, ev.Form)
+    assert (form.layout, form.root, form.sync, form.epochs) == (told, 0, False, 1)
+
+
+def test_other_epochs_while_a_ring_is_being_learned_of_are_the_next_rings() -> None:
+    new = NewMaster(0, 1, 2, next_id=3)
+    new.back(0, left=True, out=said(0))
+    assert not of(new.tell(ev.Live(3, 1, False, 2)), ev.Train), "nobody who is back is in it"
+    new.back(1, left=True, out=said(1))
+    (form,) = of(new.back(2, left=True, out=said(2)), ev.Form)
+    assert (form.epochs, form.members) == (2, (0, 1, 2))
 
 
 def test_who_comes_back_twice_changes_nothing() -> None:
@@ -181,7 +197,7 @@ def test_who_comes_back_twice_changes_nothing() -> None:
     for w in (0, 1, 2):
         new.back(w)
     before = new.job.ring.generation, new.job.ring.members
-    effects = new.tell(ev.Resume(WorkerId(1), RECORDS, Generation(9), (), False, True, None))
+    effects = new.tell(ev.Resume(WorkerId(1), DATA, Generation(9), (), False, True, None))
     assert not of(effects, ev.Form) and before == (new.job.ring.generation, new.job.ring.members)
     assert new.job.stale == 1
 

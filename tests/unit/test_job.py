@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from edl import config
 from edl.config import values
 from edl.contract.ids import WorkerId
-from edl.contract.ranges import RangeSet
+from edl.contract.layout import Layout
 from edl.contract.reasons import Reason
 from master.core import events as ev
 from master.core import view
 from master.core.job import Job
-from master.core.leases import LeaseBook
 from tests.invariants import replayed
 from tests.stories import Story, finish, of, only
 
@@ -40,11 +37,11 @@ def test_below_the_least_size_the_job_waits_and_keeps_its_state() -> None:
     story = Story(workers=2, least=2, joinDelaySeconds=0.5)
     story.running()
     story.kill(1)
-    assert not of(story.out(0, step=4, applied=(0, 40), broken="reset"), ev.Form)
+    assert not of(story.out(0, step=4, broken="reset"), ev.Form)
     assert (story.job.phase, story.job.reason) == ("Waiting", "1 ready, need 2")
     form = only(story.ready(2), ev.Form)
     assert (form.members, form.root) == ((0, 2), 0)
-    assert story.job.leases.applied == RangeSet(((0, 40),))
+    assert story.job.train.done == 4
 
 
 def test_a_job_succeeds_when_every_record_is_applied_and_the_model_is_saved() -> None:
@@ -57,7 +54,12 @@ def test_a_job_succeeds_when_every_record_is_applied_and_the_model_is_saved() ->
     effects = story.tell(ev.Gone(WorkerId(0), code=0), ev.Gone(WorkerId(1), code=0))
     assert only(effects, ev.End).phase == "Succeeded"
     summary = view.summary(story.job)
-    assert summary["records"]["per_epoch"] == [{"epochs": 1, "records": 100}]
+    assert summary["records"] == {"size": 100, "applied": 100, "skipped": 0}
+    assert (summary["task"]["steps_done"], summary["task"]["steps"], summary["task"]["epochs_done"]) == (
+        10,
+        10,
+        1,
+    )
     assert summary["metrics"] == {"accuracy": 0.9}
 
 
@@ -80,19 +82,19 @@ def test_different_weights_fail_the_job() -> None:
 def test_a_worker_that_counts_other_records_is_refused() -> None:
     story = Story(workers=2, joinDelaySeconds=0.5)
     story.ready(0)
-    story.tell(ev.Hello(WorkerId(1)), ev.Ready(WorkerId(1), 99))
+    story.tell(ev.Hello(WorkerId(1)), ev.Ready(WorkerId(1), Layout(99)))
     assert [f.why for f in story.job.failures] == ["worker 1 found 99 records in the data; the job has 100"]
 
 
 def test_a_worker_that_made_another_model_is_refused() -> None:
     story = Story(workers=2)
-    story.tell(ev.Hello(WorkerId(0)), ev.Ready(WorkerId(0), 100, "a"))
-    effects = story.tell(ev.Hello(WorkerId(1)), ev.Ready(WorkerId(1), 100, "b"))
+    story.tell(ev.Hello(WorkerId(0)), ev.Ready(WorkerId(0), Layout(100), "a"))
+    effects = story.tell(ev.Hello(WorkerId(1)), ev.Ready(WorkerId(1), Layout(100), "b"))
     assert not of(effects, ev.Form)
     (failure,) = story.job.failures
     assert "worker 1 made another model than the workers before it" in failure.why
     story.tell(ev.Tick(), after=1)
-    story.tell(ev.Hello(WorkerId(2)), ev.Ready(WorkerId(2), 100, "a"))
+    story.tell(ev.Hello(WorkerId(2)), ev.Ready(WorkerId(2), Layout(100), "a"))
     assert {w.id for w in story.job.pool if w.is_ready} == {0, 2}
 
 
@@ -112,7 +114,6 @@ def test_goodput_accounts_for_every_second() -> None:
 def test_the_history_replays_to_the_same_decisions_and_the_same_end() -> None:
     story = Story(workers=2, joinDelaySeconds=0.5)
     story.running()
-    story.take_leases()
     story.kill(1)
     story.out(0, step=4, broken="reset")
     story.waits(2)
@@ -136,25 +137,23 @@ def test_an_empty_dataset_is_done_as_soon_as_somebody_can_save_the_model() -> No
     story.tell(ev.Finished(WorkerId(0), {}, "model.keras"))
     story.tell(ev.Gone(WorkerId(0), code=0), ev.Gone(WorkerId(1), code=0))
     assert story.job.phase == "Succeeded"
-    assert view.summary(story.job)["records"]["per_epoch"] == [{"epochs": 1, "records": 0}]
+    assert view.summary(story.job)["records"] == {"size": 0, "applied": 0, "skipped": 0}
 
 
 def test_one_holder_is_enough_to_save_the_model_whatever_the_least_size() -> None:
     story = Story(workers=2, least=2, joinDelaySeconds=0.5).running()
-    story.take_leases()
-    story.tell(ev.Heartbeat(WorkerId(0), story.job.ring.generation, 10, applied=RangeSet(((0, 100),))))
-    story.out(0, step=10, applied=(0, 100), digest="d")
+    story.tell(ev.Heartbeat(WorkerId(0), story.job.ring.generation, 10))
+    story.out(0, step=10, digest="d")
     assert only(story.kill(1), ev.Export).worker == 0
 
 
 def test_when_the_exporter_alone_had_the_last_step_the_ring_trains_that_step_again() -> None:
     story = Story(workers=2, joinDelaySeconds=0.5).running()
-    story.take_leases()
-    story.tell(ev.LeftRing(WorkerId(0), 1, 10, True, RangeSet(((0, 100),)), broken="reset", digest="d"))
-    assert only(story.out(1, step=9, applied=(0, 90), broken="reset"), ev.Export).worker == 0
+    story.tell(ev.LeftRing(WorkerId(0), 1, 10, True, broken="reset", digest="d"))
+    assert only(story.out(1, step=9, broken="reset"), ev.Export).worker == 0
     form = only(story.kill(0), ev.Form)
     assert (form.members, form.root) == ((1,), 1)
-    assert story.job.leases.applied == RangeSet(((0, 90),))
+    assert story.job.train.done == 9
     assert story.job.phase == "Training"
 
 
@@ -179,22 +178,21 @@ def test_evaluating_is_useful_time_and_every_second_is_of_one_kind() -> None:
 
 def test_an_epoch_that_ends_as_the_ring_breaks_is_told_too() -> None:
     story = Story(workers=2, joinDelaySeconds=0.5).running()
-    story.take_leases()
     story.kill(1)
-    story.out(0, step=10, applied=(0, 100), broken="reset")
+    story.out(0, step=10, broken="reset")
     assert story.noticed(Reason.EpochApplied) == ["epoch 1 of 1 is applied"]
 
 
 def test_a_pause_keeps_the_state_and_a_resume_goes_on_from_it() -> None:
     story = Story(workers=2, joinDelaySeconds=0.5).running()
-    assert only(story.tell(ev.Live(2, 1, True)), ev.Leave).members == (0, 1)
+    assert only(story.tell(ev.Live(2, 1, True, 1)), ev.Leave).members == (0, 1)
     assert not of(story.out(0, 1, step=3), ev.Form)
     assert story.job.phase == "Suspended"
     story.beats(0, 1, after=2)
     effects = story.kill(1) + story.tell(ev.Tick(), after=0.1)
     assert not of(effects, ev.Create) + of(effects, ev.Form), "who rests needs no replacement"
     story.beats(0, after=1)
-    effects = story.tell(ev.Live(2, 1, False))
+    effects = story.tell(ev.Live(2, 1, False, 1))
     form = only(effects, ev.Form)
     assert (form.members, form.root) == ((0,), 0)
     assert only(effects, ev.Create).worker == 2
@@ -208,13 +206,13 @@ def test_a_pause_keeps_the_state_and_a_resume_goes_on_from_it() -> None:
 def test_a_job_that_is_paused_from_the_start_asks_for_nobody() -> None:
     job = Job(config.parse(values.merge(values.defaults(), {"suspend": True})))
     assert not of(job.handle(ev.Begin(), 1.0), ev.Create)
-    assert len(of(job.handle(ev.Live(4, 1, False), 2.0), ev.Create)) == 4
+    assert len(of(job.handle(ev.Live(4, 1, False, 20), 2.0), ev.Create)) == 4
 
 
 def test_all_that_is_trained_is_exported_though_paused() -> None:
     story = Story(workers=1).running()
-    story.tell(ev.Live(1, 1, True))
-    assert only(story.out(0, step=9, applied=(0, 100), digest="d"), ev.Export).worker == 0
+    story.tell(ev.Live(1, 1, True, 1))
+    assert only(story.out(0, step=10, digest="d"), ev.Export).worker == 0
 
 
 def test_why_a_worker_does_not_run_is_told_once_and_shown() -> None:
@@ -227,21 +225,3 @@ def test_why_a_worker_does_not_run_is_told_once_and_shown() -> None:
     assert shown == [why] * 3
     story.tell(ev.Seen(WorkerId(1), "pod-1"), ev.Delayed(WorkerId(2), ""))
     assert [w["delay"] for w in view.status(story.job, story.now)["workers"]] == [why, "", ""]
-
-
-def test_a_summary_does_not_grow_with_the_epochs() -> None:
-    story = Story(workers=1)
-    story.job.leases = LeaseBook(100, 10**8)
-    story.job.leases.applied = RangeSet(((0, 250), (260, 270), (400, 700)))
-    story.job.config = story.job.config.model_copy(
-        update={"training": story.job.config.training.model_copy(update={"epochs": 10**8})}
-    )
-    summary = view.summary(story.job)
-    assert summary["records"]["per_epoch"] == [
-        {"epochs": 2, "records": 100},
-        {"epochs": 1, "records": 60},
-        {"epochs": 1, "records": 0},
-        {"epochs": 3, "records": 100},
-        {"epochs": 10**8 - 7, "records": 0},
-    ]
-    assert len(json.dumps(summary)) < 2000

@@ -1,8 +1,8 @@
 """Any events, in any order: hypothesis writes programs, and every invariant is checked after each event.
 
-Workers are honest (what they say about step and ledger is true) but may die, fall silent, repeat
-themselves, speak of old rings, come with other data, and be told things late. The same happenings
-are driven twice:
+Workers are honest (what they say about their step is true) but may die, fall silent, repeat
+themselves, speak of old rings, come with other data, and be told things late. People scale the job, suspend
+it and change its epochs. The same happenings are driven twice:
 
 - as programs of bytes, each pair of which is one happening: which, and to whom. Not as rules,
   because 5,000 programs must fit into seconds; they shrink as well;
@@ -12,7 +12,7 @@ are driven twice:
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from hypothesis import example, given, note, settings
 from hypothesis import strategies as st
@@ -20,9 +20,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from edl import config
 from edl.config import values
-from edl.contract.batching import local_batch
 from edl.contract.ids import Generation, WorkerId
-from edl.contract.ranges import RangeSet
+from edl.contract.layout import Layout
+from edl.contract.steps import Steps
 from master.core import events as ev
 from master.core import view
 from master.core.job import Job
@@ -39,8 +39,7 @@ class Replica:
     id: WorkerId
     has_state: bool = False
     step: int = 0
-    applied: RangeSet = field(default_factory=RangeSet)
-    leases: RangeSet = field(default_factory=RangeSet)
+    epochs: int = 0  # the task, as the ring has it
     generation: Generation = NO_RING  # the ring it is in
     up: bool = False
 
@@ -52,17 +51,18 @@ class Machine:
     """
 
     def __init__(self, workers: int, least: int, size: int, epochs: int, batch: int, failures: int = 1000):
-        self.batch, self.size, self.epochs = batch, size, epochs
+        self.layout, self.steps = Layout(size), Steps(size, batch)
         self.job = Job(config.parse(values.merge(BASE, {
             "workers": workers, "minWorkers": least,
             "training": {"batchSize": batch, "epochs": epochs},
-            "elastic": {"maxFailures": failures, "maxLeaseBatches": 4},
+            "elastic": {"maxFailures": failures},
         })))  # fmt: skip
         self.watchdog = Watchdog(self.job)
         self.now = 0.0
         self.replicas: dict[WorkerId, Replica] = {}
         self.form: ev.Form | None = None
         self.broken = self.leaving = False
+        self.told: int | None = None  # epochs, of which all members know, and their ring has not done it yet
         self.tell(ev.Begin())
 
     def tell(self, event: ev.Event, after: float = 0.01) -> None:
@@ -72,12 +72,13 @@ class Machine:
                 case ev.Create(worker):
                     self.replicas[worker] = Replica(worker)
                 case ev.Form():
-                    self.form, self.broken, self.leaving = effect, False, False
-                    for member, leases in zip(effect.members, effect.leases, strict=True):
+                    self.form, self.broken, self.leaving, self.told = effect, False, False, None
+                    for member in effect.members:
                         r = self.replicas[member]
-                        r.generation, r.up, r.leases = effect.generation, False, RangeSet.of(leases)
-                case ev.Grant(worker, lease):
-                    self.replicas[worker].leases = self.replicas[worker].leases.add(*lease)
+                        r.generation, r.up, r.epochs = effect.generation, False, effect.epochs
+                case ev.Train(generation, _, epochs):
+                    assert self.form is not None and generation == self.form.generation
+                    self.told = epochs
                 case ev.Leave():
                     self.leaving = True
                 case ev.Cut():
@@ -111,10 +112,11 @@ class Machine:
         self.tell(ev.Hello(self.somebody(whom).id))
 
     def ready(self, whom: int) -> None:
-        self.tell(ev.Ready(self.somebody(whom).id, self.size))
+        """Each finds the same records, and would have them in blocks of its own size."""
+        self.tell(ev.Ready(self.somebody(whom).id, Layout(self.layout.records, 1 + whom % 3, 64)))
 
     def wrong_data(self, whom: int) -> None:
-        self.tell(ev.Ready(self.somebody(whom).id, self.size + 1))
+        self.tell(ev.Ready(self.somebody(whom).id, Layout(self.layout.records + 1)))
 
     def synchronise(self, whom: int) -> None:
         """Members take the root's state: all, or only some before it breaks."""
@@ -124,74 +126,63 @@ class Machine:
         root = self.replicas[self.form.root]
         for i, r in enumerate(self.inside()):
             if not r.up and r.generation and (whom % 4 or whom >> i + 2 & 1):
-                r.step, r.applied, r.has_state, r.up = root.step, root.applied, True, True
-                r.leases = r.leases.minus(r.applied)
+                r.step, r.has_state, r.up = root.step, True, True
                 self.tell(ev.JoinedRing(r.id, r.generation, r.step))
 
-    def batches(self) -> list[tuple[int, int]]:
-        assert self.form is not None
-        found = []
-        for rank, member in enumerate(self.form.members):
-            batch, _ = self.replicas[member].leases.take(
-                local_batch(self.batch, rank, len(self.form.members))
-            )
-            if batch:
-                found.append((batch[0], min(batch[1], (batch[0] // self.size + 1) * self.size)))
-        return found
-
     def collective(self, whom: int) -> None:
-        """A step of all; rank 0 tells what was safe before it, and when all are idle, that it is."""
+        """A step of all, or the sum after the last one; perhaps they tell how far they are."""
         if not self.stepping:
             return
         assert self.form is not None
-        members, batches = self.inside(), self.batches()
-        safe, generation = members[0].applied, self.form.generation
+        members, generation = self.inside(), self.form.generation
+        first, safe = self.form.members[0], members[0].step  # which all have now
         for r in members:
-            self.commit(r, batches)
-            self.tell(ev.LeaseRequest(r.id, generation))
+            trained = self.commit(r)
+            if self.told is not None:
+                r.epochs = self.told
+            self.leaving = self.leaving or not (trained or self.to_train(r))
+        self.told = None
+        if safe and safe % self.steps.per_epoch == 0:
+            epochs = safe // self.steps.per_epoch
+            self.tell(ev.EpochEnded(first, generation, epochs, ev.EpochLoss(epochs - 1, 1, 0.5)))
+        for r in members:
             self.tell(ev.Stepped(r.id, generation, r.step, 0.1, 1, 0.01))
-        first = self.replicas[self.form.members[0]]
-        self.tell(ev.Heartbeat(first.id, generation, first.step, 1.0, 0.5, 1, safe))
-        if not batches:
-            self.tell(ev.Heartbeat(first.id, generation, first.step, applied=first.applied))
+        for i, r in enumerate(members):
+            if r.generation and whom >> i & 1:
+                loss = ev.EpochLoss(self.steps.epoch(max(r.step - 1, 0)), r.step, 0.5)
+                self.tell(ev.Heartbeat(r.id, generation, r.step, 1.0, 0.5, 1, loss, speed=1.0 + whom % 5))
 
     def part_of_a_collective(self, whom: int) -> None:
         """The ring breaks in a step: some have it, the others not."""
         if not self.stepping:
             return
-        batches = self.batches()
         for i, r in enumerate(self.inside()):
             if whom >> i & 1:
-                self.commit(r, batches)
+                self.commit(r)
         self.broken = True
 
-    def commit(self, r: Replica, batches: list[tuple[int, int]]) -> None:
-        for start, stop in batches:
-            r.applied = r.applied.add(start, stop)  # raises when it is there already
-        r.leases = r.leases.minus(RangeSet.of(batches))
-        r.step += bool(batches)
+    def commit(self, r: Replica) -> bool:
+        """Whether there was a step to make."""
+        trains = self.to_train(r)
+        r.step += trains
+        return trains
+
+    def to_train(self, r: Replica) -> bool:
+        return not self.steps.ended(r.step, r.epochs)
 
     def out(self, whom: int) -> None:
         """Members leave the ring, if it is broken or they were asked to: all, or one."""
         for r in self.inside() if whom % 3 else self.inside()[:1]:
             if r.generation and (self.broken or (self.leaving and r.up)):
                 generation, r.generation = r.generation, NO_RING
-                digest = "same" if r.has_state and r.applied.covers(0, self.size * self.epochs) else ""
+                digest = "same" if r.has_state and not self.to_train(r) else ""
                 broken = "cut" if self.broken else ""
-                self.tell(
-                    ev.LeftRing(
-                        r.id, generation, r.step, r.has_state, r.applied, broken=broken, digest=digest
-                    )
-                )
-
-    def want(self, whom: int) -> None:
-        r = self.somebody(whom)
-        self.tell(ev.LeaseRequest(r.id, r.generation or self.job.ring.generation))
+                self.tell(ev.LeftRing(r.id, generation, r.step, r.has_state, broken=broken, digest=digest))
 
     def killed(self, whom: int) -> None:
         self.tell(ev.Gone(self.somebody(whom).id, signal="SIGKILL"))
 
-    def ended(self, whom: int) -> None:
+    def exits(self, whom: int) -> None:
         ways = ((0, "", False), (1, "", False), (75, "", True), (None, "SIGSEGV", False), (None, "", False))
         self.tell(ev.Gone(self.somebody(whom).id, *ways[whom // 6 % len(ways)]))
 
@@ -224,26 +215,31 @@ class Machine:
     def scaled(self, whom: int) -> None:
         self.tell(ev.Scale(max(self.job.config.min_workers, whom % 6)))
 
+    def other_epochs(self, whom: int) -> None:
+        """People change `training.epochs`, once in a while together with `suspend`."""
+        job = self.job
+        self.tell(ev.Live(job.target, job.min_size, whom % 16 == 15, 1 + whom // 16 % 4))
+
     def of_an_old_ring(self, whom: int) -> None:
         r, old = self.somebody(whom), Generation(max(0, self.job.ring.generation - 1 - whom // 6 % 2))
-        self.tell(ev.LeftRing(r.id, old, r.step + 1, True, RangeSet(), broken="late" if whom % 2 else ""))
+        self.tell(ev.LeftRing(r.id, old, r.step + 1, True, broken="late" if whom % 2 else ""))
         self.tell(ev.JoinedRing(r.id, old, r.step + 1))
         self.tell(ev.Stepped(r.id, old, r.step + 1, 9.0, 9, 9.0))
-        self.tell(ev.Heartbeat(r.id, old, r.step + 1, applied=RangeSet()))
+        self.tell(ev.Heartbeat(r.id, old, r.step + 1))
 
     def never_heard_of(self, whom: int) -> None:
         stranger = WorkerId(1000 + whom)
         self.tell(ev.Hello(stranger))
-        self.tell(ev.Ready(stranger, self.size))
+        self.tell(ev.Ready(stranger, self.layout))
         self.tell(ev.Gone(stranger, code=1))
 
 
 HAPPENINGS: list[tuple[int, Callable[[Machine, int], None]]] = [  # how often, what
     (1, Machine.seen), (2, Machine.hello), (4, Machine.ready), (1, Machine.wrong_data),
     (6, Machine.synchronise), (6, Machine.collective), (2, Machine.part_of_a_collective), (5, Machine.out),
-    (1, Machine.want), (2, Machine.killed), (1, Machine.ended), (1, Machine.closed), (1, Machine.failed),
-    (2, Machine.leaves), (2, Machine.finished), (1, Machine.silence), (1, Machine.speaks),
-    (1, Machine.scaled), (1, Machine.of_an_old_ring), (1, Machine.never_heard_of),
+    (1, Machine.other_epochs), (2, Machine.killed), (1, Machine.exits), (1, Machine.closed),
+    (1, Machine.failed), (2, Machine.leaves), (2, Machine.finished), (1, Machine.silence),
+    (1, Machine.speaks), (1, Machine.scaled), (1, Machine.of_an_old_ring), (1, Machine.never_heard_of),
 ]  # fmt: skip
 WHEEL = [happening for often, happening in HAPPENINGS for _ in range(often)]
 
@@ -271,7 +267,7 @@ def test_no_order_of_events_breaks_a_promise(
     machine = Machine(max(workers, least), least, size, epochs, batch)
     for worker in list(machine.replicas):  # most programs are about rings, so begin with one
         machine.tell(ev.Hello(worker))
-        machine.tell(ev.Ready(worker, size))
+        machine.tell(ev.Ready(worker, machine.layout))
     machine.synchronise(1)
     machine.collective(0)
     for what, whom in zip(program[::2], program[1::2], strict=False):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from edl.contract.ids import WorkerId
-from edl.contract.ranges import RangeSet
 from edl.contract.reasons import Reason
 from master.core import events as ev
 from master.core import view
@@ -68,7 +67,7 @@ def test_a_silent_member_is_fenced_and_refused_when_it_thaws() -> None:
     assert only(effects, ev.Cut).members == (0,)
     before = story.job.stale
     assert only(story.tell(ev.Hello(WorkerId(1))), ev.Fence).worker == 1
-    story.tell(ev.LeftRing(WorkerId(1), story.job.ring.generation, 9, True, RangeSet()))
+    story.tell(ev.LeftRing(WorkerId(1), story.job.ring.generation, 9, True))
     assert story.job.stale == before + 2
     story.tell(ev.Gone(WorkerId(1), code=3))
     assert story.job.failures == []
@@ -149,13 +148,13 @@ def test_one_polite_leave_and_one_frozen_peer_lose_nothing() -> None:
     story = Story(workers=2, joinDelaySeconds=0.5).running()
     story.beats(0, 1)
     story.tell(ev.Leaving(WorkerId(0), "SIGTERM"))
-    effects = story.out(0, step=8, applied=(0, 80))
+    effects = story.out(0, step=8)
     assert not of(effects, ev.Stop), "worker 1 has not said that it is out and well"
     for _ in range(8):
         story.beats(0, after=0.4)
     assert story.noticed(Reason.WorkerLost)
     assert story.job.ring.members == (0,), "it trains on until somebody else has the state"
-    assert story.job.leases.applied == RangeSet(((0, 80),))
+    assert story.job.train.done == 8
     assert story.job.restarts == 0
 
 
@@ -283,10 +282,10 @@ def test_the_ordinary_end_of_a_stream_is_not_a_stale_message() -> None:
 
 def test_fewer_and_more_workers_by_live_values() -> None:
     story = Story(workers=2).running()
-    story.tell(ev.Live(3, 1, False))
+    story.tell(ev.Live(3, 1, False, 1))
     assert story.job.pool.next_id == 3
     assert story.noticed(Reason.Scaled) == ["workers 2 -> 3"]
-    story.tell(ev.Live(3, 3, False))
+    story.tell(ev.Live(3, 3, False, 1))
     story.kill(0)
     story.out(1, broken="reset")
     assert story.job.phase == "Waiting", "fewer than minWorkers are left"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from edl.contract.ids import Generation, WorkerId
-from edl.contract.ranges import RangeSet
 from edl.contract.reasons import Reason
 from master.core import events as ev
 from master.core import view
@@ -26,9 +25,9 @@ def test_a_killed_member_is_cut_out_replaced_and_never_charged() -> None:
     assert only(effects, ev.Cut).members == (0, 2)
     assert only(effects, ev.Create).worker == 3
     assert not of(story.out(0, step=4, broken="reset"), ev.Form), "worker 2 is still in the old ring"
-    form = only(story.out(2, step=5, applied=(0, 50), broken="reset"), ev.Form)
+    form = only(story.out(2, step=5, broken="reset"), ev.Form)
     assert (form.members, form.root, form.sync) == ((0, 2), 2, True), "worker 2 alone has step 5"
-    assert story.job.leases.applied == RangeSet(((0, 50),))
+    assert story.job.train.done == 5
     assert story.job.failures == []
 
 
@@ -39,31 +38,18 @@ def test_survivors_at_the_same_step_need_no_broadcast() -> None:
     assert not only(story.out(0, 2, broken="reset"), ev.Form).sync
 
 
-def test_the_leases_of_the_dead_are_handed_out_again_but_for_what_is_applied() -> None:
-    story = Story(workers=2, joinDelaySeconds=0.5)
-    story.running()
-    g = story.job.ring.generation
-    first = only(story.tell(ev.LeaseRequest(WorkerId(0), g)), ev.Grant).lease
-    second = only(story.tell(ev.LeaseRequest(WorkerId(1), g)), ev.Grant).lease
-    story.kill(1)
-    form = only(story.out(0, step=3, applied=(first[0], second[0] + 5), broken="reset"), ev.Form)
-    assert form.leases == ((),)
-    assert second[0] + 5 in {a for a, _ in story.job.leases.todo}
-
-
 def test_when_all_holders_are_gone_the_job_says_so_and_starts_again() -> None:
     story = Story(workers=2, joinDelaySeconds=0.5)
     story.running()
-    story.take_leases()
-    story.tell(ev.Heartbeat(WorkerId(0), story.job.ring.generation, 3, applied=RangeSet(((0, 30),))))
+    story.tell(ev.Heartbeat(WorkerId(0), story.job.ring.generation, 4))
     story.kill(0)
     story.kill(1)
     assert story.job.phase == "Waiting"
     form = only([*story.ready(2), *story.ready(3)], ev.Form)
-    assert form.leases == ((), ())
+    assert (form.root, form.members) == (2, (2, 3))
     (lost,) = story.noticed(Reason.StateLost)
     assert "30 records of training are lost" in lost
-    assert story.job.leases.applied == RangeSet()
+    assert story.job.train.done == 0
     assert story.job.restarts == 1
 
 
@@ -73,9 +59,9 @@ def test_messages_of_an_older_ring_change_nothing_and_are_counted() -> None:
     before = view.summary(story.job)
     old = Generation(story.job.ring.generation - 1)
     effects = story.tell(
-        ev.LeftRing(WorkerId(0), old, 9, True, RangeSet(), broken="late"),
+        ev.LeftRing(WorkerId(0), old, 9, True, broken="late"),
         ev.JoinedRing(WorkerId(1), old, 9),
-        ev.LeaseRequest(WorkerId(0), old),
+        ev.Stepped(WorkerId(0), old, 9, 9.0, 9, 9.0),
     )
     assert effects == []
     assert view.summary(story.job) == before | {"stale_messages": before["stale_messages"] + 3}
@@ -106,32 +92,32 @@ def test_a_kill_while_the_ring_is_formed_cuts_those_who_wait_in_it() -> None:
     story.tell(ev.JoinedRing(WorkerId(0), story.job.ring.generation, 0))
     assert only(story.kill(2), ev.Cut).members == (0, 1)
     g = story.job.ring.generation
-    story.tell(ev.LeftRing(WorkerId(0), g, 0, True, RangeSet(), broken="cut"))
-    form = only(story.tell(ev.LeftRing(WorkerId(1), g, 0, False, RangeSet(), broken="cut")), ev.Form)
+    story.tell(ev.LeftRing(WorkerId(0), g, 0, True, broken="cut"))
+    form = only(story.tell(ev.LeftRing(WorkerId(1), g, 0, False, broken="cut")), ev.Form)
     assert (form.members, form.root, form.sync) == ((0, 1), 0, True), "worker 1 has not synced"
 
 
 def test_the_root_dies_in_the_broadcast_and_who_has_its_state_is_the_next_root() -> None:
     story = Story(workers=3, joinDelaySeconds=0.5).running()
     story.kill(1)
-    story.out(0, step=5, applied=(0, 50), broken="reset")
-    assert only(story.out(2, step=4, applied=(0, 40), broken="reset"), ev.Form).root == 0
+    story.out(0, step=5, broken="reset")
+    assert only(story.out(2, step=4, broken="reset"), ev.Form).root == 0
     story.tell(ev.JoinedRing(WorkerId(2), story.job.ring.generation, 5))  # it has taken the state over
     story.kill(0)
-    form = only(story.out(2, step=5, applied=(0, 50), broken="cut"), ev.Form)
+    form = only(story.out(2, step=5, broken="cut"), ev.Form)
     assert (form.members, form.root) == ((2,), 2)
-    assert story.job.leases.applied == RangeSet(((0, 50),))
+    assert story.job.train.done == 5
 
 
 def test_when_the_only_one_with_the_last_step_dies_the_ring_goes_on_from_the_step_before() -> None:
     story = Story(workers=3, joinDelaySeconds=0.5).running()
     story.kill(1)
-    story.out(0, step=5, applied=(0, 50), broken="reset")
-    story.out(2, step=4, applied=(0, 40), broken="reset")
+    story.out(0, step=5, broken="reset")
+    story.out(2, step=4, broken="reset")
     story.kill(0)
-    form = only(story.out(2, step=4, applied=(0, 40), broken="cut"), ev.Form)
+    form = only(story.out(2, step=4, broken="cut"), ev.Form)
     assert form.root == 2
-    assert story.job.leases.applied == RangeSet(((0, 40),)), "what worker 0 alone had is trained again"
+    assert story.job.train.done == 4, "what worker 0 alone had is trained again"
     assert story.job.restarts == 0
 
 

@@ -29,7 +29,7 @@ def raised(error: BaseException) -> BaseException:
 def told(error: BaseException) -> pb.Failed:
     """As the master gets it, over the wire."""
     sent: list[pb.FromWorker] = []
-    Session(0, sent.append, lambda: None, threading.Event()).fail(raised(error))
+    Session(0, sent.append, threading.Event()).fail(raised(error))
     return pb.FromWorker.FromString(sent[0].SerializeToString()).failed
 
 

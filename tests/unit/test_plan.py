@@ -43,8 +43,13 @@ def test_a_run_goes_on_under_a_new_master_with_its_workers_and_live_values() -> 
 
 def test_a_change_that_a_run_cannot_take_does_not_end_it() -> None:
     earlier = a_spec()
-    what = train(plan(found(earlier), a_spec(training={"epochs": 7}), NEW))
+    what = train(plan(found(earlier), a_spec(training={"batchSize": 7}), NEW))
     assert (what.run_id, what.spec) == ("old", earlier)
+
+
+def test_other_epochs_are_a_change_that_a_run_takes() -> None:
+    what = train(plan(found(a_spec()), a_spec(training={"epochs": 7}), NEW))
+    assert (what.run_id, what.spec.config.training.epochs) == ("old", 7)
 
 
 def test_another_model_file_is_another_run() -> None:

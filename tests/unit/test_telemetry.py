@@ -7,26 +7,28 @@ from threading import Event
 import pytest
 
 from edl.contract.proto import edl_pb2 as pb
-from edl.contract.ranges import RangeSet
+from edl.contract.steps import Steps
 from trainer.control import Agreed
 from trainer.session.state import EpochLoss, Progress, Session
 from trainer.telemetry import LOG_SECONDS, Telemetry
 
-SAFE = RangeSet(((0, 10),))
+STEPS = Steps(100, 8)  # 13 in an epoch
+METRICS = {"accuracy": 0.5}  # of each epoch
 
 
 class Teller:
     """A report, and a clock that the test moves."""
 
     def __init__(self) -> None:
-        self.now, self.beats = 100.0, 0
+        self.now = 100.0
         self.messages: list[pb.FromWorker] = []
-        self.session = Session(0, self.messages.append, self.beat, Event())
-        self.report = Telemetry(self.session, 100, lambda: self.now)
+        self.session = Session(0, self.messages.append, Event())
+        self.report = Telemetry(self.session, STEPS, lambda: self.now)
         self.report.ring_formed()
 
-    def beat(self) -> None:
-        self.beats += 1
+    @property
+    def ended(self) -> list[pb.EpochEnded]:
+        return [m.epoch_ended for m in self.messages if m.WhichOneof("body") == "epoch_ended"]
 
     @property
     def said(self) -> list[pb.Stepped]:
@@ -34,20 +36,26 @@ class Teller:
         return [message.stepped for message in self.messages]
 
     def step(
-        self,
-        seconds: float = 1.0,
-        trained: int = 4,
-        rank: int = 0,
-        safe: RangeSet = SAFE,
-        start: int = 0,
-        loss: float = 2.0,
-    ) -> None:
+        self, seconds: float = 1.0, trained: int = 4, step: int = 7, loss: float = 2.0, waits: float = 0.0,
+        nonfinite: bool = False, rank: int = 0,
+    ) -> None:  # fmt: skip
+        """A step of two ranks.
+
+        Args:
+            seconds: of it.
+            trained: records of it that each rank has.
+            step: so many are in the model after it.
+            waits: how long of `seconds` it waits for the other rank.
+        """
         self.report.step_begins()
-        self.now += seconds
+        self.now += seconds - waits
+        self.report.step_computed()
+        self.now += waits
         records = 2 * trained
-        batches = ((start, start + records),) if records else ()
-        agreed = Agreed(records, loss if records else float("nan"), False, False, records == 0, batches)
-        self.report.step_done(3, rank, 7, trained, agreed, safe)
+        agreed = Agreed(records, loss if records else float("nan"), False, nonfinite, 2 * step, 0)
+        self.report.step_done(3, rank, step, trained, agreed)
+        if records and STEPS.ends_epoch(step):
+            self.report.epoch_ends(STEPS.epoch(step), METRICS)
 
 
 def test_the_first_step_after_a_change_tells_what_it_cost() -> None:
@@ -82,27 +90,31 @@ def test_a_ring_that_breaks_before_a_step_has_wasted_none() -> None:
     assert t.said[-1].wasted_seconds == 0.25
 
 
-def test_beats_tell_of_the_records_of_this_ring_and_rank_0_of_what_is_safe() -> None:
+def test_beats_tell_of_the_records_of_this_ring() -> None:
     t = Teller()
-    t.step()
-    t.step()
-    assert t.session.progress == Progress(3, 7, 8, EpochLoss(0, 16, 2.0, 2.0), SAFE)
-    t.report.ring_left(7)
-    assert t.session.progress == Progress(step=7)
+    t.step(step=7)
+    t.step(step=8)
+    assert t.session.progress == Progress(3, 8, 8, 1.0, EpochLoss(0, 16, 2.0, 2.0))
+    t.report.ring_left(8)
+    assert t.session.progress == Progress(step=8)
     t.report.ring_formed()
-    t.step(rank=1)
-    assert t.session.progress == Progress(3, 7, 4, EpochLoss(0, 24, 2.0, 2.0), None)
+    t.step(step=9)
+    assert t.session.progress == Progress(3, 9, 4, 0.0, EpochLoss(0, 24, 2.0, 2.0))
 
 
-def test_when_nobody_has_data_rank_0_tells_at_once_and_only_what_is_new() -> None:
+def test_a_speed_is_that_of_computing_without_the_first_step_and_without_waiting() -> None:
     t = Teller()
-    t.step(rank=1, trained=0)
-    assert t.beats == 0
-    for _ in range(3):
-        t.step(trained=0)
-    assert t.beats == 1
-    t.step(trained=0, safe=RangeSet(((0, 20),)))
-    assert t.beats == 2
+    t.step(seconds=60.0)  # it is traced
+    t.session.heartbeat(rate=1.0, memory=0)
+    assert t.messages[-1].heartbeat.speed == 0.0, "nothing is measured yet"
+    for _ in range(99):
+        t.step(seconds=1.0, waits=0.5)
+    t.session.heartbeat(rate=1.0, memory=0)
+    assert t.messages[-1].heartbeat.speed == pytest.approx(8.0, rel=0.02)
+    t.report.ring_formed()
+    t.step(seconds=60.0)
+    t.session.heartbeat(rate=1.0, memory=0)
+    assert t.messages[-1].heartbeat.speed == 0.0, "each ring anew"
 
 
 def test_the_loss_is_logged_at_once_and_then_now_and_again(caplog: pytest.LogCaptureFixture) -> None:
@@ -116,13 +128,62 @@ def test_the_loss_is_logged_at_once_and_then_now_and_again(caplog: pytest.LogCap
 
 def test_the_loss_is_the_mean_of_the_epoch_and_that_of_the_last_step() -> None:
     t = Teller()
-    t.step(trained=2, start=0, loss=1.0)
-    t.step(trained=4, start=4, loss=4.0)
+    t.step(trained=2, step=12, loss=1.0)
+    t.step(trained=4, step=13, loss=4.0)  # the last one of its epoch
     assert t.session.progress.loss == EpochLoss(0, 12, 3.0, 4.0)
-    t.step(trained=0)  # nobody has records: nothing new
+    t.step(trained=0, step=13)  # nothing is left to train: nothing new
     assert t.session.progress.loss == EpochLoss(0, 12, 3.0, 4.0)
-    t.step(trained=4, start=100, loss=0.5)
+    t.step(trained=4, step=14, loss=0.5)
     assert t.session.progress.loss == EpochLoss(1, 8, 0.5, 0.5)
+    t.step(trained=4, step=15, loss=float("inf"), nonfinite=True)
+    assert t.session.progress.loss == EpochLoss(1, 8, 0.5, 0.5), "it was left out"
     t.session.heartbeat(rate=1.0, memory=0)
     beat = t.messages[-1].heartbeat
     assert (beat.loss, beat.epoch_loss) == (0.5, pb.EpochLoss(epoch=1, records=8, mean=0.5))
+
+
+def test_the_end_of_an_epoch_is_told_once_by_rank_0_when_the_next_sum_has_made_it_safe() -> None:
+    t = Teller()
+    t.step(step=12, loss=1.0)
+    t.step(step=13, loss=4.0)
+    assert t.ended == [], "not every member may have it"
+    t.step(step=14)
+    t.step(step=15)
+    assert t.ended == [
+        pb.EpochEnded(epochs=1, loss=pb.EpochLoss(epoch=0, records=16, mean=2.5), metrics=METRICS)
+    ]
+    other = Teller()
+    for step in (12, 13, 14):
+        other.step(step=step, rank=1)
+    assert other.ended == []
+
+
+def test_the_end_of_the_last_epoch_is_told_with_the_sum_that_has_no_records() -> None:
+    t = Teller()
+    t.step(step=13, loss=4.0)
+    t.step(step=13, trained=0)
+    assert t.ended == [
+        pb.EpochEnded(epochs=1, loss=pb.EpochLoss(epoch=0, records=8, mean=4.0), metrics=METRICS)
+    ]
+
+
+def test_the_end_of_an_epoch_in_a_ring_that_broke_is_told_in_the_next() -> None:
+    t = Teller()
+    t.step(step=13, loss=4.0)
+    t.report.step_begins()
+    t.report.step_breaks()
+    t.report.ring_left(13)
+    t.report.ring_formed()
+    t.report.ring_up(redone=4)
+    assert t.ended == []
+    t.step(step=14)
+    assert [e.epochs for e in t.ended] == [1]
+
+
+def test_an_epoch_of_which_every_step_was_left_out_has_no_loss() -> None:
+    t = Teller()
+    t.step(step=13, loss=4.0)
+    for step in range(14, 27):
+        t.step(step=step, loss=float("nan"), nonfinite=True)
+    t.step(step=27)
+    assert t.ended[1:] == [pb.EpochEnded(epochs=2, metrics=METRICS)]

@@ -39,10 +39,11 @@ def test_a_status_is_shown_without_obeying_what_is_in_it(
     terminal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker = {"id": 0, "handle": NASTY, "rank": 0, "state": NASTY, "step": 1, "rate": 1.0, "memory": 1}
-    records = {"size": 1, "total": 10, "applied": 1, "epoch": 1, "epochs": 1}
+    records = {"size": 1, "total": 10, "applied": 1}
+    task = {"kind": "train", "epoch": 1, "epochs": 1, "step": 1, "steps": 10}
     data: dict[str, Any] = {
         "model": NASTY, "phase": "Training", "reason": NASTY, "workers": [worker], "records": records,
-        "rate": 1.0, "eta_seconds": None, "loss": None,
+        "task": task, "rate": 1.0, "eta_seconds": None, "loss": None,
     }  # fmt: skip
     shown = printed(monkeypatch, JobSnapshot(data, NASTY, NASTY, (NASTY,)), terminal)
     # rich folds a cell that is too wide for the screen, so the table's have line breaks in them
@@ -51,7 +52,8 @@ def test_a_status_is_shown_without_obeying_what_is_in_it(
         assert unfit not in shown
     ended = {
         "phase": "Failed", "reason": NASTY, "seconds": 1.0, "traceback": NASTY, "step": 1, "loss": 0.5,
-        "records": {"size": 1, "epochs": 1, "per_epoch": [{"epochs": 1, "records": 1}]},
+        "records": {"size": 1, "applied": 1, "skipped": 0},
+        "task": {**task, "epochs_done": 1, "steps_done": 1},
         "metrics": {NASTY: 0.5}, "goodput_seconds": {"useful": 1.0}, "generations": [{}], "state_losses": 0,
     }  # fmt: skip
     shown = printed(monkeypatch, JobSnapshot(ended, NASTY, NASTY), terminal)

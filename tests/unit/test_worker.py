@@ -10,35 +10,74 @@ import pytest
 
 from edl import config
 from edl.config import values
+from edl.contract.order import Layout, Part
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.ranges import RangeSet
 from tests.counting import AtOnce, CountingLearner, Positions
-from trainer.data import Batches
+from trainer import control
+from trainer.data import Batch, Batches
 from trainer.ring.base import RingBroken
 from trainer.ring.local import Circle, LocalRing
 from trainer.session.orders import End, FormRing
 from trainer.session.state import Session
 from trainer.telemetry import Telemetry
-from trainer.worker import NonFinite, Worker
+from trainer.worker import LedgerBroken, NonFinite, Worker
 
-SIZE, EPOCHS = 12, 2
-POSITIONS = SIZE * EPOCHS
-CONFIG = config.parse(values.merge(values.defaults(), {"training": {"epochs": EPOCHS, "batchSize": 4}}))
+SIZE, EPOCHS, BATCH = 12, 2, 4
+POSITIONS, STEPS = SIZE * EPOCHS, 6
+CONFIG = config.parse(values.defaults())  # of which the loop needs only what it does with what is not finite
+
+
+class Held(LocalRing):
+    """After each sum it waits until the test lets it go on, or has set it free."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sums: list[control.Agreed] = []  # what they said
+        self.held_at = 0  # the number of the sum, as the test knows
+        self._came, self._may, self._free = threading.Semaphore(0), threading.Semaphore(0), False
+
+    def reduce(self, vector: Any) -> Any:
+        total = super().reduce(vector)
+        self.sums.append(control.read(total[-control.LENGTH :]))
+        self._came.release()
+        assert self._free or self._may.acquire(timeout=10)
+        return total
+
+    def go_on(self) -> None:
+        if self.held_at:
+            self._may.release()
+
+    def comes(self) -> None:
+        """It has one more sum."""
+        self.held_at += 1
+        assert self._came.acquire(timeout=10), f"sum {self.held_at} does not come"
+
+    def free(self) -> None:
+        self._free = True
+        self._may.release()
 
 
 class A:
     """A worker, and what a test does in its master's place."""
 
-    def __init__(self, number: int, learner: CountingLearner | None = None, config: config.Config = CONFIG):
+    def __init__(
+        self,
+        number: int,
+        learner: CountingLearner | None = None,
+        config: config.Config = CONFIG,
+        ring: LocalRing | None = None,
+        batch: int = BATCH,
+    ):
         self.said: list[pb.FromWorker] = []
         self.changed = threading.Condition()
-        self.asked_to_beat = threading.Event()
-        self.session = Session(number, self._send, self.asked_to_beat.set, threading.Event())
-        self.ring = LocalRing()
+        self.session = Session(number, self._send, threading.Event())
+        self.ring = ring or LocalRing()
         self.session.cuts(self.ring.cut)
         self.learner = learner or CountingLearner(POSITIONS)
-        batches = Batches(Positions(SIZE), SIZE, AtOnce())
-        report = Telemetry(self.session, SIZE, log=lambda line: None)
+        self.source = Positions(SIZE)
+        batches = Batches(self.source, batch, reading=AtOnce())
+        report = Telemetry(self.session, batches.steps, log=lambda line: None)
         export = lambda: self.session.say(finished=pb.Finished(model="model.keras"))  # noqa: E731
         self.worker = Worker(config, self.session, self.ring, self.learner, batches, report, export)
         self.ended: End | Exception | None = None
@@ -69,36 +108,250 @@ class A:
     def hears(self, generation: int = 0, **what: object) -> None:
         self.session.hear(pb.ToWorker(generation=generation, **what))  # type: ignore[arg-type]
 
-    def form(self, circle: Circle, generation: int, members: list[int], root: int = 0, **leases: Any) -> None:
+    def form(
+        self, circle: Circle, generation: int, members: list[int], root: int = 0, *, sync: bool = True,
+        epochs: int = EPOCHS, shares: tuple[int, ...] = (), block: int = 1,
+    ) -> None:  # fmt: skip
         self.ring.open(circle)
-        mine = [pb.Range(start=a, stop=b) for a, b in leases.get("leases", ())]
-        self.hears(generation, form=pb.Form(members=members, root=root, sync=True, leases=mine))
+        layout = pb.Layout(records=SIZE, block=block, shards=1)
+        even = [1] * len(members)
+        order = pb.Form(
+            members=members, root=root, sync=sync, epochs=epochs, shares=shares or even, layout=layout
+        )
+        self.hears(generation, form=order)
         if not self.thread.is_alive():
             self.thread.start()
 
     def stop(self) -> End | Exception | None:
         self.hears(stop=pb.Stop(why="done"))
+        return self.joined()
+
+    def joined(self) -> End | Exception | None:
         self.thread.join(10)
         assert not self.thread.is_alive()
         return self.ended
 
 
-def test_two_workers_train_what_they_lease_and_leave_together_with_one_state() -> None:
-    pair, circle = [A(0), A(1)], Circle(2)
-    halves = [[(0, 6), (12, 18)], [(6, 12), (18, 24)]]
-    for w, leases in zip(pair, halves, strict=True):
-        w.form(circle, 1, [0, 1], leases=leases)
-    for w in pair:
-        w.says("stepped", 1)
-    assert pair[0].asked_to_beat.wait(10), "nobody has data any more, and the master is not told"
-    assert [len(w.worker.applied) for w in pair] == [POSITIONS] * 2
-    pair[0].hears(1, leave=pb.Leave())
+def ring_of(*workers: A, generation: int = 1, **order: Any) -> None:
+    """Form one of these, with the first as its root."""
+    circle, members = Circle(len(workers)), [w.session.worker for w in workers]
+    for w in workers:
+        w.form(circle, generation, members, members[0], **order)
+
+
+def come_to_sum(number: int, *workers: A) -> control.Agreed:
+    """Let all of a ring go on until they have the sum of that number, counted from 1; what that one says."""
+    rings = [w.ring for w in workers]
+    while rings[0].held_at < number:
+        for ring in rings:
+            ring.go_on()
+        for ring in rings:
+            ring.comes()
+    said = [str(ring.sums[-1]) for ring in rings]  # as text: no records have a loss that is not a number
+    assert len(set(said)) == 1
+    return rings[0].sums[-1]
+
+
+def test_two_workers_train_all_steps_and_leave_together_with_one_state() -> None:
+    pair = [A(0), A(1)]
+    ring_of(*pair)
     outs = [w.says("left_ring", 1) for w in pair]
-    assert [(o.step, o.has_state, o.broken) for o in outs] == [(outs[0].step, True, "")] * 2
+    assert [(o.step, o.has_state, o.broken) for o in outs] == [(STEPS, True, "")] * 2
     assert outs[0].digest == outs[1].digest != ""
     for w in pair:
         assert (w.learner.weights == 1).all()
+        assert w.learner.updates == STEPS
         assert w.stop() == End("done")
+
+
+def test_after_the_last_step_one_more_sum_without_records_makes_it_safe() -> None:
+    w = A(0, ring=Held())
+    ring_of(w)
+    for number in range(1, STEPS + 1):
+        assert come_to_sum(number, w).records == BATCH
+    assert come_to_sum(STEPS + 1, w).records == 0
+    assert (w.worker.step, w.learner.updates) == (STEPS, STEPS), (
+        "it has the last step while it sums once more"
+    )
+    w.ring.free()
+    assert w.says("left_ring", 1).digest
+    assert len(w.ring.sums) == STEPS + 1
+    w.stop()
+
+
+class Parts(CountingLearner):
+    """Keeps which records it was given, step by step."""
+
+    def __init__(self) -> None:
+        super().__init__(POSITIONS)
+        self.parts: dict[int, list[int]] = {}
+
+    def gradients(self, batch: Batch, contribution: np.ndarray, step: int, rank: int) -> np.ndarray:
+        self.parts[step] = batch.x.tolist()
+        return super().gradients(batch, contribution, step, rank)
+
+
+@pytest.mark.parametrize("shares", [(1,), (1, 1), (3, 1), (1, 20), (1, 0), (1, 1, 1), (5, 20, 10)])
+def test_the_parts_of_all_ranks_are_the_whole_step(shares: tuple[int, ...]) -> None:
+    learners = [Parts() for _ in shares]
+    workers = [A(i, learner, batch=5) for i, learner in enumerate(learners)]
+    ring_of(*workers, shares=shares)
+    assert [w.says("left_ring", 1).step for w in workers] == [STEPS] * len(shares)
+    for step, (start, stop) in enumerate([(0, 5), (5, 10), (10, 12), (12, 17), (17, 22), (22, 24)]):
+        parts = [learner.parts.get(step, []) for learner in learners]
+        assert [record for part in parts for record in part] == list(range(start, stop)), (
+            "each record once, by one rank"
+        )
+        cuts = [Part(rank, shares).of(stop - start) for rank in range(len(shares))]
+        assert [len(part) for part in parts] == [b - a for a, b in cuts]
+    for w in workers:
+        assert (w.learner.weights == 1).all()
+        w.stop()
+
+
+def test_a_worker_reads_as_the_order_says_that_the_records_lie() -> None:
+    w = A(0)
+    ring_of(w, block=3)
+    w.says("left_ring", 1)
+    assert w.source.layout == Layout(SIZE, 3, 1)
+    w.stop()
+
+
+# --- the task
+
+
+def held_pair(**order: Any) -> list[A]:
+    pair = [A(number, CountingLearner(3 * SIZE), ring=Held()) for number in (0, 1)]
+    ring_of(*pair, **order)
+    return pair
+
+
+def end_of(pair: list[A]) -> tuple[int, int]:
+    """The step at which they have left the ring, and after how many sums."""
+    for w in pair:
+        w.ring.free()
+    (step,) = {w.says("left_ring", 1).step for w in pair}
+    (sums,) = {len(w.ring.sums) for w in pair}
+    assert len({w.says("left_ring", 1).digest for w in pair}) == 1
+    for w in pair:
+        assert w.learner.weights.tolist() == [1] * step * BATCH + [0] * (3 * SIZE - step * BATCH)
+        w.stop()
+    return step, sums
+
+
+def test_a_change_of_the_task_is_taken_up_at_the_step_at_which_all_know_of_it() -> None:
+    pair = held_pair()
+    come_to_sum(1, *pair)
+    pair[0].hears(1, train=pb.Train(epochs=3))
+    for number in (2, 3):
+        assert come_to_sum(number, *pair).changes == 1
+    pair[1].hears(1, train=pb.Train(epochs=3))
+    assert come_to_sum(4, *pair).changes == 2
+    assert [w.worker.epochs for w in pair] == [2, 2], "one of two knew: nothing has changed"
+    assert come_to_sum(5, *pair).changes == 0
+    assert [w.worker.epochs for w in pair] == [3, 3]
+    assert end_of(pair) == (9, 10)
+
+
+def test_two_changes_are_taken_up_one_after_the_other() -> None:
+    pair = held_pair()
+    come_to_sum(1, *pair)
+    for w in pair:
+        w.hears(1, train=pb.Train(epochs=1))
+    pair[0].hears(1, train=pb.Train(epochs=3))
+    come_to_sum(3, *pair)
+    assert [w.worker.epochs for w in pair] == [1, 1]
+    pair[1].hears(1, train=pb.Train(epochs=3))
+    assert end_of(pair) == (9, 11), "the ring hears it with the sum that would have been its last"
+
+
+def test_fewer_epochs_let_the_epoch_that_has_begun_be_trained_to_its_end() -> None:
+    pair = held_pair(epochs=3)
+    come_to_sum(4, *pair)
+    for w in pair:
+        w.hears(1, train=pb.Train(epochs=1))
+    assert end_of(pair) == (6, 7)
+
+
+def test_fewer_epochs_told_with_the_last_step_of_one_end_the_training_there() -> None:
+    pair = held_pair(epochs=3)
+    come_to_sum(2, *pair)
+    for w in pair:
+        w.hears(1, train=pb.Train(epochs=1))  # it rides with the third sum
+    assert end_of(pair) == (3, 4)
+
+
+def test_more_epochs_that_all_know_of_in_the_closing_sum_keep_the_ring_together() -> None:
+    pair = held_pair(epochs=1)
+    come_to_sum(3, *pair)
+    for w in pair:
+        w.hears(1, train=pb.Train(epochs=2))
+    closing = come_to_sum(4, *pair)
+    assert (closing.records, closing.changes) == (0, 2)
+    assert come_to_sum(5, *pair).records == BATCH
+    assert end_of(pair) == (6, 8)
+
+
+def test_more_epochs_that_come_too_late_for_one_are_the_next_rings() -> None:
+    pair = held_pair(epochs=1)
+    come_to_sum(3, *pair)
+    pair[0].hears(1, train=pb.Train(epochs=2))
+    assert come_to_sum(4, *pair).changes == 1
+    for w in pair:
+        w.ring.free()
+        assert w.says("left_ring", 1).step == 3
+    ring_of(*pair, generation=2, epochs=2, sync=False)
+    for w in pair:
+        assert w.says("left_ring", 2).step == 6
+        assert w.session.task is None, "what the ring before was told is in the order"
+        w.stop()
+
+
+def test_a_change_does_not_hinder_leaving() -> None:
+    pair = held_pair()
+    come_to_sum(1, *pair)
+    pair[0].hears(1, leave=pb.Leave())
+    for w in pair:
+        w.hears(1, train=pb.Train(epochs=3))
+        w.ring.free()
+    outs = [w.says("left_ring", 1) for w in pair]
+    assert [(o.step, o.digest, o.broken) for o in outs] == [(2, "", "")] * 2
+    for w in pair:
+        w.stop()
+
+
+# --- what is not so
+
+
+def test_ranks_at_different_steps_change_nothing_any_more() -> None:
+    pair = [A(0), A(1)]
+    pair[1].worker.step = 1
+    ring_of(*pair, sync=False)
+    for w, step in zip(pair, (0, 1), strict=True):
+        assert isinstance(w.joined(), LedgerBroken)
+        assert str(w.ended) == f"the ranks take different steps (this one step {step + 1})"
+        assert w.worker.step == step
+        assert not w.learner.weights.any()
+
+
+class Lies(CountingLearner):
+    def gradients(self, *arguments: Any) -> np.ndarray:
+        vector = super().gradients(*arguments)
+        vector[POSITIONS + control.RECORDS] -= 1
+        return vector
+
+
+def test_a_step_that_lacks_a_record_is_not_taken_by_anybody() -> None:
+    pair = [A(0), A(1, Lies(POSITIONS))]
+    ring_of(*pair)
+    for w in pair:
+        assert isinstance(w.joined(), LedgerBroken)
+        assert str(w.ended) == "step 1 has 3 records of 2 ranks, expected 4"
+        assert w.worker.step == 0
+        assert not w.learner.weights.any()
+
+
+# --- orders, state and what breaks
 
 
 def test_a_worker_exports_when_it_is_ordered_to() -> None:
@@ -110,22 +363,21 @@ def test_a_worker_exports_when_it_is_ordered_to() -> None:
 
 
 def test_a_newcomer_takes_the_state_and_the_root_keeps_it() -> None:
-    old, new = A(0), A(1)
-    old.form(Circle(1), 1, [0], leases=[(0, 8)])
-    old.hears(1, grant=pb.Range(start=8, stop=10))
-    old.says("stepped", 1)
+    old, new = A(0, ring=Held()), A(1)
+    ring_of(old)
+    come_to_sum(2, old)
     old.hears(1, leave=pb.Leave())
-    step = old.says("left_ring", 1).step
-    assert step > 0
+    old.ring.free()
+    assert old.says("left_ring", 1).step == 3
     circle = Circle(2)
     new.form(circle, 2, [1, 0])
     old.form(circle, 2, [1, 0])
-    assert new.says("joined_ring", 2).step == step
-    old.hears(2, leave=pb.Leave())
-    new.says("left_ring", 2)
-    assert new.worker.applied == old.worker.applied
-    assert np.array_equal(new.learner.weights, old.learner.weights)
+    assert new.says("joined_ring", 2).step == 3
+    outs = [w.says("left_ring", 2) for w in (old, new)]
+    assert [o.step for o in outs] == [STEPS] * 2
+    assert outs[0].digest == outs[1].digest != ""
     assert new.worker.holds_state
+    assert (new.learner.weights == 1).all()
     old.stop()
     new.stop()
 
@@ -153,31 +405,43 @@ class Broken(LocalRing):
 
 @pytest.mark.parametrize("broadcasts", [0, 1, 2])
 def test_a_state_that_has_not_come_whole_is_not_taken(broadcasts: int) -> None:
-    old, new, circle = A(0), A(1), Circle(2)
-    old.learner.weights[:3], old.worker.applied, old.worker.step = 1, RangeSet(((0, 3),)), 1
-    new.worker.ring = new.ring = Broken(broadcasts, "broadcast")
-    new.session.cuts(new.ring.cut)
-    for w in (old, new):
-        w.form(circle, 1, [0, 1])
+    old, new = A(0), A(1, ring=Broken(broadcasts, "broadcast"))
+    old.learner.weights[:4], old.worker.skipped, old.worker.step = 1, RangeSet(((1, 2),)), 2
+    ring_of(old, new)
     out = new.says("left_ring", 1)
-    assert (out.step, out.has_state, list(out.applied)) == (0, False, [])
+    assert (out.step, out.has_state, list(out.skipped)) == (0, False, [])
     assert out.broken == "a peer has died"
     assert "rank 1 has cut the ring" in old.says("left_ring", 1).broken
     assert not new.learner.weights.any()
 
 
-def test_a_sum_that_has_not_come_back_has_not_happened_and_its_batch_is_trained_again() -> None:
-    w = A(0)
-    w.worker.ring = w.ring = Broken(1, "reduce")
-    w.form(Circle(1), 1, [0], leases=[(0, 8)])
+class Older(LocalRing):
+    """Takes over states as another version sends them."""
+
+    def broadcast(self, data: np.ndarray, root: int) -> np.ndarray:
+        data = super().broadcast(data, root)
+        return np.concatenate([[1], data[1:]]) if data.dtype == np.int64 else data
+
+
+def test_a_state_of_another_version_is_refused_in_words() -> None:
+    old, new = A(0), A(1, ring=Older())
+    ring_of(old, new)
+    new.thread.join(10)
+    assert isinstance(new.ended, LedgerBroken)
+    assert "the state to take over has version 1, expected 2" in str(new.ended)
+    assert not new.worker.holds_state
+
+
+def test_a_sum_that_has_not_come_back_has_not_happened_and_its_step_is_trained_again() -> None:
+    w = A(0, ring=Broken(1, "reduce"))
+    ring_of(w)
     out = w.says("left_ring", 1)
-    assert (out.step, [(r.start, r.stop) for r in out.applied]) == (1, [(0, 4)])
+    assert (out.step, out.broken, w.learner.updates) == (1, "a peer has died", 1)
     w.ring.left = 10**6
-    w.form(Circle(1), 2, [0], leases=[(4, 8)])
+    ring_of(w, generation=2)
     assert w.says("stepped", 2).redone_records == 4
-    w.hears(2, leave=pb.Leave())
-    assert [(r.start, r.stop) for r in w.says("left_ring", 2).applied] == [(0, 8)]
-    assert w.learner.weights.tolist() == [1] * 8 + [0] * (POSITIONS - 8)
+    assert w.says("left_ring", 2).step == STEPS
+    assert (w.learner.weights == 1).all()
     w.stop()
 
 
@@ -194,36 +458,57 @@ def test_a_ring_that_was_cut_before_it_is_entered_is_left_at_once() -> None:
 class Infinite(CountingLearner):
     def gradients(self, *arguments: Any) -> np.ndarray:
         vector = super().gradients(*arguments)
-        vector[POSITIONS + 3] = 1  # the control vector's field for it
+        vector[POSITIONS + control.NONFINITE] = 1
         return vector
 
 
-@pytest.mark.parametrize("policy", ["stop", "skip"])
-def test_what_is_not_finite_changes_nothing_and_ends_the_worker_or_is_skipped(policy: str) -> None:
+def by_policy(policy: str) -> config.Config:
     training = CONFIG.training.model_copy(update={"non_finite": policy})
-    w = A(0, Infinite(POSITIONS), CONFIG.model_copy(update={"training": training}))
-    w.form(Circle(1), 1, [0], leases=[(0, 4)])
-    if policy == "stop":
-        w.thread.join(10)
-        assert isinstance(w.ended, NonFinite)
-        assert "at step 1, on worker 0, in the records at positions [0, 4)" in str(w.ended)
-    else:
-        w.says("stepped", 1)
-        w.hears(1, leave=pb.Leave())
-        out = w.says("left_ring", 1)
-        assert (
-            [(r.start, r.stop) for r in out.skipped] == [(0, 4)] == [(r.start, r.stop) for r in out.applied]
-        )
-        w.stop()
+    return CONFIG.model_copy(update={"training": training})
+
+
+def test_what_is_not_finite_changes_nothing_and_ends_the_worker() -> None:
+    w = A(0, Infinite(POSITIONS), by_policy("stop"))
+    ring_of(w)
+    assert isinstance(w.joined(), NonFinite)
+    assert str(w.ended).endswith("at step 1, on worker 0, in the records 0, 1, 2, 3")
+    assert w.worker.step == 0
     assert not w.learner.weights.any()
 
 
-def test_orders_come_in_turn_and_leases_are_drained() -> None:
-    w = A(3)
-    w.hears(4, grant=pb.Range(start=0, stop=2))
-    w.hears(4, form=pb.Form(members=[3, 5], root=5, sync=True, leases=[pb.Range(start=2, stop=4)]))
-    w.hears(stop=pb.Stop(why="enough"))
-    assert w.session.next_order() == FormRing(4, (3, 5), 5, True, RangeSet(((2, 4),)))
-    assert w.session.next_order() == End("enough")
-    assert w.session.new_leases() == [(0, 2)]
-    assert w.session.new_leases() == []
+def test_what_is_not_finite_at_another_worker_breaks_the_ring() -> None:
+    well, ill = A(0, config=by_policy("stop")), A(1, Infinite(POSITIONS), by_policy("stop"))
+    ring_of(well, ill)
+    assert well.says("left_ring", 1).broken == "the loss or a gradient of another worker is not finite"
+    assert isinstance(ill.joined(), NonFinite)
+    assert str(ill.ended).endswith("on worker 1, in the records 2, 3")
+    assert not well.learner.weights.any()
+    well.stop()
+
+
+def test_what_is_not_finite_is_skipped_and_the_steps_are_named() -> None:
+    w = A(0, Infinite(POSITIONS), by_policy("skip"))
+    ring_of(w)
+    out = w.says("left_ring", 1)
+    assert out.step == STEPS
+    assert [(r.start, r.stop) for r in out.skipped] == [(0, STEPS)]
+    assert not w.learner.weights.any()
+    w.stop()
+
+
+def test_orders_come_in_turn_and_a_task_is_that_of_its_ring() -> None:
+    session = A(3).session
+    layout = pb.Layout(records=12, block=3, shards=2)
+    form = pb.Form(members=[3, 5], root=5, sync=True, epochs=2, shares=[1, 2], layout=layout)
+    session.hear(pb.ToWorker(generation=4, form=form))
+    session.hear(pb.ToWorker(generation=3, train=pb.Train(epochs=9)))
+    assert session.task is None, "it is for a ring that is no more"
+    for epochs in (6, 7):
+        session.hear(pb.ToWorker(generation=4, train=pb.Train(epochs=epochs)))
+    session.hear(pb.ToWorker(stop=pb.Stop(why="enough")))
+    assert session.next_order() == FormRing(4, (3, 5), 5, True, 2, (1, 2), Layout(12, 3, 2))
+    assert session.next_order() == End("enough")
+    assert [session.take_task(), session.task, session.take_task(), session.task] == [6, 7, 7, None]
+    session.hear(pb.ToWorker(generation=4, train=pb.Train(epochs=8)))
+    session.hear(pb.ToWorker(generation=5, form=form))
+    assert session.task is None, "the order to form a ring says all"

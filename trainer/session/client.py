@@ -64,7 +64,7 @@ class MasterStream:
     """
 
     def __init__(self, address: str, token: str, worker: int, run_id: str):
-        self.session = Session(worker, self._send, self._ask_for_beat, threading.Event())
+        self.session = Session(worker, self._send, threading.Event())
         self.config_json = ""
         self.output = self.salvage = ""
         self.rehearses = False
@@ -77,7 +77,6 @@ class MasterStream:
         self._welcomed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="link", daemon=True)
         self._store = KeyValueStore(self._relay)
-        self._heartbeat_due = asyncio.Event()
         self._drained = threading.Event()
 
     @property
@@ -115,10 +114,6 @@ class MasterStream:
     def _send(self, message: pb.FromWorker) -> None:
         with contextlib.suppress(RuntimeError):  # the loop has ended: there is no stream any more
             self._loop.call_soon_threadsafe(self._post, message)
-
-    def _ask_for_beat(self) -> None:
-        with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._heartbeat_due.set)
 
     # --- the link's own thread
 
@@ -227,10 +222,7 @@ class MasterStream:
         process = psutil.Process()
         since, records, ring = self._loop.time(), 0, 0
         while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(seconds):
-                    await self._heartbeat_due.wait()
-            self._heartbeat_due.clear()
+            await asyncio.sleep(seconds)
             now, progress = self._loop.time(), self.session.progress
             if progress.generation != ring:
                 since, records, ring = now, progress.records, progress.generation

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edl.contract.ranges import RangeSet
+from edl.contract.layout import Layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +15,9 @@ class FormRing:
     members: tuple[int, ...]  # by rank
     root: int  # the member whose state is taken
     sync: bool  # False: all members hold the same state already
-    leases: RangeSet  # what is left of this worker's
+    epochs: int  # to train
+    shares: tuple[int, ...]  # of each step, by rank
+    layout: Layout  # of the data
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import edl
+from edl.contract.layout import Layout
 from edl.contract.proto import edl_pb2 as pb
-from edl.contract.ranges import Range, RangeSet
 from edl.errors import EdlError, UserCodeError
 from trainer import last_words
 from trainer.session.orders import End, Export, FormRing, Order
@@ -60,7 +60,7 @@ class SessionState:
         """All of it, for the new master."""
         assert self._ready is not None
         return pb.Resume(
-            records=self._ready.records,
+            layout=self._ready.layout,
             model=self._ready.model,
             members=self._members,
             joined=self._up,
@@ -83,6 +83,9 @@ class EpochLoss:
         total = self.records + records
         return EpochLoss(self.epoch, total, self.mean + (loss - self.mean) * records / total, loss)
 
+    def message(self) -> pb.EpochLoss:
+        return pb.EpochLoss(epoch=self.epoch, records=self.records, mean=self.mean)
+
 
 @dataclass(frozen=True, slots=True)
 class Progress:
@@ -91,8 +94,8 @@ class Progress:
     generation: int = 0
     step: int = 0
     records: int = 0  # trained by this worker in this ring, for its rate
+    seconds: float = 0.0  # that they took to compute, for its speed
     loss: EpochLoss | None = None
-    safe: RangeSet | None = None  # the applied set of the last step that every rank has
 
 
 class Bell(Protocol):
@@ -111,7 +114,6 @@ class Session:
     Args:
         worker: this worker's id, as far as it is known.
         send: takes each message, from any thread, and keeps the order.
-        beat: asks for a heartbeat now, from any thread.
         bell: the main thread waits for it.
     """
 
@@ -119,7 +121,6 @@ class Session:
         self,
         worker: int,
         send: Callable[[pb.FromWorker], None],
-        beat: Callable[[], None],
         bell: Bell,
     ):
         self.worker = worker
@@ -127,10 +128,9 @@ class Session:
         self.progress = Progress()
         self.stopped = False  # the master has ordered this worker to end
         self.ended = ""  # why the stream has ended for good; empty while it has not
-        self.send_heartbeat = beat  # do not wait for the next heartbeat: there is news
         self._send, self._bell = send, bell
         self._orders: deque[Order] = deque()
-        self._leases: deque[Range] = deque()
+        self._tasks: deque[int] = deque()  # epochs to train, as changed since the ring was formed
         self._leave_generation = self._cut_generation = NO_GENERATION
         self._cut: Callable[[], None] = lambda: None
         self._when_ended: Callable[[], None] = lambda: None
@@ -145,14 +145,14 @@ class Session:
             self._bell.clear()
         return self._orders.popleft()
 
-    def new_leases(self) -> list[Range]:
-        """Leases granted since the last call, of whatever generation: a lease stays with its worker."""
-        return [self._leases.popleft() for _ in range(len(self._leases))]
+    @property
+    def task(self) -> int | None:
+        """The next change of the task that the ring has not made: up to how many epochs to train."""
+        return self._tasks[0] if self._tasks else None
 
-    def wait_for_news(self, seconds: float) -> None:
-        """Until a lease comes or the ring is to be left, at most `seconds`."""
-        self._bell.wait(seconds)
-        self._bell.clear()
+    def take_task(self) -> int:
+        """The ring makes that change now."""
+        return self._tasks.popleft()
 
     def must_leave(self, generation: int) -> bool:
         """Whether the master wants the members of `generation` to leave at a step boundary."""
@@ -211,27 +211,28 @@ class Session:
             memory: bytes resident.
         """
         progress = self.progress
-        beat = pb.Heartbeat(step=progress.step, rate=rate, memory=memory)
+        speed = progress.records / progress.seconds if progress.seconds else 0.0
+        beat = pb.Heartbeat(step=progress.step, rate=rate, speed=speed, memory=memory)
         if (loss := progress.loss) is not None:
             beat.loss = loss.last
-            beat.epoch_loss.CopyFrom(pb.EpochLoss(epoch=loss.epoch, records=loss.records, mean=loss.mean))
-        if progress.safe is not None:
-            beat.has_applied = True
-            beat.applied.extend(pb.Range(start=a, stop=b) for a, b in progress.safe)
+            beat.epoch_loss.CopyFrom(loss.message())
         self.say(progress.generation, heartbeat=beat)
 
     def hear(self, message: pb.ToWorker) -> None:
-        """An order or a grant of the master."""
+        """An order of the master."""
         generation = message.generation
         match message.WhichOneof("body"):
             case "form":
                 form = message.form
-                leases = RangeSet.of((r.start, r.stop) for r in form.leases)
-                members = tuple(form.members)
+                members, shares = tuple(form.members), tuple(form.shares)
+                layout = Layout(form.layout.records, form.layout.block, form.layout.shards)
                 self.state.form(generation, members)
-                self._orders.append(FormRing(generation, members, form.root, form.sync, leases))
-            case "grant":
-                self._leases.append((message.grant.start, message.grant.stop))
+                self._tasks.clear()  # what the ring is to do is in the order
+                self._orders.append(
+                    FormRing(generation, members, form.root, form.sync, form.epochs, shares, layout)
+                )
+            case "train" if generation == self.state.generation:
+                self._tasks.append(message.train.epochs)
             case "leave":
                 self._leave_generation = generation
             case "cut":

@@ -14,8 +14,18 @@ class Range(_message.Message):
     stop: int
     def __init__(self, start: _Optional[int] = ..., stop: _Optional[int] = ...) -> None: ...
 
+class Layout(_message.Message):
+    __slots__ = ("records", "block", "shards")
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_FIELD_NUMBER: _ClassVar[int]
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
+    records: int
+    block: int
+    shards: int
+    def __init__(self, records: _Optional[int] = ..., block: _Optional[int] = ..., shards: _Optional[int] = ...) -> None: ...
+
 class FromWorker(_message.Message):
-    __slots__ = ("run_id", "generation", "hello", "ready", "key_value", "joined_ring", "stepped", "heartbeat", "lease_request", "left_ring", "leaving", "failed", "finished", "resume", "saved", "warned")
+    __slots__ = ("run_id", "generation", "hello", "ready", "key_value", "joined_ring", "stepped", "epoch_ended", "heartbeat", "left_ring", "leaving", "failed", "finished", "resume", "saved", "warned")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     HELLO_FIELD_NUMBER: _ClassVar[int]
@@ -23,8 +33,8 @@ class FromWorker(_message.Message):
     KEY_VALUE_FIELD_NUMBER: _ClassVar[int]
     JOINED_RING_FIELD_NUMBER: _ClassVar[int]
     STEPPED_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_ENDED_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
-    LEASE_REQUEST_FIELD_NUMBER: _ClassVar[int]
     LEFT_RING_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
@@ -39,8 +49,8 @@ class FromWorker(_message.Message):
     key_value: KeyValue
     joined_ring: JoinedRing
     stepped: Stepped
+    epoch_ended: EpochEnded
     heartbeat: Heartbeat
-    lease_request: LeaseRequest
     left_ring: LeftRing
     leaving: Leaving
     failed: Failed
@@ -48,7 +58,7 @@ class FromWorker(_message.Message):
     resume: Resume
     saved: Saved
     warned: Warned
-    def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., key_value: _Optional[_Union[KeyValue, _Mapping]] = ..., joined_ring: _Optional[_Union[JoinedRing, _Mapping]] = ..., stepped: _Optional[_Union[Stepped, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., lease_request: _Optional[_Union[LeaseRequest, _Mapping]] = ..., left_ring: _Optional[_Union[LeftRing, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., saved: _Optional[_Union[Saved, _Mapping]] = ..., warned: _Optional[_Union[Warned, _Mapping]] = ...) -> None: ...
+    def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., key_value: _Optional[_Union[KeyValue, _Mapping]] = ..., joined_ring: _Optional[_Union[JoinedRing, _Mapping]] = ..., stepped: _Optional[_Union[Stepped, _Mapping]] = ..., epoch_ended: _Optional[_Union[EpochEnded, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., left_ring: _Optional[_Union[LeftRing, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., saved: _Optional[_Union[Saved, _Mapping]] = ..., warned: _Optional[_Union[Warned, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("worker", "version", "resumes")
@@ -61,28 +71,28 @@ class Hello(_message.Message):
     def __init__(self, worker: _Optional[int] = ..., version: _Optional[str] = ..., resumes: _Optional[bool] = ...) -> None: ...
 
 class Resume(_message.Message):
-    __slots__ = ("records", "members", "joined", "left", "left_ring", "model")
-    RECORDS_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("layout", "members", "joined", "left", "left_ring", "model")
+    LAYOUT_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     JOINED_FIELD_NUMBER: _ClassVar[int]
     LEFT_FIELD_NUMBER: _ClassVar[int]
     LEFT_RING_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
-    records: int
+    layout: Layout
     members: _containers.RepeatedScalarFieldContainer[int]
     joined: bool
     left: bool
     left_ring: LeftRing
     model: str
-    def __init__(self, records: _Optional[int] = ..., members: _Optional[_Iterable[int]] = ..., joined: _Optional[bool] = ..., left: _Optional[bool] = ..., left_ring: _Optional[_Union[LeftRing, _Mapping]] = ..., model: _Optional[str] = ...) -> None: ...
+    def __init__(self, layout: _Optional[_Union[Layout, _Mapping]] = ..., members: _Optional[_Iterable[int]] = ..., joined: _Optional[bool] = ..., left: _Optional[bool] = ..., left_ring: _Optional[_Union[LeftRing, _Mapping]] = ..., model: _Optional[str] = ...) -> None: ...
 
 class Ready(_message.Message):
-    __slots__ = ("records", "model")
-    RECORDS_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("layout", "model")
+    LAYOUT_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
-    records: int
+    layout: Layout
     model: str
-    def __init__(self, records: _Optional[int] = ..., model: _Optional[str] = ...) -> None: ...
+    def __init__(self, layout: _Optional[_Union[Layout, _Mapping]] = ..., model: _Optional[str] = ...) -> None: ...
 
 class KeyValue(_message.Message):
     __slots__ = ("key", "value")
@@ -111,22 +121,20 @@ class Stepped(_message.Message):
     def __init__(self, step: _Optional[int] = ..., stall_seconds: _Optional[float] = ..., redone_records: _Optional[int] = ..., wasted_seconds: _Optional[float] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("step", "rate", "loss", "memory", "has_applied", "applied", "epoch_loss")
+    __slots__ = ("step", "rate", "loss", "memory", "epoch_loss", "speed")
     STEP_FIELD_NUMBER: _ClassVar[int]
     RATE_FIELD_NUMBER: _ClassVar[int]
     LOSS_FIELD_NUMBER: _ClassVar[int]
     MEMORY_FIELD_NUMBER: _ClassVar[int]
-    HAS_APPLIED_FIELD_NUMBER: _ClassVar[int]
-    APPLIED_FIELD_NUMBER: _ClassVar[int]
     EPOCH_LOSS_FIELD_NUMBER: _ClassVar[int]
+    SPEED_FIELD_NUMBER: _ClassVar[int]
     step: int
     rate: float
     loss: float
     memory: int
-    has_applied: bool
-    applied: _containers.RepeatedCompositeFieldContainer[Range]
     epoch_loss: EpochLoss
-    def __init__(self, step: _Optional[int] = ..., rate: _Optional[float] = ..., loss: _Optional[float] = ..., memory: _Optional[int] = ..., has_applied: _Optional[bool] = ..., applied: _Optional[_Iterable[_Union[Range, _Mapping]]] = ..., epoch_loss: _Optional[_Union[EpochLoss, _Mapping]] = ...) -> None: ...
+    speed: float
+    def __init__(self, step: _Optional[int] = ..., rate: _Optional[float] = ..., loss: _Optional[float] = ..., memory: _Optional[int] = ..., epoch_loss: _Optional[_Union[EpochLoss, _Mapping]] = ..., speed: _Optional[float] = ...) -> None: ...
 
 class EpochLoss(_message.Message):
     __slots__ = ("epoch", "records", "mean")
@@ -138,25 +146,36 @@ class EpochLoss(_message.Message):
     mean: float
     def __init__(self, epoch: _Optional[int] = ..., records: _Optional[int] = ..., mean: _Optional[float] = ...) -> None: ...
 
-class LeaseRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+class EpochEnded(_message.Message):
+    __slots__ = ("epochs", "loss", "metrics")
+    class MetricsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    EPOCHS_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
+    epochs: int
+    loss: EpochLoss
+    metrics: _containers.ScalarMap[str, float]
+    def __init__(self, epochs: _Optional[int] = ..., loss: _Optional[_Union[EpochLoss, _Mapping]] = ..., metrics: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class LeftRing(_message.Message):
-    __slots__ = ("step", "has_state", "applied", "skipped", "broken", "digest")
+    __slots__ = ("step", "has_state", "skipped", "broken", "digest")
     STEP_FIELD_NUMBER: _ClassVar[int]
     HAS_STATE_FIELD_NUMBER: _ClassVar[int]
-    APPLIED_FIELD_NUMBER: _ClassVar[int]
     SKIPPED_FIELD_NUMBER: _ClassVar[int]
     BROKEN_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     step: int
     has_state: bool
-    applied: _containers.RepeatedCompositeFieldContainer[Range]
     skipped: _containers.RepeatedCompositeFieldContainer[Range]
     broken: str
     digest: str
-    def __init__(self, step: _Optional[int] = ..., has_state: _Optional[bool] = ..., applied: _Optional[_Iterable[_Union[Range, _Mapping]]] = ..., skipped: _Optional[_Iterable[_Union[Range, _Mapping]]] = ..., broken: _Optional[str] = ..., digest: _Optional[str] = ...) -> None: ...
+    def __init__(self, step: _Optional[int] = ..., has_state: _Optional[bool] = ..., skipped: _Optional[_Iterable[_Union[Range, _Mapping]]] = ..., broken: _Optional[str] = ..., digest: _Optional[str] = ...) -> None: ...
 
 class Leaving(_message.Message):
     __slots__ = ("why",)
@@ -220,7 +239,7 @@ class Warned(_message.Message):
     def __init__(self, text: _Optional[str] = ...) -> None: ...
 
 class ToWorker(_message.Message):
-    __slots__ = ("run_id", "generation", "welcome", "form", "key_value", "leave", "cut", "grant", "export", "stop", "noted")
+    __slots__ = ("run_id", "generation", "welcome", "form", "key_value", "leave", "cut", "train", "export", "stop", "noted")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     WELCOME_FIELD_NUMBER: _ClassVar[int]
@@ -228,7 +247,7 @@ class ToWorker(_message.Message):
     KEY_VALUE_FIELD_NUMBER: _ClassVar[int]
     LEAVE_FIELD_NUMBER: _ClassVar[int]
     CUT_FIELD_NUMBER: _ClassVar[int]
-    GRANT_FIELD_NUMBER: _ClassVar[int]
+    TRAIN_FIELD_NUMBER: _ClassVar[int]
     EXPORT_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
     NOTED_FIELD_NUMBER: _ClassVar[int]
@@ -239,11 +258,11 @@ class ToWorker(_message.Message):
     key_value: KeyValue
     leave: Leave
     cut: Cut
-    grant: Range
+    train: Train
     export: Export
     stop: Stop
     noted: Noted
-    def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., form: _Optional[_Union[Form, _Mapping]] = ..., key_value: _Optional[_Union[KeyValue, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., cut: _Optional[_Union[Cut, _Mapping]] = ..., grant: _Optional[_Union[Range, _Mapping]] = ..., export: _Optional[_Union[Export, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., noted: _Optional[_Union[Noted, _Mapping]] = ...) -> None: ...
+    def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., form: _Optional[_Union[Form, _Mapping]] = ..., key_value: _Optional[_Union[KeyValue, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., cut: _Optional[_Union[Cut, _Mapping]] = ..., train: _Optional[_Union[Train, _Mapping]] = ..., export: _Optional[_Union[Export, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., noted: _Optional[_Union[Noted, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("config", "output", "worker", "master_outage_timeout_seconds", "salvage", "rehearse")
@@ -262,16 +281,26 @@ class Welcome(_message.Message):
     def __init__(self, config: _Optional[str] = ..., output: _Optional[str] = ..., worker: _Optional[int] = ..., master_outage_timeout_seconds: _Optional[float] = ..., salvage: _Optional[str] = ..., rehearse: _Optional[bool] = ...) -> None: ...
 
 class Form(_message.Message):
-    __slots__ = ("members", "root", "sync", "leases")
+    __slots__ = ("members", "root", "sync", "epochs", "shares", "layout")
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     ROOT_FIELD_NUMBER: _ClassVar[int]
     SYNC_FIELD_NUMBER: _ClassVar[int]
-    LEASES_FIELD_NUMBER: _ClassVar[int]
+    EPOCHS_FIELD_NUMBER: _ClassVar[int]
+    SHARES_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_FIELD_NUMBER: _ClassVar[int]
     members: _containers.RepeatedScalarFieldContainer[int]
     root: int
     sync: bool
-    leases: _containers.RepeatedCompositeFieldContainer[Range]
-    def __init__(self, members: _Optional[_Iterable[int]] = ..., root: _Optional[int] = ..., sync: _Optional[bool] = ..., leases: _Optional[_Iterable[_Union[Range, _Mapping]]] = ...) -> None: ...
+    epochs: int
+    shares: _containers.RepeatedScalarFieldContainer[int]
+    layout: Layout
+    def __init__(self, members: _Optional[_Iterable[int]] = ..., root: _Optional[int] = ..., sync: _Optional[bool] = ..., epochs: _Optional[int] = ..., shares: _Optional[_Iterable[int]] = ..., layout: _Optional[_Union[Layout, _Mapping]] = ...) -> None: ...
+
+class Train(_message.Message):
+    __slots__ = ("epochs",)
+    EPOCHS_FIELD_NUMBER: _ClassVar[int]
+    epochs: int
+    def __init__(self, epochs: _Optional[int] = ...) -> None: ...
 
 class Leave(_message.Message):
     __slots__ = ()

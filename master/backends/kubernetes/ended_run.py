@@ -57,7 +57,9 @@ class EndedRun:
 
     def _job_changed(self) -> None:
         wanted, earlier = self._installed.wanted(), self._found.earlier or self._spec
-        if not isinstance(wanted, JobSpec) or (earlier is not None and earlier.frozen_changes(wanted)):
+        if not isinstance(wanted, JobSpec) or (
+            earlier is not None and earlier.frozen_changes(wanted, ended=True)
+        ):
             self.changed.set()
         else:
             self._spec = wanted

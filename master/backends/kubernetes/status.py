@@ -273,8 +273,8 @@ def source(values: Mapping[str, Any]) -> tuple[str, str]:
 def render(snapshot: Snapshot, ended: Ended | None) -> Data:
     """The ConfigMap's data, all but the time of the write."""
     job = {**snapshot.job, "reason": cut(snapshot.job["reason"], MAX_TEXT)}
-    records, eta, loss = job["records"], job["eta_seconds"], job["loss"]
-    progress = 100 * records["applied"] // records["total"] if records["total"] else 0
+    task, eta, loss = job["task"], job["eta_seconds"], job["loss"]
+    progress = 100 * task["step"] // task["steps"] if task["steps"] else 0
     spent = sum(job["goodput"].values())
     state = {"runId": snapshot.run_id, "nextId": snapshot.next_id, "version": edl.__version__}
     if snapshot.scale_over:
@@ -293,7 +293,7 @@ def render(snapshot: Snapshot, ended: Ended | None) -> Data:
         "workers": str(job["target"]),
         "waiting": cut(pending(job["workers"]), MAX_TEXT) or None,
         "goodput": f"{100 * job['goodput'].get('useful', 0.0) / spent:.0f}%" if spent else None,
-        "epoch": f"{records['epoch']}/{records['epochs']}",
+        "epoch": f"{task['epoch']}/{task['epochs']}",
         "loss": None if loss is None else f"{loss:.4g}",
         "state": json.dumps(state),
         "values": json.dumps(values, sort_keys=True),

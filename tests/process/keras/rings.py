@@ -74,7 +74,7 @@ def batch(case: Case, start: int, stop: int) -> Batch:
     x, y, w = case.padded((of(features), of(labels), of(weights)))
     if case.class_weight is not None:
         w = np.array([case.class_weight[int(label)] for label in np.ravel(y)], np.float32)
-    return Batch((start, stop), x, y, w)
+    return Batch(np.arange(start, stop), x, y, w)
 
 
 def learner_of(case: Case, meeting: Meeting, **options: Any) -> KerasLearner:
@@ -90,7 +90,7 @@ def ring_step(
 
     def contribute(rank: int) -> np.ndarray:
         part = parts[rank]
-        told = control.write(rank, len(parts), part.positions if part else None, leave=False)
+        told = control.write(step)
         given = learner.nothing(told) if part is None else learner.gradients(part, told, step, rank)
         return np.asarray(given)
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 from keras import ops
 
 from edl import arrays as in_memory
-from edl.contract.shuffle import Order
+from edl.contract.layout import Part
 from edl.errors import DataError
 from tests.process.keras.models import CLASSES, RECORDS, TAGS, TOKENS, X, Y, dense, plain, sgd, tagger
 from tests.process.keras.rings import Case, Meeting, assert_same, batch, learner_of, ring_step
@@ -194,9 +194,9 @@ def test_a_batch_that_is_not_like_the_first_is_refused_in_words(x: Any, words: s
     ],
 )
 def test_feed_must_keep_the_number_of_records(feed: Any, words: str) -> None:
-    records = Records(in_memory(X, Y), Order(RECORDS, 0, 16, False), feed, "mine")
+    records = Records(in_memory(X, Y), feed, "mine")
     with pytest.raises(DataError, match=words):
-        records.batch((10, 15))
+        records.batch(10, 15, Part.even(0, 1))
 
 
 @pytest.mark.filterwarnings("ignore:.*structure of `inputs`")

@@ -114,7 +114,7 @@ def test_gradients_have_no_side_effect() -> None:
     before = learner.digest()
     from trainer import control
 
-    told = control.write(0, 1, (0, 12), leave=False)
+    told = control.write(0)
     first, again = (np.asarray(learner.gradients(batch(case, 0, 12), told, 5, 0)) for _ in range(2))
     assert learner.digest() == before
     np.testing.assert_array_equal(first, again)  # a step that is done again draws the same masks
@@ -145,7 +145,7 @@ def test_what_is_not_finite_is_flagged() -> None:
     before = learner.digest()
     from trainer import control
 
-    told = control.write(0, 1, (0, 12), leave=False)
+    told = control.write(0)
     assert learner.agreed(learner.gradients(batch(case, 0, 12), told, 0, 0)).nonfinite
     assert learner.digest() == before
 

@@ -55,7 +55,7 @@ class Unlike(zoo.VAE):
 def tried(model: keras.Model, x: Any, y: Any = None, inexact: str = "warn") -> list[str]:
     """What is told of it; it is as it was afterwards."""
     told: list[str] = []
-    learner = OwnStepLearner(model, Batch((0, 5), x, y, None), lambda v: v, inexact, told.append)
+    learner = OwnStepLearner(model, Batch(np.arange(5), x, y, None), lambda v: v, inexact, told.append)
     state = learner.state()
     assert np.isfinite(state.view("f4")[: state.size // 8]).all()
     learner.load(state)

@@ -1,0 +1,246 @@
+"""The order in which an epoch visits its records, and who reads which of them: computed, never stored.
+
+The mapping from places of an epoch to records is a function of (layout, seed, epoch) alone: the same for any
+number of workers, on any of them, before and after any failure, and O(1) memory for 10^9 records.
+
+**Random access.** A reader that gives any records (`block` is 1) is asked for the records of a step, and
+the order is a pseudo-random permutation of all of them. Each rank has one stretch of each step.
+
+**Blocks.** A file is read in pieces: `block` consecutive records at a time, and each block once. The
+blocks, in a pseudo-random order, are dealt to virtual shards in turn; a shard is a sequence of blocks, each
+shuffled. The places of the epoch are taken from all shards in turn, so a step mixes records of as many
+blocks as there are shards. A rank reads certain shards, a stretch of [0, shards) as long as its share: that
+cuts each step among the ranks, evenly where there are many more shards than ranks, and no block is read by
+two. With fewer shards (less than `WHOLE` for each rank) a stretch ends within a shard, whose records are
+then divided between two ranks: the parts are even again, and both read its blocks.
+
+Shards lie on [0, shards) in such an order that those which have their turn one after the other come from
+all over it, with a stride near the golden ratio; and a shard that is divided is divided in the same way.
+Those are low-discrepancy sequences (Kuipers and Niederreiter, "Uniform Distribution of Sequences", 1974).
+
+The permutations are Feistel networks with cycle walking (Black and Rogaway, "Ciphers with Arbitrary Finite
+Domains", 2002): bijections by construction, with nothing to store. Their round function is splitmix64's
+finaliser (Steele, Lea, Flood, "Fast Splittable Pseudorandom Number Generators", 2014).
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from edl.contract.layout import WHOLE, Layout, Part
+
+GOLDEN = (5**0.5 - 1) / 2
+_ROUNDS = 6
+_GOLDEN_64 = 0x9E3779B97F4A7C15
+_WORD = (1 << 64) - 1
+
+Integers: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[Any]]
+Words: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.uint64]]
+
+
+class Order:
+    """The order of the epochs of a job.
+
+    Args:
+        shuffle: False gives the records as they lie.
+    """
+
+    def __init__(self, layout: Layout, seed: int, shuffle: bool = True):
+        self.layout, self.shuffle = layout, shuffle
+        self._seed = mix(seed)
+        self._blocks = -(-layout.records // layout.block)
+        self._shards = max(min(layout.shards, self._blocks), 1)
+
+    @property
+    def in_blocks(self) -> bool:
+        """Whether records are to be read block by block; else a part is one piece, or any records."""
+        return self.shuffle and self.layout.block > 1
+
+    def part(self, start: int, stop: int, part: Part) -> tuple[np.ndarray, np.ndarray]:
+        """Which records of a step are the rank's, in order, int64 [records]; and of which shard each is.
+
+        Args:
+            start, stop: the step's positions.
+
+        Raises:
+            ValueError: the range is empty, negative, or spans two epochs.
+        """
+        if self.in_blocks:
+            epoch, places = self._places(start, stop)
+            shard, index = self._turns(epoch).locate(places)
+            first, last = self._stretch(part)
+            point = self._coordinate(shard) + index * GOLDEN % 1.0
+            ours = (first <= point) & (point < last)
+            shard = shard[ours]
+            return self._of_blocks(epoch, shard, index[ours]), shard
+        begin, end = part.of(stop - start)
+        records = self.records(start + begin, start + end) if begin < end else np.zeros(0, np.int64)
+        return records, np.zeros_like(records)
+
+    def shards(self, part: Part) -> np.ndarray:
+        """Of which shards the rank reads any records, bool [shards]."""
+        first, last = self._stretch(part)
+        begins = self._coordinate(np.arange(self._shards))
+        return (begins + 1 > first) & (begins < last)
+
+    def _stretch(self, part: Part) -> tuple[float, float]:
+        """The rank's stretch of [0, shards)."""
+        first, last = (edge * self._shards for edge in part.stretch)
+        whole = self._shards >= WHOLE * len(part.shares)
+        return (round(first), round(last)) if whole else (first, last)
+
+    def _coordinate(self, shard: np.ndarray) -> np.ndarray:
+        """Where the shard begins on [0, shards): neighbours in turn are far from each other there."""
+        return shard * _stride(self._shards) % self._shards
+
+    def records(self, start: int, stop: int) -> np.ndarray:
+        """The records at the positions [start, stop), int64 [stop - start].
+
+        Raises:
+            ValueError: the range is empty, negative, or spans two epochs.
+        """
+        epoch, places = self._places(start, stop)
+        if not self.shuffle:
+            return places
+        if self.in_blocks:
+            return self._of_blocks(epoch, *self._turns(epoch).locate(places))
+        return permute(places, self.layout.records, self._key(epoch))
+
+    def _places(self, start: int, stop: int) -> tuple[int, np.ndarray]:
+        size = self.layout.records
+        if not (size and 0 <= start < stop and start // size == (stop - 1) // size):
+            raise ValueError(f"[{start}, {stop}) is not a range inside one epoch of {size} records")
+        epoch, place = divmod(start, size)
+        return epoch, np.arange(place, place + stop - start, dtype=np.int64)
+
+    def _key(self, epoch: int) -> int:
+        return mix(self._seed ^ epoch)
+
+    def _turns(self, epoch: int) -> _Turns:
+        """Whose turn it is. The shards' lengths follow from where the last block, which may be short, is."""
+        key = self._key(epoch)
+        slot = int(unpermute(np.array([self._blocks - 1]), self._blocks, key)[0])
+        return _turns(self.layout.records, self.layout.block, self._shards, slot)
+
+    def _of_blocks(self, epoch: int, shard: np.ndarray, index: np.ndarray) -> np.ndarray:
+        """The records at these places of these shards."""
+        block, key = self.layout.block, self._key(epoch)
+        turns = self._turns(epoch)
+        # A shard goes on after the short block as if that were as long as the others.
+        index = index + turns.missing * ((shard == turns.short_shard) & (index >= turns.short_ends_at))
+        slot: np.ndarray = index // block * self._shards + shard
+        place = index % block
+        if not len(slot):
+            return slot
+        slots, which = np.unique(slot, return_inverse=True)
+        blocks = permute(slots, self._blocks, key)[which]
+        length = np.minimum(block, self.layout.records - blocks * block)
+        shuffled = permute(place, length, _mix(blocks.astype(np.uint64) ^ np.uint64(key)))
+        records: np.ndarray = blocks * block + shuffled
+        return records
+
+
+class _Turns:
+    """Whose turn it is: places of an epoch to (shard, place in the shard).
+
+    Shards differ in length. The longer ones go on among themselves when the shorter ones are used up: there
+    are at most three such segments.
+    """
+
+    def __init__(self, records: int, block: int, shards: int, short_slot: int):
+        blocks = -(-records // block)
+        self.missing = blocks * block - records  # in the short block
+        self.short_shard = short_slot % shards
+        self.short_ends_at = (short_slot // shards + 1) * block - self.missing
+        lengths = np.array([-(-(blocks - i) // shards) * block for i in range(shards)])
+        lengths[self.short_shard] -= self.missing
+        self._starts, self._done, self._active = [0], [0], [np.arange(shards)]
+        for level in sorted(set(lengths.tolist()))[:-1]:
+            active = self._active[-1]
+            self._starts.append(self._starts[-1] + (level - self._done[-1]) * len(active))
+            self._done.append(level)
+            self._active.append(np.flatnonzero(lengths > level))
+
+    def locate(self, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """-> shard, place in the shard; both int64, as `places`."""
+        shard, index = np.empty_like(places), np.empty_like(places)
+        segment = np.searchsorted(self._starts, places, side="right") - 1
+        for s in np.unique(segment):
+            here = segment == s
+            within, turn = np.divmod(places[here] - self._starts[s], len(self._active[s]))
+            shard[here], index[here] = self._active[s][turn], self._done[s] + within
+        return shard, index
+
+
+@lru_cache(maxsize=4)
+def _turns(records: int, block: int, shards: int, short_slot: int) -> _Turns:
+    return _Turns(records, block, shards, short_slot)
+
+
+@lru_cache(maxsize=8)
+def _stride(n: int) -> int:
+    """Near n times the golden ratio, and prime to n: its multiples are all of range(n)."""
+    return min((s for s in range(1, n + 1) if math.gcd(s, n) == 1), key=lambda s: abs(s - n * GOLDEN))
+
+
+# --- permutations
+
+
+def mix(x: int) -> int:
+    """splitmix64's finaliser: 64 bits to 64 well mixed bits."""
+    return int(_mix(np.array([x & _WORD], np.uint64))[0])
+
+
+def _mix(x: Words) -> Words:
+    x = x + np.uint64(_GOLDEN_64)  # wraps, as it should
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed: Words = x ^ (x >> np.uint64(31))
+    return mixed
+
+
+def permute(index: Integers, size: Integers | int, key: Integers | int) -> Integers:
+    """Where each of `index` goes in the pseudo-random permutation `key` of range(size).
+
+    Args:
+        index: int64 [n], each in range(size).
+        size, key: one for all, or [n].
+
+    Raises:
+        ValueError: an index is out of range.
+    """
+    return _network(index, size, key, forward=True)
+
+
+def unpermute(index: Integers, size: Integers | int, key: Integers | int) -> Integers:
+    """What `permute` sends to each of `index`."""
+    return _network(index, size, key, forward=False)
+
+
+def _network(index: Integers, size: Integers | int, key: Integers | int, forward: bool) -> Integers:
+    sizes = np.broadcast_to(np.asarray(size, np.uint64), index.shape)
+    keys = np.broadcast_to(np.asarray(key, np.uint64), index.shape)
+    value = index.astype(np.uint64)
+    if (index < 0).any() or (value >= sizes).any():
+        raise ValueError(f"not all of {index} are in range({size})")
+    # Half of the bits that size - 1 has, rounded up: the network permutes [0, 4^half).
+    bits = np.frexp((sizes - np.uint64(1)).astype(np.float64))[1]
+    half = np.maximum((bits + 1) // 2, 1).astype(np.uint64)
+    mask = (np.uint64(1) << half) - np.uint64(1)
+    outside = np.arange(len(index))  # cycle walking: leave the network only inside [0, size)
+    rounds = [_mix(keys + np.uint64(r)) for r in range(_ROUNDS)]
+    while len(outside):
+        h, m = half[outside], mask[outside]
+        left, right = value[outside] >> h, value[outside] & m
+        for r in range(_ROUNDS):
+            if forward:
+                left, right = right, left ^ (_mix(right ^ rounds[r][outside]) & m)
+            else:
+                left, right = right ^ (_mix(left ^ rounds[_ROUNDS - 1 - r][outside]) & m), left
+        value[outside] = (left << h) | right
+        outside = outside[value[outside] >= sizes[outside]]
+    return value.astype(np.int64)

@@ -1,0 +1,77 @@
+"""The task that the ring works on: to train up to a number of epochs; and how far it is.
+
+How far is told by one number, the step. A worker that has made step k is proof that every member of its ring
+has step k - 1; when a ring is formed, all that counts is the step of its root.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from edl.contract.layout import Layout
+from edl.contract.reasons import Reason
+from edl.contract.steps import Steps
+from master.core import events as ev
+from master.core.state import State, TrainTask
+
+
+def open_task(job: State, layout: Layout) -> None:
+    """The first worker has counted the records: now it is known how many steps there are."""
+    job.train = TrainTask(layout, Steps(layout.records, job.config.training.batch_size), job.epochs)
+
+
+def change_epochs(job: State, epochs: int) -> None:
+    """People want more epochs, or fewer. An epoch that has begun is trained to its end."""
+    if epochs == job.epochs:
+        return
+    if job.exporter is not None or job.result.model:
+        why = "training has ended, and the model is being saved"
+        job.notice(Reason.SpecRefused, f"training.epochs {job.epochs} -> {epochs}: {why}")
+        return
+    job.notice(Reason.EpochsChanged, f"training.epochs {job.epochs} -> {epochs}")
+    job.epochs = epochs
+    if job.train is None:
+        return
+    job.train.epochs = epochs
+    if job.ring.running and (inside := tuple(w.id for w in job.ring.inside)):
+        job.do(ev.Train(job.ring.generation, inside, epochs))
+
+
+def progress(job: State, step: int) -> None:
+    """A member of the running ring has made so many steps."""
+    if job.train is not None and not job.ring.closing:
+        _reach(job, job.train, max(step - 1, job.train.done))
+
+
+def epoch_ended(job: State, event: ev.EpochEnded) -> None:
+    """Every member has all steps of so many epochs."""
+    job.epoch_loss = fullest(job.epoch_loss, event.loss)
+    if job.train is not None:
+        job.epoch_metrics = event.metrics
+        means = ({"loss": event.loss.mean} if event.loss else {}) | event.metrics
+        told = f": {in_words(means)}" if means else ""
+        _reach(job, job.train, max(event.epochs * job.train.steps.per_epoch, job.train.done), told)
+
+
+def go_on_from(job: State, step: int) -> None:
+    """The root's step is the truth."""
+    assert job.train is not None
+    _reach(job, job.train, step)
+
+
+def fullest(known: ev.EpochLoss | None, told: ev.EpochLoss | None) -> ev.EpochLoss | None:
+    """Of the latest epoch, what the worker says that has seen the most of it: newcomers have seen less."""
+    if known is None or told is None:
+        return told or known
+    return told if (told.epoch, told.records) >= (known.epoch, known.records) else known
+
+
+def in_words(metrics: Mapping[str, float | None]) -> str:
+    said = {name: "not finite" if value is None else f"{value:.4f}" for name, value in metrics.items()}
+    return ", ".join(f"{name} {value}" for name, value in said.items())
+
+
+def _reach(job: State, task: TrainTask, step: int, told: str = "") -> None:
+    before, task.done = task.epochs_done, step
+    if task.epochs_done > before:
+        job.notice(Reason.EpochApplied, f"epoch {task.epochs_done} of {task.last_epoch} is applied{told}")
