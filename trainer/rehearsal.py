@@ -80,8 +80,8 @@ def _saving(model: keras.Model, module: UserModel, path: Path, warn: Callable[[s
         else:
             warn(
                 f"the model cannot be saved whole: {described(error)}; only its weights will be kept "
-                f"({artifacts.WEIGHTS}, or {artifacts.VARIABLES} where Keras cannot write that), and the job will "
-                "not count as succeeded"
+                f"({artifacts.WEIGHTS}, or {artifacts.VARIABLES} where Keras cannot write that), and the job "
+                "will not count as succeeded"
             )
         return
     if note := saved_file.note(path):
