@@ -31,6 +31,7 @@ from tests.kubernetes_driver import job_values
 from tests.kubernetes_master import TOKEN, MasterProcess, master
 
 WORKERS = 300
+LAYOUT = pb.Layout(records=1_000_000, block=1, shards=1)
 MINUTES = float(os.environ.get("EDL_SCALE_MINUTES", "0.5"))
 # Nobody is silent and nobody is late here: this process is busy with 300 workers, and that is no news.
 SETS = [
@@ -193,7 +194,7 @@ class Crowd:
             about = {"run_id": run_id, "generation": heard.generation}
             match heard.WhichOneof("body"):
                 case "welcome":
-                    say.put_nowait(pb.FromWorker(run_id=run_id, ready=pb.Ready(records=1_000_000)))
+                    say.put_nowait(pb.FromWorker(run_id=run_id, ready=pb.Ready(layout=LAYOUT)))
                     self._talking.add(uid)
                     self._news.set()
                 case "form":

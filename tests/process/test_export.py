@@ -96,7 +96,7 @@ def test_a_disk_that_is_full_is_told_from_what_an_archive_makes_of_it() -> None:
 
 def test_what_cannot_be_finished_is_saved_all_the_same_and_told(tmp_path: Path) -> None:
     said: list[pb.FromWorker] = []
-    session = Session(0, said.append, lambda: None, threading.Event())
+    session = Session(0, said.append, threading.Event())
     module = UserModel("mine", model, lambda split: None, None)
 
     def finish() -> None:

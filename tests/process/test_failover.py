@@ -170,8 +170,8 @@ def test_other_values_are_another_job(job: External) -> None:
     master.kill()
     master.wait()
     done = subprocess.run(
-        [*EDL, "master", MODEL, "--set", "training.epochs=3", "--output", str(job.output)],
+        [*EDL, "master", MODEL, "--set", "training.batchSize=7", "--output", str(job.output)],
         capture_output=True, text=True, check=False, env=job.environment,
     )  # fmt: skip
     assert done.returncode == 2
-    assert "training.epochs" in done.stderr and "new job" in done.stderr
+    assert "training.batchSize" in done.stderr and "new job" in done.stderr
