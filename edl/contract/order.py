@@ -33,12 +33,14 @@ import numpy as np
 
 from edl.contract.layout import WHOLE, Layout, Part
 
+WINDOW, MOST_WINDOWS = 1024, 4  # places that are looked up together; and how many such stretches are kept
 GOLDEN = (5**0.5 - 1) / 2
 _ROUNDS = 6
 _GOLDEN_64 = 0x9E3779B97F4A7C15
 _WORD = (1 << 64) - 1
 
 Integers: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[Any]]
+Found: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
 Words: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.uint64]]
 
 
@@ -54,6 +56,7 @@ class Order:
         self._seed = mix(seed)
         self._blocks = -(-layout.records // layout.block)
         self._shards = max(min(layout.shards, self._blocks), 1)
+        self._windows: dict[tuple[int, int], Found] = {}
 
     @property
     def in_blocks(self) -> bool:
@@ -70,13 +73,10 @@ class Order:
             ValueError: the range is empty, negative, or spans two epochs.
         """
         if self.in_blocks:
-            epoch, places = self._places(start, stop)
-            shard, index = self._turns(epoch).locate(places)
+            records, shard, point = self._at(start, stop)
             first, last = self._stretch(part)
-            point = self._coordinate(shard) + index * GOLDEN % 1.0
             ours = (first <= point) & (point < last)
-            shard = shard[ours]
-            return self._of_blocks(epoch, shard, index[ours]), shard
+            return records[ours], shard[ours]
         begin, end = part.of(stop - start)
         records = self.records(start + begin, start + end) if begin < end else np.zeros(0, np.int64)
         return records, np.zeros_like(records)
@@ -103,19 +103,47 @@ class Order:
         Raises:
             ValueError: the range is empty, negative, or spans two epochs.
         """
-        epoch, places = self._places(start, stop)
-        if not self.shuffle:
-            return places
-        if self.in_blocks:
-            return self._of_blocks(epoch, *self._turns(epoch).locate(places))
-        return permute(places, self.layout.records, self._key(epoch))
+        return self._at(start, stop)[0]
 
-    def _places(self, start: int, stop: int) -> tuple[int, np.ndarray]:
+    def _at(self, start: int, stop: int) -> Found:
+        """Of positions: the record, its shard, and where it is on [0, shards)."""
         size = self.layout.records
         if not (size and 0 <= start < stop and start // size == (stop - 1) // size):
             raise ValueError(f"[{start}, {stop}) is not a range inside one epoch of {size} records")
         epoch, place = divmod(start, size)
-        return epoch, np.arange(place, place + stop - start, dtype=np.int64)
+        end, pieces = place + stop - start, []
+        for number in range(place // WINDOW, (end - 1) // WINDOW + 1):
+            records, shard, point = self._window(epoch, number)
+            here = slice(max(place - number * WINDOW, 0), end - number * WINDOW)
+            pieces.append((records[here], shard[here], point[here]))
+        if len(pieces) == 1:
+            return pieces[0]
+        records, shard, point = (np.concatenate(arrays) for arrays in zip(*pieces, strict=True))
+        return records, shard, point
+
+    def _window(self, epoch: int, number: int) -> Found:
+        """`_at`, of the places [number * WINDOW, (number + 1) * WINDOW) of an epoch; the last few are kept.
+
+        NumPy takes as long for a few records as for some hundreds, and a step may have but a few.
+        """
+        if (kept := self._windows.get((epoch, number))) is not None:
+            return kept
+        first = number * WINDOW
+        places = np.arange(first, min(first + WINDOW, self.layout.records), dtype=np.int64)
+        nothing = np.zeros_like(places)
+        found: Found
+        if not self.shuffle:
+            found = places, nothing, nothing
+        elif self.in_blocks:
+            shard, index = self._turns(epoch).locate(places)
+            point = self._coordinate(shard) + index * GOLDEN % 1.0
+            found = self._of_blocks(epoch, shard, index), shard, point
+        else:
+            found = permute(places, self.layout.records, self._key(epoch)), nothing, nothing
+        while len(self._windows) >= MOST_WINDOWS:
+            del self._windows[next(iter(self._windows))]
+        self._windows[epoch, number] = found
+        return found
 
     def _key(self, epoch: int) -> int:
         return mix(self._seed ^ epoch)
@@ -134,8 +162,6 @@ class Order:
         index = index + turns.missing * ((shard == turns.short_shard) & (index >= turns.short_ends_at))
         slot: np.ndarray = index // block * self._shards + shard
         place = index % block
-        if not len(slot):
-            return slot
         slots, which = np.unique(slot, return_inverse=True)
         blocks = permute(slots, self._blocks, key)[which]
         length = np.minimum(block, self.layout.records - blocks * block)
