@@ -137,7 +137,7 @@ class Records:
 
     def _take(self, reader: RandomAccess, indices: np.ndarray) -> Any:
         with self._watch(lambda: f"{self._name}: take() of the {named(indices)}"):
-            records = reader.take(indices)
+            records = reader.take(indices.copy())  # what is the reader's it may sort
         self._check(records, len(indices), f"take() of the {named(indices)}")
         return records
 

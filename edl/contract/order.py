@@ -140,6 +140,8 @@ class Order:
             found = self._of_blocks(epoch, shard, index), shard, point
         else:
             found = permute(places, self.layout.records, self._key(epoch)), nothing, nothing
+        for array in found:
+            array.setflags(write=False)  # slices of it are handed out
         while len(self._windows) >= MOST_WINDOWS:
             del self._windows[next(iter(self._windows))]
         self._windows[epoch, number] = found
