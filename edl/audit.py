@@ -6,8 +6,8 @@ its own books, and checks at every line:
 - the line is as it was written: the chain of hashes holds (`edl.contract.journals`);
 - a ring goes on from the step of its root, which never falls below a step that every member of a ring had,
   unless all state was lost and training starts anew;
-- a ring is of one data layout and has one number of steps, whoever is in it;
-- at the end the steps are all of all epochs, and the order of each epoch names every record once.
+- every ring uses the data layout and the number of epochs of the job;
+- at the end the model has all steps of all epochs, and the order of each epoch names every record once.
 
 Where a master has taken over from another one, the books go on over both journals.
 """
