@@ -79,6 +79,8 @@ class _Books:
         self.safe = 0  # a step that every member of a ring had
         self.out: dict[int, int] = {}  # the step that each worker had when it left a ring
         self.skipped = RangeSet()
+        self.bad: dict[int, int] = {}  # by epoch: how many records were left out
+        self.named: set[tuple[int, int]] = set()  # of these: epoch and record
         self.holders: set[int] = set()
         self.exported: int | None = None  # the step of who saved the model
         self.rings = self.losses = 0
@@ -114,12 +116,16 @@ class _Books:
             case "LeftRing":
                 self.out[event["worker"]] = event["step"]
                 self.skipped = self.skipped.union(RangeSet.of((a, b) for a, b in event["skipped"]["ranges"]))
+                for epoch, count in event["bad"].items():
+                    self.bad[int(epoch)] = max(count, self.bad.get(int(epoch), 0))
                 if event["has_state"]:
                     self.holders.add(event["worker"])
             # One of an older ring comes too late: what its members said when they left it is newer.
             case "Heartbeat" if event["generation"] == self.generation:
                 # It has made a step in this ring. All took part in that one, so they have the one before.
                 self.safe = max(self.safe, event["step"] - 1)
+            case "BadRecords" if event["generation"] == self.generation:
+                self.named |= {(event["epoch"], int(record)) for record in event["records"]}
             case "EpochEnded" if event["generation"] == self.generation and self.layout is not None:
                 steps = Steps(self.layout.records, self.batch)
                 self.safe = max(self.safe, event["epochs"] * steps.per_epoch)
@@ -160,7 +166,7 @@ class _Books:
             return step
         # Nobody holds the state: all of it is lost, and training starts anew.
         self.losses += bool(self.safe)
-        self.safe, self.skipped = 0, RangeSet()
+        self.safe, self.skipped, self.bad, self.named = 0, RangeSet(), {}, set()
         return 0
 
     def close(self, summary: dict[str, Any]) -> str:
@@ -190,6 +196,13 @@ class _Books:
             self._check_order(epoch, size)
         skipped = steps.records_of(self.skipped)
         but = f", except {skipped} skipped records (non-finite)" if skipped else ""
+        if bad := sum(self.bad.values()):
+            if bad != summary["records"]["bad"]:
+                raise AuditFailed(
+                    f"{artifacts.SUMMARY} says {summary['records']['bad']} bad records, the journal {bad}"
+                )
+            unnamed = bad - len(self.named)
+            but += f", except {bad} bad records" + (f", {unnamed} of which nobody has named" * (unnamed > 0))
         text = (
             f"exactly once{but}: {size:,} records x {epochs} epochs in {done:,} steps, {self.rings} rings; "
             f"{len(summary['digests'])} workers ended with the same weights"
