@@ -7,6 +7,7 @@ themselves say whether a record was lost or counted twice.
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable, Collection
 from concurrent.futures import Executor, Future
 from typing import Any
@@ -16,6 +17,7 @@ import numpy as np
 from edl.contract.layout import Layout, Part
 from trainer import control
 from trainer.data import BadRecord, Batch
+from trainer.ring.base import Ring
 
 
 class CountingLearner:
@@ -24,11 +26,24 @@ class CountingLearner:
     Args:
         positions: of the whole job; one weight each.
         works: called in each forward pass, where the time of a step is spent.
+        pieces: that many sums make up a step; the control vector is at the end of the last one.
+        clock: seconds.
     """
 
-    def __init__(self, positions: int, works: Callable[[], None] = lambda: None):
+    def __init__(
+        self,
+        positions: int,
+        works: Callable[[], None] = lambda: None,
+        pieces: int = 1,
+        clock: Callable[[], float] = time.monotonic,
+    ):
         self._variables = np.zeros(positions + 1, np.int16)  # the last one counts the updates
-        self._works = works
+        self._works, self._pieces, self._clock = works, pieces, clock
+        self._reduce: Callable[[Any], Any] = lambda vector: vector
+
+    def joins(self, ring: Ring) -> None:
+        """Make the sums over this ring from now on."""
+        self._reduce = ring.reduce
 
     @property
     def weights(self) -> np.ndarray:
@@ -38,23 +53,27 @@ class CountingLearner:
     def updates(self) -> int:
         return int(self._variables[-1])
 
-    def gradients(self, batch: Batch, contribution: np.ndarray, step: int, rank: int) -> np.ndarray:
+    def sums(self, batch: Batch | None, contribution: np.ndarray, step: int, rank: int) -> control.Sums:
+        vector = self.nothing(contribution) if batch is None else self.gradients(batch, contribution)
+        ready_at = self._clock()
+        total = np.concatenate([self._reduce(piece) for piece in np.array_split(vector, self._pieces)])
+        ours, agreed = (control.read(v[len(self.weights) :]) for v in (vector, total))
+        return control.Sums(agreed, ours.nonfinite, self._clock() - ready_at, total)
+
+    def gradients(self, batch: Batch, contribution: np.ndarray) -> np.ndarray:
         self._works()
         vector = self.nothing(contribution)
         vector[batch.x] = 1
-        told = vector[len(self._variables) - 1 :]
+        told = vector[len(self.weights) :]
         told[control.RECORDS] = len(batch)
         told[control.LOSS] = 0.5 * len(batch)
         return vector
 
     def nothing(self, contribution: np.ndarray) -> np.ndarray:
-        return np.concatenate([np.zeros(len(self._variables) - 1, np.float32), contribution])
+        return np.concatenate([np.zeros(len(self.weights), np.float32), contribution])
 
-    def agreed(self, total: np.ndarray) -> control.Agreed:
-        return control.read(total[len(self._variables) - 1 :])
-
-    def update(self, total: np.ndarray) -> None:
-        self._variables[:-1] += total[: len(self._variables) - 1].astype(np.int16)
+    def apply(self, sums: control.Sums) -> None:
+        self._variables[:-1] += sums.given[: len(self.weights)].astype(np.int16)
         self._variables[-1] += 1
 
     def take_metrics(self) -> dict[str, float]:

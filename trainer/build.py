@@ -98,7 +98,7 @@ def build(stream: MasterStream) -> Worker:
 
 
 def learner_of(
-    model: Any, samples: Sequence[Batch], ring: Ring, inexact: str, warn: Callable[[str], None]
+    model: Any, samples: Sequence[Batch], ring: HorovodRing, inexact: str, warn: Callable[[str], None]
 ) -> KerasLearner | OwnStepLearner:
     """
     Args:
@@ -112,7 +112,7 @@ def learner_of(
     sample = samples[0] if samples else None
     if has_own_step(model):
         return OwnStepLearner(model, sample, ring.reduce, inexact, warn)
-    return KerasLearner(model, sample, samples[1:], ring.reduce, inexact, warn)
+    return KerasLearner(model, sample, samples[1:], ring.reduce, inexact, warn, ring.in_graph)
 
 
 def _hung(stream: MasterStream, why: str, stack: str) -> None:

@@ -1,22 +1,25 @@
 """The control vector: what every rank tells every other in each step.
 
-It rides at the end of the one vector that a step sums over the ring. So all ranks read the
-same values at the same step, and that is all the agreement the protocol needs.
+It is a part of what a step sums over the ring. So all ranks read the same values at the same step, and that
+is all the agreement the protocol needs.
 
-    [ records, loss sum, leave, non-finite, step, change, bad records ]
+    [ records, leave, step, change, bad records | loss sum, non-finite ]
 
-Its length does not depend on the ring. float32 holds whole numbers up to 2^24, so the number of the step is
-told by its last digits.
+A rank knows the first part before it has computed anything: a step of several sums has it in the first of
+them, and the rest in the last. Its length does not depend on the ring. float32 holds whole numbers up to
+2^24, so the number of the step is told by its last digits.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-RECORDS, LOSS, LEAVE, NONFINITE, STEP, CHANGE, BAD = range(7)
+RECORDS, LEAVE, STEP, CHANGE, BAD, LOSS, NONFINITE = range(7)
 LENGTH = 7
+HEAD = LOSS  # so many are known before anything is computed
 STEPS = 4096  # told modulo this: the sum is exact for as many ranks
 
 
@@ -52,6 +55,16 @@ class Agreed:
     def all_at(self, step: int, ranks: int) -> bool:
         """Whether all ranks took this step."""
         return self.steps == step % STEPS * ranks
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sums:
+    """What the sums of one step have given a rank, all of which have come back."""
+
+    agreed: Agreed
+    at_fault: bool  # whether this rank's own part is not finite
+    waited: float  # seconds, for the other ranks: from the moment at which its part was ready
+    given: Any  # what is to be applied to the model, as the learner that made the sums has it
 
 
 def read(vector: np.ndarray) -> Agreed:

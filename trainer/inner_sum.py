@@ -44,8 +44,12 @@ class InnerSum:
         """Of no model: who collects the variables of a graph leaves it out."""
         return self._turn
 
-    def __call__(self, vector: tf.Tensor) -> tf.Tensor:
-        """The sum over all ranks of `vector`, float32 [n]; n is the same on all ranks. It has no gradient."""
+    def __call__(self, vector: tf.Tensor, name: str = "") -> tf.Tensor:
+        """The sum over all ranks of `vector`, float32, of the same shape on all. It has no gradient.
+
+        Args:
+            name: not needed here, where the order says which sums belong together.
+        """
         if tf.executing_eagerly():
             return tf.convert_to_tensor(self._reduce(vector))
         turn = self._turn.read_value()

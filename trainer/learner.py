@@ -1,12 +1,12 @@
-"""The model as the ring sees it: a vector to be summed, and an update that takes the sum.
+"""The model as the ring sees it: sums that change nothing, and an update that takes them.
 
-    gradients(batch)  ->  vector     this rank's gradients, times its records
-    [ the ring sums the vectors of all ranks ]
-    update(vector)                   the user's optimizer, with the exact mean
+    sums(batch)  ->  Sums    this rank's gradients times its records, summed over the ring
+    apply(sums)              the user's optimizer, with the exact mean
 
-`gradients` has no side effect: what a forward pass would change (moving averages, counters) is
-a result there (trainer/forward.py). Only `update` changes the model, and it is called only after
-the whole sum has come back. So a step that breaks anywhere has not happened.
+`sums` has no side effect: what a forward pass would change (moving averages, counters) is
+a result there (trainer/forward.py). Only `apply` changes the model, and it is called only after
+all sums have come back. So a step that breaks anywhere has not happened. How a step sums is decided at the
+start, by what the model is (trainer/step_graphs.py).
 
 The mean is exact for uneven batches, because each rank's part is weighted with its records
 and the sum is divided by all of them. What in a loss is no mean over records (masks, weights,
@@ -21,7 +21,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import keras
@@ -29,7 +29,7 @@ import numpy as np
 import tensorflow as tf
 
 from edl.errors import DataError, ModelError
-from trainer import control, rows
+from trainer import control
 from trainer.batch_types import BatchTypes, tensor_tree
 from trainer.data import Batch
 from trainer.fingerprint import fingerprint
@@ -42,10 +42,12 @@ from trainer.model_support import (
     refuse_unless_compiled,
     refuse_unless_float32,
 )
+from trainer.overlapped_step import CannotOverlap, OverlappedStep, RingSums
 from trainer.ring.base import Vector
 from trainer.step_graphs import NeedsTotals, StepGraphs
 from trainer.training_metrics import TrainingMetrics
 from trainer.trial import Inexact, try_model
+from trainer.vector_step import VectorStep
 
 
 class KerasLearner:
@@ -55,9 +57,10 @@ class KerasLearner:
         model: compiled; its optimizer, loss and metrics are used as they are.
         sample: a batch of real records, to build, try and trace with; None when there are none.
         others: further batches; where their shapes differ, the model is traced for any.
-        reduce: the ring's (trainer/ring/base.py), for what a step sums before its gradients.
+        reduce: the ring's (trainer/ring/base.py).
         inexact: what to do about a model that a ring does not train as Keras would: warn, refuse or allow.
         warn: is told of it.
+        in_graph: sums over the ring that a graph can make while it computes; None: they are made by `reduce`.
 
     Raises:
         ModelError: the model cannot be trained this way; the text says why.
@@ -67,13 +70,13 @@ class KerasLearner:
         self,
         model: keras.Model,
         sample: Batch | None,
-        others: Sequence[Batch] = (),
-        reduce: Callable[[Vector], Vector] | None = None,
+        others: Sequence[Batch],
+        reduce: Callable[[Vector], Vector],
         inexact: str = "warn",
         warn: Callable[[str], None] = print,
+        in_graph: RingSums | None = None,
     ):
         self.model = model
-        self._inner_sum = None if reduce is None else InnerSum(reduce)
         refuse_unless_compiled(model)
         if sample is not None:
             self._build(sample)
@@ -81,74 +84,41 @@ class KerasLearner:
         self._metrics: TrainingMetrics | None = None
         if sample is not None:
             self._types = BatchTypes(sample, others)
-            self._sample = self._types.tensors(sample)
-            trial = partial(try_model, model, self._types, sample, Inexact(inexact, warn))
+            trial = cache(partial(try_model, model, self._types, sample, Inexact(inexact, warn)))
             self._metrics = TrainingMetrics(model, self._types, sample, warn)
             self._variables += self._metrics.variables
-            self._graphs = StepGraphs(model, self._types, sample, self._metrics, self._inner_sum, trial)
-            self._rows: tuple[tf.Tensor, ...] = ()  # of this step
-            self._length = self._graphs.layout.length  # of this step's vectors, without the control vector
+            inner_sum = InnerSum(reduce)
+            made_from = model, self._types, sample, self._metrics, inner_sum, trial
+            self._step: StepGraphs
+            try:
+                self._step = OverlappedStep(*made_from, total=in_graph or inner_sum)
+            except CannotOverlap:
+                self._step = VectorStep(*made_from, reduce=reduce)
 
     # --- the two halves of a step
 
-    def gradients(self, batch: Batch, contribution: np.ndarray, step: int, rank: int) -> tf.Tensor:
-        """This rank's part of the step: float32 [length + len(contribution)].
+    def sums(self, batch: Batch | None, contribution: np.ndarray, step: int, rank: int) -> control.Sums:
+        """Take part in all sums of a step.
 
         Args:
-            contribution: the control vector this rank writes; the records, loss and
-                non-finite fields are added here.
+            batch: this rank's part; None: it has none, and takes part with weight zero.
+            contribution: the control vector of this rank; the records, the loss and whether all is finite
+                are added here.
 
         Raises:
             DataError: the batch is not what the model was traced for, and no graph is for both.
             ModelError: what the trial at the start has found does not hold for this batch.
-            RingBroken: in a sum inside the step.
+            RingBroken: one of the sums did not come back.
         """
-        tensors = self._compared(batch)
-        if self._graphs.layout.tables:
-            rows.refuse_rank(rank)
         draw = np.array([step, rank, rank], np.int64)
         draw[:2] = draw[:2] * _SALTS % _SEEDS
+        tensors = None if batch is None else self._compared(batch)
         with self._errors(batch):
-            alive = (True,) if self._graphs.synchronized else ()
-            return self._noted(self._graphs.gradients(*tensors, contribution, draw, *alive))
+            return self._step.sums(tensors, contribution, draw)
 
-    def nothing(self, contribution: np.ndarray) -> tf.Tensor:
-        """The part of a rank that has no batch: weight zero.
-
-        Raises:
-            RingBroken: in a sum inside the step.
-        """
-        if self._inner_sum is not None and self._graphs.synchronized:  # it takes part in every sum
-            with self._inner_sum.ring_errors():
-                draw = np.zeros(3, np.int64)
-                return self._noted(self._graphs.gradients(*self._sample, contribution, draw, False))
-        if self._inner_sum is not None and self._graphs.totals:
-            self._inner_sum(tf.zeros([self._graphs.totals]))
-        if tables := self._graphs.layout.tables:
-            self._note(rows.nothing(self._inner_sum, len(tables)))
-        return self._graphs.nothing(contribution, self._length)
-
-    def update(self, vector: tf.Tensor) -> None:
-        """Take the ring's sum: one optimizer update with the exact mean gradient."""
-        self._graphs.update(vector, *self._rows)
-
-    def agreed(self, vector: tf.Tensor) -> control.Agreed:
-        """What the control vector at the end of a summed vector says."""
-        return control.read(np.asarray(memoryview(vector))[self._length :])
-
-    def _noted(self, given: Any) -> tf.Tensor:
-        """The vector that a graph has given, after its rows are noted."""
-        if not self._graphs.layout.tables:
-            return given
-        vector, all_rows = given
-        self._note(all_rows)
-        return vector
-
-    def _note(self, all_rows: tf.Tensor) -> None:
-        """How many rows of each table lie in the vectors of this step: the same on all ranks."""
-        layout = self._graphs.layout
-        flat = [n * rows.width(v) for n, v in zip(all_rows.numpy().tolist(), layout.tables, strict=True)]
-        self._rows, self._length = (all_rows,), layout.length + sum(flat)
+    def apply(self, sums: control.Sums) -> None:
+        """One update with the exact mean gradient, and with what the forward pass has changed."""
+        self._step.apply(sums)
 
     def take_metrics(self) -> dict[str, float]:
         """The compiled metrics over the records of all steps since they were taken last.
@@ -209,9 +179,9 @@ class KerasLearner:
     def _compared(self, batch: Batch) -> list[Any]:
         """The batch's tensors, of types that the graph is for: it is traced anew where it has to be."""
         if not self._types.know(batch) and self._types.widen(batch):
-            before = self._graphs.layout
+            before = self._step.layout
             try:
-                after = self._graphs.trace_gradients(batch)
+                after = self._step.trace(batch)
             except NeedsTotals as needs:
                 raise DataError(
                     f"the batch of {batch} has other shapes than the first records, and the loss is a mean "
@@ -227,21 +197,23 @@ class KerasLearner:
         return self._types.tensors(batch)
 
     @contextlib.contextmanager
-    def _errors(self, batch: Batch) -> Iterator[None]:
+    def _errors(self, batch: Batch | None) -> Iterator[None]:
         """What a step raises, in our words."""
-        with self._inner_sum.ring_errors() if self._inner_sum else contextlib.nullcontext():
-            try:
+        try:
+            with self._step.ring_errors():
                 yield
-            except tf.errors.InvalidArgumentError as error:
-                if BROKEN_ASSUMPTION in str(error):
-                    raise ModelError(
-                        f"the batch of {batch}: {BROKEN_ASSUMPTION}, as it was in the first records. Let the "
-                        'loss be a mean over records, or use reduction="mean_with_sample_weight" and weights '
-                        "of zero"
-                    ) from error
-                if self._types.differs_from_the_first(batch):
-                    raise DataError(_not_both(batch, error)) from error
+        except tf.errors.InvalidArgumentError as error:
+            if batch is None:
                 raise
+            if BROKEN_ASSUMPTION in str(error):
+                raise ModelError(
+                    f"the batch of {batch}: {BROKEN_ASSUMPTION}, as it was in the first records. Let the "
+                    'loss be a mean over records, or use reduction="mean_with_sample_weight" and weights '
+                    "of zero"
+                ) from error
+            if self._types.differs_from_the_first(batch):
+                raise DataError(_not_both(batch, error)) from error
+            raise
 
 
 # Odd constants, so that (step, rank) spreads over the two words of a seed.

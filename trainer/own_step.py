@@ -2,7 +2,9 @@
 
     gradients(batch)  ->  vector     runs the user's step and its sums; the vector says what else it did
     [ the ring sums the vectors of all ranks ]
-    update(vector)                   accepts the step
+    update(total)                    accepts the step
+
+(`sums` is the first two of them, `apply` the third.)
 
 The step runs as it is, on the model's own variables; its optimizers are given the ring's gradients
 (trainer/mean_gradients.py). It is several collectives: one for each optimizer call, and the worker's
@@ -33,6 +35,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -76,7 +79,7 @@ class OwnStepLearner:
     ):
         self.model = model
         self._name = f"{type(model).__name__}.train_step()"
-        self._means = MeanGradients(reduce)
+        self._means, self._reduce = MeanGradients(reduce), reduce
         self._variables = _distinct(model.variables)
         self._before: list[tf.Tensor] | None = None  # values of the variables, while a step is not accepted
         self._losses: list[str] = []
@@ -92,6 +95,31 @@ class OwnStepLearner:
             self._leave_out_metrics()
 
     # --- the two halves of a step
+
+    def sums(self, batch: Batch | None, contribution: np.ndarray, step: int, rank: int) -> control.Sums:
+        """Run the step, and make its last sum. Nothing is changed until that is applied.
+
+        Raises:
+            RingBroken: one of its sums did not come back.
+        """
+        ours = (
+            self.nothing(contribution) if batch is None else self.gradients(batch, contribution, step, rank)
+        )
+        ready_at = time.monotonic()
+        total = self._reduce(ours)
+        waited = time.monotonic() - ready_at
+        at_fault = control.read(np.asarray(memoryview(ours))[self.length :]).nonfinite
+        return control.Sums(self.agreed(total), at_fault, waited, total)
+
+    def apply(self, sums: control.Sums) -> None:
+        """Accept the step that was run last.
+
+        Raises:
+            ModelError: workers do not agree on what it did. Nothing is changed then.
+        """
+        self.update(sums.given)
+
+    # --- the parts of them
 
     def gradients(self, batch: Batch, contribution: np.ndarray, step: int, rank: int) -> tf.Tensor:
         """Run the step on `batch`; this rank's part of its last sum, float32 [length + len(contribution)].
@@ -377,8 +405,8 @@ class OwnStepLearner:
         at_fault = self._means.not_finite.read_value() + self._means.fault_of(ours)
         at = self._losses.index("loss") if "loss" in self._losses else 0
         loss = ours[self.length - len(self._losses) + at]
-        told = tf.stack([records, loss, contribution[control.LEAVE], at_fault])
-        return tf.concat([ours, told, contribution[control.STEP :]], 0)
+        head = contribution[control.LEAVE : control.HEAD]
+        return tf.concat([ours, [records], head, [loss, at_fault]], 0)
 
     def _accept_graph(self, total: tf.Tensor, ours: tf.Tensor, *before: tf.Tensor) -> tf.Tensor:
         """Whether each assigned variable has changed as on the other ranks, as far as it should; bool [n]."""

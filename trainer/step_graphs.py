@@ -1,8 +1,12 @@
-"""The graphs of a step: this rank's part of the sum, and what is made of the sum.
+"""The graphs of a step: what they are made from, and how it is found out.
 
-A vector holds, in this order: the gradients, what the forward pass has assigned, by how much counters were
+A step sums, in this order: the gradients, what the forward pass has assigned, by how much counters were
 raised, what is added to the metrics (trainer/training_metrics.py), the rows of tables (trainer/rows.py), and
-the control vector (trainer/control.py). `Layout` says what lies where.
+the control vector (trainer/control.py). `Layout` says what lies where. There are two ways to do so, and what
+a model is decides between them, once, at the start:
+
+    trainer/overlapped_step.py   one graph with a sum for each large gradient, and nothing waits meanwhile
+    trainer/vector_step.py       one vector, after all sums of which the optimizer runs; for every model
 
 How the graph of the gradients must be made shows while it is traced. Where a loss is not known to be made of
 means, the model is tried first (trainer/trial.py). Where its gradients depend on totals of the ring, the
@@ -12,8 +16,9 @@ it is traced again, until it is the right one.
 
 from __future__ import annotations
 
-import contextlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -23,17 +28,15 @@ import numpy as np
 import tensorflow as tf
 
 from edl.errors import ModelError
-from trainer import batch_types, control, rows
 from trainer.batch_norm import is_synchronized
 from trainer.batch_types import BatchTypes
+from trainer.control import Sums
 from trainer.data import Batch
 from trainer.exactness import Findings
 from trainer.forward import Forward
-from trainer.graphs import compiled
 from trainer.inner_sum import InnerSum
 from trainer.model_support import is_plain, is_scaled
 from trainer.training_metrics import TrainingMetrics
-from trainer.trial import halves
 
 
 class NeedsTotals(Exception):
@@ -43,7 +46,15 @@ class NeedsTotals(Exception):
         self.count = count
 
 
-class StepGraphs:
+class HasRows(Exception):
+    """The model's gradients have rows, for which the graph has no sum."""
+
+
+class NotTried(Exception):
+    """It takes real records to know how this model's step is made of parts."""
+
+
+class StepGraphs(ABC):
     """The graphs of one model's step, traced.
 
     Args:
@@ -51,12 +62,14 @@ class StepGraphs:
         types: of the batches; the graph of the gradients takes their tensors.
         sample: real records.
         metrics: that are told of the training.
-        inner_sum: over the ring, for what a step sums before its gradients; None: there is no ring.
+        inner_sum: over the ring, for what a step sums before its gradients.
         try_model: finds out how the step is made of parts, where that is not known.
 
     Raises:
         ModelError: the model cannot be trained this way; the text says why.
     """
+
+    layout: Layout
 
     def __init__(
         self,
@@ -64,68 +77,48 @@ class StepGraphs:
         types: BatchTypes,
         sample: Batch,
         metrics: TrainingMetrics,
-        inner_sum: InnerSum | None,
+        inner_sum: InnerSum,
         try_model: Callable[[], Findings],
     ):
-        self._model, self._types, self._inner_sum = model, types, inner_sum
+        self._model, self._types, self._inner_sum, self._try_model = model, types, inner_sum, try_model
         self._metrics = [(v, metrics.initial(v)) for v in metrics.variables]
-        self.synchronized = is_synchronized(model)
-        self.totals = 0  # floats that a step sums before its gradients
-        self._rows = False  # whether the gradients of tables are rows
-        self._added_up: frozenset[int] = frozenset()  # tables of which they are not
-        self._findings: Findings | None = None  # of a trial, where one was needed
-        self._one_by_one = rows.one_by_one(model.optimizer)
-        if not is_plain(model):
-            self._findings = try_model()
-        layout: Layout | None = None
-        while layout is None:
-            try:
-                layout = self.trace_gradients(sample)
-            except _NotTried:
-                self._findings = try_model()
-            except NeedsTotals as needs:
-                self.totals = needs.count
-            except _HasRows:
-                self._rows = True
-        if layout.tables:
-            self._added_up = self._the_same_in_each_batch(layout, sample)
-            layout = self.trace_gradients(sample)
-        self.layout = layout
-        floats = tf.TensorSpec([None], tf.float32)
-        self.nothing = compiled(
-            lambda told, length: tf.concat([tf.zeros([length]), told], 0), floats, tf.TensorSpec([], tf.int32)
-        )
-        of_rows = [tf.TensorSpec([len(layout.tables)], tf.int32)] if layout.tables else []
-        self.update = self._graph(self._update_graph, floats, *of_rows)
+        self._synchronized = is_synchronized(model)
+        self._totals = 0  # floats that a step sums before its gradients
+        self._by_row = False  # whether the gradients of tables are rows
+        self._findings = None if is_plain(model) else try_model()  # of a trial, where one was needed
 
-    def trace_gradients(self, batch: Batch) -> Layout:
+    # --- a step
+
+    @abstractmethod
+    def sums(self, tensors: list[Any] | None, contribution: np.ndarray, draw: np.ndarray) -> Sums:
+        """Take part in all sums of a step. Changes nothing.
+
+        Args:
+            tensors: of the batch; None: there is none.
+            contribution: this rank's control vector, without what the batch adds to it.
+            draw: a seed's two words, and the rank.
+
+        Raises:
+            RingBroken: one of the sums did not come back, unless TensorFlow raises it: see `ring_errors`.
+        """
+
+    @abstractmethod
+    def apply(self, sums: Sums) -> None:
+        """Change the model: one update of the optimizer, with the exact mean of the gradients."""
+
+    @abstractmethod
+    def ring_errors(self) -> AbstractContextManager[None]:
+        """Around `sums`, whose graphs may fail because the ring broke: then it is RingBroken."""
+
+    @abstractmethod
+    def trace(self, batch: Batch) -> Layout:
         """Make the graph for arrays of the present types; for batches of any length, in rings of any size.
 
         Raises:
-            NeedsTotals: it is no longer made as it was.
+            NeedsTotals, HasRows, NotTried: it is no longer made as it was.
         """
-        self._found: Layout | None = None
-        self.gradients = self._graph(
-            self._gradients_graph,
-            *self._types.signature,
-            tf.TensorSpec([None], tf.float32),
-            tf.TensorSpec([3], tf.int64),
-            *([tf.TensorSpec([], tf.bool)] if self.synchronized else []),
-            # XLA cannot wait for a ring.
-            jit=bool(self._model.jit_compile) and not (self.totals or self.synchronized or self._rows),
-        )
-        if self._model.run_eagerly:  # nothing was traced: the layout is found by a step that is no ring's
-            forward = self._forward(batch_types.leaves(batch), tf.zeros([2], tf.int64))
-            self._lay_out(forward, self._gradients_of(forward, forward.loss))
-        assert self._found is not None
-        return self._found
 
-    def _graph(
-        self, function: Callable[..., Any], *signature: tf.TensorSpec, jit: bool = False
-    ) -> Callable[..., Any]:
-        if self._model.run_eagerly:  # the user wants to see each step
-            return lambda *values: function(*map(tf.convert_to_tensor, values))
-        return compiled(function, *signature, jit=jit)
+    # --- what both are made from
 
     def _forward(
         self, leaves: list[Any], salt: tf.Tensor, ring: InnerSum | None = None, alive: Any = True
@@ -135,36 +128,6 @@ class StepGraphs:
             self._model, self._types.tree(leaves), salt, verdicts, ring, alive, metrics=self._metrics
         )
 
-    def _the_same_in_each_batch(self, layout: Layout, sample: Batch) -> frozenset[int]:
-        """Tables whose rows are not looked up by records (of places in a text, say): their ids.
-
-        Each rank has a gradient for all of these rows, of which Keras has but one for the whole batch. So
-        these are added up, as all other gradients are.
-        """
-        if len(sample) < 2:
-            return frozenset()
-        parts, _ = halves(sample)
-        alone = self._inner_sum.made_by(lambda v: v) if self._inner_sum else contextlib.nullcontext()
-        with alone:
-            one, other, whole = (self._count_rows(leaves) for leaves in (*parts, batch_types.leaves(sample)))
-        tables = zip(layout.tables, one + other == whole, strict=True)
-        return frozenset(id(v) for v, by_record in tables if not by_record)
-
-    def _count_rows(self, leaves: list[Any]) -> np.ndarray:
-        """Of each table, that the step of one rank with these records would look up."""
-        tensors = tf.nest.flatten(leaves, expand_composites=True)
-        told, draw = np.zeros(control.LENGTH, np.float32), np.zeros(3, np.int64)
-        _, counts = self.gradients(*tensors, told, draw, *([True] if self.synchronized else []))
-        return np.asarray(counts)
-
-    def _gradients_of(self, forward: Forward, target: tf.Tensor) -> list[Any]:
-        found = forward.gradients(target, self._one_by_one)
-        pairs = zip(self._model.trainable_variables, found, strict=True)
-        return [
-            tf.convert_to_tensor(g) if isinstance(g, tf.IndexedSlices) and id(v) in self._added_up else g
-            for v, g in pairs
-        ]
-
     def _is_sum(self, forward: Forward) -> bool:
         """Whether the loss of a batch is the sum of those of its parts, so that nothing is divided."""
         return forward.terms.all_sums and not forward.more_than_terms and not is_scaled(self._model)
@@ -172,107 +135,59 @@ class StepGraphs:
     def _require(self, forward: Forward) -> None:
         """
         Raises:
-            _NotTried, NeedsTotals: what the step of this model takes, and is not there yet.
+            NotTried, NeedsTotals: what the step of this model takes, and is not there yet.
         """
         terms = forward.terms
         counters = [v for v, _, _ in forward.changes if not keras.backend.is_float_dtype(v.dtype)]
         if self._findings is None and (terms.unknown or counters):
-            raise _NotTried
+            raise NotTried
         exact = terms.all_means or self._is_sum(forward)
-        if not self.totals and (is_scaled(self._model) or not exact):
+        if not self._totals and (is_scaled(self._model) or not exact):
             raise NeedsTotals(terms.parts().shape[0])
 
     def _lay_out(self, forward: Forward, gradients: list[Any]) -> Layout:
         self._require(forward)
-        if not self._rows and any(isinstance(g, tf.IndexedSlices) for g in gradients):
-            raise _HasRows
+        if not self._by_row and any(isinstance(g, tf.IndexedSlices) for g in gradients):
+            raise HasRows
         summed = self._findings.summed if self._findings else frozenset()
-        divided = not (is_scaled(self._model) or (self._is_sum(forward) and not self.totals))
+        divided = not (is_scaled(self._model) or (self._is_sum(forward) and not self._totals))
         metrics = [v for v, _ in self._metrics]
-        self._found = Layout.of(self._model, forward, gradients, summed, divided, metrics)
-        return self._found
+        return Layout.of(self._model, forward, gradients, summed, divided, metrics)
 
-    def _gradients_graph(self, *arguments: tf.Tensor) -> Any:
-        """The vector; where the model has rows, also how many of them all ranks have, by table.
-
-        Arguments: the batch's tensors, the control vector, (a seed's two words, rank), and, where layers sum
-        over the ring, whether this rank has records: one that has none takes part with the sample.
-        """
-        *tensors, contribution, draw, alive = arguments if self.synchronized else (*arguments, None)
-        ring = self._inner_sum if self.synchronized else None
-        forward = self._forward(self._types.packed(tensors), draw[:2], ring, alive)
-        self._require(forward)
-        records, loss, scaled = forward.records, forward.loss, is_scaled(self._model)
-        with forward.tape:
-            if self.totals:
-                assert self._inner_sum is not None, "this model needs a ring inside its steps"
-                parts = forward.terms.parts()
-                totals = self._inner_sum(parts if alive is None else tf.where(alive, parts, 0))
-                loss = forward.terms.corrected(loss, totals)
-            # The loss is weighted before it is differentiated: one product instead of one for each variable.
-            told = loss if self._is_sum(forward) and not self.totals else loss * records
-            # In 16 bits too large a number is lost: nothing larger than what Keras has for the whole batch.
-            weighted = self._model.optimizer.scale_loss(loss * (records / totals[0]) if scaled else told)
-            weighted = weighted if alive is None else tf.where(alive, weighted, 0)
-        gradients = self._gradients_of(forward, weighted)
-        layout = self._lay_out(forward, gradients)
-        after = {id(v): (before, value) for v, before, value in forward.changes}
-        slices = [g for g in gradients if isinstance(g, tf.IndexedSlices)]
-        parts = [tf.reshape(g, [-1]) for g in gradients if isinstance(g, tf.Tensor)]
-        parts += [tf.reshape(after[id(v)][1], [-1]) * records for v in layout.averaged]
+    @staticmethod
+    def _changes(forward: Forward, layout: Layout) -> list[tf.Tensor]:
+        """What is to be summed of the forward pass's own changes, flat, in the order of the layout."""
+        records, after = forward.records, {id(v): (old, new) for v, old, new in forward.changes}
+        parts = [tf.reshape(after[id(v)][1], [-1]) * records for v in layout.averaged]
         for v in layout.counters:
             old, new = (tf.cast(value, tf.float32) for value in after[id(v)])
             parts.append(tf.reshape(new - old, [-1]) * (1.0 if v.path in layout.summed else records))
-        checked = parts
-        parts = parts + [tf.reshape(forward.added_to(v), [-1]) for v in layout.metrics]
-        if slices:
-            counts = [tf.shape(g.indices)[0] for g in slices]
-            if alive is not None:
-                counts = [tf.where(alive, n, 0) for n in counts]
-                slices = [rows.first(g, n) for g, n in zip(slices, counts, strict=True)]
-            before, all_rows = rows.counted(self._inner_sum, draw[2], counts)
-            written = [rows.written(g, before[i], all_rows[i]) for i, g in enumerate(slices)]
-            parts, checked = parts + written, checked + written
-        if scaled:  # the optimizer looks at the sum of the gradients by itself, and takes smaller steps
-            finite = tf.math.is_finite(loss)
-        else:
-            # A sum is finite when all of its parts are (or so large that they are as bad): one cheap pass.
-            finite = tf.math.is_finite(weighted + tf.add_n([tf.reduce_sum(part) for part in checked]))
-        ours = tf.stack([records, told, contribution[control.LEAVE], 1.0 - tf.cast(finite, tf.float32)])
-        vector = tf.concat([*parts, ours], 0)
-        if alive is not None:
-            mask = tf.one_hot(tf.shape(vector)[0] - control.STEP + control.LEAVE, tf.shape(vector)[0])
-            vector = tf.where(alive, vector, mask * contribution[control.LEAVE])
-        vector = tf.concat([vector, contribution[control.STEP :]], 0)
-        return (vector, all_rows) if slices else vector
+        return parts
 
-    def _update_graph(self, vector: tf.Tensor, *all_rows: tf.Tensor) -> None:
-        layout, model = self.layout, self._model
-        flat = [all_rows[0][i] * rows.width(v) for i, v in enumerate(layout.tables)]
-        share = 1.0 / vector[sum(flat, layout.length) + control.RECORDS]
-        pieces = iter(tf.split(vector, [*layout.sizes, *flat, -1], num=len(layout.sizes) + len(flat) + 1))
-        gradients = {
-            id(v): tf.reshape(piece * share if layout.divided else piece, v.shape)
-            for v, piece in zip(layout.trained, pieces, strict=False)
-        }
-        # What the forward pass assigns comes first, as it does in Keras: it may be a weight that is trained.
-        for v, piece in zip(layout.averaged, pieces, strict=False):
-            v.assign(tf.reshape(piece * share, v.shape))
-        for v, piece in zip(layout.counters, pieces, strict=False):
-            raised = tf.reshape(piece if v.path in layout.summed else piece * share, v.shape)
-            v.assign(tf.cast(tf.cast(v.value, tf.int64) + tf.cast(tf.round(raised), tf.int64), v.dtype))
-        for v, piece in zip(layout.metrics, pieces, strict=False):
-            v.assign_add(tf.cast(tf.reshape(piece, v.shape), v.dtype))
-        for v, piece in zip(layout.tables, pieces, strict=False):
-            found = rows.read(piece, v)
-            values = found.values * share if layout.divided else found.values
-            gradients[id(v)] = tf.IndexedSlices(values, found.indices, found.dense_shape)
-        model.optimizer.apply_gradients([(gradients.get(id(v)), v) for v in model.trainable_variables])
+    @staticmethod
+    def _changed(layout: Layout, share: tf.Tensor, sums: list[tf.Tensor]) -> list[tf.Tensor]:
+        """The new values of `layout.changing`, of their sums over the ring.
+
+        Args:
+            share: of one record in the step.
+        """
+        kinds = zip(layout.changing, sums, strict=True)
+        new = []
+        for at, (v, total) in enumerate(kinds):
+            total = tf.reshape(total, v.shape)
+            if at < len(layout.averaged):
+                new.append(total * share)
+            elif at < len(layout.averaged) + len(layout.counters):
+                raised = tf.round(total if v.path in layout.summed else total * share)
+                new.append(tf.cast(tf.cast(v.value, tf.int64) + tf.cast(raised, tf.int64), v.dtype))
+            else:
+                new.append(v.value + tf.cast(total, v.dtype))
+        return new
 
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """What lies where in the vector, in front of the control vector, and what it means."""
+    """What is summed, in this order, in front of the control vector, and what it means."""
 
     trained: list[keras.Variable]
     averaged: list[keras.Variable]  # moving averages: changed by the forward pass
@@ -310,8 +225,13 @@ class Layout:
         return Layout(trained, floats, counters, summed, divided, metrics, tables)
 
     @property
+    def changing(self) -> list[keras.Variable]:
+        """What the optimizer does not change."""
+        return [*self.averaged, *self.counters, *self.metrics]
+
+    @property
     def all(self) -> list[keras.Variable]:
-        return [*self.trained, *self.averaged, *self.counters, *self.metrics]
+        return [*self.trained, *self.changing]
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -327,11 +247,3 @@ class Layout:
     def length(self) -> int:
         """Of what is there in each step, so without the rows."""
         return sum(self.sizes)
-
-
-class _HasRows(Exception):
-    """The model's gradients have rows, which a graph compiled with XLA cannot sum."""
-
-
-class _NotTried(Exception):
-    """It takes real records to know how this model's step is made of parts."""

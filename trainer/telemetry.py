@@ -37,7 +37,7 @@ class Telemetry:
         self._steps = steps
         self._loss: EpochLoss | None = None
         self._ended: pb.EpochEnded | None = None  # an epoch whose last step is not safe yet
-        self._seconds = 0.0  # that these took until the ring could sum
+        self._seconds = 0.0  # that these took, without waiting for other ranks
         self._logged_at = clock() - LOG_SECONDS
         self._began_at: float | None = None  # of the step in progress; None between steps
         self._stepped_at: float | None = None  # the last step came back
@@ -54,10 +54,14 @@ class Telemetry:
     def step_begins(self) -> None:
         self._began_at = self._clock()
 
-    def step_computed(self) -> None:
-        """Its part of the step is ready for the sum."""
+    def step_summed(self, waited: float) -> None:
+        """The sums of the step have come back.
+
+        Args:
+            waited: seconds that this rank has waited for the others, with its own part ready.
+        """
         if self._began_at is not None and self._records:  # the first step may have to warm up
-            self._seconds += self._clock() - self._began_at
+            self._seconds += max(0.0, self._clock() - self._began_at - waited)
 
     def step_breaks(self) -> None:
         """The ring broke; a step in progress did not come back."""

@@ -6,7 +6,7 @@ step until they leave the ring together or it breaks. The process and its model 
 
     train   wait for an order, ride the ring, say how it ended; again
     ride    form ─▶ sync ─▶ step, step, step ... ─▶ close
-    step    a part of a batch, one sum over the ring, one update, one more step in the model
+    step    a part of a batch, its sums over the ring, one update, one more step in the model
 
 **The ledger is a number.** Which records make up step k is arithmetic (edl/contract/steps.py), the same for
 every ring and on every worker; so `step`, the number of steps that are in the model, says which records are.
@@ -14,17 +14,18 @@ Model and number are one state: they are taken over together, and they cannot di
 knows what comes next without asking. That is why no record is lost or counted twice, whoever dies.
 
 **A part of each step** is this rank's, also by arithmetic. The parts of all ranks are the whole step,
-whatever the ring's size: the sum says how many records there were, and the loop does not go on if one was
+whatever the ring's size: the sums say how many records there were, and the loop does not go on if one was
 missing.
 
 **Nothing is rolled back.** When a member dies, each survivor has the step in flight, or has it
-not: its sum came back, or it did not. The ring goes on from one who has it, if one lives.
+not: all of its sums came back, or not all. The ring goes on from one who has it, if one lives.
 
-**A bad record**, one that cannot be read, is left out of its step, if the job allows some: the sum says how
+**A bad record**, one that cannot be read, is left out of its step, if the job allows some: the sums say how
 many, so that all ranks agree on what is missing.
 
-**A step is safe** once the next sum has come back, for then every member has it. When there is nothing left
-to train, one more sum, without records, makes the last step safe, and all leave the ring after it.
+**A step is safe** once the sums of the next one have come back, for then every member has it. When there is
+nothing left to train, one more step, without records, makes the last one safe, and all leave the ring after
+it.
 
 **The task** is to train up to a number of epochs. The master may change it at any time; the ring takes the
 change up at one step: the one whose sum says that every rank knows of it.
@@ -47,7 +48,7 @@ from edl.contract.ranges import RangeSet
 from edl.errors import DataError, EdlError
 from trainer import control
 from trainer.data import BadRecord, Batch, Batches
-from trainer.ring.base import Ring, RingBroken, Vector
+from trainer.ring.base import Ring, RingBroken
 from trainer.session.orders import End, Export, FormRing
 from trainer.session.state import Session
 from trainer.telemetry import Telemetry
@@ -64,26 +65,22 @@ class NonFinite(EdlError):
 
 
 class Learner(Protocol):
-    """A model, as two halves of a step with the ring's sum in between."""
+    """A model, as two halves of a step: its sums over the ring, and what they change."""
 
-    def gradients(self, batch: Batch, contribution: np.ndarray, step: int, rank: int) -> Vector:
-        """This rank's part of the sum, with the control vector `contribution` at its end. Changes nothing.
+    def sums(self, batch: Batch | None, contribution: np.ndarray, step: int, rank: int) -> control.Sums:
+        """Take part in all sums of a step. Changes nothing.
+
+        Args:
+            batch: this rank's part; None: it has none, and takes part with weight zero.
+            contribution: the control vector of this rank; what depends on the batch is added here.
 
         Raises:
-            RingBroken: it takes sums of its own, and one of them did not come back.
+            RingBroken: one of the sums did not come back here.
         """
         ...
 
-    def nothing(self, contribution: np.ndarray) -> Vector:
-        """The part of a rank that has no batch. Raises as `gradients` does."""
-        ...
-
-    def agreed(self, total: Vector) -> control.Agreed:
-        """What the control vector at the end of the sum says."""
-        ...
-
-    def update(self, total: Vector) -> None:
-        """Apply the sum to the model."""
+    def apply(self, sums: control.Sums) -> None:
+        """Apply what the sums have given to the model."""
         ...
 
     def take_metrics(self) -> dict[str, float]:
@@ -91,7 +88,7 @@ class Learner(Protocol):
         ...
 
     def state(self) -> np.ndarray:
-        """Everything that `update` changes, uint8 [bytes]."""
+        """Everything that `apply` changes, uint8 [bytes]."""
         ...
 
     def load(self, state: np.ndarray) -> None:
@@ -219,30 +216,28 @@ class Worker:
     # --- one step
 
     def take_step(self, generation: int, rank: int, size: int) -> bool:
-        """One collective. False: all members leave the ring after it."""
+        """The sums of one step. False: all members leave the ring after it."""
         self.report.step_begins()
         end = self.steps.end(self.step, self.epochs)
         training = self.step < end
         batch = self.batches.of(self.step, end) if training else None
         self.in_flight = len(batch) if batch else 0
         bad = () if batch is None else batch.bad
+        if batch is not None and not len(batch):
+            batch = None
         told = control.write(
             self.step, self.session.must_leave(generation), self.session.task is not None, len(bad)
         )
-        if batch is None or not len(batch):
-            vector = self.learner.nothing(told)  # it takes part all the same, with weight zero
-        else:
-            vector = self.learner.gradients(batch, told, self.step, rank)
-        self.report.step_computed()
-        total = self.ring.reduce(vector)
+        sums = self.learner.sums(batch, told, self.step, rank)  # without a batch it takes part all the same
         # From here on the step has happened, for this rank. And all have the one before it.
-        agreed = self.learner.agreed(total)
+        self.report.step_summed(sums.waited)
+        agreed = sums.agreed
         self.check(agreed, size, training)
         if agreed.nonfinite and self.config.training.non_finite == "stop":
-            self.refuse_nonfinite(batch, vector)
+            self.refuse_nonfinite(batch, sums)
         self.refuse_too_many_bad(agreed, bad)
         if training:
-            self.commit(agreed, total)
+            self.commit(sums)
         if bad:
             self.report.left_out(generation, self.steps.epoch(self.step - 1), bad)
         self.report.step_done(generation, rank, self.step, self.in_flight, agreed)
@@ -267,17 +262,14 @@ class Worker:
                 f"step {self.step + 1} has {found} records of {size} ranks, expected {stop - start}"
             )
 
-    def refuse_nonfinite(self, batch: Batch | None, vector: Vector) -> NoReturn:
-        """A part of the sum is not finite. No rank has changed anything.
-
-        Args:
-            vector: this rank's part.
+    def refuse_nonfinite(self, batch: Batch | None, sums: control.Sums) -> NoReturn:
+        """A part of the step is not finite. No rank has changed anything.
 
         Raises:
             NonFinite: it is this rank's, and the job ends.
             RingBroken: it is another's, which says so; this one waits for what follows.
         """
-        if batch is None or not self.learner.agreed(vector).nonfinite:
+        if batch is None or not sums.at_fault:
             raise RingBroken("the loss or a gradient of another worker is not finite")
         raise NonFinite(
             f"the loss or a gradient is not finite at step {self.step + 1}, on worker {self.session.worker}, "
@@ -305,8 +297,9 @@ class Worker:
             f"are; data.maxBadRecords is {most}"
         )
 
-    def commit(self, agreed: control.Agreed, total: Vector) -> None:
+    def commit(self, sums: control.Sums) -> None:
         """Put the step into the state: model and ledger, one after the other, nothing in between."""
+        agreed = sums.agreed
         if agreed.nonfinite:
             self.skipped = self.skipped.add(self.step, self.step + 1)
         else:
@@ -314,5 +307,5 @@ class Worker:
                 epoch = self.steps.epoch(self.step)
                 self.bad[epoch] = self.bad.get(epoch, 0) + agreed.bad
             if agreed.records:
-                self.learner.update(total)
+                self.learner.apply(sums)
         self.step += 1

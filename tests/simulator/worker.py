@@ -33,8 +33,11 @@ class Sim:
         world = fleet.world
         self.id, self.fleet, self.clock = worker, fleet, world.clock
         self.session = Session(worker, lambda message: fleet.send(self, message), Bell(self))
-        self.learner = CountingLearner(world.size * MOST_EPOCHS, lambda: fleet.works(self))
+        self.learner = CountingLearner(
+            world.size * MOST_EPOCHS, lambda: fleet.works(self), world.sums, lambda: world.clock.now
+        )
         self.ring = LocalRing()
+        self.learner.joins(self.ring)
         self.session.cuts(self.ring.cut)
         batches = Batches(Positions(world.size, world.bad), world.batch, reading=AtOnce())
         self.worker = Worker(

@@ -41,6 +41,7 @@ class World:
         self.epochs = [chance.randint(1, 3)]  # that were ever wanted
         self.refused = False  # whether a change came too late
         self.batch = chance.choice((1, 4, 16, 16, 64))
+        self.sums = seed % 3 + 1  # that make up a step
         self.pace = chance.choice((0.005, 0.05, 0.3))  # seconds of a step
         grace, join = chance.choice((0, 1, 3, 3)), chance.choice((0, 0.2, 1))
         self.silence = 2.0

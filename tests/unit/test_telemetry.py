@@ -48,9 +48,8 @@ class Teller:
             waits: how long of `seconds` it waits for the other rank.
         """
         self.report.step_begins()
-        self.now += seconds - waits
-        self.report.step_computed()
-        self.now += waits
+        self.now += seconds
+        self.report.step_summed(waits)
         records = 2 * trained
         agreed = Agreed(records, loss if records else float("nan"), False, nonfinite, 2 * step, 0, 0)
         self.report.step_done(3, rank, step, trained, agreed)

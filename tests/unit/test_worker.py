@@ -76,6 +76,7 @@ class A:
         self.ring = ring or LocalRing()
         self.session.cuts(self.ring.cut)
         self.learner = learner or CountingLearner(POSITIONS)
+        self.learner.joins(self.ring)
         self.source = Positions(SIZE)
         batches = Batches(self.source, batch, reading=AtOnce())
         report = Telemetry(self.session, batches.steps, log=lambda line: None)
@@ -187,9 +188,10 @@ class Parts(CountingLearner):
         super().__init__(POSITIONS)
         self.parts: dict[int, list[int]] = {}
 
-    def gradients(self, batch: Batch, contribution: np.ndarray, step: int, rank: int) -> np.ndarray:
-        self.parts[step] = batch.x.tolist()
-        return super().gradients(batch, contribution, step, rank)
+    def sums(self, batch: Batch | None, contribution: np.ndarray, step: int, rank: int) -> control.Sums:
+        if batch is not None:
+            self.parts[step] = batch.x.tolist()
+        return super().sums(batch, contribution, step, rank)
 
 
 @pytest.mark.parametrize("shares", [(1,), (1, 1), (3, 1), (1, 20), (1, 0), (1, 1, 1), (5, 20, 10)])

@@ -1,7 +1,8 @@
 """The ring on Horovod's Gloo engine. The only module that knows Horovod.
 
 Facts that shape it, each with its incident in docs/horovod-patches.md:
-- One collective at a time, under one name. Horovod pairs operations by name.
+- Horovod pairs operations by name. A sum that is asked for by `reduce` has one name, and they come one at a
+  time; those of a graph (`in_graph`) each have their own, and come in any order.
 - A broken ring is cut: the sockets that appeared while it was formed are shut down, so that
   every rank's collective fails in milliseconds and not after Gloo's timeout. While a broken
   ring is still being formed, connections keep appearing, so the cut is repeated.
@@ -20,12 +21,15 @@ import socket
 import stat
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 
 import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
+from horovod.tensorflow.mpi_ops import _allreduce
+from tensorflow.core.framework import attr_value_pb2
 
 from edl.contract.exit_codes import WorkerExit
 from trainer.graphs import compiled
@@ -36,6 +40,7 @@ INTERNET = (socket.AF_INET, socket.AF_INET6)
 NO_PORT = -1
 CUT_AGAIN_SECONDS = 0.1
 HUNG_SECONDS = 10.0
+IDLE = 0.3  # of a core, that a process uses which only waits
 
 
 class HorovodRing:
@@ -67,6 +72,7 @@ class HorovodRing:
         self._closed = threading.Event()
         self._closed.set()
         self._sum: Callable[[tf.Tensor], tf.Tensor] | None = None  # traced when a ring is up
+        self.in_graph = GraphSums()
 
     def form(self, rank: int, size: int) -> None:
         with self._lock:
@@ -135,11 +141,14 @@ class HorovodRing:
 
     def _keep_cutting(self) -> None:
         """Until the ring is closed. A process that cannot get out of it ends itself."""
-        waited = 0.0
+        hung, used = 0.0, time.process_time()
         while not self._closed.wait(CUT_AGAIN_SECONDS):
             self._cut_once()
-            waited += CUT_AGAIN_SECONDS
-            if waited >= HUNG_SECONDS and self._in_engine():
+            before, used = used, time.process_time()
+            # In a graph the model computes, too: it hangs only where nothing does.
+            idle = self.in_graph.runs and used - before < IDLE * CUT_AGAIN_SECONDS
+            hung = hung + CUT_AGAIN_SECONDS if idle or self._in_engine() else 0.0
+            if hung >= HUNG_SECONDS:
                 print(f"still inside a broken ring after {HUNG_SECONDS:g} s", file=sys.stderr)
                 faulthandler.dump_traceback(all_threads=True)
                 os._exit(WorkerExit.PEER_BROKEN)
@@ -157,6 +166,49 @@ class HorovodRing:
 
 def _sum(vector: tf.Tensor) -> tf.Tensor:
     return hvd.allreduce(vector, op=hvd.Sum, name="step", ignore_name_scope=True)
+
+
+class GraphSums:
+    """Sums over the ring that a graph makes by operations of its own, while it goes on computing.
+
+    Promise: a sum is made, whatever TensorFlow makes of the graph. The operation is not marked as having an
+    effect: two with equal inputs would be made one, and one of a constant would be computed while the graph
+    is optimized; on some ranks, and the others would wait for ever. So each carries its name as an
+    attribute, by which it differs from all others. That no input is a constant is the caller's business.
+    """
+
+    def __init__(self) -> None:
+        self.runs = False  # a graph with sums
+
+    def __call__(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
+        """The sum over all ranks of a float32 tensor; shape and name are the same on all ranks. It has no
+        gradient."""
+        total = _allreduce(
+            tf.stop_gradient(tensor), name=f"{NAMED}{name}", op=hvd.Sum, ignore_name_scope=True
+        )
+        total.op._set_attr(ATTRIBUTE, attr_value_pb2.AttrValue(s=name.encode()))
+        return total
+
+    @contextlib.contextmanager
+    def ring_errors(self) -> Iterator[None]:
+        """Around the call of a graph.
+
+        Raises:
+            RingBroken: one of its sums did not come back.
+        """
+        self.runs = True
+        try:
+            yield
+        except tf.errors.OpError as error:
+            if NAMED not in error.message:  # the model's own: TensorFlow names the operation that failed
+                raise
+            raise RingBroken(f"allreduce: {error.message.strip().splitlines()[0][:200]}") from error
+        finally:
+            self.runs = False
+
+
+NAMED = "sum_of_ring_"
+ATTRIBUTE = "_sum_of_ring"
 
 
 @contextlib.contextmanager

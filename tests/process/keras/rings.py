@@ -16,7 +16,6 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from trainer import arrays, control
 from trainer.data import Batch
@@ -88,19 +87,14 @@ def ring_step(
     """One step of a ring with a rank for each part, in this process."""
     meeting.size = len(parts)
 
-    def contribute(rank: int) -> np.ndarray:
-        part = parts[rank]
-        told = control.write(step)
-        given = learner.nothing(told) if part is None else learner.gradients(part, told, step, rank)
-        return np.asarray(given)
+    def contribute(rank: int) -> control.Sums:
+        return learner.sums(parts[rank], control.write(step), step, rank)
 
     with ThreadPoolExecutor(len(parts)) as ranks:
-        vectors = list(ranks.map(contribute, range(len(parts))))
-    with np.errstate(invalid="ignore"):
-        total = tf.convert_to_tensor(sum(vectors[1:], vectors[0]))
-    agreed = learner.agreed(total)
-    learner.update(total)
-    return agreed
+        sums = list(ranks.map(contribute, range(len(parts))))
+    assert len({str(s.agreed) for s in sums}) == 1
+    learner.apply(sums[0])
+    return sums[0].agreed
 
 
 def parts_of(case: Case, size: int, start: int, stop: int, nth: int = 0) -> list[Batch | None]:

@@ -12,6 +12,7 @@ from keras import ops
 from edl.errors import ModelError
 from tests.process.keras.models import X, Y, dense, plain, sgd, tagged
 from tests.process.keras.rings import Case, Meeting, assert_same, batch, learner_of, parts_of, ring_step
+from trainer import control
 
 K = keras.layers
 
@@ -111,15 +112,17 @@ def test_moving_averages_are_averaged_by_records() -> None:
 def test_gradients_have_no_side_effect() -> None:
     case = Case(moving_parts, plain)
     learner = learner_of(case, Meeting())
-    before = learner.digest()
-    from trainer import control
-
+    before, state = learner.digest(), learner.state()
     told = control.write(0)
-    first, again = (np.asarray(learner.gradients(batch(case, 0, 12), told, 5, 0)) for _ in range(2))
+    first, again, other = (learner.sums(batch(case, 0, 12), told, 5, rank) for rank in (0, 0, 1))
     assert learner.digest() == before
-    np.testing.assert_array_equal(first, again)  # a step that is done again draws the same masks
-    other = np.asarray(learner.gradients(batch(case, 0, 12), told, 5, 1))
-    assert (first != other).any(), "another rank should draw other masks"
+    after = []
+    for sums in (first, again, other):
+        learner.apply(sums)
+        after.append(learner.digest())
+        learner.load(state)
+    assert after[0] == after[1], "a step that is done again draws the same masks"
+    assert after[0] != after[2], "another rank draws other masks"
 
 
 def test_the_state_travels_whole() -> None:
@@ -143,10 +146,8 @@ def test_what_is_not_finite_is_flagged() -> None:
     case, meeting = Case(dense, lambda: (x, Y, None)), Meeting()
     learner = learner_of(case, meeting)
     before = learner.digest()
-    from trainer import control
-
-    told = control.write(0)
-    assert learner.agreed(learner.gradients(batch(case, 0, 12), told, 0, 0)).nonfinite
+    sums = learner.sums(batch(case, 0, 12), control.write(0), 0, 0)
+    assert (sums.agreed.nonfinite, sums.at_fault) == (True, True)
     assert learner.digest() == before
 
 

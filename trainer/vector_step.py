@@ -1,0 +1,229 @@
+"""A step with one sum: of one vector, after which the optimizer runs.
+
+    [ gradients x records | moving averages x records | counters | metrics | rows | control ]
+
+It takes every model that can be trained over a ring; what needs a sum before the gradients, or after them,
+has it (trainer/inner_sum.py). Only `apply` changes the model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from trainer import batch_types, control, rows
+from trainer.data import Batch
+from trainer.forward import Forward
+from trainer.graphs import compiled
+from trainer.model_support import is_scaled
+from trainer.ring.base import Vector
+from trainer.step_graphs import HasRows, Layout, NeedsTotals, NotTried, StepGraphs
+from trainer.trial import halves
+
+
+@dataclass(frozen=True, eq=False)
+class Total:
+    """The ring's sum of all vectors, and how many rows of each table lie in it."""
+
+    vector: tf.Tensor
+    rows: tuple[tf.Tensor, ...]  # int32 [tables], where there are tables
+
+
+class VectorStep(StepGraphs):
+    """
+    Args:
+        reduce: the ring's (trainer/ring/base.py).
+        others: see StepGraphs.
+    """
+
+    def __init__(self, *others: Any, reduce: Callable[[Vector], Vector]):
+        super().__init__(*others)
+        model, types, sample = others[:3]
+        self._reduce = reduce
+        self._sample = types.tensors(sample)
+        self._added_up: frozenset[int] = frozenset()  # tables of which the gradients are not rows
+        self._one_by_one = rows.one_by_one(model.optimizer)
+        layout: Layout | None = None
+        while layout is None:
+            try:
+                layout = self.trace(sample)
+            except NotTried:
+                self._findings = self._try_model()
+            except NeedsTotals as needs:
+                self._totals = needs.count
+            except HasRows:
+                self._by_row = True
+        if layout.tables:
+            self._added_up = self._the_same_in_each_batch(layout, sample)
+            layout = self.trace(sample)
+        self.layout = layout
+        floats = tf.TensorSpec([None], tf.float32)
+        self._nothing = compiled(
+            lambda told, length: tf.concat([tf.zeros([length]), told], 0), floats, tf.TensorSpec([], tf.int32)
+        )
+        of_rows = [tf.TensorSpec([len(layout.tables)], tf.int32)] if layout.tables else []
+        self._update = self._graph(self._update_graph, floats, *of_rows)
+
+    def sums(self, tensors: list[Any] | None, contribution: np.ndarray, draw: np.ndarray) -> control.Sums:
+        ours, of_tables = self._ours(tensors, contribution, draw)
+        ready_at = time.monotonic()
+        total = self._reduce(ours)
+        waited = time.monotonic() - ready_at
+        agreed, own = (control.read(np.asarray(memoryview(v))[-control.LENGTH :]) for v in (total, ours))
+        return control.Sums(agreed, own.nonfinite, waited, Total(total, of_tables))
+
+    def apply(self, sums: control.Sums) -> None:
+        self._update(sums.given.vector, *sums.given.rows)
+
+    @contextlib.contextmanager
+    def ring_errors(self) -> Iterator[None]:
+        with self._inner_sum.ring_errors():
+            yield
+
+    def trace(self, batch: Batch) -> Layout:
+        self._found: Layout | None = None
+        self._gradients = self._graph(
+            self._gradients_graph,
+            *self._types.signature,
+            tf.TensorSpec([None], tf.float32),
+            tf.TensorSpec([3], tf.int64),
+            *([tf.TensorSpec([], tf.bool)] if self._synchronized else []),
+            # XLA cannot wait for a ring.
+            jit=bool(self._model.jit_compile) and not (self._totals or self._synchronized or self._by_row),
+        )
+        if self._model.run_eagerly:  # nothing was traced: the layout is found by a step that is no ring's
+            forward = self._forward(batch_types.leaves(batch), tf.zeros([2], tf.int64))
+            self._found = self._lay_out(forward, self._gradients_of(forward, forward.loss))
+        assert self._found is not None
+        return self._found
+
+    def _ours(
+        self, tensors: list[Any] | None, contribution: np.ndarray, draw: np.ndarray
+    ) -> tuple[tf.Tensor, tuple[tf.Tensor, ...]]:
+        """This rank's vector; and how many rows of each table lie in the vectors of this step."""
+        tables = self.layout.tables
+        if tensors is not None or self._synchronized:  # a rank without a batch has a part in every sum
+            if tables:
+                rows.refuse_rank(int(draw[2]))
+            alive = (tensors is not None,) if self._synchronized else ()
+            given = self._gradients(
+                *(self._sample if tensors is None else tensors), contribution, draw, *alive
+            )
+            return (given[0], (given[1],)) if tables else (given, ())
+        if self._totals:
+            self._inner_sum(tf.zeros([self._totals]))
+        if not tables:
+            return self._nothing(contribution, self.layout.length), ()
+        counts = rows.nothing(self._inner_sum, len(tables))
+        flat = sum(n * rows.width(v) for n, v in zip(counts.numpy().tolist(), tables, strict=True))
+        return self._nothing(contribution, self.layout.length + flat), (counts,)
+
+    def _graph(
+        self, function: Callable[..., Any], *signature: tf.TensorSpec, jit: bool = False
+    ) -> Callable[..., Any]:
+        if self._model.run_eagerly:  # the user wants to see each step
+            return lambda *values: function(*map(tf.convert_to_tensor, values))
+        return compiled(function, *signature, jit=jit)
+
+    def _the_same_in_each_batch(self, layout: Layout, sample: Batch) -> frozenset[int]:
+        """Tables whose rows are not looked up by records (of places in a text, say): their ids.
+
+        Each rank has a gradient for all of these rows, of which Keras has but one for the whole batch. So
+        these are added up, as all other gradients are.
+        """
+        if len(sample) < 2:
+            return frozenset()
+        parts, _ = halves(sample)
+        with self._inner_sum.made_by(lambda v: v):
+            one, other, whole = (self._count_rows(leaves) for leaves in (*parts, batch_types.leaves(sample)))
+        tables = zip(layout.tables, one + other == whole, strict=True)
+        return frozenset(id(v) for v, by_record in tables if not by_record)
+
+    def _count_rows(self, leaves: list[Any]) -> np.ndarray:
+        """Of each table, that the step of one rank with these records would look up."""
+        tensors = tf.nest.flatten(leaves, expand_composites=True)
+        told, draw = np.zeros(control.LENGTH, np.float32), np.zeros(3, np.int64)
+        _, counts = self._gradients(*tensors, told, draw, *([True] if self._synchronized else []))
+        return np.asarray(counts)
+
+    def _gradients_of(self, forward: Forward, target: tf.Tensor) -> list[Any]:
+        found = forward.gradients(target, self._one_by_one)
+        pairs = zip(self._model.trainable_variables, found, strict=True)
+        return [
+            tf.convert_to_tensor(g) if isinstance(g, tf.IndexedSlices) and id(v) in self._added_up else g
+            for v, g in pairs
+        ]
+
+    def _gradients_graph(self, *arguments: tf.Tensor) -> Any:
+        """The vector; where the model has rows, also how many of them all ranks have, by table.
+
+        Arguments: the batch's tensors, the control vector, (a seed's two words, rank), and, where layers sum
+        over the ring, whether this rank has records: one that has none takes part with the sample.
+        """
+        *tensors, contribution, draw, alive = arguments if self._synchronized else (*arguments, None)
+        ring = self._inner_sum if self._synchronized else None
+        forward = self._forward(self._types.packed(tensors), draw[:2], ring, alive)
+        self._require(forward)
+        records, loss, scaled = forward.records, forward.loss, is_scaled(self._model)
+        with forward.tape:
+            if self._totals:
+                parts = forward.terms.parts()
+                totals = self._inner_sum(parts if alive is None else tf.where(alive, parts, 0))
+                loss = forward.terms.corrected(loss, totals)
+            # The loss is weighted before it is differentiated: one product instead of one for each variable.
+            told = loss if self._is_sum(forward) and not self._totals else loss * records
+            # In 16 bits too large a number is lost: nothing larger than what Keras has for the whole batch.
+            weighted = self._model.optimizer.scale_loss(loss * (records / totals[0]) if scaled else told)
+            weighted = weighted if alive is None else tf.where(alive, weighted, 0)
+        gradients = self._gradients_of(forward, weighted)
+        layout = self._found = self._lay_out(forward, gradients)
+        slices = [g for g in gradients if isinstance(g, tf.IndexedSlices)]
+        parts = [tf.reshape(g, [-1]) for g in gradients if isinstance(g, tf.Tensor)]
+        parts += self._changes(forward, layout)
+        checked = parts
+        parts = parts + [tf.reshape(forward.added_to(v), [-1]) for v in layout.metrics]
+        if slices:
+            counts = [tf.shape(g.indices)[0] for g in slices]
+            if alive is not None:
+                counts = [tf.where(alive, n, 0) for n in counts]
+                slices = [rows.first(g, n) for g, n in zip(slices, counts, strict=True)]
+            before, all_rows = rows.counted(self._inner_sum, draw[2], counts)
+            written = [rows.written(g, before[i], all_rows[i]) for i, g in enumerate(slices)]
+            parts, checked = parts + written, checked + written
+        if scaled:  # the optimizer looks at the sum of the gradients by itself, and takes smaller steps
+            finite = tf.math.is_finite(loss)
+        else:
+            # A sum is finite when all of its parts are (or so large that they are as bad): one cheap pass.
+            finite = tf.math.is_finite(weighted + tf.add_n([tf.reduce_sum(part) for part in checked]))
+        bad = 1.0 - tf.cast(finite, tf.float32)
+        if alive is not None:
+            parts, records, told, bad = (tf.nest.map_structure(lambda t: tf.where(alive, t, 0), t)
+                                         for t in (parts, records, told, bad))  # fmt: skip
+        head = contribution[control.LEAVE : control.HEAD]
+        vector = tf.concat([*parts, [records], head, [told, bad]], 0)
+        return (vector, all_rows) if slices else vector
+
+    def _update_graph(self, vector: tf.Tensor, *all_rows: tf.Tensor) -> None:
+        layout, model = self.layout, self._model
+        flat = [all_rows[0][i] * rows.width(v) for i, v in enumerate(layout.tables)]
+        share = 1.0 / vector[sum(flat, layout.length) + control.RECORDS]
+        pieces = tf.split(vector, [*layout.sizes, *flat, -1], num=len(layout.sizes) + len(flat) + 1)[:-1]
+        trained, dense = len(layout.trained), len(layout.sizes)
+        gradients = {
+            id(v): tf.reshape(piece * share if layout.divided else piece, v.shape)
+            for v, piece in zip(layout.trained, pieces[:trained], strict=True)
+        }
+        # What the forward pass assigns comes first, as it does in Keras: it may be a weight that is trained.
+        for v, new in zip(layout.changing, self._changed(layout, share, pieces[trained:dense]), strict=True):
+            v.assign(new)
+        for v, piece in zip(layout.tables, pieces[dense:], strict=True):
+            found = rows.read(piece, v)
+            values = found.values * share if layout.divided else found.values
+            gradients[id(v)] = tf.IndexedSlices(values, found.indices, found.dense_shape)
+        model.optimizer.apply_gradients([(gradients.get(id(v)), v) for v in model.trainable_variables])
