@@ -159,7 +159,8 @@ class _Books:
         Args:
             lost: it was told that all who had more are gone.
         """
-        out = self.out[root] if root in self.holders else {"step": 0, "skipped": {"ranges": []}, "bad": {}}
+        nothing: dict[str, Any] = {"step": 0, "skipped": {"ranges": []}, "bad": {}}
+        out = self.out[root] if root in self.holders else nothing
         step: int = out["step"]
         if root in self.holders and step < self.safe and not lost:
             raise AuditFailed(
