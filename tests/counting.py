@@ -58,7 +58,7 @@ class CountingLearner:
         ready_at = self._clock()
         total = np.concatenate([self._reduce(piece) for piece in np.array_split(vector, self._pieces)])
         ours, agreed = (control.read(v[len(self.weights) :]) for v in (vector, total))
-        return control.Sums(agreed, ours.nonfinite, self._clock() - ready_at, total)
+        return control.Sums(agreed, ours.nonfinite, self._clock() - ready_at, total.nbytes, total)
 
     def gradients(self, batch: Batch, contribution: np.ndarray) -> np.ndarray:
         self._works()
@@ -78,6 +78,19 @@ class CountingLearner:
 
     def take_metrics(self) -> dict[str, float]:
         return {}
+
+    follows = True
+
+    @property
+    def nbytes(self) -> int:
+        return self._variables.nbytes
+
+    def parts(self) -> list[np.ndarray]:
+        return [self.state().copy()]
+
+    def load_parts(self, parts: list[np.ndarray]) -> None:
+        (part,) = parts
+        self.load(part)
 
     def state(self) -> np.ndarray:
         return self._variables.view(np.uint8)

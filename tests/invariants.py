@@ -171,7 +171,11 @@ class Watchdog:
         assert not holders or truth >= self.safe or lost, "what every member had is missing"
         self.safe = min(self.safe, truth)
         if not form.sync:
-            assert all(w.has_state and self.outs[w.id].step == truth for w in members), "they do not sync"
+            have = [w for w in members if w.id not in form.joining]
+            assert have and all(w.has_state and self.outs[w.id].step == truth for w in have), (
+                "they do not sync"
+            )
+        assert form.step == truth and not (form.sync and form.joining)
         self.form = form
 
     def _check_call(self, generation: Generation, members: tuple[WorkerId, ...]) -> None:

@@ -3,7 +3,7 @@
 It is a part of what a step sums over the ring. So all ranks read the same values at the same step, and that
 is all the agreement the protocol needs.
 
-    [ records, leave, step, change, bad records | loss sum, non-finite ]
+    [ records, leave, step, change, bad records, holders | loss sum, non-finite ]
 
 A rank knows the first part before it has computed anything: a step of several sums has it in the first of
 them, and the rest in the last. Its length does not depend on the ring. float32 holds whole numbers up to
@@ -17,13 +17,15 @@ from typing import Any
 
 import numpy as np
 
-RECORDS, LEAVE, STEP, CHANGE, BAD, LOSS, NONFINITE = range(7)
-LENGTH = 7
+RECORDS, LEAVE, STEP, CHANGE, BAD, HOLDS, LOSS, NONFINITE = range(8)
+LENGTH = 8
 HEAD = LOSS  # so many are known before anything is computed
 STEPS = 4096  # told modulo this: the sum is exact for as many ranks
 
 
-def write(step: int, leave: bool = False, change: bool = False, bad: int = 0) -> np.ndarray:
+def write(
+    step: int, leave: bool = False, change: bool = False, bad: int = 0, holds: bool = True
+) -> np.ndarray:
     """This rank's contribution, float32 [LENGTH].
 
     The records, loss and non-finite fields of a rank with a batch are written by the model's
@@ -34,9 +36,10 @@ def write(step: int, leave: bool = False, change: bool = False, bad: int = 0) ->
         leave: whether the rank is to leave the ring after it.
         change: whether the rank has been told of a change of the task that the ring has not made yet.
         bad: how many records are missing in the rank's part, because they are bad.
+        holds: whether the rank has the state of this step.
     """
     vector = np.zeros(LENGTH, np.float32)
-    vector[LEAVE], vector[STEP], vector[CHANGE], vector[BAD] = leave, step % STEPS, change, bad
+    vector[LEAVE:LOSS] = leave, step % STEPS, change, bad, holds
     return vector
 
 
@@ -51,6 +54,7 @@ class Agreed:
     steps: int  # the sum of what the ranks said
     changes: int  # how many ranks know of the next change
     bad: int  # records that are left out of the step
+    holders: int  # how many ranks have the state
 
     def all_at(self, step: int, ranks: int) -> bool:
         """Whether all ranks took this step."""
@@ -64,6 +68,7 @@ class Sums:
     agreed: Agreed
     at_fault: bool  # whether this rank's own part is not finite
     waited: float  # seconds, for the other ranks: from the moment at which its part was ready
+    nbytes: int  # that it takes to keep them
     given: Any  # what is to be applied to the model, as the learner that made the sums has it
 
 
@@ -78,4 +83,5 @@ def read(vector: np.ndarray) -> Agreed:
         steps=int(vector[STEP]),
         changes=int(vector[CHANGE]),
         bad=int(vector[BAD]),
+        holders=int(vector[HOLDS]),
     )

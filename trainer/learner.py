@@ -19,7 +19,6 @@ on each rank, the same when a step is done again, with no state to keep.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from typing import Any
@@ -29,7 +28,7 @@ import numpy as np
 import tensorflow as tf
 
 from edl.errors import DataError, ModelError
-from trainer import control
+from trainer import control, snapshot
 from trainer.batch_types import BatchTypes, tensor_tree
 from trainer.data import Batch
 from trainer.fingerprint import fingerprint
@@ -136,10 +135,19 @@ class KerasLearner:
 
     # --- the state
 
+    follows = True
+
+    @property
+    def nbytes(self) -> int:
+        return snapshot.nbytes(self._variables)
+
     def state(self) -> np.ndarray:
         """All of the training state (weights, moving averages, optimizer slots, metrics), uint8 [bytes]."""
-        parts = [np.ascontiguousarray(v.numpy()).reshape(-1).view(np.uint8) for v in self._variables]
-        return np.concatenate(parts) if parts else np.zeros(0, np.uint8)
+        return snapshot.joined(self.parts())
+
+    def parts(self) -> list[np.ndarray]:
+        """The same, each variable by itself, as it is now: it stays so, and nothing is copied."""
+        return snapshot.parts(self._variables)
 
     def load(self, state: np.ndarray) -> None:
         """Take over another worker's `state`.
@@ -147,19 +155,18 @@ class KerasLearner:
         Raises:
             ModelError: it is not the state of this model; nothing is changed then.
         """
-        sizes = [int(np.prod(v.shape)) * np.dtype(v.dtype).itemsize for v in self._variables]
-        if sum(sizes) != len(state):
-            raise ModelError(f"the ring's state has {len(state)} bytes, this worker's model has {sum(sizes)}")
-        parts = np.split(state, np.cumsum(sizes)[:-1])
-        for v, part in zip(self._variables, parts, strict=True):
-            v.assign(part.copy().view(np.dtype(v.dtype)).reshape(v.shape))  # copied, to be aligned
+        self.load_parts(snapshot.divided(self._variables, state))
+
+    def load_parts(self, parts: list[np.ndarray]) -> None:
+        """Take over another worker's `parts`. Raises as `load` does."""
+        snapshot.load(self._variables, parts)
 
     def fingerprint(self) -> str:
         return fingerprint(self.model)
 
     def digest(self) -> str:
         """SHA-256 of the state: equal on two workers when their models are, bit for bit."""
-        return hashlib.sha256(self.state().tobytes()).hexdigest()
+        return snapshot.digest(self.parts())
 
     # --- the model's variables, and each batch's types
 

@@ -101,11 +101,12 @@ class OverlappedStep(StepGraphs):
         if tensors is None:
             zeros = tf.zeros([len(self._large) + 1])
             head, tail, *reduced = self._nothing(told, zeros)
-            return control.Sums(_agreed(head, tail), False, 0.0, Reduced([head, *reduced]))
+            nbytes = sum(4 * int(tf.size(r)) for r in reduced)
+            return control.Sums(_agreed(head, tail), False, 0.0, nbytes, Reduced([head, *reduced]))
         given = map(tf.convert_to_tensor, tensors)
         head, tail, bad, ready_at, *new = self._step(*given, told, tf.constant(draw), _ONE)
         waited = max(0.0, time.time() - float(ready_at))
-        return control.Sums(_agreed(head, tail), bool(bad), waited, NewValues(new))
+        return control.Sums(_agreed(head, tail), bool(bad), waited, 0, NewValues(new))
 
     def apply(self, sums: control.Sums) -> None:
         given = sums.given

@@ -33,8 +33,6 @@ A rank without a batch runs the step on the sample, with weight zero: it has to 
 
 from __future__ import annotations
 
-import hashlib
-import math
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -45,7 +43,7 @@ import tensorflow as tf
 from tensorflow.python.framework import auto_control_deps_utils
 
 from edl.errors import ModelError
-from trainer import arrays, control
+from trainer import arrays, control, snapshot
 from trainer.batch_norm import is_synchronized, synchronized
 from trainer.data import Batch
 from trainer.fingerprint import fingerprint
@@ -109,7 +107,7 @@ class OwnStepLearner:
         total = self._reduce(ours)
         waited = time.monotonic() - ready_at
         at_fault = control.read(np.asarray(memoryview(ours))[self.length :]).nonfinite
-        return control.Sums(self.agreed(total), at_fault, waited, total)
+        return control.Sums(self.agreed(total), at_fault, waited, 0, total)
 
     def apply(self, sums: control.Sums) -> None:
         """Accept the step that was run last.
@@ -180,12 +178,24 @@ class OwnStepLearner:
 
     # --- the state
 
+    follows = False  # the step changes the model while its sums are made
+
+    @property
+    def nbytes(self) -> int:
+        return snapshot.nbytes(self._all)
+
+    @property
+    def _all(self) -> list[tf.Variable]:
+        """All variables but the metrics', and what is to be told of the losses."""
+        return [*self._variables, self._told]
+
     def state(self) -> np.ndarray:
-        """All variables but the metrics', and what is to be told of the losses, uint8 [bytes]."""
+        """Of all variables, uint8 [bytes]."""
+        return snapshot.joined(self.parts())
+
+    def parts(self) -> list[np.ndarray]:
         self._put_back()
-        variables = [*self._variables, self._told]
-        parts = [np.ascontiguousarray(v.numpy()).reshape(-1).view(np.uint8) for v in variables]
-        return np.concatenate(parts) if parts else np.zeros(0, np.uint8)
+        return snapshot.parts(self._all)
 
     def load(self, state: np.ndarray) -> None:
         """Take over another worker's `state`.
@@ -193,20 +203,16 @@ class OwnStepLearner:
         Raises:
             ModelError: it is not the state of this model; nothing is changed then.
         """
+        self.load_parts(snapshot.divided(self._all, state))
+
+    def load_parts(self, parts: list[np.ndarray]) -> None:
+        """Take over another worker's `parts`. Raises as `load` does."""
         self._put_back()
-        variables = [*self._variables, self._told]
-        types = [v.dtype.as_numpy_dtype for v in variables]
-        shapes = [tuple(v.read_value().shape) for v in variables]
-        sizes = [math.prod(s) * np.dtype(t).itemsize for s, t in zip(shapes, types, strict=True)]
-        if sum(sizes) != len(state):
-            raise ModelError(f"the ring's state has {len(state)} bytes, this worker's model has {sum(sizes)}")
-        parts = np.split(state, np.cumsum(sizes)[:-1])
-        for v, part, dtype, shape in zip(variables, parts, types, shapes, strict=True):
-            v.assign(part.copy().view(dtype).reshape(shape))  # copied, to be aligned
+        snapshot.load(self._all, parts)
 
     def digest(self) -> str:
         """SHA-256 of the state: equal on two workers when their models are, bit for bit."""
-        return hashlib.sha256(self.state().tobytes()).hexdigest()
+        return snapshot.digest(self.parts())
 
     def fingerprint(self) -> str:
         """Of how the model is made, equal on all workers of a job."""

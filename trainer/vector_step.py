@@ -76,7 +76,7 @@ class VectorStep(StepGraphs):
         total = self._reduce(ours)
         waited = time.monotonic() - ready_at
         agreed, own = (control.read(np.asarray(memoryview(v))[-control.LENGTH :]) for v in (total, ours))
-        return control.Sums(agreed, own.nonfinite, waited, Total(total, of_tables))
+        return control.Sums(agreed, own.nonfinite, waited, 4 * len(total), Total(total, of_tables))
 
     def apply(self, sums: control.Sums) -> None:
         self._update(sums.given.vector, *sums.given.rows)

@@ -36,6 +36,7 @@ it. The warm-up runs it in a ring of one, and the simulator a thousand times ove
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NoReturn, Protocol
 
@@ -44,20 +45,17 @@ import numpy as np
 from edl.config import Config
 from edl.contract.layout import Part
 from edl.contract.proto import edl_pb2 as pb
-from edl.contract.ranges import RangeSet
 from edl.errors import DataError, EdlError
 from trainer import control
 from trainer.data import BadRecord, Batch, Batches
-from trainer.ring.base import Ring, RingBroken
+from trainer.ledger import Ledger, LedgerBroken
+from trainer.ring.base import Arrival, Ring, RingBroken
 from trainer.session.orders import End, Export, FormRing
 from trainer.session.state import Session
 from trainer.telemetry import Telemetry
 
-STATE_VERSION = 3  # of what `sync` sends; 1: with ranges of records instead of the step; 2: no bad records
-
-
-class LedgerBroken(EdlError):
-    """The ranks do not take the same step, or a record of it is missing: nothing is changed any more."""
+KEPT = 1.0  # times the state: so much a member keeps of sums at most that it cannot apply yet
+AT_ONCE = 2  # steps that it applies in the time of one, so that nobody waits for it long
 
 
 class NonFinite(EdlError):
@@ -87,8 +85,26 @@ class Learner(Protocol):
         """The compiled metrics over the epoch that has ended; the next one begins with none."""
         ...
 
+    @property
+    def follows(self) -> bool:
+        """Whether sums can be applied later than they are made, in another state."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """How large the state is."""
+        ...
+
     def state(self) -> np.ndarray:
         """Everything that `apply` changes, uint8 [bytes]."""
+        ...
+
+    def parts(self) -> list[np.ndarray]:
+        """The same, uint8 [bytes] for each variable: as it is now, whatever is applied later."""
+        ...
+
+    def load_parts(self, parts: list[np.ndarray]) -> None:
+        """Take over another worker's `parts`; each is dropped from the list as soon as it is taken."""
         ...
 
     def load(self, state: np.ndarray) -> None:
@@ -124,14 +140,18 @@ class Worker:
         self.config, self.session, self.ring, self.learner = config, session, ring, learner
         self.batches, self.report, self.export = batches, report, export
         self.steps = batches.steps
-        # The state that all members share, beside the learner's variables:
-        self.step = 0  # so many are in the model
-        self.skipped = RangeSet()  # those of them that were left out: their gradients were not finite
-        self.bad: dict[int, int] = {}  # by epoch, from 0: how many records were left out of its steps
+        # The state, which all members share: the learner's variables, and
+        self.ledger = Ledger()
         # This worker's own:
+        self.step = 0  # which the ring takes next
         self.epochs = 0  # to train: the task, as the ring has it
         self.holds_state = False  # whether its memory is a copy of the job's state
+        self.is_up = False  # whether that is the state of the ring it is in
         self.in_flight = 0  # its records in a step that has not come back
+        # Of a member that has entered the ring without its state:
+        self.arrival: Arrival | None = None  # until the state is here
+        self.kept: deque[control.Sums] = deque()  # steps that are not in the state yet
+        self.part_then: Part | None = None  # this rank's, once all members have the state
 
     # --- rings, one after the other
 
@@ -149,19 +169,19 @@ class Worker:
     def ride(self, form: FormRing) -> None:
         """One ring, from meeting the others to having left it."""
         rank, size = form.members.index(self.session.worker), len(form.members)
-        self.epochs = form.epochs
+        self.epochs, self.is_up = form.epochs, False
         self.report.ring_formed()
         broken = ""
         try:
             if self.session.was_cut(form.generation):
                 raise RingBroken("the ring was cut before it was formed")
             self.ring.form(rank, size)
-            self.batches.take(form.layout, Part(rank, form.shares))
             in_flight_at = self.step
             if form.sync:
                 self.sync(form.members.index(form.root), rank)
-            self.holds_state = True
-            self.session.say(form.generation, joined_ring=pb.JoinedRing(step=self.step))
+            self.take_part(form, rank)
+            if not self.follows:
+                self.hold(form.generation)
             self.report.ring_up(redone=self.in_flight if self.step <= in_flight_at else 0)
             while self.take_step(form.generation, rank, size):
                 pass
@@ -171,47 +191,67 @@ class Worker:
             if self.in_flight:
                 self.report.step_breaks()
         self.ring.close()
+        self.arrival, self.step = None, self.ledger.step  # what is kept is worth nothing without the others
+        self.kept.clear()
         self.report.ring_left(self.step)
         self.say_out(form.generation, broken)
 
     def sync(self, root: int, rank: int) -> None:
-        """Take the root's state: ledger and model together, or neither."""
-        skipped = np.array(self.skipped.ranges, np.int64).reshape(-1)
-        bad = np.array(list(self.bad.items()), np.int64).reshape(-1)
+        """All take the root's state: ledger and model together, or neither."""
+        ledger = self.ledger.pack() if rank == root else np.zeros(0, np.uint8)
         state = self.learner.state() if rank == root else np.zeros(0, np.uint8)
         # First how long everything is, so that the others can make room for it.
-        ledger = np.concatenate([skipped, bad])
-        header = np.array([STATE_VERSION, self.step, len(skipped), len(bad), len(state)], np.int64)
-        version, step, skips, bads, length = self.ring.broadcast(header, root).tolist()
-        if version != STATE_VERSION:
-            raise LedgerBroken(
-                f"the state to take over has version {version}, expected {STATE_VERSION}: the workers run "
-                "different versions of edl"
-            )
+        header = np.array([len(ledger), len(state)], np.int64)
+        lengths = self.ring.broadcast(header, root).tolist()
         if rank != root:
-            ledger, state = np.zeros(skips + bads, np.int64), np.zeros(length, np.uint8)
-        if len(ledger):
-            ledger = self.ring.broadcast(ledger, root)
+            ledger, state = (np.zeros(length, np.uint8) for length in lengths)
+        ledger = self.ring.broadcast(ledger, root)
         state = self.ring.broadcast(state, root)
         # Nothing is taken over before all of it is here.
         if rank != root:
+            found = Ledger.unpack(ledger)
             self.learner.load(state)
-            self.step = step
-            pairs = [(int(a), int(b)) for a, b in ledger.reshape(-1, 2)]
-            self.skipped, self.bad = RangeSet.of(pairs[: skips // 2]), dict(pairs[skips // 2 :])
+            self.ledger, self.step = found, found.step
+
+    def take_part(self, form: FormRing, rank: int) -> None:
+        """Which part of each step is this rank's. Those who join without the state have none yet: they take
+        part in the sums, and are sent the state of this moment meanwhile."""
+        joining = [form.members.index(worker) for worker in form.joining]
+        holders = [r for r in range(len(form.members)) if r not in joining]
+        now = Part(rank, tuple(0 if r in joining else share for r, share in enumerate(form.shares)))
+        self.part_then = Part(rank, form.shares) if joining else None
+        self.batches.take(form.layout, now)
+        givers = {taker: holders[i % len(holders)] for i, taker in enumerate(joining)}
+        if rank in givers:
+            self.step, self.arrival = form.step, self.ring.take(givers[rank])
+            if not self.learner.follows:
+                self.load(self.arrival.parts())  # all wait for it
+        elif takers := list(givers.values()).count(rank):
+            self.ring.give([self.ledger.pack(), *self.learner.parts()], takers)
+
+    # --- a member that has entered the ring without the state
+
+    @property
+    def follows(self) -> bool:
+        """Whether steps of the ring are not in its state yet."""
+        return self.arrival is not None or bool(self.kept)
+
+    def load(self, parts: list[np.ndarray]) -> None:
+        """Take over a state that has come: ledger and model together."""
+        found = Ledger.unpack(parts.pop(0))
+        self.learner.load_parts(parts)
+        self.ledger, self.holds_state, self.arrival = found, True, None
+
+    def hold(self, generation: int) -> None:
+        """It has the state of the step that the ring is at."""
+        self.holds_state = self.is_up = True
+        self.session.say(generation, joined_ring=pb.JoinedRing(step=self.step))
 
     def say_out(self, generation: int, broken: str) -> None:
         """Report how the ring was left: the state that the master goes on from."""
-        complete = self.holds_state and self.steps.ends_epoch(self.step)  # it may be the last
-        out = pb.LeftRing(
-            step=self.step,
-            has_state=self.holds_state,
-            skipped=[pb.Range(start=start, stop=stop) for start, stop in self.skipped],
-            broken=broken,
-            digest=self.learner.digest() if complete else "",
-            bad=[pb.BadCount(epoch=epoch, records=count) for epoch, count in self.bad.items()],
-        )
-        self.session.say(generation, left_ring=out)
+        complete = self.holds_state and self.steps.ends_epoch(self.ledger.step)  # it may be the last
+        digest = self.learner.digest() if complete else ""
+        self.session.say(generation, left_ring=self.ledger.left_ring(self.holds_state, broken, digest))
 
     # --- one step
 
@@ -226,7 +266,11 @@ class Worker:
         if batch is not None and not len(batch):
             batch = None
         told = control.write(
-            self.step, self.session.must_leave(generation), self.session.task is not None, len(bad)
+            self.step,
+            leave=self.session.must_leave(generation),
+            change=self.session.task is not None,
+            bad=len(bad),
+            holds=not self.follows,
         )
         sums = self.learner.sums(batch, told, self.step, rank)  # without a batch it takes part all the same
         # From here on the step has happened, for this rank. And all have the one before it.
@@ -236,14 +280,16 @@ class Worker:
         if agreed.nonfinite and self.config.training.non_finite == "stop":
             self.refuse_nonfinite(batch, sums)
         self.refuse_too_many_bad(agreed, bad)
-        if training:
-            self.commit(sums)
+        metrics = self.commit(generation, sums) if training else None
         if bad:
             self.report.left_out(generation, self.steps.epoch(self.step - 1), bad)
         self.report.step_done(generation, rank, self.step, self.in_flight, agreed)
-        if training and self.steps.ends_epoch(self.step):  # on all ranks: it changes the state
-            self.report.epoch_ends(self.steps.epoch(self.step), self.learner.take_metrics())
+        if metrics is not None:
+            self.report.epoch_ends(self.steps.epoch(self.step), metrics)
         self.in_flight = 0
+        if self.part_then is not None and agreed.holders == size:  # likewise seen by all at this step
+            self.batches.take(self.batches.layout, self.part_then)
+            self.part_then = None
         if agreed.changes == size:  # every rank knows, and all see that it does at this step
             self.epochs = self.session.take_task()
         return not agreed.leave and (training or not self.steps.ended(self.step, self.epochs))
@@ -287,7 +333,7 @@ class Worker:
             RingBroken: they are others', who say so; this one waits for what follows.
         """
         epoch, most = self.steps.epoch(self.step), self.config.data.max_bad_records
-        total = self.bad.get(epoch, 0) + agreed.bad
+        total = self.ledger.bad.get(epoch, 0) + agreed.bad
         if not agreed.bad or total <= most:
             return
         if not mine:
@@ -297,15 +343,31 @@ class Worker:
             f"are; data.maxBadRecords is {most}"
         )
 
-    def commit(self, sums: control.Sums) -> None:
-        """Put the step into the state: model and ledger, one after the other, nothing in between."""
-        agreed = sums.agreed
-        if agreed.nonfinite:
-            self.skipped = self.skipped.add(self.step, self.step + 1)
-        else:
-            if agreed.bad:
-                epoch = self.steps.epoch(self.step)
-                self.bad[epoch] = self.bad.get(epoch, 0) + agreed.bad
-            if agreed.records:
-                self.learner.apply(sums)
+    def commit(self, generation: int, sums: control.Sums) -> dict[str, float] | None:
+        """Put the step into the state, or keep it until the state is here.
+
+        Returns:
+            the metrics of an epoch that ends with it, if one does.
+        """
+        self.kept.append(sums)
         self.step += 1
+        if self.arrival is not None:
+            full = sum(s.nbytes for s in self.kept) > KEPT * self.learner.nbytes and len(self.kept) > AT_ONCE
+            if not self.arrival.here and not full:
+                return None
+            self.load(self.arrival.parts())
+        for _ in range(min(len(self.kept), AT_ONCE)):
+            metrics = self.put(self.kept.popleft())
+        if self.kept:
+            return None
+        if not self.is_up:
+            self.hold(generation)
+        return metrics
+
+    def put(self, sums: control.Sums) -> dict[str, float] | None:
+        """Model and ledger, one after the other, nothing in between that can fail."""
+        agreed = sums.agreed
+        if not agreed.nonfinite and agreed.records:
+            self.learner.apply(sums)
+        self.ledger = self.ledger.after(agreed, self.steps.epoch(self.ledger.step))
+        return self.learner.take_metrics() if self.steps.ends_epoch(self.ledger.step) else None

@@ -330,6 +330,8 @@ class Form:
     epochs: int  # to train
     shares: tuple[int, ...]  # of each step, by rank, in proportion
     layout: Layout  # of the data
+    step: int = 0  # at which the ring begins
+    joining: tuple[WorkerId, ...] = ()  # members that are sent the state while the others train
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from edl.contract.ids import WorkerId
 from master.core.workers import DRAINING, WorkerRecord
 
+MOST_TAKERS = 4  # for each who gives: beyond that it is quicker if all wait for one broadcast
+
 
 @dataclass(frozen=True, slots=True)
 class RingPlan:
@@ -15,7 +17,8 @@ class RingPlan:
 
     members: tuple[WorkerId, ...]
     root: WorkerId | None
-    sync: bool
+    sync: bool  # all take the root's state before the first step
+    joining: tuple[WorkerId, ...]  # or these are sent it by those who have it, while the ring steps
     reason: str
 
 
@@ -56,16 +59,20 @@ def plan_ring(workers: Sequence[WorkerRecord], old: Sequence[WorkerId], limits: 
     """
     stay = candidates(workers, old, limits)
     if len(stay) < max(limits.min_size, 1):
-        return RingPlan((), None, False, f"{len(stay)} ready, need {max(limits.min_size, 1)}")
+        return RingPlan((), None, False, (), f"{len(stay)} ready, need {max(limits.min_size, 1)}")
     holders = [w for w in workers if w.has_state and (w in stay or w.state == DRAINING)]
     root = max(holders, key=lambda w: (w.step, w in stay, -w.id), default=None)
     members = stay if root is None or root in stay else [root, *stay]
     reason = f"{len(stay)} ready"
     if root is not None and root.state == DRAINING:
         reason += f", worker {root.id} hands the state over before it leaves"
+    have = [w for w in members if root is not None and w.has_state and w.step == root.step]
+    lack = tuple(w.id for w in members if w not in have)
+    few = len(lack) <= MOST_TAKERS * len(have)
     return RingPlan(
         members=tuple(w.id for w in members),
         root=members[0].id if root is None else root.id,
-        sync=not (all(w.has_state for w in members) and len({w.step for w in members}) == 1),
+        sync=bool(lack) and not few,
+        joining=lack if few else (),
         reason=reason,
     )

@@ -27,9 +27,11 @@ def regroup(job: State) -> None:
     if job.regroup_at is None or job.regroup_at > job.now:
         _balance(job)
         return
-    job.regroup_at = None
     wanted = {w.id for w in candidates(list(job.pool), job.ring.members, job.limits)}
     members = set(job.ring.members)
+    if wanted > members and not job.ring.up:
+        return  # others are being sent the state: who comes now waits until they have it
+    job.regroup_at = None
     if not wanted or wanted == members:
         return
     changes = [f"worker {w} joins" for w in sorted(wanted - members)]
@@ -98,7 +100,7 @@ def _publish(job: State, plan: RingPlan, root: WorkerRecord) -> None:
     job.do(
         ev.Form(
             job.ring.generation, plan.members, root.id, plan.sync,
-            job.train.epochs, job.ring.shares, job.train.layout,
+            job.train.epochs, job.ring.shares, job.train.layout, job.train.done, plan.joining,
         )
     )  # fmt: skip
     if set(plan.members) != {w.id for w in candidates(list(job.pool), plan.members, job.limits)}:

@@ -69,10 +69,10 @@ def event_of(worker: WorkerId, message: pb.FromWorker) -> ev.Event | None:
 def messages_of(effect: ev.Effect) -> Iterator[tuple[WorkerId, pb.ToWorker]]:
     """What the effect says, and to whom; nothing, when it is another adapter's."""
     match effect:
-        case ev.Form(generation, members, root, sync, epochs, shares, layout):
+        case ev.Form(generation, members, root, sync, epochs, shares, layout, step, joining):
             form = pb.Form(
                 members=members, root=root, sync=sync, epochs=epochs, shares=shares,
-                layout=pb.Layout(**asdict(layout)),
+                layout=pb.Layout(**asdict(layout)), step=step, joining=joining,
             )  # fmt: skip
             for member in members:
                 yield member, pb.ToWorker(generation=generation, form=form)

@@ -10,11 +10,14 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from edl.contract.ids import Generation, WorkerId
 from edl.contract.proto import edl_pb2 as pb
 from master.core import events as ev
 from tests.simulator.worker import Sim
-from trainer.ring.local import Circle, Slot
+from trainer.ring.base import RingBroken
+from trainer.ring.local import Circle, Coming, Slot
 
 if TYPE_CHECKING:
     from tests.simulator.world import World
@@ -102,6 +105,25 @@ class Delivery:
         if not slot.done and not (circle.broken and self.random.random() < 0.5):
             slot.arrives()
             w.go_on()
+
+    def send(self, circle: Circle, coming: Coming, parts: list[np.ndarray]) -> None:
+        """It arrives after a while, or never, when its giver dies or the ring breaks meanwhile."""
+        giver, taker = self.members[coming.giver], self.members[coming.rank]
+
+        def arrives() -> None:
+            if giver.alive and not giver.frozen and not circle.broken and taker.circle is circle:
+                coming.given = parts
+                taker.go_on()
+
+        self.world.faults.moment("sending")
+        self.fleet.does(taker, self.random.choice((0.001, 0.05, 0.5, 3.0)) * self.random.random(), arrives)
+
+    def await_state(self, coming: Coming) -> None:
+        w, circle = self.members[coming.rank], self.members[coming.rank].circle
+        assert circle is not None
+        w.waits(lambda: coming.here or circle.broken)
+        if not coming.here:
+            raise RingBroken("the state did not come")
 
     def give_up(self, circle: Circle, slots: Sequence[Slot], why: str) -> None:
         """The members notice, each at its own moment."""

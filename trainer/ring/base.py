@@ -1,8 +1,9 @@
-"""The ring as the trainer sees it: five verbs, so that another engine is another file.
+"""The ring as the trainer sees it: seven verbs, so that another engine is another file.
 
     form       meet the other members of a generation
     reduce     sum a vector over all members
     broadcast  take the root's bytes
+    give, take  one member's state goes to another while both go on summing
     cut        break it from another thread, at once
     close      leave; the process can form again
 
@@ -12,6 +13,7 @@ engine runs in there, so no text of an error has to be matched.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -23,6 +25,23 @@ Vector: TypeAlias = Any  # float32 [n], in the learner's library: a TensorFlow t
 
 class RingBroken(EdlError):
     """A collective did not come back: a member has left or died, or the ring was cut."""
+
+
+class Arrival(Protocol):
+    """A state that is on its way."""
+
+    @property
+    def here(self) -> bool:
+        """Whether all of it has come, or it is known that it does not."""
+        ...
+
+    def parts(self) -> list[np.ndarray]:
+        """The state as it was given, once; waits for it.
+
+        Raises:
+            RingBroken: it does not come.
+        """
+        ...
 
 
 class Ring(Protocol):
@@ -52,6 +71,18 @@ class Ring(Protocol):
         Raises:
             RingBroken: it did not come back here; it may have elsewhere.
         """
+        ...
+
+    def give(self, parts: Sequence[np.ndarray], takers: int) -> None:
+        """Give a state to so many members, which ask for it with `take`. Returns at once.
+
+        Args:
+            parts: uint8 [bytes] each; they must not change until the ring is closed.
+        """
+        ...
+
+    def take(self, giver: int) -> Arrival:
+        """Have the state come that this rank gives. Returns at once."""
         ...
 
     def cut(self) -> None:

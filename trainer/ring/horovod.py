@@ -22,11 +22,14 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from http import HTTPStatus
+from http.client import HTTPConnection, HTTPException
 from types import FrameType
 
 import horovod.tensorflow as hvd
 import numpy as np
+import psutil
 import tensorflow as tf
 from horovod.tensorflow.mpi_ops import _allreduce
 from tensorflow.core.framework import attr_value_pb2
@@ -34,6 +37,7 @@ from tensorflow.core.framework import attr_value_pb2
 from edl.contract.exit_codes import WorkerExit
 from trainer.graphs import compiled
 from trainer.ring.base import RingBroken
+from trainer.ring.transfer import Giver, TransferFailed, take
 from trainer.termination import shielded
 
 INTERNET = (socket.AF_INET, socket.AF_INET6)
@@ -64,7 +68,9 @@ class HorovodRing:
             # What goes wrong in the engine is told as RingBroken; a ring that is cut is no error to show.
             HOROVOD_LOG_LEVEL=os.environ.get("HOROVOD_LOG_LEVEL", "fatal"),
         )
-        self._store_port, self._master_port = store_port, master_port
+        self._store_port, self._master_port, self._interface = store_port, master_port, interface
+        self._rank = 0
+        self._transfers: list[Giver | Taking] = []  # of this ring
         self._lock = threading.Lock()
         self._outside: frozenset[tuple[int, str]] = frozenset()  # sockets from before this ring
         self._sockets: frozenset[tuple[int, str]] | None = None  # of this ring, once it is formed
@@ -79,6 +85,7 @@ class HorovodRing:
             self._outside, self._sockets = frozenset(_open_sockets()), None
             self._is_cut.clear()
             self._closed.clear()
+        self._rank = rank
         os.environ.update(HOROVOD_RANK=str(rank), HOROVOD_SIZE=str(size))
         if size > 1:
             os.environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"] = "127.0.0.1"
@@ -105,6 +112,27 @@ class HorovodRing:
         with _broken("broadcast"):
             return np.asarray(hvd.broadcast(tf.constant(data), root, name="state"))
 
+    def give(self, parts: Sequence[np.ndarray], takers: int) -> None:
+        giver = Giver(_address_of(self._interface), parts, takers)
+        self._transfers.append(giver)
+        self._store("PUT", self._rank, giver.address)
+
+    def take(self, giver: int) -> Taking:
+        taking = Taking(lambda: self._store("GET", giver))
+        self._transfers.append(taking)
+        return taking
+
+    def _store(self, method: str, rank: int, address: str = "") -> str:
+        """A question to the rendezvous store. GET waits until the rank has put its address."""
+        connection = HTTPConnection("127.0.0.1", self._store_port)
+        with contextlib.closing(connection):
+            connection.request(method, f"/state/{rank}", address or None)
+            answer = connection.getresponse()
+            text = answer.read().decode()
+        if answer.status != HTTPStatus.OK:
+            raise RingBroken("the ring was called off while a state was to be sent")
+        return text
+
     def cut(self) -> None:
         if self._closed.is_set() or self._is_cut.is_set():
             return
@@ -115,6 +143,9 @@ class HorovodRing:
     def close(self) -> None:
         if self._closed.is_set():
             return
+        for transfer in self._transfers:
+            transfer.close()
+        self._transfers.clear()
         hvd.shutdown()
         self._closed.set()
 
@@ -162,6 +193,56 @@ class HorovodRing:
                     return True
                 frame = frame.f_back
         return False
+
+
+class Taking:
+    """A state that is on its way, on a thread of its own.
+
+    Args:
+        address: asks for the giver's; may wait.
+    """
+
+    def __init__(self, address: Callable[[], str]):
+        self._done = threading.Event()
+        self._parts: list[np.ndarray] = []
+        self._error: Exception | None = None
+        self._connection: socket.socket | None = None
+        threading.Thread(target=self._take, args=(address,), name="take", daemon=True).start()
+
+    @property
+    def here(self) -> bool:
+        return self._done.is_set()
+
+    def parts(self) -> list[np.ndarray]:
+        self._done.wait()
+        if self._error is not None:
+            raise RingBroken(f"the state did not come: {self._error}") from self._error
+        parts, self._parts = self._parts, []
+        return parts
+
+    def close(self) -> None:
+        if self._connection is not None:
+            with contextlib.suppress(OSError):
+                self._connection.shutdown(socket.SHUT_RDWR)
+
+    def _take(self, address: Callable[[], str]) -> None:
+        try:
+            self._parts = take(address(), self._is_connected)
+        except (TransferFailed, RingBroken, OSError, HTTPException) as error:
+            self._error = error
+        self._done.set()
+
+    def _is_connected(self, connection: socket.socket) -> None:
+        self._connection = connection
+
+
+def _address_of(interface: str) -> str:
+    """An address at which the other members reach this machine: as Gloo does it, the interface's first."""
+    found = psutil.net_if_addrs().get(interface, ())
+    addresses = [a.address for a in found if a.family in INTERNET and not a.address.startswith("fe80:")]
+    if not addresses:
+        raise RingBroken(f"the network interface {interface} has no address")
+    return addresses[0]
 
 
 def _sum(vector: tf.Tensor) -> tf.Tensor:

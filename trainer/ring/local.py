@@ -39,6 +39,25 @@ class Slot:
             self.done, self.error = True, why
 
 
+@dataclass(slots=True, eq=False)
+class Coming:
+    """A state on its way from one member to another."""
+
+    rank: int
+    giver: int
+    delivery: Delivery
+    given: list[np.ndarray] | None = None
+
+    @property
+    def here(self) -> bool:
+        return self.given is not None
+
+    def parts(self) -> list[np.ndarray]:
+        self.delivery.await_state(self)
+        assert self.given is not None
+        return list(self.given)
+
+
 class Delivery(Protocol):
     """How members wait, and when their results arrive."""
 
@@ -57,6 +76,18 @@ class Delivery(Protocol):
 
     def give_up(self, circle: Circle, slots: Sequence[Slot], why: str) -> None:
         """These wait in vain: have them break."""
+        ...
+
+    def send(self, circle: Circle, coming: Coming, parts: list[np.ndarray]) -> None:
+        """Have the state arrive."""
+        ...
+
+    def await_state(self, coming: Coming) -> None:
+        """Return when it is here. Called without the lock.
+
+        Raises:
+            RingBroken: it does not come.
+        """
         ...
 
 
@@ -80,6 +111,14 @@ class Threads:
             slot.breaks(why)
         self.lock.notify_all()
 
+    def send(self, circle: Circle, coming: Coming, parts: list[np.ndarray]) -> None:
+        coming.given = parts
+        self.lock.notify_all()
+
+    def await_state(self, coming: Coming) -> None:
+        with self.lock:
+            self.lock.wait_for(lambda: coming.here)
+
 
 class Circle:
     """The members of one generation. Once broken it stays so.
@@ -95,6 +134,8 @@ class Circle:
         self._left = ""  # likewise, when a member has left in good order: what it took part in still arrives
         self._here: list[Slot] = []  # of the collective that waits for the others
         self._last: dict[int, Slot] = {}  # of each rank, done or not
+        self._given: dict[int, list[np.ndarray]] = {}  # states, by rank
+        self._coming: list[Coming] = []  # whose givers have not given yet
 
     def take_part(self, rank: int, call: tuple[Any, ...], given: np.ndarray | None = None) -> Slot:
         """Contribute to the next collective; the result arrives in the slot."""
@@ -115,6 +156,22 @@ class Circle:
                     one.result = result
                 self.delivery.hand_out(self, slots)
         return slot
+
+    def give(self, rank: int, parts: list[np.ndarray]) -> None:
+        with self.delivery.lock:
+            self._given[rank] = parts
+            for coming in [c for c in self._coming if c.giver == rank]:
+                self._coming.remove(coming)
+                self.delivery.send(self, coming, parts)
+
+    def take(self, rank: int, giver: int) -> Coming:
+        coming = Coming(rank, giver, self.delivery)
+        with self.delivery.lock:
+            if giver in self._given:
+                self.delivery.send(self, coming, self._given[giver])
+            else:
+                self._coming.append(coming)
+        return coming
 
     def cut(self, why: str) -> None:
         """Break it: a member has died, or has closed its connections."""
@@ -160,6 +217,14 @@ class LocalRing:
         result = self._collective("broadcast", root, given=data.copy())
         assert result is not None
         return result
+
+    def give(self, parts: Sequence[np.ndarray], takers: int) -> None:
+        assert self.circle is not None, "not in a ring"
+        self.circle.give(self._rank, [part.copy() for part in parts])
+
+    def take(self, giver: int) -> Coming:
+        assert self.circle is not None, "not in a ring"
+        return self.circle.take(self._rank, giver)
 
     def cut(self) -> None:
         self.is_cut = True

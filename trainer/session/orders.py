@@ -18,6 +18,8 @@ class FormRing:
     epochs: int  # to train
     shares: tuple[int, ...]  # of each step, by rank
     layout: Layout  # of the data
+    step: int = 0  # at which the ring begins
+    joining: tuple[int, ...] = ()  # members that are sent the state while the others train
 
 
 @dataclass(frozen=True, slots=True)

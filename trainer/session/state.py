@@ -228,8 +228,19 @@ class Session:
                 layout = Layout(form.layout.records, form.layout.block, form.layout.shards)
                 self.state.form(generation, members)
                 self._tasks.clear()  # what the ring is to do is in the order
+                joining = tuple(form.joining)
                 self._orders.append(
-                    FormRing(generation, members, form.root, form.sync, form.epochs, shares, layout)
+                    FormRing(
+                        generation,
+                        members,
+                        form.root,
+                        form.sync,
+                        form.epochs,
+                        shares,
+                        layout,
+                        form.step,
+                        joining,
+                    )
                 )
             case "train" if generation == self.state.generation:
                 self._tasks.append(message.train.epochs)

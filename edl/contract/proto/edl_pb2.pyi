@@ -309,20 +309,24 @@ class Welcome(_message.Message):
     def __init__(self, config: _Optional[str] = ..., output: _Optional[str] = ..., worker: _Optional[int] = ..., master_outage_timeout_seconds: _Optional[float] = ..., salvage: _Optional[str] = ..., rehearse: _Optional[bool] = ...) -> None: ...
 
 class Form(_message.Message):
-    __slots__ = ("members", "root", "sync", "epochs", "shares", "layout")
+    __slots__ = ("members", "root", "sync", "epochs", "shares", "layout", "step", "joining")
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     ROOT_FIELD_NUMBER: _ClassVar[int]
     SYNC_FIELD_NUMBER: _ClassVar[int]
     EPOCHS_FIELD_NUMBER: _ClassVar[int]
     SHARES_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    JOINING_FIELD_NUMBER: _ClassVar[int]
     members: _containers.RepeatedScalarFieldContainer[int]
     root: int
     sync: bool
     epochs: int
     shares: _containers.RepeatedScalarFieldContainer[int]
     layout: Layout
-    def __init__(self, members: _Optional[_Iterable[int]] = ..., root: _Optional[int] = ..., sync: _Optional[bool] = ..., epochs: _Optional[int] = ..., shares: _Optional[_Iterable[int]] = ..., layout: _Optional[_Union[Layout, _Mapping]] = ...) -> None: ...
+    step: int
+    joining: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, members: _Optional[_Iterable[int]] = ..., root: _Optional[int] = ..., sync: _Optional[bool] = ..., epochs: _Optional[int] = ..., shares: _Optional[_Iterable[int]] = ..., layout: _Optional[_Union[Layout, _Mapping]] = ..., step: _Optional[int] = ..., joining: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Train(_message.Message):
     __slots__ = ("epochs",)

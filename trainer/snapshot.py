@@ -1,0 +1,86 @@
+"""The values of many variables: taken without a copy, sent, and taken over.
+
+TensorFlow never writes into a value that somebody else has read: what changes a variable gives it a new
+value, or copies the present one first. So values that were read stay what the variables were.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from edl.errors import ModelError
+
+
+def parts(variables: Sequence[Any]) -> list[np.ndarray]:
+    """The value of each now, uint8 [bytes]."""
+    return [_array(_value(v)).reshape(-1).view(np.uint8) for v in variables]
+
+
+def nbytes(variables: Sequence[Any]) -> int:
+    return sum(map(_nbytes, variables))
+
+
+def joined(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """All parts as one, uint8 [bytes]."""
+    return np.concatenate(parts) if parts else np.zeros(0, np.uint8)
+
+
+def divided(variables: Sequence[Any], state: np.ndarray) -> list[np.ndarray]:
+    """What `joined` has joined.
+
+    Raises:
+        ModelError: it is not of these variables.
+    """
+    sizes = [_nbytes(v) for v in variables]
+    if sum(sizes) != len(state):
+        raise ModelError(f"the ring's state has {len(state)} bytes, this worker's model has {sum(sizes)}")
+    return np.split(state, np.cumsum(sizes)[:-1]) if sizes else []
+
+
+def load(variables: Sequence[Any], parts: list[np.ndarray]) -> None:
+    """Give the variables these values. Each part is dropped as soon as it is taken.
+
+    Raises:
+        ModelError: they are not of these variables; nothing is changed then.
+    """
+    given, expected = [len(part) for part in parts], [_nbytes(v) for v in variables]
+    if given != expected:
+        raise ModelError(
+            f"the ring's state has {len(given)} variables of {sum(given)} bytes, this worker's model has "
+            f"{len(expected)} of {sum(expected)}"
+        )
+    parts.reverse()
+    for v in variables:
+        part = parts.pop().copy()  # so that it is aligned
+        value = _value(v)
+        v.assign(part.view(value.dtype.as_numpy_dtype).reshape(value.shape))
+
+
+def digest(parts: Sequence[np.ndarray]) -> str:
+    """SHA-256: equal for values that are equal, bit for bit."""
+    found = hashlib.sha256()
+    for part in parts:
+        found.update(part.data)
+    return found.hexdigest()
+
+
+def _value(variable: Any) -> Any:
+    """As an eager tensor: of Keras' variable, or of TensorFlow's."""
+    return getattr(variable, "value", variable).read_value()
+
+
+def _array(value: Any) -> np.ndarray:
+    try:
+        return np.asarray(memoryview(value))
+    except ValueError:  # bfloat16: Python has no name for it
+        return np.asarray(value.numpy())
+
+
+def _nbytes(variable: Any) -> int:
+    value = _value(variable)
+    return int(math.prod(value.shape) * value.dtype.size)
