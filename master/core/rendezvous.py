@@ -29,8 +29,8 @@ def regroup(job: State) -> None:
         return
     wanted = {w.id for w in candidates(list(job.pool), job.ring.members, job.limits)}
     members = set(job.ring.members)
-    if wanted > members and not job.ring.up:
-        return  # others are being sent the state: who comes now waits until they have it
+    if not job.ring.up and (wanted > members or not any(job.pool[w].has_state for w in wanted)):
+        return  # members are being sent the state: who comes now waits for them, and who leaves hands it over
     job.regroup_at = None
     if not wanted or wanted == members:
         return
