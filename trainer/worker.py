@@ -64,12 +64,15 @@ class NonFinite(EdlError):
 class Learner(Protocol):
     """A model, as two halves of a step: its sums over the ring, and what they change."""
 
-    def sums(self, batch: Batch | None, contribution: np.ndarray, step: int, rank: int) -> control.Sums:
+    def sums(
+        self, batch: Batch | None, contribution: np.ndarray, step: int, rank: int, records: int
+    ) -> control.Sums:
         """Take part in all sums of a step. Changes nothing.
 
         Args:
             batch: this rank's part; None: it has none, and takes part with weight zero.
             contribution: the control vector of this rank; what depends on the batch is added here.
+            records: of the whole step, on all ranks. Whether they were so many, the sums say.
 
         Raises:
             RingBroken: one of the sums did not come back here.
@@ -215,11 +218,13 @@ class Worker:
         batch = self.batches.of(self.step, end) if training else None
         self.in_flight = len(batch) if batch else 0
         told = control.write(self.step, self.session.must_leave(generation), self.session.task is not None)
-        sums = self.learner.sums(batch, told, self.step, rank)  # without a batch it takes part all the same
+        start, stop = self.steps.positions(self.step) if training else (0, 0)
+        # A rank without a batch takes part all the same, with weight zero.
+        sums = self.learner.sums(batch, told, self.step, rank, stop - start)
         # From here on the step has happened, for this rank. And all have the one before it.
         self.report.step_summed(sums.waited)
         agreed = sums.agreed
-        self.check(agreed, size, training)
+        self.check(agreed, size, stop - start)
         if agreed.nonfinite and self.config.training.non_finite == "stop":
             self.refuse_nonfinite(batch, sums)
         if training:
@@ -232,7 +237,7 @@ class Worker:
             self.epochs = self.session.take_task()
         return not agreed.leave and (training or not self.steps.ended(self.step, self.epochs))
 
-    def check(self, agreed: control.Agreed, size: int, training: bool) -> None:
+    def check(self, agreed: control.Agreed, size: int, records: int) -> None:
         """All ranks took one step, and all of its records are in it.
 
         Raises:
@@ -240,10 +245,9 @@ class Worker:
         """
         if not agreed.all_at(self.step, size):
             raise LedgerBroken(f"the ranks take different steps (this one step {self.step + 1})")
-        start, stop = self.steps.positions(self.step) if training else (0, 0)
-        if agreed.records != stop - start:
+        if agreed.records != records:
             raise LedgerBroken(
-                f"step {self.step + 1} has {agreed.records} records of {size} ranks, expected {stop - start}"
+                f"step {self.step + 1} has {agreed.records} records of {size} ranks, expected {records}"
             )
 
     def refuse_nonfinite(self, batch: Batch | None, sums: control.Sums) -> NoReturn:
