@@ -53,7 +53,9 @@ class CountingLearner:
     def updates(self) -> int:
         return int(self._variables[-1])
 
-    def sums(self, batch: Batch | None, contribution: np.ndarray, step: int, rank: int) -> control.Sums:
+    def sums(
+        self, batch: Batch | None, contribution: np.ndarray, step: int, rank: int, records: int
+    ) -> control.Sums:
         vector = self.nothing(contribution) if batch is None else self.gradients(batch, contribution)
         ready_at = self._clock()
         total = np.concatenate([self._reduce(piece) for piece in np.array_split(vector, self._pieces)])

@@ -3,11 +3,10 @@
 It is a part of what a step sums over the ring. So all ranks read the same values at the same step, and that
 is all the agreement the protocol needs.
 
-    [ records, leave, step, change, bad records, holders | loss sum, non-finite ]
+    [ records, leave, step, change, bad records, holders, loss sum, non-finite ]
 
-A rank knows the first part before it has computed anything: a step of several sums has it in the first of
-them, and the rest in the last. Its length does not depend on the ring. float32 holds whole numbers up to
-2^24, so the number of the step is told by its last digits.
+Its length does not depend on the ring. float32 holds whole numbers up to 2^24, so the number of the step is
+told by its last digits.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ import numpy as np
 
 RECORDS, LEAVE, STEP, CHANGE, BAD, HOLDS, LOSS, NONFINITE = range(8)
 LENGTH = 8
-HEAD = LOSS  # so many are known before anything is computed
 STEPS = 4096  # told modulo this: the sum is exact for as many ranks
 
 

@@ -96,13 +96,16 @@ class KerasLearner:
 
     # --- the two halves of a step
 
-    def sums(self, batch: Batch | None, contribution: np.ndarray, step: int, rank: int) -> control.Sums:
+    def sums(
+        self, batch: Batch | None, contribution: np.ndarray, step: int, rank: int, records: int
+    ) -> control.Sums:
         """Take part in all sums of a step.
 
         Args:
             batch: this rank's part; None: it has none, and takes part with weight zero.
             contribution: the control vector of this rank; the records, the loss and whether all is finite
                 are added here.
+            records: of the whole step, on all ranks.
 
         Raises:
             DataError: the batch is not what the model was traced for, and no graph is for both.
@@ -113,7 +116,7 @@ class KerasLearner:
         draw[:2] = draw[:2] * _SALTS % _SEEDS
         tensors = None if batch is None else self._compared(batch)
         with self._errors(batch):
-            return self._step.sums(tensors, contribution, draw)
+            return self._step.sums(tensors, contribution, draw, records)
 
     def apply(self, sums: control.Sums) -> None:
         """One update with the exact mean gradient, and with what the forward pass has changed."""

@@ -27,7 +27,9 @@ class Ledger:
     """A value; `after` gives the next one."""
 
     step: int = 0  # so many are in the model
-    skipped: RangeSet = field(default_factory=RangeSet)  # those of them that were left out: their gradients were not finite
+    skipped: RangeSet = field(
+        default_factory=RangeSet
+    )  # those of them that were left out: their gradients were not finite
     bad: Mapping[int, int] = field(default_factory=dict)  # by epoch, from 0: records left out of its steps
 
     def after(self, agreed: Agreed, epoch: int) -> Ledger:

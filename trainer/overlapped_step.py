@@ -1,20 +1,22 @@
 """A step with several sums, as one graph in which nothing waits: forward, backward, sums, and new values.
 
-    head     [ records | leave, step, change ]                     before anything is computed
     n        one sum for each large gradient                       as soon as backward has made it
-    rest     [ small gradients | averages | counters | metrics | loss, non-finite ]
+    rest     [ small gradients | averages | counters | metrics | control ]
     update   the optimizer's new values, each as soon as its sum is there
 
+(Of Adam's values, three for each variable, nobody wants two sets in memory: its update comes after the sums,
+in place, and in one pass over them.)
+
 The graph has no side effect: the new values are results, as the loss is. `apply` has the variables take
-them over, after Python has read what was agreed: no copy, no arithmetic. So whatever breaks, and wherever, the
-step has not happened; and who keeps the values from before `apply` has a snapshot of them, without a copy.
+them over, after Python has read what was agreed: no copy, no arithmetic. So whatever breaks, and wherever,
+the step has not happened; and who keeps the values from before `apply` has a snapshot of them without a copy.
 
 A rank without a batch takes part in the same sums with zeros. It is given the sums themselves, and `apply`
 computes the new values from them: at once, or later, as one must who has not the state yet that they are for.
 
-What keeps a model out is found before the first step (CannotOverlap): sums before its gradients (totals of a
-loss, synchronized statistics) or for each row of a table, an optimizer whose update is not known to be free of
-side effects, graphs that XLA compiles, and code that runs eagerly. It takes trainer/vector_step.py.
+What keeps a model out is found before the first step (CannotOverlap): sums before its gradients (totals of
+a loss, synchronized statistics) or for each row of a table, an optimizer whose update is not known to be free
+of side effects, graphs that XLA compiles, and code that runs eagerly. It takes trainer/vector_step.py.
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ from trainer.graphs import concrete
 from trainer.step_graphs import HasRows, Layout, NeedsTotals, NotTried, StepGraphs
 
 SMALL = 1 << 16  # bytes: a gradient of fewer travels with the others of its kind
+LATE = 1 << 22  # bytes: the last gradient, of fewer, is told to Horovod together with the rest
 
 
 class CannotOverlap(Exception):
@@ -55,9 +58,9 @@ class RingSums(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Reduced:
-    """The sums themselves, of a rank that had no batch."""
+    """The sums themselves: of a rank that had no batch, or where the update comes after them."""
 
-    tensors: list[tf.Tensor]
+    tensors: list[tf.Tensor]  # large ones, and the rest
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,6 +86,7 @@ class OverlappedStep(StepGraphs):
         self._total = total
         if self._synchronized or model.run_eagerly or model.jit_compile or not is_functional(model.optimizer):
             raise CannotOverlap
+        self._in_place = is_adam(model.optimizer)
         self._update: Any = None
         layout: Layout | None = None
         while layout is None:
@@ -93,24 +97,28 @@ class OverlappedStep(StepGraphs):
             except (NeedsTotals, HasRows) as error:
                 raise CannotOverlap from error
         self.layout = layout
-        floats = tf.TensorSpec([None], tf.float32)
-        self._nothing = concrete(self._nothing_graph, floats, floats)
+        told, zeros = (tf.TensorSpec([n], tf.float32) for n in (control.LENGTH, len(self._large) + 1))
+        self._nothing = concrete(self._nothing_graph, told, zeros)
 
-    def sums(self, tensors: list[Any] | None, contribution: np.ndarray, draw: np.ndarray) -> control.Sums:
+    def sums(
+        self, tensors: list[Any] | None, contribution: np.ndarray, draw: np.ndarray, records: int
+    ) -> control.Sums:
         told = tf.constant(contribution)
         if tensors is None:
-            zeros = tf.zeros([len(self._large) + 1])
-            head, tail, *reduced = self._nothing(told, zeros)
-            nbytes = sum(4 * int(tf.size(r)) for r in reduced)
-            return control.Sums(_agreed(head, tail), False, 0.0, nbytes, Reduced([head, *reduced]))
+            total, *reduced = self._nothing(told, tf.zeros([len(self._large) + 1]))
+            return control.Sums(_agreed(total), False, 0.0, _nbytes(reduced), Reduced(reduced))
         given = map(tf.convert_to_tensor, tensors)
-        head, tail, bad, ready_at, *new = self._step(*given, told, tf.constant(draw), _ONE)
+        total, bad, ready_at, *found = self._step(*given, told, tf.constant(draw), _share(records))
         waited = max(0.0, time.time() - float(ready_at))
-        return control.Sums(_agreed(head, tail), bool(bad), waited, 0, NewValues(new))
+        made = Reduced(found) if self._in_place else NewValues(found)
+        return control.Sums(_agreed(total), bool(bad), waited, _nbytes(found), made)
 
     def apply(self, sums: control.Sums) -> None:
         given = sums.given
-        new = given.tensors if isinstance(given, NewValues) else self._update(*given.tensors)
+        if isinstance(given, NewValues):
+            new = given.tensors
+        else:
+            new = self._update(_share(sums.agreed.records), *given.tensors)
         for handle, value in zip(self._handles, new, strict=True):
             tf.raw_ops.AssignVariableOp(resource=handle, value=value)
 
@@ -132,15 +140,15 @@ class OverlappedStep(StepGraphs):
     # --- the graphs
 
     def _step_graph(self, *arguments: tf.Tensor) -> list[tf.Tensor]:
-        """Arguments: the batch's tensors, the control vector, (a seed's two words, rank), and the number 1.
-
-        Because of that number no gradient is a constant, which TensorFlow would sum while it optimizes the
-        graph.
+        """Arguments: the batch's tensors, the control vector, (a seed's two words, rank), and the share of a
+        record in the step.
         """
-        *tensors, contribution, draw, one = arguments
+        *tensors, contribution, draw, share = arguments
         forward = self._forward(self._types.packed(tensors), draw[:2])
         self._require(forward)
         records = forward.records
+        # No gradient may be a constant: TensorFlow would sum it while it optimizes the graph.
+        one = tf.cast(share > 0, tf.float32)
         with forward.tape:
             told = one * (forward.loss if self._is_sum(forward) else forward.loss * records)
         gradients = forward.gradients(told, rows.one_by_one(self._model.optimizer))
@@ -157,29 +165,33 @@ class OverlappedStep(StepGraphs):
         bad = 1.0 - tf.cast(finite, tf.float32)
         with tf.control_dependencies([*large, small]):
             ready_at = tf.timestamp()
-        head = tf.concat([[records], contribution[control.LEAVE : control.HEAD]], 0)
-        reduced = self._reduced(head, large, tf.concat([small, *added, [told, bad]], 0))
-        head, tail, *rest = reduced
-        return [head, tail, bad, ready_at, *self._update(head, *rest)]
+        said = contribution[control.LEAVE : control.LOSS]
+        rest = tf.concat([small, *added, [records], said, [told, bad]], 0)
+        if large and 4 * math.prod(large[0].shape) < LATE:
+            # Backward makes it last. Horovod negotiates in rounds: so it and the rest take one and not two.
+            with tf.control_dependencies([rest]):
+                large[0] = tf.identity(large[0])
+        total, *reduced = self._reduced(large, rest)
+        return [total, bad, ready_at, *(reduced if self._in_place else self._update(share, *reduced))]
 
     def _nothing_graph(self, contribution: tf.Tensor, zeros: tf.Tensor) -> list[tf.Tensor]:
         """The same sums, of a rank without a batch.
 
         Args:
-            zeros: as many as there are sums beside the head, each of its own, so that they are no constants.
+            zeros: as many as there are sums, so that each is of another, and none of a constant.
         """
-        head = tf.concat([zeros[:1], contribution[control.LEAVE : control.HEAD]], 0)
         shapes = [self.layout.trained[i].shape for i in self._large]
         large = [tf.fill(shape, zeros[i]) for i, shape in enumerate(shapes)]
-        return self._reduced(head, large, tf.fill([self._rest + 2], zeros[-1]))
+        said = contribution[control.LEAVE : control.LOSS]
+        rest = [tf.fill([self._rest], zeros[-1]), zeros[-1:], said, tf.fill([2], zeros[-1])]
+        return self._reduced(large, tf.concat(rest, 0))
 
-    def _reduced(self, head: tf.Tensor, large: list[tf.Tensor], rest: tf.Tensor) -> list[tf.Tensor]:
-        """The same operations under the same names, whether there is a batch or not: head, tail, the sums of
-        large gradients, and what else there is."""
-        head = self._total(head, "head")
+    def _reduced(self, large: list[tf.Tensor], rest: tf.Tensor) -> list[tf.Tensor]:
+        """The same operations under the same names, whether there is a batch or not: the sums of the control
+        vectors, of large gradients, and of what else there is."""
         sums = [self._total(g, str(i)) for i, g in zip(self._large, large, strict=True)]
         rest = self._total(rest, "rest")
-        return [head, rest[self._rest :], *sums, rest[: self._rest]]
+        return [rest[self._rest :], *sums, rest[: self._rest]]
 
     def _prepare(self, layout: Layout) -> None:
         """What follows from the layout, before the rest of the graph is made."""
@@ -187,16 +199,13 @@ class OverlappedStep(StepGraphs):
         self._large = [i for i, n in enumerate(nbytes) if n >= SMALL]  # of the trained variables
         self._rest = sum(n for i, n in enumerate(layout.sizes) if i not in self._large)
         specs = [tf.TensorSpec(layout.trained[i].shape, tf.float32) for i in self._large]
-        floats = [tf.TensorSpec([n], tf.float32) for n in (control.HEAD, self._rest)]
+        share, rest = (tf.TensorSpec(shape, tf.float32) for shape in ([], [self._rest]))
         with tf.init_scope():  # a graph of its own: ranks with and without a batch compute the same
-            self._update = concrete(
-                lambda *sums: self._update_graph(layout, *sums), floats[0], *specs, floats[1]
-            )
+            self._update = concrete(lambda *given: self._update_graph(layout, *given), share, *specs, rest)
 
-    def _update_graph(self, layout: Layout, head: tf.Tensor, *sums: tf.Tensor) -> list[tf.Tensor]:
-        """The new values of all variables that change; and which those are."""
+    def _update_graph(self, layout: Layout, share: tf.Tensor, *sums: tf.Tensor) -> list[tf.Tensor]:
+        """The new values of all variables that change; none where it changes them itself."""
         *large, rest = sums
-        share = 1.0 / head[control.RECORDS]
         sizes = [n for i, n in enumerate(layout.sizes) if i not in self._large]
         small = iter(tf.split(rest, sizes) if sizes else ())
         each = dict(zip(self._large, large, strict=True))
@@ -210,10 +219,18 @@ class OverlappedStep(StepGraphs):
         # What the forward pass assigns comes first, as it does in Keras: it may be a weight that is trained.
         new = {id(v): value for v, value in zip(layout.changing, self._changed(layout, share, pieces[count:]),
                                                strict=True)}  # fmt: skip
+        pairs = [(gradients.get(id(v)), v) for v in model.trainable_variables]
+        if self._in_place:
+            for v in layout.changing:
+                v.assign(new[id(v)])
+            with _fused():
+                optimizer.apply_gradients(pairs)
+            self._handles: list[tf.Tensor] = []
+            return []
         held = [*model.trainable_variables, *optimizer.variables]
         before = {id(v): new.get(id(v), tf.convert_to_tensor(v.value)) for v in held}
         with _functional(), keras.StatelessScope(state_mapping=[(v, before[id(v)]) for v in held]) as scope:
-            optimizer.apply_gradients([(gradients.get(id(v)), v) for v in model.trainable_variables])
+            optimizer.apply_gradients(pairs)
             after = {id(v): scope.get_current_value(v) for v in held}
         new |= {key: tf.convert_to_tensor(value) for key, value in after.items() if value is not before[key]}
         changed = [v for v in {id(v): v for v in (*held, *layout.changing)}.values() if id(v) in new]
@@ -221,11 +238,16 @@ class OverlappedStep(StepGraphs):
         return [tf.cast(new[id(v)], v.dtype) for v in changed]
 
 
-_ONE = np.float32(1)
+def _share(records: int) -> tf.Tensor:
+    return tf.constant(np.float32(1) / np.float32(records))
 
 
-def _agreed(head: tf.Tensor, tail: tf.Tensor) -> control.Agreed:
-    return control.read(np.concatenate([memoryview(head), memoryview(tail)]))
+def _nbytes(tensors: list[tf.Tensor]) -> int:
+    return sum(math.prod(t.shape) * t.dtype.size for t in tensors)
+
+
+def _agreed(total: tf.Tensor) -> control.Agreed:
+    return control.read(np.asarray(memoryview(total)))
 
 
 def is_functional(optimizer: Any) -> bool:
@@ -241,6 +263,40 @@ FUNCTIONAL = frozenset({
     o.SGD, o.RMSprop, o.Adam, o.AdamW, o.Adadelta, o.Adagrad, o.Adamax, o.Adafactor, o.Nadam, o.Ftrl, o.Lion,
     o.Lamb, o.Muon,
 })  # fmt: skip
+
+
+def is_adam(optimizer: Any) -> bool:
+    """Whether TensorFlow has the whole of its update as one operation."""
+    return type(optimizer) in (o.Adam, o.AdamW) and not optimizer.amsgrad
+
+
+@contextlib.contextmanager
+def _fused() -> Iterator[None]:
+    """Inside, Adam's update of a variable is one operation. What comes before and after it stays Keras'."""
+    before = o.Adam.update_step
+    o.Adam.update_step = _adam
+    try:
+        yield
+    finally:
+        o.Adam.update_step = before
+
+
+def _adam(optimizer: Any, gradient: tf.Tensor, variable: tf.Variable, learning_rate: tf.Tensor) -> None:
+    """As Keras' `Adam.update_step`, to the letter, but for the passes over the memory: one instead of ten."""
+    nth = optimizer._get_variable_index(variable)
+    step = tf.cast(optimizer.iterations + 1, tf.float32)
+    tf.raw_ops.ResourceApplyAdam(
+        var=variable.handle,
+        m=optimizer._momentums[nth].value.handle,
+        v=optimizer._velocities[nth].value.handle,
+        beta1_power=tf.pow(tf.constant(optimizer.beta_1, tf.float32), step),
+        beta2_power=tf.pow(tf.constant(optimizer.beta_2, tf.float32), step),
+        lr=tf.cast(learning_rate, tf.float32),
+        beta1=optimizer.beta_1,
+        beta2=optimizer.beta_2,
+        epsilon=optimizer.epsilon,
+        grad=gradient,
+    )
 
 
 @contextlib.contextmanager

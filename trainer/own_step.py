@@ -94,7 +94,9 @@ class OwnStepLearner:
 
     # --- the two halves of a step
 
-    def sums(self, batch: Batch | None, contribution: np.ndarray, step: int, rank: int) -> control.Sums:
+    def sums(
+        self, batch: Batch | None, contribution: np.ndarray, step: int, rank: int, records: int
+    ) -> control.Sums:
         """Run the step, and make its last sum. Nothing is changed until that is applied.
 
         Raises:
@@ -411,8 +413,8 @@ class OwnStepLearner:
         at_fault = self._means.not_finite.read_value() + self._means.fault_of(ours)
         at = self._losses.index("loss") if "loss" in self._losses else 0
         loss = ours[self.length - len(self._losses) + at]
-        head = contribution[control.LEAVE : control.HEAD]
-        return tf.concat([ours, [records], head, [loss, at_fault]], 0)
+        said = contribution[control.LEAVE : control.LOSS]
+        return tf.concat([ours, [records], said, [loss, at_fault]], 0)
 
     def _accept_graph(self, total: tf.Tensor, ours: tf.Tensor, *before: tf.Tensor) -> tf.Tensor:
         """Whether each assigned variable has changed as on the other ranks, as far as it should; bool [n]."""

@@ -90,13 +90,16 @@ class StepGraphs(ABC):
     # --- a step
 
     @abstractmethod
-    def sums(self, tensors: list[Any] | None, contribution: np.ndarray, draw: np.ndarray) -> Sums:
+    def sums(
+        self, tensors: list[Any] | None, contribution: np.ndarray, draw: np.ndarray, records: int
+    ) -> Sums:
         """Take part in all sums of a step. Changes nothing.
 
         Args:
             tensors: of the batch; None: there is none.
             contribution: this rank's control vector, without what the batch adds to it.
             draw: a seed's two words, and the rank.
+            records: of the whole step, on all ranks.
 
         Raises:
             RingBroken: one of the sums did not come back, unless TensorFlow raises it: see `ring_errors`.

@@ -70,7 +70,9 @@ class VectorStep(StepGraphs):
         of_rows = [tf.TensorSpec([len(layout.tables)], tf.int32)] if layout.tables else []
         self._update = self._graph(self._update_graph, floats, *of_rows)
 
-    def sums(self, tensors: list[Any] | None, contribution: np.ndarray, draw: np.ndarray) -> control.Sums:
+    def sums(
+        self, tensors: list[Any] | None, contribution: np.ndarray, draw: np.ndarray, records: int
+    ) -> control.Sums:
         ours, of_tables = self._ours(tensors, contribution, draw)
         ready_at = time.monotonic()
         total = self._reduce(ours)
@@ -205,8 +207,8 @@ class VectorStep(StepGraphs):
         if alive is not None:
             parts, records, told, bad = (tf.nest.map_structure(lambda t: tf.where(alive, t, 0), t)
                                          for t in (parts, records, told, bad))  # fmt: skip
-        head = contribution[control.LEAVE : control.HEAD]
-        vector = tf.concat([*parts, [records], head, [told, bad]], 0)
+        said = contribution[control.LEAVE : control.LOSS]
+        vector = tf.concat([*parts, [records], said, [told, bad]], 0)
         return (vector, all_rows) if slices else vector
 
     def _update_graph(self, vector: tf.Tensor, *all_rows: tf.Tensor) -> None:

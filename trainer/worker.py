@@ -21,7 +21,7 @@ missing.
 not: all of its sums came back, or not all. The ring goes on from one who has it, if one lives.
 
 **A bad record**, one that cannot be read, is left out of its step, if the job allows some: the sums say how
-many, so that all ranks agree on what is missing.
+many there are, and the step is summed once more, over the others.
 
 **A step is safe** once the sums of the next one have come back, for then every member has it. When there is
 nothing left to train, one more step, without records, makes the last one safe, and all leave the ring after
@@ -65,12 +65,15 @@ class NonFinite(EdlError):
 class Learner(Protocol):
     """A model, as two halves of a step: its sums over the ring, and what they change."""
 
-    def sums(self, batch: Batch | None, contribution: np.ndarray, step: int, rank: int) -> control.Sums:
+    def sums(
+        self, batch: Batch | None, contribution: np.ndarray, step: int, rank: int, records: int
+    ) -> control.Sums:
         """Take part in all sums of a step. Changes nothing.
 
         Args:
             batch: this rank's part; None: it has none, and takes part with weight zero.
             contribution: the control vector of this rank; what depends on the batch is added here.
+            records: of the whole step, on all ranks. Whether they were so many, the sums say.
 
         Raises:
             RingBroken: one of the sums did not come back here.
@@ -148,6 +151,7 @@ class Worker:
         self.holds_state = False  # whether its memory is a copy of the job's state
         self.is_up = False  # whether that is the state of the ring it is in
         self.in_flight = 0  # its records in a step that has not come back
+        self.missing = 0  # records of the next step that are bad, on all ranks, as far as they know
         # Of a member that has entered the ring without its state:
         self.arrival: Arrival | None = None  # until the state is here
         self.kept: deque[control.Sums] = deque()  # steps that are not in the state yet
@@ -169,7 +173,7 @@ class Worker:
     def ride(self, form: FormRing) -> None:
         """One ring, from meeting the others to having left it."""
         rank, size = form.members.index(self.session.worker), len(form.members)
-        self.epochs, self.is_up = form.epochs, False
+        self.epochs, self.is_up, self.missing = form.epochs, False, 0
         self.report.ring_formed()
         broken = ""
         try:
@@ -272,14 +276,20 @@ class Worker:
             bad=len(bad),
             holds=not self.follows,
         )
-        sums = self.learner.sums(batch, told, self.step, rank)  # without a batch it takes part all the same
+        start, stop = self.steps.positions(self.step) if training else (0, 0)
+        # A rank without a batch takes part all the same, with weight zero.
+        sums = self.learner.sums(batch, told, self.step, rank, stop - start - self.missing)
         # From here on the step has happened, for this rank. And all have the one before it.
         self.report.step_summed(sums.waited)
         agreed = sums.agreed
-        self.check(agreed, size, training)
+        self.check(agreed, size, stop - start)
         if agreed.nonfinite and self.config.training.non_finite == "stop":
             self.refuse_nonfinite(batch, sums)
-        self.refuse_too_many_bad(agreed, bad)
+        if agreed.bad != self.missing:  # now all know how many there are: the same step once more
+            self.refuse_too_many_bad(agreed, bad)
+            self.missing = agreed.bad
+            return not agreed.leave
+        self.missing = 0
         metrics = self.commit(generation, sums) if training else None
         if bad:
             self.report.left_out(generation, self.steps.epoch(self.step - 1), bad)
@@ -294,7 +304,7 @@ class Worker:
             self.epochs = self.session.take_task()
         return not agreed.leave and (training or not self.steps.ended(self.step, self.epochs))
 
-    def check(self, agreed: control.Agreed, size: int, training: bool) -> None:
+    def check(self, agreed: control.Agreed, size: int, records: int) -> None:
         """All ranks took one step, and all of its records are in it.
 
         Raises:
@@ -302,10 +312,9 @@ class Worker:
         """
         if not agreed.all_at(self.step, size):
             raise LedgerBroken(f"the ranks take different steps (this one step {self.step + 1})")
-        start, stop = self.steps.positions(self.step) if training else (0, 0)
-        if (found := agreed.records + agreed.bad) != stop - start:
+        if (found := agreed.records + agreed.bad) != records:
             raise LedgerBroken(
-                f"step {self.step + 1} has {found} records of {size} ranks, expected {stop - start}"
+                f"step {self.step + 1} has {found} records of {size} ranks, expected {records}"
             )
 
     def refuse_nonfinite(self, batch: Batch | None, sums: control.Sums) -> NoReturn:

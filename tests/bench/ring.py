@@ -18,7 +18,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
@@ -41,6 +42,8 @@ ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
 UNEVEN = ROOT / "tests" / "models" / "uneven.py"
 LEASE = 1.0
+FEW = 4  # steps
+STEADY_SECONDS = 1.5  # that a measurement of a step takes
 
 
 # --- a job of ours
@@ -313,65 +316,108 @@ def first_steps(peer: str, work: Path, pairs: int) -> list[Row]:
     return rows
 
 
-async def _steady(pairs: int, work_seconds: float) -> tuple[list[float], list[float]]:
-    sides: dict[str, list[asyncio.subprocess.Process]] = {}
-    stores = []
-    for side in ("edl", "plain"):
-        store = KeyValueStore(lambda *_: None)
-        stores.append(store)
-        port = await store.start()
-        store.open(1)
-        command = [sys.executable, "-m", "tests.bench.steady", side]
-        pipe, null = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
-        sides[side] = [
-            await asyncio.create_subprocess_exec(
-                *command,
-                str(rank),
-                str(port),
-                str(work_seconds),
-                stdin=pipe,
-                stdout=pipe,
-                stderr=null,
-                cwd=ROOT,
-            )
-            for rank in range(2)
-        ]
-        for process in sides[side]:
-            assert process.stdout is not None
-            while b"here" not in await process.stdout.readline():
-                pass
-    found: dict[str, list[float]] = {"edl": [], "plain": []}
-    try:
-        for _ in range(pairs):
-            for side, processes in sides.items():
-                for other, idle in sides.items():  # an idle ring's engine polls: it must not be in the way
-                    for process in idle:
-                        process.send_signal(signal.SIGCONT if other == side else signal.SIGSTOP)
-                for process in processes:
-                    assert process.stdin is not None
-                    process.stdin.write(b"go\n")
-                medians = [float(await p.stdout.readline()) for p in processes]  # type: ignore[union-attr]
-                found[side].append(max(medians))
-    finally:
-        for processes in sides.values():
-            for process in processes:
-                process.kill()
-                await process.communicate()
-        for store in stores:
-            await store.close()
-    return found["edl"], found["plain"]
+@dataclass(frozen=True)
+class Steady:
+    """A job whose steps are measured against a peer's."""
+
+    model: str  # of tests/bench/steady.py
+    optimizer: str = "sgd"
+    ranks: int = 2
+    peer: str = "plain"
+    quick: bool = False  # whether it is measured where there is little time
 
 
-def steady(pairs: int) -> list[Row]:
-    rows = []
-    for label, seconds, goal in (("5 ms", 0.002, 0.95), ("20 ms", 0.017, 0.98)):
-        ours, plain = asyncio.run(_steady(pairs, seconds))
-        ratio = statistics.median(plain) / statistics.median(ours)
-        text = f"speed >= {goal} of plain (is {ratio:.3f})"
-        row = Row(f"steady state, a step of about {label}, 2 ranks: against plain Horovod",
-                  [t * 1e3 for t in ours], [t * 1e3 for t in plain], "ms", text, ratio >= goal)  # fmt: skip
-        rows.append(row)
-    return rows
+STEADY = (
+    Steady("mlp-1m", quick=True), Steady("mlp-8m", quick=True), Steady("mlp-25m", quick=True),
+    Steady("mlp-100m"), Steady("mlp-8m", "adam", quick=True), Steady("mlp-25m", "adam"),
+    Steady("mlp-8m", ranks=1, quick=True), Steady("mlp-8m", ranks=1, peer="fit", quick=True),
+    Steady("mlp-8m", "adam", ranks=1, peer="fit"), Steady("mlp-8m", ranks=4),
+    Steady("mobilenet-v2"), Steady("resnet50"), Steady("encoder-20m"), Steady("encoder-20m", "adam"),
+)  # fmt: skip
+
+
+@dataclass
+class Side:
+    """The processes of one side, all of them stopped but while it is measured."""
+
+    processes: list[asyncio.subprocess.Process]
+    steps: int = FEW  # that one measurement takes
+    milliseconds: list[float] = field(default_factory=list)
+    mebibytes: list[float] = field(default_factory=list)
+
+    def signal(self, number: signal.Signals) -> None:
+        for process in self.processes:
+            process.send_signal(number)
+
+    async def measure(self) -> float:
+        """Seconds of a step, of the slowest rank."""
+        self.signal(signal.SIGCONT)
+        for process in self.processes:
+            assert process.stdin is not None
+            process.stdin.write(f"{self.steps}\n".encode())
+        told = [(await p.stdout.readline()).split() for p in self.processes]  # type: ignore[union-attr]
+        self.signal(signal.SIGSTOP)  # an idle ring's engine polls: it must not be in the way of the other's
+        seconds = max(float(words[0]) for words in told)
+        self.milliseconds.append(seconds * 1e3)
+        self.mebibytes.append(max(float(words[1]) for words in told))
+        return seconds
+
+
+async def _steady(case: Steady, rounds: int) -> tuple[Side, Side]:
+    async with contextlib.AsyncExitStack() as stack:
+        sides = [await _side(stack, case, name) for name in ("edl", case.peer)]
+        for side in sides:
+            seconds = await side.measure()
+            side.steps = max(FEW, round(STEADY_SECONDS / seconds))
+            side.milliseconds.clear()
+        for _ in range(rounds):
+            for side in sides:
+                await side.measure()
+    return sides[0], sides[1]
+
+
+async def _side(stack: contextlib.AsyncExitStack, case: Steady, name: str) -> Side:
+    store = KeyValueStore(lambda *_: None)
+    port = await store.start()
+    stack.push_async_callback(store.close)
+    store.open(1)
+    command = [sys.executable, "-m", "tests.bench.steady", name, case.model, case.optimizer]
+    side = Side([])
+    for rank in range(case.ranks):
+        process = await asyncio.create_subprocess_exec(
+            *command, str(rank), str(case.ranks), str(port), cwd=ROOT,
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
+        )  # fmt: skip
+        stack.push_async_callback(_end, process)
+        side.processes.append(process)
+    for process in side.processes:
+        assert process.stdout is not None
+        while b"here" not in (line := await process.stdout.readline()):
+            if not line:
+                raise RuntimeError(f"{' '.join(command)} ended before it was warm")
+    side.signal(signal.SIGSTOP)
+    return side
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.kill()
+    await process.communicate()
+
+
+def steady(rounds: int, cases: Sequence[Steady] = STEADY) -> Iterator[Row]:
+    peers = {"plain": "plain Horovod", "fit": "keras.fit"}
+    for case in cases:
+        ours, peer = asyncio.run(_steady(case, rounds))
+        speed = statistics.median(b / a for a, b in zip(ours.milliseconds, peer.milliseconds, strict=True))
+        more = max(ours.mebibytes) / max(peer.mebibytes)
+        name = f"{case.model}, {case.optimizer}, {case.ranks} rank{'s' * (case.ranks > 1)}"
+        against = f"against {peers[case.peer]}"
+        yield Row(f"{name}: a step, {against}", ours.milliseconds, peer.milliseconds, "ms",
+                  f"speed >= 0.98 (is {speed:.3f})", speed >= 0.98)  # fmt: skip
+        if case.peer == "plain":
+            memory = ours.mebibytes[-1:], peer.mebibytes[-1:]
+            yield Row(f"{name}: memory of a worker", *memory, "MiB", "ratio <= 1.15", more <= 1.15)
 
 
 def core() -> list[Row]:
@@ -426,7 +472,7 @@ def measure(only: list[str], pairs: int) -> Iterator[list[Row]]:
         work = Path(directory)
         parts: dict[str, Callable[[], list[Row]]] = {
             "core": core,
-            "steady": lambda: steady(4 * pairs),
+            "steady": lambda: list(steady(3 * pairs, [c for c in STEADY if c.quick or pairs > report.QUICK])),
             "kill": lambda: kills(peer, work, pairs),
             "reform": lambda: [kills_in_reforming(work, pairs)],
             "join": lambda: [joins(peer, work, pairs)],

@@ -2,8 +2,8 @@
 
     python -m tests.bench.steady edl|plain|fit MODEL OPTIMIZER RANK RANKS PORT
 
-The parent holds a rendezvous store at PORT. A rank waits for a line on stdin, makes some steps, prints the
-median seconds of one and the most memory that it has had (MiB), and waits for the next line.
+The parent holds a rendezvous store at PORT. A rank waits for a line on stdin, makes as many steps as that
+says, prints the median seconds of one and the most memory that it has had (MiB), and waits for the next line.
 """
 
 from __future__ import annotations
@@ -38,7 +38,6 @@ from trainer.worker import Worker
 
 WARM = 6  # steps that are not measured
 MOST = 1 << 40  # records: more than there is time for
-SECONDS = 3.0  # that one measurement is to take
 CLASSES = 10
 
 
@@ -130,7 +129,7 @@ def main() -> None:
 
 
 class Timing:
-    """Has steps measured for each line on stdin, as many as take SECONDS."""
+    """Has steps measured for each line on stdin, as many as it says."""
 
     def __init__(self) -> None:
         self._seconds: list[float] = []
@@ -152,7 +151,6 @@ class Timing:
             print(statistics.median(self._seconds), memory(), flush=True)
         if not (line := sys.stdin.readline()):
             os._exit(0)
-        # As many on all ranks: the parent says how many, from what they have told it.
         self._many, self._seconds = int(line), []
 
 

@@ -188,10 +188,10 @@ class Parts(CountingLearner):
         super().__init__(POSITIONS)
         self.parts: dict[int, list[int]] = {}
 
-    def sums(self, batch: Batch | None, contribution: np.ndarray, step: int, rank: int) -> control.Sums:
+    def sums(self, batch: Batch | None, contribution: np.ndarray, step: int, *others: int) -> control.Sums:
         if batch is not None:
             self.parts[step] = batch.x.tolist()
-        return super().sums(batch, contribution, step, rank)
+        return super().sums(batch, contribution, step, *others)
 
 
 @pytest.mark.parametrize("shares", [(1,), (1, 1), (3, 1), (1, 20), (1, 0), (1, 1, 1), (5, 20, 10)])

@@ -283,7 +283,11 @@ class GraphSums:
         except tf.errors.OpError as error:
             if NAMED not in error.message:  # the model's own: TensorFlow names the operation that failed
                 raise
-            raise RingBroken(f"allreduce: {error.message.strip().splitlines()[0][:200]}") from error
+            lines = [line.strip() for line in error.message.splitlines() if line.strip()]
+            at = next(
+                (i for i, line in enumerate(lines) if "[[" in line), 0
+            )  # what it names the operation by
+            raise RingBroken(f"allreduce: {lines[max(0, at - 1)][:200]}") from error
         finally:
             self.runs = False
 

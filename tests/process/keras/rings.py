@@ -87,8 +87,10 @@ def ring_step(
     """One step of a ring with a rank for each part, in this process."""
     meeting.size = len(parts)
 
+    records = sum(len(part) for part in parts if part is not None)
+
     def contribute(rank: int) -> control.Sums:
-        return learner.sums(parts[rank], control.write(step), step, rank)
+        return learner.sums(parts[rank], control.write(step), step, rank, records)
 
     with ThreadPoolExecutor(len(parts)) as ranks:
         sums = list(ranks.map(contribute, range(len(parts))))

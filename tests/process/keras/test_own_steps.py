@@ -59,13 +59,10 @@ class Rank:
 
     def step(self, step: int, rank: int, size: int, batch: Batch | None) -> control.Agreed:
         """As a worker makes it."""
-        told = control.write(0)
-        vector = self.learner.gradients(batch, told, step, rank) if batch else self.learner.nothing(told)
-        total = self.reduce(vector)
-        agreed = self.learner.agreed(total)
-        if agreed.records and not agreed.nonfinite:
-            self.learner.update(total)
-        return agreed
+        sums = self.learner.sums(batch, control.write(0), step, rank, RECORDS)
+        if sums.agreed.records and not sums.agreed.nonfinite:
+            self.learner.apply(sums)
+        return sums.agreed
 
 
 _built: dict[int, tuple[Case, list[Rank], np.ndarray]] = {}
