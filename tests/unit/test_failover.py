@@ -116,7 +116,7 @@ def test_a_ring_that_all_have_left_is_followed_by_the_next_one() -> None:
     new.back(0, left=True, out=said(0, step=5))
     new.back(1, left=True, out=said(1, step=4))
     (form,) = of(new.back(2, left=True, out=said(2, step=4)), ev.Form)
-    assert (form.generation, form.root, form.sync) == (8, 0, True)
+    assert (form.generation, form.root, bool(form.joining)) == (8, 0, True)
 
 
 def test_one_whom_the_earlier_master_had_given_up_is_fenced_whoever_comes_first() -> None:
@@ -137,7 +137,7 @@ def test_newcomers_wait_until_the_ring_is_known() -> None:
     new.back(1)
     new.back(2)
     (form,) = of(new.out(0, 1, 2), ev.Form)
-    assert form.members == (0, 1, 2, 3) and form.sync and form.root == 0
+    assert form.members == (0, 1, 2, 3) and form.joining == (3,) and form.root == 0
 
 
 def test_nothing_starts_anew_while_somebody_may_come_with_the_state() -> None:

@@ -14,8 +14,27 @@ from tests.stories import Story, of, only
 def test_a_newcomer_joins_at_a_step_boundary_and_takes_the_state() -> None:
     story = Story(workers=2).running(0)
     assert only(story.ready(1), ev.Leave).members == (0,)
-    form = only(story.out(0), ev.Form)
-    assert (form.members, form.root, form.sync) == ((0, 1), 0, True)
+    form = only(story.out(0, step=4), ev.Form)
+    assert (form.members, form.root, form.step, form.sync, form.joining) == ((0, 1), 0, 4, False, (1,))
+
+
+def test_who_comes_while_another_is_sent_the_state_waits_until_it_has_it() -> None:
+    story = Story(workers=3).running(0)
+    story.ready(1)
+    form = only(story.out(0, step=4), ev.Form)
+    assert not of(story.tell(ev.JoinedRing(WorkerId(0), form.generation, 4)), ev.Leave)
+    assert not of(story.ready(2) + story.waits(1), ev.Leave)
+    assert only(story.tell(ev.JoinedRing(WorkerId(1), form.generation, 9)), ev.Leave).members == (0, 1)
+
+
+def test_one_that_leaves_stays_until_it_has_handed_over_the_state() -> None:
+    story = Story(workers=1).running(0)
+    story.tell(ev.Leaving(WorkerId(0), "SIGTERM"))
+    story.ready(1)
+    form = only(story.out(0, step=4), ev.Form)
+    assert (form.members, form.joining) == ((0, 1), (1,))
+    assert not of(story.tell(ev.JoinedRing(WorkerId(0), form.generation, 4)), ev.Leave)
+    assert only(story.tell(ev.JoinedRing(WorkerId(1), form.generation, 9)), ev.Leave).members == (0, 1)
 
 
 def test_a_killed_member_is_cut_out_replaced_and_never_charged() -> None:
@@ -26,7 +45,7 @@ def test_a_killed_member_is_cut_out_replaced_and_never_charged() -> None:
     assert only(effects, ev.Create).worker == 3
     assert not of(story.out(0, step=4, broken="reset"), ev.Form), "worker 2 is still in the old ring"
     form = only(story.out(2, step=5, broken="reset"), ev.Form)
-    assert (form.members, form.root, form.sync) == ((0, 2), 2, True), "worker 2 alone has step 5"
+    assert (form.members, form.root, form.joining) == ((0, 2), 2, (0,)), "worker 2 alone has step 5"
     assert story.job.train.done == 5
     assert story.job.failures == []
 
@@ -94,7 +113,7 @@ def test_a_kill_while_the_ring_is_formed_cuts_those_who_wait_in_it() -> None:
     g = story.job.ring.generation
     story.tell(ev.LeftRing(WorkerId(0), g, 0, True, broken="cut"))
     form = only(story.tell(ev.LeftRing(WorkerId(1), g, 0, False, broken="cut")), ev.Form)
-    assert (form.members, form.root, form.sync) == ((0, 1), 0, True), "worker 1 has not synced"
+    assert (form.members, form.root, form.joining) == ((0, 1), 0, (1,)), "worker 1 has not synced"
 
 
 def test_the_root_dies_in_the_broadcast_and_who_has_its_state_is_the_next_root() -> None:

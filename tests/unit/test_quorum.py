@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edl.contract.ids import WorkerId
-from master.core.quorum import Limits, candidates, plan_ring
+from master.core.quorum import MOST_TAKERS, Limits, RingPlan, candidates, plan_ring
 from master.core.workers import WorkerRecord
 
 
@@ -36,7 +36,7 @@ def test_survivors_keep_their_order_and_newcomers_follow() -> None:
 
 def test_the_most_advanced_holder_is_the_root() -> None:
     ring = plan_ring([a_worker(0, step=4), a_worker(1, step=5), a_worker(2, step=4)], (0, 1, 2), ANY)
-    assert (ring.root, ring.sync) == (1, True)
+    assert (ring.root, ring.sync, ring.joining) == (1, False, (0, 2))
 
 
 def test_equals_need_no_sync() -> None:
@@ -44,7 +44,17 @@ def test_equals_need_no_sync() -> None:
 
 
 def test_step_0_with_a_newcomer_is_not_equal() -> None:
-    assert plan_ring([a_worker(0, step=0), a_worker(1, "ready")], (0,), ANY).sync
+    assert plan_ring([a_worker(0, step=0), a_worker(1, "ready")], (0,), ANY).joining == (1,)
+
+
+def test_many_newcomers_wait_for_one_broadcast() -> None:
+    def ring(newcomers: int) -> RingPlan:
+        new = [a_worker(i, "ready") for i in range(2, 2 + newcomers)]
+        return plan_ring([a_worker(0, step=5), a_worker(1, step=5), *new], (0, 1), ANY)
+
+    few, many = ring(2 * MOST_TAKERS), ring(2 * MOST_TAKERS + 1)
+    assert (few.sync, len(few.joining)) == (False, 2 * MOST_TAKERS)
+    assert (many.sync, many.joining) == (True, ())
 
 
 def test_a_newcomer_that_claims_a_step_is_no_root() -> None:
@@ -55,7 +65,7 @@ def test_a_newcomer_that_claims_a_step_is_no_root() -> None:
 
 def test_one_that_leaves_is_taken_in_once_more_when_it_alone_has_the_last_step() -> None:
     ring = plan_ring([a_worker(0, "draining", step=6), a_worker(1, step=5)], (0, 1), ANY)
-    assert (ring.members, ring.root, ring.sync) == ((0, 1), 0, True)
+    assert (ring.members, ring.root, ring.joining) == ((0, 1), 0, (1,))
     assert ring.reason == "1 ready, worker 0 hands the state over before it leaves"
 
 
@@ -118,4 +128,6 @@ def test_every_ring_is_a_possible_one(
         root = by_id[ring.root]
         assert root.has_state
         assert root.step == max(w.step for w in candidates)
-    assert ring.sync == any((w.has_state, w.step) != (True, by_id[ring.root].step) for w in members)
+    lack = {w.id for w in members if (w.has_state, w.step) != (True, by_id[ring.root].step)}
+    assert lack == (lack if ring.sync else set(ring.joining))
+    assert not (ring.sync and ring.joining)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,12 +18,13 @@ from edl.errors import DataError
 from tests.counting import AtOnce, CountingLearner, Positions
 from trainer import control
 from trainer.data import Batch, Batches
+from trainer.ledger import Ledger, LedgerBroken
 from trainer.ring.base import RingBroken
 from trainer.ring.local import Circle, LocalRing
 from trainer.session.orders import End, FormRing
 from trainer.session.state import Session
 from trainer.telemetry import Telemetry
-from trainer.worker import LedgerBroken, NonFinite, Worker
+from trainer.worker import NonFinite, Worker
 
 SIZE, EPOCHS, BATCH = 12, 2, 4
 POSITIONS, STEPS = SIZE * EPOCHS, 6
@@ -112,14 +114,16 @@ class A:
 
     def form(
         self, circle: Circle, generation: int, members: list[int], root: int = 0, *, sync: bool = True,
-        epochs: int = EPOCHS, shares: tuple[int, ...] = (), block: int = 1,
+        epochs: int = EPOCHS, shares: tuple[int, ...] = (), block: int = 1, step: int = 0,
+        joining: Sequence[int] = (),
     ) -> None:  # fmt: skip
         self.ring.open(circle)
         layout = pb.Layout(records=SIZE, block=block, shards=1)
         even = [1] * len(members)
         order = pb.Form(
-            members=members, root=root, sync=sync, epochs=epochs, shares=shares or even, layout=layout
-        )
+            members=members, root=root, sync=sync, epochs=epochs, shares=shares or even, layout=layout,
+            step=step, joining=joining,
+        )  # fmt: skip
         self.hears(generation, form=order)
         if not self.thread.is_alive():
             self.thread.start()
@@ -328,7 +332,7 @@ def test_a_change_does_not_hinder_leaving() -> None:
 
 def test_ranks_at_different_steps_change_nothing_any_more() -> None:
     pair = [A(0), A(1)]
-    pair[1].worker.step = 1
+    pair[1].worker.step, pair[1].worker.ledger = 1, Ledger(1)
     ring_of(*pair, sync=False)
     for w, step in zip(pair, (0, 1), strict=True):
         assert isinstance(w.joined(), LedgerBroken)
@@ -385,6 +389,110 @@ def test_a_newcomer_takes_the_state_and_the_root_keeps_it() -> None:
     new.stop()
 
 
+class Later(LocalRing):
+    """The state that it takes arrives when the test lets it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.coming: Any = None
+        self.may_come = threading.Event()
+
+    def take(self, giver: int) -> Any:
+        self.coming = super().take(giver)
+        return self
+
+    @property
+    def here(self) -> bool:
+        return self.may_come.is_set()
+
+    def parts(self) -> Any:
+        assert self.may_come.wait(10)
+        return self.coming.parts()
+
+
+class Both(Held, Later):
+    """Sums and states come one by one."""
+
+    def __init__(self) -> None:
+        Held.__init__(self)
+        self.coming, self.may_come = None, threading.Event()
+
+
+def joining_at_step_2(ring: LocalRing | None = None) -> tuple[A, A]:
+    """A worker that has two steps, and one that has entered its ring without them."""
+    old, new = A(0, ring=Held()), A(1, ring=ring or Both())
+    ring_of(old)
+    come_to_sum(1, old)
+    old.hears(1, leave=pb.Leave())
+    old.ring.free()
+    assert old.says("left_ring", 1).step == 2
+    old.ring = old.worker.ring = Held()
+    old.session.cuts(old.ring.cut)
+    old.learner.joins(old.ring)
+    ring_of(old, new, generation=2, sync=False, step=2, joining=[1])
+    return old, new
+
+
+def test_who_joins_takes_part_with_weight_zero_until_the_state_has_come_and_what_it_kept_is_applied() -> None:
+    old, new = joining_at_step_2()
+    assert [come_to_sum(n, old, new).holders for n in (1, 2, 3)] == [1, 1, 1]
+    assert not new.learner.weights.any() and new.worker.step == 4
+    assert old.says("joined_ring", 2).step == 2
+    new.ring.may_come.set()
+    assert [come_to_sum(n, old, new).holders for n in (4, 5)] == [1, 2], "two steps are applied in one's time"
+    assert new.says("joined_ring", 2).step == new.worker.ledger.step == STEPS
+    old.ring.free()
+    new.ring.free()
+    outs = [w.says("left_ring", 2) for w in (old, new)]
+    assert [(o.step, o.has_state) for o in outs] == [(STEPS, True)] * 2
+    assert outs[0].digest == outs[1].digest != ""
+    assert (new.learner.weights == 1).all() and new.learner.updates == STEPS
+    for w in (old, new):
+        w.stop()
+
+
+def test_a_ring_that_breaks_while_the_state_travels_leaves_nothing_of_it() -> None:
+    old, new = joining_at_step_2()
+    come_to_sum(2, old, new)
+    old.hears(2, cut=pb.Cut())
+    for w in (old, new):
+        w.ring.free()
+    out = new.says("left_ring", 2)
+    assert (out.step, out.has_state) == (0, False)
+    assert not new.learner.weights.any() and not new.worker.kept
+    assert old.says("left_ring", 2).step >= 3
+    for w in (old, new):
+        w.stop()
+
+
+def test_a_state_that_has_come_is_one_even_if_the_ring_is_left_before_the_rest_is_applied() -> None:
+    old, new = joining_at_step_2()
+    come_to_sum(4, old, new)
+    new.ring.may_come.set()  # it loads the state of step 2, and applies two of the four steps since
+    for w in (old, new):
+        w.ring.free()
+    out = new.says("left_ring", 2)
+    assert (out.has_state, out.step, old.says("left_ring", 2).step) == (True, 4, STEPS)
+    applied = new.worker.steps.begins_at(4)
+    assert new.learner.weights.tolist() == [1] * applied + [0] * (POSITIONS - applied)
+    for w in (old, new):
+        w.stop()
+
+
+def test_who_cannot_apply_sums_later_has_the_others_wait_for_its_state() -> None:
+    ring = Later()
+    ring.may_come.set()
+    old, new = A(0), A(1, ring=ring)
+    new.learner.follows = False
+    old.learner.weights[:8], old.worker.ledger, old.worker.step = 1, Ledger(2), 2
+    ring_of(old, new, sync=False, step=2, joining=[1])
+    assert new.says("joined_ring", 1).step == 2
+    assert [w.says("left_ring", 1).step for w in (old, new)] == [STEPS] * 2
+    assert (new.learner.weights == 1).all()
+    for w in (old, new):
+        w.stop()
+
+
 class Broken(LocalRing):
     """Breaks at its `at`-th broadcast or sum."""
 
@@ -409,7 +517,7 @@ class Broken(LocalRing):
 @pytest.mark.parametrize("broadcasts", [0, 1, 2])
 def test_a_state_that_has_not_come_whole_is_not_taken(broadcasts: int) -> None:
     old, new = A(0), A(1, ring=Broken(broadcasts, "broadcast"))
-    old.learner.weights[:4], old.worker.skipped, old.worker.step = 1, RangeSet(((1, 2),)), 2
+    old.learner.weights[:4], old.worker.ledger = 1, Ledger(2, RangeSet(((1, 2),)))
     ring_of(old, new)
     out = new.says("left_ring", 1)
     assert (out.step, out.has_state, list(out.skipped)) == (0, False, [])
@@ -423,7 +531,7 @@ class Older(LocalRing):
 
     def broadcast(self, data: np.ndarray, root: int) -> np.ndarray:
         data = super().broadcast(data, root)
-        return np.concatenate([[1], data[1:]]) if data.dtype == np.int64 else data
+        return np.array([1, 0, 0], np.int64).view(np.uint8) if len(data) == 24 else data
 
 
 def test_a_state_of_another_version_is_refused_in_words() -> None:
@@ -535,7 +643,7 @@ def test_one_bad_record_too_many_ends_the_job_and_changes_nothing() -> None:
     assert str(finder.ended) == (
         "record 8 is bad: it is bad. With it, 2 records of epoch 1 are; data.maxBadRecords is 1"
     )
-    assert (other.worker.step, other.worker.bad) == (2, {0: 1})
+    assert (other.worker.ledger.step, other.worker.ledger.bad) == (2, {0: 1})
     other.stop()
 
 
@@ -545,7 +653,7 @@ def test_a_newcomer_takes_over_how_many_records_were_left_out() -> None:
     come_to_sum(2, old)
     old.hears(1, leave=pb.Leave())
     old.ring.free()
-    assert old.says("left_ring", 1).step == 3
+    assert old.says("left_ring", 1).step == 2
     ring_of(old, new, generation=2)
     for w in (old, new):
         out = w.says("left_ring", 2)
