@@ -54,7 +54,7 @@ from trainer.session.orders import End, Export, FormRing
 from trainer.session.state import Session
 from trainer.telemetry import Telemetry
 
-KEPT = 1.0  # times the state: so much a member keeps of sums at most that it cannot apply yet
+KEPT = 256 << 20  # bytes of sums that a member keeps, or as many as its state has, while that is on its way
 AT_ONCE = 2  # steps that it applies in the time of one, so that nobody waits for it long
 
 
@@ -361,7 +361,8 @@ class Worker:
         self.kept.append(sums)
         self.step += 1
         if self.arrival is not None:
-            full = sum(s.nbytes for s in self.kept) > KEPT * self.learner.nbytes and len(self.kept) > AT_ONCE
+            # Beyond that all wait for the state.
+            full = sum(s.nbytes for s in self.kept) > max(KEPT, self.learner.nbytes)
             if not self.arrival.here and not full:
                 return None
             self.load(self.arrival.parts())

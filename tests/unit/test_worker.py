@@ -678,3 +678,18 @@ def test_orders_come_in_turn_and_a_task_is_that_of_its_ring() -> None:
     session.hear(pb.ToWorker(generation=4, train=pb.Train(epochs=8)))
     session.hear(pb.ToWorker(generation=5, form=form))
     assert session.task is None, "the order to form a ring says all"
+
+
+def test_who_can_keep_no_more_has_the_others_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer.worker.KEPT", 0)
+    old, new = joining_at_step_2()
+    for w in (old, new):
+        w.ring.free()
+    assert not old.thread.join(0.5) and not [
+        m for m in old.said if m.HasField("left_ring") and m.generation == 2
+    ]
+    new.ring.may_come.set()
+    assert [w.says("left_ring", 2).step for w in (old, new)] == [STEPS] * 2
+    assert (new.learner.weights == 1).all()
+    for w in (old, new):
+        w.stop()
