@@ -49,6 +49,16 @@ def _obey(ring: Ring, order: list[str], say: Callable[[str], None]) -> str:
         case ["broadcast", dtype, root, value]:
             data = ring.broadcast(np.full(4, int(value), dtype), int(root))
             return f"{data.dtype} {data.tolist()}"
+        case ["give", *values]:  # to all others
+            ring.give([np.full(3_000_000, int(value), np.uint8) for value in values], 2)
+            return "given"
+        case ["take", giver]:
+            coming = ring.take(int(giver))
+            total = ring.reduce(np.ones(1, np.float32))  # meanwhile the ring goes on
+            parts = coming.parts()
+            assert coming.here
+            said = [(len(part), sorted(set(part.tolist()))) for part in parts]
+            return f"took {said} {np.asarray(total).tolist()}"
         case ["close"]:
             ring.close()
             return "closed"

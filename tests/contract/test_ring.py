@@ -254,6 +254,31 @@ def test_every_rank_has_what_the_root_gave(engine: Engine, members: list[Member]
     leave(members)
 
 
+def test_a_state_is_given_to_all_who_take_it_while_the_ring_goes_on(
+    engine: Engine, members: list[Member]
+) -> None:
+    form(engine, members)
+    giver, *takers = members
+    for m in takers:  # before it is given
+        m.do("take 0")
+    giver.does("give 5 7", "given")
+    giver.does("sum 1 1", "sum")
+    for m in takers:
+        assert m.says("took") == "took [(3000000, [5]), (3000000, [7])] [3.0]"
+    leave(members)
+
+
+def test_a_state_whose_giver_dies_does_not_come(engine: Engine, members: list[Member]) -> None:
+    form(engine, members)
+    giver, takers = members.pop(0), members
+    for m in takers:
+        m.do("take 0")
+    engine.kill(giver)
+    engine.call_off(takers)
+    for m in takers:
+        m.says("broken")
+
+
 def test_one_alone_is_a_ring(engine: Engine, members: list[Member]) -> None:
     one = members[0]
     form(engine, [one])

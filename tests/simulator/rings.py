@@ -119,9 +119,7 @@ class Delivery:
         self.fleet.does(taker, self.random.choice((0.001, 0.05, 0.5, 3.0)) * self.random.random(), arrives)
 
     def await_state(self, coming: Coming) -> None:
-        w, circle = self.members[coming.rank], self.members[coming.rank].circle
-        assert circle is not None
-        w.waits(lambda: coming.here or circle.broken)
+        self.members[coming.rank].waits(lambda: coming.here or coming.circle.broken)
         if not coming.here:
             raise RingBroken("the state did not come")
 

@@ -137,17 +137,22 @@ class HorovodRing:
         if self._closed.is_set() or self._is_cut.is_set():
             return
         self._is_cut.set()
+        self._break_off()
         self._cut_once()
         threading.Thread(target=self._keep_cutting, name="cut", daemon=True).start()
 
     def close(self) -> None:
         if self._closed.is_set():
             return
-        for transfer in self._transfers:
-            transfer.close()
+        self._break_off()
         self._transfers.clear()
         hvd.shutdown()
         self._closed.set()
+
+    def _break_off(self) -> None:
+        """No state is sent any more."""
+        for transfer in list(self._transfers):
+            transfer.close()
 
     def _cut_once(self) -> None:
         with self._lock:

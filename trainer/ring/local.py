@@ -45,7 +45,7 @@ class Coming:
 
     rank: int
     giver: int
-    delivery: Delivery
+    circle: Circle
     given: list[np.ndarray] | None = None
 
     @property
@@ -53,7 +53,7 @@ class Coming:
         return self.given is not None
 
     def parts(self) -> list[np.ndarray]:
-        self.delivery.await_state(self)
+        self.circle.delivery.await_state(self)
         assert self.given is not None
         return list(self.given)
 
@@ -117,7 +117,9 @@ class Threads:
 
     def await_state(self, coming: Coming) -> None:
         with self.lock:
-            self.lock.wait_for(lambda: coming.here)
+            self.lock.wait_for(lambda: coming.here or coming.circle.broken)
+        if not coming.here:
+            raise RingBroken(f"the state did not come: {coming.circle.broken}")
 
 
 class Circle:
@@ -165,7 +167,7 @@ class Circle:
                 self.delivery.send(self, coming, parts)
 
     def take(self, rank: int, giver: int) -> Coming:
-        coming = Coming(rank, giver, self.delivery)
+        coming = Coming(rank, giver, self)
         with self.delivery.lock:
             if giver in self._given:
                 self.delivery.send(self, coming, self._given[giver])
