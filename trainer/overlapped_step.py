@@ -4,9 +4,6 @@
     rest     [ small gradients | averages | counters | metrics | control ]
     update   the optimizer's new values, each as soon as its sum is there
 
-(Of Adam's values, three for each variable, nobody wants two sets in memory: its update comes after the sums,
-in place, and in one pass over them.)
-
 The graph has no side effect: the new values are results, as the loss is. `apply` has the variables take
 them over, after Python has read what was agreed: no copy, no arithmetic. So whatever breaks, and wherever,
 the step has not happened; and who keeps the values from before `apply` has a snapshot of them without a copy.
@@ -58,7 +55,7 @@ class RingSums(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Reduced:
-    """The sums themselves: of a rank that had no batch, or where the update comes after them."""
+    """The sums themselves, of a rank that had no batch."""
 
     tensors: list[tf.Tensor]  # large ones, and the rest
 
@@ -83,10 +80,12 @@ class OverlappedStep(StepGraphs):
     def __init__(self, *others: Any, total: RingSums):
         model, sample = others[0], others[2]
         super().__init__(*others)
+        # Ranks with and without a batch compute the new values in two graphs, and must agree to the bit. This
+        # pass would reorder products, and not alike in both.
+        tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
         self._total = total
         if self._synchronized or model.run_eagerly or model.jit_compile or not is_functional(model.optimizer):
             raise CannotOverlap
-        self._in_place = is_adam(model.optimizer)
         self._update: Any = None
         layout: Layout | None = None
         while layout is None:
@@ -108,10 +107,9 @@ class OverlappedStep(StepGraphs):
             total, *reduced = self._nothing(told, tf.zeros([len(self._large) + 1]))
             return control.Sums(_agreed(total), False, 0.0, _nbytes(reduced), Reduced(reduced))
         given = map(tf.convert_to_tensor, tensors)
-        total, bad, ready_at, *found = self._step(*given, told, tf.constant(draw), _share(records))
+        total, bad, ready_at, *new = self._step(*given, told, tf.constant(draw), _share(records))
         waited = max(0.0, time.time() - float(ready_at))
-        made = Reduced(found) if self._in_place else NewValues(found)
-        return control.Sums(_agreed(total), bool(bad), waited, _nbytes(found), made)
+        return control.Sums(_agreed(total), bool(bad), waited, _nbytes(new), NewValues(new))
 
     def apply(self, sums: control.Sums) -> None:
         given = sums.given
@@ -151,7 +149,8 @@ class OverlappedStep(StepGraphs):
         one = tf.cast(share > 0, tf.float32)
         with forward.tape:
             told = one * (forward.loss if self._is_sum(forward) else forward.loss * records)
-        gradients = forward.gradients(told, rows.one_by_one(self._model.optimizer))
+            weighted = self._model.optimizer.scale_loss(told)
+        gradients = forward.gradients(weighted, rows.one_by_one(self._model.optimizer))
         layout = self._found = self._lay_out(forward, gradients)
         self._prepare(layout)
         dense = [g for g in gradients if g is not None]
@@ -161,7 +160,7 @@ class OverlappedStep(StepGraphs):
         added = [tf.reshape(forward.added_to(v), [-1]) for v in layout.metrics]
         # A sum is finite when all of its parts are (or so large that they are as bad): one cheap pass. Each
         # rank looks at its own part and all hear of it: they agree, in whatever order each of them adds up.
-        finite = tf.math.is_finite(told + tf.add_n([tf.reduce_sum(part) for part in (*large, small)]))
+        finite = tf.math.is_finite(weighted + tf.add_n([tf.reduce_sum(part) for part in (*large, small)]))
         bad = 1.0 - tf.cast(finite, tf.float32)
         with tf.control_dependencies([*large, small]):
             ready_at = tf.timestamp()
@@ -172,7 +171,7 @@ class OverlappedStep(StepGraphs):
             with tf.control_dependencies([rest]):
                 large[0] = tf.identity(large[0])
         total, *reduced = self._reduced(large, rest)
-        return [total, bad, ready_at, *(reduced if self._in_place else self._update(share, *reduced))]
+        return [total, bad, ready_at, *self._update(share, *reduced)]
 
     def _nothing_graph(self, contribution: tf.Tensor, zeros: tf.Tensor) -> list[tf.Tensor]:
         """The same sums, of a rank without a batch.
@@ -204,7 +203,7 @@ class OverlappedStep(StepGraphs):
             self._update = concrete(lambda *given: self._update_graph(layout, *given), share, *specs, rest)
 
     def _update_graph(self, layout: Layout, share: tf.Tensor, *sums: tf.Tensor) -> list[tf.Tensor]:
-        """The new values of all variables that change; none where it changes them itself."""
+        """The new values of all variables that change; and which those are."""
         *large, rest = sums
         sizes = [n for i, n in enumerate(layout.sizes) if i not in self._large]
         small = iter(tf.split(rest, sizes) if sizes else ())
@@ -220,13 +219,6 @@ class OverlappedStep(StepGraphs):
         new = {id(v): value for v, value in zip(layout.changing, self._changed(layout, share, pieces[count:]),
                                                strict=True)}  # fmt: skip
         pairs = [(gradients.get(id(v)), v) for v in model.trainable_variables]
-        if self._in_place:
-            for v in layout.changing:
-                v.assign(new[id(v)])
-            with _fused():
-                optimizer.apply_gradients(pairs)
-            self._handles: list[tf.Tensor] = []
-            return []
         held = [*model.trainable_variables, *optimizer.variables]
         before = {id(v): new.get(id(v), tf.convert_to_tensor(v.value)) for v in held}
         with _functional(), keras.StatelessScope(state_mapping=[(v, before[id(v)]) for v in held]) as scope:
@@ -263,40 +255,6 @@ FUNCTIONAL = frozenset({
     o.SGD, o.RMSprop, o.Adam, o.AdamW, o.Adadelta, o.Adagrad, o.Adamax, o.Adafactor, o.Nadam, o.Ftrl, o.Lion,
     o.Lamb, o.Muon,
 })  # fmt: skip
-
-
-def is_adam(optimizer: Any) -> bool:
-    """Whether TensorFlow has the whole of its update as one operation."""
-    return type(optimizer) in (o.Adam, o.AdamW) and not optimizer.amsgrad
-
-
-@contextlib.contextmanager
-def _fused() -> Iterator[None]:
-    """Inside, Adam's update of a variable is one operation. What comes before and after it stays Keras'."""
-    before = o.Adam.update_step
-    o.Adam.update_step = _adam
-    try:
-        yield
-    finally:
-        o.Adam.update_step = before
-
-
-def _adam(optimizer: Any, gradient: tf.Tensor, variable: tf.Variable, learning_rate: tf.Tensor) -> None:
-    """As Keras' `Adam.update_step`, to the letter, but for the passes over the memory: one instead of ten."""
-    nth = optimizer._get_variable_index(variable)
-    step = tf.cast(optimizer.iterations + 1, tf.float32)
-    tf.raw_ops.ResourceApplyAdam(
-        var=variable.handle,
-        m=optimizer._momentums[nth].value.handle,
-        v=optimizer._velocities[nth].value.handle,
-        beta1_power=tf.pow(tf.constant(optimizer.beta_1, tf.float32), step),
-        beta2_power=tf.pow(tf.constant(optimizer.beta_2, tf.float32), step),
-        lr=tf.cast(learning_rate, tf.float32),
-        beta1=optimizer.beta_1,
-        beta2=optimizer.beta_2,
-        epsilon=optimizer.epsilon,
-        grad=gradient,
-    )
 
 
 @contextlib.contextmanager

@@ -46,6 +46,8 @@ def _obey(ring: Ring, order: list[str], say: Callable[[str], None]) -> str:
             while True:
                 graph(1.0)
                 say("another")
+        case ["twice", one, other]:  # two sums in one graph at once; of one tensor, where these are equal
+            return f"twice {_two_sums(ring)(float(one), float(other))}"
         case ["broadcast", dtype, root, value]:
             data = ring.broadcast(np.full(4, int(value), dtype), int(root))
             return f"{data.dtype} {data.tolist()}"
@@ -77,6 +79,26 @@ def _graph(ring: Ring) -> Callable[[float], np.ndarray]:
     def call(value: float) -> np.ndarray:
         with total.ring_errors():
             return np.asarray(graph(np.array([value], np.float32)))
+
+    return call
+
+
+def _two_sums(ring: Ring) -> Callable[[float, float], list[float]]:
+    import tensorflow as tf
+
+    from trainer.graphs import concrete
+    from trainer.ring.horovod import HorovodRing
+
+    assert isinstance(ring, HorovodRing)
+    total = ring.in_graph
+
+    def call(one: float, other: float) -> list[float]:
+        def sums(x: tf.Tensor) -> list[tf.Tensor]:
+            return [total(x, "one"), total(x if one == other else x * (other / one), "other")]
+
+        graph = concrete(sums, tf.TensorSpec([1], tf.float32))
+        with total.ring_errors():
+            return [float(found[0]) for found in graph(tf.constant([one]))]
 
     return call
 

@@ -372,3 +372,13 @@ def test_a_graph_sums_over_it_and_a_ring_that_breaks_there_is_broken(
     form(engine, members)
     assert all_do(members, ["graph 1", "graph 4"], "graph") == [f"graph {[12.0]}"] * 2
     leave(members)
+
+
+@pytest.mark.parametrize("engine", [Horovod], indirect=True)
+def test_sums_of_one_tensor_in_a_graph_are_as_many_as_others_have_of_several(
+    engine: Engine, members: list[Member]
+) -> None:
+    form(engine, members)
+    sums = all_do(members, ["twice 1 1", "twice 2 4", "twice 4 8"], "twice")
+    assert sums == [f"twice {[7.0, 13.0]}"] * MEMBERS
+    leave(members)

@@ -1,0 +1,167 @@
+"""A step with several sums in one graph: all ranks end alike, and one that breaks has not happened."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from keras import optimizers as o
+
+from tests.process.keras.models import dense, plain, sgd, tagged, tagger, weighted
+from tests.process.keras.ranks import on_ranks
+from tests.process.keras.rings import Case, batch
+from trainer import control
+from trainer.learner import KerasLearner
+from trainer.overlapped_step import SMALL, OverlappedStep
+from trainer.ring.base import RingBroken
+from trainer.ring.local import LocalRing
+from trainer.vector_step import VectorStep
+
+WIDTH = SMALL // 8  # of float32: both kernels of `wide` are large, its biases are small
+SUMS = 3  # of a step of `wide`
+
+
+def wide(optimizer: Any = None) -> keras.Model:
+    keras.utils.set_random_seed(3)
+    x = inputs = keras.Input((4,))
+    x = keras.layers.BatchNormalization()(x)
+    x = keras.layers.Dropout(0.5)(keras.layers.Dense(WIDTH, activation="tanh")(x))
+    model = keras.Model(inputs, keras.layers.Dense(2)(x))
+    model.compile(optimizer or sgd(), "mse", metrics=["mae"])
+    return model
+
+
+class Rank:
+    """One learner, in a ring that breaks at the sum that it is told."""
+
+    def __init__(self, case: Case):
+        self.case, self.ring = case, LocalRing()
+        self.made, self.breaks_at = 0, 0  # sums; counted from 1
+        self.learner = KerasLearner(case.build(), batch(case, 0, 5), (), self.reduce)
+
+    def reduce(self, vector: Any) -> Any:
+        self.made += 1
+        if self.made == self.breaks_at:
+            self.ring.cut()
+        return self.ring.reduce(vector)
+
+    def sums(self, rank: int, step: int, start: int, stop: int, records: int = 12) -> control.Sums:
+        part = batch(self.case, start, stop) if start < stop else None
+        return self.learner.sums(part, control.write(step), step, rank, records)
+
+
+def ranks_of(case: Case, size: int) -> list[Rank]:
+    ranks = [Rank(case) for _ in range(size)]
+    for rank in ranks[1:]:
+        rank.learner.load(ranks[0].learner.state())
+    return ranks
+
+
+def made(ranks: list[Rank], step: int, ends: tuple[int, ...]) -> list[control.Sums]:
+    """The sums of one step in one ring."""
+    parts = list(itertools.pairwise(ends))
+    return on_ranks([r.ring for r in ranks], lambda rank: ranks[rank].sums(rank, step, *parts[rank]))
+
+
+OPTIMIZERS: dict[str, Callable[[], Any]] = {
+    "SGD": lambda: o.SGD(0.1),
+    "SGD, Nesterov, clipped": lambda: o.SGD(0.1, momentum=0.9, nesterov=True, global_clipnorm=0.1),
+    "Adam": lambda: o.Adam(0.01),
+    "AdamW, averaged": lambda: o.AdamW(0.01, weight_decay=0.1, use_ema=True),
+    "Adam, amsgrad": lambda: o.Adam(0.01, amsgrad=True),
+    "RMSprop": lambda: o.RMSprop(0.01, centered=True),
+    "Lamb": lambda: o.Lamb(0.01),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_rank_without_records_ends_with_the_same_bits(name: str) -> None:
+    ranks = ranks_of(Case(lambda: wide(OPTIMIZERS[name]()), plain), 3)
+    for step in range(3):
+        for rank, sums in zip(ranks, made(ranks, step, (0, 5, 5, 12)), strict=True):
+            assert (sums.agreed.records, sums.agreed.nonfinite) == (12, False)
+            rank.learner.apply(sums)
+    assert len({rank.learner.digest() for rank in ranks}) == 1
+
+
+@pytest.mark.parametrize("name", ["SGD, Nesterov, clipped", "Adam"])
+def test_sums_may_be_applied_later_to_the_state_that_they_are_for(name: str) -> None:
+    case = Case(lambda: wide(OPTIMIZERS[name]()), plain)
+    old, new = Rank(case), Rank(case)
+    old.learner.apply(made([old], 0, (0, 12))[0])
+    state, kept = old.learner.state(), []
+    for step in (1, 2, 3):
+        ours, theirs = made([old, new], step, (0, 12, 12))
+        old.learner.apply(ours)
+        kept.append(theirs)
+    new.learner.load(state)  # of the moment at which they met, and not before
+    for sums in kept:
+        new.learner.apply(sums)
+    assert new.learner.digest() == old.learner.digest()
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam"])
+def test_values_that_are_kept_are_those_from_before_the_step(name: str) -> None:
+    [rank] = ranks_of(Case(lambda: wide(OPTIMIZERS[name]()), plain), 1)
+    variables = [*rank.learner.model.variables, *rank.learner.model.optimizer.variables]
+    kept = [v.value.read_value() for v in variables]
+    before = [v.numpy().copy() for v in kept]
+    rank.learner.apply(made([rank], 0, (0, 12))[0])
+    for then, value in zip(before, kept, strict=True):
+        np.testing.assert_array_equal(value.numpy(), then)
+    changed = [not np.array_equal(v.numpy(), then) for v, then in zip(variables, before, strict=True)]
+    assert sum(changed) > 4
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam"])
+def test_a_step_that_breaks_in_any_of_its_sums_has_not_happened(name: str) -> None:
+    ranks = ranks_of(Case(lambda: wide(OPTIMIZERS[name]()), plain), 2)
+    before = ranks[0].learner.digest()
+    for dying, nth in itertools.product((0, 1), range(1, SUMS + 1)):
+        ranks[dying].made, ranks[dying].breaks_at = 0, nth
+        with pytest.raises(RingBroken, match=r"rank \d has cut the ring"):
+            made(ranks, 0, (0, 5, 12))
+        ranks[dying].breaks_at = 0
+        assert [rank.learner.digest() for rank in ranks] == [before] * 2, f"rank {dying}, sum {nth}"
+    for rank, sums in zip(ranks, made(ranks, 0, (0, 5, 12)), strict=True):
+        rank.learner.apply(sums)
+    after = {rank.learner.digest() for rank in ranks}
+    assert len(after) == 1
+    assert after != {before}
+
+
+def test_all_hear_of_what_is_not_finite_and_one_knows_that_it_is_its_own() -> None:
+    x = np.array(plain()[0])
+    x[7, 1] = np.nan
+    ranks = ranks_of(Case(wide, lambda: (x, *plain()[1:])), 3)
+    found = made(ranks, 0, (0, 5, 5, 12))
+    assert [sums.agreed.nonfinite for sums in found] == [True] * 3
+    assert [sums.at_fault for sums in found] == [False, False, True]
+
+
+class Mine(o.SGD):
+    """Somebody's own: nobody knows what its update does."""
+
+
+WAYS: dict[str, tuple[Case, type]] = {
+    "plain": (Case(wide, plain), OverlappedStep),
+    "Adam": (Case(lambda: dense(o.Adam()), plain), OverlappedStep),
+    "weights": (Case(dense, weighted), OverlappedStep),
+    "a table, SGD": (Case(lambda: tagger(mask=False), tagged), OverlappedStep),
+    "a table, by rows": (Case(lambda: tagger(mask=False, optimizer=o.Adam()), tagged), VectorStep),
+    "a masked mean": (Case(tagger, tagged), VectorStep),
+    "gradient accumulation": (Case(lambda: dense(sgd(gradient_accumulation_steps=2)), plain), VectorStep),
+    "an optimizer of one's own": (Case(lambda: dense(Mine(0.1)), plain), VectorStep),
+    "reads what it has changed": (Case(lambda: dense(o.ScheduleFreeAdamW()), plain), VectorStep),
+    "run eagerly": (Case(lambda: dense(run_eagerly=True), plain), VectorStep),
+}
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_what_a_model_is_decides_how_its_steps_sum(name: str) -> None:
+    case, way = WAYS[name]
+    assert type(Rank(case).learner._step) is way
