@@ -16,8 +16,8 @@ from edl.contract.ranges import RangeSet
 from master.core import events as ev
 
 
-def event_of(worker: WorkerId, message: pb.FromWorker) -> ev.Event | None:
-    """The event that a worker's message is, if it is one."""
+def event_of(worker: WorkerId, message: pb.FromWorker) -> ev.Event | ev.Heartbeat | None:
+    """What a worker's message means, if it is one for the master itself."""
     g = Generation(message.generation)
     match message.WhichOneof("body"):
         case "hello":

@@ -115,8 +115,8 @@ class Handler(Protocol):
 
     run_id: RunId
 
-    def emit(self, event: ev.Event) -> None:
-        """Take an event, in the order in which it was heard."""
+    def emit(self, said: ev.Event | ev.Heartbeat) -> None:
+        """Take what was said, in the order in which it was heard."""
 
     def status(self, now: float) -> dict[str, Any]:
         """The job, ready for JSON."""
@@ -297,7 +297,9 @@ class Server(rpc.MasterServicer):
                 elif worker not in self._fenced and (event := event_of(worker, message)) is not None:
                     self._rehearsed |= worker == self._rehearser and isinstance(event, ev.Ready)
                     self._handler.emit(event)
-                    if isinstance(event, ev.Saved):
+                    if isinstance(event, ev.Heartbeat):
+                        self.changed()
+                    elif isinstance(event, ev.Saved):
                         self._send(worker, pb.ToWorker(noted=pb.Noted()))
         queue.put_nowait(None)
 

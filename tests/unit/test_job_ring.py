@@ -41,7 +41,7 @@ def test_survivors_at_the_same_step_need_no_broadcast() -> None:
 def test_when_all_holders_are_gone_the_job_says_so_and_starts_again() -> None:
     story = Story(workers=2, joinDelaySeconds=0.5)
     story.running()
-    story.tell(ev.Heartbeat(WorkerId(0), story.job.ring.generation, 4))
+    story.tell(ev.Progress(story.job.ring.generation, 4))
     story.kill(0)
     story.kill(1)
     assert story.job.phase == "Waiting"
