@@ -8,7 +8,7 @@ from edl.contract.ids import WorkerId
 from edl.contract.reasons import Reason
 from master.core import events as ev
 from master.core.job import Job
-from master.rpc.messages import messages_of
+from master.rpc.messages import message_of
 from master.telemetry import Telemetry
 from tests.invariants import Watchdog
 
@@ -89,8 +89,10 @@ class Master:
                 self.world.refused = True
             case ev.End():
                 self.world.ended = effect
-        for worker, message in messages_of(effect):  # as the server of the streams does it
-            fleet.order_to(worker, lambda w, m=message: rings.hears(w, m))  # type: ignore[misc]
+        if (order := message_of(effect)) is not None:  # as the server of the streams does it
+            workers, message = order
+            for worker in workers:
+                fleet.order_to(worker, lambda w: rings.hears(w, message))
 
     # --- its time
 
