@@ -38,6 +38,8 @@ class Job(State):
 
     def handle(self, event: ev.Event, now: float) -> list[ev.Effect]:
         """Note `event` at time `now` (seconds, never going back) and say what is to be done."""
+        if now - self.now > self.config.elastic.heartbeat_timeout_seconds / 2:
+            self.timeouts.excuse(now)
         self.now, self.effects = now, []
         match event:
             case ev.Begin():
@@ -183,6 +185,8 @@ class Job(State):
                 self._on_joined(w, event)
             case ev.Stepped():
                 self._on_stepped(event)
+            case ev.BadRecords():
+                training.left_out(self, event)
             case ev.EpochEnded():
                 training.epoch_ended(self, event)
             case ev.LeftRing():
@@ -249,6 +253,7 @@ class Job(State):
         change.step = max(change.step, event.step)
         if change.up_seconds is None and self.ring.up:
             change.up_seconds = self.now - change.formed_at
+            training.all_have(self, change.step)
             if self.ring.running:
                 self.goodput.turn("useful", self.now)
 
@@ -299,4 +304,5 @@ class Job(State):
             whole = len(self.ring.inside) == len(self.ring.members) and self.ring.up
             self.ring.lost_member = not whole
             self.close("a new master took over", planned=whole)
+            self.do(*self.ring.ask_the_rest())
         return True

@@ -49,3 +49,14 @@ class Timeouts:
         """Whose has passed. Each is to be given up at once."""
         while (end := self.next()) is not None and end <= now:
             yield self._pool[heapq.heappop(self._heap)[1]]
+
+    def excuse(self, now: float) -> None:
+        """After a stall of our own: that who starts is ready, or has ended, is still to be read."""
+        moment = self._elastic.heartbeat_timeout_seconds / 4
+        soon: list[WorkerRecord] = []
+        while (end := self.next()) is not None and end < now + moment:
+            soon.append(self._pool[heapq.heappop(self._heap)[1]])
+        for w in soon:
+            if w.kill_at is None:
+                w.since = max(w.since, now - self._elastic.startup_timeout_seconds + moment)
+            self.watch(w)

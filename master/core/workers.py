@@ -115,6 +115,7 @@ class WorkerRecord:
     has_state: bool = False  # it has synced: its memory is a copy of the job's state
     step: int = 0  # as of when it last joined or left a ring
     skipped: RangeSet = field(default_factory=RangeSet)  # steps, as of when it last left a ring
+    bad: dict[int, int] = field(default_factory=dict)  # records left out by epoch, as of then
     digest: str = ""
     exported: bool = False  # it was lost while it saved or evaluated the final model
     stopped: bool = False  # told to end; what it does now is no news
@@ -190,7 +191,7 @@ class Pool:
     def left(self, w: WorkerRecord, out: ev.LeftRing) -> None:
         """It has left a ring, and this is what it then said of itself."""
         self.change(w, place=OUT, has_state=w.has_state or out.has_state)
-        w.step, w.skipped, w.digest = out.step, out.skipped, out.digest
+        w.step, w.skipped, w.bad, w.digest = out.step, out.skipped, out.bad, out.digest
 
     def delay(self, w: WorkerRecord, why: str) -> bool:
         """It does not run yet, or (empty) is delayed no longer. Whether it is the first one that waits for

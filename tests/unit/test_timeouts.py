@@ -11,7 +11,9 @@ from master.core import timeouts
 from master.core.timeouts import Timeouts
 from master.core.workers import Pool, WorkerRecord
 
-ELASTIC = config.parse(values.merge(values.defaults(), {"elastic": {"startupTimeoutSeconds": 60}})).elastic
+ELASTIC = config.parse(
+    values.merge(values.defaults(), {"elastic": {"startupTimeoutSeconds": 60, "heartbeatTimeoutSeconds": 4}})
+).elastic
 
 
 @pytest.mark.parametrize(
@@ -52,3 +54,19 @@ def test_they_pass_in_order_each_once_and_what_no_longer_holds_is_dropped() -> N
             pool.lose(w)
         assert found == passes
     assert all_of_them.next() is None
+
+
+def test_one_that_starts_is_not_blamed_for_what_is_still_to_be_read() -> None:
+    pool = Pool()
+    all_of_them = Timeouts(pool, ELASTIC)
+    starts, told, later = (pool.adopt(WorkerId(i), "pod", now) for i, now in enumerate((0, 1, 30)))
+    told.kill_at = 65.5
+    for w in (starts, told, later):
+        all_of_them.watch(w)
+    all_of_them.excuse(65)
+    assert all_of_them.next() == told.kill_at, "that is no fault to be excused"
+    assert timeouts.ends(starts, ELASTIC) == 66
+    assert timeouts.ends(later, ELASTIC) == 90
+    assert list(all_of_them.passed(65)) == []
+    told.kill_at = 70
+    assert all_of_them.next() == 66
