@@ -27,7 +27,7 @@ class Talker:
 
     def __init__(self, worker: int, channel: grpc.aio.Channel, beats: float):
         self.worker, self._pause = worker, 1 / beats
-        self._stub = rpc.MasterStub(channel)
+        self._stub, self._speaks = rpc.MasterStub(channel), asyncio.Lock()
         self._run_id, self._step, self._generation = "", 0, 0
 
     async def talk(self) -> None:
@@ -41,7 +41,9 @@ class Talker:
         beating.cancel()
 
     async def say(self, generation: int = 0, **body: object) -> None:
-        await self._stream.write(pb.FromWorker(run_id=self._run_id, generation=generation, **body))  # type: ignore[arg-type]
+        message = pb.FromWorker(run_id=self._run_id, generation=generation, **body)  # type: ignore[arg-type]
+        async with self._speaks:  # a stream takes one message at a time
+            await self._stream.write(message)
 
     def die(self) -> None:
         self._stream.cancel()
@@ -82,12 +84,13 @@ async def main(address: str, first: int, count: int, beats: float) -> None:
         for _ in range(0, count, STREAMS)
     ]
     talkers = {first + i: Talker(first + i, channels[i // STREAMS], beats) for i in range(count)}
-    talking = asyncio.gather(*(t.talk() for t in talkers.values()))
     loop, orders = asyncio.get_running_loop(), asyncio.StreamReader()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(orders), sys.stdin)
-    while line := await orders.readline():
-        talkers[int(line)].die()
-    talking.cancel()
+    async with asyncio.TaskGroup() as talking:
+        for talker in talkers.values():
+            talking.create_task(talker.talk())
+        while line := await orders.readline():
+            talkers[int(line)].die()
 
 
 if __name__ == "__main__":
