@@ -1,13 +1,12 @@
 """How the members of a generation learn where they await each other, without the core: it decides nothing.
 
 Each member says once, by rank, where it awaits each of the others; when all have, each is told once, by rank,
-where the others await it. So a ring of n costs n messages each way, and no more bytes than its sockets need.
+where the others await it. So a ring of n costs n messages each way, with what differs between its sockets.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
+from edl.contract import addresses
 from edl.contract.ids import WorkerId
 from edl.contract.proto import edl_pb2 as pb
 
@@ -19,7 +18,7 @@ class Rendezvous:
         self.generation = 0
         self.members: tuple[WorkerId, ...] = ()
         self._ranks: dict[WorkerId, int] = {}
-        self._said: dict[str, dict[int, Sequence[bytes]]] = {}  # by scope, and by the rank of who said it
+        self._said: dict[str, dict[int, pb.Addresses]] = {}  # by scope, and by the rank of who said it
 
     def open(self, generation: int, members: tuple[WorkerId, ...]) -> None:
         """From now on only this generation is spoken of."""
@@ -33,16 +32,18 @@ class Rendezvous:
             ValueError: it is no member, or does not say an address for each of them.
         """
         rank, size = self._ranks.get(worker), len(self.members)
-        if rank is None or len(said.by_rank) != size:
-            raise ValueError(f"worker {worker} says {len(said.by_rank)} addresses in a ring of {size}")
+        if rank is None or len(said.differ) != size or len(said.at) != 1:
+            raise ValueError(f"worker {worker} says {len(said.differ)} addresses in a ring of {size}")
         rows = self._said.setdefault(said.scope, {})
-        rows[rank] = list(said.by_rank)
+        rows[rank] = said
         if len(rows) < size:
             return []
+        said_by = [self._said[said.scope][rank] for rank in range(size)]
         del self._said[said.scope]
-        columns = zip(*(rows[rank] for rank in range(size)), strict=True)
+        alike, at = addresses.compressed([row.alike for row in said_by]), [row.at[0] for row in said_by]
+        columns = zip(*(row.differ for row in said_by), strict=True)
+        told = (addresses.to_member(said.scope, alike, at, column) for column in columns)
         return [
-            (member, pb.ToWorker(generation=self.generation,
-                                 addresses=pb.Addresses(scope=said.scope, by_rank=column)))
-            for member, column in zip(self.members, columns, strict=True)
-        ]  # fmt: skip
+            (member, pb.ToWorker(generation=self.generation, addresses=column))
+            for member, column in zip(self.members, told, strict=True)
+        ]

@@ -15,11 +15,12 @@ import sys
 import grpc
 
 import edl
+from edl.contract import addresses
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.proto import edl_pb2_grpc as rpc
 
 STREAMS = 50  # of one connection; a server allows a hundred
-ADDRESS = b"\x02\x00" + bytes(134)  # as long as Gloo's
+ADDRESS = bytes(131)  # what follows five bytes in the address of a socket, for Gloo
 
 
 class Talker:
@@ -56,8 +57,9 @@ class Talker:
                 await self.say(ready=pb.Ready(layout=pb.Layout(records=10**8, block=1, shards=64)))
             case "form":
                 rank, size = list(message.form.members).index(self.worker), len(message.form.members)
-                by_rank = [ADDRESS] * rank + [b""] + [ADDRESS] * (size - rank - 1)
-                await self.say(generation, addresses=pb.Addresses(scope="/global", by_rank=by_rank))
+                ports = [bytes((2, 0, self.worker % 251, other % 251, other // 251)) for other in range(size)]
+                by_rank = [port + ADDRESS if other != rank else b"" for other, port in enumerate(ports)]
+                await self.say(generation, addresses=addresses.from_member("/global", by_rank))
             case "addresses":
                 await self.say(generation, joined_ring=pb.JoinedRing(step=self._step))
                 self._step += 1

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from edl.contract import addresses
 from edl.contract.ids import WorkerId
 from edl.contract.proto import edl_pb2 as pb
 from master.rpc.outbox import Letter, Outbox
 from master.rpc.rendezvous import Rendezvous
-from trainer.session.kvstore import addresses
+from trainer.session.kvstore import parts
 
 
 def letter(generation: int = 0, **body: object) -> Letter:
@@ -72,7 +75,7 @@ def test_a_worker_that_reads_nothing_costs_no_memory_that_grows() -> None:
     for generation in range(1, 1000):
         outbox.put(letter(welcome=pb.Welcome(config="x" * 1000)))
         outbox.put(letter(generation, form=FORM))
-        outbox.put(letter(generation, addresses=pb.Addresses(by_rank=[b"x" * 136] * 100)))
+        outbox.put(letter(generation, addresses=pb.Addresses(differ=[b"x" * 136] * 100)))
         outbox.put(letter(generation, leave=LEAVE))
         outbox.put(letter(generation, cut=CUT))
         assert len(outbox) <= 4
@@ -96,36 +99,55 @@ async def test_who_waits_for_a_letter_gets_it_and_a_closed_box_is_emptied_first(
 THREE = (WorkerId(4), WorkerId(7), WorkerId(5))
 
 
-def said(*by_rank: bytes, scope: str = "/global") -> pb.Addresses:
-    return pb.Addresses(scope=scope, by_rank=by_rank)
+def said(*by_rank: str, scope: str = "/global") -> pb.Addresses:
+    return addresses.from_member(scope, [text.encode() for text in by_rank])
+
+
+def told(meeting: Rendezvous, worker: int, *by_rank: str) -> dict[int, list[str]]:
+    """What all are told when this one has said where it awaits each, but for their own places."""
+    found = meeting.hear(WorkerId(worker), said(*by_rank))
+    assert {(m.generation, m.addresses.scope) for _, m in found} <= {(meeting.generation, "/global")}
+    rows = [(member, [a.decode() for a in addresses.by_rank(m.addresses)]) for member, m in found]
+    return {member: row[:rank] + row[rank + 1 :] for rank, (member, row) in enumerate(rows)}
 
 
 def test_each_member_is_told_where_the_others_await_it_once_all_have_said_so() -> None:
     meeting = Rendezvous()
     meeting.open(3, THREE)
-    assert meeting.hear(WorkerId(7), said(b"1 to 0", b"", b"1 to 2")) == []
-    assert meeting.hear(WorkerId(4), said(b"", b"0 to 1", b"0 to 2")) == []
-    told = meeting.hear(WorkerId(5), said(b"2 to 0", b"2 to 1", b""))
-    assert [(member, list(m.addresses.by_rank)) for member, m in told] == [
-        (4, [b"", b"1 to 0", b"2 to 0"]),
-        (7, [b"0 to 1", b"", b"2 to 1"]),
-        (5, [b"0 to 2", b"1 to 2", b""]),
-    ]
-    assert {(m.generation, m.addresses.scope) for _, m in told} == {(3, "/global")}
+    assert told(meeting, 7, "b:100.", "", "b:102.") == {}
+    assert told(meeting, 4, "", "a:001.", "a:052.") == {}
+    assert told(meeting, 5, "c:2000", "c:2111", "") == {
+        4: ["b:100.", "c:2000"],
+        7: ["a:001.", "c:2111"],
+        5: ["a:052.", "b:102."],
+    }
 
 
 def test_what_was_said_in_another_generation_or_mesh_is_not_mixed_in() -> None:
     meeting = Rendezvous()
     meeting.open(3, THREE)
     for worker in (4, 7):
-        meeting.hear(WorkerId(worker), said(b"x", b"x", b"x"))
-    assert meeting.hear(WorkerId(5), said(b"y", b"y", b"y", scope="/other")) == []
+        meeting.hear(WorkerId(worker), said("x", "x", "x"))
+    assert meeting.hear(WorkerId(5), said("y", "y", "y", scope="/other")) == []
     meeting.open(4, THREE)
-    assert meeting.hear(WorkerId(5), said(b"z", b"z", b"")) == []
+    assert meeting.hear(WorkerId(5), said("z", "z", "")) == []
 
 
-@pytest.mark.parametrize(("worker", "by_rank"), [(9, (b"a", b"b", b"c")), (4, (b"", b"b"))])
-def test_a_stranger_and_too_few_addresses_are_refused(worker: int, by_rank: tuple[bytes, ...]) -> None:
+@given(st.integers(2, 6), st.data())
+def test_whatever_differs_between_addresses_comes_through(size: int, data: st.DataObject) -> None:
+    length = data.draw(st.integers(1, 12))
+    one = st.lists(st.sampled_from(b"ab"), min_size=length, max_size=length).map(bytes)
+    of_all = [[data.draw(one) if i != j else b"" for j in range(size)] for i in range(size)]
+    meeting = Rendezvous()
+    meeting.open(1, tuple(map(WorkerId, range(size))))
+    *_, found = [meeting.hear(WorkerId(i), addresses.from_member("", row)) for i, row in enumerate(of_all)]
+    for member, message in found:
+        heard = addresses.by_rank(message.addresses)
+        assert all(heard[other] == of_all[other][member] for other in range(size) if other != member)
+
+
+@pytest.mark.parametrize(("worker", "by_rank"), [(9, ("a", "b", "c")), (4, ("", "b"))])
+def test_a_stranger_and_too_few_addresses_are_refused(worker: int, by_rank: tuple[str, ...]) -> None:
     meeting = Rendezvous()
     meeting.open(3, THREE)
     with pytest.raises(ValueError, match="addresses in a ring of 3"):
@@ -135,9 +157,10 @@ def test_a_stranger_and_too_few_addresses_are_refused(worker: int, by_rank: tupl
 @pytest.mark.parametrize("rank", range(4))
 def test_what_gloo_puts_for_all_is_taken_apart_by_rank(rank: int) -> None:
     others = [f"{rank} to {other}".encode() for other in range(4) if other != rank]
-    parts = addresses(b"".join(others), rank, 4)
-    assert parts == [f"{rank} to {other}".encode() if other != rank else b"" for other in range(4)]
+    assert parts(b"".join(others), rank, 4) == [
+        f"{rank} to {other}".encode() if other != rank else b"" for other in range(4)
+    ]
 
 
 def test_what_is_not_made_of_addresses_is_told() -> None:
-    assert addresses(b"", 0, 3) == addresses(b"12345", 0, 3) == []
+    assert parts(b"", 0, 3) == parts(b"12345", 0, 3) == []

@@ -23,12 +23,13 @@ import grpc
 import psutil
 
 from edl import tls
+from edl.contract import addresses
 from edl.contract.proto import ADMITTED
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.proto import edl_pb2_grpc as rpc
 from edl.errors import EdlError
 from trainer import log
-from trainer.session.kvstore import KeyValueStore, addresses
+from trainer.session.kvstore import KeyValueStore, parts
 from trainer.session.state import Session
 
 OPTIONS = [
@@ -210,11 +211,10 @@ class MasterStream:
             case "key_value":
                 self._store.put(message.generation, message.key_value.key, message.key_value.value)
             case "addresses":
-                told = message.addresses
-                for rank, address in enumerate(told.by_rank):
-                    if address:  # Gloo looks for its own among those for all others
-                        key, times = f"{told.scope}/{rank}", len(told.by_rank) - 1
-                        self._store.put(message.generation, key, address, times)
+                told = addresses.by_rank(message.addresses)
+                for rank, address in enumerate(told):  # Gloo looks for its own among those for all others
+                    key = f"{message.addresses.scope}/{rank}"
+                    self._store.put(message.generation, key, address, times=len(told) - 1)
             case say:
                 if say == "form":  # before the main thread can ask the store
                     self._store.open(message.generation)
@@ -227,8 +227,8 @@ class MasterStream:
         """Horovod has put it into the store: its addresses, under a key that is named after its rank."""
         rank, size = self._members.index(self.session.worker), len(self._members)
         scope, _, name = key.rpartition("/")
-        if name == str(rank) and (by_rank := addresses(value, rank, size)):
-            self.session.say(generation, addresses=pb.Addresses(scope=scope, by_rank=by_rank))
+        if name == str(rank) and (by_rank := parts(value, rank, size)):
+            self.session.say(generation, addresses=addresses.from_member(scope, by_rank))
         else:
             self.session.say(generation, key_value=pb.KeyValue(key=key, value=value))
 

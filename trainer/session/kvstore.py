@@ -18,7 +18,7 @@ from collections.abc import Callable
 from aiohttp import web
 
 
-def addresses(value: bytes, rank: int, size: int) -> list[bytes]:
+def parts(value: bytes, rank: int, size: int) -> list[bytes]:
     """What `rank` of `size` puts under its own key, by the rank of whom each part is for; empty: not that.
 
     Gloo puts the addresses for all others there, one after the other, and each of them reads only its own.

@@ -99,12 +99,16 @@ class Ready(_message.Message):
     def __init__(self, layout: _Optional[_Union[Layout, _Mapping]] = ..., model: _Optional[str] = ...) -> None: ...
 
 class Addresses(_message.Message):
-    __slots__ = ("scope", "by_rank")
+    __slots__ = ("scope", "alike", "at", "differ")
     SCOPE_FIELD_NUMBER: _ClassVar[int]
-    BY_RANK_FIELD_NUMBER: _ClassVar[int]
+    ALIKE_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
+    DIFFER_FIELD_NUMBER: _ClassVar[int]
     scope: str
-    by_rank: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, scope: _Optional[str] = ..., by_rank: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    alike: bytes
+    at: _containers.RepeatedScalarFieldContainer[int]
+    differ: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, scope: _Optional[str] = ..., alike: _Optional[bytes] = ..., at: _Optional[_Iterable[int]] = ..., differ: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class KeyValue(_message.Message):
     __slots__ = ("key", "value")
