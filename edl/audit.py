@@ -118,8 +118,8 @@ class _Books:
                 if event["has_state"]:
                     self.holders.add(event["worker"])
             # One of an older ring comes too late: what its members said when they left it is newer.
-            case "Heartbeat" if event["generation"] == self.generation:
-                # It has made a step in this ring. All took part in that one, so they have the one before.
+            case "Progress" if event["generation"] == self.generation:
+                # A member has made a step in this ring. All took part in it, so they have the one before.
                 self.safe = max(self.safe, event["step"] - 1)
             case "BadRecords" if event["generation"] == self.generation:
                 self.named |= {(event["epoch"], int(record)) for record in event["records"]}

@@ -27,6 +27,7 @@ from master.journal import Journal
 from master.log import log_at
 from master.rpc.server import Server
 from master.spec import JobSpec
+from master.telemetry import Telemetry
 
 log = structlog.get_logger()
 NEWS = 50  # notices that a late watcher still gets
@@ -53,6 +54,7 @@ class Master:
     ):
         self.spec, self.run_id, self.observers = spec, run_id, observers
         self.job = Job(spec.config)
+        self.telemetry = Telemetry(spec.config)
         self.inbox: asyncio.Queue[ev.Event] = asyncio.Queue()
         self.abandoned = False
         self._journal_trouble = ""  # as the core knows it
@@ -65,9 +67,10 @@ class Master:
     def succeeded(self) -> bool:
         return self.job.phase == Phase.Succeeded
 
-    def emit(self, event: ev.Event) -> None:
+    def emit(self, said: ev.Event | ev.Heartbeat) -> None:
         """Have the loop handle an event, after all that have come before."""
-        self.inbox.put_nowait(event)
+        for event in self.telemetry.hears(said, asyncio.get_running_loop().time()):
+            self.inbox.put_nowait(event)
 
     async def run(self, backend: Backend, server: Server, journal: Journal) -> None:
         """From the first event to the end of the job, or until it is abandoned.
@@ -116,18 +119,27 @@ class Master:
         del self.news[:-NEWS]
 
     async def next_event(self) -> ev.Event:
-        """What the inbox has, or a Tick when a deadline of the core comes first."""
-        deadline = self.job.next_deadline()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout_at(deadline):
-                return await self.inbox.get()
-        return ev.Tick()
+        """What the inbox has, or who has fallen silent, or a Tick when a deadline of the core comes first."""
+        while self.inbox.empty():
+            due = self.job.next_deadline()
+            silence = self.telemetry.next_deadline()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(
+                    min((at for at in (due, silence) if at is not None), default=None)
+                ):
+                    return await self.inbox.get()
+            now = asyncio.get_running_loop().time()
+            for event in self.telemetry.passes(now):
+                self.inbox.put_nowait(event)
+            if due is not None and due <= now:
+                self.inbox.put_nowait(ev.Tick())
+        return self.inbox.get_nowait()
 
     def status(self, now: float) -> dict[str, Any]:
         return {
             "run_id": self.run_id,
             "model": self.spec.config.model.name,
-            **view.status(self.job, now),
+            **view.status(self.job, now, self.telemetry.beats, self.telemetry.ahead),
             "news": self.news,
         }
 

@@ -21,6 +21,7 @@ from edl.contract.reasons import Reason
 from master.core import events as ev
 from master.core.failures import OUTSIDE_SIGNALS
 from master.core.job import Job
+from master.core.timeouts import ends
 
 
 class Watchdog:
@@ -63,7 +64,9 @@ class Watchdog:
             case ev.JoinedRing(_, g) if inside and g == generation:
                 self.up.add((event.worker, g))
                 self.holders.add(event.worker)
-            case ev.Heartbeat(_, g, step) if inside and g == generation and (event.worker, g) in self.up:
+            case ev.Progress(g, step) if g == generation and any(
+                was_inside for was_inside, _ in before.values()
+            ):
                 self.safe = max(self.safe, step - 1)
             case ev.EpochEnded(_, g, epochs) if inside and g == generation and job.train is not None:
                 self.safe = max(self.safe, epochs * job.train.steps.per_epoch)
@@ -230,6 +233,13 @@ class Watchdog:
     def _check_state(self) -> None:
         job = self.job
         pool = list(job.pool)
+        filed = [(kind, sorted(workers)) for kind, workers in sorted(job.pool._kinds.items())]
+        kinds = sorted({w.kind for w in pool})
+        assert filed == [(k, [w.id for w in pool if w.kind == k]) for k in kinds], "the kinds are out of date"
+        missed = [
+            w for w in pool if (end := ends(w, job.config.elastic)) and end < (job.timeouts.next() or end)
+        ]
+        assert not missed, "a timeout is not watched"
         in_ring = {w.id for w in pool if w.in_ring}
         assert job.ring.generation == (self.form.generation if self.form else 0)
         assert not in_ring or (self.form is not None and in_ring <= set(self.form.members))

@@ -8,7 +8,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 from edl.contract import artifacts
-from edl.contract.ids import WorkerId
 from master.core import events as ev
 from master.core import view
 from master.journal import Journal
@@ -36,7 +35,7 @@ def keep(story: Story, output: Path, *cuts: int) -> None:
 def whole_story() -> Story:
     """Two workers, of which one dies and is replaced; everything is applied in the end."""
     story = Story(workers=2, joinDelaySeconds=0.5).running()
-    story.tell(ev.Heartbeat(WorkerId(0), story.job.ring.generation, 4))
+    story.tell(ev.Progress(story.job.ring.generation, 4))
     story.kill(1)
     story.out(0, step=4, broken="reset")
     story.ready(2)
@@ -46,7 +45,7 @@ def whole_story() -> Story:
         story.out(0, step=5)
     story.up(5)
     members = story.job.ring.members
-    story.tell(ev.Heartbeat(members[0], story.job.ring.generation, 10, loss=0.5))
+    story.tell(ev.Progress(story.job.ring.generation, 10, loss=0.5))
     story.out(*members, step=10, digest="same")
     story.tell(ev.Finished(members[0], {"accuracy": 0.9}, "model.keras"))
     story.tell(*(ev.Gone(w.id, code=0) for w in list(story.job.pool)))

@@ -9,6 +9,7 @@ from edl.contract.layout import Layout
 from edl.contract.reasons import Reason
 from master.core import events as ev
 from master.core.job import Job
+from master.telemetry import Telemetry
 from tests.invariants import Watchdog
 
 
@@ -31,22 +32,28 @@ class Story:
         self.values = values.merge(values.defaults(), overrides)
         self.job = Job(config.parse(self.values))
         self.watchdog = Watchdog(self.job)
+        self.telemetry = Telemetry(self.job.config)
         self.records, self.now = records, 100.0
         self.tell(ev.Begin())
 
-    def tell(self, *events: ev.Event, after: float = 0.01) -> list[ev.Effect]:
+    def tell(self, *said: ev.Event | ev.Heartbeat, after: float = 0.01) -> list[ev.Effect]:
         effects = []
-        for event in events:
+        for what in said:
             self.now += after
-            effects += self.watchdog.handle(event, self.now)
+            for event in (*self.telemetry.hears(what, self.now), *self.telemetry.passes(self.now)):
+                effects += self.watchdog.handle(event, self.now)
         return effects
 
     def waits(self, seconds: float) -> list[ev.Effect]:
         """Time passes: a Tick at each deadline, and at the end."""
         effects, until = [], self.now + seconds
-        while (deadline := self.job.next_deadline()) is not None and deadline <= until:
+        while (deadline := self.next_deadline()) is not None and deadline <= until:
             effects += self.tell(ev.Tick(), after=deadline - self.now)
         return effects + self.tell(ev.Tick(), after=until - self.now)
+
+    def next_deadline(self) -> float | None:
+        times = (self.job.next_deadline(), self.telemetry.next_deadline())
+        return min((at for at in times if at is not None), default=None)
 
     def ready(self, *workers: int) -> list[ev.Effect]:
         return [
@@ -104,6 +111,6 @@ def of(effects: list[ev.Effect], kind: type) -> list[ev.Effect]:
 
 def finish(story: Story, digests: tuple[str, ...] = ("same", "same"), first: int = 0) -> list[ev.Effect]:
     """Everything is applied, and the members, from `first` on, say so."""
-    story.tell(ev.Heartbeat(WorkerId(first), story.job.ring.generation, 10))
+    story.tell(ev.Progress(story.job.ring.generation, 10))
     outs = enumerate(digests, first)
     return [e for w, digest in outs for e in story.out(w, step=10, digest=digest)]

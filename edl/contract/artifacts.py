@@ -23,7 +23,8 @@ SUMMARY, JOURNAL, MODEL, LOGS, CONTACT = "summary.json", "events.jsonl", "model.
 LOCK = ".lock"
 WEIGHTS, VARIABLES = "model.weights.h5", "model.weights.npz"  # when the model cannot be saved whole
 
-JOURNAL_VERSION = 4  # of its lines; 3: a chain of hashes (edl.contract.journals); 4: steps instead of leases
+# Of its lines. 3: a chain of hashes (edl.contract.journals); 4: steps instead of leases; 5: no heartbeats
+JOURNAL_VERSION = 5
 
 
 @dataclass(frozen=True)

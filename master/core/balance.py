@@ -1,7 +1,7 @@
 """Which part of each step a member gets: the same for all, or in proportion to its speed.
 
 A step takes as long as its slowest member. The parts are changed when a ring is formed; a ring whose parts
-fit badly is left for it, at a step boundary.
+fit badly is left for it, at a step boundary. It is judged when members have told other speeds than before.
 """
 
 from __future__ import annotations

@@ -117,10 +117,9 @@ def _where(w: WorkerRecord, event: ev.Saved | ev.Finished) -> str:
 def let_all_go(job: State) -> None:
     """Nobody is needed any more; when the last worker is gone, the job has ended."""
     assert job.ending is not None
-    for w in job.pool:
-        if not w.stopped:
-            membership.stop(job, w, f"the job ends: {job.ending[0]}")
-    if not job.ended and not any(True for _ in job.pool):
+    for w in job.pool.where(lambda kind: not kind.stopped):
+        membership.stop(job, w, f"the job ends: {job.ending[0]}")
+    if not job.ended and not job.pool:
         job.ended, job.ended_at = True, job.now
         job.goodput.turn(job.goodput.kind, job.now)
         phase, reason = job.ending

@@ -136,20 +136,6 @@ class EpochEnded:
 
 
 @dataclass(frozen=True, slots=True)
-class Heartbeat:
-    """The worker lives. News, not truth: its last step may be in its memory alone."""
-
-    worker: WorkerId
-    generation: Generation
-    step: int
-    rate: float = 0.0  # records per second of this worker
-    loss: float | None = None  # of the whole ring's last step
-    memory: int = 0  # bytes resident
-    epoch_loss: EpochLoss | None = None
-    speed: float = 0.0  # records per second of computing: what it could do if it never waited
-
-
-@dataclass(frozen=True, slots=True)
 class LeftRing:
     """The worker has left the ring `generation` and keeps its state."""
 
@@ -237,6 +223,28 @@ class Closed:
     why: str
 
 
+# --- events: what heartbeats come to (`master.telemetry`)
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a ring is, now and then: the most that any member has told."""
+
+    generation: Generation
+    step: int  # that a member has; the others have the one before
+    loss: float | None = None  # of the whole ring's last step
+    epoch_loss: EpochLoss | None = None
+    speeds: dict[WorkerId, float] = field(default_factory=dict)  # of whom they are others than told before
+
+
+@dataclass(frozen=True, slots=True)
+class Silent:
+    """The worker has not been heard for as long as is allowed."""
+
+    worker: WorkerId
+    seconds: float
+
+
 # --- events: from people and time
 
 
@@ -282,9 +290,7 @@ class Tick:
 
 
 WorkerMessage = Hello | Ready | Resume | Leaving | Failed | Saved | Finished | Warned | Closed
-RingMessage = (
-    JoinedRing | Stepped | EpochEnded | BadRecords | Heartbeat | LeftRing
-)  # of one generation, and worth nothing in another
+RingMessage = JoinedRing | Stepped | EpochEnded | BadRecords | LeftRing  # worth nothing in another ring
 Event = (
     Seen
     | Delayed
@@ -293,6 +299,8 @@ Event = (
     | Adopted
     | WorkerMessage
     | RingMessage
+    | Progress
+    | Silent
     | Begin
     | Scale
     | Live
@@ -410,3 +418,20 @@ class End:
 
 
 Effect = Create | Delete | Form | Leave | Cut | Train | Export | Stop | Fence | Notice | End
+
+# --- no event
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """The worker lives. News, not truth: its last step may be in its memory alone. The core gets what many of
+    them come to."""
+
+    worker: WorkerId
+    generation: Generation
+    step: int
+    rate: float = 0.0  # records per second of this worker
+    loss: float | None = None  # of the whole ring's last step
+    memory: int = 0  # bytes resident
+    epoch_loss: EpochLoss | None = None
+    speed: float = 0.0  # records per second of computing: what it could do if it never waited

@@ -10,9 +10,10 @@ Nobody starts anew while a worker that may hold the state can still come back.
 
 from __future__ import annotations
 
+from edl.contract.ids import WorkerId
 from master.core import events as ev
 from master.core.ring import Ring
-from master.core.workers import Pool, WorkerRecord
+from master.core.workers import IN, OUT, UP, Pool, WorkerRecord
 
 FAILOVER_SECONDS = 10.0  # for the workers to come back: they ask twice a second
 
@@ -28,48 +29,52 @@ class Failover:
     def __init__(self, pool: Pool, ring: Ring, startup_timeout_seconds: float) -> None:
         self._pool, self._ring, self._startup_timeout_seconds = pool, ring, startup_timeout_seconds
         self.until: float | None = None  # None: no worker is awaited
+        self._awaited: set[WorkerId] = set()  # of the newest ring; while none is known, all
 
-    def begin(self, adopted: ev.Adopted, now: float) -> None:
+    def begin(self, adopted: ev.Adopted, now: float) -> list[WorkerRecord]:
+        """The workers that may live are known from now on."""
         self._pool.next_id = max(self._pool.next_id, adopted.next_id)
-        for worker, handle in adopted.workers:
-            self._pool.adopt(worker, handle, now)
-        if adopted.workers:
+        found = [self._pool.adopt(worker, handle, now) for worker, handle in adopted.workers]
+        if found:
             self.until = now + FAILOVER_SECONDS
+        self._awaited = {w.id for w in found if w.expected}
+        return found
+
+    def awaits_no_longer(self, w: WorkerRecord) -> None:
+        """It has told its present state; or it has none to tell, or is gone."""
+        self._awaited.discard(w.id)
 
     def place(self, w: WorkerRecord, back: ev.Resume, now: float) -> list[WorkerRecord]:
         """Put a worker that is back where it says it is. Returns whom the earlier master had given up:
         who is in an older ring than others are.
         """
         if back.left_ring is not None:
-            w.left(back.left_ring)
+            self._pool.left(w, back.left_ring)
         if not back.generation:
             return []
-        w.transition("placed")
-        w.has_state = w.has_state or back.joined
+        self._pool.change(w, "placed", has_state=w.has_state or back.joined)
         if back.generation < self._ring.generation:
             return [] if back.left else [w]
         outdated: list[WorkerRecord] = []
         if back.generation > self._ring.generation:
             outdated = self._ring.inside
             for old in outdated:
-                old.in_ring = False
+                self._pool.change(old, place=OUT)
             self._ring.learn(back.generation, back.members, now)
-        w.in_ring = not back.left
-        w.up_in = back.generation if back.joined else w.up_in
+            self._awaited = {m for m in back.members if (o := self._pool.get(m)) is not None and o.expected}
+        self._pool.change(w, place=OUT if back.left else UP if back.joined else IN)
         return outdated
 
     def missing(self, now: float) -> list[WorkerRecord] | None:
         """Who has not come back, once the wait is over; None: wait on."""
         assert self.until is not None
-        expected = [w for w in self._pool if w.expected]
-        members = self._ring.members
-        awaited = [w for w in expected if w.id in members] if members else expected
-        if awaited and self.until > now:
+        if self._awaited and self.until > now:
             return None
-        if expected and not any(w.has_state for w in self._pool):
+        expected = [w for w in self._pool if w.expected]
+        if expected and not self._pool.any(lambda kind: kind.has_state):
             latest = max(w.since for w in expected) + self._startup_timeout_seconds
             if latest > now:
                 self.until = latest
                 return None
         self.until = None
-        return awaited
+        return [self._pool[worker] for worker in sorted(self._awaited)]

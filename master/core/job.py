@@ -25,10 +25,10 @@ from __future__ import annotations
 from edl.contract.layout import Layout
 from edl.contract.phases import Phase, WorkerState
 from edl.contract.reasons import Reason
-from master.core import completion, membership, rendezvous, timeouts, training
+from master.core import completion, membership, rendezvous, training
 from master.core import events as ev
 from master.core.state import State
-from master.core.workers import WorkerRecord
+from master.core.workers import UP, WorkerRecord
 
 
 class Job(State):
@@ -38,7 +38,8 @@ class Job(State):
 
     def handle(self, event: ev.Event, now: float) -> list[ev.Effect]:
         """Note `event` at time `now` (seconds, never going back) and say what is to be done."""
-        timeouts.excuse_the_unheard(self.pool, self.now, now, self.config.elastic)
+        if now - self.now > self.config.elastic.heartbeat_timeout_seconds / 2:
+            self.timeouts.excuse(now)
         self.now, self.effects = now, []
         match event:
             case ev.Begin():
@@ -57,6 +58,11 @@ class Job(State):
                 self._on_adopted(event)
             case ev.Tick():
                 pass
+            case ev.Progress():
+                self._on_progress(event)
+            case ev.Silent():
+                if w := self.pool.get(event.worker):
+                    membership.silent(self, w, event.seconds)
             case ev.Gone():
                 membership.gone(self, event)
             case ev.Seen():
@@ -72,10 +78,10 @@ class Job(State):
 
     def next_deadline(self) -> float | None:
         """When time alone will call for something: a `Tick` is due then, at the latest."""
-        ends = (timeouts.ends(w, self.config.elastic) for w in self.pool)
-        waits = (self.regroup_at, self.backoff.until, self.failover.until)
-        times = [at for at in ends if at is not None]
-        times += [at for at in waits if at is not None and at > self.now]
+        waits = (self.regroup_at, self.judge_at, self.backoff.until, self.failover.until)
+        times = [at for at in waits if at is not None and at > self.now]
+        if (timeout := self.timeouts.next()) is not None:
+            times.append(timeout)
         return min(times, default=None)
 
     # --- what people and the backend say
@@ -93,7 +99,8 @@ class Job(State):
         training.change_epochs(self, event.epochs)
 
     def _on_adopted(self, event: ev.Adopted) -> None:
-        self.failover.begin(event, self.now)
+        for w in self.failover.begin(event, self.now):
+            self.timeouts.watch(w)
         if event.workers:
             count = len(event.workers)
             self.notice(Reason.FailedOver, f"this master took over from an earlier one: {count} workers")
@@ -102,9 +109,8 @@ class Job(State):
         w = self.pool.get(event.worker)
         if w is None or w.delay == event.why:
             return
-        if event.why and not any(o.delay == event.why for o in self.pool):  # once for all that wait alike
+        if self.pool.delay(w, event.why):  # once for all that wait alike
             self.notice(Reason.WorkerPending, f"worker {w.id} is pending: {event.why}")
-        w.delay = event.why
 
     def _on_degraded(self, event: ev.Degraded) -> None:
         if self.degraded.get(event.part, "") == event.why:
@@ -118,10 +124,16 @@ class Job(State):
 
     def _on_seen(self, event: ev.Seen) -> None:
         if w := self.pool.get(event.worker):
-            w.handle, w.delay = event.handle, ""
+            w.handle = event.handle
+            self.pool.delay(w, "")
             if w.state == WorkerState.PENDING:
-                w.transition("seen")
-                w.since = self.now
+                self._runs(w, "seen")
+
+    def _runs(self, w: WorkerRecord, event: str) -> None:
+        """From now on it has to become ready in time."""
+        self.pool.change(w, event)
+        w.since = self.now
+        self.timeouts.watch(w)
 
     # --- what workers say on their streams
 
@@ -134,14 +146,14 @@ class Job(State):
                 why = f"worker {event.worker} was removed from the job"
                 self.do(ev.Fence(event.worker, why, ev.FenceReason.NotInJob))
             return
-        w.heard = self.now
         match event:
             case ev.Hello():
                 if w.state == WorkerState.PENDING:
-                    w.since = self.now
-                if w.state in (WorkerState.PENDING, WorkerState.STARTING):
-                    w.transition("hello")
-                w.expected = w.expected and event.resumes
+                    self._runs(w, "hello")
+                elif w.state == WorkerState.STARTING:
+                    self.pool.change(w, "hello")
+                if not event.resumes:
+                    self._told_its_state(w)
                 if w.stopped:  # before it could listen; a container's first process misses its SIGTERM, too
                     self.do(ev.Stop(w.id, f"worker {w.id} is not needed any more"))
             case ev.Ready():
@@ -166,10 +178,7 @@ class Job(State):
     def _on_ring_message(self, w: WorkerRecord, event: ev.RingMessage) -> None:
         """It counts only from one who is in the ring that is, and about that ring."""
         if not w.in_ring or event.generation != self.ring.generation:
-            if isinstance(event, ev.Heartbeat):
-                w.memory = event.memory  # it lives; what it says of a ring is none of this one
-            else:
-                self.stale += 1
+            self.stale += 1
             return
         match event:
             case ev.JoinedRing():
@@ -180,10 +189,8 @@ class Job(State):
                 training.left_out(self, event)
             case ev.EpochEnded():
                 training.epoch_ended(self, event)
-            case ev.Heartbeat():
-                self._on_heartbeat(w, event)
             case ev.LeftRing():
-                w.left(event)
+                self.pool.left(w, event)
                 why = f"worker {w.id}: {event.broken}" if event.broken else "left together"
                 self.close(why, planned=not event.broken)
 
@@ -191,7 +198,7 @@ class Job(State):
         if not w.is_starting:
             return
         if w.state != WorkerState.INITIALIZING:
-            w.transition("hello")
+            self.pool.change(w, "hello")
         if self._admit(w, event.layout, event.model):
             self.notice(Reason.WorkerReady, f"worker {w.id} is ready after {self.now - w.since:.1f} s")
 
@@ -205,15 +212,19 @@ class Job(State):
         if w.state != WorkerState.INITIALIZING:
             self.stale += 1
             return
-        w.expected = False
+        self._told_its_state(w)
         if self._admit(w, event.layout, event.model):
             for outdated in self.failover.place(w, event, self.now):
                 why = "it was in a ring that the others have left"
                 membership.give_up(self, outdated, ev.FenceReason.OutdatedRing, why)
 
+    def _told_its_state(self, w: WorkerRecord) -> None:
+        w.expected = False
+        self.failover.awaits_no_longer(w)
+
     def _admit(self, w: WorkerRecord, layout: Layout, model: str) -> bool:
         """The worker can train; False: not this job's model, or not on its data."""
-        w.transition("ready")
+        self.pool.change(w, "ready")
         self.backoff.got_ready()
         if self.train is None:
             training.open_task(self, layout)
@@ -236,7 +247,8 @@ class Job(State):
         return True
 
     def _on_joined(self, w: WorkerRecord, event: ev.JoinedRing) -> None:
-        w.up_in, w.has_state, w.step = event.generation, True, event.step
+        self.pool.change(w, place=UP, has_state=True)
+        w.step = event.step
         change = self.ring.changes[-1]
         change.step = max(change.step, event.step)
         if change.up_seconds is None and self.ring.up:
@@ -250,12 +262,15 @@ class Job(State):
         change = self.ring.changes[-1]
         if change.note(event):
             self.goodput.redo(event.wasted_seconds / max(len(self.ring.members), 1))
-            if change.stepped >= set(self.ring.members):
+            if len(change.stepped) == len(self.ring.members):
                 self.do(*change.tell())
 
-    def _on_heartbeat(self, w: WorkerRecord, event: ev.Heartbeat) -> None:
-        w.step, w.rate, w.memory = event.step, event.rate, event.memory
-        w.speed = event.speed or w.speed
+    def _on_progress(self, event: ev.Progress) -> None:
+        if event.generation != self.ring.generation or not self.ring.members:
+            return
+        for worker, speed in event.speeds.items():
+            if w := self.pool.get(worker):
+                w.speed, self.judge_at = speed, self.now
         self.step = max(self.step, event.step)
         self.loss = event.loss if event.loss is not None else self.loss
         self.epoch_loss = training.fullest(self.epoch_loss, event.epoch_loss)

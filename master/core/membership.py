@@ -5,40 +5,40 @@ from __future__ import annotations
 from edl.contract.phases import Phase, WorkerState
 from edl.contract.reasons import Reason
 from master.core import events as ev
-from master.core import timeouts
 from master.core.failures import MOST_IN_VAIN, Failure, nobody_knows_why, own_fault
 from master.core.state import State
-from master.core.workers import DRAINING, WorkerRecord
+from master.core.workers import DRAINING, OUT, WorkerRecord
 
 
 def drop_the_overdue(job: State) -> None:
     """Give up the workers whose timeouts have passed."""
-    for w in list(job.pool):
-        end = timeouts.ends(w, job.config.elastic)
-        if end is None or end > job.now:
-            continue
+    for w in job.timeouts.passed(job.now):
         if w.kill_at is not None:
             job.do(ev.Delete(w.id, 0.0))
             lose(job, w, "it did not exit within its grace period", delete=False)
-        elif w.is_starting:
+        else:
             waited = job.config.elastic.startup_timeout_seconds
             why = f"worker {w.id} was not ready after {waited:g} s (it was {w.state})"
             give_up(job, w, ev.FenceReason.StartupTimeout, why)
             charge(job, w, why)
-        else:
-            why = f"no heartbeat for {job.now - w.heard:.1f} s"
-            give_up(job, w, ev.FenceReason.HeartbeatTimeout, why)
+
+
+def silent(job: State, w: WorkerRecord, seconds: float) -> None:
+    """Give up a worker that has not been heard for as long as is allowed."""
+    if w.kill_at is None and not w.is_starting:  # else it has another timeout
+        give_up(job, w, ev.FenceReason.HeartbeatTimeout, f"no heartbeat for {seconds:.1f} s")
 
 
 def scale(job: State) -> None:
     """Have as many workers as the target says: create the missing, drain the newest of too many."""
     if job.began_at is None or job.exporter is not None:
         return
-    staying = job.pool.staying
-    for w in sorted(staying, key=_seniority)[job.target :]:
-        drain(job, w, f"scaled to {job.target}")
+    staying = job.pool.count(lambda kind: kind.stays)
+    if staying > job.target:
+        for w in sorted(job.pool.staying, key=_seniority)[job.target :]:
+            drain(job, w, f"scaled to {job.target}")
     if job.backoff.until <= job.now and not job.suspended:
-        for _ in range(job.target - len(staying)):
+        for _ in range(job.target - staying):
             job.do(ev.Create(job.pool.add(job.now).id))
 
 
@@ -48,13 +48,14 @@ def release(job: State) -> None:
     Who is still in the ring that the leaving one has left is no heir yet: it may be frozen,
     and then what the other takes away is the last copy.
     """
-    for w in job.pool:
-        if w.state != DRAINING or w.stopped or w.in_ring or w.id == job.exporter:
-            continue
-        left = w.id in job.ring.members
-        stay = (o for o in job.pool if o.state != DRAINING)
-        heirs = (o for o in stay if o.has_state and not (left and o.in_ring))
-        if not w.has_state or any(heirs):
+    out = job.pool.where(lambda kind: not (kind.stays or kind.stopped or kind.place != OUT))
+    if not out:
+        return
+    heirs = job.pool.any(lambda kind: kind.stays and kind.has_state)
+    heirs_out = job.pool.any(lambda kind: kind.stays and kind.has_state and kind.place == OUT)
+    for w in out:
+        spared = not w.has_state or (heirs_out if w.id in job.ring.ranks else heirs)
+        if spared and w.id != job.exporter:
             stop(job, w, "the worker is drained")
 
 
@@ -68,7 +69,7 @@ def drain(job: State, w: WorkerRecord, why: str) -> None:
         return
     if w.in_ring:
         job.regroup_at = job.now
-    w.transition("leave")
+    job.pool.change(w, "leave")
 
 
 def stop(job: State, w: WorkerRecord, why: str) -> None:
@@ -77,10 +78,9 @@ def stop(job: State, w: WorkerRecord, why: str) -> None:
         job.do(ev.Delete(w.id, job.config.elastic.grace_period_seconds))
     else:
         job.do(ev.Stop(w.id, why))
-    if w.state != DRAINING:
-        w.transition("leave")
-    w.stopped = True
+    job.pool.change(w, "" if w.state == DRAINING else "leave", stopped=True)
     w.kill_at = job.now + job.config.elastic.grace_period_seconds
+    job.timeouts.watch(w)
 
 
 def give_up(job: State, w: WorkerRecord, reason: ev.FenceReason, why: str) -> None:
@@ -100,8 +100,9 @@ def lose(job: State, w: WorkerRecord, why: str, delete: bool = True) -> None:
         job.do(ev.Delete(w.id, job.config.elastic.grace_period_seconds))
     # Not `closing`: the peers of one that crashes often say that the ring broke before its end is seen.
     w.in_broken_ring = w.in_ring and job.ring.lost_member
-    in_ring, w.in_ring = w.in_ring, False
+    in_ring = w.in_ring
     job.pool.lose(w)
+    job.failover.awaits_no_longer(w)
     if w.id == job.exporter:
         job.exporter, w.exported = None, True
         job.result.lost_exporters += 1
@@ -122,7 +123,7 @@ def charge(job: State, w: WorkerRecord, why: str, traceback: str = "") -> None:
 
 def blame_export(job: State, w: WorkerRecord, why: str) -> None:
     """It failed by its own doing; if it was saving what nobody else holds, to train that again is in vain."""
-    elsewhere = job.exporter is not None or any(o.has_state for o in job.pool)
+    elsewhere = job.exporter is not None or job.pool.any(lambda kind: kind.has_state)
     if w.exported and job.ending is None and not elsewhere:
         part = "evaluation" if job.result.model else "saving"
         job.result.failed = (*job.result.failed, ev.PartFailed(part, why))

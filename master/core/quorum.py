@@ -51,6 +51,10 @@ def candidates(
     return stay
 
 
+def too_few(here: int, limits: Limits) -> str:
+    return f"{here} ready, need {max(limits.min_size, 1)}"
+
+
 def plan_ring(workers: Sequence[WorkerRecord], old: Sequence[WorkerId], limits: Limits) -> RingPlan:
     """The next ring out of `workers`, none of which is in a ring now.
 
@@ -59,16 +63,16 @@ def plan_ring(workers: Sequence[WorkerRecord], old: Sequence[WorkerId], limits: 
     """
     stay = candidates(workers, old, limits)
     if len(stay) < max(limits.min_size, 1):
-        return RingPlan((), None, False, (), f"{len(stay)} ready, need {max(limits.min_size, 1)}")
-    holders = [w for w in workers if w.has_state and (w in stay or w.state == DRAINING)]
-    root = max(holders, key=lambda w: (w.step, w in stay, -w.id), default=None)
-    members = stay if root is None or root in stay else [root, *stay]
+        return RingPlan((), None, False, (), too_few(len(stay), limits))
+    staying = {w.id for w in stay}
+    holders = [w for w in workers if w.has_state and (w.id in staying or w.state == DRAINING)]
+    root = max(holders, key=lambda w: (w.step, w.id in staying, -w.id), default=None)
+    members = stay if root is None or root.id in staying else [root, *stay]
     reason = f"{len(stay)} ready"
     if root is not None and root.state == DRAINING:
         reason += f", worker {root.id} hands the state over before it leaves"
-    have = [w for w in members if root is not None and w.has_state and w.step == root.step]
-    lack = tuple(w.id for w in members if w not in have)
-    few = len(lack) <= MOST_TAKERS * len(have)
+    lack = tuple(w.id for w in members if root is None or not w.has_state or w.step != root.step)
+    few = len(lack) <= MOST_TAKERS * (len(members) - len(lack))
     return RingPlan(
         members=tuple(w.id for w in members),
         root=members[0].id if root is None else root.id,

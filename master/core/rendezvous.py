@@ -10,11 +10,12 @@ from edl.contract.phases import WorkerState
 from edl.contract.reasons import Reason
 from master.core import balance, completion, training
 from master.core import events as ev
-from master.core.quorum import Limits, RingPlan, candidates, plan_ring
+from master.core.quorum import Limits, RingPlan, candidates, plan_ring, too_few
 from master.core.state import State
-from master.core.workers import WorkerRecord
+from master.core.workers import DRAINING, IN, OUT, Kind, WorkerRecord
 
 SUSPENDED = "suspended"
+MOST_NAMED = 8  # workers in the cause of a change
 
 
 def regroup(job: State) -> None:
@@ -27,24 +28,32 @@ def regroup(job: State) -> None:
     if job.regroup_at is None or job.regroup_at > job.now:
         _balance(job)
         return
+    # While members are sent the state, who comes now waits for them, and who leaves hands it over before.
+    if not job.ring.up and not job.pool.any(lambda kind: kind.state == DRAINING and kind.place == IN):
+        return
     wanted = {w.id for w in candidates(list(job.pool), job.ring.members, job.limits)}
     members = set(job.ring.members)
-    if not job.ring.up and (wanted > members or not any(job.pool[w].has_state for w in wanted)):
-        return  # members are being sent the state: who comes now waits for them, and who leaves hands it over
+    if not job.ring.up and not any(job.pool[w].has_state for w in wanted):
+        return
     job.regroup_at = None
     if not wanted or wanted == members:
         return
     changes = [f"worker {w} joins" for w in sorted(wanted - members)]
     changes += [f"worker {w} leaves" for w in sorted(members - wanted)]
+    if more := changes[MOST_NAMED:]:
+        changes[MOST_NAMED:] = [f"and {len(more)} more changes"]
     job.close(", ".join(changes), planned=True)
 
 
 def _balance(job: State) -> None:
     """Have the ring formed anew if the parts of a step fit its members badly."""
-    if job.config.training.balance != "speed" or not job.ring.up:
+    if job.judge_at is None or not job.ring.up:
         return
-    settled = job.ring.changes[-1].formed_at + balance.SETTLE_SECONDS <= job.now
-    if settled and (gain := balance.gain(job.ring.inside, job.ring.shares)) >= balance.GAIN:
+    job.judge_at = max(job.judge_at, job.ring.changes[-1].formed_at + balance.SETTLE_SECONDS)
+    if job.judge_at > job.now:
+        return
+    job.judge_at = None
+    if (gain := balance.gain(job.ring.inside, job.ring.shares)) >= balance.GAIN:
         job.close(f"parts by speed: {gain:.2f} times as fast", planned=True)
 
 
@@ -52,23 +61,22 @@ def form(job: State) -> None:
     """Form the next ring as soon as nobody is in one, or have the finished state exported."""
     if job.train is None or job.exporter is not None:
         return
-    if job.ring.running or any(w.in_ring for w in job.pool):
+    if job.ring.running or job.pool.any(lambda kind: kind.place != OUT):
         return
-    out = [w for w in job.pool if not w.stopped]
-    fresh = not any(w.has_state for w in out)
-    late = not all(w.is_ready for w in job.pool.staying)
+    fresh = not job.pool.any(_holds)
+    late = job.pool.any(lambda kind: kind.stays and not kind.is_ready)
     if fresh and late and job.regroup_at is not None and job.regroup_at > job.now:
         return  # nobody waits with the state: give those who are late for the start a moment
     limits, task = job.limits, job.train
     if fresh and task.end and completion.ends_without_holders(job):
         return  # never by training again what has been trained and saved
-    furthest = max((w.step for w in out if w.has_state), default=0)
+    furthest = max((w.step for w in job.pool.where(_holds)), default=0)
     if not fresh and task.steps.ended(furthest, task.epochs):
         limits = Limits(1, limits.max_size)  # nothing is left to train, and one can save it alone
     elif job.suspended:
         _wait(job, SUSPENDED)
         return
-    plan = plan_ring(out, job.ring.members, limits)
+    plan = _plan(job, limits)
     if job.ring.members:
         job.do(*job.ring.changes[-1].tell())
     if plan.root is None:
@@ -82,6 +90,20 @@ def form(job: State) -> None:
         _publish(job, plan, root)
 
 
+def _holds(kind: Kind) -> bool:
+    return kind.has_state and not kind.stopped
+
+
+def _plan(job: State, limits: Limits) -> RingPlan:
+    """The next ring. While there are too few for one, as after each event of a start, nobody is looked at."""
+    here = job.pool.count(lambda kind: kind.is_ready) + job.pool.count(
+        lambda kind: kind.state == DRAINING and _holds(kind)
+    )
+    if here < max(limits.min_size, 1):
+        return RingPlan((), None, False, (), too_few(here, limits))
+    return plan_ring(job.pool.where(lambda kind: not kind.stopped), job.ring.members, limits)
+
+
 def _publish(job: State, plan: RingPlan, root: WorkerRecord) -> None:
     assert job.train is not None
     first = job.ring.generation == 0
@@ -91,9 +113,7 @@ def _publish(job: State, plan: RingPlan, root: WorkerRecord) -> None:
     job.step = root.step
     members = [job.pool[m] for m in plan.members]
     for w in members:
-        if w.state == WorkerState.READY:
-            w.transition("placed")
-        w.in_ring = True
+        job.pool.change(w, "placed" if w.state == WorkerState.READY else "", place=IN)
     job.reason = f"ring {job.ring.generation}: {plan.reason}"
     job.goodput.turn("starting" if first else "re-forming", job.now)
     job.ring.shares = balance.shares(members, job.config.training.balance == "speed")
@@ -103,7 +123,7 @@ def _publish(job: State, plan: RingPlan, root: WorkerRecord) -> None:
             job.train.epochs, job.ring.shares, job.train.layout, job.train.done, plan.joining,
         )
     )  # fmt: skip
-    if set(plan.members) != {w.id for w in candidates(list(job.pool), plan.members, job.limits)}:
+    if job.ring.ranks.keys() != {w.id for w in candidates(list(job.pool), plan.members, job.limits)}:
         job.regroup_at = job.now  # a hand-over: change again as soon as it is done
 
 

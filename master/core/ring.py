@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from edl.contract.ids import Generation, WorkerId
 from edl.contract.reasons import Reason
 from master.core import events as ev
-from master.core.workers import NO_RING, Pool, WorkerRecord
+from master.core.workers import IN, NO_RING, Pool, WorkerRecord
 
 
 @dataclass(slots=True)
@@ -65,6 +65,7 @@ class Ring:
         self._pool = pool
         self.generation = NO_RING
         self.members: tuple[WorkerId, ...] = ()  # by rank
+        self.ranks: dict[WorkerId, int] = {}
         self.closing = ""  # why it is being left; empty while it runs
         self.planned = True  # whether it is left at a step boundary
         self._asked: set[WorkerId] = set()  # to leave it
@@ -85,7 +86,7 @@ class Ring:
     @property
     def up(self) -> bool:
         """Every member in it has the state."""
-        return all(w.up_in == self.generation for w in self.inside)
+        return not self._pool.any(lambda kind: kind.place == IN)
 
     def form(self, members: tuple[WorkerId, ...], cause: str, now: float) -> None:
         """The next generation: the last one has been left by everybody."""
@@ -98,6 +99,7 @@ class Ring:
 
     def _begin(self, change: Change) -> None:
         self.generation, self.members = change.generation, change.members
+        self.ranks = {worker: rank for rank, worker in enumerate(change.members)}
         self.closing, self.planned, self.lost_member = "", True, False
         self.changes.append(change)
 
@@ -124,4 +126,4 @@ class Ring:
 
     def dissolve(self) -> None:
         """Everybody has left it, and no other follows at once."""
-        self.members, self.closing = (), ""
+        self.members, self.ranks, self.closing = (), {}, ""

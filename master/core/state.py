@@ -20,6 +20,7 @@ from master.core.failures import Failure, RestartBackoff
 from master.core.goodput import Goodput
 from master.core.quorum import Limits
 from master.core.ring import Ring
+from master.core.timeouts import Timeouts
 from master.core.workers import Pool
 
 
@@ -74,11 +75,13 @@ class State:
         self.target, self.min_size, self.suspended = config.workers, config.min_workers, config.suspend
         self.pool = Pool()
         self.ring = Ring(self.pool)
+        self.timeouts = Timeouts(self.pool, config.elastic)
         self.failover = Failover(self.pool, self.ring, config.elastic.startup_timeout_seconds)
         self.epochs = config.training.epochs  # to train
         self.train: TrainTask | None = None  # unknown until a worker has counted the records
         self.model = ""  # the hash of how the first worker that was ready made it
         self.regroup_at: float | None = None  # when the ring is looked at anew: changes come in one go
+        self.judge_at: float | None = None  # when the parts of a step are: members have told other speeds
         self.waited = ""  # for what, when there was no ring
         self.backoff = RestartBackoff()
         self.failures: list[Failure] = []

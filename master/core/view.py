@@ -1,24 +1,47 @@
 """A job as people and programs see it: plain dictionaries, ready for JSON.
 
-`status` is the job now; `summary` is what is kept of it. Both are derived from the job's
-state and nothing else, so a replayed journal gives the same ones.
+`status` is the job now, with what its workers say of themselves meanwhile; `summary` is what is kept of it.
+That is derived from the job's state and nothing else, so a replayed journal gives the same one.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
+from edl.contract.ids import WorkerId
+from master.core import events as ev
+from master.core import training
 from master.core.job import Job
 from master.core.ring import Change
 
 
-def status(job: Job, now: float) -> dict[str, Any]:
-    """The job now: phase, progress, workers, the last changes of the ring, what elasticity cost."""
-    task = job.train
+def status(
+    job: Job,
+    now: float,
+    beats: Mapping[WorkerId, ev.Heartbeat] = MappingProxyType({}),
+    ahead: ev.Progress | None = None,
+) -> dict[str, Any]:
+    """The job now: phase, progress, workers, the last changes of the ring, what elasticity cost.
+
+    Args:
+        beats: the last heartbeat of each worker.
+        ahead: how far the ring is, as far as the core has not been told yet.
+    """
+    ring, task = job.ring, job.train
+    if ahead is None or ahead.generation != ring.generation or not ring.running:
+        ahead = ev.Progress(ring.generation, 0)
+    if task is not None:
+        task = replace(task, done=max(task.done, ahead.step - 1))
     total = task.steps.begins_at(task.end) if task else 0
     applied = task.steps.begins_at(task.done) if task else 0
-    rank = {w: i for i, w in enumerate(job.ring.members)}
-    rate = sum(w.rate for w in job.pool if w.in_ring)
+    here = {
+        w.id: b for w in job.pool if (b := beats.get(w.id)) and w.in_ring and b.generation == ring.generation
+    }
+    rate = sum(beat.rate for beat in here.values())
+    loss = training.fullest(job.epoch_loss, ahead.epoch_loss)
     return {
         "phase": job.phase,
         "reason": job.reason,
@@ -38,30 +61,30 @@ def status(job: Job, now: float) -> dict[str, Any]:
         },
         "rate": rate,
         "eta_seconds": (total - applied) / rate if rate > 0 else None,
-        "step": job.step,
-        "loss": job.loss,
-        "epoch_loss": job.epoch_loss.mean if job.epoch_loss else None,
+        "step": max(job.step, ahead.step),
+        "loss": job.loss if ahead.loss is None else ahead.loss,
+        "epoch_loss": loss.mean if loss else None,
         "epoch_metrics": job.epoch_metrics,
         "metrics": job.result.metrics,
-        "generation": job.ring.generation,
+        "generation": ring.generation,
         "target": job.target,
         "workers": [
             {
                 "id": w.id,
                 "handle": w.handle,
-                "rank": rank.get(w.id) if w.in_ring else None,
+                "rank": ring.ranks.get(w.id) if w.in_ring else None,
                 "state": w.state,
                 "delay": w.delay,
-                "step": w.step,
-                "rate": w.rate if w.in_ring else 0.0,
-                "memory": w.memory,
+                "step": here[w.id].step if w.id in here else w.step,
+                "rate": here[w.id].rate if w.id in here else 0.0,
+                "memory": beats[w.id].memory if w.id in beats else 0,
             }
             for w in job.pool
         ],
         "failures": len(job.failures),
         "degraded": dict(job.degraded),
         "warnings": list(job.warnings),
-        "last_change": _change(job.ring.changes[-1]) if job.ring.changes else None,
+        "last_change": _change(ring.changes[-1]) if ring.changes else None,
         "goodput": job.goodput.at(now),
     }
 

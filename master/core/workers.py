@@ -1,14 +1,20 @@
-"""A worker's life, as a table, and what the master knows of one worker.
+"""A worker's life, as a table, and what the master knows of one worker, and of all of them at once.
 
     pending -> starting -> initializing -> ready -> member -> draining -> gone
 
 There is no way back: a replacement is a new worker with the next number.
+
+No event may cost more the more workers there are. So what is asked of all of them (does anybody hold the
+state?) is asked of their kinds, of which there is a handful. A worker's kind is changed through the pool.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple
 
 from edl.contract.ids import Generation, WorkerId
 from edl.contract.phases import WorkerState
@@ -54,47 +60,30 @@ def step(state: WorkerState, event: str) -> WorkerState:
 
 NO_RING = Generation(0)
 
-# Compared for each worker at each event, and Python 3.11 takes 0.1 us to look up a member of an enum.
+# Compared at each event, and Python 3.11 takes 0.1 us to look up a member of an enum.
 PENDING, DRAINING = WorkerState.PENDING, WorkerState.DRAINING
 STARTING_STATES = frozenset({WorkerState.PENDING, WorkerState.STARTING, WorkerState.INITIALIZING})
 READY_STATES = frozenset({WorkerState.READY, WorkerState.MEMBER})
 
 
-@dataclass(slots=True)
-class WorkerRecord:
-    """What the master knows of one worker."""
+class Place(StrEnum):
+    """Where a worker is with respect to the present ring."""
 
-    id: WorkerId
-    since: float  # when it was created; once it runs, when it started
-    heard: float  # when it was last heard of
-    state: WorkerState = WorkerState.PENDING
-    handle: str = ""
-    delay: str = ""  # why it does not run yet
-    expected: bool = False  # an earlier master's, and it has not told its present state yet
-    in_ring: bool = False  # it has been told of the current generation and is not out of it yet
-    up_in: Generation = NO_RING  # the last generation in which it said `up`
-    has_state: bool = False  # it has synced: its memory is a copy of the job's state
-    step: int = 0
-    skipped: RangeSet = field(default_factory=RangeSet)  # steps, as of when it last left a ring
-    bad: dict[int, int] = field(default_factory=dict)  # records left out by epoch, as of then
-    digest: str = ""
-    exported: bool = False  # it was lost while it saved or evaluated the final model
-    stopped: bool = False  # told to end; what it does now is no news
-    kill_at: float | None = None  # told to end, and this is when it is killed
-    in_broken_ring: bool = False  # when it was lost, its ring had lost somebody else before
-    failure_reason: str = ""  # why it is lost: as it reported itself, or the reason why it was given up
-    rate: float = 0.0
-    speed: float = 0.0  # records per second of computing; 0: not known
-    memory: int = 0
+    OUT = "out"
+    IN = "in"  # it has been told of the ring, and has not left it yet
+    UP = "up"  # and it has the ring's state
 
-    def transition(self, event: str) -> None:
-        self.state = step(self.state, event)
 
-    def left(self, out: ev.LeftRing) -> None:
-        """It has left a ring, and this is what it then said of itself."""
-        self.in_ring = False
-        self.step, self.has_state = out.step, self.has_state or out.has_state
-        self.skipped, self.bad, self.digest = out.skipped, out.bad, out.digest
+OUT, IN, UP = Place.OUT, Place.IN, Place.UP
+
+
+class Kind(NamedTuple):
+    """What is asked of many workers at once."""
+
+    state: WorkerState
+    place: Place
+    has_state: bool
+    stopped: bool
 
     @property
     def is_starting(self) -> bool:
@@ -106,6 +95,51 @@ class WorkerRecord:
         """It could be a member now."""
         return self.state in READY_STATES
 
+    @property
+    def stays(self) -> bool:
+        """Nobody has asked it to leave: it counts towards the target."""
+        return self.state != DRAINING
+
+
+@dataclass(slots=True)
+class WorkerRecord:
+    """What the master knows of one worker."""
+
+    id: WorkerId
+    since: float  # when it was created; once it runs, when it started
+    state: WorkerState = WorkerState.PENDING
+    handle: str = ""
+    delay: str = ""  # why it does not run yet
+    expected: bool = False  # an earlier master's, and it has not told its present state yet
+    place: Place = OUT
+    has_state: bool = False  # it has synced: its memory is a copy of the job's state
+    step: int = 0  # as of when it last joined or left a ring
+    skipped: RangeSet = field(default_factory=RangeSet)  # steps, as of when it last left a ring
+    bad: dict[int, int] = field(default_factory=dict)  # records left out by epoch, as of then
+    digest: str = ""
+    exported: bool = False  # it was lost while it saved or evaluated the final model
+    stopped: bool = False  # told to end; what it does now is no news
+    kill_at: float | None = None  # told to end, and this is when it is killed
+    in_broken_ring: bool = False  # when it was lost, its ring had lost somebody else before
+    failure_reason: str = ""  # why it is lost: as it reported itself, or the reason why it was given up
+    speed: float = 0.0  # records per second of computing; 0: not known
+
+    @property
+    def kind(self) -> Kind:
+        return Kind(self.state, self.place, self.has_state, self.stopped)
+
+    @property
+    def in_ring(self) -> bool:
+        return self.place != OUT
+
+    @property
+    def is_starting(self) -> bool:
+        return self.state in STARTING_STATES
+
+    @property
+    def is_ready(self) -> bool:
+        return self.state in READY_STATES
+
 
 class Pool:
     """The living workers, by id; ids count up and are never given twice."""
@@ -113,28 +147,75 @@ class Pool:
     def __init__(self) -> None:
         self._workers: dict[WorkerId, WorkerRecord] = {}
         self.lost: dict[WorkerId, WorkerRecord] = {}  # out of the job, their exit not yet heard of
-        self.next_id = 0  # also the next id
+        self.next_id = 0  # also how many there have been
+        # Follow from the workers, and are there so that nobody has to look at all of them.
+        self._kinds: dict[Kind, dict[WorkerId, WorkerRecord]] = {}
+        self._delays = Counter[str]()
+
+    # --- one worker
 
     def add(self, now: float) -> WorkerRecord:
-        worker = WorkerRecord(WorkerId(self.next_id), since=now, heard=now)
-        self._workers[worker.id] = worker
+        worker = WorkerRecord(WorkerId(self.next_id), since=now)
         self.next_id += 1
-        return worker
+        return self._take_in(worker)
 
-    def adopt(self, worker: WorkerId, handle: str, now: float) -> None:
+    def adopt(self, worker: WorkerId, handle: str, now: float) -> WorkerRecord:
         """Know of a worker that another master has started."""
-        w = WorkerRecord(worker, since=now, heard=now, handle=handle)
-        self._workers[worker] = w
-        if handle:
-            w.transition("seen")
-            w.expected = True
+        state = WorkerState.STARTING if handle else PENDING
+        w = WorkerRecord(worker, since=now, state=state, handle=handle, expected=bool(handle))
         self.next_id = max(self.next_id, worker + 1)
+        return self._take_in(w)
 
-    def lose(self, worker: WorkerRecord) -> None:
+    def _take_in(self, w: WorkerRecord) -> WorkerRecord:
+        self._workers[w.id] = w
+        self._kinds.setdefault(w.kind, {})[w.id] = w
+        return w
+
+    def change(
+        self,
+        w: WorkerRecord,
+        event: str = "",
+        *,
+        place: Place | None = None,
+        has_state: bool | None = None,
+        stopped: bool | None = None,
+    ) -> None:
+        """The worker is of another kind now. `event` is one of the table's."""
+        self._forget(w)
+        w.state = step(w.state, event) if event else w.state
+        w.place = w.place if place is None else place
+        w.has_state = w.has_state if has_state is None else has_state
+        w.stopped = w.stopped if stopped is None else stopped
+        self._kinds.setdefault(w.kind, {})[w.id] = w
+
+    def left(self, w: WorkerRecord, out: ev.LeftRing) -> None:
+        """It has left a ring, and this is what it then said of itself."""
+        self.change(w, place=OUT, has_state=w.has_state or out.has_state)
+        w.step, w.skipped, w.bad, w.digest = out.step, out.skipped, out.bad, out.digest
+
+    def delay(self, w: WorkerRecord, why: str) -> bool:
+        """It does not run yet, or (empty) is delayed no longer. Whether it is the first one that waits for
+        this reason."""
+        self._delays[w.delay] -= 1
+        if self._delays[w.delay] <= 0:
+            del self._delays[w.delay]
+        self._delays[why] += 1
+        w.delay = why
+        return bool(why) and self._delays[why] == 1
+
+    def lose(self, w: WorkerRecord) -> None:
         """The worker is out of the job for good. It is known until its exit is heard of, and then
         forgotten: a long job has had thousands."""
-        worker.transition("gone")
-        self.lost[worker.id] = self._workers.pop(worker.id)
+        self.delay(w, "")
+        self._forget(w)
+        w.state, w.place = step(w.state, "gone"), OUT
+        self.lost[w.id] = self._workers.pop(w.id)
+
+    def _forget(self, w: WorkerRecord) -> None:
+        same = self._kinds[w.kind]
+        del same[w.id]
+        if not same:
+            del self._kinds[w.kind]
 
     def get(self, worker: WorkerId) -> WorkerRecord | None:
         return self._workers.get(worker)
@@ -142,16 +223,32 @@ class Pool:
     def __getitem__(self, worker: WorkerId) -> WorkerRecord:
         return self._workers[worker]
 
+    # --- all of them
+
+    def __len__(self) -> int:
+        return len(self._workers)
+
     def __iter__(self) -> Iterator[WorkerRecord]:
         """Oldest first."""
         return iter(self._workers.values())
 
-    @property
-    def vacant(self) -> WorkerId | None:
-        """The oldest pending worker: one that nobody has started yet."""
-        return next((w.id for w in self if w.state == PENDING), None)
+    def any(self, test: Callable[[Kind], bool]) -> bool:
+        return any(test(kind) for kind in self._kinds)
+
+    def count(self, test: Callable[[Kind], bool]) -> int:
+        return sum(len(workers) for kind, workers in self._kinds.items() if test(kind))
+
+    def where(self, test: Callable[[Kind], bool]) -> list[WorkerRecord]:
+        """Oldest first."""
+        found = [w for kind, workers in self._kinds.items() if test(kind) for w in workers.values()]
+        return sorted(found, key=lambda w: w.id)
 
     @property
     def staying(self) -> list[WorkerRecord]:
         """The living that nobody has asked to leave: the ones that count towards the target."""
-        return [w for w in self if w.state != DRAINING]
+        return self.where(lambda kind: kind.stays)
+
+    @property
+    def vacant(self) -> WorkerId | None:
+        """The oldest pending worker: one that nobody has started yet."""
+        return next((w.id for w in self.where(lambda kind: kind.state == PENDING)), None)

@@ -6,7 +6,7 @@ The server uses it, and so does the simulator of the tests.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 
 from edl.contract.ids import Generation, WorkerId
@@ -16,8 +16,8 @@ from edl.contract.ranges import RangeSet
 from master.core import events as ev
 
 
-def event_of(worker: WorkerId, message: pb.FromWorker) -> ev.Event | None:
-    """The event that a worker's message is, if it is one."""
+def event_of(worker: WorkerId, message: pb.FromWorker) -> ev.Event | ev.Heartbeat | None:
+    """What a worker's message means, if it is one for the master itself."""
     g = Generation(message.generation)
     match message.WhichOneof("body"):
         case "hello":
@@ -66,29 +66,26 @@ def event_of(worker: WorkerId, message: pb.FromWorker) -> ev.Event | None:
     return None
 
 
-def messages_of(effect: ev.Effect) -> Iterator[tuple[WorkerId, pb.ToWorker]]:
-    """What the effect says, and to whom; nothing, when it is another adapter's."""
+def message_of(effect: ev.Effect) -> tuple[Sequence[WorkerId], pb.ToWorker] | None:
+    """What the effect says, and to whom: the same to all of them; None: it is another adapter's."""
     match effect:
         case ev.Form(generation, members, root, sync, epochs, shares, layout, step, joining):
             form = pb.Form(
                 members=members, root=root, sync=sync, epochs=epochs, shares=shares,
                 layout=pb.Layout(**asdict(layout)), step=step, joining=joining,
             )  # fmt: skip
-            for member in members:
-                yield member, pb.ToWorker(generation=generation, form=form)
+            return members, pb.ToWorker(generation=generation, form=form)
         case ev.Train(generation, members, epochs):
-            for member in members:
-                yield member, pb.ToWorker(generation=generation, train=pb.Train(epochs=epochs))
+            return members, pb.ToWorker(generation=generation, train=pb.Train(epochs=epochs))
         case ev.Leave(generation, members):
-            for member in members:
-                yield member, pb.ToWorker(generation=generation, leave=pb.Leave())
+            return members, pb.ToWorker(generation=generation, leave=pb.Leave())
         case ev.Cut(generation, members):
-            for member in members:
-                yield member, pb.ToWorker(generation=generation, cut=pb.Cut())
+            return members, pb.ToWorker(generation=generation, cut=pb.Cut())
         case ev.Export(worker):
-            yield worker, pb.ToWorker(export=pb.Export())
+            return (worker,), pb.ToWorker(export=pb.Export())
         case ev.Stop(worker, why):
-            yield worker, pb.ToWorker(stop=pb.Stop(why=why))
+            return (worker,), pb.ToWorker(stop=pb.Stop(why=why))
+    return None
 
 
 def _out(worker: WorkerId, g: Generation, o: pb.LeftRing) -> ev.LeftRing:

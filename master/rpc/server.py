@@ -1,8 +1,7 @@
 """The master's gRPC side: streams become events, effects become messages.
 
 Every call needs the job's token. A worker's stream is opened once; what comes over it is in
-order. Messages of another run are refused and counted. The rendezvous keys of a generation
-are relayed between its members here, without the core: they decide nothing.
+order. Messages of another run are refused and counted.
 """
 
 from __future__ import annotations
@@ -12,14 +11,14 @@ import contextlib
 import errno
 import json
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Any, Protocol, TypeAlias
 
 import grpc
 import structlog
 
 import edl
-from edl.contract.ids import Generation, RunId, WorkerId
+from edl.contract.ids import RunId, WorkerId
 from edl.contract.proto import ADMITTED
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.proto import edl_pb2_grpc as rpc
@@ -27,7 +26,9 @@ from edl.contract.tokens import Tokens
 from edl.errors import EdlError
 from edl.tls import Certificate
 from master.core import events as ev
-from master.rpc.messages import event_of, messages_of
+from master.rpc.messages import event_of, message_of
+from master.rpc.outbox import Letter, Outbox
+from master.rpc.rendezvous import Rendezvous
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
@@ -110,13 +111,21 @@ def _check_free(address: str) -> None:
         raise EdlError(f"cannot listen on {address}: {failed.strerror}")
 
 
+def _work_in_bytes(server: Server) -> tuple[str, dict[str, grpc.RpcMethodHandler[Any, Any]]]:
+    """The streams of workers take what is serialised already; all other calls are as generated."""
+    work = grpc.stream_stream_rpc_method_handler(
+        server.Work, request_deserializer=pb.FromWorker.FromString, response_serializer=bytes
+    )
+    return pb.DESCRIPTOR.services_by_name["Master"].full_name, {"Work": work}
+
+
 class Handler(Protocol):
     """Who answers the calls and takes what the streams bring: the master's loop."""
 
     run_id: RunId
 
-    def emit(self, event: ev.Event) -> None:
-        """Take an event, in the order in which it was heard."""
+    def emit(self, said: ev.Event | ev.Heartbeat) -> None:
+        """Take what was said, in the order in which it was heard."""
 
     def status(self, now: float) -> dict[str, Any]:
         """The job, ready for JSON."""
@@ -164,14 +173,15 @@ class Server(rpc.MasterServicer):
         self._rehearser: WorkerId | None = None  # tries out for all whether the model can be saved
         self._rehearsals = 0  # begun; it may be the rehearsal, and its memory, that a worker dies of
         self._rehearsed = False
-        self._streams: dict[WorkerId, asyncio.Queue[pb.ToWorker | None]] = {}
+        self._streams: dict[WorkerId, Outbox] = {}
         self._fenced: dict[WorkerId, str] = {}
-        self._ring: tuple[Generation, tuple[WorkerId, ...]] = (Generation(0), ())
+        self._rendezvous = Rendezvous()
         self._changed = asyncio.Event()  # set, and replaced, at each change
         self._closing = False
         self.foreign = 0  # messages of another run or generation, refused
         self._server = grpc.aio.server(interceptors=[TokenCheck(tokens)], options=OPTIONS)
         rpc.add_MasterServicer_to_server(self, self._server)
+        self._server.add_registered_method_handlers(*_work_in_bytes(self))
 
     async def start(self, address: str) -> int:
         """Listen on `address` (host:port, port 0 for any); returns the port.
@@ -199,8 +209,8 @@ class Server(rpc.MasterServicer):
             await asyncio.sleep(CERTIFICATE_SECONDS)
 
     async def close(self) -> None:
-        for queue in self._streams.values():
-            queue.put_nowait(None)
+        for outbox in self._streams.values():
+            outbox.close()
         self._closing = True
         if self._looking is not None:
             self._looking.cancel()
@@ -213,19 +223,19 @@ class Server(rpc.MasterServicer):
         """Send what the effect says to whom it concerns; effects of other adapters are none of ours."""
         match effect:
             case ev.Form(generation, members):
-                self._ring = (generation, members)
+                self._rendezvous.open(generation, members)
             case ev.Fence(worker, why):
                 self._fenced[worker] = why
-                if queue := self._streams.pop(worker, None):
-                    queue.put_nowait(None)
-        for to, message in messages_of(effect):
-            self._send(to, message)
+                if (outbox := self._streams.pop(worker, None)) is not None:
+                    outbox.close()
+        if (order := message_of(effect)) is not None:
+            self._send(*order)
 
     def take(self, config_json: str) -> None:
         """The job's values have changed: workers are told as when they were welcomed."""
         self._config_json = config_json
         for worker in self._streams:
-            self._send(worker, pb.ToWorker(welcome=self._welcome(worker)))
+            self._send((worker,), pb.ToWorker(welcome=self._welcome(worker)))
 
     def _welcome(self, worker: WorkerId) -> pb.Welcome:
         return pb.Welcome(config=self._config_json, output=self._output, worker=worker,
@@ -237,16 +247,15 @@ class Server(rpc.MasterServicer):
         self._changed.set()
         self._changed = asyncio.Event()
 
-    def _send(self, worker: WorkerId, message: pb.ToWorker) -> None:
-        message.run_id = self._run_id
-        if queue := self._streams.get(worker):
-            queue.put_nowait(message)
+    def _send(self, workers: Iterable[WorkerId], message: pb.ToWorker) -> None:
+        letter = Letter.of(message, self._run_id)
+        for worker in workers:
+            if (outbox := self._streams.get(worker)) is not None:
+                outbox.put(letter)
 
     # --- calls
 
-    async def Work(
-        self, requests: AsyncIterator[pb.FromWorker], context: Context
-    ) -> AsyncIterator[pb.ToWorker]:
+    async def Work(self, requests: AsyncIterator[pb.FromWorker], context: Context) -> AsyncIterator[bytes]:
         await context.send_initial_metadata(((ADMITTED, "yes"),))  # the worker may speak now
         first = await anext(aiter(requests), None)
         if first is None or first.WhichOneof("body") != "hello" or first.run_id not in ("", self._run_id):
@@ -264,51 +273,55 @@ class Server(rpc.MasterServicer):
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, self._fenced[worker])
         if worker in self._streams:
             await context.abort(grpc.StatusCode.ALREADY_EXISTS, f"worker {worker} has a stream already")
-        queue: asyncio.Queue[pb.ToWorker | None] = asyncio.Queue()
-        self._streams[worker] = queue
+        outbox = self._streams[worker] = Outbox()
         rehearse = self._rehearser is None and self._rehearsals < MOST_REHEARSALS and not first.hello.resumes
         if rehearse:
             self._rehearser, self._rehearsals = worker, self._rehearsals + 1
-        queue.put_nowait(pb.ToWorker(run_id=self._run_id, welcome=self._welcome(worker)))
+        self._send((worker,), pb.ToWorker(welcome=self._welcome(worker)))
         self._handler.emit(ev.Hello(worker, first.hello.resumes))
-        listening = asyncio.create_task(self._listen(worker, requests, queue))
+        listening = asyncio.create_task(self._listen(worker, requests, outbox))
         try:
-            while (message := await queue.get()) is not None:
-                yield message
+            while (wire := await outbox.next()) is not None:
+                yield wire
             if worker in self._fenced:
                 await context.abort(grpc.StatusCode.ABORTED, f"given up: {self._fenced[worker]}")
         finally:
             listening.cancel()
-            if self._streams.get(worker) is queue:
+            if self._streams.get(worker) is outbox:
                 del self._streams[worker]
             if self._rehearser == worker and not self._rehearsed:
                 self._rehearser = None  # the next one does it
             self._handler.emit(ev.Closed(worker, "its stream ended"))
 
-    async def _listen(
-        self, worker: WorkerId, requests: AsyncIterator[pb.FromWorker], queue: asyncio.Queue[Any]
-    ) -> None:
+    async def _listen(self, worker: WorkerId, requests: AsyncIterator[pb.FromWorker], outbox: Outbox) -> None:
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.CancelledError):
             async for message in requests:
                 if message.run_id != self._run_id:
                     self.foreign += 1
-                elif message.WhichOneof("body") == "key_value":
-                    self._relay(worker, message)
+                elif message.WhichOneof("body") in ("addresses", "key_value"):
+                    self._meet(worker, message)
                 elif worker not in self._fenced and (event := event_of(worker, message)) is not None:
                     self._rehearsed |= worker == self._rehearser and isinstance(event, ev.Ready)
                     self._handler.emit(event)
-                    if isinstance(event, ev.Saved):
-                        self._send(worker, pb.ToWorker(noted=pb.Noted()))
-        queue.put_nowait(None)
+                    if isinstance(event, ev.Heartbeat):
+                        self.changed()
+                    elif isinstance(event, ev.Saved):
+                        self._send((worker,), pb.ToWorker(noted=pb.Noted()))
+        outbox.close()
 
-    def _relay(self, worker: WorkerId, message: pb.FromWorker) -> None:
-        generation, members = self._ring
-        if message.generation != generation:
+    def _meet(self, worker: WorkerId, message: pb.FromWorker) -> None:
+        meeting = self._rendezvous
+        if message.generation != meeting.generation:
             self.foreign += 1
-            return
-        for member in members:
-            if member != worker:
-                self._send(member, pb.ToWorker(generation=generation, key_value=message.key_value))
+        elif message.HasField("addresses"):
+            try:
+                for member, told in meeting.hear(worker, message.addresses):
+                    self._send((member,), told)
+            except ValueError as error:
+                log.warning(f"the rendezvous of generation {meeting.generation}: {error}; ignored")
+        else:
+            others = [member for member in meeting.members if member != worker]
+            self._send(others, pb.ToWorker(generation=message.generation, key_value=message.key_value))
 
     async def Watch(self, request: pb.WatchRequest, context: Context) -> AsyncIterator[pb.Status]:
         while True:

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import json
 import os
-import resource
 import signal
 import statistics
 import subprocess
@@ -25,14 +24,9 @@ from typing import Self
 
 import psutil
 
-from edl import config
 from edl.client import Client
 from edl.config import values
 from edl.contract import artifacts
-from edl.contract.ids import WorkerId
-from edl.contract.layout import Layout
-from master.core import events as ev
-from master.core.job import Job
 from tests.bench import report
 from tests.bench.journal import MOST_WAIT, Journal
 from tests.bench.report import Row, p95
@@ -420,58 +414,19 @@ def steady(rounds: int, cases: Sequence[Steady] = STEADY) -> Iterator[Row]:
             yield Row(f"{name}: memory of a worker", *memory, "MiB", "ratio <= 1.15", more <= 1.15)
 
 
-def core() -> list[Row]:
-    """The master's own cost: seconds of one heartbeat, and memory, for small and for large data."""
-    found, memory = {}, {}
-    for records in (10**4, 10**8):
-        merged = values.load(
-            [],
-            ["workers=64", "training.epochs=1000", "training.batchSize=6400", "elastic.joinDelaySeconds=0"],
-        )
-        job, now = Job(config.parse(merged)), 0.0
-        job.handle(ev.Begin(), now)
-        for w in range(64):
-            for event in (ev.Hello(WorkerId(w)), ev.Ready(WorkerId(w), Layout(records))):
-                now += 1e-3
-                job.handle(event, now)
-        while len(job.ring.members) < 64:  # the first ring was of one: everybody joins
-            for m in job.ring.members:
-                now += 1e-3
-                job.handle(ev.LeftRing(m, job.ring.generation, 0, True), now)
-        for m in job.ring.members:
-            now += 1e-3
-            job.handle(ev.JoinedRing(m, job.ring.generation, 0), now)
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        began, beats = time.perf_counter(), 0
-        while time.perf_counter() - began < 2:
-            for m in job.ring.members:
-                now += 1e-5
-                beats += 1
-                job.handle(ev.Heartbeat(m, job.ring.generation, beats // 64, 100.0, 0.5), now)
-        found[records] = (time.perf_counter() - began) / beats * 1e6
-        memory[records] = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
-    return [
-        Row("one heartbeat, 64 workers, 10^8 records (and 10^4)", [found[10**8]], [found[10**4]], "us",
-            "the same", found[10**8] <= 1.5 * found[10**4]),
-        Row("master: memory grown in that run", [memory[10**8]], [memory[10**4]], "MiB", "the same",
-            memory[10**8] <= memory[10**4] + 5),
-    ]  # fmt: skip
-
-
-PARTS = ("core", "steady", "kill", "reform", "join", "leave", "stop", "init", "first", "balance")
+PARTS = ("steady", "kill", "reform", "join", "leave", "stop", "init", "first", "balance")
 
 
 def measure(only: list[str], pairs: int) -> Iterator[list[Row]]:
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
     peer = ""
-    if set(only) - {"core", "steady", "reform", "leave", "balance"}:
+    if set(only) - {"steady", "reform", "leave", "balance"}:
         peer = subprocess.run(
             [ROOT / "scripts/bench-peer"], check=True, stdout=subprocess.PIPE, text=True
         ).stdout.strip()
     with tempfile.TemporaryDirectory(prefix="edl-bench-") as directory:
         work = Path(directory)
         parts: dict[str, Callable[[], list[Row]]] = {
-            "core": core,
             "steady": lambda: list(steady(3 * pairs, [c for c in STEADY if c.quick or pairs > report.QUICK])),
             "kill": lambda: kills(peer, work, pairs),
             "reform": lambda: [kills_in_reforming(work, pairs)],

@@ -20,8 +20,8 @@ async def test_fewer_workers_a_pause_and_more_workers_lose_nothing(a_job: A_Job)
         await job.stepping()
         job.take({**values, "workers": 2, "suspend": True})
         await job.until(lambda: job.job.phase == "Suspended")
-        applied, heard = job.applied(), len(job.seen)
-        await job.until(lambda: len(job.seen) > heard + 6)  # the workers beat, and nothing else happens
+        applied, heard = job.applied(), job.heartbeats
+        await job.until(lambda: job.heartbeats > heard + 6)
         assert job.applied() == applied
         job.take({**values, "workers": 3, "logLevel": "debug"})
         await job.ring_of(3)

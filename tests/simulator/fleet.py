@@ -44,7 +44,7 @@ class Fleet:
         w.session.state.note(message)
         self.say(w, message)
 
-    def say(self, w: Sim, what: pb.FromWorker | ev.Event) -> None:
+    def say(self, w: Sim, what: pb.FromWorker | ev.Event | ev.Heartbeat) -> None:
         """The worker says something; it arrives a little later, in order."""
         event = event_of(w.id, what) if isinstance(what, pb.FromWorker) else what
         master = w.master

@@ -8,7 +8,8 @@ from edl.contract.ids import WorkerId
 from edl.contract.reasons import Reason
 from master.core import events as ev
 from master.core.job import Job
-from master.rpc.messages import messages_of
+from master.rpc.messages import message_of
+from master.telemetry import Telemetry
 from tests.invariants import Watchdog
 
 if TYPE_CHECKING:
@@ -23,21 +24,26 @@ class Master:
         self.number = 0  # counts up with each that takes over
         self.lives = True
         self.job, self.epochs = Job(world.config), world.config.training.epochs  # that are wanted
-        self.watchdog = Watchdog(self.job)
-        self._inbox: list[ev.Event] = []  # what waits while it does not listen
+        self.watchdog, self.telemetry = Watchdog(self.job), Telemetry(world.config)
+        self._inbox: list[ev.Event | ev.Heartbeat] = []  # what waits while it does not listen
         self._awake_at = 0.0
         self._tick_at: float | None = None
 
     # --- events
 
-    def hear(self, event: ev.Event) -> None:
-        """An event reaches the inbox."""
+    def hear(self, said: ev.Event | ev.Heartbeat) -> None:
+        """Something was said to it."""
         if not self.lives:
             return
         if self.clock.now < self._awake_at:
-            self._inbox.append(event)
+            self._inbox.append(said)
         else:
+            self._hear(said)
+
+    def _hear(self, said: ev.Event | ev.Heartbeat) -> None:
+        for event in self.telemetry.hears(said, self.clock.now):
             self._tell(event)
+        self._set_timer()
 
     def _tell(self, event: ev.Event) -> None:
         """The core handles an event, and what it wants is done."""
@@ -62,7 +68,6 @@ class Master:
                 checks.keeps_the_state(effect, effects)
             self._perform(effect)
         checks.nobody_waits_long()
-        self._set_timer()
 
     def _perform(self, effect: ev.Effect) -> None:
         fleet, rings, faults = self.world.fleet, self.world.rings, self.world.faults
@@ -84,13 +89,16 @@ class Master:
                 self.world.refused = True
             case ev.End():
                 self.world.ended = effect
-        for worker, message in messages_of(effect):  # as the server of the streams does it
-            fleet.order_to(worker, lambda w, m=message: rings.hears(w, m))  # type: ignore[misc]
+        if (order := message_of(effect)) is not None:  # as the server of the streams does it
+            workers, message = order
+            for worker in workers:
+                fleet.order_to(worker, lambda w: rings.hears(w, message))
 
     # --- its time
 
     def _set_timer(self) -> None:
-        deadline = self.job.next_deadline()
+        times = (self.job.next_deadline(), self.telemetry.next_deadline())
+        deadline = min((at for at in times if at is not None), default=None)
         if deadline is not None and (self._tick_at is None or deadline < self._tick_at):
             self._tick_at = deadline
             self.clock.later(max(deadline - self.clock.now, 0.0), lambda: self._tick(deadline))
@@ -99,7 +107,14 @@ class Master:
         if self._tick_at != at or self.clock.now < self._awake_at or not self.lives:
             return  # another came in between, or the master does not listen
         self._tick_at = None
-        self._tell(ev.Tick())
+        self._time_passes()
+
+    def _time_passes(self) -> None:
+        for event in self.telemetry.passes(self.clock.now):
+            self._tell(event)
+        if (deadline := self.job.next_deadline()) is not None and deadline <= self.clock.now:
+            self._tell(ev.Tick())
+        self._set_timer()
 
     def stall(self, seconds: float) -> None:
         """It does not run for a while. What it is told meanwhile, it reads afterwards."""
@@ -111,11 +126,11 @@ class Master:
             return
         self._tick_at = None
         if self.random.random() < 0.5:  # the timer comes first, or a message
-            self._tell(ev.Tick())
+            self._time_passes()
         some = self.random.randint(1, 20)
         read, self._inbox = self._inbox[:some], self._inbox[some:]
-        for event in read:
-            self._tell(event)
+        for said in read:
+            self._hear(said)
         if self._inbox:
             self.stall(0.01)
         else:
@@ -136,9 +151,9 @@ class Master:
             return
         world = self.world
         self.job, self.epochs = Job(world.config), world.config.training.epochs
-        self.watchdog = Watchdog(self.job)
+        self.watchdog, self.telemetry = Watchdog(self.job), Telemetry(world.config)
         self.lives, world.checks.waiting, world.faults.last = True, {}, self.clock.now
         workers = world.fleet.workers
         found = tuple((w.id, "pid" if w.placed else "") for w in workers.values() if w.alive)
-        self._tell(ev.Adopted(found, len(workers)))
-        self._tell(ev.Begin())
+        self._hear(ev.Adopted(found, len(workers)))
+        self._hear(ev.Begin())

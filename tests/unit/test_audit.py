@@ -32,7 +32,7 @@ def verdict(
     """Trains what is left of the story with the ring that is, ends it, and audits its journal."""
     generation, members = story.job.ring.generation, story.job.ring.members
     story.tell(*(ev.JoinedRing(w, generation, story.job.train.done) for w in members))
-    story.tell(ev.Heartbeat(WorkerId(worker), generation, steps))
+    story.tell(ev.Progress(generation, steps))
     for w in members:
         skips = skipped or RangeSet()
         story.tell(ev.LeftRing(w, generation, steps, True, skips, digest="d", bad=bad or {}))
@@ -51,7 +51,7 @@ def live(story: Story, epochs: int) -> list[ev.Effect]:
 
 def a_story_with_a_death() -> Story:
     story = Story(workers=2, joinDelaySeconds=0.5).running()
-    story.tell(ev.Heartbeat(FIRST, story.job.ring.generation, 4))
+    story.tell(ev.Progress(story.job.ring.generation, 4))
     story.kill(1)
     story.out(0, step=4, broken="reset")
     return story
@@ -66,12 +66,12 @@ def test_a_job_that_went_well_has_a_verdict_in_one_line(tmp_path: Path) -> None:
 
 def test_a_beat_of_a_ring_whose_state_was_lost_is_no_news(tmp_path: Path) -> None:
     story = Story(workers=2, joinDelaySeconds=0.5).running()
-    story.tell(ev.Heartbeat(FIRST, Generation(1), 5))
+    story.tell(ev.Progress(Generation(1), 5))
     story.kill(0)
     story.kill(1)
     story.ready(2, 3)
     story.up()
-    story.tell(ev.Heartbeat(FIRST, Generation(1), 5))  # it was on its way
+    story.tell(ev.Progress(Generation(1), 5))  # it was on its way
     story.kill(3)
     only(story.out(2, step=2, broken="reset"), ev.Form)
     told = verdict(story, tmp_path, worker=2)
@@ -93,7 +93,7 @@ def test_a_state_that_is_older_than_what_all_had_is_gone_on_from_only_where_that
     story.tell(ev.Leaving(WorkerId(0), "SIGTERM"), ev.Leaving(WorkerId(1), "SIGTERM"))
     form = only(story.out(0, 1, step=4), ev.Form)
     (alone,) = form.members
-    story.tell(ev.JoinedRing(alone, form.generation, 4), ev.Heartbeat(alone, form.generation, 8))
+    story.tell(ev.JoinedRing(alone, form.generation, 4), ev.Progress(form.generation, 8))
     (other,) = only(story.kill(alone), ev.Form).members
     told = verdict(story, tmp_path, worker=other)
     assert "the newest state was lost 1 times and training went on from what was left" in told
@@ -114,7 +114,7 @@ def test_more_epochs_while_the_job_runs_are_all_to_be_trained(tmp_path: Path) ->
 def test_fewer_epochs_than_have_begun_are_those_that_have_begun(tmp_path: Path) -> None:
     story = a_story_with_a_death()
     live(story, 3)
-    story.tell(ev.Heartbeat(FIRST, story.job.ring.generation, 14))
+    story.tell(ev.Progress(story.job.ring.generation, 14))
     live(story, 1)
     assert verdict(story, tmp_path, steps=20).startswith("exactly once: 100 records x 2 epochs in 20 steps")
 
@@ -148,7 +148,7 @@ def test_a_master_that_takes_over_has_the_epochs_of_now(tmp_path: Path) -> None:
 
 def test_weights_that_differ_are_told(tmp_path: Path) -> None:
     story = Story(workers=2, joinDelaySeconds=0.5).running()
-    story.tell(ev.Heartbeat(FIRST, story.job.ring.generation, 10))
+    story.tell(ev.Progress(story.job.ring.generation, 10))
     for w, digest in ((0, "one"), (1, "other")):
         story.out(w, step=10, digest=digest)
     story.tell(*(ev.Gone(w.id, code=0) for w in list(story.job.pool)))

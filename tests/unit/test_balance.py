@@ -7,13 +7,13 @@ import pytest
 from edl.contract.ids import WorkerId
 from master.core import balance
 from master.core import events as ev
-from master.core.job import Job
 from master.core.workers import WorkerRecord
+from master.telemetry import Telemetry
 from tests.stories import Story, of, only
 
 
 def members(*speeds: float) -> list[WorkerRecord]:
-    return [WorkerRecord(WorkerId(i), 0.0, 0.0, speed=speed) for i, speed in enumerate(speeds)]
+    return [WorkerRecord(WorkerId(i), 0.0, speed=speed) for i, speed in enumerate(speeds)]
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def job_by(way: str, *, workers: int = 2) -> Story:
     config = story.job.config
     training = config.training.model_copy(update={"balance": way})
     story.job.config = config.model_copy(update={"training": training})
-    assert isinstance(story.job, Job)
+    story.telemetry = Telemetry(story.job.config)
     return story.running()
 
 
@@ -136,6 +136,7 @@ def test_a_ring_that_is_not_up_yet_is_not_judged() -> None:
     story = Story(workers=2, joinDelaySeconds=0.5)
     training = story.job.config.training.model_copy(update={"balance": "speed"})
     story.job.config = story.job.config.model_copy(update={"training": training})
+    story.telemetry = Telemetry(story.job.config)
     story.ready(0, 1)
     story.tell(ev.JoinedRing(WorkerId(0), story.job.ring.generation, 0))
     assert not of(beats(story, 100, 50, seconds=balance.SETTLE_SECONDS + 5), ev.Leave)

@@ -118,9 +118,9 @@ def test_what_was_done_to_a_journal_is_told_with_its_line(
 
 
 def test_a_version_that_is_not_ours_is_told(output: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    edit(output, lambda lines: [lines[0].replace(b'"version": 4', b'"version": 9'), *lines[1:]])
+    edit(output, lambda lines: [lines[0].replace(b'"version": 5', b'"version": 9'), *lines[1:]])
     for text in refusals(output, capsys):
-        assert "has version 9, this edl reads version 4" in text
+        assert "has version 9, this edl reads version 5" in text
 
 
 def test_the_masters_of_one_run_make_one_chain(tmp_path: Path) -> None:
@@ -202,19 +202,19 @@ def of_type(entries: Entries, kind: str) -> Entries:
 
 
 def the_last_step_is_missing(entries: Entries) -> None:
-    for kind in ("LeftRing", "Heartbeat"):
+    for kind in ("LeftRing", "Progress"):
         for event in of_type(entries, kind):
             event["step"] = min(event["step"], 9)
 
 
 def all_but_three_steps_are_missing(entries: Entries) -> None:
-    for kind in ("LeftRing", "Heartbeat", "JoinedRing"):
+    for kind in ("LeftRing", "Progress", "JoinedRing"):
         for event in of_type(entries, kind):
             event["step"] = min(event["step"], 3)
 
 
 def the_root_has_less_than_a_ring_had(entries: Entries) -> None:
-    of_type(entries, "Heartbeat")[0]["step"] = 6  # so all members had 5, and the survivor says 4
+    of_type(entries, "Progress")[0]["step"] = 6  # so all members had 5, and the survivor says 4
 
 
 def the_root_has_less_than_its_ring_began_with(entries: Entries) -> None:
@@ -378,5 +378,5 @@ def _places(found: list[tuple[Any, Any]], value: Any) -> None:
 
 def test_the_story_is_one_in_which_much_happens(whole: Path) -> None:
     text = (whole / artifacts.JOURNAL).read_text()
-    for cls in (ev.Form, ev.Heartbeat, ev.LeftRing, ev.Gone, ev.Finished, ev.Export, ev.Stepped):
+    for cls in (ev.Form, ev.Progress, ev.LeftRing, ev.Gone, ev.Finished, ev.Export, ev.Stepped):
         assert f'"{cls.__name__}"' in text

@@ -70,7 +70,7 @@ def test_a_ring_that_is_whole_is_left_at_a_step_boundary_and_goes_on() -> None:
 
 def test_while_it_waits_for_the_ring_it_forms_nothing() -> None:
     new = NewMaster(0, 1, 2, next_id=3)
-    effects = new.back(0) + new.tell(ev.Heartbeat(WorkerId(0), Generation(7), 3))
+    effects = new.back(0) + new.tell(ev.Progress(Generation(7), 3))
     assert not of(effects, ev.Form) + of(effects, ev.Leave)
 
 
@@ -144,7 +144,7 @@ def test_nothing_starts_anew_while_somebody_may_come_with_the_state() -> None:
     new = NewMaster(0, 1, next_id=2, workers=3)
     new.tell(ev.Hello(WorkerId(2)), ev.Ready(WorkerId(2), DATA))
     assert not of(new.tell(ev.Tick(), after=FAILOVER_SECONDS + 1), ev.Form)
-    new.tell(ev.Heartbeat(WorkerId(2), Generation(0), 0))
+    new.tell(ev.Progress(Generation(0), 0))
     new.tell(ev.Gone(WorkerId(1), signal="SIGKILL"))
     effects = new.back(0, 7, (0, 1))
     assert of(effects, ev.Cut) == [ev.Cut(Generation(7), (0,))]

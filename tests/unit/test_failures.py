@@ -15,7 +15,7 @@ ID = WorkerId(1)
 
 
 def a_lost_worker(**known: Any) -> WorkerRecord:
-    return WorkerRecord(ID, since=0, heard=0, state="gone", **known)
+    return WorkerRecord(ID, since=0, state="gone", **known)
 
 
 @pytest.mark.parametrize(

@@ -142,7 +142,7 @@ def test_an_empty_dataset_is_done_as_soon_as_somebody_can_save_the_model() -> No
 
 def test_one_holder_is_enough_to_save_the_model_whatever_the_least_size() -> None:
     story = Story(workers=2, least=2, joinDelaySeconds=0.5).running()
-    story.tell(ev.Heartbeat(WorkerId(0), story.job.ring.generation, 10))
+    story.tell(ev.Progress(story.job.ring.generation, 10))
     story.out(0, step=10, digest="d")
     assert only(story.kill(1), ev.Export).worker == 0
 

@@ -150,7 +150,7 @@ class Machine:
         for i, r in enumerate(members):
             if r.generation and whom >> i & 1:
                 loss = ev.EpochLoss(self.steps.epoch(max(r.step - 1, 0)), r.step, 0.5)
-                self.tell(ev.Heartbeat(r.id, generation, r.step, 1.0, 0.5, 1, loss, speed=1.0 + whom % 5))
+                self.tell(ev.Progress(generation, r.step, 0.5, loss, {r.id: 1.0 + whom % 5}))
 
     def part_of_a_collective(self, whom: int) -> None:
         """The ring breaks in a step: some have it, the others not."""
@@ -200,17 +200,15 @@ class Machine:
         self.tell(ev.Finished(r.id, {"accuracy": 1.0}, "model.keras"))
 
     def silence(self, whom: int) -> None:
-        """Time passes up to the next deadline; perhaps somebody still speaks before it."""
+        """Nothing is heard of a worker any more."""
+        self.tell(ev.Silent(self.somebody(whom).id, 3.0), after=3.0)
+
+    def time_passes(self, whom: int) -> None:
+        """Up to the next deadline, or further."""
         for _ in range(whom % 4):
             deadline = self.job.next_deadline()
             if deadline is not None:
                 self.tell(ev.Tick(), after=max(deadline - self.now, 0.0))
-
-    def speaks(self, whom: int) -> None:
-        """Time passes, and all but perhaps one are heard meanwhile."""
-        for r in list(self.replicas.values()):
-            if whom % 7 != r.id % 7:
-                self.tell(ev.Heartbeat(r.id, NO_RING, r.step), after=whom / 250)
 
     def scaled(self, whom: int) -> None:
         self.tell(ev.Scale(max(self.job.config.min_workers, whom % 6)))
@@ -225,7 +223,7 @@ class Machine:
         self.tell(ev.LeftRing(r.id, old, r.step + 1, True, broken="late" if whom % 2 else ""))
         self.tell(ev.JoinedRing(r.id, old, r.step + 1))
         self.tell(ev.Stepped(r.id, old, r.step + 1, 9.0, 9, 9.0))
-        self.tell(ev.Heartbeat(r.id, old, r.step + 1))
+        self.tell(ev.Progress(old, r.step + 1))
 
     def never_heard_of(self, whom: int) -> None:
         stranger = WorkerId(1000 + whom)
@@ -239,7 +237,7 @@ HAPPENINGS: list[tuple[int, Callable[[Machine, int], None]]] = [  # how often, w
     (6, Machine.synchronise), (6, Machine.collective), (2, Machine.part_of_a_collective), (5, Machine.out),
     (1, Machine.other_epochs), (2, Machine.killed), (1, Machine.exits), (1, Machine.closed),
     (1, Machine.failed), (2, Machine.leaves), (2, Machine.finished), (1, Machine.silence),
-    (1, Machine.speaks), (1, Machine.scaled), (1, Machine.of_an_old_ring), (1, Machine.never_heard_of),
+    (1, Machine.time_passes), (1, Machine.scaled), (1, Machine.of_an_old_ring), (1, Machine.never_heard_of),
 ]  # fmt: skip
 WHEEL = [happening for often, happening in HAPPENINGS for _ in range(often)]
 

@@ -269,7 +269,8 @@ def test_the_next_deadline_is_the_first_time_at_which_time_alone_matters() -> No
     story.tell(ev.Hello(WorkerId(0)))
     assert story.job.next_deadline() == started + 60, "saying hello is not being ready"
     story.ready(0)
-    assert story.job.next_deadline() == story.now + 3
+    assert story.job.next_deadline() is None, "its silence is noticed where it is heard"
+    assert story.telemetry.next_deadline() == story.now + 3
     story.tell(ev.Scale(2))
     story.ready(1)
     assert story.job.next_deadline() == story.now + 0.5, "when the ring makes room for the newcomer"

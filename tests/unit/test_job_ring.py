@@ -60,7 +60,7 @@ def test_survivors_at_the_same_step_need_no_broadcast() -> None:
 def test_when_all_holders_are_gone_the_job_says_so_and_starts_again() -> None:
     story = Story(workers=2, joinDelaySeconds=0.5)
     story.running()
-    story.tell(ev.Heartbeat(WorkerId(0), story.job.ring.generation, 4))
+    story.tell(ev.Progress(story.job.ring.generation, 4))
     story.kill(0)
     story.kill(1)
     assert story.job.phase == "Waiting"
@@ -179,7 +179,7 @@ def test_when_only_an_older_state_is_left_the_job_goes_on_from_it_and_says_what_
     story.tell(ev.Leaving(WorkerId(0), "SIGTERM"), ev.Leaving(WorkerId(1), "SIGTERM"))
     form = only(story.out(0, 1, step=4), ev.Form)
     (alone,) = form.members  # it is leaving too, but nobody else can train
-    story.tell(ev.JoinedRing(alone, form.generation, 4), ev.Heartbeat(alone, form.generation, 8))
+    story.tell(ev.JoinedRing(alone, form.generation, 4), ev.Progress(form.generation, 8))
     form = only(story.kill(alone), ev.Form)
     assert form.members != (alone,)
     assert story.job.train.done == 4

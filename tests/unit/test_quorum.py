@@ -13,7 +13,7 @@ from master.core.workers import WorkerRecord
 def a_worker(id: int, state: str = "member", step: int | None = None, stopped: bool = False) -> WorkerRecord:
     """A worker; with a step it holds the state."""
     has_state = step is not None
-    return WorkerRecord(WorkerId(id), 0.0, 0.0, state, has_state=has_state, step=step or 0, stopped=stopped)
+    return WorkerRecord(WorkerId(id), 0.0, state, has_state=has_state, step=step or 0, stopped=stopped)
 
 
 ANY = Limits(min_size=1, max_size=100)

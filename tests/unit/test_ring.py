@@ -8,7 +8,7 @@ from edl.contract.ids import Generation, WorkerId
 from edl.contract.reasons import Reason
 from master.core import events as ev
 from master.core.ring import Ring
-from master.core.workers import Pool
+from master.core.workers import IN, OUT, UP, Pool
 
 BOTH = (WorkerId(0), WorkerId(1))
 
@@ -19,8 +19,8 @@ def a_ring(workers: int = 2) -> tuple[Ring, Pool]:
     ring = Ring(pool)
     members = tuple(pool.add(0.0).id for _ in range(workers))
     ring.form(members, "start", now=0.0)
-    for w in pool:
-        w.in_ring = True
+    for w in list(pool):
+        pool.change(w, place=IN)
     return ring, pool
 
 
@@ -40,7 +40,7 @@ def test_a_planned_change_asks_all_to_leave_once() -> None:
 def test_what_was_planned_may_break_and_is_then_cut_once() -> None:
     ring, pool = a_ring()
     ring.close("worker 2 joins", planned=True)
-    pool[WorkerId(0)].in_ring = False
+    pool.change(pool[WorkerId(0)], place=OUT)
     assert ring.close("worker 0 is lost", planned=False) == [ev.Cut(Generation(1), (WorkerId(1),))]
     assert ring.close("worker 1: reset", planned=False) == []
     assert (ring.closing, ring.planned) == ("worker 2 joins; worker 0 is lost", False)
@@ -48,8 +48,8 @@ def test_what_was_planned_may_break_and_is_then_cut_once() -> None:
 
 def test_who_is_out_already_is_not_told() -> None:
     ring, pool = a_ring()
-    for w in pool:
-        w.in_ring = False
+    for w in list(pool):
+        pool.change(w, place=OUT)
     assert ring.close("worker 1: reset", planned=False) == []
     assert ring.closing
 
@@ -66,7 +66,7 @@ def test_the_next_ring_remembers_how_the_last_was_left() -> None:
 
 def test_it_is_up_when_all_who_live_in_it_are() -> None:
     ring, pool = a_ring()
-    pool[WorkerId(0)].up_in = ring.generation
+    pool.change(pool[WorkerId(0)], place=UP)
     assert not ring.up
     pool.lose(pool[WorkerId(1)])
     assert ring.up

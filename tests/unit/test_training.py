@@ -37,17 +37,17 @@ def ended(story: Story) -> str:
 def test_a_member_that_has_made_a_step_proves_the_one_before_it() -> None:
     story = Story(workers=2, joinDelaySeconds=0.5).running()
     assert task(story) == {"kind": "train", "epoch": 1, "epochs": 1, "step": 0, "steps": 10}
-    story.tell(ev.Heartbeat(FIRST, Generation(1), 5))
+    story.tell(ev.Progress(Generation(1), 5))
     assert task(story)["step"] == 4
-    story.tell(ev.Heartbeat(SECOND, Generation(1), 3))
+    story.tell(ev.Progress(Generation(1), 3))
     assert task(story)["step"] == 4, "one who is late takes nothing back"
-    story.tell(ev.Heartbeat(SECOND, Generation(0), 9))
+    story.tell(ev.Progress(Generation(0), 9))
     assert task(story)["step"] == 4, "it is not of this ring"
 
 
 def test_the_root_has_the_last_word_on_how_far_it_is() -> None:
     story = Story(workers=2, joinDelaySeconds=0.5).running()
-    story.tell(ev.Heartbeat(FIRST, Generation(1), 5))
+    story.tell(ev.Progress(Generation(1), 5))
     story.kill(0)
     story.out(1, step=4, broken="reset")
     assert task(story)["step"] == 4
@@ -57,12 +57,12 @@ def test_each_epoch_is_told_once_and_with_its_loss() -> None:
     story = Story(workers=1, joinDelaySeconds=0)
     live(story, 2)
     story.running()
-    story.tell(ev.Heartbeat(FIRST, Generation(1), 10, loss=0.5, epoch_loss=ev.EpochLoss(0, 90, 0.7)))
+    story.tell(ev.Progress(Generation(1), 10, loss=0.5, epoch_loss=ev.EpochLoss(0, 90, 0.7)))
     assert story.noticed(Reason.EpochApplied) == [], "not every member may have step 10"
     loss = ev.EpochLoss(0, 100, 0.75)
     story.tell(ev.EpochEnded(FIRST, Generation(1), 1, loss, {"accuracy": 0.5, "auc": None}))
     for step in (11, 12):
-        story.tell(ev.Heartbeat(FIRST, Generation(1), step, loss=0.5, epoch_loss=ev.EpochLoss(1, 10, 0.6)))
+        story.tell(ev.Progress(Generation(1), step, loss=0.5, epoch_loss=ev.EpochLoss(1, 10, 0.6)))
     words = "epoch 1 of 2 is applied: loss 0.7500, accuracy 0.5000, auc not finite"
     assert story.noticed(Reason.EpochApplied) == [words]
     assert (task(story)["epoch"], task(story)["step"]) == (2, 11)
@@ -109,7 +109,7 @@ def test_the_members_of_a_running_ring_are_told_and_the_ring_stays() -> None:
     assert task(story)["steps"] == 20
     assert not of(live(story, 2), ev.Train), "it is no change"
     assert len(story.noticed(Reason.EpochsChanged)) == 1
-    story.tell(ev.Heartbeat(FIRST, Generation(1), 20))
+    story.tell(ev.Progress(Generation(1), 20))
     only(story.out(0, 1, step=20, digest="d"), ev.Export)
     assert ended(story) == "every record of 2 epochs is applied exactly once"
 
@@ -119,7 +119,7 @@ def test_fewer_epochs_end_with_the_epoch_that_has_begun() -> None:
     live(story, 5)
     story.ready(0, 1)
     story.up()
-    story.tell(ev.Heartbeat(FIRST, Generation(1), 14))
+    story.tell(ev.Progress(Generation(1), 14))
     assert only(live(story, 1), ev.Train).epochs == 1
     assert task(story) == {"kind": "train", "epoch": 2, "epochs": 2, "step": 13, "steps": 20}
     only(story.out(0, 1, step=20, digest="d"), ev.Export)
@@ -158,7 +158,7 @@ def test_once_the_model_is_saved_they_are_refused_though_its_exporter_is_lost() 
 
 def test_more_epochs_when_only_some_are_out_at_the_old_end_are_the_next_rings() -> None:
     story = Story(workers=2, joinDelaySeconds=0.5).running()
-    story.tell(ev.Heartbeat(FIRST, Generation(1), 10))
+    story.tell(ev.Progress(Generation(1), 10))
     story.out(0, step=10, digest="d")
     assert not of(live(story, 2), ev.Train), "the ring is being left"
     form = only(story.out(1, step=10, digest="d"), ev.Form)

@@ -23,12 +23,13 @@ import grpc
 import psutil
 
 from edl import tls
+from edl.contract import addresses
 from edl.contract.proto import ADMITTED
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.proto import edl_pb2_grpc as rpc
 from edl.errors import EdlError
 from trainer import log
-from trainer.session.kvstore import KeyValueStore
+from trainer.session.kvstore import KeyValueStore, parts
 from trainer.session.state import Session
 
 OPTIONS = [
@@ -77,6 +78,7 @@ class MasterStream:
         self._welcomed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="link", daemon=True)
         self._store = KeyValueStore(self._relay)
+        self._members: tuple[int, ...] = ()  # of the ring whose store it is, by rank
         self._drained = threading.Event()
 
     @property
@@ -208,15 +210,27 @@ class MasterStream:
                 self._welcomed.set()
             case "key_value":
                 self._store.put(message.generation, message.key_value.key, message.key_value.value)
+            case "addresses":
+                told = addresses.by_rank(message.addresses)
+                for rank, address in enumerate(told):  # Gloo looks for its own among those for all others
+                    key = f"{message.addresses.scope}/{rank}"
+                    self._store.put(message.generation, key, address, times=len(told) - 1)
             case say:
                 if say == "form":  # before the main thread can ask the store
                     self._store.open(message.generation)
+                    self._members = tuple(message.form.members)
                 elif say in ("cut", "stop"):
                     self._store.call_off()
                 self.session.hear(message)
 
     def _relay(self, generation: int, key: str, value: bytes) -> None:
-        self.session.say(generation, key_value=pb.KeyValue(key=key, value=value))
+        """Horovod has put it into the store: its addresses, under a key that is named after its rank."""
+        rank, size = self._members.index(self.session.worker), len(self._members)
+        scope, _, name = key.rpartition("/")
+        if name == str(rank) and (by_rank := parts(value, rank, size)):
+            self.session.say(generation, addresses=addresses.from_member(scope, by_rank))
+        else:
+            self.session.say(generation, key_value=pb.KeyValue(key=key, value=value))
 
     async def _heartbeats(self, seconds: float) -> None:
         process = psutil.Process()

@@ -18,6 +18,18 @@ from collections.abc import Callable
 from aiohttp import web
 
 
+def parts(value: bytes, rank: int, size: int) -> list[bytes]:
+    """What `rank` of `size` puts under its own key, by the rank of whom each part is for; empty: not that.
+
+    Gloo puts the addresses for all others there, one after the other, and each of them reads only its own.
+    """
+    length, rest = divmod(len(value), max(size - 1, 1))
+    if not length or rest:
+        return []
+    found = [value[at : at + length] for at in range(0, len(value), length)]
+    return [*found[:rank], b"", *found[rank:]]
+
+
 class KeyValueStore:
     """Keys of one generation at a time.
 
@@ -29,7 +41,7 @@ class KeyValueStore:
         self._relay = relay
         self._generation = 0
         self._dead = True
-        self._values: dict[str, bytes] = {}
+        self._values: dict[str, tuple[bytes, int]] = {}  # and how often it is repeated in the answer
         self._waiting: defaultdict[str, list[asyncio.Future[None]]] = defaultdict(list)
         self._runner: web.ServerRunner | None = None
 
@@ -52,10 +64,10 @@ class KeyValueStore:
         self.call_off()
         self._generation, self._dead, self._values = generation, False, {}
 
-    def put(self, generation: int, key: str, value: bytes) -> None:
+    def put(self, generation: int, key: str, value: bytes, times: int = 1) -> None:
         """A value from another member."""
         if generation == self._generation and not self._dead:
-            self._set(key, value)
+            self._set(key, value, times)
 
     def call_off(self) -> None:
         """The generation is called off: every question is answered with 410, those that wait included."""
@@ -66,8 +78,8 @@ class KeyValueStore:
                     future.set_result(None)
         self._waiting.clear()
 
-    def _set(self, key: str, value: bytes) -> None:
-        self._values[key] = value
+    def _set(self, key: str, value: bytes, times: int = 1) -> None:
+        self._values[key] = (value, times)
         for future in self._waiting.pop(key, ()):
             if not future.done():
                 future.set_result(None)
@@ -88,7 +100,8 @@ class KeyValueStore:
     async def _get(self, key: str) -> web.Response:
         while not self._dead:
             if key in self._values:
-                return web.Response(body=self._values[key])
+                value, times = self._values[key]
+                return web.Response(body=value * times)
             future = asyncio.get_running_loop().create_future()
             self._waiting[key].append(future)
             await future

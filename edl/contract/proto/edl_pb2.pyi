@@ -25,7 +25,7 @@ class Layout(_message.Message):
     def __init__(self, records: _Optional[int] = ..., block: _Optional[int] = ..., shards: _Optional[int] = ...) -> None: ...
 
 class FromWorker(_message.Message):
-    __slots__ = ("run_id", "generation", "hello", "ready", "key_value", "joined_ring", "stepped", "epoch_ended", "heartbeat", "left_ring", "leaving", "failed", "finished", "resume", "saved", "warned", "bad_records")
+    __slots__ = ("run_id", "generation", "hello", "ready", "key_value", "joined_ring", "stepped", "epoch_ended", "heartbeat", "left_ring", "leaving", "failed", "finished", "resume", "saved", "warned", "bad_records", "addresses")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     HELLO_FIELD_NUMBER: _ClassVar[int]
@@ -43,6 +43,7 @@ class FromWorker(_message.Message):
     SAVED_FIELD_NUMBER: _ClassVar[int]
     WARNED_FIELD_NUMBER: _ClassVar[int]
     BAD_RECORDS_FIELD_NUMBER: _ClassVar[int]
+    ADDRESSES_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     generation: int
     hello: Hello
@@ -60,7 +61,8 @@ class FromWorker(_message.Message):
     saved: Saved
     warned: Warned
     bad_records: BadRecords
-    def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., key_value: _Optional[_Union[KeyValue, _Mapping]] = ..., joined_ring: _Optional[_Union[JoinedRing, _Mapping]] = ..., stepped: _Optional[_Union[Stepped, _Mapping]] = ..., epoch_ended: _Optional[_Union[EpochEnded, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., left_ring: _Optional[_Union[LeftRing, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., saved: _Optional[_Union[Saved, _Mapping]] = ..., warned: _Optional[_Union[Warned, _Mapping]] = ..., bad_records: _Optional[_Union[BadRecords, _Mapping]] = ...) -> None: ...
+    addresses: Addresses
+    def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., key_value: _Optional[_Union[KeyValue, _Mapping]] = ..., joined_ring: _Optional[_Union[JoinedRing, _Mapping]] = ..., stepped: _Optional[_Union[Stepped, _Mapping]] = ..., epoch_ended: _Optional[_Union[EpochEnded, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., left_ring: _Optional[_Union[LeftRing, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., saved: _Optional[_Union[Saved, _Mapping]] = ..., warned: _Optional[_Union[Warned, _Mapping]] = ..., bad_records: _Optional[_Union[BadRecords, _Mapping]] = ..., addresses: _Optional[_Union[Addresses, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("worker", "version", "resumes")
@@ -95,6 +97,18 @@ class Ready(_message.Message):
     layout: Layout
     model: str
     def __init__(self, layout: _Optional[_Union[Layout, _Mapping]] = ..., model: _Optional[str] = ...) -> None: ...
+
+class Addresses(_message.Message):
+    __slots__ = ("scope", "alike", "at", "differ")
+    SCOPE_FIELD_NUMBER: _ClassVar[int]
+    ALIKE_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
+    DIFFER_FIELD_NUMBER: _ClassVar[int]
+    scope: str
+    alike: bytes
+    at: _containers.RepeatedScalarFieldContainer[int]
+    differ: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, scope: _Optional[str] = ..., alike: _Optional[bytes] = ..., at: _Optional[_Iterable[int]] = ..., differ: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class KeyValue(_message.Message):
     __slots__ = ("key", "value")
@@ -267,7 +281,7 @@ class Warned(_message.Message):
     def __init__(self, text: _Optional[str] = ...) -> None: ...
 
 class ToWorker(_message.Message):
-    __slots__ = ("run_id", "generation", "welcome", "form", "key_value", "leave", "cut", "train", "export", "stop", "noted")
+    __slots__ = ("run_id", "generation", "welcome", "form", "key_value", "leave", "cut", "train", "export", "stop", "noted", "addresses")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     WELCOME_FIELD_NUMBER: _ClassVar[int]
@@ -279,6 +293,7 @@ class ToWorker(_message.Message):
     EXPORT_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
     NOTED_FIELD_NUMBER: _ClassVar[int]
+    ADDRESSES_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     generation: int
     welcome: Welcome
@@ -290,7 +305,8 @@ class ToWorker(_message.Message):
     export: Export
     stop: Stop
     noted: Noted
-    def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., form: _Optional[_Union[Form, _Mapping]] = ..., key_value: _Optional[_Union[KeyValue, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., cut: _Optional[_Union[Cut, _Mapping]] = ..., train: _Optional[_Union[Train, _Mapping]] = ..., export: _Optional[_Union[Export, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., noted: _Optional[_Union[Noted, _Mapping]] = ...) -> None: ...
+    addresses: Addresses
+    def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., form: _Optional[_Union[Form, _Mapping]] = ..., key_value: _Optional[_Union[KeyValue, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., cut: _Optional[_Union[Cut, _Mapping]] = ..., train: _Optional[_Union[Train, _Mapping]] = ..., export: _Optional[_Union[Export, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., noted: _Optional[_Union[Noted, _Mapping]] = ..., addresses: _Optional[_Union[Addresses, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("config", "output", "worker", "master_outage_timeout_seconds", "salvage", "rehearse")

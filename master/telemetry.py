@@ -1,0 +1,121 @@
+"""What workers say of themselves between decisions: that they live, and how far they are.
+
+The loop hands everything that it hears to `Telemetry.hears` first. Heartbeats end here: the newest of each
+worker is kept for the status, and the core gets what is worth a decision, or a line of the journal:
+
+    Progress    how far the ring is: every few seconds, and before anything that may change the ring
+    Silent      a worker has not been heard for as long as is allowed
+
+A heartbeat costs the same whatever the number of workers. Time is an argument: the simulator runs the same.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import replace
+
+from edl.config import Config
+from edl.contract.ids import WorkerId
+from master.core import events as ev
+from master.core.events import Heartbeat
+from master.core.training import fullest
+
+PROGRESS_SECONDS = 10.0  # between two words of it to the core
+NOBODY = WorkerId(-1)
+NOTABLE = 0.1  # by so much another speed is told
+# Before one of these the core has to know how far the ring is: it may be the ring's last moment.
+TURNS = (ev.LeftRing, ev.Failed, ev.Closed, ev.Gone, ev.Live, ev.StopAsked)
+
+
+class Telemetry:
+    """Of the workers of one master."""
+
+    def __init__(self, config: Config) -> None:
+        self._silence = config.elastic.heartbeat_timeout_seconds
+        self._by_speed = config.training.balance == "speed"
+        self.beats: dict[WorkerId, Heartbeat] = {}  # the last one of each
+        self.ahead: ev.Progress | None = None  # what the core has not been told yet
+        self._generation = 0  # of the newest ring that was heard of
+        self._told: ev.Progress | None = None
+        self._told_at = float("-inf")
+        self._speeds: dict[WorkerId, float] = {}  # as told
+        self._heard: OrderedDict[WorkerId, float] = (
+            OrderedDict()
+        )  # who may not fall silent, and when they last spoke
+        self._listened = float("-inf")
+
+    def hears(self, said: ev.Event | Heartbeat, now: float) -> Iterator[ev.Event]:
+        """Something was said; what the core is to handle, in order."""
+        self._listens(now)
+        match said:
+            case Heartbeat(worker):
+                self._note(said)
+                if now >= self._told_at + PROGRESS_SECONDS:
+                    yield from self._tell(now)
+            case ev.Ready(worker) | ev.Resume(worker):  # from now on it sends heartbeats
+                self._heard[worker] = now
+            case ev.Closed(worker) | ev.Gone(worker) | ev.Failed(worker):
+                self._heard.pop(worker, None)
+                self.beats.pop(worker, None)
+                self._speeds.pop(worker, None)
+        speaker: WorkerId = getattr(said, "worker", NOBODY)
+        if speaker in self._heard:
+            self._heard[speaker] = now
+            self._heard.move_to_end(speaker)
+        if isinstance(said, Heartbeat):
+            return
+        if isinstance(said, TURNS):
+            yield from self._tell(now)
+        yield said
+
+    # --- silence
+
+    def next_deadline(self) -> float | None:
+        """When somebody will have been silent for too long."""
+        return next((heard + self._silence for heard in self._heard.values()), None)
+
+    def passes(self, now: float) -> list[ev.Event]:
+        """Nothing was said up to `now`: who has been silent for too long."""
+        self._listens(now)
+        found: list[ev.Event] = []
+        while (deadline := self.next_deadline()) is not None and deadline <= now:
+            worker, heard = self._heard.popitem(last=False)
+            found += [*self._tell(now), ev.Silent(worker, now - heard)]
+        return found
+
+    def _listens(self, now: float) -> None:
+        """After a stall of our own, what the workers said meanwhile is still to be read.
+
+        Heartbeats come every sixth of the silence, so that nobody at all was heard for half of it
+        means that we did not listen, or that everybody is silent: then a moment more costs little.
+        """
+        if now - self._listened > self._silence / 2:
+            for worker, heard in self._heard.items():  # which keeps their order
+                self._heard[worker] = max(heard, now - self._silence * 3 / 4)
+        self._listened = now
+
+    # --- progress
+
+    def _note(self, beat: Heartbeat) -> None:
+        self.beats[beat.worker] = beat
+        if beat.generation == 0 or beat.generation < self._generation:
+            return  # it is in no ring, or in one that is over
+        if beat.generation > self._generation:
+            self._generation, self.ahead = beat.generation, None
+        before = self.ahead or ev.Progress(beat.generation, 0)
+        told = self._speeds.get(beat.worker, 0.0)
+        if self._by_speed and beat.speed > 0 and abs(beat.speed - told) > NOTABLE * told:
+            before.speeds[beat.worker] = self._speeds[beat.worker] = beat.speed
+        self.ahead = replace(
+            before,
+            step=max(before.step, beat.step),
+            loss=before.loss if beat.loss is None else beat.loss,
+            epoch_loss=fullest(before.epoch_loss, beat.epoch_loss),
+        )
+
+    def _tell(self, now: float) -> Iterator[ev.Progress]:
+        if self.ahead is not None and self.ahead != self._told:  # else the ring has stood still
+            self._told, self._told_at = replace(self.ahead, speeds={}), now
+            yield self.ahead
+        self.ahead = None

@@ -1,0 +1,178 @@
+"""What becomes of heartbeats: `master.telemetry`, without a core; and what the status shows of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from edl import config
+from edl.config import values
+from edl.contract.ids import Generation, WorkerId
+from edl.contract.layout import Layout
+from master.core import events as ev
+from master.core import view
+from master.telemetry import PROGRESS_SECONDS, Telemetry
+from tests.stories import Story
+
+FIRST, SECOND, THIRD = WorkerId(0), WorkerId(1), WorkerId(2)
+RING = Generation(1)
+
+
+def telemetry(*ready: int, at: float = 100.0, balance: str = "even") -> Telemetry:
+    """Of workers that got ready; each may be silent for 4 seconds."""
+    overrides = {"elastic": {"heartbeatTimeoutSeconds": 4}, "training": {"balance": balance}}
+    t = Telemetry(config.parse(values.merge(values.defaults(), overrides)))
+    for worker in ready:
+        said = ev.Ready(WorkerId(worker), Layout(100))
+        assert list(t.hears(said, at)) == [said]
+    return t
+
+
+def beat(worker: int, step: int, generation: int = 1, **more: object) -> ev.Heartbeat:
+    return ev.Heartbeat(WorkerId(worker), Generation(generation), step, **more)  # type: ignore[arg-type]
+
+
+# --- progress
+
+
+def test_the_core_hears_of_the_first_heartbeat_of_a_ring_and_then_now_and_again() -> None:
+    t = telemetry(0, 1)
+    assert list(t.hears(beat(0, 1), 100.0)) == [ev.Progress(RING, 1)]
+    told = [e for i in range(1000) for e in t.hears(beat(i % 2, i), 100.0 + i * 0.1)]
+    assert len(told) == pytest.approx(100 / PROGRESS_SECONDS, abs=1)
+    assert all(isinstance(e, ev.Progress) for e in told)
+
+
+def test_it_is_told_the_most_that_any_member_has_said() -> None:
+    t = telemetry(0, 1)
+    list(t.hears(beat(0, 1), 100.0))
+    fuller, newer = ev.EpochLoss(0, 90, 0.7), ev.EpochLoss(0, 20, 0.6)
+    assert not list(t.hears(beat(0, 7, loss=0.5, epoch_loss=fuller), 101.0))
+    assert not list(t.hears(beat(1, 6, loss=0.4, epoch_loss=newer), 101.1))
+    left = ev.LeftRing(SECOND, RING, 7, True)
+    assert list(t.hears(left, 101.2)) == [ev.Progress(RING, 7, 0.4, fuller), left]
+    assert list(t.hears(left, 101.3)) == [left], "it has been told"
+
+
+@pytest.mark.parametrize(
+    "turn",
+    [
+        ev.Closed(SECOND, "its stream ended"),
+        ev.Gone(SECOND, signal="SIGKILL"),
+        ev.Failed(SECOND, "no"),
+        ev.Live(2, 1, True, 1),
+        ev.StopAsked("enough"),
+    ],
+)
+def test_before_what_may_be_the_rings_last_moment_it_is_told_how_far_the_ring_is(turn: ev.Event) -> None:
+    t = telemetry(0, 1)
+    list(t.hears(beat(0, 1), 100.0))
+    list(t.hears(beat(0, 5), 100.5))
+    assert list(t.hears(turn, 101.0)) == [ev.Progress(RING, 5), turn]
+
+
+def test_a_ring_that_stands_still_is_no_news() -> None:
+    t = telemetry(0, 1, balance="speed")
+    assert list(t.hears(beat(0, 3, loss=0.5, speed=100.0), 100.0))
+    assert not [e for i in range(60) for e in t.hears(beat(0, 3, loss=0.5, speed=100.0), 101.0 + i)]
+
+
+def test_what_is_said_of_an_older_ring_or_of_none_is_no_progress() -> None:
+    t = telemetry(0, 1)
+    assert list(t.hears(beat(0, 3, generation=0, memory=7), 100.0)) == []
+    assert t.beats[FIRST].memory == 7, "but it is shown"
+    list(t.hears(beat(0, 9, generation=1), 100.0))
+    list(t.hears(beat(0, 12, generation=1), 100.1))
+    list(t.hears(beat(1, 4, generation=2), 100.2))
+    assert not list(t.hears(beat(0, 13, generation=1), 100.3))
+    assert t.ahead == ev.Progress(Generation(2), 4), "the new ring may have begun at an earlier step"
+
+
+def test_speeds_are_told_where_they_count_and_only_when_they_are_others() -> None:
+    t = telemetry(0, 1, balance="speed")
+    assert list(t.hears(beat(0, 1, speed=100.0), 100.0)) == [ev.Progress(RING, 1, speeds={FIRST: 100.0})]
+    list(t.hears(beat(0, 2, speed=104.0), 101.0))
+    list(t.hears(beat(1, 2, speed=50.0), 101.0))
+    assert t.ahead == ev.Progress(RING, 2, speeds={SECOND: 50.0}), "104 is noise"
+    even = telemetry(0)
+    assert list(even.hears(beat(0, 1, speed=100.0), 100.0)) == [ev.Progress(RING, 1)]
+
+
+# --- silence
+
+
+def test_who_is_silent_is_told_once_and_who_speaks_is_not() -> None:
+    t = telemetry(0, 1)
+    for tenth in range(40):
+        assert t.passes(100.0 + tenth / 10) == []
+        list(t.hears(beat(0, 1), 100.0 + tenth / 10))
+    assert t.next_deadline() == 104.0
+    assert t.passes(104.5) == [ev.Silent(SECOND, 4.5)]
+    assert t.passes(105.0) == []
+    assert t.next_deadline() == 107.9
+
+
+def test_whoever_says_anything_is_not_silent() -> None:
+    t = telemetry(0, 1)
+    list(t.hears(beat(1, 1), 102.0))
+    list(t.hears(ev.JoinedRing(FIRST, RING, 0), 103.0))
+    list(t.hears(beat(1, 1), 104.0))
+    assert t.passes(105.0) == []
+    assert t.next_deadline() == 107.0
+
+
+def test_only_who_has_got_ready_and_is_there_may_not_fall_silent() -> None:
+    t = telemetry(0)
+    list(t.hears(ev.Hello(SECOND), 100.0))
+    list(t.hears(ev.Gone(FIRST, code=0), 101.0))
+    assert t.next_deadline() is None
+    assert FIRST not in t.beats
+
+
+def test_nobody_is_blamed_for_silence_while_the_master_did_not_listen() -> None:
+    t = telemetry(0, 1, at=20.0)
+    list(t.hears(beat(0, 1), 22.0))
+    assert t.next_deadline() == 24.0, "half of it is nothing unusual"
+    assert t.passes(30.0) == [], "what they said meanwhile is still to be read"
+    assert t.next_deadline() == 31.0
+    list(t.hears(beat(1, 1), 30.2))
+    assert t.passes(31.0) == [ev.Silent(FIRST, pytest.approx(4.0))], "it had its moment more"
+    assert t.next_deadline() == 34.2
+
+
+def test_words_that_end_a_stall_excuse_the_others_too() -> None:
+    t = telemetry(0, 1, at=20.0)
+    list(t.hears(beat(0, 1), 30.0))  # the first that is read
+    assert t.passes(30.1) == []
+    assert t.next_deadline() == 31.0
+
+
+# --- in a job
+
+
+def test_the_status_shows_what_the_core_has_not_been_told() -> None:
+    story = Story(workers=2, joinDelaySeconds=0.5).running()
+    loss = ev.EpochLoss(0, 60, 0.7)
+    story.tell(beat(0, 2, loss=0.9))
+    story.tell(beat(0, 7, rate=30.0, loss=0.5, memory=5, epoch_loss=loss), beat(1, 6, rate=20.0, loss=0.5))
+    assert story.job.train is not None
+    assert story.job.train.done == 1
+    shown = view.status(story.job, story.now, story.telemetry.beats, story.telemetry.ahead)
+    assert (shown["step"], shown["task"]["step"], shown["records"]["applied"]) == (7, 6, 60)
+    assert (shown["loss"], shown["epoch_loss"], shown["rate"]) == (0.5, 0.7, 50.0)
+    assert shown["eta_seconds"] == pytest.approx(40 / 50)
+    assert [(w["step"], w["rate"], w["memory"]) for w in shown["workers"]] == [(7, 30.0, 5), (6, 20.0, 0)]
+    story.kill(0)
+    story.out(1, step=6, broken="reset")
+    shown = view.status(story.job, story.now, story.telemetry.beats, story.telemetry.ahead)
+    assert [(w["id"], w["step"], w["rate"]) for w in shown["workers"] if w["rank"] == 0] == [(1, 6, 0.0)]
+    assert view.summary(story.job)["loss"] == 0.5
+
+
+def test_a_worker_that_falls_silent_is_given_up_and_heartbeats_are_not_in_the_journal() -> None:
+    story = Story(workers=2, joinDelaySeconds=0.5, heartbeatTimeoutSeconds=3).running()
+    effects = [e for _ in range(40) for e in (story.beats(0, after=0.1), *story.waits(0.0))]
+    fences = [e for _, _, done in story.watchdog.history for e in done if isinstance(e, ev.Fence)]
+    assert [(f.worker, f.reason) for f in fences] == [(1, ev.FenceReason.HeartbeatTimeout)]
+    assert effects
+    told = [event for _, event, _ in story.watchdog.history if isinstance(event, ev.Progress)]
+    assert len(told) <= 2
