@@ -6,6 +6,7 @@ state and nothing else, so a replayed journal gives the same ones.
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from master.core.job import Job
@@ -99,6 +100,7 @@ def summary(job: Job) -> dict[str, Any]:
         "digests": {str(w): d for w, d in job.result.digests.items()},
         "goodput_seconds": job.goodput.at(job.ended_at or 0.0),
         "generations": [_change(change) for change in job.ring.changes],
+        "earlier_generations": asdict(job.ring.earlier),
         "failures": [{"worker": f.worker, "why": f.why, "traceback": f.traceback} for f in job.failures],
         "state_losses": job.restarts,
         "stale_messages": job.stale,
