@@ -65,8 +65,7 @@ class Month:
         self.begin()
         for _ in range(self.times):
             self.change()
-        self._train(self.end)
-        self._finish()
+        self.finish()
 
     def begin(self) -> None:
         self._tell(ev.Begin())
@@ -125,7 +124,8 @@ class Month:
         self._tell(ev.Gone(worker, code=0, free=True, why="preempted"))
         self._leave(broken="the connection was reset by a peer")
 
-    def _finish(self) -> None:
+    def finish(self) -> None:
+        self._train(self.end)
         self._leave(digest="of the weights")
         assert self.job.exporter is not None, self.job.reason
         self._tell(ev.Finished(self.job.exporter, {"accuracy": 0.9}, "model.keras"))
