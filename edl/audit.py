@@ -124,6 +124,13 @@ def _verdict(books: Books, summary: dict[str, Any]) -> str:
         _check_order(order, epoch)
     skipped = steps.records_of(books.skipped)
     but = f", except {skipped} skipped records (non-finite)" if skipped else ""
+    if bad := sum(books.bad.values()):
+        if bad != summary["records"]["bad"]:
+            raise AuditFailed(
+                f"{artifacts.SUMMARY} says {summary['records']['bad']} bad records, the journal {bad}"
+            )
+        unnamed = bad - len(books.named)
+        but += f", except {bad} bad records" + (f", {unnamed} of which nobody has named" * (unnamed > 0))
     text = (
         f"exactly once{but}: {size:,} records x {epochs} epochs in {done:,} steps, {books.rings} rings; "
         f"{len(summary['digests'])} workers ended with the same weights"

@@ -54,6 +54,8 @@ class Books:
     safe: int = 0  # a step that every member of a ring had
     out: dict[int, int] = field(default_factory=dict)  # the step that each worker had when it left a ring
     skipped: RangeSet = field(default_factory=RangeSet)
+    bad: dict[int, int] = field(default_factory=dict)  # by epoch: how many records were left out
+    named: set[tuple[int, int]] = field(default_factory=set)  # of these: epoch and record
     holders: set[int] = field(default_factory=set)
     exported: int | None = None  # the step of who saved the model
     rings: int = 0
@@ -120,6 +122,8 @@ class Books:
             case "LeftRing":
                 self.out[event["worker"]] = event["step"]
                 self.skipped = self.skipped.union(RangeSet.of((a, b) for a, b in event["skipped"]["ranges"]))
+                for epoch, count in event["bad"].items():
+                    self.bad[int(epoch)] = max(count, self.bad.get(int(epoch), 0))
                 if event["has_state"]:
                     self.holders.add(event["worker"])
             case "Gone":  # for good: it is nobody's root any more
@@ -129,6 +133,8 @@ class Books:
             case "Heartbeat" if event["generation"] == self.generation:
                 # It has made a step in this ring. All took part in that one, so they have the one before.
                 self.safe = max(self.safe, event["step"] - 1)
+            case "BadRecords" if event["generation"] == self.generation:
+                self.named |= {(event["epoch"], int(record)) for record in event["records"]}
             case "EpochEnded" if event["generation"] == self.generation and self.layout is not None:
                 steps = Steps(self.layout.records, self.batch)
                 self.safe = max(self.safe, event["epochs"] * steps.per_epoch)
@@ -169,7 +175,7 @@ class Books:
             return step
         # Nobody holds the state: all of it is lost, and training starts anew.
         self.losses += bool(self.safe)
-        self.safe, self.skipped = 0, RangeSet()
+        self.safe, self.skipped, self.bad, self.named = 0, RangeSet(), {}, set()
         return 0
 
 

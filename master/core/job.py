@@ -176,6 +176,8 @@ class Job(State):
                 self._on_joined(w, event)
             case ev.Stepped():
                 self._on_stepped(event)
+            case ev.BadRecords():
+                training.left_out(self, event)
             case ev.EpochEnded():
                 training.epoch_ended(self, event)
             case ev.Heartbeat():

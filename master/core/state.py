@@ -33,6 +33,7 @@ class Result:
     failed: tuple[ev.PartFailed, ...] = ()  # what did not work at the end
     lost_exporters: int = 0  # who were lost while they saved or evaluated
     skipped: RangeSet = field(default_factory=RangeSet)  # steps
+    bad: int = 0  # records that were left out, over all epochs
     digests: dict[WorkerId, str] = field(default_factory=dict)  # of the final state, at each who has it
 
 
@@ -81,6 +82,7 @@ class State:
         self.backoff = RestartBackoff()
         self.failures: list[Failure] = []
         self.degraded: dict[str, str] = {}  # parts of the backend that do not work, and why
+        self.bad_told = 0  # records, of which people were told
         self.warnings: list[str] = []  # of the workers, about the model and its data
         self.traceback = ""  # of the failure that ended the job
         self.exporter: WorkerId | None = None

@@ -14,6 +14,8 @@ from edl.contract.steps import Steps
 from master.core import events as ev
 from master.core.state import State, TrainTask
 
+BAD_TOLD = 20  # bad records of which people are told one by one
+
 
 def open_task(job: State, layout: Layout) -> None:
     """The first worker has counted the records: now it is known how many steps there are."""
@@ -51,6 +53,16 @@ def epoch_ended(job: State, event: ev.EpochEnded) -> None:
         means = ({"loss": event.loss.mean} if event.loss else {}) | event.metrics
         told = f": {in_words(means)}" if means else ""
         _reach(job, job.train, max(event.epochs * job.train.steps.per_epoch, job.train.done), told)
+
+
+def left_out(job: State, event: ev.BadRecords) -> None:
+    """A step is in the model without these records."""
+    for index, why in event.records.items():
+        job.bad_told += 1
+        if job.bad_told <= BAD_TOLD:
+            more = "; further ones are only in the journal" if job.bad_told == BAD_TOLD else ""
+            text = f"record {index} of epoch {event.epoch + 1} is left out: {why}{more}"
+            job.notice(Reason.BadRecord, text)
 
 
 def go_on_from(job: State, step: int) -> None:

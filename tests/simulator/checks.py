@@ -79,8 +79,8 @@ class Checks:
             f"the ring begins at step {first.step}, its root was at {begins_at}"
         )
         for w in members:
-            same = (w.step, w.worker.skipped) == (first.step, first.worker.skipped)
-            assert same and np.array_equal(w.weights, first.weights), (
+            ledgers = [(o.step, o.worker.skipped, o.worker.bad) for o in (w, first)]
+            assert ledgers[0] == ledgers[1] and np.array_equal(w.weights, first.weights), (
                 f"workers {first.id} and {w.id} begin a step with two states"
             )
 
@@ -93,11 +93,8 @@ class Checks:
                 assert message.left_ring.has_state == w.has_state, (
                     f"worker {w.id} is mistaken about holding the state"
                 )
-                assert message.left_ring.step == w.learner.updates, (
-                    f"worker {w.id} is mistaken about its step"
-                )
-                counted = np.zeros_like(w.weights)
-                counted[: w.worker.steps.begins_at(w.step)] = 1
+                assert message.left_ring.step == w.step
+                counted = self._counted(w)
                 assert np.array_equal(counted, w.weights), f"worker {w.id}: model and ledger disagree"
             case "heartbeat" if w.circle is not None and message.generation:
                 others = [o for o in self.world.fleet.workers.values() if o.alive and o.circle is w.circle]
@@ -105,6 +102,13 @@ class Checks:
                 assert not behind, (
                     f"worker {w.id} has step {message.heartbeat.step}, {behind} not the one before"
                 )
+
+    def _counted(self, w: Sim) -> np.ndarray:
+        """What the weights must be, by the ledger: each position once, but those of bad records."""
+        done = w.worker.steps.begins_at(w.step)
+        counted = np.zeros_like(w.weights)
+        counted[:done] = ~np.isin(np.arange(done) % max(self.world.size, 1), list(self.world.bad))
+        return counted
 
     def exports(self, w: Sim) -> None:
         there = [o for o in self.world.fleet.workers.values() if o.alive and o.has_state and not o.fenced]
@@ -155,9 +159,9 @@ class Checks:
         assert epochs <= max(world.epochs)
         assert summary["records"]["applied"] == world.size * epochs
         assert summary["task"]["steps_done"] == steps.per_epoch * epochs
+        assert summary["records"]["bad"] == len(world.bad) * epochs
         assert len(set(summary["digests"].values())) == (1 if world.size else 0)
         assert self.finals
         for w in self.finals:
-            counted, rest = np.split(w.weights, [world.size * epochs])
-            assert (counted == 1).all() and not rest.any(), f"worker {w.id}: {w.weights.tolist()}"
+            assert np.array_equal(self._counted(w), w.weights), f"worker {w.id}: {w.weights.tolist()}"
             assert w.step == steps.per_epoch * epochs
