@@ -10,7 +10,7 @@ import argparse
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from edl import audit
@@ -53,30 +53,35 @@ def _month(output: Path, few: int) -> None:
 
     month.hear = hear
     month.begin()
-    lived = time.perf_counter()
-    while month.nth < month.times:
-        month.change()
-    lived = time.perf_counter() - lived
-    began = time.perf_counter()
-    found = journal.unfinished(output, month.spec)
-    take_over = time.perf_counter() - began
-    assert found is not None
+    lived = _timed(lambda: f"{sum(1 for _ in _changes(month)):,} times two changes")
+    take_over = _timed(lambda: f"{len(_workers(output, month))} workers may live")
     month.finish()
     kept.close()
     summarize(month, kept, output)
     files = artifacts.journals(output)
     taken.sort()
     _say("events", f"{len(taken):,}, of {month.job.ring.generation:,} rings of {WORKERS} workers")
-    _say("written in", f"{lived:.0f} s, the core's decisions with it")
+    _say("lived and written", lived)
     _say(
         "a line",
         f"{1e6 * taken[len(taken) // 2]:.0f} us (median), a segment {1000 * taken[-1]:.0f} ms (longest)",
     )
     _say("journal", f"{len(files)} segments, {_size(output) / 1e6:.1f} MB; at most {largest / 1e6:.1f} MB")
     _say("a head", f"{max(len(path.open().readline()) for path in files) / 1e3:.0f} KB (the largest)")
-    _say("a new master reads", f"{take_over:.2f} s")
+    _say("a new master reads", take_over)
     _say("audit", _timed(lambda: audit.audit(output)))
-    _say("replay", _timed(lambda: str(replay.main(str(output)))))
+    _say("replay", _timed(lambda: f"exit status {replay.main(str(output))}"))
+
+
+def _changes(month: Month) -> Iterator[None]:
+    while month.nth < month.times:
+        yield month.change()
+
+
+def _workers(output: Path, month: Month) -> tuple[object, ...]:
+    found = journal.unfinished(output, month.spec)
+    assert found is not None
+    return found[1].workers
 
 
 def _thousand(output: Path) -> None:
@@ -97,12 +102,13 @@ def _size(output: Path) -> int:
 
 
 def _timed(act: Callable[[], str]) -> str:
-    began = time.perf_counter()
+    began, used = time.perf_counter(), time.process_time()
     try:
         told = act()
     except EdlError as error:
         told = str(error)
-    return f"{time.perf_counter() - began:.1f} s: {told}"
+    seconds, cpu = time.perf_counter() - began, time.process_time() - used
+    return f"{seconds:.2f} s ({cpu:.2f} s of CPU): {told}"
 
 
 def _say(what: str, text: str) -> None:

@@ -21,7 +21,7 @@ from tests.journals import whole_story
 from tests.simulator.world import World
 from tests.stories import Story
 
-SEEDS = 60
+SEEDS = 30
 EVERY = 7  # events
 
 
