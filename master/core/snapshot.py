@@ -9,9 +9,10 @@ that were one are one again, also in the core's indexes. Nothing but the classes
     [1, 2]                  a list
     {"tuple": [..]}         a tuple, set or frozenset
     {"tuple": {"runs": ..}} the same, or a list, of integers in runs: [first, how many, step]
-    {"map": [[k, v], ..]}   a dict
+    {"map": [[k, v], ..]}   a dict ("counter": a Counter)
     {"Phase": "Training"}   a member of an enum
     {"Pool": {..}}          an object, without the fields that have their defaults
+    {"Limits": [..]}        a named tuple
     {"same": 3}             the object of this number, in the order in which they begin here, from 0
     {"given": "elastic"}    a part of the configuration, which is not kept here
 """
@@ -20,6 +21,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
 from typing import Any, TypeAlias
@@ -28,7 +30,19 @@ from pydantic import BaseModel
 
 from edl.config import Config
 from edl.contract import layout, phases, ranges, reasons, steps
-from master.core import events, failover, failures, goodput, job, leases, quorum, ring, state, workers
+from master.core import (
+    events,
+    failover,
+    failures,
+    goodput,
+    job,
+    leases,
+    quorum,
+    ring,
+    state,
+    timeouts,
+    workers,
+)
 from master.core.job import Job
 
 Json: TypeAlias = Any  # as `json` takes and gives it
@@ -38,7 +52,7 @@ OF_THE_EVENT_IN_HAND = "effects"  # a job's field that says nothing of its state
 
 _MODULES = (
     layout, phases, ranges, reasons, steps,
-    events, failover, failures, goodput, job, leases, quorum, ring, state, workers,
+    events, failover, failures, goodput, job, leases, quorum, ring, state, timeouts, workers,
 )  # fmt: skip
 _CLASSES: dict[str, type] = {
     name: cls
@@ -46,6 +60,7 @@ _CLASSES: dict[str, type] = {
     for name, cls in vars(module).items()
     if isinstance(cls, type) and cls.__module__ == module.__name__
 }
+_MAPS: dict[str, type[dict[Any, Any]]] = {"map": dict, "counter": Counter}
 _SEQUENCES: dict[str, Callable[[Iterable[Any]], Any]] = {
     "list": list, "tuple": tuple, "set": set, "frozenset": frozenset,
 }  # fmt: skip
@@ -102,14 +117,14 @@ class _Dump:
             return {_name(kind, where): value.value}
         if (name := self._given.get(id(value))) is not None:
             return {"given": name}
-        if kind in (list, dict, set):
+        if kind in (list, set, *_MAPS.values()):
             if id(value) in self._containers:
                 raise TypeError(f"{where}: the same {kind.__name__} is in two places; it would become two")
             self._containers[id(value)] = value
-        if kind is dict:
-            return {
-                "map": [[self.value(k, where), self.value(v, f"{where}[{k!r}]")] for k, v in value.items()]
-            }
+        for name, cls in _MAPS.items():
+            if kind is cls:
+                items = value.items()
+                return {name: [[self.value(k, where), self.value(v, f"{where}[{k!r}]")] for k, v in items]}
         if kind.__name__ in _SEQUENCES and kind.__module__ == "builtins":
             return self._sequence(kind.__name__, value, where)
         return self._object(value, where)
@@ -126,6 +141,8 @@ class _Dump:
 
     def _object(self, value: Any, where: str) -> Json:
         name = _name(type(value), where)
+        if isinstance(value, tuple):
+            return {name: [self.value(item, f"{where}[{n}]") for n, item in enumerate(value)]}
         if not _frozen(value):
             if id(value) in self._numbers:
                 return {"same": self._numbers[id(value)]}
@@ -144,8 +161,8 @@ class _Load:
         if not isinstance(kept, dict):
             return kept
         ((kind, inner),) = kept.items()
-        if kind == "map":
-            return {self.value(k): self.value(v) for k, v in inner}
+        if kind in _MAPS:
+            return _MAPS[kind]({self.value(k): self.value(v) for k, v in inner})
         if kind in _SEQUENCES:
             runs = isinstance(inner, dict)
             return _SEQUENCES[kind](_of_runs(inner["runs"]) if runs else map(self.value, inner))
@@ -154,6 +171,8 @@ class _Load:
         if kind == "given":
             return self._given[inner]
         cls = _CLASSES[kind]
+        if issubclass(cls, tuple):
+            return cls(*map(self.value, inner))
         return cls(inner) if issubclass(cls, Enum) else self._object(cls, inner)
 
     def _object(self, cls: type, fields: dict[str, Json]) -> Any:

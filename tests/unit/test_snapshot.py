@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from enum import Enum
 from typing import Any
@@ -17,6 +17,7 @@ from edl.config import values
 from master.core import events as ev
 from master.core import snapshot
 from master.core.job import Job
+from master.core.quorum import Limits
 from tests.journals import whole_story
 from tests.simulator.world import World
 from tests.stories import Story
@@ -96,10 +97,11 @@ def _parts(of: Any) -> Iterator[tuple[Any, Any]]:
 
 def test_a_field_that_is_added_to_the_state_is_kept() -> None:
     job = whole_story().job
-    job.added = {1: (2.5, None)}  # type: ignore[attr-defined]
+    added = {1: (2.5, None), (2, "b"): [{3}, frozenset({4})], "c": Counter("aab"), "d": Limits(1, 2)}
+    job.added = added  # type: ignore[attr-defined]
     job.pool.added = [job.ring]  # type: ignore[attr-defined]
     again = kept(job)
-    assert again.added == {1: (2.5, None)}  # type: ignore[attr-defined]
+    assert difference(added, again.added) == ""  # type: ignore[attr-defined]
     assert again.pool.added[0] is again.ring  # type: ignore[attr-defined]
 
 
