@@ -23,7 +23,7 @@ from tests.simulator.world import World
 from tests.stories import Story
 
 SEEDS = 30
-EVERY = 7  # events
+EVERY = 3  # events
 
 
 def lived(seed: int) -> Iterator[tuple[Job, float, ev.Event]]:
