@@ -136,7 +136,7 @@ def _verdict(books: Books, summary: dict[str, Any]) -> str:
         f"{len(summary['digests'])} workers ended with the same weights"
     )
     if books.losses:
-        text += f"; all state was lost {books.losses} times and training started anew"
+        text += f"; the newest state was lost {books.losses} times and training went on from what was left"
     return text
 
 

@@ -205,7 +205,7 @@ class Worker:
 
     def say_out(self, generation: int, broken: str) -> None:
         """Report how the ring was left: the state that the master goes on from."""
-        complete = self.holds_state and self.step > 0 and self.steps.ended(self.step, self.epochs)
+        complete = self.holds_state and self.steps.ends_epoch(self.step)  # it may be the last
         out = pb.LeftRing(
             step=self.step,
             has_state=self.holds_state,

@@ -4,7 +4,7 @@ It shares no code with the master's decisions. From the events and effects as th
 own books, and checks at every line:
 
 - a ring goes on from the step of its root, which never falls below a step that every member of a ring had,
-  unless all state was lost and training starts anew;
+  unless all who had that one were lost, and that was told;
 - every ring uses the data layout and the number of epochs of the job, and divides each step over its
   members.
 
@@ -36,6 +36,20 @@ class AuditFailed(EdlError):
     """A record was lost or counted twice, or the books do not agree."""
 
 
+@dataclass(frozen=True, slots=True)
+class Out:
+    """What a worker said of its state when it last left a ring."""
+
+    step: int = 0
+    skipped: RangeSet = field(default_factory=RangeSet)  # steps that are not in it
+    bad: dict[int, int] = field(default_factory=dict)  # by epoch: how many records were left out
+
+    @staticmethod
+    def of(event: Entry) -> Out:
+        skipped = RangeSet.of((a, b) for a, b in event["skipped"]["ranges"])
+        return Out(event["step"], skipped, {int(epoch): count for epoch, count in event["bad"].items()})
+
+
 @dataclass
 class Books:
     """What is known after so many lines."""
@@ -52,8 +66,8 @@ class Books:
     root_step: int = 0  # from which the ring went on
     joined: set[int] = field(default_factory=set)  # of its members
     safe: int = 0  # a step that every member of a ring had
-    out: dict[int, int] = field(default_factory=dict)  # the step that each worker had when it left a ring
-    skipped: RangeSet = field(default_factory=RangeSet)
+    out: dict[int, Out] = field(default_factory=dict)  # by worker
+    skipped: RangeSet = field(default_factory=RangeSet)  # steps that are not in the model
     bad: dict[int, int] = field(default_factory=dict)  # by epoch: how many records were left out
     named: set[tuple[int, int]] = field(default_factory=set)  # of these: epoch and record
     holders: set[int] = field(default_factory=set)
@@ -120,10 +134,7 @@ class Books:
                 self.holders.add(event["worker"])
                 self._joined(event)
             case "LeftRing":
-                self.out[event["worker"]] = event["step"]
-                self.skipped = self.skipped.union(RangeSet.of((a, b) for a, b in event["skipped"]["ranges"]))
-                for epoch, count in event["bad"].items():
-                    self.bad[int(epoch)] = max(count, self.bad.get(int(epoch), 0))
+                self.out[event["worker"]] = Out.of(event)
                 if event["has_state"]:
                     self.holders.add(event["worker"])
             case "Gone":  # for good: it is nobody's root any more
@@ -140,12 +151,13 @@ class Books:
                 self.safe = max(self.safe, event["epochs"] * steps.per_epoch)
             case "Live" if not any(e.get("reason") == Reason.SpecRefused for e in entry["effects"]):
                 self.epochs = int(event["epochs"])
+        lost = any(effect.get("reason") == Reason.StateLost for effect in entry["effects"])
         for effect in entry["effects"]:
             match effect["type"]:
                 case "Form":
-                    self._form(effect, where)
+                    self._form(effect, lost, where)
                 case "Export":
-                    self.exported = self._goes_on(effect["worker"], where)
+                    self.exported = self._goes_on(effect["worker"], lost, where)
 
     def _joined(self, event: Entry) -> None:
         if event["generation"] == self.generation and event["worker"] in self.members:
@@ -153,7 +165,7 @@ class Books:
             if self.joined == self.members:  # nobody has less than the ring began with
                 self.safe = max(self.safe, self.root_step)
 
-    def _form(self, form: Entry, where: str) -> None:
+    def _form(self, form: Entry, lost: bool, where: str) -> None:
         self.rings += 1
         self.generation, self.members, self.joined = form["generation"], set(form["members"]), set()
         if Layout(**form["layout"]) != self.layout:
@@ -162,21 +174,22 @@ class Books:
             raise AuditFailed(f"{where}: the ring trains {form['epochs']} epochs, the job {self.epochs}")
         if len(form["shares"]) != len(form["members"]) or min(form["shares"]) < 0 or not any(form["shares"]):
             raise AuditFailed(f"{where}: {form['shares']} does not divide a step over {form['members']}")
-        self.root_step = self._goes_on(form["root"], where)
+        self.root_step = self._goes_on(form["root"], lost, where)
 
-    def _goes_on(self, root: int, where: str) -> int:
-        """From the step of this worker."""
-        if root in self.holders:
-            step = self.out[root]
-            if step < self.safe:
-                raise AuditFailed(
-                    f"{where}: step {self.safe} was in the model and is no longer: it goes on from {step}"
-                )
-            return step
-        # Nobody holds the state: all of it is lost, and training starts anew.
-        self.losses += bool(self.safe)
-        self.safe, self.skipped, self.bad, self.named = 0, RangeSet(), {}, set()
-        return 0
+    def _goes_on(self, root: int, lost: bool, where: str) -> int:
+        """From the state of this worker; from none at all if it holds none.
+
+        Args:
+            lost: it was told that all who had more are gone.
+        """
+        out = self.out[root] if root in self.holders else Out()
+        if root in self.holders and out.step < self.safe and not lost:
+            raise AuditFailed(
+                f"{where}: step {self.safe} was in the model and is no longer: it goes on from {out.step}"
+            )
+        self.losses += out.step < self.safe
+        self.safe, self.skipped, self.bad = min(self.safe, out.step), out.skipped, out.bad
+        return out.step
 
 
 _BOOKS = TypeAdapter(Books)

@@ -69,14 +69,6 @@ def form(job: State) -> None:
     plan = plan_ring(out, job.ring.members, limits)
     if job.ring.members:
         job.do(*job.ring.changes[-1].tell())
-    if fresh and task.done and plan.members:
-        job.restarts += 1
-        job.epoch_loss = None  # of an epoch that is trained anew
-        job.notice(
-            Reason.StateLost,
-            f"every worker that held the state is gone: {task.steps.begins_at(task.done)} "
-            "records of training are lost, the job starts again from its first record",
-        )
     if plan.root is None:
         _wait(job, plan.reason)
         return

@@ -45,6 +45,7 @@ class TrainTask:
     steps: Steps
     epochs: int  # to train
     done: int = 0  # steps that every member of the ring has; the root's, when a ring is formed
+    safe: int = 0  # steps that every member of a ring had: who has less has lost some
 
     @property
     def epochs_done(self) -> int:

@@ -53,7 +53,17 @@ class Checks:
             return False
         if gone.signal and any(not m.alive for m in self.world.rings.peers(gone.worker)):
             return None  # it may have crashed because they died
+        if gone.signal and self._cut_by_a_new_master(gone.worker):
+            return None  # or because of that
         return True
+
+    def _cut_by_a_new_master(self, worker: WorkerId) -> bool:
+        """Whether a ring that was not up yet was cut under it, though nobody had died."""
+        return any(
+            isinstance(effect, ev.Cut) and worker in effect.members
+            for _, event, effects in self.world.watchdog.history if isinstance(event, ev.Resume)
+            for effect in effects
+        )  # fmt: skip
 
     def is_charged(self, event: ev.Failed | ev.Gone, ought: bool) -> None:
         charged = self._charged(event.worker)
@@ -123,7 +133,11 @@ class Checks:
     def nobody_waits_long(self) -> None:
         """Between faults, who is ready is soon in the ring, and who is to leave is soon let go."""
         job, now = self.world.job, self.world.clock.now
-        waiting = [w.id for w in job.pool if w.state == "ready" or (w.state == "draining" and not w.stopped)]
+        few = sum(w.is_ready for w in job.pool) < job.min_size  # whoever is leaving may be needed in the ring
+        waiting = [
+            w.id for w in job.pool
+            if w.state == "ready" or (w.state == "draining" and not w.stopped and not (few and w.in_ring))
+        ]  # fmt: skip
         self.waiting = {w: self.waiting.get(w, now) for w in waiting}
         if job.failover.until is not None:
             self.waiting = {}  # nobody joins before the earlier master's ring is known

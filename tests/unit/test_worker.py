@@ -560,9 +560,10 @@ def test_orders_come_in_turn_and_a_task_is_that_of_its_ring() -> None:
     assert session.task is None, "it is for a ring that is no more"
     for epochs in (6, 7):
         session.hear(pb.ToWorker(generation=4, train=pb.Train(epochs=epochs)))
-    session.hear(pb.ToWorker(stop=pb.Stop(why="enough")))
     assert session.next_order() == FormRing(4, (3, 5), 5, True, 2, (1, 2), Layout(12, 3, 2))
-    assert session.next_order() == End("enough")
+    session.hear(pb.ToWorker(export=pb.Export()))
+    session.hear(pb.ToWorker(stop=pb.Stop(why="enough")))
+    assert session.next_order() == End("enough"), "nothing else is wanted any more"
     assert [session.take_task(), session.task, session.take_task(), session.task] == [6, 7, 7, None]
     session.hear(pb.ToWorker(generation=4, train=pb.Train(epochs=8)))
     session.hear(pb.ToWorker(generation=5, form=form))
