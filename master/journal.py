@@ -151,7 +151,7 @@ class Journal:
         for path in paths:
             self._number = self._number + 1 if path == self._path else artifacts.number_of(path)
             if path == self._path and isinstance(said := head_of(path).get("number"), int):
-                self._number = said  # an earlier edl did not say it
+                self._number = max(said, self._number)  # an earlier edl did not say it
             self._earlier.append((artifacts.segment(directory, self._number), path.stat().st_size))
         return _books_after(paths[-1]) if paths else (Books(), "")
 
@@ -198,11 +198,9 @@ class Journal:
         self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND)
         self.link, self._number, self._bytes = link, number, length
         self._full_at = length + segment
-        old, self._earlier = (
-            self._earlier[: len(self._earlier) - kept],
-            self._earlier[len(self._earlier) - kept :],
-        )
-        _delete(path for path, _ in old)
+        deleted = len(self._earlier) - kept
+        _delete(path for path, _ in self._earlier[:deleted])
+        del self._earlier[:deleted]
 
     def _put_aside(self, number: int) -> None:
         """Give the last segment its number, and leave it where it is, too, until the next takes its place."""
@@ -215,9 +213,11 @@ class Journal:
 
     def _take_back(self, number: int) -> None:
         aside = artifacts.segment(self._path.parent, number)
+        if not aside.exists():
+            return  # nothing was put aside
         if not self._path.exists():
             aside.rename(self._path)
-        elif aside.exists() and aside.samefile(self._path):
+        elif aside.samefile(self._path):
             aside.unlink()
 
 
