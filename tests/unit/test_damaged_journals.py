@@ -462,6 +462,14 @@ def test_what_was_done_to_a_segment_is_told(
         assert re.search(words, text), text
 
 
+def test_a_last_segment_that_is_missing_is_told(month: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (month / artifacts.JOURNAL).unlink()
+    told = list(refusals(month, capsys))
+    assert len(told) == 2
+    for text in told:
+        assert "missing, or the journal is another job's: summary.json says that line" in text
+
+
 def test_segments_that_were_swapped_are_told(month: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one, other = month / "events.2.jsonl", month / "events.3.jsonl"
     kept = one.read_bytes()
