@@ -177,6 +177,24 @@ def test_a_master_killed_while_it_begins_a_segment_leaves_a_journal_that_the_nex
     assert begun >= many - 4, "only a job whose first head was not in place has not begun"
 
 
+def test_without_links_a_killed_master_may_leave_no_last_segment_and_the_next_goes_on_all_the_same(
+    tmp_path: Path,
+) -> None:
+    lived = Month(workers=2, changes=20)
+    kept = month.journal(lived, tmp_path, full_at=4096)
+    lived.hear = kept.write
+    for act in (lived.begin, *[lived.change] * 8):
+        act()
+    kept.close()
+    number = JournalReader(tmp_path / artifacts.JOURNAL).number
+    (tmp_path / artifacts.JOURNAL).rename(artifacts.segment(tmp_path, number))  # and then it was killed
+    assert journal.unfinished(tmp_path, lived.spec) is not None
+    month.journal(lived, tmp_path).close()
+    *_, before, last = segments(tmp_path)
+    assert (before.number, last.number) == (number, number + 1)
+    assert len(list(before)) > 0 and last.after == before.link.chain
+
+
 def with_most_bytes_in_a_file(most: int, act: Callable[[], None]) -> None:
     """A disk that has no room for more: what is written beyond is refused (EFBIG)."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
