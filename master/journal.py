@@ -1,33 +1,42 @@
-"""What happened, for ever: events.jsonl, one line for each event with what followed from it.
+"""What happened, for ever: the journal, one line for each event with what followed from it.
 
-A line holds the time, the event, and the effects. `replay` feeds the events through a new
-core; that the effects come out the same is how a journal proves itself. `unfinished` is what a
-new master learns from the journal of an earlier one that was killed. The format of the file is in
-`edl.contract.journals`.
+A line holds the time, the event, and the effects. `replay` feeds the events through a new core; that the
+effects come out the same is how a journal proves itself. `unfinished` is what a new master learns from the
+journal of an earlier one that was killed: it reads the last segment, and no more.
+
+The journal never takes more than `journal.maxBytes`: it is kept in segments, and the oldest are deleted. What
+they have shown is at the head of each later one. The format is in `edl.contract.journals`.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from pydantic import TypeAdapter, ValidationError
 
 from edl.config import Config
 from edl.contract import artifacts
+from edl.contract.books import NOT_A_MASTERS, AuditFailed, Books
 from edl.contract.ids import RunId
-from edl.contract.journals import JournalDamaged, JournalReader, Link, head, head_of, last_chain
+from edl.contract.journals import Head, JournalDamaged, JournalReader, Link, head_of, last_chain, segments
 from edl.contract.phases import WorkerState
 from edl.errors import ConfigError, EdlError
 from edl.full_disk import PASSING
 from master.core import events as ev
+from master.core import snapshot
 from master.core.job import Job
 from master.spec import JobSpec
 
 MOST_WAITING = 64 << 20  # bytes; some hours of a large job
+SEGMENT = 1 << 20  # bytes of lines: a new master reads so much in less than half a second
+LEAST_SEGMENTS = 8  # in journal.maxBytes: what is deleted at once is a small part
+
+Entries: TypeAlias = Iterator[tuple[float, ev.Event, list[Any]]]
 
 _EVENTS = {cls.__name__: TypeAdapter(cls) for cls in ev.Event.__args__}
 _EFFECTS = {cls.__name__: TypeAdapter(cls) for cls in ev.Effect.__args__}
@@ -35,33 +44,44 @@ _EFFECTS = {cls.__name__: TypeAdapter(cls) for cls in ev.Effect.__args__}
 
 class Journal:
     """An open journal. Lines are flushed as they are written: a killed master leaves no half line
-    but the last. The journal of an earlier master of the same run is kept under another name.
+    but the last. The segments of an earlier master of the same run are kept and gone on from.
 
-    When the disk is full, `trouble` says so, and what could not be written waits in memory for room.
+    A segment is begun aside and put in place whole, so there is always one that a master can go on from. When
+    the disk is full, `trouble` says so, and what could not be written waits in memory for room.
+
+    Args:
+        path: of the last segment.
+        state: what is kept of the core at the head of a segment that this master goes on in.
+        full_at: bytes of lines after which it does so.
+
+    Raises:
+        OSError: the directory cannot be written.
+        EdlError: there is something else of that name.
     """
 
-    def __init__(self, path: Path, run_id: str, values: dict[str, Any]):
-        *earlier, last = artifacts.journals(path.parent)
-        before = _run_of(last)
-        if before == run_id:
-            earlier.append(last.rename(path.with_name(f"events.{len(earlier) + 1}.jsonl")))
-        elif before or not earlier or _run_of(earlier[-1]) != run_id:
-            for old in earlier:
-                old.unlink()
-            earlier = []
-        after = last_chain(earlier[-1]) if earlier else ""
-        self.link = Link(0, after)  # how far it is written
+    def __init__(
+        self, path: Path, run_id: str, spec: JobSpec, state: Callable[[], Any], full_at: int = SEGMENT
+    ):
         self.trouble = ""  # why it cannot be written; empty while it can
-        self._path, self._waiting = path, bytearray()
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-        self._line(head(run_id, values, after))
+        self._path, self._run_id, self._spec, self._state = path, run_id, spec, state
+        self._waiting = bytearray()
+        self._file, self._segment = -1, full_at
+        self._earlier: list[tuple[Path, int]] = []  # segments and their bytes
+        self._books, after = self._go_on()
+        self.link = Link(0, after)  # how far it is written
+        self._begin(None)
+        self._books.begin(spec.values)
 
     def write(self, now: float, event: ev.Event, effects: list[ev.Effect]) -> None:
         """Note an event. A journal for which there was no room for too long ends early."""
-        if len(self._waiting) < MOST_WAITING:
-            self._line({"now": now, "event": _dump(event), "effects": [_dump(e) for e in effects]})
-        else:
+        if len(self._waiting) >= MOST_WAITING:
             self._flush()
+            return
+        entry = {"now": now, "event": _dump(event), "effects": [_dump(e) for e in effects]}
+        self._line(entry)
+        self._note(entry)
+        if self._bytes >= self._full_at and not self._waiting:
+            self._begin_another()
 
     def close(self) -> None:
         self._flush()
@@ -73,15 +93,30 @@ class Journal:
         Raises:
             OSError: that is full as well.
         """
-        copy = directory / self._path.name
-        shutil.copyfile(self._path, copy)
-        with open(copy, "ab") as file:
+        for path in artifacts.journals(self._path.parent):
+            shutil.copyfile(path, directory / path.name)
+        with open(directory / self._path.name, "ab") as file:
             file.write(self._waiting)
+
+    # --- lines
 
     def _line(self, value: dict[str, Any]) -> None:
         self.link, line = self.link.seal(value)
         self._waiting += line.encode()
+        self._bytes += len(line)
         self._flush()
+
+    def _note(self, entry: dict[str, Any]) -> None:
+        """Keep the books. What is wrong with them, an audit is to say: the job goes on."""
+        if self._books.wrong:
+            return
+        where = f"segment {self._number}, line {self.link.lines}"
+        try:
+            self._books.note(entry, where)
+        except AuditFailed as error:
+            self._books.wrong = str(error)
+        except NOT_A_MASTERS as error:
+            self._books.wrong = f"{where}: {type(error).__name__}: {error}"
 
     def _flush(self) -> None:
         try:
@@ -93,40 +128,149 @@ class Journal:
                 raise
             self.trouble = f"{self._path}: {error.strerror}; it is kept in memory until there is room"
 
+    # --- segments
 
-def read(path: Path) -> tuple[JournalReader, Iterator[tuple[float, ev.Event, list[Any]]]]:
-    """A journal's reader, with its head, and its lines as (now, event, effects as written).
+    def _go_on(self) -> tuple[Books, str]:
+        """From what is there: the books over the segments of this run, and the last `chain` of them."""
+        directory = self._path.parent
+        _delete(directory.glob(f".{self._path.name}.*"))  # half a head, of a master that was killed
+        paths = artifacts.journals(directory)
+        if paths and paths[-1] == self._path:
+            if len(paths) > 1 and paths[-2].samefile(self._path):  # a master was killed in `_put_aside`
+                paths.pop(-2).unlink()
+            run = _run_of(self._path)
+            if run != self._run_id:
+                paths.pop()  # of another run, or not even a head: it will be replaced
+                if run:
+                    _delete(paths)
+                    paths = []
+        if paths and _run_of(paths[-1]) != self._run_id:
+            _delete(paths)
+            paths = []
+        self._number = 0
+        for path in paths:
+            self._number = self._number + 1 if path == self._path else artifacts.number_of(path)
+            if path == self._path and isinstance(said := head_of(path).get("number"), int):
+                self._number = max(said, self._number)  # an earlier edl did not say it
+            self._earlier.append((artifacts.segment(directory, self._number), path.stat().st_size))
+        return _books_after(paths[-1]) if paths else (Books(), "")
 
-    Raises:
-        EdlError: the file is not a journal, one of another version of edl, or damaged.
-    """
-    reader = JournalReader(path)
+    def _begin_another(self) -> None:
+        """Go on in a new segment; later, if there is no room for it now."""
+        self._earlier.append((artifacts.segment(self._path.parent, self._number), self._bytes))
+        try:
+            os.fsync(self._file)  # so that no crash leaves the new one without the end of this
+            self._begin(self._state())
+        except OSError as error:
+            if error.errno not in PASSING:
+                raise
+            self._earlier.pop()
+            self._full_at += self._segment
 
-    def entries() -> Iterator[tuple[float, ev.Event, list[Any]]]:
-        for number, entry in reader:
+    def _begin(self, state: Any) -> None:
+        """Put a new segment in place, and delete as many of the oldest as there is no room for.
+
+        Raises:
+            OSError: it cannot be written. The one before is as it was.
+        """
+        most = self._spec.config.journal.max_bytes
+        number = self._number + 1
+        proof = self._books.dump() if number > 1 else None
+
+        def sealed(oldest: int) -> tuple[Link, str]:
+            head = Head(self._run_id, number, oldest, self.link.chain, self._spec.values, proof, state)
+            return Link(0, self.link.chain).seal(head.line())
+
+        length = len(sealed(number)[1])
+        segment = max(min(self._segment, most // LEAST_SEGMENTS), length)  # at most half of it is heads
+        kept, room = len(self._earlier), most - length - segment * 9 // 8  # its last line may be long
+        while kept and sum(size for _, size in self._earlier[-kept:]) > room:
+            kept -= 1
+        link, head = sealed(number - kept)
+        self._put_aside(number - 1)
+        try:
+            artifacts.write_whole(self._path, head)
+        except OSError:
+            self._take_back(number - 1)
+            raise
+        if self._file >= 0:
+            os.close(self._file)
+        self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND)
+        self.link, self._number, self._bytes = link, number, length
+        self._full_at = length + segment
+        deleted = len(self._earlier) - kept
+        _delete(path for path, _ in self._earlier[:deleted])
+        del self._earlier[:deleted]
+
+    def _put_aside(self, number: int) -> None:
+        """Give the last segment its number, and leave it where it is, too, until the next takes its place."""
+        aside = artifacts.segment(self._path.parent, number)
+        if self._earlier and not aside.exists():
             try:
-                yield float(entry["now"]), _load(entry["event"]), entry["effects"]
-            except (KeyError, TypeError, ValueError) as error:
-                raise JournalDamaged(path, number, f"not an event of edl ({_brief(error)})") from error
+                os.link(self._path, aside)
+            except OSError:  # a file system without links: for a moment, there is no last segment
+                self._path.rename(aside)
 
-    return reader, entries()
+    def _take_back(self, number: int) -> None:
+        aside = artifacts.segment(self._path.parent, number)
+        if not aside.exists():
+            return  # nothing was put aside
+        if not self._path.exists():
+            aside.rename(self._path)
+        elif aside.samefile(self._path):
+            aside.unlink()
 
 
-def replay(path: Path, config: Config) -> Job:
-    """A new job that has seen all events of the journal.
+def entries(reader: JournalReader) -> Entries:
+    """The lines of a segment, as (now, event, effects as written).
 
     Raises:
-        EdlError: the journal is damaged, or the core decides otherwise than it did; the text names the
-            first line.
+        JournalDamaged: a line is not what a master has written.
     """
-    return _replayed(*read(path), config)
+    for number, entry in reader:
+        try:
+            yield float(entry["now"]), _load(entry["event"]), entry["effects"]
+        except (KeyError, TypeError, ValueError) as error:
+            raise JournalDamaged(reader.path, number, f"not an event of edl ({_brief(error)})") from error
 
 
-def _replayed(
-    reader: JournalReader, entries: Iterator[tuple[float, ev.Event, list[Any]]], config: Config
-) -> Job:
-    job = Job(config)
-    for now, event, written in entries:
+def replay(readers: Iterable[JournalReader], config: Config) -> Job:
+    """The job after segments of one master that follow each other: from the core as it was at the first head.
+
+    Raises:
+        EdlError: one is damaged, or the core decides otherwise than it did, or was otherwise at a head; the
+            text names the first such line.
+    """
+    job: Job | None = None
+    chain = ""
+    for reader in readers:
+        kept = reader.head["state"]
+        if job is None:
+            job = _job_at(reader, config)
+        elif reader.after != chain:
+            raise JournalDamaged(reader.path, 1, "does not go on from the end of the segment before it")
+        elif json.dumps(snapshot.dump(job)) != json.dumps(kept):
+            raise JournalDamaged(
+                reader.path, 1, "its state is not that of the core after the lines before it"
+            )
+        _feed(job, reader)
+        chain = reader.link.chain
+    assert job is not None, "no segment at all"
+    return job
+
+
+def _job_at(reader: JournalReader, config: Config) -> Job:
+    """The core as it was at the head of a segment."""
+    if reader.begins:
+        return Job(config)
+    try:
+        return snapshot.load(reader.head["state"], config)
+    except ValueError as error:
+        raise JournalDamaged(reader.path, 1, f"its state is damaged: {_brief(error)}") from error
+
+
+def _feed(job: Job, reader: JournalReader) -> None:
+    for now, event, written in entries(reader):
         try:
             effects = [_dump(e) for e in job.handle(event, now)]
         except Exception as error:  # of events in an order in which no job could have had them
@@ -139,24 +283,27 @@ def _replayed(
                 reader.link.lines,
                 f"the core now decides {_cut(effects)}, the journal says {_cut(written)}",
             )
-    return job
 
 
-def replayed(output: Path, summary: dict[str, Any]) -> tuple[RunId, Job]:
-    """The run and the end of the job in an output directory, by its journal and nothing else.
+def replayed(output: Path, summary: dict[str, Any]) -> tuple[RunId, Job, Path | None]:
+    """The run and the end of the job in an output directory, by its journal and nothing else; and the oldest
+    segment, if what came before it is not kept.
 
     Raises:
         EdlError: the journal is damaged or not whole, or the core decides otherwise than it did.
     """
-    reader, entries = read(output / artifacts.JOURNAL)
+    readers = segments(output)
+    # Of the last master: one that took over began with an empty core, and learned from the workers.
+    first = max((n for n, reader in enumerate(readers) if reader.begins), default=0)
+    oldest, last = readers[first], readers[-1]
     try:
-        config = JobSpec.parse(reader.head["values"]).config
+        config = JobSpec.parse(oldest.head["values"]).config
     except ConfigError as error:
         wrong = "; ".join(str(error).splitlines())
-        raise JournalDamaged(reader.path, 1, f"its values are invalid: {wrong}") from error
-    job = _replayed(reader, entries, config)
-    reader.check_end(summary)
-    return RunId(reader.head["run_id"]), job
+        raise JournalDamaged(oldest.path, 1, f"its values are invalid: {wrong}") from error
+    job = replay(readers[first:], config)
+    last.check_end(summary)
+    return RunId(last.head["run_id"]), job, None if oldest.begins else oldest.path
 
 
 def unfinished(output: Path, spec: JobSpec) -> tuple[RunId, ev.Adopted] | None:
@@ -167,21 +314,36 @@ def unfinished(output: Path, spec: JobSpec) -> tuple[RunId, ev.Adopted] | None:
         ConfigError: the values of that job are others than `spec`, and not only live ones.
         EdlError: that job has ended, or its journal cannot be read.
     """
-    path = output / artifacts.JOURNAL
-    if not path.exists():
+    paths = artifacts.journals(output)
+    if not paths:
         return None
-    reader, entries = read(path)
+    reader = JournalReader(paths[-1])
     earlier = JobSpec.parse(reader.head["values"])
     if changes := earlier.frozen_changes(spec):
         raise ConfigError(
             f"{output}: its job has other values of {', '.join(changes)}, which a running job keeps; "
             f"choose another --output for a new job"
         )
-    job = _replayed(reader, entries, earlier.config)
+    job = replay([reader], earlier.config)
     if job.ended:
         raise EdlError(f"{output}: its job has ended: {job.phase}")
     workers = tuple((w.id, w.handle or "external") for w in job.pool if w.state != WorkerState.PENDING)
     return RunId(reader.head["run_id"]), ev.Adopted(workers, job.pool.next_id)
+
+
+def _books_after(path: Path) -> tuple[Books, str]:
+    """The books after the last line of a segment, and its `chain`. If it cannot be read, they say why."""
+    try:
+        reader = JournalReader(path)
+        books = Books.load(reader.head["proof"])
+        if reader.begins:
+            books.begin(reader.head["values"])
+        for number, entry in reader:
+            if not books.wrong:
+                books.note(entry, f"segment {reader.number}, line {number}")
+    except (EdlError, *NOT_A_MASTERS) as error:
+        return Books(wrong=_brief(error)), last_chain(path)
+    return books, reader.link.chain
 
 
 def _run_of(path: Path) -> str:
@@ -194,6 +356,11 @@ def _run_of(path: Path) -> str:
         return str(head_of(path)["run_id"])
     except JournalDamaged:
         return ""
+
+
+def _delete(paths: Iterable[Path]) -> None:
+    for path in paths:
+        path.unlink(missing_ok=True)
 
 
 def _dump(value: Any) -> dict[str, Any]:

@@ -20,17 +20,25 @@ def main(directory: str) -> int:
     output = Path(directory)
     try:
         kept = artifacts.read_summary(output)
-        run_id, job = journal.replayed(output, kept)
+        run_id, job, oldest = journal.replayed(output, kept)
     except EdlError as error:
         print(f"edl replay: {plain(str(error))}", file=sys.stderr)
         return 1
-    summary = json.loads(json.dumps({"run_id": run_id, **view.summary(job)}))
+    try:
+        summary = json.loads(json.dumps({"run_id": run_id, **view.summary(job)}))
+    except Exception as error:  # of a state that no job has had
+        what = plain(f"{type(error).__name__}: {error}".partition("\n")[0])
+        print(f"edl replay: the state that the journal leads to is damaged ({what})", file=sys.stderr)
+        return 1
     differing = [key for key in kept if key not in OUTSIDE and kept[key] != summary.get(key)]
     if differing:
         keys = plain(", ".join(differing))
         print(f"edl replay: the end differs from {artifacts.SUMMARY} in {keys}", file=sys.stderr)
         return 1
-    print(f"the same end: {job.phase}, {job.ring.generation} generations, step {job.step}")
+    text = f"the same end: {job.phase}, {job.ring.generation} generations, step {job.step}"
+    if oldest is not None:
+        text += f"; replayed from the state at the head of {oldest.name}: what came before is not kept"
+    print(text)
     return 0
 
 

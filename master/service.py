@@ -13,6 +13,7 @@ import os
 import secrets
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from edl.errors import EdlError
 from edl.full_disk import places
 from master.backends.base import Backend
 from master.core import events as ev
+from master.core import snapshot
 from master.journal import Journal
 from master.loop import Master
 from master.rpc.server import Server
@@ -73,7 +75,8 @@ async def serve(
     master.observers = [*master.observers, tell]
     port = await server.start(listen)  # before anything is written: the address may be taken
     try:
-        journal = Journal(output / artifacts.JOURNAL, master.run_id, master.spec.values)
+        state = partial(snapshot.dump, master.job)
+        journal = Journal(output / artifacts.JOURNAL, master.run_id, master.spec, state)
         try:
             address = f"{host}:{port}"
             ca = tls.authority() if certificate is not None else ""

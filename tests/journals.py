@@ -5,27 +5,37 @@ from __future__ import annotations
 import itertools
 import json
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 from edl.contract import artifacts
 from master.core import events as ev
-from master.core import view
-from master.journal import Journal
+from master.core import snapshot, view
+from master.core.job import Job
+from master.journal import SEGMENT, Journal
+from master.spec import JobSpec
 from tests.stories import Story
 
 RUN = "a run"
 
 
-def keep(story: Story, output: Path, *cuts: int) -> None:
+def keep(story: Story, output: Path, *cuts: int, full_at: int = 0) -> None:
     """Write the story's journal and summary.
 
     Args:
-        cuts: after so many events another master goes on, in a journal of its own.
+        cuts: after so many events another master goes on, in a segment of its own.
+        full_at: bytes of lines in a segment, if it is not to be as long as any.
     """
     history = story.watchdog.history
+    spec = JobSpec.parse(story.values)
     for first, after in itertools.pairwise((0, *cuts, len(history))):
-        journal = Journal(output / artifacts.JOURNAL, RUN, story.values)
+        job = Job(spec.config)
+        journal = Journal(
+            output / artifacts.JOURNAL, RUN, spec, partial(snapshot.dump, job), full_at or SEGMENT
+        )
         for now, event, effects in history[first:after]:
+            if not cuts:
+                job.handle(event, now)
             journal.write(now, event, effects)
         journal.close()
     summary = {"run_id": RUN, "foreign_messages": 0, "journal": asdict(journal.link)}

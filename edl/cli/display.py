@@ -215,11 +215,13 @@ def result(summary: dict[str, Any], kept: str, model: str) -> str:
         lines.append(f"  held out  {held_out}")
     lines += [f"  warning   {text}" for text in summary.get("warnings", [])]
     lines.append("  seconds   " + ", ".join(f"{kind} {seconds:.1f}" for kind, seconds in goodput.items()))
-    changes = summary["generations"][1:]
+    earlier = summary.get("earlier_generations", {"changes": 0, "stall_seconds": 0.0, "redone_records": 0})
+    changes = summary["generations"][0 if earlier["changes"] else 1 :]  # the first ring is no change
     if changes:
-        redone = sum(c["redone_records"] for c in changes)
-        stall = max(c["stall_seconds"] for c in changes)
-        times = "1 time" if len(changes) == 1 else f"{len(changes)} times"
+        count = len(changes) + max(earlier["changes"] - 1, 0)
+        redone = earlier["redone_records"] + sum(c["redone_records"] for c in changes)
+        stall = max(earlier["stall_seconds"], *(c["stall_seconds"] for c in changes), 0.0)
+        times = "1 time" if count == 1 else f"{count:,} times"
         lines.append(f"  ring      changed {times}, longest stall {stall:.2f} s, {redone} records redone")
     if summary["state_losses"]:
         lost = f"{summary['state_losses']} times (no worker that held it was left)"

@@ -82,6 +82,10 @@ class Elastic(Section):
     disk_full_timeout_seconds: NotNegative
 
 
+class Journal(Section):
+    max_bytes: Count = Field(ge=1 << 20)
+
+
 class Local(Section):
     start_method: Literal["spawn", "fork"]
     threads: Count = Field(ge=0)
@@ -101,6 +105,7 @@ class Config(Section):
     data: Data
     elastic: Elastic
     log_level: Literal["debug", "info", "warning", "error"] = Field(json_schema_extra=LIVE)
+    journal: Journal
     local: Local
 
     def high_priority(self, workers: int) -> int:

@@ -1,7 +1,7 @@
 """The files of a job's output directory: their names, and how they are written.
 
 summary.json   how the job ended and what elasticity cost
-events.jsonl   the journal: every event, every decision (events.1.jsonl ...: of earlier masters of the job)
+events.jsonl   the journal: every event, every decision (events.1.jsonl ...: its earlier segments)
 model.keras    the trained model (model.weights.h5, model.weights.npz: when it cannot be saved whole)
 logs/          of the master and of each worker
 master.json    where the running master listens, and its token (readable by the owner only)
@@ -23,8 +23,9 @@ SUMMARY, JOURNAL, MODEL, LOGS, CONTACT = "summary.json", "events.jsonl", "model.
 LOCK = ".lock"
 WEIGHTS, VARIABLES = "model.weights.h5", "model.weights.npz"  # when the model cannot be saved whole
 
-# Of its lines. 3: a chain of hashes (edl.contract.journals); 4: steps instead of leases; 5: no heartbeats
+# Of its lines. 3: a chain of hashes (edl.contract.journals); 4: steps, no leases; 5: segments, no heartbeats
 JOURNAL_VERSION = 5
+_SEGMENT = re.compile(r"events\.([0-9]{1,9})\.jsonl")
 
 
 @dataclass(frozen=True)
@@ -75,11 +76,21 @@ def lock(output: Path) -> int:
 
 
 def journals(output: Path) -> list[Path]:
-    """The journals of the job's masters, in order; the last is events.jsonl."""
-    numbered = [
-        p for p in output.glob("events.*.jsonl") if re.fullmatch(r"events\.[0-9]{1,9}\.jsonl", p.name)
-    ]
-    return [*sorted(numbered, key=lambda p: int(p.suffixes[0][1:])), output / JOURNAL]
+    """The segments of a job's journal that are there, in order; the last is events.jsonl."""
+    earlier = [path for path in output.glob("events.*.jsonl") if _SEGMENT.fullmatch(path.name)]
+    return [*sorted(earlier, key=number_of), *(path for path in [output / JOURNAL] if path.exists())]
+
+
+def segment(output: Path, number: int) -> Path:
+    """The file of a segment of the journal that is not the last one."""
+    return output / f"events.{number}.jsonl"
+
+
+def number_of(path: Path) -> int:
+    """Of a segment, by its file."""
+    found = _SEGMENT.fullmatch(path.name)
+    assert found is not None, path
+    return int(found[1])
 
 
 def read_summary(output: Path) -> dict[str, Any]:

@@ -1,12 +1,21 @@
-"""The file format of a journal: a head, then one line for each event, all of them in one chain of hashes.
+"""The file format of a journal: segments, each a head and then one line for each event, in one chain of
+hashes.
 
-    {"journal": "edl", "version": 3, "run_id": ..., "after": "", "values": {...}, "chain": "77ab..."}
+    {"journal": "edl", "version": 5, "run_id": ..., "number": 7, "oldest": 3, "after": "5f0e...",
+     "values": {...}, "proof": {...}, "state": {...}, "chain": "77ab..."}
     {"now": ..., "event": {...}, "effects": [...], "chain": "09c1..."}
 
 `chain` is the hash of the line without it and of the `chain` of the line before. So a line that was edited,
-deleted, swapped or added is known: the chain is broken there. The journal of a run's next master goes on from
-the last line of the journal before it (`after`), and the summary names the last line of all, so that lines
-which are missing at the end are known too.
+deleted, swapped or added is known: the chain is broken there. A segment goes on from the last line of the
+one before it (`after`), and the summary names the last line of all, so that lines which are missing at the
+end are known too.
+
+A master begins a segment, and goes on in another one whenever one is full. When all of them together would
+be too large, the oldest are deleted. What they have shown is kept at the head of the next: the books over
+all lines before it (`proof`; `edl.contract.books`), and what the master's core was then (`state`; null
+where a master begins, with an empty core). So `edl audit` and `edl replay` go on from any head. `oldest` is
+the number of the oldest segment that was kept when the segment began: if one from there on is missing,
+somebody else has deleted it. Which number a file has: `edl.contract.artifacts`.
 
 A last line without its newline is torn: the master was killed while it wrote it. It is not in the journal.
 
@@ -22,6 +31,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from edl.contract import artifacts
@@ -31,6 +41,12 @@ DIGITS = 32  # of a link: 128 bits
 _SEAL = re.compile(rb', "chain": "([0-9a-f]{%d})"\}\n' % DIGITS)
 _SEAL_LENGTH = len(', "chain": ""}\n') + DIGITS
 _TAIL = 1 << 20  # more than any line has
+
+
+_IN_A_HEAD: dict[str, Any] = {
+    "number": int, "oldest": int, "after": str, "values": dict,
+    "proof": (dict, NoneType), "state": (dict, NoneType),
+}  # fmt: skip
 
 
 class JournalDamaged(EdlError):
@@ -59,18 +75,33 @@ class Link:
         return Link(self.lines + 1, chain), f'{body[:-1]}, "chain": "{chain}"}}\n'
 
 
-def head(run_id: str, values: Mapping[str, Any], after: str) -> dict[str, Any]:
-    """The first line of a journal.
+@dataclass(frozen=True)
+class Head:
+    """What a segment begins with.
 
     Args:
-        after: the last `chain` of the journal of the run's master before; empty for the first master.
+        number: of the segment, from 1; the masters of a run count on.
+        oldest: the number of the oldest segment that is kept.
+        after: the last `chain` before it; empty at the beginning of a run.
+        values: of the master that writes it, as they were when it began.
+        proof: what `Books.dump` gave after the last line before it; None: there is none before it.
+        state: what the core was after that line; None: a master begins, with an empty core.
     """
-    version = artifacts.JOURNAL_VERSION
-    return {"journal": "edl", "version": version, "run_id": run_id, "after": after, "values": values}
+
+    run_id: str
+    number: int
+    oldest: int
+    after: str
+    values: Mapping[str, Any]
+    proof: Mapping[str, Any] | None
+    state: Any
+
+    def line(self) -> dict[str, Any]:
+        return {"journal": "edl", "version": artifacts.JOURNAL_VERSION, **vars(self)}
 
 
 class JournalReader:
-    """A journal that is read once, from its first line to its last.
+    """A segment that is read once, from its first line to its last.
 
     Args:
         path: the file. Its head is read now.
@@ -89,10 +120,15 @@ class JournalReader:
                 f"{path}: the journal has version {version}, this edl reads version "
                 f"{artifacts.JOURNAL_VERSION}; use the version of edl that wrote it"
             )
-        after = self.head.get("after")
-        if not isinstance(after, str) or not isinstance(self.head.get("values"), dict):
+        said: dict[str, Any] = {key: self.head.get(key) for key in _IN_A_HEAD}
+        whole = all(isinstance(said[key], kinds) for key, kinds in _IN_A_HEAD.items())
+        if not whole or (said["number"] == 1) != (said["proof"] is None):
             raise JournalDamaged(path, 1, "the journal's head is incomplete")
-        self.link = Link(0, after)
+        self.number: int = said["number"]
+        self.oldest: int = said["oldest"]
+        self.after: str = said["after"]
+        self.begins = said["state"] is None  # whether a master begins with it
+        self.link = Link(0, self.after)
         self._open_line(first)
 
     def __iter__(self) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -145,6 +181,30 @@ class JournalReader:
             )  # fmt: skip
         self.link = Link(number, chain)
         return _parsed(self.path, number, body)
+
+
+def segments(output: Path) -> list[JournalReader]:
+    """The segments that a directory has of its job's journal, in order: none is missing among them.
+
+    Raises:
+        EdlError: one cannot be read, is no journal, or one of another version of edl.
+        JournalDamaged: one is missing, or damaged at its head.
+    """
+    paths = artifacts.journals(output)
+    newest = JournalReader(paths.pop() if paths else output / artifacts.JOURNAL)
+    there = {artifacts.number_of(path): path for path in paths}
+    found = []
+    for number in range(newest.oldest, newest.number):
+        if (path := there.get(number)) is None:
+            raise JournalDamaged(
+                artifacts.segment(output, number), 1,
+                f"the file is missing: {newest.path.name} goes on from segments {newest.oldest} to "
+                f"{newest.number - 1}",
+            )  # fmt: skip
+        found.append(JournalReader(path))
+        if (said := found[-1].number) != number:
+            raise JournalDamaged(path, 1, f"it is segment {said} of the journal")
+    return [*found, newest]
 
 
 def last_chain(path: Path) -> str:

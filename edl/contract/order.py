@@ -49,10 +49,11 @@ class Order:
 
     Args:
         shuffle: False gives the records as they lie.
+        window: how many places are looked up together. More is faster where all of them are wanted.
     """
 
-    def __init__(self, layout: Layout, seed: int, shuffle: bool = True):
-        self.layout, self.shuffle = layout, shuffle
+    def __init__(self, layout: Layout, seed: int, shuffle: bool = True, window: int = WINDOW):
+        self.layout, self.shuffle, self._width = layout, shuffle, window
         self._seed = mix(seed)
         self._blocks = -(-layout.records // layout.block)
         self._shards = max(min(layout.shards, self._blocks), 1)
@@ -112,9 +113,9 @@ class Order:
             raise ValueError(f"[{start}, {stop}) is not a range inside one epoch of {size} records")
         epoch, place = divmod(start, size)
         end, pieces = place + stop - start, []
-        for number in range(place // WINDOW, (end - 1) // WINDOW + 1):
+        for number in range(place // self._width, (end - 1) // self._width + 1):
             records, shard, point = self._window(epoch, number)
-            here = slice(max(place - number * WINDOW, 0), end - number * WINDOW)
+            here = slice(max(place - number * self._width, 0), end - number * self._width)
             pieces.append((records[here], shard[here], point[here]))
         if len(pieces) == 1:
             return pieces[0]
@@ -122,14 +123,14 @@ class Order:
         return records, shard, point
 
     def _window(self, epoch: int, number: int) -> Found:
-        """`_at`, of the places [number * WINDOW, (number + 1) * WINDOW) of an epoch; the last few are kept.
+        """`_at`, of the places of the window with this number of an epoch; the last few windows are kept.
 
         NumPy takes as long for a few records as for some hundreds, and a step may have but a few.
         """
         if (kept := self._windows.get((epoch, number))) is not None:
             return kept
-        first = number * WINDOW
-        places = np.arange(first, min(first + WINDOW, self.layout.records), dtype=np.int64)
+        first = number * self._width
+        places = np.arange(first, min(first + self._width, self.layout.records), dtype=np.int64)
         nothing = np.zeros_like(places)
         found: Found
         if not self.shuffle:

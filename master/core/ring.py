@@ -15,6 +15,8 @@ from edl.contract.reasons import Reason
 from master.core import events as ev
 from master.core.workers import IN, NO_RING, Pool, WorkerRecord
 
+KEPT_CHANGES = 100  # a job that runs for a month has ten thousand
+
 
 @dataclass(slots=True)
 class Change:
@@ -58,6 +60,20 @@ class Change:
         return [ev.Notice(reason, f"{text} ({self.cause})")]
 
 
+@dataclass(slots=True)
+class Earlier:
+    """The sum of the changes that are too long ago to be kept one by one."""
+
+    changes: int = 0
+    stall_seconds: float = 0.0  # the longest of any
+    redone_records: int = 0
+
+    def add(self, change: Change) -> None:
+        self.changes += 1
+        self.stall_seconds = max(self.stall_seconds, change.stall_seconds)
+        self.redone_records += change.redone_records
+
+
 class Ring:
     """The ring that is; no members: there is none."""
 
@@ -71,7 +87,8 @@ class Ring:
         self._asked: set[WorkerId] = set()  # to leave it
         self.lost_member = False  # whether a member has been lost
         self.shares: tuple[int, ...] = ()  # of each step, by rank
-        self.changes: list[Change] = []
+        self.changes: list[Change] = []  # the last ones
+        self.earlier = Earlier()
 
     @property
     def inside(self) -> list[WorkerRecord]:
@@ -101,7 +118,11 @@ class Ring:
         self.generation, self.members = change.generation, change.members
         self.ranks = {worker: rank for rank, worker in enumerate(change.members)}
         self.closing, self.planned, self.lost_member = "", True, False
+        if self.changes:
+            self.changes[-1].stepped = set()  # it is over, and told
         self.changes.append(change)
+        if len(self.changes) > KEPT_CHANGES:
+            self.earlier.add(self.changes.pop(0))
 
     def close(self, why: str, planned: bool) -> list[ev.Effect]:
         """Have every member leave: at a step boundary, or by a cut when the ring is broken."""

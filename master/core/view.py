@@ -7,7 +7,7 @@ That is derived from the job's state and nothing else, so a replayed journal giv
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -123,6 +123,7 @@ def summary(job: Job) -> dict[str, Any]:
         "digests": {str(w): d for w, d in job.result.digests.items()},
         "goodput_seconds": job.goodput.at(job.ended_at or 0.0),
         "generations": [_change(change) for change in job.ring.changes],
+        "earlier_generations": asdict(job.ring.earlier),
         "failures": [{"worker": f.worker, "why": f.why, "traceback": f.traceback} for f in job.failures],
         "state_losses": job.restarts,
         "stale_messages": job.stale,

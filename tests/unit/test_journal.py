@@ -1,8 +1,14 @@
-"""The journal of an earlier version of edl: `master.journal`, `edl.audit`."""
+"""What a master keeps, and the next one finds: `master.journal`. (Forgers: test_damaged_journals.py.)"""
 
 from __future__ import annotations
 
 import json
+import os
+import re
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,8 +16,16 @@ import pytest
 from edl import audit
 from edl.config import values
 from edl.contract import artifacts
+from edl.contract.books import Books
+from edl.contract.journals import JournalReader, segments
 from edl.errors import EdlError
-from master import journal
+from master import journal, replay
+from master.core import events as ev
+from master.spec import JobSpec
+from tests import month
+from tests.month import Month
+
+MEBIBYTE = 1 << 20
 
 
 def written_by_an_earlier_edl(output: Path) -> Path:
@@ -21,7 +35,7 @@ def written_by_an_earlier_edl(output: Path) -> Path:
     return output / artifacts.JOURNAL
 
 
-@pytest.mark.parametrize("read", [lambda path: journal.read(path), lambda path: audit.audit(path.parent)])
+@pytest.mark.parametrize("read", [JournalReader, lambda path: audit.audit(path.parent)])
 def test_a_journal_of_an_earlier_version_is_refused_in_words(read, tmp_path: Path) -> None:
     path = written_by_an_earlier_edl(tmp_path)
     with pytest.raises(EdlError, match=r"events.jsonl: the journal has version 1, this edl reads version 5"):
@@ -31,7 +45,7 @@ def test_a_journal_of_an_earlier_version_is_refused_in_words(read, tmp_path: Pat
 def test_a_new_master_of_the_run_keeps_it_all_the_same(tmp_path: Path) -> None:
     path = written_by_an_earlier_edl(tmp_path)
     before = path.read_text()
-    journal.Journal(path, "a run", values.defaults()).close()
+    journal.Journal(path, "a run", JobSpec.parse(values.defaults()), dict).close()
     assert (tmp_path / "events.1.jsonl").read_text() == before
 
 
@@ -39,4 +53,210 @@ def test_a_file_that_is_not_a_journal_is_refused(tmp_path: Path) -> None:
     path = tmp_path / artifacts.JOURNAL
     path.write_text('{"journal": "of a ship"}\n')
     with pytest.raises(EdlError, match="not a journal of edl"):
-        journal.read(path)
+        JournalReader(path)
+
+
+# --- segments
+
+
+def sizes(output: Path) -> list[int]:
+    return [path.stat().st_size for path in artifacts.journals(output)]
+
+
+def test_a_long_job_keeps_within_its_bytes_and_is_proved_whole(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lived = Month(workers=8, changes=400, most=MEBIBYTE)
+    kept, most = month.journal(lived, tmp_path), 0
+    written = 0
+
+    def hear(now: float, event: ev.Event, effects: list[ev.Effect]) -> None:
+        nonlocal most, written
+        kept.write(now, event, effects)
+        written += 1
+        most = max(most, sum(sizes(tmp_path))) if written % 50 == 0 else most
+
+    lived.hear = hear
+    lived.run()
+    kept.close()
+    month.summarize(lived, kept, tmp_path)
+    assert MEBIBYTE / 2 < most <= MEBIBYTE
+    told = audit.audit(tmp_path)
+    assert told.startswith(
+        "exactly once: 10,000 records x 10 epochs in 1,000 steps, 401 rings; 8 workers ended"
+    )
+    found = re.search(r"read here: the last ([0-9,]+) of ([0-9,]+) events, from step ([0-9,]+) on", told)
+    assert found is not None, told
+    seen, of, step = (int(number.replace(",", "")) for number in found.groups())
+    assert (of, step > 500) == (written, True)
+    assert seen == sum(len(path.read_bytes().splitlines()) - 1 for path in artifacts.journals(tmp_path))
+    assert replay.main(str(tmp_path)) == 0
+    oldest = artifacts.journals(tmp_path)[0].name
+    told = capsys.readouterr().out
+    assert told.startswith("the same end: Succeeded, 401 generations, step 1000; replayed from the state at")
+    assert f"the head of {oldest}" in told
+
+
+def test_a_new_master_reads_the_last_segment_and_learns_as_much_as_from_all(tmp_path: Path) -> None:
+    lived = Month(workers=4, changes=60, most=10 * MEBIBYTE)
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    whole.mkdir()
+    parts.mkdir()
+    one, many = month.journal(lived, whole), month.journal(lived, parts, full_at=4096)
+    answers = []
+
+    def hear(now: float, event: ev.Event, effects: list[ev.Effect]) -> None:
+        one.write(now, event, effects)
+        many.write(now, event, effects)
+        if len(answers) < 40 and isinstance(event, ev.Closed | ev.Ready):
+            answers.append([journal.unfinished(output, lived.spec) for output in (whole, parts)])
+
+    lived.hear = hear
+    lived.run()
+    assert len(artifacts.journals(whole)) == 1 and len(artifacts.journals(parts)) > 4
+    assert len(answers) == 40
+    for from_all, from_the_last in answers:
+        assert from_all is not None and from_all == from_the_last
+    with pytest.raises(EdlError, match="its job has ended: Succeeded"):
+        journal.unfinished(parts, lived.spec)
+    for path in artifacts.journals(parts)[:-1]:
+        path.write_text("it is not read\n")
+    with pytest.raises(EdlError, match="its job has ended: Succeeded"):
+        journal.unfinished(parts, lived.spec)
+
+
+def test_masters_and_segments_make_one_chain_of_numbers(tmp_path: Path) -> None:
+    lived = Month(workers=2, changes=20)
+    kept = [month.journal(lived, tmp_path, full_at=4096)]
+    count = 0
+
+    def hear(now: float, event: ev.Event, effects: list[ev.Effect]) -> None:
+        nonlocal count
+        kept[-1].write(now, event, effects)
+        count += 1
+        if count in (60, 61, 150):
+            kept[-1].close()
+            kept.append(month.journal(lived, tmp_path, full_at=4096))
+
+    lived.hear = hear
+    lived.run()
+    kept[-1].close()
+    month.summarize(lived, kept[-1], tmp_path)
+    names = [path.name for path in artifacts.journals(tmp_path)]
+    assert names == [*(f"events.{n}.jsonl" for n in range(1, len(names))), "events.jsonl"]
+    assert len(names) > 6
+    assert audit.audit(tmp_path).startswith(
+        "exactly once: 10,000 records x 10 epochs in 1,000 steps, 21 rings"
+    )
+
+
+def test_a_master_killed_while_it_begins_a_segment_leaves_a_journal_that_the_next_goes_on_with(
+    tmp_path: Path,
+) -> None:
+    command = [sys.executable, "-m", "tests.killed_writers", str(tmp_path), "1500"]
+    told = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert told.returncode == 0, told.stderr
+    many, most, begun = int(told.stdout), 0, 0
+    spec = Month(workers=2, changes=20).spec
+    for number in range(1, many):
+        output = tmp_path / str(number)
+        begun += journal.unfinished(output, spec) is not None
+        journal.Journal(output / artifacts.JOURNAL, month.RUN, spec, dict).close()
+        assert not list(output.glob(".events*")), "half a segment"
+        books, chain = Books(), ""
+        for reader in segments(output):
+            assert (reader.after, Books.load(reader.head["proof"])) == (chain, books), reader.path
+            if reader.begins:
+                books.begin(reader.head["values"])
+            for line, entry in reader:
+                books.note(entry, str(line))
+            assert not reader.torn
+            chain = reader.link.chain
+        most = max(most, reader.number)
+    assert most > 5 and many > 3 * most
+    assert begun >= many - 4, "only a job whose first head was not in place has not begun"
+
+
+def test_without_links_a_killed_master_may_leave_no_last_segment_and_the_next_goes_on_all_the_same(
+    tmp_path: Path,
+) -> None:
+    lived = Month(workers=2, changes=20)
+    kept = month.journal(lived, tmp_path, full_at=4096)
+    lived.hear = kept.write
+    for act in (lived.begin, *[lived.change] * 8):
+        act()
+    kept.close()
+    number = JournalReader(tmp_path / artifacts.JOURNAL).number
+    (tmp_path / artifacts.JOURNAL).rename(artifacts.segment(tmp_path, number))  # and then it was killed
+    assert journal.unfinished(tmp_path, lived.spec) is not None
+    month.journal(lived, tmp_path).close()
+    *_, before, last = segments(tmp_path)
+    assert (before.number, last.number) == (number, number + 1)
+    assert len(list(before)) > 0 and last.after == before.link.chain
+
+
+def with_most_bytes_in_a_file(most: int, act: Callable[[], None]) -> None:
+    """A disk that has no room for more: what is written beyond is refused (EFBIG)."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, before[1]))
+    try:
+        act()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_without_room_for_another_segment_a_master_goes_on_in_this_one(tmp_path: Path) -> None:
+    lived = Month(workers=1, changes=0)
+    too_long = [True]
+
+    def state() -> object:
+        return {"long": "x" * 200_000} if too_long else {}
+
+    kept = journal.Journal(tmp_path / artifacts.JOURNAL, "a run", lived.spec, state, full_at=4096)
+
+    def write(lines: int) -> None:
+        for _ in range(lines):
+            kept.write(1.0, ev.Tick(), [])
+
+    with_most_bytes_in_a_file(100_000, lambda: write(200))
+    assert [path.name for path in artifacts.journals(tmp_path)] == [artifacts.JOURNAL]
+    assert kept.trouble == "", "there is room for lines"
+    assert os.listdir(tmp_path) == [artifacts.JOURNAL], "no half of a segment"
+    too_long.clear()
+    with_most_bytes_in_a_file(100_000, lambda: write(200))
+    assert len(artifacts.journals(tmp_path)) > 1
+    kept.close()
+    assert sum(len(list(JournalReader(path))) for path in artifacts.journals(tmp_path)) == 400
+
+
+def test_lines_for_which_there_is_no_room_wait_and_then_a_segment_begins(tmp_path: Path) -> None:
+    lived = Month(workers=1, changes=0)
+    kept = journal.Journal(tmp_path / artifacts.JOURNAL, "a run", lived.spec, dict, full_at=8192)
+
+    def write(lines: int) -> None:
+        for _ in range(lines):
+            kept.write(1.0, ev.Tick(), [])
+
+    with_most_bytes_in_a_file(6000, lambda: write(100))
+    assert "it is kept in memory until there is room" in kept.trouble
+    assert len(artifacts.journals(tmp_path)) == 1
+    write(1)
+    assert kept.trouble == ""
+    assert len(artifacts.journals(tmp_path)) == 2
+    kept.close()
+    assert sum(len(list(JournalReader(path))) for path in artifacts.journals(tmp_path)) == 101
+
+
+def test_the_whole_journal_is_rescued(tmp_path: Path) -> None:
+    job, elsewhere = tmp_path / "job", tmp_path / "elsewhere"
+    job.mkdir()
+    elsewhere.mkdir()
+    lived = Month(workers=2, changes=20)
+    kept = month.journal(lived, job, full_at=4096)
+    lived.hear = kept.write
+    lived.run()
+    kept.rescue(elsewhere)
+    kept.close()
+    month.summarize(lived, kept, elsewhere)
+    assert len(artifacts.journals(elsewhere)) > 3
+    assert audit.audit(elsewhere).startswith("exactly once: 10,000 records x 10 epochs")

@@ -58,6 +58,14 @@ def test_the_order_does_not_depend_on_how_it_is_cut(layout: Layout, data: st.Dat
     np.testing.assert_array_equal(np.concatenate(pieces), whole)
 
 
+@pytest.mark.parametrize("layout", [Layout(5000), Layout(5000, 7, 64)])
+def test_how_many_places_are_looked_up_together_makes_no_difference(layout: Layout) -> None:
+    few, many = Order(layout, 3, window=100), Order(layout, 3, window=1 << 15)
+    for start, stop in [(0, 5000), (5000, 5099), (9873, 10_000), (7_001, 8_200)]:
+        assert few.records(start, stop).tolist() == many.records(start, stop).tolist()
+    assert Order(layout, 3).records(0, 5000).tolist() == many.records(0, 5000).tolist()
+
+
 @settings(max_examples=25)
 @given(layouts, parts, st.integers(1, 100), st.booleans(), st.integers(0, 2))
 def test_the_parts_of_all_ranks_are_the_step_whatever_the_ring(

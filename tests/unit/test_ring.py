@@ -7,7 +7,7 @@ import pytest
 from edl.contract.ids import Generation, WorkerId
 from edl.contract.reasons import Reason
 from master.core import events as ev
-from master.core.ring import Ring
+from master.core.ring import KEPT_CHANGES, Earlier, Ring
 from master.core.workers import IN, OUT, UP, Pool
 
 BOTH = (WorkerId(0), WorkerId(1))
@@ -92,3 +92,14 @@ def test_what_a_change_cost_is_told_once(from_size: int, stepped: int, reason: R
         )
     assert change.tell() == [ev.Notice(reason, text)]
     assert change.tell() == []
+
+
+def test_of_a_long_job_the_last_changes_are_kept_and_the_sum_of_those_before() -> None:
+    ring, _ = a_ring()
+    for n in range(KEPT_CHANGES + 20):
+        stepped = ev.Stepped(WorkerId(0), ring.generation, n, 5.0 if n == 3 else 0.1, 2, 0.0)
+        assert ring.changes[-1].note(stepped)
+        ring.form(BOTH, "worker 1 joins", now=float(n))
+    assert len(ring.changes) == KEPT_CHANGES
+    assert ring.earlier == Earlier(changes=21, stall_seconds=5.0, redone_records=42)
+    assert [change.generation for change in (ring.changes[0], ring.changes[-1])] == [22, KEPT_CHANGES + 21]

@@ -61,6 +61,19 @@ def test_a_status_is_shown_without_obeying_what_is_in_it(
     assert "\x1b" not in shown and "\x9b" not in shown
 
 
+def test_the_changes_of_a_ring_are_told_whole_though_only_the_last_are_kept_one_by_one() -> None:
+    changes = [{"redone_records": 3, "stall_seconds": 0.2}, {"redone_records": 4, "stall_seconds": 0.1}]
+    ended = {
+        "phase": "Succeeded", "reason": "", "seconds": 1.0, "traceback": "", "loss": None,
+        "records": {"size": None}, "task": {}, "metrics": {}, "goodput_seconds": {}, "state_losses": 0,
+        "generations": changes,
+    }  # fmt: skip
+    assert "ring      changed 1 time, longest stall 0.10 s, 4 records redone" in display.result(ended, "", "")
+    earlier = {"changes": 9_900, "stall_seconds": 1.5, "redone_records": 100}
+    told = display.result({**ended, "earlier_generations": earlier}, "", "")
+    assert "ring      changed 9,901 times, longest stall 1.50 s, 107 records redone" in told
+
+
 def test_a_log_line_is_as_it_is_but_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     for terminal, expected in ((False, "a\rb\x1b[1m\n"), (True, "b\\x1b[1m\n")):
         file = io.StringIO()

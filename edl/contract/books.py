@@ -1,0 +1,195 @@
+"""The running proof of a job: what follows from the lines of its journal so far, and from nothing else.
+
+It shares no code with the master's decisions. From the events and effects as they were written it keeps its
+own books, and checks at every line:
+
+- a ring goes on from the step of its root, which never falls below a step that every member of a ring had,
+  unless all who had that one were lost, and that was told;
+- every ring uses the data layout and the number of epochs of the job, and divides each step over its
+  members.
+
+The books are small, whatever the job's length. `edl audit` keeps them over the lines that it reads; the
+master keeps them too and writes them at the head of each segment, so that those before can be deleted: what
+they have shown goes on in the books.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from edl.contract.layout import Layout
+from edl.contract.ranges import RangeSet
+from edl.contract.reasons import Reason
+from edl.contract.steps import Steps
+from edl.errors import EdlError
+
+Entry = Mapping[str, Any]
+NOT_A_MASTERS = (LookupError, TypeError, ValueError, AttributeError, AssertionError)
+"""What comes of a line that no master has written."""
+
+
+class AuditFailed(EdlError):
+    """A record was lost or counted twice, or the books do not agree."""
+
+
+@dataclass(frozen=True, slots=True)
+class Out:
+    """What a worker said of its state when it last left a ring."""
+
+    step: int = 0
+    skipped: RangeSet = field(default_factory=RangeSet)  # steps that are not in it
+    bad: dict[int, int] = field(default_factory=dict)  # by epoch: how many records were left out
+
+    @staticmethod
+    def of(event: Entry) -> Out:
+        skipped = RangeSet.of((a, b) for a, b in event["skipped"]["ranges"])
+        return Out(event["step"], skipped, {int(epoch): count for epoch, count in event["bad"].items()})
+
+
+@dataclass
+class Books:
+    """What is known after so many lines."""
+
+    lines: int = 0  # events that are in the books
+    wrong: str = ""  # the first thing that a master found wrong with what is deleted by now, if any
+    epochs: int = 0
+    batch: int = 0
+    seed: int = 0
+    shuffle: bool = False
+    layout: Layout | None = None
+    generation: int = 0
+    members: set[int] = field(default_factory=set)
+    root_step: int = 0  # from which the ring went on
+    joined: set[int] = field(default_factory=set)  # of its members
+    safe: int = 0  # a step that every member of a ring had
+    out: dict[int, Out] = field(default_factory=dict)  # by worker
+    skipped: RangeSet = field(default_factory=RangeSet)  # steps that are not in the model
+    bad: dict[int, int] = field(default_factory=dict)  # by epoch: how many records were left out
+    named: set[tuple[int, int]] = field(default_factory=set)  # of these: epoch and record
+    holders: set[int] = field(default_factory=set)
+    exported: int | None = None  # the step of who saved the model
+    rings: int = 0
+    losses: int = 0
+
+    @staticmethod
+    def load(kept: Any) -> Books:
+        """The books as `dump` gave them; of nothing: new ones.
+
+        Raises:
+            ValueError: they are not books.
+        """
+        try:
+            return _BOOKS.validate_python(kept) if kept is not None else Books()
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+
+    def dump(self) -> dict[str, Any]:
+        """Ready for JSON."""
+        kept: dict[str, Any] = _BOOKS.dump_python(self, mode="json")
+        return kept
+
+    def begin(self, values: Entry) -> None:
+        """A master begins, the job's first one or one that took over, with these values.
+
+        Raises:
+            ValueError: they are not the values of a job.
+        """
+        try:
+            training, data = values["training"], values["data"]
+            self.epochs, self.batch = int(training["epochs"]), int(training["batchSize"])
+            self.seed, self.shuffle = int(training["seed"]), bool(data["shuffle"])
+        except (LookupError, TypeError, ValueError, OverflowError) as error:
+            raise ValueError(f"{type(error).__name__}: {error}") from error
+        if min(self.epochs, self.batch) < 1:
+            raise ValueError(f"{self.epochs} epochs, batches of {self.batch}")
+
+    def note(self, entry: Entry, where: str) -> None:
+        """The next line.
+
+        Raises:
+            AuditFailed: it contradicts those before.
+            NOT_A_MASTERS: no master has written it.
+        """
+        self.lines += 1
+        self._note(entry, where)
+
+    def _note(self, entry: Entry, where: str) -> None:
+        event = entry["event"]
+        match event["type"]:
+            case "Ready" | "Resume" if self.layout is None:
+                self.layout = Layout(**event["layout"])
+        match event["type"]:
+            case "Resume":
+                if event["left_ring"] is not None:
+                    self._note({"event": {**event["left_ring"], "type": "LeftRing"}, "effects": []}, where)
+                if event["joined"]:
+                    self.holders.add(event["worker"])
+                self.generation = max(self.generation, event["generation"])
+            case "JoinedRing":
+                self.holders.add(event["worker"])
+                self._joined(event)
+            case "LeftRing":
+                self.out[event["worker"]] = Out.of(event)
+                if event["has_state"]:
+                    self.holders.add(event["worker"])
+            case "Gone":  # for good: it is nobody's root any more
+                self.holders.discard(event["worker"])
+                self.out.pop(event["worker"], None)
+            # One of an older ring comes too late: what its members said when they left it is newer.
+            case "Progress" if event["generation"] == self.generation:
+                # A member has made a step in this ring. All took part in it, so they have the one before.
+                self.safe = max(self.safe, event["step"] - 1)
+            case "BadRecords" if event["generation"] == self.generation:
+                self.named |= {(event["epoch"], int(record)) for record in event["records"]}
+            case "EpochEnded" if event["generation"] == self.generation and self.layout is not None:
+                steps = Steps(self.layout.records, self.batch)
+                self.safe = max(self.safe, event["epochs"] * steps.per_epoch)
+            case "Live" if not any(e.get("reason") == Reason.SpecRefused for e in entry["effects"]):
+                self.epochs = int(event["epochs"])
+        lost = any(effect.get("reason") == Reason.StateLost for effect in entry["effects"])
+        for effect in entry["effects"]:
+            match effect["type"]:
+                case "Form":
+                    self._form(effect, lost, where)
+                case "Export":
+                    self.exported = self._goes_on(effect["worker"], lost, where)
+
+    def _joined(self, event: Entry) -> None:
+        if event["generation"] == self.generation and event["worker"] in self.members:
+            self.joined.add(event["worker"])
+            if self.joined == self.members:  # nobody has less than the ring began with
+                self.safe = max(self.safe, self.root_step)
+
+    def _form(self, form: Entry, lost: bool, where: str) -> None:
+        self.rings += 1
+        self.generation, self.members, self.joined = form["generation"], set(form["members"]), set()
+        if Layout(**form["layout"]) != self.layout:
+            raise AuditFailed(f"{where}: the ring trains on {form['layout']}, the job on {self.layout}")
+        if form["epochs"] != self.epochs:
+            raise AuditFailed(f"{where}: the ring trains {form['epochs']} epochs, the job {self.epochs}")
+        if len(form["shares"]) != len(form["members"]) or min(form["shares"]) < 0 or not any(form["shares"]):
+            raise AuditFailed(f"{where}: {form['shares']} does not divide a step over {form['members']}")
+        self.root_step = self._goes_on(form["root"], lost, where)
+
+    def _goes_on(self, root: int, lost: bool, where: str) -> int:
+        """From the state of this worker; from none at all if it holds none.
+
+        Args:
+            lost: it was told that all who had more are gone.
+        """
+        out = self.out[root] if root in self.holders else Out()
+        if root in self.holders and out.step < self.safe and not lost:
+            raise AuditFailed(
+                f"{where}: step {self.safe} was in the model and is no longer: it goes on from {out.step}"
+            )
+        self.losses += out.step < self.safe
+        self.safe, self.skipped, self.bad = min(self.safe, out.step), out.skipped, out.bad
+        return out.step
+
+
+_BOOKS = TypeAdapter(Books)
