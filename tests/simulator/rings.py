@@ -68,6 +68,7 @@ class Delivery:
         self.lock = nullcontext()
         self._begins_at: int | None = world.fleet.workers[form.root].step  # None once it has begun
         self._noted = False  # that it is broken
+        self._await_state: set[Sim] = set()
 
     def wait(self, slot: Slot) -> None:
         self.members[slot.rank].waits(lambda: slot.done)
@@ -119,12 +120,17 @@ class Delivery:
         self.fleet.does(taker, self.random.choice((0.001, 0.05, 0.5, 3.0)) * self.random.random(), arrives)
 
     def await_state(self, coming: Coming) -> None:
-        self.members[coming.rank].waits(lambda: coming.here or coming.circle.broken)
+        w = self.members[coming.rank]
+        self._await_state.add(w)
+        w.waits(lambda: coming.here or coming.circle.broken)
+        self._await_state.discard(w)
         if not coming.here:
             raise RingBroken("the state did not come")
 
     def give_up(self, circle: Circle, slots: Sequence[Slot], why: str) -> None:
         """The members notice, each at its own moment."""
+        for w in self._await_state:
+            self.fleet.does(w, 0.01, w.go_on)
         assert circle.broken or not slots, "the members leave the ring at different steps"
         if circle.broken and not self._noted:  # a break reaches some at first: these cut the ring
             self._noted = True
