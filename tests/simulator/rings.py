@@ -135,7 +135,8 @@ class Delivery:
         if circle.broken and not self._noted:  # a break reaches some at first: these cut the ring
             self._noted = True
             self.world.faults.moment("breaking")
-            slots = self.random.sample(slots, self.random.randint(1, len(slots))) if slots else ()
+            some = self.random.sample(slots, self.random.randint(1, len(slots))) if slots else ()
+            slots = [slot for slot in slots if slot in some or self.members[slot.rank].ring.is_cut]
         for slot in slots:
             w = self.members[slot.rank]
             own = w.session.was_cut(self.form.generation) or w.session.stopped
