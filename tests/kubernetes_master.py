@@ -78,12 +78,15 @@ class MasterProcess:
 
 
 @contextmanager
-def master(output: Path, namespace: str, env: Mapping[str, str], pod: str = "") -> Iterator[MasterProcess]:
+def master(
+    output: Path, namespace: str, env: Mapping[str, str], pod: str = "", listen: str = "127.0.0.1:0"
+) -> Iterator[MasterProcess]:
     """A master of the release edl.
 
     Args:
         env: leads to the API by KUBECONFIG.
         pod: its pod's name.
+        listen: host:port for workers.
     """
     output.mkdir(parents=True, exist_ok=True)
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -92,7 +95,7 @@ def master(output: Path, namespace: str, env: Mapping[str, str], pod: str = "") 
         "EDL_NAMESPACE": namespace, "EDL_RELEASE": "edl", "EDL_FULLNAME": "edl", "POD_NAME": pod,
         "EDL_MASTER_ADDRESS": "nowhere:1", "EDL_TOKEN": TOKEN,
     }  # fmt: skip
-    words = ["--backend", "kubernetes", "--output", str(output), "--metrics", metrics]
+    words = ["--backend", "kubernetes", "--output", str(output), "--metrics", metrics, "--listen", listen]
     with (
         open(output / "log", "ab") as log,
         subprocess.Popen(

@@ -14,8 +14,6 @@ from master.core import events as ev
 from master.core.ring import Ring
 from master.core.workers import Pool, WorkerRecord
 
-FAILOVER_SECONDS = 10.0  # for the workers to come back: they ask twice a second
-
 
 class Failover:
     """Whom a new master waits for, and until when.
@@ -34,7 +32,7 @@ class Failover:
         for worker, handle in adopted.workers:
             self._pool.adopt(worker, handle, now)
         if adopted.workers:
-            self.until = now + FAILOVER_SECONDS
+            self.until = now + adopted.within_seconds
 
     def place(self, w: WorkerRecord, back: ev.Resume, now: float) -> list[WorkerRecord]:
         """Put a worker that is back where it says it is. Returns whom the earlier master had given up:
