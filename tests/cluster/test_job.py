@@ -27,7 +27,7 @@ from edl.contract.reasons import Reason
 from edl.errors import MasterUnavailable
 from tests.certificates import Authority
 from tests.cluster.cluster import Images, Namespace, Nodes, Object
-from tests.cluster.release import MASTER, WORKERS, Release, idling, in_ring, on
+from tests.cluster.release import WORKERS, Release, idling, in_ring, on
 
 pytestmark = pytest.mark.timeout(600)
 METHODS = edl_pb2.DESCRIPTOR.services_by_name["Master"].methods
@@ -324,35 +324,8 @@ def test_the_master_is_killed_and_the_next_one_takes_over(job: Release) -> None:
     assert {p["metadata"]["uid"] for p in namespace.get("pods", "-l", WORKERS)} == workers
 
 
-def test_of_two_masters_the_newest_acts(job: Release) -> None:
-    namespace = job.namespace
-    workers = {p["metadata"]["uid"] for p in namespace.get("pods", "-l", WORKERS)}
-    first, before = job.master()["metadata"]["name"], taken_over(namespace.get("events"))
-    namespace.kubectl("scale", "deployment/edl-master", "--replicas=2")
-    namespace.until("events", lambda events: taken_over(events) > before)
-
-    def ready(pods: list[Object]) -> list[str]:
-        return [p["metadata"]["name"] for p in pods if is_ready(p)]
-
-    # The kubelet asks each of them now and then: for a moment it still says of the first what was so.
-    masters = namespace.until(
-        "pods", lambda pods: len(pods) == 2 and len(ready(pods)) == 1 and first not in ready(pods), MASTER
-    )
-    (acting,) = ready(masters)
-    assert namespace.get("lease", "edl-master")["spec"]["holderIdentity"].startswith(acting)
-    assert "stands down" in namespace.kubectl("logs", first)
-    namespace.kubectl("scale", "deployment/edl-master", "--replicas=1")
-    namespace.until("pods", lambda pods: [p["metadata"]["name"] for p in pods] == [acting], MASTER)
-    assert {p["metadata"]["uid"] for p in namespace.get("pods", "-l", WORKERS)} == workers
-
-
 def restarts(pod: Object) -> int:
     return int(pod["status"]["containerStatuses"][0]["restartCount"])
-
-
-def is_ready(pod: Object) -> bool:
-    conditions = pod["status"].get("conditions") or []
-    return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
 
 
 def process(pod: Object, module: str) -> int:

@@ -52,9 +52,7 @@ class Release:
         Args:
             host: its pod's address; empty: nobody has to reach it.
         """
-        labels = {pods.INSTANCE: "edl", pods.COMPONENT: "master", pods.JOB: "edl"}
-        status = {"phase": "Running", "podIP": host, "conditions": [{"type": "Ready", "status": "True"}]}
-        self.server.put("pods", {"metadata": {"name": name, "labels": labels}, "status": status})
+        self.put_master(name, host)
         listen = f"{host}:{MASTER_PORT}" if host else "127.0.0.1:0"
         environment = {"KUBECONFIG": str(self._kubeconfig)}
         with master(self._folder / name, NAMESPACE, environment, name, listen) as process:
@@ -64,6 +62,16 @@ class Release:
                 await until(lambda: not process.running)
             finally:
                 self.server.drop("pods", name)
+
+    def put_master(self, name: str, host: str) -> None:
+        """A master's pod that is ready."""
+        labels = {pods.INSTANCE: "edl", pods.COMPONENT: "master", pods.JOB: "edl"}
+        status = {"phase": "Running", "podIP": host, "conditions": [{"type": "Ready", "status": "True"}]}
+        self.server.put("pods", {"metadata": {"name": name, "labels": labels}, "status": status})
+
+    @property
+    def kubeconfig(self) -> Path:
+        return self._kubeconfig
 
     @property
     def holder(self) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import random
 import signal
@@ -17,7 +16,6 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -25,11 +23,10 @@ from edl.kubernetes import pods
 from edl.kubernetes.names import MASTER_PORT
 from tests.kubernetes_master import TOKEN
 from tests.process.conftest import ROOT
+from tests.process.session_worker import Told, check_terms, told_in
 from tests.process.small_release import Release, until
 
 pytestmark = pytest.mark.waits
-
-Told = dict[str, Any]
 
 
 def host() -> str:
@@ -59,9 +56,7 @@ class Workers:
         return sum(process.poll() is None for process in self._processes)
 
     def told(self) -> list[Told]:
-        """What all of them have obeyed, in the order of time."""
-        lines = [line for file in self._folder.glob("worker-*") for line in file.read_text().splitlines(True)]
-        return sorted((json.loads(line) for line in lines if line.endswith("\n")), key=lambda t: t["at"])
+        return told_in(self._folder)
 
     def formed(self, size: int, term: int) -> list[Told]:
         """The orders of a master to form a ring of that size."""
@@ -108,14 +103,6 @@ async def workers(small_release: Release, tmp_path: Path) -> AsyncIterator[Worke
         finally:
             found.kill()
             print((folder / "err").read_text()[-3000:])
-
-
-def check_terms(told: list[Told]) -> None:
-    """Nobody has obeyed an older master after anybody had obeyed a newer one."""
-    newest = 0
-    for t in told:
-        assert t["term"] >= newest, (t, newest)
-        newest = max(newest, t["term"])
 
 
 async def test_who_stands_by_takes_over_from_a_master_that_is_silent(
