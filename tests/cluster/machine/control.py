@@ -34,7 +34,7 @@ from .settings import (
 
 PKI = STATE / "pki"
 STORE = CACHE / "registry"  # stays when the cluster goes: what was pushed once is there next time
-GRACE_SECONDS = 40 if SLOW else 12  # without a sign of life, a node is NotReady
+GRACE_SECONDS = 50 if SLOW else 12  # without a sign of life, a node is NotReady
 AWAY_SECONDS = 300 if SLOW else 10  # and this much later its pods are given up
 
 # What comes from a service account of a test is written down, so that a test can count a program's requests.
