@@ -48,7 +48,7 @@ from master.http.metrics import Metrics
 from master.http.server import Server
 from master.log import log_at
 from master.loop import Master
-from master.rpc.standby import StandbyServer
+from master.rpc.standby import StandbyServer, vouches
 from master.service import certificate_for, serve, token_for
 from master.spec import Invalid, JobSpec, Wanted
 
@@ -152,7 +152,7 @@ class ReleaseMaster:
         self._output, self._listen, self._metrics_address = output, listen, metrics
         self._place = Place.from_environment()
         self._api = Api(Timing.from_environment())
-        self._election = LeaderElection(self._api, self._place)
+        self._election = LeaderElection(self._api, self._place, self._ask)
         self._stands_by = self._followed = False  # now; before it acted
         self._leaving = asyncio.Event()
         self._master: Master | None = None
@@ -174,7 +174,7 @@ class ReleaseMaster:
         await self._http.start(self._metrics_address)
         try:
             while not self._leaving.is_set():
-                self._election = LeaderElection(self._api, self._place)
+                self._election = LeaderElection(self._api, self._place, self._ask)
                 await self._one_term(self._election)
         finally:
             await self._api.close()
@@ -216,8 +216,8 @@ class ReleaseMaster:
             return
         (await Installed.open(self._place, self._api)).wanted()  # what is invalid is told before it matters
         tokens = Tokens.of_environment(token_for(self._output), log.warning)
-        host = self._place.address.rpartition(":")[0]
-        server = StandbyServer(tokens, certificate_for(host, log.warning), election.wake)
+        certificate = certificate_for(self._host, log.warning)
+        server = StandbyServer(tokens, certificate, election.wake, election.vouch)
         await server.start(self._listen)
         self._stands_by = self._followed = True
         log.info(f"this master ({election.holder}) stands by")
@@ -226,6 +226,16 @@ class ReleaseMaster:
         finally:
             self._stands_by = False
             await server.close(election.term)
+
+    @property
+    def _host(self) -> str:
+        """By which masters are reached, and for which their certificates are."""
+        return self._place.address.rpartition(":")[0]
+
+    async def _ask(self, address: str, term: int) -> bool:
+        """Whether a master that stands by vouches for the one of that term."""
+        token = Tokens.of_environment(token_for(self._output), log.warning).current
+        return await vouches(address, self._host, token, term, self._api.pace.renew)
 
     async def _next(self, installed: Installed) -> None:
         """What there is to do, until there is something else to do."""
@@ -262,9 +272,8 @@ class ReleaseMaster:
         over.add_done_callback(lambda _: master.abandon())
         try:
             token = token_for(self._output)
-            host = self._place.address.rpartition(":")[0]
             await serve(
-                master, self._output, self._listen, token, lambda _: backend, reached_at=host,
+                master, self._output, self._listen, token, lambda _: backend, reached_at=self._host,
                 authority=self._election,
             )  # fmt: skip
         finally:

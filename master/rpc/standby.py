@@ -14,10 +14,12 @@ from typing import Any, NoReturn
 
 import grpc
 
+from edl import tls
 from edl.contract.proto import ADMITTED, STANDS_BY
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.proto import edl_pb2_grpc as rpc
 from edl.contract.tokens import Tokens
+from edl.errors import EdlError
 from edl.tls import Certificate
 from master.rpc.server import OPTIONS, Context, TokenCheck, bind, look_at
 
@@ -30,10 +32,17 @@ class StandbyServer(rpc.MasterServicer, rpc.StandbyServicer):
     Args:
         certificate: with which it speaks TLS; None: without.
         changed: called when what workers say has changed.
+        vouch: whether the acting master of that term may go on.
     """
 
-    def __init__(self, tokens: Tokens, certificate: Certificate | None, changed: Callable[[], None]):
-        self._certificate, self._changed = certificate, changed
+    def __init__(
+        self,
+        tokens: Tokens,
+        certificate: Certificate | None,
+        changed: Callable[[], None],
+        vouch: Callable[[int], bool],
+    ):
+        self._certificate, self._changed, self._vouch = certificate, changed, vouch
         self._words: dict[object, pb.Word] = {}  # by stream
         self._over = asyncio.Event()
         self._term = 0
@@ -93,6 +102,9 @@ class StandbyServer(rpc.MasterServicer, rpc.StandbyServicer):
             over.cancel()
             self._words.pop(stream, None)
 
+    async def Vouch(self, request: pb.Renewal, context: Context) -> pb.Vouched:
+        return pb.Vouched(yes=not self._over.is_set() and self._vouch(request.term))
+
     async def Work(
         self, requests: AsyncIterator[pb.FromWorker], context: Context
     ) -> AsyncIterator[pb.ToWorker]:
@@ -108,6 +120,22 @@ class StandbyServer(rpc.MasterServicer, rpc.StandbyServicer):
 
     async def Stop(self, request: pb.StopRequest, context: Context) -> pb.Reply:
         await _refuse(context)
+
+
+async def vouches(address: str, host: str, token: str, term: int, seconds: float) -> bool:
+    """Whether the master that stands by at an address lets the one of this term go on.
+
+    Args:
+        host: for which its certificate is.
+    """
+    options = [*OPTIONS, ("grpc.enable_http_proxy", 0), ("grpc.ssl_target_name_override", host)]
+    metadata = (("authorization", f"Bearer {token}"),)
+    try:
+        async with tls.aio_channel(address, options) as channel:
+            call = rpc.StandbyStub(channel).Vouch(pb.Renewal(term=term), metadata=metadata, timeout=seconds)
+            return bool((await call).yes)
+    except (grpc.aio.AioRpcError, EdlError):
+        return False
 
 
 async def _refuse(context: Any) -> NoReturn:

@@ -47,7 +47,7 @@ def test_masters_workers_and_the_api_are_cut_off_from_each_other() -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can make a network namespace")
     inner = f"{__file__}::{test_inside.__name__}"
-    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:logging", inner]
+    words = [sys.executable, "-m", "pytest", "-qs", "-p", "no:cacheprovider", "-p", "no:logging", inner]
     done = subprocess.run(
         ["unshare", "--net", "bash", "-c", NETWORK, "bash", *words], cwd=ROOT, env=os.environ | {INSIDE: "1"},
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,

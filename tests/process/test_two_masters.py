@@ -64,8 +64,9 @@ class Workers:
             t for t in self.told() if t["what"] == "form" and t["term"] == term and len(t["members"]) == size
         ]
 
-    def kill(self) -> None:
-        for process in self._processes:
+    def kill(self, *workers: int) -> None:
+        """These; all, if none are named."""
+        for process in [self._processes[w] for w in workers] or self._processes:
             process.kill()
             process.wait()
 
@@ -170,3 +171,32 @@ async def test_the_lease_is_renewed_only_while_another_master_is_there(small_rel
         before = len(server.requests)
         await asyncio.sleep(2)
         assert server.count(before)["patch", "leases"] == 0
+
+
+async def test_an_outage_of_the_api_does_not_stop_who_acts_while_another_one_vouches_for_it(
+    small_release: Release, workers: Workers
+) -> None:
+    small_release.install("workers=2", "elastic.joinDelaySeconds=0", "elastic.heartbeatTimeoutSeconds=1")
+    server = small_release.server
+    async with small_release.master("a", host()) as first:
+        await until(lambda: len(small_release.pods) == 2)
+        async with small_release.master("b", host()) as second:
+            await until(lambda: "stands by" in second.log)
+            workers.start(0, 1)
+            await until(lambda: workers.formed(2, 1))
+            await until(lambda: "acting" in {t["what"] for t in workers.told()})
+            await server.down()
+            await until(lambda: "API is unavailable" in first.log and "API is unavailable" in second.log)
+            await asyncio.sleep(6)  # longer than a Lease counts
+            workers.kill(1)
+            await until(lambda: workers.formed(1, 1))
+            second.process.suspend()
+            since = time.monotonic()
+            await asyncio.sleep(4)
+            silent = [t for t in workers.told() if t["at"] > since + 3.5]
+            assert not silent, "nobody vouches for it"
+            second.process.resume()
+            await until(lambda: [t for t in workers.told() if t["at"] > since + 4])
+            await server.up()
+            check_terms(workers.told())
+            assert small_release.holder == "a"

@@ -348,6 +348,18 @@ class Word(_message.Message):
     lost: bool
     def __init__(self, worker: _Optional[int] = ..., term: _Optional[int] = ..., lost: _Optional[bool] = ...) -> None: ...
 
+class Renewal(_message.Message):
+    __slots__ = ("term",)
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    term: int
+    def __init__(self, term: _Optional[int] = ...) -> None: ...
+
+class Vouched(_message.Message):
+    __slots__ = ("yes",)
+    YES_FIELD_NUMBER: _ClassVar[int]
+    yes: bool
+    def __init__(self, yes: _Optional[bool] = ...) -> None: ...
+
 class WatchRequest(_message.Message):
     __slots__ = ("follow",)
     FOLLOW_FIELD_NUMBER: _ClassVar[int]

@@ -10,7 +10,10 @@ holder is cut off from it, and trains on), nor a worker alone (it may be the one
 While another master is there that could take the Lease, its holder renews it, and says nothing to a worker
 when its last renewal is older than `fresh`, which is less than `stale`: before another one can act, this one
 is silent. The clock goes on while a process or its machine is stopped, so one that wakes up is silent, too.
-Where no other master is there, nobody renews, and an outage of the API stops nothing.
+
+An outage of the API stops nothing. Where no other master is there, nobody renews. Where others are, and the
+API is out for them, too, they vouch for the holder when it asks them itself: not to take the Lease for
+`stale` counts as much as a renewal.
 
 How often the Lease has changed hands is the term of its holder: every order carries it, and a worker that has
 seen a greater one obeys it no more.
@@ -24,7 +27,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -101,10 +104,19 @@ class LeaderElection:
     another one has taken the Lease; from then on nothing is written and nothing said.
 
     It is the `Authority` of the job's server, and its clock is `awake`.
+
+    Args:
+        ask: whether the master that stands by at host:port vouches for the holder of that term.
     """
 
-    def __init__(self, api: Api, place: Place, clock: Callable[[], float] = awake):
-        self._api, self._place, self._clock = api, place, clock
+    def __init__(
+        self,
+        api: Api,
+        place: Place,
+        ask: Callable[[str, int], Awaitable[bool]],
+        clock: Callable[[], float] = awake,
+    ):
+        self._api, self._place, self._ask, self._clock = api, place, ask, clock
         self._path = place.path("leases", place.names.lease, GROUP)
         self._informer = Informer(
             api,
@@ -121,6 +133,9 @@ class LeaderElection:
         self._seen_at = self._leaving_at = 0.0
         self._renewed = asyncio.Event()  # set, and replaced, at each renewal
         self._renewed_at = 0.0
+        self._unanswered = False  # the last renewal
+        self._vouched_at = -api.pace.stale  # for the holder
+        self._taking = False
         self._outranked = 0  # the greatest term that a worker has told of
 
     # --- standing by
@@ -144,6 +159,8 @@ class LeaderElection:
         if not self._api.api_up:
             self._seen_at = now  # the holder could not renew it, either
         holder = str(spec.get("holderIdentity") or "")
+        if holder and now - self._vouched_at < self._api.pace.stale:
+            return ""
         pod = holder.rpartition("_")[0]
         # A container that was started again in its pod follows the one before it.
         where = Whereabouts.GONE if pod == self._place.pod else self.masters.whereabouts(pod)
@@ -152,6 +169,17 @@ class LeaderElection:
         lost_by = tuple(lost(int(spec.get("leaseTransitions") or 0)))
         rival = Rival(holder, where, now - self._leaving_at, now - self._seen_at, lost_by)
         return why_take(rival, self._api.pace)
+
+    def vouch(self, term: int) -> bool:
+        """The holder of that term asks, itself, to go on while the API is out: whether this one leaves it
+        alone for `stale`. If only the holder has no API, one that has takes over instead."""
+        spec = self._seen.get("spec") or {}
+        pod = str(spec.get("holderIdentity") or "").rpartition("_")[0]
+        yes = not (self.term or self._taking or self._api.api_up) and term == spec.get("leaseTransitions")
+        if not yes or self.masters.whereabouts(pod) is not Whereabouts.HERE:
+            return False
+        self._vouched_at = self._clock()
+        return True
 
     async def stand_by(self, lost: Callable[[int], list[int]]) -> None:
         """Until this master acts.
@@ -173,6 +201,7 @@ class LeaderElection:
         """
         if not (why := self.due(lost)):
             return False
+        self._taking = True
         try:
             await self.masters.read()  # a watch may not have told yet who came or went
             self._see(await self._found())
@@ -192,6 +221,8 @@ class LeaderElection:
             if not error.out:
                 raise
             return False
+        finally:
+            self._taking = False
         self.term, self._renewed_at = term, began
         log.info(f"this master ({self.holder}) acts, term {self.term}: {why}")
         self._api.vet = self._check
@@ -242,8 +273,13 @@ class LeaderElection:
         began, pace = self._clock(), self._api.pace
         term = self.term if self._outranked <= self.term else self._outranked + 1
         spec = {"holderIdentity": self.holder, "renewTime": _timestamp(), "leaseTransitions": term}
+        vouched = self._unanswered and await self._vouched_for()
+        if vouched:
+            self._renewed_at = began
+            self._announce()
         try:
-            async with asyncio.timeout(pace.fresh):
+            async with asyncio.timeout(pace.renew if vouched else pace.fresh):
+                began = self._clock()
                 try:
                     self._see(await self._write(spec))
                 except ApiError as error:
@@ -253,9 +289,19 @@ class LeaderElection:
                     return
         except (ApiError, TimeoutError) as error:
             log.debug(f"the Lease is not renewed: {error}")
+            self._unanswered = True
             return
+        self._unanswered = False
         self.term, self._renewed_at = term, began
         self._announce()
+
+    async def _vouched_for(self) -> bool:
+        """All who could take the Lease leave it to this master."""
+        others, standbys = self.masters.others, self.masters.standbys
+        if len(standbys) < len(others):
+            return False
+        asked = (self._ask(address, self.term) for address in standbys)
+        return all(await asyncio.gather(*asked))
 
     async def release(self) -> None:
         """Give the Lease back, for who stands by to take at once. This process has said and written its
