@@ -117,7 +117,9 @@ def test_training_goes_on_without_a_master_and_the_next_one_takes_over(job: Exte
     assert all(w.poll() is None for w in workers)
     job.orders.idle()
     master = job.start_master()
-    job.until(lambda s: s["generation"] >= 0)  # it answers; its start is not counted
+    job.until(
+        lambda s: s["generation"] >= 0
+    )  # it answers: how long a process takes to start is the machine's
     began = time.monotonic()
     after = job.until(lambda s: s["generation"] > before["generation"] and s["phase"] == "Training")
     assert time.monotonic() - began < 10

@@ -36,7 +36,7 @@ class Sim:
         self.learner = CountingLearner(world.size * MOST_EPOCHS, lambda: fleet.works(self))
         self.ring = LocalRing()
         self.session.cuts(self.ring.cut)
-        batches = Batches(Positions(world.size), world.batch, reading=AtOnce())
+        batches = Batches(Positions(world.size, world.bad), world.batch, reading=AtOnce())
         self.worker = Worker(
             world.config,
             self.session,
