@@ -82,9 +82,9 @@ def command(
 ) -> tuple[list[str], dict[str, str]]:
     """What starts a master of the release edl, and its environment."""
     words = ["--backend", "kubernetes", "--output", str(output), "--metrics", metrics, "--listen", listen]
-    return [sys.executable, "-m", "master", *words], os.environ | dict(env) | {
+    return [sys.executable, "-m", "master", *words], os.environ | {
         "EDL_NAMESPACE": namespace, "EDL_RELEASE": "edl", "EDL_FULLNAME": "edl", "POD_NAME": pod,
-        "EDL_MASTER_ADDRESS": "nowhere:1", "EDL_TOKEN": TOKEN,
+        "EDL_MASTER_ADDRESS": "nowhere:1", "EDL_TOKEN": TOKEN, **env,
     }  # fmt: skip
 
 

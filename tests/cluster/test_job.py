@@ -96,7 +96,8 @@ def test_a_start_asks_the_api_server_for_little_and_training_for_nothing(
 
     about_pods = asked("pods")
     about_pods.pop(("patch", "pods"), None)  # the labels, for people
-    assert about_pods == {("create", "pods"): 4, ("list", "pods"): 1, ("watch", "pods"): 1}
+    # Of the workers, and of the masters.
+    assert about_pods == {("create", "pods"): 4, ("list", "pods"): 2, ("watch", "pods"): 2}
     maps = asked("configmaps")
     assert (maps["list", "configmaps"], maps["watch", "configmaps"], maps["get", "configmaps"]) == (1, 1, 1)
     rank = f"{WORKERS},edl.dev/rank"
@@ -220,9 +221,10 @@ def test_the_master_can_make_no_pod_but_its_workers(job: Release) -> None:
         ("delete", "pod", job.master()["metadata"]["name"]),
     ):
         assert "its own workers" in namespace.kubectl(*words, account, "--dry-run=server", ok=False)
-    namespace.kubectl("label", "pod", worker, "a=b", account)
-    image = ("set", "image", f"pod/{worker}", "worker=nowhere:1")
-    assert "labels and annotations" in namespace.kubectl(*image, account, ok=False)
+    for pod, container_name in ((worker, "worker"), (job.master()["metadata"]["name"], "master")):
+        namespace.kubectl("label", "pod", pod, "a=b", account)
+        image = ("set", "image", f"pod/{pod}", f"{container_name}=nowhere:1")
+        assert "labels and annotations" in namespace.kubectl(*image, account, ok=False)
 
 
 def listening(namespace: Namespace, pod: str) -> set[tuple[str, int]]:

@@ -43,6 +43,8 @@ def installed(job: Release, replicas: int, workers: int = 2) -> Release:
     job.install(workers=workers, master__replicas=replicas)
     job.namespace.until("pods", lambda pods: are_ready(pods, replicas), MASTER)
     job.ring_of(workers)
+    begun = int(job.status["progress"].strip("%"))  # a worker without a step does not know how long it stands
+    job.until(lambda d: int(d["progress"].strip("%")) > begun + 1)
     return job
 
 

@@ -29,6 +29,7 @@ class Release:
 
     def __init__(self, server: KubernetesApi, folder: Path):
         self.server, self._folder = server, folder
+        self.environment: dict[str, str] = {}  # of its masters, beyond what each has
         self._kubeconfig = folder / "kubeconfig"
         config = {
             "clusters": [{"name": "here", "cluster": {"server": server.url}}],
@@ -54,7 +55,7 @@ class Release:
         """
         self.put_master(name, host)
         listen = f"{host}:{MASTER_PORT}" if host else "127.0.0.1:0"
-        environment = {"KUBECONFIG": str(self._kubeconfig)}
+        environment = {"KUBECONFIG": str(self._kubeconfig), **self.environment}
         with master(self._folder / name, NAMESPACE, environment, name, listen) as process:
             try:
                 yield process

@@ -19,8 +19,10 @@ from pathlib import Path
 
 import pytest
 
+from edl import tls
 from edl.kubernetes import pods
 from edl.kubernetes.names import MASTER_PORT
+from tests.certificates import Authority
 from tests.kubernetes_master import TOKEN
 from tests.process.conftest import ROOT
 from tests.process.session_worker import Told, check_terms, told_in
@@ -39,10 +41,11 @@ class Workers:
 
     def __init__(self, folder: Path, address: str):
         self._folder, self._address = folder, address
+        self.environment = {"EDL_TOKEN": TOKEN, "PYTHONPATH": str(ROOT)}
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def start(self, *workers: int) -> None:
-        environment = os.environ | {"EDL_TOKEN": TOKEN, "PYTHONPATH": str(ROOT)}
+        environment = os.environ | self.environment
         for worker in workers:
             with (
                 open(self._folder / f"worker-{worker}", "wb") as out,
@@ -90,7 +93,7 @@ async def service(release: Release) -> AsyncIterator[str]:
         writer.close()
 
     async with await asyncio.start_server(lead, "127.0.0.1", 0) as server:
-        yield "{}:{}".format(*server.sockets[0].getsockname())
+        yield f"localhost:{server.sockets[0].getsockname()[1]}"
 
 
 @pytest.fixture
@@ -106,9 +109,19 @@ async def workers(small_release: Release, tmp_path: Path) -> AsyncIterator[Worke
             print((folder / "err").read_text()[-3000:])
 
 
+def speak_tls(release: Release, workers: Workers, folder: Path) -> None:
+    """With a certificate for the Service, by which nobody reaches a master that stands by."""
+    secret = Authority.new(folder / "authority").issue(folder / "tls", "localhost")
+    release.environment = {tls.FOLDER: str(secret), "EDL_MASTER_ADDRESS": "localhost:1"}
+    workers.environment[tls.AUTHORITY] = str(secret / tls.CA)
+
+
+@pytest.mark.parametrize("with_tls", [False, True])
 async def test_who_stands_by_takes_over_from_a_master_that_is_silent(
-    small_release: Release, workers: Workers
+    small_release: Release, workers: Workers, tmp_path: Path, with_tls: bool
 ) -> None:
+    if with_tls:
+        speak_tls(small_release, workers, tmp_path)
     small_release.install("workers=2", "elastic.joinDelaySeconds=0")
     async with small_release.master("a", host()) as first:
         await until(lambda: small_release.pods == ["edl-worker-0", "edl-worker-1"])
@@ -173,9 +186,12 @@ async def test_the_lease_is_renewed_only_while_another_master_is_there(small_rel
         assert server.count(before)["patch", "leases"] == 0
 
 
+@pytest.mark.parametrize("with_tls", [False, True])
 async def test_an_outage_of_the_api_does_not_stop_who_acts_while_another_one_vouches_for_it(
-    small_release: Release, workers: Workers
+    small_release: Release, workers: Workers, tmp_path: Path, with_tls: bool
 ) -> None:
+    if with_tls:
+        speak_tls(small_release, workers, tmp_path)
     small_release.install("workers=2", "elastic.joinDelaySeconds=0", "elastic.heartbeatTimeoutSeconds=1")
     server = small_release.server
     async with small_release.master("a", host()) as first:

@@ -203,7 +203,8 @@ class LeaderElection:
             return False
         self._taking = True
         try:
-            await self.masters.read()  # a watch may not have told yet who came or went
+            if (self._seen.get("spec") or {}).get("holderIdentity"):
+                await self.masters.read()  # a watch may not have told yet who came or went
             self._see(await self._found())
             if not (why := self.due(lost)):
                 return False
