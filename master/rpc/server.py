@@ -286,6 +286,11 @@ class Server(rpc.MasterServicer):
             why = f"this master (term {mine}) is superseded by that of term {first.hello.term}"
             await context.abort(grpc.StatusCode.UNAVAILABLE, why)
         worker = WorkerId(first.hello.worker) if first.hello.worker >= 0 else self._handler.vacant()
+        while (
+            first.hello.worker < 0 and worker in self._streams
+        ):  # of one that came a moment ago: not heard yet
+            await asyncio.sleep(0)
+            worker = self._handler.vacant()
         if worker is None:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "no worker slot is available")
         assert worker is not None
