@@ -10,15 +10,16 @@ and the run goes on with its own values; but another model file is another run.
                                Rest      the run has ended
     ... until the values want something else; then the release is read anew, and so on
 
-When a run has ended, its master stays, so that the Deployment does not start it again; and when another
-master has taken over while this one lived (`leader_election`), it stands down and waits for its SIGTERM.
+When a run has ended, its master stays, so that the Deployment does not start it again. Before it acts, and
+when another master has taken over while this one lived, it stands by (`leader_election`): all that it needs
+is in memory then, and it listens, so that workers can say that they have lost the one that acts.
 """
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
@@ -28,6 +29,7 @@ import structlog
 import edl
 from edl.contract.ids import RunId
 from edl.contract.phases import Phase
+from edl.contract.tokens import Tokens
 from edl.kubernetes.client import SOON, Api
 from edl.kubernetes.pods import Pod
 from edl.kubernetes.timing import Timing
@@ -46,7 +48,8 @@ from master.http.metrics import Metrics
 from master.http.server import Server
 from master.log import log_at
 from master.loop import Master
-from master.service import serve, token_for
+from master.rpc.standby import StandbyServer, vouches
+from master.service import certificate_for, serve, token_for
 from master.spec import Invalid, JobSpec, Wanted
 
 log = structlog.get_logger()
@@ -149,7 +152,8 @@ class ReleaseMaster:
         self._output, self._listen, self._metrics_address = output, listen, metrics
         self._place = Place.from_environment()
         self._api = Api(Timing.from_environment())
-        self._election = LeaderElection(self._api, self._place)
+        self._election = LeaderElection(self._api, self._place, self._ask)
+        self._stands_by = self._followed = False  # now; before it acted
         self._leaving = asyncio.Event()
         self._master: Master | None = None
         self._changed = False
@@ -162,27 +166,76 @@ class ReleaseMaster:
         self._leaving.set()
 
     async def run(self) -> None:
-        """Until `leave`: one run after the other.
+        """Until `leave`: stand by, act, and stand by again when another one acts.
 
         Raises:
             ConfigError: the release's objects are invalid, or the account lacks a right.
         """
         await self._http.start(self._metrics_address)
-        api, election, tasks = self._api, self._election, Tasks()
         try:
-            await self._unless_leaving(until_answered(api.pace, election.take))
-            tasks.keep("leader election", election.watch, lambda _: None, api.pace.status)
+            while not self._leaving.is_set():
+                self._election = LeaderElection(self._api, self._place, self._ask)
+                await self._one_term(self._election)
+        finally:
+            await self._api.close()
+            await self._http.close()
+
+    async def _one_term(self, election: LeaderElection) -> None:
+        """Until this master has acted and does not any more: one run after the other."""
+        api, tasks = self._api, Tasks()
+        api.vet = None
+
+        def keep(part: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+            tasks.keep(part, work, lambda _: None, api.pace.status)
+
+        try:
+            await self._unless_leaving(until_answered(api.pace, election.open))
+            if self._leaving.is_set():
+                return
+            keep("watching the Lease", election.watch)
+            keep("watching masters", election.masters.run)
+            await self._unless_leaving(self._come_to_act(election))
+            if not election.term:
+                return
+            keep("renewing the Lease", election.renew)
+            keep("showing who acts", election.masters.show_who_acts)
             while not self._leaving.is_set() and not election.lost.is_set():
                 installed = await self._unless_leaving(Installed.open(self._place, api))
                 if installed is not None and not election.lost.is_set():
                     self._installed = installed
                     await self._next(installed)
-            # Superseded: to end would only have this container started again, to take the Lease back.
-            await self._leaving.wait()
         finally:
+            self._installed = None
             await tasks.close()
-            await api.close()
-            await self._http.close()
+            await election.release()
+
+    async def _come_to_act(self, election: LeaderElection) -> None:
+        """Act at once, or stand by until it is time."""
+        pace = self._api.pace
+        if await until_answered(pace, election.take):
+            return
+        (await Installed.open(self._place, self._api)).wanted()  # what is invalid is told before it matters
+        tokens = Tokens.of_environment(token_for(self._output), log.warning)
+        certificate = certificate_for(self._host, log.warning)
+        server = StandbyServer(tokens, certificate, election.wake, election.vouch)
+        await server.start(self._listen)
+        self._stands_by = self._followed = True
+        log.info(f"this master ({election.holder}) stands by")
+        try:
+            await until_answered(pace, lambda: election.stand_by(server.lost))
+        finally:
+            self._stands_by = False
+            await server.close(election.term)
+
+    @property
+    def _host(self) -> str:
+        """By which masters are reached, and for which their certificates are."""
+        return self._place.address.rpartition(":")[0]
+
+    async def _ask(self, address: str, term: int) -> bool:
+        """Whether a master that stands by vouches for the one of that term."""
+        token = Tokens.of_environment(token_for(self._output), log.warning).current
+        return await vouches(address, self._host, token, term, self._api.pace.renew)
 
     async def _next(self, installed: Installed) -> None:
         """What there is to do, until there is something else to do."""
@@ -204,7 +257,11 @@ class ReleaseMaster:
                 await self._train(installed, next_run, wanted)
 
     async def _train(self, installed: Installed, todo: Train, wanted: Wanted) -> None:
-        master = Master(todo.spec, todo.run_id, adopted=todo.adopted)
+        adopted = todo.adopted
+        if self._followed:  # it was there to see which workers reach a master
+            adopted = replace(adopted, within_seconds=todo.spec.config.elastic.heartbeat_timeout_seconds)
+            self._followed = False
+        master = Master(todo.spec, todo.run_id, adopted=adopted)
         run = TrainingRun(master)
         backend = Kubernetes(installed, run)
         master.observers = [self._metrics.observe, backend.observe]
@@ -215,8 +272,10 @@ class ReleaseMaster:
         over.add_done_callback(lambda _: master.abandon())
         try:
             token = token_for(self._output)
-            host = self._place.address.rpartition(":")[0]
-            await serve(master, self._output, self._listen, token, lambda _: backend, reached_at=host)
+            await serve(
+                master, self._output, self._listen, token, lambda _: backend, reached_at=self._host,
+                authority=self._election,
+            )  # fmt: skip
         finally:
             over.cancel()
             self._master = None
@@ -276,8 +335,9 @@ class ReleaseMaster:
     # --- for the metrics
 
     def _ready(self) -> bool:
-        """It has read what there is. An outage later changes nothing: workers are to find their master."""
-        return self._installed is not None and not self._election.lost.is_set()
+        """It stands by, or has read what there is. An outage later changes nothing: workers are to find their
+        master."""
+        return self._stands_by or (self._installed is not None and not self._election.lost.is_set())
 
     def _status(self) -> dict[str, Any]:
         return self._master.status(asyncio.get_running_loop().time()) if self._master is not None else {}

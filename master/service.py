@@ -29,6 +29,7 @@ from master.core import events as ev
 from master.core import snapshot
 from master.journal import Journal
 from master.loop import Master
+from master.rpc.authority import Alone, Authority
 from master.rpc.server import Server
 
 log = structlog.get_logger()
@@ -43,6 +44,7 @@ async def serve(
     workers_stay: bool = True,
     salvage: Path | None = None,
     reached_at: str = "",
+    authority: Authority = Alone(),  # noqa: B008
 ) -> None:
     """The job from its first to its last moment, or until it is abandoned.
 
@@ -52,6 +54,7 @@ async def serve(
         workers_stay: the workers outlive this process, and wait for the next master for a while.
         salvage: where the trained model, the journal and the summary are written when `output` is full.
         reached_at: the host by which others reach it, if it is not that of `listen`.
+        authority: whether this master may speak to the workers.
 
     Raises:
         EdlError: the address is taken, or the backend cannot start.
@@ -62,10 +65,15 @@ async def serve(
     tokens = Tokens.of_environment(token, log.warning)
     host = listen.rpartition(":")[0]
     host = "localhost" if host in ("", "0.0.0.0", "[::]") else host
-    certificate = _certificate(master, reached_at or host)
+    loop = asyncio.get_running_loop()
+
+    def degraded(why: str) -> None:
+        loop.call_soon_threadsafe(master.emit, ev.Degraded("TLS", why))
+
+    certificate = certificate_for(reached_at or host, degraded)
     server = Server(
         master, tokens, json.dumps(master.spec.values), str(output.resolve()), outage,
-        str(salvage.resolve()) if salvage is not None else "", certificate,
+        str(salvage.resolve()) if salvage is not None else "", certificate, authority,
     )  # fmt: skip
 
     def tell(_now: float, event: ev.Event, _effects: list[ev.Effect]) -> None:
@@ -92,16 +100,15 @@ async def serve(
         await server.close()
 
 
-def _certificate(master: Master, host: str) -> tls.Certificate | None:
-    """The master's, if the environment names one. What is wrong with it is told: the part TLS is degraded."""
-    if not (folder := os.environ.get(tls.FOLDER)):
-        return None
-    loop = asyncio.get_running_loop()
+def certificate_for(host: str, tell: Callable[[str], object]) -> tls.Certificate | None:
+    """The master's, if the environment names one.
 
-    def tell(why: str) -> None:
-        loop.call_soon_threadsafe(master.emit, ev.Degraded("TLS", why))
-
-    return tls.Certificate(Path(folder), host.strip("[]"), tell)
+    Args:
+        host: by which it is reached.
+        tell: takes what is wrong with it, on any thread.
+    """
+    folder = os.environ.get(tls.FOLDER)
+    return tls.Certificate(Path(folder), host.strip("[]"), tell) if folder else None
 
 
 def _keep(journal: Journal, summary: dict[str, Any], output: Path, salvage: Path | None) -> None:

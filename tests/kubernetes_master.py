@@ -77,27 +77,35 @@ class MasterProcess:
         return str(json.loads((self._output / artifacts.CONTACT).read_text())["address"])
 
 
+def command(
+    output: Path, namespace: str, env: Mapping[str, str], pod: str, listen: str, metrics: str
+) -> tuple[list[str], dict[str, str]]:
+    """What starts a master of the release edl, and its environment."""
+    words = ["--backend", "kubernetes", "--output", str(output), "--metrics", metrics, "--listen", listen]
+    return [sys.executable, "-m", "master", *words], os.environ | {
+        "EDL_NAMESPACE": namespace, "EDL_RELEASE": "edl", "EDL_FULLNAME": "edl", "POD_NAME": pod,
+        "EDL_MASTER_ADDRESS": "nowhere:1", "EDL_TOKEN": TOKEN, **env,
+    }  # fmt: skip
+
+
 @contextmanager
-def master(output: Path, namespace: str, env: Mapping[str, str], pod: str = "") -> Iterator[MasterProcess]:
+def master(
+    output: Path, namespace: str, env: Mapping[str, str], pod: str = "", listen: str = "127.0.0.1:0"
+) -> Iterator[MasterProcess]:
     """A master of the release edl.
 
     Args:
         env: leads to the API by KUBECONFIG.
         pod: its pod's name.
+        listen: host:port for workers.
     """
     output.mkdir(parents=True, exist_ok=True)
     with socket.create_server(("127.0.0.1", 0)) as free:
         metrics = f"127.0.0.1:{free.getsockname()[1]}"
-    env = os.environ | dict(env) | {
-        "EDL_NAMESPACE": namespace, "EDL_RELEASE": "edl", "EDL_FULLNAME": "edl", "POD_NAME": pod,
-        "EDL_MASTER_ADDRESS": "nowhere:1", "EDL_TOKEN": TOKEN,
-    }  # fmt: skip
-    words = ["--backend", "kubernetes", "--output", str(output), "--metrics", metrics]
+    words, env = command(output, namespace, env, pod, listen, metrics)
     with (
         open(output / "log", "ab") as log,
-        subprocess.Popen(
-            [sys.executable, "-m", "master", *words], env=env, stdout=log, stderr=log
-        ) as process,
+        subprocess.Popen(words, env=env, stdout=log, stderr=log) as process,
     ):
         try:
             yield MasterProcess(process, output, metrics)

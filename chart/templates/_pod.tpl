@@ -41,11 +41,11 @@ spec:
   nodeSelector:
     {{- toYaml . | nindent 4 }}
   {{- end }}
-  {{- with $values.tolerations }}
+  {{- with concat ($values.tolerations | default list) (include "edl.ownTolerations" $ | fromYamlArray) }}
   tolerations:
     {{- toYaml . | nindent 4 }}
   {{- end }}
-  {{- with $values.affinity }}
+  {{- with merge (dict) ($values.affinity | default dict) (include "edl.ownAffinity" $ | fromYaml) }}
   affinity:
     {{- toYaml . | nindent 4 }}
   {{- end }}
@@ -104,6 +104,34 @@ spec:
     {{- range concat .volumes ($values.volumes | default list) }}
     - {{ toYaml . | nindent 6 | trim }}
     {{- end }}
+{{- end -}}
+
+{{/* How long the master stays on a node that is lost, unless its values say it. */}}
+{{- define "edl.ownTolerations" -}}
+{{- $said := list -}}
+{{- range (index .root.Values .component).tolerations }}{{ $said = append $said (.key | default "") }}{{ end -}}
+{{- range $taint := list "not-ready" "unreachable" -}}
+{{- $key := printf "node.kubernetes.io/%s" $taint -}}
+{{- if and (eq $.component "master") (not (has $key $said)) }}
+- {key: {{ $key }}, operator: Exists, effect: NoExecute, tolerationSeconds: {{ int $.root.Values.master.unreachableTolerationSeconds }}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Several masters are on several nodes, if that is possible: required, it would keep a rolling update or a cluster of one
+     node from having them. A podAntiAffinity of one's own takes its place. */}}
+{{- define "edl.ownAffinity" -}}
+{{- $values := index .root.Values .component -}}
+{{- if and (eq .component "master") (gt (int .root.Values.master.replicas) 1) (not (hasKey ($values.affinity | default dict) "podAntiAffinity")) -}}
+podAntiAffinity:
+  preferredDuringSchedulingIgnoredDuringExecution:
+    - weight: 100
+      podAffinityTerm:
+        topologyKey: kubernetes.io/hostname
+        labelSelector:
+          matchLabels:
+            {{- include "edl.jobSelector" . | nindent 12 }}
+{{- end -}}
 {{- end -}}
 
 {{/* The same, merged with the component's podTemplate. Containers and volumes are merged by name, and within a container

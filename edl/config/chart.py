@@ -83,6 +83,11 @@ class Pod(Section):
     pod_template: PodTemplate
 
 
+class MasterValues(Pod):
+    replicas: Count = Field(ge=1, le=3)
+    unreachable_toleration_seconds: Count = Field(ge=0)
+
+
 class WorkerValues(Pod):
     high_priority_class_name: ObjectName
 
@@ -173,7 +178,7 @@ class Chart(Section):
 
     enabled: bool
     image: Image
-    master: Pod
+    master: MasterValues
     worker: WorkerValues
     output: Output
     token: Token

@@ -25,6 +25,10 @@ JOB: Final = (
 )
 TEMPLATE: Final = "edl.dev/template"  # an annotation
 OURS: Final = "edl-master"
+ACTING: Final = "edl.dev/acting"  # a label of the master that acts: the Service selects it
+DELETION_COST: Final = (
+    "controller.kubernetes.io/pod-deletion-cost"  # an annotation: who costs less goes first
+)
 
 SHOWN = 300  # characters of Kubernetes' messages that we pass on
 
@@ -45,6 +49,11 @@ def selector(release: str) -> str:
     return f"{INSTANCE}={release},{COMPONENT}=worker,{MANAGER}={OURS}"
 
 
+def masters(release: str, fullname: str) -> str:
+    """Of all masters of a job."""
+    return f"{INSTANCE}={release},{COMPONENT}=master,{JOB}={fullname}"
+
+
 def of(pod: Pod) -> tuple[str, WorkerId | None]:
     """Whose pod it is: run id and worker id, as its labels say."""
     labels = pod["metadata"].get("labels") or {}
@@ -62,6 +71,16 @@ def of_release(pod: Pod, fullname: str) -> bool:
 def component(pod: Pod) -> str:
     """What it is in its release: master, worker."""
     return str((pod["metadata"].get("labels") or {}).get(COMPONENT, ""))
+
+
+def ready(pod: Pod) -> bool:
+    conditions = pod.get("status", {}).get("conditions") or []
+    return any(c.get("type") == "Ready" and c.get("status") == "True" for c in conditions)
+
+
+def ip(pod: Pod) -> str:
+    """Its address; empty while it has none."""
+    return str(pod.get("status", {}).get("podIP") or "")
 
 
 def uid(pod: Pod) -> str:

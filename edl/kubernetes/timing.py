@@ -33,6 +33,11 @@ class Timing:
     status: float = 1.0  # between two writes of the status
     drift: float = 5.0  # the same when nothing but the progress has changed
     labels: float = 2.0  # between two looks at the workers' labels
+    renew: float = 1.0  # between two renewals of the Lease while another master could take it
+    # Since the last renewal was asked for; then the acting master says nothing more until the next one.
+    fresh: float = 3.0
+    stale: float = 4.0  # since a renewal was last seen: who stands by may act. More than `fresh`
+    handover: float = 3.0  # for a master that is asked to end to give the Lease back
     events: float = 10.0  # one Event's share, beyond a burst; and the same once more for minor ones
 
     @classmethod

@@ -15,8 +15,6 @@ from master.core import events as ev
 from master.core.ring import Ring
 from master.core.workers import IN, OUT, UP, Pool, WorkerRecord
 
-FAILOVER_SECONDS = 10.0  # for the workers to come back: they ask twice a second
-
 
 class Failover:
     """Whom a new master waits for, and until when.
@@ -36,7 +34,7 @@ class Failover:
         self._pool.next_id = max(self._pool.next_id, adopted.next_id)
         found = [self._pool.adopt(worker, handle, now) for worker, handle in adopted.workers]
         if found:
-            self.until = now + FAILOVER_SECONDS
+            self.until = now + adopted.within_seconds
         self._awaited = {w.id for w in found if w.expected}
         return found
 

@@ -24,8 +24,8 @@ class Letter:
     wire: bytes
 
     @staticmethod
-    def of(message: pb.ToWorker, run_id: str) -> Letter:
-        message.run_id = run_id
+    def of(message: pb.ToWorker, run_id: str, term: int = 0) -> Letter:
+        message.run_id, message.term = run_id, term
         return Letter(message.WhichOneof("body") or "", message.generation, message.SerializeToString())
 
 

@@ -19,6 +19,7 @@ import structlog
 
 import edl
 from edl.contract.ids import RunId, WorkerId
+from edl.contract.masters import SAYS_SECONDS
 from edl.contract.proto import ADMITTED
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.proto import edl_pb2_grpc as rpc
@@ -26,6 +27,7 @@ from edl.contract.tokens import Tokens
 from edl.errors import EdlError
 from edl.tls import Certificate
 from master.core import events as ev
+from master.rpc.authority import Alone, Authority
 from master.rpc.messages import event_of, message_of
 from master.rpc.outbox import Letter, Outbox
 from master.rpc.rendezvous import Rendezvous
@@ -119,6 +121,29 @@ def _work_in_bytes(server: Server) -> tuple[str, dict[str, grpc.RpcMethodHandler
     return pb.DESCRIPTOR.services_by_name["Master"].full_name, {"Work": work}
 
 
+def bind(server: grpc.aio.Server, address: str, certificate: Certificate | None) -> int:
+    """Have the server listen on `address` (host:port, port 0 for any) once it is started; returns the port.
+
+    Raises:
+        EdlError: the address is taken, or is none of this machine; or the certificate cannot be used.
+    """
+    _check_free(address)
+    credentials = certificate.credentials() if certificate is not None else None
+    try:
+        if credentials is not None:
+            return int(server.add_secure_port(address, credentials))
+        return int(server.add_insecure_port(address))
+    except RuntimeError as error:
+        raise EdlError(f"cannot listen on {address}: {error}") from error
+
+
+async def look_at(certificate: Certificate) -> None:
+    """Use another certificate as soon as there is one, for ever."""
+    while True:
+        await asyncio.to_thread(certificate.look)
+        await asyncio.sleep(CERTIFICATE_SECONDS)
+
+
 class Handler(Protocol):
     """Who answers the calls and takes what the streams bring: the master's loop."""
 
@@ -153,6 +178,7 @@ class Server(rpc.MasterServicer):
         patience: seconds that workers go on without a master; 0: they end with it.
         salvage: where workers save the model when its place in `output` fails.
         certificate: with which it speaks TLS; None: without.
+        authority: asked before each word to a worker.
     """
 
     def __init__(
@@ -164,12 +190,13 @@ class Server(rpc.MasterServicer):
         patience: float = 0.0,
         salvage: str = "",
         certificate: Certificate | None = None,
+        authority: Authority = Alone(),  # noqa: B008
     ):
-        self._handler, self._run_id = handler, handler.run_id
+        self._handler, self._run_id, self._authority = handler, handler.run_id, authority
         self._config_json, self._output, self._patience = config_json, output, patience
         self._salvage = salvage
         self._certificate = certificate
-        self._looking: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         self._rehearser: WorkerId | None = None  # tries out for all whether the model can be saved
         self._rehearsals = 0  # begun; it may be the rehearsal, and its memory, that a worker dies of
         self._rehearsed = False
@@ -189,31 +216,32 @@ class Server(rpc.MasterServicer):
         Raises:
             EdlError: the address is taken, or is none of this machine; or the certificate cannot be used.
         """
-        _check_free(address)
-        credentials = self._certificate.credentials() if self._certificate is not None else None
-        try:
-            if credentials is not None:
-                port = int(self._server.add_secure_port(address, credentials))
-            else:
-                port = int(self._server.add_insecure_port(address))
-        except RuntimeError as error:
-            raise EdlError(f"cannot listen on {address}: {error}") from error
+        port = bind(self._server, address, self._certificate)
         await self._server.start()
         if self._certificate is not None:
-            self._looking = asyncio.create_task(self._look_at(self._certificate))
+            self._tasks.append(asyncio.create_task(look_at(self._certificate)))
+        self._tasks.append(asyncio.create_task(self._say_who_acts()))
         return port
 
-    async def _look_at(self, certificate: Certificate) -> None:
+    async def _say_who_acts(self) -> None:
+        """Tell the workers that this master acts, for as long as others could."""
+        told: tuple[str, ...] = ()
         while True:
-            await asyncio.to_thread(certificate.look)
-            await asyncio.sleep(CERTIFICATE_SECONDS)
+            standbys = self._authority.standbys
+            if standbys or told:
+                acting = pb.Acting(term=self._authority.term, standbys=standbys)
+                # Where something waits the authority is in doubt: it need not be said twice.
+                heard = [worker for worker, outbox in self._streams.items() if not len(outbox)]
+                self._send(heard, pb.ToWorker(acting=acting))
+            told = standbys
+            await asyncio.sleep(SAYS_SECONDS)
 
     async def close(self) -> None:
         for outbox in self._streams.values():
             outbox.close()
         self._closing = True
-        if self._looking is not None:
-            self._looking.cancel()
+        for task in self._tasks:
+            task.cancel()
         self.changed()
         await self._server.stop(grace=2.0)
 
@@ -248,7 +276,7 @@ class Server(rpc.MasterServicer):
         self._changed = asyncio.Event()
 
     def _send(self, workers: Iterable[WorkerId], message: pb.ToWorker) -> None:
-        letter = Letter.of(message, self._run_id)
+        letter = Letter.of(message, self._run_id, self._authority.term)
         for worker in workers:
             if (outbox := self._streams.get(worker)) is not None:
                 outbox.put(letter)
@@ -262,7 +290,16 @@ class Server(rpc.MasterServicer):
             self.foreign += 1
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "this is another job's master")
         assert first is not None
+        if first.hello.term > (mine := self._authority.term):
+            self._authority.outranked(first.hello.term)
+            why = f"this master (term {mine}) is superseded by that of term {first.hello.term}"
+            await context.abort(grpc.StatusCode.UNAVAILABLE, why)
         worker = WorkerId(first.hello.worker) if first.hello.worker >= 0 else self._handler.vacant()
+        while (
+            first.hello.worker < 0 and worker in self._streams
+        ):  # of one that came a moment ago: not heard yet
+            await asyncio.sleep(0)
+            worker = self._handler.vacant()
         if worker is None:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "no worker slot is available")
         assert worker is not None
@@ -281,7 +318,7 @@ class Server(rpc.MasterServicer):
         self._handler.emit(ev.Hello(worker, first.hello.resumes))
         listening = asyncio.create_task(self._listen(worker, requests, outbox))
         try:
-            while (wire := await outbox.next()) is not None:
+            while (wire := await outbox.next()) is not None and await self._authority.confirmed():
                 yield wire
             if worker in self._fenced:
                 await context.abort(grpc.StatusCode.ABORTED, f"given up: {self._fenced[worker]}")

@@ -295,7 +295,7 @@ def test_a_parent_chart_has_several_jobs_and_can_leave_one_out(helm: Helm, tmp_p
     masters = both.all("Deployment")
     services = [s["spec"]["selector"] for s in both.all("Service")]
     for master in masters:
-        its = master["spec"]["template"]["metadata"]["labels"]
+        its = master["spec"]["template"]["metadata"]["labels"] | ACTS
         assert len([s for s in services if s.items() <= its.items()]) == 1
 
 
@@ -310,7 +310,8 @@ def test_two_jobs_of_one_name_override_keep_apart(helm: Helm, tmp_path: Path) ->
     }
     both = Rendered(helm("template", "both", str(umbrella(tmp_path / "umbrella", **jobs))))
     pods = {
-        d["metadata"]["name"]: d["spec"]["template"]["metadata"]["labels"] for d in both.all("Deployment")
+        d["metadata"]["name"]: d["spec"]["template"]["metadata"]["labels"] | ACTS
+        for d in both.all("Deployment")
     }
     services = {s["metadata"]["name"]: s["metadata"]["labels"] for s in both.all("Service")}
     assert list(pods) == list(services) == ["job-one-master", "job-two-master"]
@@ -318,6 +319,9 @@ def test_two_jobs_of_one_name_override_keep_apart(helm: Helm, tmp_path: Path) ->
         assert selected(service["spec"]["selector"], pods) == [service["metadata"]["name"]]
     for monitor in both.all("ServiceMonitor"):
         assert selected(monitor["spec"]["selector"]["matchLabels"], services) == [monitor["metadata"]["name"]]
+
+
+ACTS = {"edl.dev/acting": "true"}  # which a master gives itself
 
 
 def selected(selector: Object, labels: dict[str, Object]) -> list[str]:
@@ -564,7 +568,8 @@ def test_what_a_pod_may_have_is_passed_on_for_master_and_worker(rendered: dict[s
         assert beside["name"] == "beside"
         for key in ("nodeSelector", "tolerations", "affinity", "initContainers", "priorityClassName",
                     "runtimeClassName", "schedulerName", "terminationGracePeriodSeconds"):  # fmt: skip
-            assert spec[key] == said[key], key
+            its = spec[key] if key != "tolerations" else spec[key][: len(said[key])]  # the master has its own
+            assert its == said[key], key
         for kind, amounts in said["resources"].items():  # over the defaults, which are a map too
             assert amounts.items() <= ours["resources"][kind].items()
         assert said["env"][0] in ours["env"]
@@ -574,6 +579,49 @@ def test_what_a_pod_may_have_is_passed_on_for_master_and_worker(rendered: dict[s
         assert pod["metadata"]["labels"]["tier"] == "batch"
         [spread] = spec["topologySpreadConstraints"]
         assert spread["labelSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+
+
+def test_one_master_is_soon_made_anew_and_is_never_missing_in_a_rolling_update(
+    rendered: dict[str, Rendered], helm: Helm
+) -> None:
+    one = rendered[""].master["spec"]
+    assert one["replicas"] == 1
+    assert one["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
+    assert "affinity" not in one["template"]["spec"]
+    assert not rendered[""].all("PodDisruptionBudget")
+    tolerated = {t["key"]: t for t in one["template"]["spec"]["tolerations"]}
+    assert [key.rpartition("/")[2] for key in tolerated] == ["not-ready", "unreachable"]
+    assert {t["tolerationSeconds"] for t in tolerated.values()} == {10}
+    assert "tolerations" not in rendered[""].worker["spec"], "workers are given up by their master"
+    key = "node.kubernetes.io/unreachable"
+    mine = helm.template(f"master.tolerations[0].key={key}", "master.unreachableTolerationSeconds=20").master
+    assert [t.get("tolerationSeconds") for t in mine["spec"]["template"]["spec"]["tolerations"]] == [None, 20]
+
+
+def test_several_masters_are_on_several_nodes_and_go_one_after_the_other(helm: Helm) -> None:
+    release = helm.template("master.replicas=2", "token.value=x")
+    master = release.master["spec"]
+    assert (master["replicas"], master["strategy"]["rollingUpdate"]) == (
+        2, {"maxSurge": 0, "maxUnavailable": 1},
+    )  # fmt: skip
+    pod = master["template"]
+    affinity = pod["spec"]["affinity"]["podAntiAffinity"]
+    [preferred] = affinity["preferredDuringSchedulingIgnoredDuringExecution"]
+    apart = preferred["podAffinityTerm"]
+    assert apart["topologyKey"] == "kubernetes.io/hostname"
+    assert apart["labelSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+    budget = release.one("PodDisruptionBudget")["spec"]
+    assert budget["maxUnavailable"] == 1
+    assert budget["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+    assert "affinity" not in release.worker["spec"]
+    node = "master.affinity.nodeAffinity.x=y"
+    assert helm.template("master.replicas=2", node).master["spec"]["template"]["spec"]["affinity"] == {
+        "nodeAffinity": {"x": "y"}, "podAntiAffinity": affinity,
+    }  # fmt: skip
+    own = "master.affinity.podAntiAffinity.x=y"
+    assert helm.template("master.replicas=2", own).master["spec"]["template"]["spec"]["affinity"] == {
+        "podAntiAffinity": {"x": "y"}
+    }
 
 
 def test_the_overlay_is_merged_by_name(rendered: dict[str, Rendered], helm: Helm) -> None:

@@ -102,8 +102,14 @@ class Release:
         return [event for event in self.events() if event.startswith(Reason.RingReshaped)]
 
     def master(self) -> Object:
+        """The pod of the master that acts."""
+        pods = self.namespace.get("pods", "-l", MASTER)
+        holder = self.namespace.get("lease", f"{self.full}-master").get("spec", {}).get("holderIdentity", "")
         (pod,) = [
-            p for p in self.namespace.get("pods", "-l", MASTER) if "deletionTimestamp" not in p["metadata"]
+            p
+            for p in pods
+            if "deletionTimestamp" not in p["metadata"]
+            and (len(pods) == 1 or holder.rpartition("_")[0] == p["metadata"]["name"])
         ]
         return pod
 

@@ -27,7 +27,7 @@ from edl.contract.reasons import Reason
 from edl.errors import MasterUnavailable
 from tests.certificates import Authority
 from tests.cluster.cluster import Images, Namespace, Nodes, Object
-from tests.cluster.release import MASTER, WORKERS, Release, idling, in_ring, on
+from tests.cluster.release import WORKERS, Release, idling, in_ring, on
 
 pytestmark = pytest.mark.timeout(600)
 METHODS = edl_pb2.DESCRIPTOR.services_by_name["Master"].methods
@@ -96,7 +96,8 @@ def test_a_start_asks_the_api_server_for_little_and_training_for_nothing(
 
     about_pods = asked("pods")
     about_pods.pop(("patch", "pods"), None)  # the labels, for people
-    assert about_pods == {("create", "pods"): 4, ("list", "pods"): 1, ("watch", "pods"): 1}
+    # Of the workers, and of the masters.
+    assert about_pods == {("create", "pods"): 4, ("list", "pods"): 2, ("watch", "pods"): 2}
     maps = asked("configmaps")
     assert (maps["list", "configmaps"], maps["watch", "configmaps"], maps["get", "configmaps"]) == (1, 1, 1)
     rank = f"{WORKERS},edl.dev/rank"
@@ -220,9 +221,10 @@ def test_the_master_can_make_no_pod_but_its_workers(job: Release) -> None:
         ("delete", "pod", job.master()["metadata"]["name"]),
     ):
         assert "its own workers" in namespace.kubectl(*words, account, "--dry-run=server", ok=False)
-    namespace.kubectl("label", "pod", worker, "a=b", account)
-    image = ("set", "image", f"pod/{worker}", "worker=nowhere:1")
-    assert "labels and annotations" in namespace.kubectl(*image, account, ok=False)
+    for pod, container_name in ((worker, "worker"), (job.master()["metadata"]["name"], "master")):
+        namespace.kubectl("label", "pod", pod, "a=b", account)
+        image = ("set", "image", f"pod/{pod}", f"{container_name}=nowhere:1")
+        assert "labels and annotations" in namespace.kubectl(*image, account, ok=False)
 
 
 def listening(namespace: Namespace, pod: str) -> set[tuple[str, int]]:
@@ -324,35 +326,8 @@ def test_the_master_is_killed_and_the_next_one_takes_over(job: Release) -> None:
     assert {p["metadata"]["uid"] for p in namespace.get("pods", "-l", WORKERS)} == workers
 
 
-def test_of_two_masters_the_newest_acts(job: Release) -> None:
-    namespace = job.namespace
-    workers = {p["metadata"]["uid"] for p in namespace.get("pods", "-l", WORKERS)}
-    first, before = job.master()["metadata"]["name"], taken_over(namespace.get("events"))
-    namespace.kubectl("scale", "deployment/edl-master", "--replicas=2")
-    namespace.until("events", lambda events: taken_over(events) > before)
-
-    def ready(pods: list[Object]) -> list[str]:
-        return [p["metadata"]["name"] for p in pods if is_ready(p)]
-
-    # The kubelet asks each of them now and then: for a moment it still says of the first what was so.
-    masters = namespace.until(
-        "pods", lambda pods: len(pods) == 2 and len(ready(pods)) == 1 and first not in ready(pods), MASTER
-    )
-    (acting,) = ready(masters)
-    assert namespace.get("lease", "edl-master")["spec"]["holderIdentity"].startswith(acting)
-    assert "stands down" in namespace.kubectl("logs", first)
-    namespace.kubectl("scale", "deployment/edl-master", "--replicas=1")
-    namespace.until("pods", lambda pods: [p["metadata"]["name"] for p in pods] == [acting], MASTER)
-    assert {p["metadata"]["uid"] for p in namespace.get("pods", "-l", WORKERS)} == workers
-
-
 def restarts(pod: Object) -> int:
     return int(pod["status"]["containerStatuses"][0]["restartCount"])
-
-
-def is_ready(pod: Object) -> bool:
-    conditions = pod["status"].get("conditions") or []
-    return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
 
 
 def process(pod: Object, module: str) -> int:

@@ -15,6 +15,8 @@ import yaml
 
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.proto import edl_pb2_grpc as rpc
+from edl.kubernetes import pods
+from edl.kubernetes.names import MASTER_PORT
 from tests.fakes.kubernetes_api import NAMESPACE, KubernetesApi
 from tests.kubernetes_driver import job_values
 from tests.kubernetes_master import TOKEN, MasterProcess, master
@@ -27,6 +29,7 @@ class Release:
 
     def __init__(self, server: KubernetesApi, folder: Path):
         self.server, self._folder = server, folder
+        self.environment: dict[str, str] = {}  # of its masters, beyond what each has
         self._kubeconfig = folder / "kubeconfig"
         config = {
             "clusters": [{"name": "here", "cluster": {"server": server.url}}],
@@ -44,11 +47,32 @@ class Release:
         self.server.put("configmaps", {"metadata": dict(known["metadata"]), "data": data})
 
     @asynccontextmanager
-    async def master(self, name: str = "edl-master-a") -> AsyncIterator[MasterProcess]:
-        with master(self._folder / name, NAMESPACE, {"KUBECONFIG": str(self._kubeconfig)}, name) as process:
-            yield process
-            process.process.terminate()
-            await until(lambda: not process.running)
+    async def master(self, name: str = "edl-master-a", host: str = "") -> AsyncIterator[MasterProcess]:
+        """A master in a pod of that name, which is deleted at the end.
+
+        Args:
+            host: its pod's address; empty: nobody has to reach it.
+        """
+        self.put_master(name, host)
+        listen = f"{host}:{MASTER_PORT}" if host else "127.0.0.1:0"
+        environment = {"KUBECONFIG": str(self._kubeconfig), **self.environment}
+        with master(self._folder / name, NAMESPACE, environment, name, listen) as process:
+            try:
+                yield process
+                process.process.terminate()
+                await until(lambda: not process.running)
+            finally:
+                self.server.drop("pods", name)
+
+    def put_master(self, name: str, host: str) -> None:
+        """A master's pod that is ready."""
+        labels = {pods.INSTANCE: "edl", pods.COMPONENT: "master", pods.JOB: "edl"}
+        status = {"phase": "Running", "podIP": host, "conditions": [{"type": "Ready", "status": "True"}]}
+        self.server.put("pods", {"metadata": {"name": name, "labels": labels}, "status": status})
+
+    @property
+    def kubeconfig(self) -> Path:
+        return self._kubeconfig
 
     @property
     def holder(self) -> str:
@@ -68,7 +92,17 @@ class Release:
 
     @property
     def pods(self) -> list[str]:
-        return sorted(self.server.objects["pods"])
+        """The workers'."""
+        return sorted(n for n, p in self.server.objects["pods"].items() if pods.component(p) != "master")
+
+    @property
+    def acting(self) -> list[str]:
+        """The masters that the Service selects."""
+        return sorted(
+            n
+            for n, p in self.server.objects["pods"].items()
+            if pods.ACTING in p["metadata"].get("labels", {})
+        )
 
     async def stop(self, process: MasterProcess) -> None:
         """End the job, as `edl stop` does."""

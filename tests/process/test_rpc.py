@@ -20,7 +20,10 @@ from edl.contract.proto import edl_pb2 as pb
 from edl.contract.proto import edl_pb2_grpc as rpc
 from edl.contract.tokens import Tokens
 from master.core import events as ev
+from master.rpc.authority import Alone
 from master.rpc.server import Server
+from trainer.session.client import MasterStream
+from trainer.session.orders import End
 
 pytestmark = pytest.mark.waits
 
@@ -137,3 +140,52 @@ async def test_who_only_pings_for_long_keeps_its_connection() -> None:
         server.changed()
         assert json.loads((await watching.read()).json) == {"phase": "Starting"}
     await server.close()
+
+
+class Reign(Alone):
+    """Of one master of this term, and what happens to it."""
+
+    def __init__(self, term: int):
+        self.term = term
+        self.speaks = asyncio.Event()
+        self.outranked_by: asyncio.Queue[int] = asyncio.Queue()
+
+    async def confirmed(self) -> bool:
+        await self.speaks.wait()
+        return True
+
+    def outranked(self, term: int) -> None:
+        self.outranked_by.put_nowait(term)
+
+
+async def test_a_worker_obeys_no_master_of_a_smaller_term_and_says_which_it_has_seen() -> None:
+    def master(reign: Reign) -> Server:
+        return Server(Idle(), Tokens("a-token"), "{}", "", patience=60.0, authority=reign)
+
+    newer, older, newest = Reign(2), Reign(1), Reign(3)
+    server = master(newer)
+    port = await server.start("127.0.0.1:0")
+    stream = MasterStream(f"127.0.0.1:{port}", "a-token", 0, "")
+    welcomed = asyncio.create_task(asyncio.to_thread(stream.open, 30.0))
+    done, _ = await asyncio.wait((welcomed,), timeout=1.0)
+    assert not done, "a master without authority says nothing"
+    newer.speaks.set()
+    await welcomed
+    await server.close()
+    server = master(older)
+    older.speaks.set()
+    await server.start(f"127.0.0.1:{port}")
+    assert await older.outranked_by.get() == 2
+    assert await older.outranked_by.get() == 2, "it looks on"
+    await server.close()
+    server = master(newest)
+    newest.speaks.set()
+    await server.start(f"127.0.0.1:{port}")
+    while not server._streams:
+        await asyncio.sleep(0.05)
+    server.perform(ev.Stop(WorkerId(0), "enough"))
+    order = await asyncio.to_thread(stream.session.next_order)
+    assert order == End("enough")
+    stream.close()
+    await server.close()
+    assert newest.outranked_by.empty()

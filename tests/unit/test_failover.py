@@ -7,10 +7,10 @@ from edl.config import values
 from edl.contract.ids import Generation, WorkerId
 from edl.contract.layout import Layout
 from master.core import events as ev
-from master.core.failover import FAILOVER_SECONDS
 from master.core.job import Job
 
 DATA = Layout(100)
+FAILOVER_SECONDS = ev.Adopted((), 0).within_seconds
 
 
 class NewMaster:

@@ -7,7 +7,11 @@ the master orders it. What the main thread must act upon it finds in the session
 When the master ends the stream, the worker is out of the job. The ring is cut, and the next
 order is `End`. When the stream breaks, the master has died or cannot be reached: the worker goes on
 with what it has, and looks for a master for as long as the last one has asked it to. The next one
-gets the state of the worker, and nothing that was meant for its predecessor.
+gets the state of the worker, and nothing that was meant for its predecessor. A master that stands by
+(trainer/session/standbys.py) can also call the worker when it acts: the old stream, which may be silent
+for long before it breaks, is given up then.
+
+Promise: no order is obeyed of a master whose term is smaller than one that this worker has seen.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ import contextlib
 import sys
 import threading
 from collections.abc import AsyncIterator, Coroutine
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -24,12 +29,13 @@ import psutil
 
 from edl import tls
 from edl.contract import addresses
-from edl.contract.proto import ADMITTED
+from edl.contract.proto import ADMITTED, STANDS_BY
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.proto import edl_pb2_grpc as rpc
 from edl.errors import EdlError
 from trainer import log
 from trainer.session.kvstore import KeyValueStore, parts
+from trainer.session.standbys import Standbys
 from trainer.session.state import Session
 
 OPTIONS = [
@@ -55,6 +61,22 @@ class NoMaster(EdlError):
     """The master cannot be reached or does not want this worker."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """How a stream has ended.
+
+    Args:
+        meant: by the master.
+        welcomed: the master had spoken on it.
+        stands_by: it was refused by a master that does not act.
+    """
+
+    why: str
+    meant: bool = False
+    welcomed: bool = False
+    stands_by: bool = False
+
+
 class MasterStream:
     """The stream to the master.
 
@@ -71,6 +93,8 @@ class MasterStream:
         self.rehearses = False
         self.store_port = 0
         self.address, self._token, self._run_id = address, token, run_id
+        self._term = 0  # the greatest of a master that it has seen
+        self._caller = ""  # who has said that it acts; it is looked for there before all else
         self._patience = 0.0
         self._closing = False
         self._loop = asyncio.new_event_loop()
@@ -134,52 +158,110 @@ class MasterStream:
 
     async def _talk(self) -> None:
         self.store_port = await self._store.start()
+        host = self.address.rpartition(":")[0].strip("[]")
+        self._standbys = Standbys(self._token, host, lambda: self.session.worker, OPTIONS)
+        at, until = self.address, 0.0
         while True:
-            meant, why = await self._one_stream()
-            if meant or not self._patience or self._closing or self.session.stopped:
+            ended = await self._one_stream(at)
+            why = ended.why
+            self._standbys.lose()
+            if ended.welcomed:
+                until = self._loop.time() + self._patience
+            unheard = ended.stands_by and not self._welcomed.is_set()  # `open` says for how long
+            if ended.meant or self._closing or self.session.stopped or not (self._patience or unheard):
                 break
+            if not ended.welcomed:  # it was refused, and would be again
+                await asyncio.sleep(AGAIN_SECONDS)
+            if unheard:
+                continue
             print(f"lost the connection to the master ({why}); reconnecting", file=sys.stderr)
-            if not await self._find_master():
+            if not (at := await self._find_master(until)):
                 tried = await asyncio.to_thread(tls.trouble, self.address, tls.authority())
                 found = f"no master was found within {self._patience:g} s{tried and f': {tried}'}"
                 why = f"{found}; the last one: {why}"
                 break
+        self._standbys.name(())
         self._end(why)
 
-    async def _one_stream(self) -> tuple[bool, str]:
-        """Talk to one master until the stream ends; whether that was meant, and why."""
+    async def _one_stream(self, address: str) -> _Ended:
+        """Talk to the master at this address until the stream ends, or another one has said that it acts."""
+        talking = self._loop.create_task(self._converse(address))
+        called = self._loop.create_task(self._standbys.called.wait())
+        try:
+            await asyncio.wait((talking, called), return_when=asyncio.FIRST_COMPLETED)
+            if not talking.done():
+                return _Ended("another one acts", welcomed=True)
+            return _Ended("the stream was cancelled", True) if talking.cancelled() else talking.result()
+        finally:
+            called.cancel()
+            talking.cancel()
+            await asyncio.wait((talking,))
+
+    async def _converse(self, address: str) -> _Ended:
         self._outbox = asyncio.Queue()
         for message in self.session.greeting():
+            if message.HasField("hello"):
+                message.hello.term = self._term
             self._post(message)
         metadata = (("authorization", f"Bearer {self._token}"),)
         admitted: asyncio.Future[bool] = self._loop.create_future()
+        welcomed = False
         try:
-            async with tls.aio_channel(self.address, OPTIONS) as channel:
+            async with self._channel(address) as channel:
+                waits = address == self.address  # one that called may be gone again, and nobody comes there
                 stream = rpc.MasterStub(channel).Work(
-                    self._sayings(admitted), metadata=metadata, wait_for_ready=True
+                    self._sayings(admitted), metadata=metadata, wait_for_ready=waits
                 )
                 # What is written to a call while it is refused hides why: gRPC then says INTERNAL.
                 admitted.set_result(ADMITTED in dict(await stream.initial_metadata() or ()))
                 async for message in stream:
+                    if message.term < self._term:
+                        why = f"a master of term {message.term} speaks, and one of term {self._term} acts"
+                        return _Ended(why)
+                    welcomed = True
                     self._hear(message)
                 code = await stream.code()
-                return code in MEANT, await stream.details() or "the master closed the stream"
+                why = await stream.details() or "the master closed the stream"
+                return _Ended(why, code in MEANT, welcomed)
         except grpc.aio.AioRpcError as error:
-            return error.code() in MEANT, f"{error.code().name}: {error.details()}"
-        except asyncio.CancelledError:
-            return True, "the stream was cancelled"
+            stands_by = STANDS_BY in dict(error.trailing_metadata() or ())
+            return _Ended(
+                f"{error.code().name}: {error.details()}", error.code() in MEANT, welcomed, stands_by
+            )
 
-    async def _find_master(self) -> bool:
-        """Until a master listens at the address, for as long as the last one has asked for."""
-        deadline = self._loop.time() + self._patience
+    def _channel(self, address: str) -> grpc.aio.Channel:
+        """To the master at this address, whose certificate is for the one that all of them are reached at."""
+        host = self.address.rpartition(":")[0].strip("[]")
+        named = [("grpc.ssl_target_name_override", host)] if address != self.address else []
+        return tls.aio_channel(address, [*OPTIONS, *named])
+
+    async def _find_master(self, deadline: float) -> str:
+        """Where a master listens; empty: nowhere, until that time of the loop."""
         while self._loop.time() < deadline:
-            async with tls.aio_channel(self.address, OPTIONS) as channel:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(min(5.0, deadline - self._loop.time())):
-                        await channel.channel_ready()
-                    return True
-            await asyncio.sleep(AGAIN_SECONDS)
-        return False
+            if self._standbys.called.is_set():
+                self._caller, self._term = self._standbys.take_call()
+            for address in filter(None, (self._caller, self.address)):
+                if await self._listens(address, min(5.0, deadline - self._loop.time())):
+                    return address
+                if self._standbys.called.is_set():
+                    break
+            else:
+                self._caller = ""
+                await asyncio.sleep(AGAIN_SECONDS)
+        return ""
+
+    async def _listens(self, address: str, seconds: float) -> bool:
+        """Whether somebody does there, within these seconds, or until a master calls."""
+        async with self._channel(address) as channel:
+            ready = self._loop.create_task(channel.channel_ready())
+            called = self._loop.create_task(self._standbys.called.wait())
+            await asyncio.wait((ready, called), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            called.cancel()
+            if ready.done():
+                return True
+            ready.cancel()
+            await asyncio.wait((ready,))
+            return False
 
     async def _sayings(self, admitted: asyncio.Future[bool]) -> AsyncIterator[pb.FromWorker]:
         outbox = self._outbox
@@ -200,7 +282,11 @@ class MasterStream:
         self._welcomed.set()
 
     def _hear(self, message: pb.ToWorker) -> None:
+        self._term = message.term
+        self._standbys.hear(message.term)
         match message.WhichOneof("body"):
+            case "acting":
+                self._standbys.name(message.acting.standbys)
             case "welcome":
                 self.config_json, self.output = message.welcome.config, message.welcome.output
                 log.follow(self.config_json)

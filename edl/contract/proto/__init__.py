@@ -2,6 +2,9 @@
 
 ADMITTED is in the initial metadata of a worker's stream from the moment at which the master listens to it.
 Before that the worker says nothing.
+
+STANDS_BY is in the trailing metadata of each call that a master refuses because another one acts.
 """
 
 ADMITTED = "edl-admitted"
+STANDS_BY = "edl-stands-by"

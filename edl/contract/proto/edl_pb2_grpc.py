@@ -229,3 +229,123 @@ class Master:
             timeout,
             metadata,
             _registered_method=True)
+
+
+class StandbyStub:
+    """Of a master that stands by for the one that acts. It refuses the calls of `Master`.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Witness = channel.stream_stream(
+                '/edl.Standby/Witness',
+                request_serializer=edl_dot_contract_dot_proto_dot_edl__pb2.Word.SerializeToString,
+                response_deserializer=edl_dot_contract_dot_proto_dot_edl__pb2.Acting.FromString,
+                _registered_method=True)
+        self.Vouch = channel.unary_unary(
+                '/edl.Standby/Vouch',
+                request_serializer=edl_dot_contract_dot_proto_dot_edl__pb2.Renewal.SerializeToString,
+                response_deserializer=edl_dot_contract_dot_proto_dot_edl__pb2.Vouched.FromString,
+                _registered_method=True)
+
+
+class StandbyServicer:
+    """Of a master that stands by for the one that acts. It refuses the calls of `Master`.
+    """
+
+    def Witness(self, request_iterator, context):
+        """A worker says whether it has lost the acting master. Answered once, and ended: when this one acts.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Vouch(self, request, context):
+        """The acting master asks whether it may go on. For when neither of them has the API server.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_StandbyServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Witness': grpc.stream_stream_rpc_method_handler(
+                    servicer.Witness,
+                    request_deserializer=edl_dot_contract_dot_proto_dot_edl__pb2.Word.FromString,
+                    response_serializer=edl_dot_contract_dot_proto_dot_edl__pb2.Acting.SerializeToString,
+            ),
+            'Vouch': grpc.unary_unary_rpc_method_handler(
+                    servicer.Vouch,
+                    request_deserializer=edl_dot_contract_dot_proto_dot_edl__pb2.Renewal.FromString,
+                    response_serializer=edl_dot_contract_dot_proto_dot_edl__pb2.Vouched.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'edl.Standby', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('edl.Standby', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Standby:
+    """Of a master that stands by for the one that acts. It refuses the calls of `Master`.
+    """
+
+    @staticmethod
+    def Witness(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/edl.Standby/Witness',
+            edl_dot_contract_dot_proto_dot_edl__pb2.Word.SerializeToString,
+            edl_dot_contract_dot_proto_dot_edl__pb2.Acting.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Vouch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/edl.Standby/Vouch',
+            edl_dot_contract_dot_proto_dot_edl__pb2.Renewal.SerializeToString,
+            edl_dot_contract_dot_proto_dot_edl__pb2.Vouched.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

@@ -1,6 +1,7 @@
 """Workers as pods: the backend of a master that the chart has deployed.
 
 leader_election  which master acts
+masters          their pods, and which of them the Service leads to
 retry            asking until the API answers
 release          what the chart has rendered, and what earlier masters have left
 installed        the release's objects as they are now, kept up to date

@@ -28,13 +28,14 @@ from .settings import (
     NODES,
     REGISTRY,
     SERVICE_NET,
+    SLOW,
     STATE,
 )
 
 PKI = STATE / "pki"
 STORE = CACHE / "registry"  # stays when the cluster goes: what was pushed once is there next time
-GRACE_SECONDS = 12  # without a sign of life, a node is NotReady
-AWAY_SECONDS = 10  # and this much later its pods are given up
+GRACE_SECONDS = 50 if SLOW else 12  # without a sign of life, a node is NotReady
+AWAY_SECONDS = 300 if SLOW else 10  # and this much later its pods are given up
 
 # What comes from a service account of a test is written down, so that a test can count a program's requests.
 AUDIT_POLICY = {
@@ -220,7 +221,7 @@ def start_control_plane() -> None:
         f"--cluster-signing-cert-file={PKI / 'ca.crt'}",
         f"--cluster-signing-key-file={PKI / 'ca.key'}",
         "--allocate-node-cidrs=false",
-        "--node-monitor-period=1s",
+        f"--node-monitor-period={5 if SLOW else 1}s",
         f"--node-monitor-grace-period={GRACE_SECONDS}s",
     )
     start(

@@ -29,6 +29,7 @@ from .settings import (
     POD_NET,
     REGISTRY,
     SERVICE_NET,
+    SLOW,
     CannotRun,
     ClusterError,
     Node,
@@ -380,8 +381,8 @@ def _start_kubelet(node: Node) -> None:
         "clusterDNS": [HOST],
         "resolvConf": str(resolv),
         # Signs of life often enough for control.GRACE_SECONDS.
-        "nodeStatusUpdateFrequency": "2s",
-        "nodeLeaseDurationSeconds": 8,
+        "nodeStatusUpdateFrequency": "10s" if SLOW else "2s",
+        "nodeLeaseDurationSeconds": 40 if SLOW else 8,
         "syncFrequency": "10s",
         "serializeImagePulls": False,
         "podLogsDir": str(node.directory / "logs"),

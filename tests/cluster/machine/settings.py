@@ -35,6 +35,8 @@ ETCD, ETCD_PEER = "127.0.0.1:23790", "127.0.0.1:23791"  # not etcd's own ports, 
 DNS_HEALTH = f"{HOST}:8081"
 KWOK_HEALTH = "127.0.0.1:10347"
 
+# Nodes are given up by Kubernetes' default times, which no test could wait for: to measure what they cost.
+SLOW = os.environ.get("EDL_CLUSTER_TIMES") == "default"
 NODE_CPUS = 2  # allocatable, on any machine: "four workers of 500m fill a node"
 NODE_MEMORY_GIB = 8  # at most; less where the machine has less
 

@@ -1,0 +1,144 @@
+"""The gRPC side of a master that stands by: it refuses the job's calls, and hears which workers have lost the
+acting master.
+
+Promise: whoever calls is told that another master acts, and never left to wait; and a worker that has said
+its word here learns at once when this master acts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import Any, NoReturn
+
+import grpc
+
+from edl import tls
+from edl.contract.proto import ADMITTED, STANDS_BY
+from edl.contract.proto import edl_pb2 as pb
+from edl.contract.proto import edl_pb2_grpc as rpc
+from edl.contract.tokens import Tokens
+from edl.errors import EdlError
+from edl.tls import Certificate
+from master.rpc.server import OPTIONS, Context, TokenCheck, bind, look_at
+
+LAST_WORDS_SECONDS = 0.5
+
+
+class StandbyServer(rpc.MasterServicer, rpc.StandbyServicer):
+    """Listens where the job's server will, until `close`.
+
+    Args:
+        certificate: with which it speaks TLS; None: without.
+        changed: called when what workers say has changed.
+        vouch: whether the acting master of that term may go on.
+    """
+
+    def __init__(
+        self,
+        tokens: Tokens,
+        certificate: Certificate | None,
+        changed: Callable[[], None],
+        vouch: Callable[[int], bool],
+    ):
+        self._certificate, self._changed, self._vouch = certificate, changed, vouch
+        self._words: dict[object, pb.Word] = {}  # by stream
+        self._over = asyncio.Event()
+        self._term = 0
+        self._looking: asyncio.Task[None] | None = None
+        self._server = grpc.aio.server(interceptors=[TokenCheck(tokens)], options=OPTIONS)
+        rpc.add_MasterServicer_to_server(self, self._server)
+        rpc.add_StandbyServicer_to_server(self, self._server)
+
+    async def start(self, address: str) -> int:
+        """Listen on `address` (host:port, port 0 for any); returns the port.
+
+        Raises:
+            EdlError: the address is taken, or is none of this machine; or the certificate cannot be used.
+        """
+        port = bind(self._server, address, self._certificate)
+        await self._server.start()
+        if self._certificate is not None:
+            self._looking = asyncio.create_task(look_at(self._certificate))
+        return port
+
+    def lost(self, term: int) -> list[int]:
+        """The workers that have lost the master of this term."""
+        return sorted({word.worker for word in self._words.values() if word.lost and word.term == term})
+
+    async def close(self, term: int = 0) -> None:
+        """Free the address.
+
+        Args:
+            term: this master acts now; 0: it does not.
+        """
+        self._term = term
+        self._over.set()
+        if self._looking is not None:
+            self._looking.cancel()
+        await self._server.stop(grace=LAST_WORDS_SECONDS)
+
+    # --- calls
+
+    async def Witness(self, requests: AsyncIterator[pb.Word], context: Context) -> AsyncIterator[pb.Acting]:
+        await context.send_initial_metadata(((ADMITTED, "yes"),))
+        stream = object()
+
+        async def hear() -> None:
+            with contextlib.suppress(grpc.aio.AioRpcError, asyncio.CancelledError):
+                async for word in requests:
+                    self._words[stream] = word
+                    self._changed()
+
+        hearing = asyncio.create_task(hear())
+        over = asyncio.create_task(self._over.wait())
+        try:
+            await asyncio.wait((hearing, over), return_when=asyncio.FIRST_COMPLETED)
+            if self._term:
+                yield pb.Acting(term=self._term)
+        finally:
+            hearing.cancel()
+            over.cancel()
+            self._words.pop(stream, None)
+
+    async def Vouch(self, request: pb.Renewal, context: Context) -> pb.Vouched:
+        return pb.Vouched(yes=not self._over.is_set() and self._vouch(request.term))
+
+    async def Work(
+        self, requests: AsyncIterator[pb.FromWorker], context: Context
+    ) -> AsyncIterator[pb.ToWorker]:
+        await _refuse(context)
+        yield pb.ToWorker()
+
+    async def Watch(self, request: pb.WatchRequest, context: Context) -> AsyncIterator[pb.Status]:
+        await _refuse(context)
+        yield pb.Status()
+
+    async def Scale(self, request: pb.ScaleRequest, context: Context) -> pb.Reply:
+        await _refuse(context)
+
+    async def Stop(self, request: pb.StopRequest, context: Context) -> pb.Reply:
+        await _refuse(context)
+
+
+async def vouches(address: str, host: str, token: str, term: int, seconds: float) -> bool:
+    """Whether the master that stands by at an address lets the one of this term go on.
+
+    Args:
+        host: for which its certificate is.
+    """
+    options = [*OPTIONS, ("grpc.enable_http_proxy", 0), ("grpc.ssl_target_name_override", host)]
+    metadata = (("authorization", f"Bearer {token}"),)
+    try:
+        async with tls.aio_channel(address, options) as channel:
+            call = rpc.StandbyStub(channel).Vouch(pb.Renewal(term=term), metadata=metadata, timeout=seconds)
+            return bool((await call).yes)
+    except (grpc.aio.AioRpcError, EdlError):
+        return False
+
+
+async def _refuse(context: Any) -> NoReturn:
+    why = "this master stands by, and another one acts: call the Service"
+    await context.abort(grpc.StatusCode.UNAVAILABLE, why, ((STANDS_BY, "yes"),))
+    raise AssertionError("unreachable: abort raises")

@@ -1,0 +1,108 @@
+"""A worker without a model: a real session with its masters, and a ring in which nothing is summed, but that
+is up only when all of its members have found each other, through the master as in Horovod's rendezvous.
+
+Each message that it obeys is a line of JSON: when, of which master (term), what, and in which generation; and
+so is each ring that is up (`up`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from collections import defaultdict
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NoReturn
+
+from edl.contract.layout import Layout
+from edl.contract.proto import edl_pb2 as pb
+from trainer.session.client import MasterStream
+from trainer.session.orders import End, FormRing
+from trainer.session.state import Progress
+
+STEP_SECONDS = 0.05
+LAYOUT = Layout(1_000_000)
+
+
+Told = dict[str, Any]
+
+
+def told_in(folder: Path) -> list[Told]:
+    """What all workers have told, each in a file of its own there, in the order of time."""
+    lines = [line for file in folder.glob("worker-*") for line in file.read_text().splitlines(True)]
+    return sorted(
+        (json.loads(line) for line in lines if line[0] == "{" and line[-1] == "\n"), key=lambda t: t["at"]
+    )
+
+
+def check_terms(told: list[Told]) -> None:
+    """Nothing of an older master came after the same of a newer one."""
+    newest: Told = {"term": 0}
+    for t in told:
+        assert t["term"] >= newest["term"], (t, newest)
+        newest = t
+
+
+class Telling(MasterStream):
+    """Tells of what it obeys."""
+
+    def __init__(self, address: str, token: str, worker: int):
+        super().__init__(address, token, worker, "")
+        self.found: defaultdict[int, set[str]] = defaultdict(set)  # the other members, by generation
+        self.terms: dict[int, int] = {}
+
+    def tell(self, term: int, what: str, generation: int, members: list[int]) -> None:
+        told = {
+            "at": time.monotonic(), "worker": self.session.worker, "term": term, "what": what,
+            "generation": generation, "members": members,
+        }  # fmt: skip
+        print(json.dumps(told), flush=True)
+
+    def _hear(self, message: pb.ToWorker) -> None:
+        what, generation = str(message.WhichOneof("body")), message.generation
+        self.tell(message.term, what, generation, list(message.form.members))
+        if what == "form":
+            self.terms[generation] = message.term
+        elif what == "key_value":
+            self.found[generation].add(message.key_value.key)
+        super()._hear(message)
+
+
+def main(address: str, worker: int) -> NoReturn:
+    stream = Telling(address, os.environ["EDL_TOKEN"], worker)
+    stream.open()
+    session = stream.session
+    stream.start_heartbeats(0.5)
+    session.say(ready=pb.Ready(layout=pb.Layout(**asdict(LAYOUT)), model="none"))
+    step, broken = 0, threading.Event()
+    session.cuts(broken.set)
+    while True:
+        order = session.next_order()
+        match order:
+            case FormRing():
+                generation = order.generation
+                broken.clear()
+                session.say(generation, key_value=pb.KeyValue(key=str(session.worker)))
+                up = False
+                while not (session.must_leave(generation) or session.was_cut(generation)):
+                    if not up and len(stream.found[generation]) == len(order.members) - 1:
+                        up = True
+                        stream.tell(stream.terms[generation], "up", generation, list(order.members))
+                        session.say(generation, joined_ring=pb.JoinedRing(step=step))
+                        session.say(generation, stepped=pb.Stepped(step=step))
+                    if up:
+                        step += 1
+                        session.progress = Progress(generation, step, step, 1.0)
+                    broken.wait(STEP_SECONDS)
+                why = "cut" if session.was_cut(generation) else ""
+                session.say(generation, left_ring=pb.LeftRing(step=step, has_state=True, broken=why))
+            case End():
+                stream.close()
+                os._exit(0 if session.stopped else 3)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))
