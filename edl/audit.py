@@ -5,7 +5,7 @@ its own books, and checks at every line:
 
 - the line is as it was written: the chain of hashes holds (`edl.contract.journals`);
 - a ring goes on from the step of its root, which never falls below a step that every member of a ring had,
-  unless all state was lost and training starts anew;
+  unless all who had that one were lost, and that was told;
 - every ring uses the data layout and the number of epochs of the job;
 - at the end the model has all steps of all epochs, and the order of each epoch names every record once.
 
@@ -77,8 +77,10 @@ class _Books:
         self.root_step = 0  # from which the ring went on
         self.joined: set[int] = set()  # of its members
         self.safe = 0  # a step that every member of a ring had
-        self.out: dict[int, int] = {}  # the step that each worker had when it left a ring
-        self.skipped = RangeSet()
+        self.out: dict[int, dict[str, Any]] = {}  # what each worker said when it last left a ring
+        self.skipped = RangeSet()  # steps that are not in the model
+        self.bad: dict[int, int] = {}  # by epoch: how many records were left out
+        self.named: set[tuple[int, int]] = set()  # of these: epoch and record
         self.holders: set[int] = set()
         self.exported: int | None = None  # the step of who saved the model
         self.rings = self.losses = 0
@@ -112,25 +114,27 @@ class _Books:
                 self.holders.add(event["worker"])
                 self._joined(event)
             case "LeftRing":
-                self.out[event["worker"]] = event["step"]
-                self.skipped = self.skipped.union(RangeSet.of((a, b) for a, b in event["skipped"]["ranges"]))
+                self.out[event["worker"]] = event
                 if event["has_state"]:
                     self.holders.add(event["worker"])
             # One of an older ring comes too late: what its members said when they left it is newer.
             case "Heartbeat" if event["generation"] == self.generation:
                 # It has made a step in this ring. All took part in that one, so they have the one before.
                 self.safe = max(self.safe, event["step"] - 1)
+            case "BadRecords" if event["generation"] == self.generation:
+                self.named |= {(event["epoch"], int(record)) for record in event["records"]}
             case "EpochEnded" if event["generation"] == self.generation and self.layout is not None:
                 steps = Steps(self.layout.records, self.batch)
                 self.safe = max(self.safe, event["epochs"] * steps.per_epoch)
             case "Live" if not any(e.get("reason") == Reason.SpecRefused for e in entry["effects"]):
                 self.epochs = int(event["epochs"])
+        lost = any(effect.get("reason") == Reason.StateLost for effect in entry["effects"])
         for effect in entry["effects"]:
             match effect["type"]:
                 case "Form":
-                    self._form(effect, where)
+                    self._form(effect, lost, where)
                 case "Export":
-                    self.exported = self._goes_on(effect["worker"], where)
+                    self.exported = self._goes_on(effect["worker"], lost, where)
 
     def _joined(self, event: dict[str, Any]) -> None:
         if event["generation"] == self.generation and event["worker"] in self.members:
@@ -138,7 +142,7 @@ class _Books:
             if self.joined == self.members:  # nobody has less than the ring began with
                 self.safe = max(self.safe, self.root_step)
 
-    def _form(self, form: dict[str, Any], where: str) -> None:
+    def _form(self, form: dict[str, Any], lost: bool, where: str) -> None:
         self.rings += 1
         self.generation, self.members, self.joined = form["generation"], set(form["members"]), set()
         if Layout(**form["layout"]) != self.layout:
@@ -147,21 +151,26 @@ class _Books:
             raise AuditFailed(f"{where}: the ring trains {form['epochs']} epochs, the job {self.epochs}")
         if len(form["shares"]) != len(form["members"]) or min(form["shares"]) < 0 or not any(form["shares"]):
             raise AuditFailed(f"{where}: {form['shares']} does not divide a step over {form['members']}")
-        self.root_step = self._goes_on(form["root"], where)
+        self.root_step = self._goes_on(form["root"], lost, where)
 
-    def _goes_on(self, root: int, where: str) -> int:
-        """From the step of this worker."""
-        if root in self.holders:
-            step = self.out[root]
-            if step < self.safe:
-                raise AuditFailed(
-                    f"{where}: step {self.safe} was in the model and is no longer: it goes on from {step}"
-                )
-            return step
-        # Nobody holds the state: all of it is lost, and training starts anew.
-        self.losses += bool(self.safe)
-        self.safe, self.skipped = 0, RangeSet()
-        return 0
+    def _goes_on(self, root: int, lost: bool, where: str) -> int:
+        """From the state of this worker; from none at all if it holds none.
+
+        Args:
+            lost: it was told that all who had more are gone.
+        """
+        nothing: dict[str, Any] = {"step": 0, "skipped": {"ranges": []}, "bad": {}}
+        out = self.out[root] if root in self.holders else nothing
+        step: int = out["step"]
+        if root in self.holders and step < self.safe and not lost:
+            raise AuditFailed(
+                f"{where}: step {self.safe} was in the model and is no longer: it goes on from {step}"
+            )
+        self.losses += step < self.safe
+        self.safe = min(self.safe, step)
+        self.skipped = RangeSet.of((a, b) for a, b in out["skipped"]["ranges"])
+        self.bad = {int(epoch): count for epoch, count in out["bad"].items()}
+        return step
 
     def close(self, summary: dict[str, Any]) -> str:
         if self.layout is None:
@@ -190,12 +199,19 @@ class _Books:
             self._check_order(epoch, size)
         skipped = steps.records_of(self.skipped)
         but = f", except {skipped} skipped records (non-finite)" if skipped else ""
+        if bad := sum(self.bad.values()):
+            if bad != summary["records"]["bad"]:
+                raise AuditFailed(
+                    f"{artifacts.SUMMARY} says {summary['records']['bad']} bad records, the journal {bad}"
+                )
+            unnamed = bad - len(self.named)
+            but += f", except {bad} bad records" + (f", {unnamed} of which nobody has named" * (unnamed > 0))
         text = (
             f"exactly once{but}: {size:,} records x {epochs} epochs in {done:,} steps, {self.rings} rings; "
             f"{len(summary['digests'])} workers ended with the same weights"
         )
         if self.losses:
-            text += f"; all state was lost {self.losses} times and training started anew"
+            text += f"; the newest state was lost {self.losses} times and training went on from what was left"
         return text
 
     def _order(self) -> Order:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Executor, Future
 from typing import Any
 
@@ -16,7 +16,7 @@ import numpy as np
 
 from edl.contract.layout import Layout, Part
 from trainer import control
-from trainer.data import Batch
+from trainer.data import BadRecord, Batch
 from trainer.ring.base import Ring
 
 
@@ -96,10 +96,15 @@ class CountingLearner:
 
 
 class Positions:
-    """A source whose records are their positions."""
+    """A source whose records are their positions.
 
-    def __init__(self, epoch_size: int):
+    Args:
+        bad: records of an epoch that cannot be read.
+    """
+
+    def __init__(self, epoch_size: int, bad: Collection[int] = ()):
         self.layout = Layout(epoch_size)
+        self.bad = bad
 
     def lay_out(self, layout: Layout) -> None:
         self.layout = layout
@@ -109,7 +114,12 @@ class Positions:
         assert start // size == (stop - 1) // size, "a batch of two epochs"
         first, last = part.of(stop - start)
         positions = np.arange(start + first, start + last)
-        return Batch(positions % size, positions, None, None) if len(positions) else None
+        if not len(positions):
+            return None
+        wrong = np.isin(positions % size, list(self.bad))
+        bad = tuple(BadRecord(index, "it is bad") for index in (positions % size)[wrong].tolist())
+        positions = positions[~wrong]
+        return Batch(positions % size, positions, None, None, bad=bad)
 
 
 class AtOnce(Executor):

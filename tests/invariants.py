@@ -4,12 +4,12 @@ The watchdog keeps books of its own, from events and effects alone: who was told
 what each worker said when it left a ring. Where the core's state is read,
 it is to be compared with these books.
 
-    at most one ring          a generation is one more than the last, formed when nobody living is in one
-    the right root            a holder with the highest step, which is the truth nothing is undone         a
-    step that every member of a ring had is never missing in the next, while one lives the state is not let
-    go   the last holder is not told to stop a failure is its own      charged once, never for a kill, a
-    preemption or an end that was asked for time goes on              the next deadline is ahead, so no Tick
-    is for nothing
+    at most one ring             a generation is one more than the last, formed when nobody living is in one
+    the right root               a holder with the highest step, which is the truth
+    nothing is undone            a step that every member of a ring had is in the next, or its loss is told
+    the state is not let go      the last holder is not told to stop
+    a failure is its own         charged once, never for a kill, a preemption or an end that was asked for
+    time goes on                 the next deadline is ahead, so no Tick is for nothing
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from __future__ import annotations
 from typing import Any
 
 from edl.contract.ids import Generation, WorkerId
+from edl.contract.reasons import Reason
 from master.core import events as ev
 from master.core.failures import OUTSIDE_SIGNALS
 from master.core.job import Job
@@ -31,8 +32,8 @@ class Watchdog:
         self.history: list[tuple[float, ev.Event, list[ev.Effect]]] = []
         self.created: set[WorkerId] = set()
         self.form: ev.Form | None = None
-        self.left: set[Generation] = set()  # rings that were asked to leave
-        self.cut: set[Generation] = set()
+        self.left: set[tuple[Generation, WorkerId]] = set()  # who was asked to leave which ring
+        self.cut: set[tuple[Generation, WorkerId]] = set()
         self.up: set[tuple[WorkerId, Generation]] = set()
         self.outs: dict[WorkerId, ev.LeftRing] = {}  # the last of each worker
         self.holders: set[WorkerId] = set()  # who has synced, ever
@@ -72,7 +73,7 @@ class Watchdog:
         if self.ended:
             assert all(isinstance(e, ev.Fence | ev.Notice) for e in effects), "the job has ended"
         for effect in effects:
-            self._check(effect, event, before)
+            self._check(effect, event, before, effects)
         self._check_failures(event, effects, failures, was_stopped)
         self._check_state()
         return effects
@@ -91,7 +92,13 @@ class Watchdog:
 
     # --- effects
 
-    def _check(self, effect: ev.Effect, event: ev.Event, before: dict[WorkerId, tuple[bool, bool]]) -> None:
+    def _check(
+        self,
+        effect: ev.Effect,
+        event: ev.Event,
+        before: dict[WorkerId, tuple[bool, bool]],
+        effects: list[ev.Effect],
+    ) -> None:
         job = self.job
         match effect:
             case ev.Create(worker):
@@ -99,18 +106,18 @@ class Watchdog:
                 self.created.add(worker)
                 assert len(job.pool.staying) <= job.target, "more workers than wanted"
             case ev.Form():
-                self._check_form(effect, event, before)
+                self._check_form(effect, event, before, effects)
             case ev.Train(generation, members, epochs):
                 self._check_call(generation, members)
                 assert epochs == job.epochs
             case ev.Leave(generation, members):
                 self._check_call(generation, members)
-                assert generation not in self.left, "asked to leave twice"
-                self.left.add(generation)
+                assert not {(generation, m) for m in members} & self.left, "asked to leave twice"
+                self.left |= {(generation, m) for m in members}
             case ev.Cut(generation, members):
                 self._check_call(generation, members)
-                assert generation not in self.cut, "cut twice"
-                self.cut.add(generation)
+                assert not {(generation, m) for m in members} & self.cut, "cut twice"
+                self.cut |= {(generation, m) for m in members}
             case ev.Export(worker):
                 self._check_export(worker)
             case ev.Stop(worker):
@@ -130,7 +137,13 @@ class Watchdog:
                     whole = job.train.steps.per_epoch * job.epochs
                     assert job.train.done >= whole, "Succeeded, but not every step is in the model"
 
-    def _check_form(self, form: ev.Form, event: ev.Event, before: dict[WorkerId, tuple[bool, bool]]) -> None:
+    def _check_form(
+        self,
+        form: ev.Form,
+        event: ev.Event,
+        before: dict[WorkerId, tuple[bool, bool]],
+        effects: list[ev.Effect],
+    ) -> None:
         job = self.job
         assert form.generation == (self.form.generation if self.form else 0) + 1, "generations grow by one"
         assert 0 < len(form.members) == len(set(form.members)) == len(form.shares)
@@ -154,8 +167,9 @@ class Watchdog:
         assert job.train is not None
         assert job.train.done == truth, "the truth is not the root's"
         assert form.layout == job.train.layout
-        assert not holders or truth >= self.safe, "what every member had is missing"
-        self.safe = self.safe if holders else 0
+        lost = any(isinstance(e, ev.Notice) and e.reason is Reason.StateLost for e in effects)
+        assert not holders or truth >= self.safe or lost, "what every member had is missing"
+        self.safe = min(self.safe, truth)
         if not form.sync:
             assert all(w.has_state and self.outs[w.id].step == truth for w in members), "they do not sync"
         self.form = form

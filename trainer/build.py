@@ -67,14 +67,16 @@ def build(stream: MasterStream) -> Worker:
     refuse_empty(size, "train", module.name, config.data.allow_empty)
     watchdog = Watchdog(config.elastic.step_timeout_seconds, partial(_hung, stream))
     training, buffer = config.training, config.data.buffer_mebibytes * MEBIBYTE
-    records = Records(reader, module.feed, module.name, watchdog.watch, training.seed, config.data.shuffle)
+    records = Records(reader, module.feed, module.name, watchdog.watch, training.seed, config.data.shuffle,
+                      lenient=config.data.max_bad_records > 0)  # fmt: skip
     records.fit(buffer * (1 - AHEAD), config.workers)
     session = stream.session
     interface, port = os.environ.get("EDL_RING_INTERFACE", "lo"), int(stream.address.rpartition(":")[2])
     ring = HorovodRing(stream.store_port, interface, f"worker-{session.worker}", port)
     session.cuts(ring.cut)
     # Several small batches too: where feed() pads each batch by itself, they differ in length.
-    samples = [records.plain(start, stop) for start, stop in _tried(size)]
+    tried = records.first(TRIED_RECORDS)
+    samples = [records.these(several) for several in (tried, *([i] for i in tried))] if tried else []
     warn = session.warn if stream.rehearses else log.warning  # one worker tells it for all
     learner = learner_of(model, samples, ring, config.training.inexact_loss, warn)
 
@@ -93,12 +95,6 @@ def build(stream: MasterStream) -> Worker:
             rehearse(model, module, watchdog.watch, config.data.allow_empty, session.warn, keeps)
         learner.load(before)
     return Worker(config, session, ring, learner, batches, Telemetry(session, batches.steps), export)
-
-
-def _tried(size: int) -> list[tuple[int, int]]:
-    """The records to build, trace and try the model with."""
-    first = min(size, TRIED_RECORDS)
-    return [(0, first), *((i, i + 1) for i in range(first))] if size else []
 
 
 def learner_of(
@@ -131,13 +127,14 @@ class Sample:
 
     def __init__(self, records: Records):
         self._records = records
-        self.layout = Layout(min(records.layout.records, SAMPLE_RECORDS))
+        self._first = records.first(SAMPLE_RECORDS)
+        self.layout = Layout(len(self._first))
 
     def lay_out(self, layout: Layout) -> None:
         assert layout == self.layout
 
     def batch(self, start: int, stop: int, part: Part) -> Batch:
-        return self._records.plain(start, stop)
+        return self._records.these(self._first[start:stop])
 
 
 def warm_up(config: Config, ring: Ring, learner: Learner, records: Records) -> None:

@@ -3,7 +3,7 @@
 It is a part of what a step sums over the ring. So all ranks read the same values at the same step, and that
 is all the agreement the protocol needs.
 
-    [ records, leave, step, change, loss sum, non-finite ]
+    [ records, leave, step, change, bad records, loss sum, non-finite ]
 
 Its length does not depend on the ring. float32 holds whole numbers up to 2^24, so the number of the step is
 told by its last digits.
@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
-RECORDS, LEAVE, STEP, CHANGE, LOSS, NONFINITE = range(6)
-LENGTH = 6
+RECORDS, LEAVE, STEP, CHANGE, BAD, LOSS, NONFINITE = range(7)
+LENGTH = 7
 STEPS = 4096  # told modulo this: the sum is exact for as many ranks
 
 
-def write(step: int, leave: bool = False, change: bool = False) -> np.ndarray:
+def write(step: int, leave: bool = False, change: bool = False, bad: int = 0) -> np.ndarray:
     """This rank's contribution, float32 [LENGTH].
 
     The records, loss and non-finite fields of a rank with a batch are written by the model's
@@ -31,9 +31,10 @@ def write(step: int, leave: bool = False, change: bool = False) -> np.ndarray:
         step: that the rank takes, counted over the job.
         leave: whether the rank is to leave the ring after it.
         change: whether the rank has been told of a change of the task that the ring has not made yet.
+        bad: how many records are missing in the rank's part, because they are bad.
     """
     vector = np.zeros(LENGTH, np.float32)
-    vector[LEAVE], vector[STEP], vector[CHANGE] = leave, step % STEPS, change
+    vector[LEAVE], vector[STEP], vector[CHANGE], vector[BAD] = leave, step % STEPS, change, bad
     return vector
 
 
@@ -47,6 +48,7 @@ class Agreed:
     nonfinite: bool
     steps: int  # the sum of what the ranks said
     changes: int  # how many ranks know of the next change
+    bad: int  # records that are left out of the step
 
     def all_at(self, step: int, ranks: int) -> bool:
         """Whether all ranks took this step."""
@@ -73,4 +75,5 @@ def read(vector: np.ndarray) -> Agreed:
         nonfinite=vector[NONFINITE] > 0,
         steps=int(vector[STEP]),
         changes=int(vector[CHANGE]),
+        bad=int(vector[BAD]),
     )

@@ -19,14 +19,23 @@ MOST_AHEAD = 64  # batches: more hides no source
 
 
 @dataclass(frozen=True, slots=True)
+class BadRecord:
+    """A record that cannot be read, or that `feed` does not take."""
+
+    index: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
-    """Records of one step, ready for the model."""
+    """Records of one step, ready for the model. All of them may be bad: then it has none."""
 
     indices: np.ndarray  # of the records in the reader
     x: Any
     y: Any
     weights: Any  # None, or one weight per record
     nbytes: int = 0  # in memory
+    bad: tuple[BadRecord, ...] = ()  # that would be here, too
 
     def __len__(self) -> int:
         return len(self.indices)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import keras
@@ -13,10 +14,12 @@ from edl.contract.order import Order
 from edl.data import RandomAccess, Reader
 from edl.errors import DataError
 from trainer.arrays import nbytes, standard
-from trainer.data import Batch, named
+from trainer.data import BadRecord, Batch, named
+from trainer.last_words import described
 from trainer.watchdog import Watch, unwatched
 
 SAMPLE = 16  # records, to see how large one is
+MOST_BAD = 1000  # at the beginning of the data: more cannot be a few that one may leave out
 
 
 class Records:
@@ -29,6 +32,7 @@ class Records:
             when the reader gives such tuples itself.
         watch: goes around each call of the reader and of `feed`.
         seed, shuffle: of the order.
+        lenient: leave bad records out of a batch, and name them there; else they raise.
     """
 
     def __init__(
@@ -39,9 +43,10 @@ class Records:
         watch: Watch = unwatched,
         seed: int = 0,
         shuffle: bool = False,
+        lenient: bool = False,
     ):
         self._reader, self._watch, self._feed, self._name = reader, watch, feed, name
-        self._seed, self._shuffle = seed, shuffle
+        self._seed, self._shuffle, self._lenient = seed, shuffle, lenient
         self._open: dict[int, tuple[int, Any]] = {}  # by shard: its present block, as (number, records)
         self._part = Part.even(0, 1)
         self.lay_out(Layout(len(reader)))
@@ -59,8 +64,8 @@ class Records:
         """
         size = self.layout.records
         if self._shuffle and size and not isinstance(self._reader, RandomAccess):
-            count = min(size, SAMPLE)
-            record_bytes = nbytes(self._read(0, count)) / count
+            sample = self.first(SAMPLE)
+            record_bytes = nbytes(self._joined(sample)) / len(sample)
             self.lay_out(Layout.fitting(size, record_bytes, buffer_bytes, ranks))
 
     def lay_out(self, layout: Layout) -> None:
@@ -77,6 +82,14 @@ class Records:
         indices, shards = self._order.part(start, stop, part)
         if not len(indices):
             return None
+        try:
+            return self._batch(indices, shards, part)
+        except Exception:
+            if not self._lenient:
+                raise
+            return self._good(indices)
+
+    def _batch(self, indices: np.ndarray, shards: np.ndarray, part: Part) -> Batch:
         if isinstance(self._reader, RandomAccess):
             return self._as_batch(self._take(self._reader, indices), indices)
         if not self._shuffle:
@@ -89,6 +102,61 @@ class Records:
     def plain(self, start: int, stop: int) -> Batch:
         """The records [start, stop) as they lie, without any order: for evaluation."""
         return self._as_batch(self._read(start, stop), np.arange(start, stop))
+
+    def first(self, count: int) -> list[int]:
+        """The first records of which none is bad, `count` of them if there are as many.
+
+        Raises:
+            DataError, or what the reader or `feed` raises: there is none among very many.
+        """
+        count = min(count, self.layout.records)
+        if not self._lenient:
+            return list(range(count))
+        good: list[int] = []
+        for index in range(min(self.layout.records, count + MOST_BAD)):
+            try:
+                self.these([index])
+            except Exception:
+                if not good and index + 1 == min(self.layout.records, count + MOST_BAD):
+                    raise
+            else:
+                good.append(index)
+            if len(good) == count:
+                break
+        return good
+
+    def these(self, indices: Sequence[int]) -> Batch:
+        """The records at `indices`, in rising order; where some lie between them, read one by one.
+
+        Raises:
+            DataError, or what the reader or `feed` raises: one of them is bad, or they do not go together.
+        """
+        return self._as_batch(self._joined(indices), np.array(indices))
+
+    def _joined(self, indices: Sequence[int]) -> Any:
+        start, stop = indices[0], indices[-1] + 1
+        if stop - start == len(indices):
+            return self._read(start, stop)
+        whole = lambda *arrays: np.concatenate(arrays)  # noqa: E731
+        return keras.tree.map_structure(whole, *(self._read(i, i + 1) for i in indices))
+
+    def _good(self, indices: np.ndarray) -> Batch:
+        """The records at `indices` without those that are bad, found one by one.
+
+        Raises:
+            DataError, or what `feed` raises: each alone is good, and all together are not.
+        """
+        good, bad = [], []
+        for index in indices.tolist():
+            try:
+                self.these([index])
+            except Exception as error:
+                bad.append(BadRecord(index, described(error)))
+            else:
+                good.append(index)
+        if not good:
+            return Batch(np.zeros(0, np.int64), None, None, None, bad=tuple(bad))
+        return replace(self.these(good), bad=tuple(bad))
 
     def _as_batch(self, records: Any, indices: np.ndarray) -> Batch:
         fed = self._fed(records, indices)

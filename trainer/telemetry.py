@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.steps import Steps
 from trainer.control import Agreed
+from trainer.data import BadRecord
 from trainer.log import log
 from trainer.session.state import EpochLoss, Progress, Session
 
@@ -97,6 +98,11 @@ class Telemetry:
                 f"{loss.last:.4f} in this step"
             )
         self._session.progress = Progress(generation, step, self._records, self._seconds, loss)
+
+    def left_out(self, generation: int, epoch: int, bad: Sequence[BadRecord]) -> None:
+        """The step that was done last has not these records of this worker's part."""
+        records = [pb.BadRecord(index=record.index, why=record.why) for record in bad]
+        self._session.say(generation, bad_records=pb.BadRecords(epoch=epoch, records=records))
 
     def epoch_ends(self, epochs: int, metrics: dict[str, float]) -> None:
         """With the step that was done last, so many epochs are whole.

@@ -20,6 +20,9 @@ missing.
 **Nothing is rolled back.** When a member dies, each survivor has the step in flight, or has it
 not: all of its sums came back, or not all. The ring goes on from one who has it, if one lives.
 
+**A bad record**, one that cannot be read, is left out of its step, if the job allows some: the sums say how
+many, so that all ranks agree on what is missing.
+
 **A step is safe** once the sums of the next one have come back, for then every member has it. When there is
 nothing left to train, one more step, without records, makes the last one safe, and all leave the ring after
 it.
@@ -33,7 +36,7 @@ it. The warm-up runs it in a ring of one, and the simulator a thousand times ove
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NoReturn, Protocol
 
 import numpy as np
@@ -42,15 +45,15 @@ from edl.config import Config
 from edl.contract.layout import Part
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.ranges import RangeSet
-from edl.errors import EdlError
+from edl.errors import DataError, EdlError
 from trainer import control
-from trainer.data import Batch, Batches
+from trainer.data import BadRecord, Batch, Batches
 from trainer.ring.base import Ring, RingBroken
 from trainer.session.orders import End, Export, FormRing
 from trainer.session.state import Session
 from trainer.telemetry import Telemetry
 
-STATE_VERSION = 2  # of what `sync` sends; 1: with ranges of records instead of the number of the step
+STATE_VERSION = 3  # of what `sync` sends; 1: with ranges of records instead of the step; 2: no bad records
 
 
 class LedgerBroken(EdlError):
@@ -72,7 +75,7 @@ class Learner(Protocol):
         Args:
             batch: this rank's part; None: it has none, and takes part with weight zero.
             contribution: the control vector of this rank; what depends on the batch is added here.
-            records: of the whole step, on all ranks. Whether they were so many, the sums say.
+            records: of the whole step, on all ranks, bad ones included.
 
         Raises:
             RingBroken: one of the sums did not come back here.
@@ -127,6 +130,7 @@ class Worker:
         # The state that all members share, beside the learner's variables:
         self.step = 0  # so many are in the model
         self.skipped = RangeSet()  # those of them that were left out: their gradients were not finite
+        self.bad: dict[int, int] = {}  # by epoch, from 0: how many records were left out of its steps
         # This worker's own:
         self.epochs = 0  # to train: the task, as the ring has it
         self.holds_state = False  # whether its memory is a copy of the job's state
@@ -176,35 +180,39 @@ class Worker:
     def sync(self, root: int, rank: int) -> None:
         """Take the root's state: ledger and model together, or neither."""
         skipped = np.array(self.skipped.ranges, np.int64).reshape(-1)
+        bad = np.array(list(self.bad.items()), np.int64).reshape(-1)
         state = self.learner.state() if rank == root else np.zeros(0, np.uint8)
         # First how long everything is, so that the others can make room for it.
-        header = np.array([STATE_VERSION, self.step, len(skipped), len(state)], np.int64)
-        version, step, count, length = self.ring.broadcast(header, root).tolist()
+        ledger = np.concatenate([skipped, bad])
+        header = np.array([STATE_VERSION, self.step, len(skipped), len(bad), len(state)], np.int64)
+        version, step, skips, bads, length = self.ring.broadcast(header, root).tolist()
         if version != STATE_VERSION:
             raise LedgerBroken(
                 f"the state to take over has version {version}, expected {STATE_VERSION}: the workers run "
                 "different versions of edl"
             )
         if rank != root:
-            skipped, state = np.zeros(count, np.int64), np.zeros(length, np.uint8)
-        if count:
-            skipped = self.ring.broadcast(skipped, root)
+            ledger, state = np.zeros(skips + bads, np.int64), np.zeros(length, np.uint8)
+        if len(ledger):
+            ledger = self.ring.broadcast(ledger, root)
         state = self.ring.broadcast(state, root)
         # Nothing is taken over before all of it is here.
         if rank != root:
             self.learner.load(state)
             self.step = step
-            self.skipped = RangeSet.of((int(a), int(b)) for a, b in skipped.reshape(-1, 2))
+            pairs = [(int(a), int(b)) for a, b in ledger.reshape(-1, 2)]
+            self.skipped, self.bad = RangeSet.of(pairs[: skips // 2]), dict(pairs[skips // 2 :])
 
     def say_out(self, generation: int, broken: str) -> None:
         """Report how the ring was left: the state that the master goes on from."""
-        complete = self.holds_state and self.step > 0 and self.steps.ended(self.step, self.epochs)
+        complete = self.holds_state and self.steps.ends_epoch(self.step)  # it may be the last
         out = pb.LeftRing(
             step=self.step,
             has_state=self.holds_state,
             skipped=[pb.Range(start=start, stop=stop) for start, stop in self.skipped],
             broken=broken,
             digest=self.learner.digest() if complete else "",
+            bad=[pb.BadCount(epoch=epoch, records=count) for epoch, count in self.bad.items()],
         )
         self.session.say(generation, left_ring=out)
 
@@ -217,18 +225,25 @@ class Worker:
         training = self.step < end
         batch = self.batches.of(self.step, end) if training else None
         self.in_flight = len(batch) if batch else 0
-        told = control.write(self.step, self.session.must_leave(generation), self.session.task is not None)
+        bad = () if batch is None else batch.bad
+        told = control.write(
+            self.step, self.session.must_leave(generation), self.session.task is not None, len(bad)
+        )
         start, stop = self.steps.positions(self.step) if training else (0, 0)
-        # A rank without a batch takes part all the same, with weight zero.
-        sums = self.learner.sums(batch, told, self.step, rank, stop - start)
+        # A rank without a record takes part all the same, with weight zero.
+        part = batch if self.in_flight else None
+        sums = self.learner.sums(part, told, self.step, rank, stop - start)
         # From here on the step has happened, for this rank. And all have the one before it.
         self.report.step_summed(sums.waited)
         agreed = sums.agreed
         self.check(agreed, size, stop - start)
         if agreed.nonfinite and self.config.training.non_finite == "stop":
             self.refuse_nonfinite(batch, sums)
+        self.refuse_too_many_bad(agreed, bad)
         if training:
             self.commit(sums)
+        if bad:
+            self.report.left_out(generation, self.steps.epoch(self.step - 1), bad)
         self.report.step_done(generation, rank, self.step, self.in_flight, agreed)
         if training and self.steps.ends_epoch(self.step):  # on all ranks: it changes the state
             self.report.epoch_ends(self.steps.epoch(self.step), self.learner.take_metrics())
@@ -245,9 +260,9 @@ class Worker:
         """
         if not agreed.all_at(self.step, size):
             raise LedgerBroken(f"the ranks take different steps (this one step {self.step + 1})")
-        if agreed.records != records:
+        if (found := agreed.records + agreed.bad) != records:
             raise LedgerBroken(
-                f"step {self.step + 1} has {agreed.records} records of {size} ranks, expected {records}"
+                f"step {self.step + 1} has {found} records of {size} ranks, expected {records}"
             )
 
     def refuse_nonfinite(self, batch: Batch | None, sums: control.Sums) -> NoReturn:
@@ -264,10 +279,36 @@ class Worker:
             f"in the {batch}"
         )
 
+    def refuse_too_many_bad(self, agreed: control.Agreed, mine: Sequence[BadRecord]) -> None:
+        """Bad records are left out of the step, if the job allows as many in an epoch.
+
+        Args:
+            mine: those in this rank's part.
+
+        Raises:
+            DataError: some are this rank's, and they are too many: the job ends.
+            RingBroken: they are others', who say so; this one waits for what follows.
+        """
+        epoch, most = self.steps.epoch(self.step), self.config.data.max_bad_records
+        total = self.bad.get(epoch, 0) + agreed.bad
+        if not agreed.bad or total <= most:
+            return
+        if not mine:
+            raise RingBroken("another worker has found more bad records than data.maxBadRecords allows")
+        raise DataError(
+            f"record {mine[-1].index} is bad: {mine[-1].why}. With it, {total} records of epoch {epoch + 1} "
+            f"are; data.maxBadRecords is {most}"
+        )
+
     def commit(self, sums: control.Sums) -> None:
         """Put the step into the state: model and ledger, one after the other, nothing in between."""
-        if sums.agreed.nonfinite:
+        agreed = sums.agreed
+        if agreed.nonfinite:
             self.skipped = self.skipped.add(self.step, self.step + 1)
         else:
-            self.learner.apply(sums)
+            if agreed.bad:
+                epoch = self.steps.epoch(self.step)
+                self.bad[epoch] = self.bad.get(epoch, 0) + agreed.bad
+            if agreed.records:
+                self.learner.apply(sums)
         self.step += 1

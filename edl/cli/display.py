@@ -222,5 +222,6 @@ def result(summary: dict[str, Any], kept: str, model: str) -> str:
         times = "1 time" if len(changes) == 1 else f"{len(changes)} times"
         lines.append(f"  ring      changed {times}, longest stall {stall:.2f} s, {redone} records redone")
     if summary["state_losses"]:
-        lines.append(f"  lost      all state {summary['state_losses']} times (no worker was left)")
+        lost = f"{summary['state_losses']} times (no worker that held it was left)"
+        lines.append(f"  lost      the newest state {lost}")
     return "\n".join([*lines, where])

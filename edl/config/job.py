@@ -64,6 +64,7 @@ class Training(Section):
 class Data(Section):
     shuffle: bool
     buffer_mebibytes: Count = Field(ge=1)
+    max_bad_records: Count = Field(ge=0)
     allow_empty: bool
     existing_claim: ObjectName
     host_path: str

@@ -67,6 +67,8 @@ class Reason(StrEnum):
 
     ModelWarning = "ModelWarning", WARNING, MAJOR  # found before the first step; the training goes on
 
+    BadRecord = "BadRecord", WARNING, MAJOR  # it is left out
+
     # What people change.
     Scaled = "Scaled", NORMAL, MAJOR
     EpochsChanged = "EpochsChanged", NORMAL, MAJOR

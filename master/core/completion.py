@@ -66,6 +66,8 @@ def finished(job: State, w: WorkerRecord, event: ev.Finished) -> None:
     reason = f"every record of {job.train.last_epoch} epochs is applied exactly once"
     if w.skipped:
         reason += f", except {job.train.steps.records_of(w.skipped)} skipped records (non-finite)"
+    if job.result.bad:
+        reason += f", except {job.result.bad} bad records that were left out"
     if not event.failed:
         job.end(Phase.Succeeded, reason)
         return
@@ -97,7 +99,7 @@ def _keep(job: State, w: WorkerRecord, event: ev.Saved | ev.Finished) -> None:
     """Take down what is saved where, and tell people as long as it is not where it ought to be."""
     result = job.result
     result.model, result.note, result.failed = event.model, event.note, event.failed
-    result.skipped = w.skipped
+    result.skipped, result.bad = w.skipped, sum(w.bad.values())
     trouble = next((f.why for f in event.failed if f.part == SAVING), "")
     if trouble and SAVING not in job.degraded:
         job.degraded[SAVING] = trouble

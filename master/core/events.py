@@ -160,6 +160,17 @@ class LeftRing:
     skipped: RangeSet = field(default_factory=RangeSet)  # steps that were left out
     broken: str = ""  # what broke; empty when it left with the others at a step boundary
     digest: str = ""  # of the state, once nothing is left to train
+    bad: dict[int, int] = field(default_factory=dict)  # by epoch, from 0: records that were left out
+
+
+@dataclass(frozen=True, slots=True)
+class BadRecords:
+    """The worker has left records out of a step that is in the model."""
+
+    worker: WorkerId
+    generation: Generation
+    epoch: int  # from 0
+    records: dict[int, str]  # by index: why
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +283,7 @@ class Tick:
 
 WorkerMessage = Hello | Ready | Resume | Leaving | Failed | Saved | Finished | Warned | Closed
 RingMessage = (
-    JoinedRing | Stepped | EpochEnded | Heartbeat | LeftRing
+    JoinedRing | Stepped | EpochEnded | BadRecords | Heartbeat | LeftRing
 )  # of one generation, and worth nothing in another
 Event = (
     Seen

@@ -60,7 +60,8 @@ def form(job: State) -> None:
     limits, task = job.limits, job.train
     if fresh and task.end and completion.ends_without_holders(job):
         return  # never by training again what has been trained and saved
-    if any(w.has_state and task.steps.ended(w.step, task.epochs) for w in out):
+    furthest = max((w.step for w in out if w.has_state), default=0)
+    if not fresh and task.steps.ended(furthest, task.epochs):
         limits = Limits(1, limits.max_size)  # nothing is left to train, and one can save it alone
     elif job.suspended:
         _wait(job, SUSPENDED)
@@ -68,14 +69,6 @@ def form(job: State) -> None:
     plan = plan_ring(out, job.ring.members, limits)
     if job.ring.members:
         job.do(*job.ring.changes[-1].tell())
-    if fresh and task.done and plan.members:
-        job.restarts += 1
-        job.epoch_loss = None  # of an epoch that is trained anew
-        job.notice(
-            Reason.StateLost,
-            f"every worker that held the state is gone: {task.steps.begins_at(task.done)} "
-            "records of training are lost, the job starts again from its first record",
-        )
     if plan.root is None:
         _wait(job, plan.reason)
         return

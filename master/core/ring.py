@@ -67,6 +67,7 @@ class Ring:
         self.members: tuple[WorkerId, ...] = ()  # by rank
         self.closing = ""  # why it is being left; empty while it runs
         self.planned = True  # whether it is left at a step boundary
+        self._asked: set[WorkerId] = set()  # to leave it
         self.lost_member = False  # whether a member has been lost
         self.shares: tuple[int, ...] = ()  # of each step, by rank
         self.changes: list[Change] = []
@@ -110,10 +111,16 @@ class Ring:
             self.closing, self.planned = f"{self.closing}; {why}", False
         else:
             return []  # asked already
-        inside = tuple(w.id for w in self.inside)
-        if not inside:
+        self._asked = set()
+        return self.ask_the_rest()
+
+    def ask_the_rest(self) -> list[ev.Effect]:
+        """Have those leave who were not in it yet when it was closed: under an earlier master they were."""
+        rest = tuple(w.id for w in self.inside if w.id not in self._asked)
+        if not self.closing or not rest:
             return []
-        return [ev.Leave(self.generation, inside) if planned else ev.Cut(self.generation, inside)]
+        self._asked.update(rest)
+        return [ev.Leave(self.generation, rest) if self.planned else ev.Cut(self.generation, rest)]
 
     def dissolve(self) -> None:
         """Everybody has left it, and no other follows at once."""

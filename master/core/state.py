@@ -33,6 +33,7 @@ class Result:
     failed: tuple[ev.PartFailed, ...] = ()  # what did not work at the end
     lost_exporters: int = 0  # who were lost while they saved or evaluated
     skipped: RangeSet = field(default_factory=RangeSet)  # steps
+    bad: int = 0  # records that were left out, over all epochs
     digests: dict[WorkerId, str] = field(default_factory=dict)  # of the final state, at each who has it
 
 
@@ -44,6 +45,7 @@ class TrainTask:
     steps: Steps
     epochs: int  # to train
     done: int = 0  # steps that every member of the ring has; the root's, when a ring is formed
+    safe: int = 0  # steps that every member of a ring had: who has less has lost some
 
     @property
     def epochs_done(self) -> int:
@@ -81,6 +83,7 @@ class State:
         self.backoff = RestartBackoff()
         self.failures: list[Failure] = []
         self.degraded: dict[str, str] = {}  # parts of the backend that do not work, and why
+        self.bad_told = 0  # records, of which people were told
         self.warnings: list[str] = []  # of the workers, about the model and its data
         self.traceback = ""  # of the failure that ended the job
         self.exporter: WorkerId | None = None

@@ -34,6 +34,9 @@ def excuse_the_unheard(
         listened: when the last event came.
     """
     silence = elastic.heartbeat_timeout_seconds
+    moment = silence / 4
     if now - listened > silence / 2:
         for w in workers:
-            w.heard = max(w.heard, now - silence * 3 / 4)
+            w.heard = max(w.heard, now - silence + moment)
+            if w.is_starting:  # it may have got ready, or ended
+                w.since = max(w.since, now - elastic.startup_timeout_seconds + moment)

@@ -14,6 +14,8 @@ from edl.contract.steps import Steps
 from master.core import events as ev
 from master.core.state import State, TrainTask
 
+BAD_TOLD = 20  # bad records of which people are told one by one
+
 
 def open_task(job: State, layout: Layout) -> None:
     """The first worker has counted the records: now it is known how many steps there are."""
@@ -40,6 +42,7 @@ def change_epochs(job: State, epochs: int) -> None:
 def progress(job: State, step: int) -> None:
     """A member of the running ring has made so many steps."""
     if job.train is not None and not job.ring.closing:
+        all_have(job, step - 1)
         _reach(job, job.train, max(step - 1, job.train.done))
 
 
@@ -50,12 +53,42 @@ def epoch_ended(job: State, event: ev.EpochEnded) -> None:
         job.epoch_metrics = event.metrics
         means = ({"loss": event.loss.mean} if event.loss else {}) | event.metrics
         told = f": {in_words(means)}" if means else ""
-        _reach(job, job.train, max(event.epochs * job.train.steps.per_epoch, job.train.done), told)
+        step = event.epochs * job.train.steps.per_epoch
+        all_have(job, step)
+        _reach(job, job.train, max(step, job.train.done), told)
+
+
+def left_out(job: State, event: ev.BadRecords) -> None:
+    """A step is in the model without these records."""
+    for index, why in event.records.items():
+        job.bad_told += 1
+        if job.bad_told <= BAD_TOLD:
+            more = "; further ones are only in the journal" if job.bad_told == BAD_TOLD else ""
+            text = f"record {index} of epoch {event.epoch + 1} is left out: {why}{more}"
+            job.notice(Reason.BadRecord, text)
+
+
+def all_have(job: State, step: int) -> None:
+    """Every member of a ring has so many steps."""
+    if job.train is not None:
+        job.train.safe = max(job.train.safe, step)
 
 
 def go_on_from(job: State, step: int) -> None:
-    """The root's step is the truth."""
+    """The root's step is the truth, even where all had more once: who had more is gone."""
     assert job.train is not None
+    steps, done = job.train.steps, job.train.done
+    if step < job.train.safe or (done and not step):
+        records = steps.begins_at(done) - steps.begins_at(step)
+        last = f"goes on from step {step}" if step else "starts again from its first record"
+        job.restarts += 1
+        job.epoch_loss = None  # of an epoch that is trained anew
+        job.notice(
+            Reason.StateLost,
+            f"every worker that held the state is gone: {records} records of training are lost, "
+            f"the job {last}",
+        )
+    job.train.safe = min(job.train.safe, step)
     _reach(job, job.train, step)
 
 

@@ -78,6 +78,7 @@ def summary(job: Job) -> dict[str, Any]:
             "size": task.steps.records if task else None,
             "applied": task.steps.begins_at(task.done) if task else 0,
             "skipped": task.steps.records_of(job.result.skipped) if task else 0,
+            "bad": job.result.bad,
         },
         "task": {
             "kind": "train",

@@ -76,6 +76,7 @@ class WorkerRecord:
     has_state: bool = False  # it has synced: its memory is a copy of the job's state
     step: int = 0
     skipped: RangeSet = field(default_factory=RangeSet)  # steps, as of when it last left a ring
+    bad: dict[int, int] = field(default_factory=dict)  # records left out by epoch, as of then
     digest: str = ""
     exported: bool = False  # it was lost while it saved or evaluated the final model
     stopped: bool = False  # told to end; what it does now is no news
@@ -93,7 +94,7 @@ class WorkerRecord:
         """It has left a ring, and this is what it then said of itself."""
         self.in_ring = False
         self.step, self.has_state = out.step, self.has_state or out.has_state
-        self.skipped, self.digest = out.skipped, out.digest
+        self.skipped, self.bad, self.digest = out.skipped, out.bad, out.digest
 
     @property
     def is_starting(self) -> bool:

@@ -41,6 +41,9 @@ def event_of(worker: WorkerId, message: pb.FromWorker) -> ev.Event | None:
             ended = message.epoch_ended
             loss_of = _epoch_loss(ended.loss) if ended.HasField("loss") else None
             return ev.EpochEnded(worker, g, ended.epochs, loss_of, _metrics(ended.metrics))
+        case "bad_records":
+            records = {r.index: r.why for r in message.bad_records.records}
+            return ev.BadRecords(worker, g, message.bad_records.epoch, records)
         case "heartbeat":
             beat = message.heartbeat
             loss = _finite(beat.loss) if beat.HasField("loss") else None
@@ -89,7 +92,8 @@ def messages_of(effect: ev.Effect) -> Iterator[tuple[WorkerId, pb.ToWorker]]:
 
 
 def _out(worker: WorkerId, g: Generation, o: pb.LeftRing) -> ev.LeftRing:
-    return ev.LeftRing(worker, g, o.step, o.has_state, _ranges(o.skipped), o.broken, o.digest)
+    bad = {b.epoch: b.records for b in o.bad}
+    return ev.LeftRing(worker, g, o.step, o.has_state, _ranges(o.skipped), o.broken, o.digest, bad)
 
 
 def _metrics(metrics: Mapping[str, float]) -> dict[str, float | None]:

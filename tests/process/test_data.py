@@ -193,6 +193,55 @@ def test_a_reader_that_gives_too_few_records_is_named() -> None:
         a_source(Short(16)).batch(0, 4, ALONE)
 
 
+def lacking(reader: type[Counting], bad: set[int]) -> Counting:
+    """A reader of that kind, of 30 records, that raises where it would give a bad one."""
+
+    class Lacking(reader):  # type: ignore[misc, valid-type]
+        def read(self, start: int, stop: int) -> Any:
+            if found := bad & set(range(start, stop)):
+                raise OSError(f"block {min(found)} is damaged")
+            return super().read(start, stop)
+
+    return Lacking(30)
+
+
+def test_bad_records_are_found_one_by_one_and_the_others_are_there() -> None:
+    def feed(records: dict[str, Any]) -> Any:
+        if 20 in records["n"]:
+            raise KeyError("label")
+        return records["n"], records["pair"][0]
+
+    source = Records(lacking(Counting, {0, 9}), feed, "mine", seed=3, shuffle=True, lenient=True)
+    source.fit(1000, 1)
+    found, bad = [], {}
+    for start in range(0, 30, 4):
+        batch = source.batch(start, min(start + 4, 30), ALONE)
+        assert batch is not None and batch.x.tolist() == batch.indices.tolist()
+        assert (batch.y == batch.x * 2).all()
+        found += batch.x.tolist()
+        bad |= {record.index: record.why for record in batch.bad}
+    assert sorted(found) == [i for i in range(30) if i not in (0, 9, 20)]
+    assert bad == {
+        0: "OSError: block 0 is damaged", 9: "OSError: block 9 is damaged", 20: "KeyError: 'label'",
+    }  # fmt: skip
+    assert source.first(10) == [1, 2, 3, 4, 5, 6, 7, 8, 10, 11], "to try the model with"
+
+
+def test_a_batch_of_which_all_are_bad_has_no_records() -> None:
+    source = Records(lacking(Counting, set(range(30))), None, "mine", lenient=True)
+    batch = source.batch(0, 4, ALONE)
+    assert batch is not None
+    assert (len(batch), [record.index for record in batch.bad]) == (0, [0, 1, 2, 3])
+    with pytest.raises(OSError, match="block 29 is damaged"):
+        source.first(8)
+
+
+def test_a_bad_record_raises_where_none_may_be_left_out() -> None:
+    source = Records(lacking(Counting, {9}), None, "mine")
+    with pytest.raises(OSError, match="block 9 is damaged"):
+        source.batch(8, 12, ALONE)
+
+
 def test_the_control_vector_is_exact_for_many_ranks_and_steps() -> None:
     step, ranks = 10**12 + 4095, 4000
     total = np.sum(

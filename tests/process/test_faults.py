@@ -11,8 +11,11 @@ from typing import Any
 import psutil
 import pytest
 
+from edl.audit import audit
+from edl.contract import artifacts
 from edl.contract.reasons import Reason
 from master.core import events as ev
+from tests.evidence import saved_weights
 
 A_Job = Callable[..., Any]
 
@@ -185,6 +188,18 @@ async def test_a_step_that_is_not_finite_can_be_skipped_by_all_alike(a_job: A_Jo
     assert 2 <= skipped <= 2 * 32
     assert f"except {skipped} skipped records" in summary["reason"]
     assert len(set(summary["digests"].values())) == 1
+
+
+async def test_bad_records_are_left_out_by_all_alike_and_named(a_job: A_Job) -> None:
+    bad = [0, 40, 41, 123]
+    async with a_job("data.maxBadRecords=4", workers=2, model="bad_records.py", records=400, epochs=2) as job:
+        summary = await job.end()
+    assert summary["phase"] == "Succeeded"
+    assert summary["reason"].endswith("except 8 bad records that were left out")
+    assert len(set(summary["digests"].values())) == 1
+    (counts,) = [a for a in saved_weights(job.output / artifacts.MODEL) if a.shape == (400,)]
+    assert counts.tolist() == [0 if record in bad else 2 for record in range(400)]
+    assert audit(job.output).startswith("exactly once, except 8 bad records: 400 records x 2 epochs")
 
 
 async def test_a_newcomer_joins_without_making_anybody_wait_for_its_start(a_job: A_Job) -> None:

@@ -235,7 +235,7 @@ async def test_status_of_a_job_that_has_ended_is_its_summary(cluster: Cluster) -
     summary = {
         "phase": "Succeeded", "reason": "every record", "traceback": "", "seconds": 12.0, "step": 7,
         "loss": 0.1,
-        "records": {"size": 100, "applied": 100, "skipped": 0},
+        "records": {"size": 100, "applied": 100, "skipped": 0, "bad": 0},
         "task": {"kind": "train", "epochs": 1, "epochs_done": 1, "steps": 4, "steps_done": 4, "skipped": []},
         "metrics": {"accuracy": 0.97},
         "goodput_seconds": {"useful": 9.0}, "generations": [], "state_losses": 0,

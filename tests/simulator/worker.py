@@ -39,7 +39,7 @@ class Sim:
         self.ring = LocalRing()
         self.learner.joins(self.ring)
         self.session.cuts(self.ring.cut)
-        batches = Batches(Positions(world.size), world.batch, reading=AtOnce())
+        batches = Batches(Positions(world.size, world.bad), world.batch, reading=AtOnce())
         self.worker = Worker(
             world.config,
             self.session,

@@ -36,6 +36,8 @@ class World:
         chance = self.random = random.Random(seed)
         self.seed, self.talk = seed, talk
         self.size = chance.choice((0, 1, 3, 15, 16, 17, 60, 60, 200, 200, 400))
+        others = random.Random(f"bad records of {seed}")  # so that a seed's other choices stay what they were
+        self.bad = set(others.sample(range(self.size), others.choice((0, 0, min(3, self.size)))))
         self.epochs = [chance.randint(1, 3)]  # that were ever wanted
         self.refused = False  # whether a change came too late
         self.batch = chance.choice((1, 4, 16, 16, 64))
@@ -49,6 +51,7 @@ class World:
         self.config = config.parse(values.merge(BASE, {
             "workers": workers, "minWorkers": least, "maxWorkers": 8,
             "training": {"epochs": self.epochs[0], "batchSize": self.batch},
+            "data": {"maxBadRecords": len(self.bad)},
             "elastic": {"heartbeatTimeoutSeconds": self.silence, "startupTimeoutSeconds": 10,
                         "joinDelaySeconds": join, "gracePeriodSeconds": grace,
                         "maxFailures": self.most_failures},

@@ -21,13 +21,21 @@ FIRST = WorkerId(0)
 
 
 def verdict(
-    story: Story, output: Path, *, steps: int = 10, worker: int = 0, skipped: RangeSet | None = None
+    story: Story,
+    output: Path,
+    *,
+    steps: int = 10,
+    worker: int = 0,
+    skipped: RangeSet | None = None,
+    bad: dict[int, int] | None = None,
 ) -> str:
     """Trains what is left of the story with the ring that is, ends it, and audits its journal."""
     generation, members = story.job.ring.generation, story.job.ring.members
     story.tell(*(ev.JoinedRing(w, generation, story.job.train.done) for w in members))
     story.tell(ev.Heartbeat(WorkerId(worker), generation, steps))
-    story.tell(*(ev.LeftRing(w, generation, steps, True, skipped or RangeSet(), digest="d") for w in members))
+    for w in members:
+        skips = skipped or RangeSet()
+        story.tell(ev.LeftRing(w, generation, steps, True, skips, digest="d", bad=bad or {}))
     return saved(story, output)
 
 
@@ -68,7 +76,27 @@ def test_a_beat_of_a_ring_whose_state_was_lost_is_no_news(tmp_path: Path) -> Non
     only(story.out(2, step=2, broken="reset"), ev.Form)
     told = verdict(story, tmp_path, worker=2)
     assert told.startswith("exactly once: 100 records x 1 epochs in 10 steps, 3 rings; 1 workers ended with")
-    assert "all state was lost 1 times and training started anew" in told
+    assert "the newest state was lost 1 times and training went on from what was left" in told
+
+
+def test_bad_records_are_told_with_how_many_nobody_has_named(tmp_path: Path) -> None:
+    story = Story(workers=2, records=100).running()
+    story.tell(ev.BadRecords(FIRST, story.job.ring.generation, 0, {7: "KeyError: 'label'", 31: "it is bad"}))
+    told = verdict(story, tmp_path, bad={0: 3})
+    assert told.startswith("exactly once, except 3 bad records, 1 of which nobody has named: 100 records")
+
+
+def test_a_state_that_is_older_than_what_all_had_is_gone_on_from_only_where_that_is_told(
+    tmp_path: Path,
+) -> None:
+    story = Story(workers=2, joinDelaySeconds=0.5).running()
+    story.tell(ev.Leaving(WorkerId(0), "SIGTERM"), ev.Leaving(WorkerId(1), "SIGTERM"))
+    form = only(story.out(0, 1, step=4), ev.Form)
+    (alone,) = form.members
+    story.tell(ev.JoinedRing(alone, form.generation, 4), ev.Heartbeat(alone, form.generation, 8))
+    (other,) = only(story.kill(alone), ev.Form).members
+    told = verdict(story, tmp_path, worker=other)
+    assert "the newest state was lost 1 times and training went on from what was left" in told
 
 
 def test_skipped_steps_are_told_in_records(tmp_path: Path) -> None:

@@ -103,6 +103,14 @@ def test_a_ring_that_was_being_formed_is_called_off() -> None:
     assert of(effects, ev.Cut) == [ev.Cut(Generation(7), (0, 1, 2))]
 
 
+def test_who_comes_back_into_a_ring_that_was_called_off_before_is_told_so() -> None:
+    new = NewMaster(0, 1, 2)
+    new.back(0, up=False)
+    assert of(new.tell(ev.Closed(WorkerId(0), "its stream ended")), ev.Cut) == [], "nobody is in it yet"
+    assert of(new.back(1, up=False), ev.Cut) == []
+    assert of(new.back(2, up=False), ev.Cut) == [ev.Cut(Generation(7), (1, 2))]
+
+
 def test_a_ring_that_all_have_left_is_followed_by_the_next_one() -> None:
     new = NewMaster(0, 1, 2, next_id=3)
     new.back(0, left=True, out=said(0, step=5))

@@ -54,7 +54,7 @@ def test_a_job_succeeds_when_every_record_is_applied_and_the_model_is_saved() ->
     effects = story.tell(ev.Gone(WorkerId(0), code=0), ev.Gone(WorkerId(1), code=0))
     assert only(effects, ev.End).phase == "Succeeded"
     summary = view.summary(story.job)
-    assert summary["records"] == {"size": 100, "applied": 100, "skipped": 0}
+    assert summary["records"] == {"size": 100, "applied": 100, "skipped": 0, "bad": 0}
     assert (summary["task"]["steps_done"], summary["task"]["steps"], summary["task"]["epochs_done"]) == (
         10,
         10,
@@ -137,7 +137,7 @@ def test_an_empty_dataset_is_done_as_soon_as_somebody_can_save_the_model() -> No
     story.tell(ev.Finished(WorkerId(0), {}, "model.keras"))
     story.tell(ev.Gone(WorkerId(0), code=0), ev.Gone(WorkerId(1), code=0))
     assert story.job.phase == "Succeeded"
-    assert view.summary(story.job)["records"] == {"size": 0, "applied": 0, "skipped": 0}
+    assert view.summary(story.job)["records"] == {"size": 0, "applied": 0, "skipped": 0, "bad": 0}
 
 
 def test_one_holder_is_enough_to_save_the_model_whatever_the_least_size() -> None:

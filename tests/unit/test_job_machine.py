@@ -261,6 +261,10 @@ WHEEL = [happening for often, happening in HAPPENINGS for _ in range(often)]
     workers=1, least=2, size=1, epochs=1, batch=1,
     program=bytes.fromhex("0000a3020000080008000800000000010000000025010000080000010000"),
 )  # fmt: skip
+@example(  # there are to be fewer epochs: one has them, and another one has begun the next
+    workers=1, least=2, size=7, epochs=2, batch=4,
+    program=bytes.fromhex("0000000000000000c90000000000000000000000000000000000000000000e001b009201000000006a01"),
+)  # fmt: skip
 def test_no_order_of_events_breaks_a_promise(
     workers: int, least: int, size: int, epochs: int, batch: int, program: bytes
 ) -> None:

@@ -153,3 +153,16 @@ def test_a_ring_after_a_wait_is_there_because_workers_are_back() -> None:
     story.ready(2)
     change = story.job.ring.changes[-1]
     assert (change.cause, change.from_size) == ("enough workers are ready again", 0)
+
+
+def test_when_only_an_older_state_is_left_the_job_goes_on_from_it_and_says_what_is_lost() -> None:
+    story = Story(workers=2, joinDelaySeconds=0.5).running()
+    story.tell(ev.Leaving(WorkerId(0), "SIGTERM"), ev.Leaving(WorkerId(1), "SIGTERM"))
+    form = only(story.out(0, 1, step=4), ev.Form)
+    (alone,) = form.members  # it is leaving too, but nobody else can train
+    story.tell(ev.JoinedRing(alone, form.generation, 4), ev.Heartbeat(alone, form.generation, 8))
+    form = only(story.kill(alone), ev.Form)
+    assert form.members != (alone,)
+    assert story.job.train.done == 4
+    (lost,) = story.noticed(Reason.StateLost)
+    assert lost.endswith("30 records of training are lost, the job goes on from step 4")

@@ -51,7 +51,7 @@ class Teller:
         self.now += seconds
         self.report.step_summed(waits)
         records = 2 * trained
-        agreed = Agreed(records, loss if records else float("nan"), False, nonfinite, 2 * step, 0)
+        agreed = Agreed(records, loss if records else float("nan"), False, nonfinite, 2 * step, 0, 0)
         self.report.step_done(3, rank, step, trained, agreed)
         if records and STEPS.ends_epoch(step):
             self.report.epoch_ends(STEPS.epoch(step), METRICS)

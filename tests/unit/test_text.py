@@ -52,7 +52,7 @@ def test_a_status_is_shown_without_obeying_what_is_in_it(
         assert unfit not in shown
     ended = {
         "phase": "Failed", "reason": NASTY, "seconds": 1.0, "traceback": NASTY, "step": 1, "loss": 0.5,
-        "records": {"size": 1, "applied": 1, "skipped": 0},
+        "records": {"size": 1, "applied": 1, "skipped": 0, "bad": 0},
         "task": {**task, "epochs_done": 1, "steps_done": 1},
         "metrics": {NASTY: 0.5}, "goodput_seconds": {"useful": 1.0}, "generations": [{}], "state_losses": 0,
     }  # fmt: skip

@@ -44,3 +44,11 @@ def test_nobody_is_blamed_for_silence_while_the_master_did_not_listen() -> None:
     w.heard = 29.5
     timeouts.excuse_the_unheard([w], listened=20, now=30, elastic=ELASTIC)
     assert w.heard == 29.5, "who was heard later keeps that"
+
+
+def test_one_that_starts_is_not_blamed_for_what_is_still_to_be_read_either() -> None:
+    w = WorkerRecord(WorkerId(0), since=0, heard=0, state="starting")
+    timeouts.excuse_the_unheard([w], listened=59, now=65, elastic=ELASTIC)
+    assert timeouts.ends(w, ELASTIC) == 66
+    timeouts.excuse_the_unheard([w], listened=65, now=66, elastic=ELASTIC)
+    assert timeouts.ends(w, ELASTIC) == 66, "it has had its moment"

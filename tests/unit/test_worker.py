@@ -13,6 +13,7 @@ from edl.config import values
 from edl.contract.order import Layout, Part
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.ranges import RangeSet
+from edl.errors import DataError
 from tests.counting import AtOnce, CountingLearner, Positions
 from trainer import control
 from trainer.data import Batch, Batches
@@ -430,7 +431,7 @@ def test_a_state_of_another_version_is_refused_in_words() -> None:
     ring_of(old, new)
     new.thread.join(10)
     assert isinstance(new.ended, LedgerBroken)
-    assert "the state to take over has version 1, expected 2" in str(new.ended)
+    assert "the state to take over has version 1, expected 3" in str(new.ended)
     assert not new.worker.holds_state
 
 
@@ -498,6 +499,60 @@ def test_what_is_not_finite_is_skipped_and_the_steps_are_named() -> None:
     w.stop()
 
 
+def allowing(bad: int) -> config.Config:
+    return CONFIG.model_copy(update={"data": CONFIG.data.model_copy(update={"max_bad_records": bad})})
+
+
+def with_bad(number: int, bad: tuple[int, ...], allowed: int, ring: LocalRing | None = None) -> A:
+    w = A(number, config=allowing(allowed), ring=ring)
+    w.source.bad = bad
+    return w
+
+
+def test_bad_records_are_left_out_of_their_steps_and_all_know_how_many() -> None:
+    bad = (1, 8, 9, 10, 11)  # the last four are all of a step
+    pair = [with_bad(i, bad, allowed=5) for i in range(2)]
+    ring_of(*pair)
+    for w in pair:
+        out = w.says("left_ring", 1)
+        assert (out.step, {b.epoch: b.records for b in out.bad}) == (STEPS, {0: 5, 1: 5})
+        assert np.flatnonzero(w.learner.weights == 0).tolist() == [*bad, *(SIZE + b for b in bad)]
+        assert w.learner.updates == STEPS - 2, "a step without records changes nothing"
+    said = [(m.bad_records.epoch, r.index) for w in pair for m in w.said if m.HasField("bad_records")
+            for r in m.bad_records.records]  # fmt: skip
+    assert sorted(said) == [(epoch, b) for epoch in range(2) for b in bad]
+    for w in pair:
+        w.stop()
+
+
+def test_one_bad_record_too_many_ends_the_job_and_changes_nothing() -> None:
+    finder, other = with_bad(0, (4, 8), allowed=1), with_bad(1, (4, 8), allowed=1)
+    ring_of(finder, other)
+    assert other.says("left_ring", 1).broken == (
+        "another worker has found more bad records than data.maxBadRecords allows"
+    )
+    assert isinstance(finder.joined(), DataError)
+    assert str(finder.ended) == (
+        "record 8 is bad: it is bad. With it, 2 records of epoch 1 are; data.maxBadRecords is 1"
+    )
+    assert (other.worker.step, other.worker.bad) == (2, {0: 1})
+    other.stop()
+
+
+def test_a_newcomer_takes_over_how_many_records_were_left_out() -> None:
+    old, new = with_bad(0, (1,), allowed=1, ring=Held()), with_bad(1, (1,), allowed=1)
+    ring_of(old)
+    come_to_sum(2, old)
+    old.hears(1, leave=pb.Leave())
+    old.ring.free()
+    assert old.says("left_ring", 1).step == 3
+    ring_of(old, new, generation=2)
+    for w in (old, new):
+        out = w.says("left_ring", 2)
+        assert (out.step, {b.epoch: b.records for b in out.bad}) == (STEPS, {0: 1, 1: 1})
+        w.stop()
+
+
 def test_orders_come_in_turn_and_a_task_is_that_of_its_ring() -> None:
     session = A(3).session
     layout = pb.Layout(records=12, block=3, shards=2)
@@ -507,9 +562,10 @@ def test_orders_come_in_turn_and_a_task_is_that_of_its_ring() -> None:
     assert session.task is None, "it is for a ring that is no more"
     for epochs in (6, 7):
         session.hear(pb.ToWorker(generation=4, train=pb.Train(epochs=epochs)))
-    session.hear(pb.ToWorker(stop=pb.Stop(why="enough")))
     assert session.next_order() == FormRing(4, (3, 5), 5, True, 2, (1, 2), Layout(12, 3, 2))
-    assert session.next_order() == End("enough")
+    session.hear(pb.ToWorker(export=pb.Export()))
+    session.hear(pb.ToWorker(stop=pb.Stop(why="enough")))
+    assert session.next_order() == End("enough"), "nothing else is wanted any more"
     assert [session.take_task(), session.task, session.take_task(), session.task] == [6, 7, 7, None]
     session.hear(pb.ToWorker(generation=4, train=pb.Train(epochs=8)))
     session.hear(pb.ToWorker(generation=5, form=form))

@@ -244,6 +244,7 @@ class Session:
                 self._orders.append(Export())
             case "stop":
                 self.stopped = True
+                self._orders.clear()  # a master that took over may have ordered once more what is done now
                 self._orders.append(End(message.stop.why))
                 self._leave_generation = self.progress.generation
                 self._cut()
