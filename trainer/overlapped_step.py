@@ -102,6 +102,15 @@ class OverlappedStep(StepGraphs):
     def sums(
         self, tensors: list[Any] | None, contribution: np.ndarray, draw: np.ndarray, records: int
     ) -> control.Sums:
+        sums = self._sums(tensors, contribution, draw, records)
+        if sums.agreed.records in (0, records) or sums.agreed.nonfinite:
+            return sums
+        # Some records were bad, which nobody else knew before. All ranks see it, and sum the step once more.
+        return self._sums(tensors, contribution, draw, sums.agreed.records)
+
+    def _sums(
+        self, tensors: list[Any] | None, contribution: np.ndarray, draw: np.ndarray, records: int
+    ) -> control.Sums:
         told = tf.constant(contribution)
         if tensors is None:
             total, *reduced = self._nothing(told, tf.zeros([len(self._large) + 1]))

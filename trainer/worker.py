@@ -21,7 +21,7 @@ missing.
 not: all of its sums came back, or not all. The ring goes on from one who has it, if one lives.
 
 **A bad record**, one that cannot be read, is left out of its step, if the job allows some: the sums say how
-many there are, and the step is summed once more, over the others.
+many, so that all ranks agree on what is missing.
 
 **A step is safe** once the sums of the next one have come back, for then every member has it. When there is
 nothing left to train, one more step, without records, makes the last one safe, and all leave the ring after
@@ -73,7 +73,7 @@ class Learner(Protocol):
         Args:
             batch: this rank's part; None: it has none, and takes part with weight zero.
             contribution: the control vector of this rank; what depends on the batch is added here.
-            records: of the whole step, on all ranks. Whether they were so many, the sums say.
+            records: of the whole step, on all ranks, bad ones included.
 
         Raises:
             RingBroken: one of the sums did not come back here.
@@ -151,7 +151,6 @@ class Worker:
         self.holds_state = False  # whether its memory is a copy of the job's state
         self.is_up = False  # whether that is the state of the ring it is in
         self.in_flight = 0  # its records in a step that has not come back
-        self.missing = 0  # records of the next step that are bad, on all ranks, as far as they know
         # Of a member that has entered the ring without its state:
         self.arrival: Arrival | None = None  # until the state is here
         self.kept: deque[control.Sums] = deque()  # steps that are not in the state yet
@@ -173,7 +172,7 @@ class Worker:
     def ride(self, form: FormRing) -> None:
         """One ring, from meeting the others to having left it."""
         rank, size = form.members.index(self.session.worker), len(form.members)
-        self.epochs, self.is_up, self.missing = form.epochs, False, 0
+        self.epochs, self.is_up = form.epochs, False
         self.report.ring_formed()
         broken = ""
         try:
@@ -267,8 +266,6 @@ class Worker:
         batch = self.batches.of(self.step, end) if training else None
         self.in_flight = len(batch) if batch else 0
         bad = () if batch is None else batch.bad
-        if batch is not None and not len(batch):
-            batch = None
         told = control.write(
             self.step,
             leave=self.session.must_leave(generation),
@@ -277,19 +274,16 @@ class Worker:
             holds=not self.follows,
         )
         start, stop = self.steps.positions(self.step) if training else (0, 0)
-        # A rank without a batch takes part all the same, with weight zero.
-        sums = self.learner.sums(batch, told, self.step, rank, stop - start - self.missing)
+        # A rank without a record takes part all the same, with weight zero.
+        part = batch if self.in_flight else None
+        sums = self.learner.sums(part, told, self.step, rank, stop - start)
         # From here on the step has happened, for this rank. And all have the one before it.
         self.report.step_summed(sums.waited)
         agreed = sums.agreed
         self.check(agreed, size, stop - start)
         if agreed.nonfinite and self.config.training.non_finite == "stop":
             self.refuse_nonfinite(batch, sums)
-        if agreed.bad != self.missing:  # now all know how many there are: the same step once more
-            self.refuse_too_many_bad(agreed, bad)
-            self.missing = agreed.bad
-            return not agreed.leave
-        self.missing = 0
+        self.refuse_too_many_bad(agreed, bad)
         metrics = self.commit(generation, sums) if training else None
         if bad:
             self.report.left_out(generation, self.steps.epoch(self.step - 1), bad)

@@ -653,7 +653,7 @@ def test_a_newcomer_takes_over_how_many_records_were_left_out() -> None:
     come_to_sum(2, old)
     old.hears(1, leave=pb.Leave())
     old.ring.free()
-    assert old.says("left_ring", 1).step == 2
+    assert old.says("left_ring", 1).step == 3
     ring_of(old, new, generation=2)
     for w in (old, new):
         out = w.says("left_ring", 2)

@@ -61,10 +61,10 @@ def ranks_of(case: Case, size: int) -> list[Rank]:
     return ranks
 
 
-def made(ranks: list[Rank], step: int, ends: tuple[int, ...]) -> list[control.Sums]:
+def made(ranks: list[Rank], step: int, ends: tuple[int, ...], records: int = 12) -> list[control.Sums]:
     """The sums of one step in one ring."""
     parts = list(itertools.pairwise(ends))
-    return on_ranks([r.ring for r in ranks], lambda rank: ranks[rank].sums(rank, step, *parts[rank]))
+    return on_ranks([r.ring for r in ranks], lambda rank: ranks[rank].sums(rank, step, *parts[rank], records))
 
 
 OPTIMIZERS: dict[str, Callable[[], Any]] = {
@@ -86,6 +86,19 @@ def test_a_rank_without_records_ends_with_the_same_bits(name: str) -> None:
             assert (sums.agreed.records, sums.agreed.nonfinite) == (12, False)
             rank.learner.apply(sums)
     assert len({rank.learner.digest() for rank in ranks}) == 1
+
+
+def test_records_that_are_missing_are_not_in_the_mean() -> None:
+    case = Case(wide, plain)
+    digests = []
+    for records in (12, 14):  # two of which would be bad
+        ranks = ranks_of(case, 3)
+        for rank, sums in zip(ranks, made(ranks, 0, (0, 5, 5, 12), records), strict=True):
+            assert sums.agreed.records == 12
+            rank.learner.apply(sums)
+        digests += [rank.learner.digest() for rank in ranks]
+        assert [rank.made for rank in ranks] == [SUMS if records == 12 else 2 * SUMS] * 3
+    assert len(set(digests)) == 1
 
 
 @pytest.mark.parametrize("name", ["SGD, Nesterov, clipped", "Adam"])
