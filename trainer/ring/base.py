@@ -40,6 +40,7 @@ class Arrival(Protocol):
 
         Raises:
             RingBroken: it does not come.
+            StateDamaged: it came, but not as it was given (trainer/ring/transfer.py).
         """
         ...
 

@@ -220,8 +220,10 @@ class Taking:
 
     def parts(self) -> list[np.ndarray]:
         self._done.wait()
-        if self._error is not None:
+        if isinstance(self._error, (TransferFailed, RingBroken, OSError, HTTPException)):
             raise RingBroken(f"the state did not come: {self._error}") from self._error
+        if self._error is not None:
+            raise self._error  # this worker's own trouble, or its network's: it is to be replaced
         parts, self._parts = self._parts, []
         return parts
 
@@ -233,7 +235,7 @@ class Taking:
     def _take(self, address: Callable[[], str]) -> None:
         try:
             self._parts = take(address(), self._is_connected)
-        except (TransferFailed, RingBroken, OSError, HTTPException) as error:
+        except Exception as error:  # for who waits for it
             self._error = error
         self._done.set()
 

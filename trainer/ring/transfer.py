@@ -32,7 +32,11 @@ MOST_PARTS = 1 << 20
 
 
 class TransferFailed(Exception):
-    """The state did not come, or not as it was sent."""
+    """The state did not come."""
+
+
+class StateDamaged(Exception):
+    """It came, but not as it was sent."""
 
 
 class Giver:
@@ -53,7 +57,8 @@ class Giver:
         self._closed = False
         port = self._listener.getsockname()[1]
         self.address = f"{host} {port} {self._secret.hex()}"  # for `take`
-        threading.Thread(target=self._serve, args=(takers,), name="give", daemon=True).start()
+        self._left = takers
+        threading.Thread(target=self._serve, name="give", daemon=True).start()
 
     def close(self) -> None:
         """Break off what is under way."""
@@ -61,22 +66,17 @@ class Giver:
             self._closed = True
             for connection in self._connections:
                 _shut(connection)
+            self._parts = ()
         _shut(self._listener)
         self._listener.close()
 
-    def _serve(self, takers: int) -> None:
-        threads: list[threading.Thread] = []
-        while len(threads) < takers:
+    def _serve(self) -> None:
+        while True:
             try:
                 connection, _ = self._listener.accept()
             except OSError:
                 return  # closed
-            thread = threading.Thread(target=self._give, args=(connection,), name="give", daemon=True)
-            threads.append(thread)
-            thread.start()
-        for thread in threads:
-            thread.join()
-        self._parts = ()  # nobody else will come
+            threading.Thread(target=self._give, args=(connection,), name="give", daemon=True).start()
 
     def _give(self, connection: socket.socket) -> None:
         with connection:
@@ -90,11 +90,19 @@ class Giver:
                 _receive(connection, memoryview(said))
                 if hmac.compare_digest(said, self._secret):
                     self._send(connection)
+                    self._given()
             except (OSError, TransferFailed):
                 pass  # the taker sees it, and says so
             finally:
                 with self._lock:
                     self._connections.discard(connection)
+
+    def _given(self) -> None:
+        """To one more; when all have it, it need not be kept any longer."""
+        with self._lock:
+            self._left -= 1
+            if not self._left:
+                self._parts = ()
 
     def _send(self, connection: socket.socket) -> None:
         parts, digest = self._parts, hashlib.sha256()
@@ -114,7 +122,8 @@ def take(address: str, connected: Callable[[socket.socket], None] = lambda _: No
         connected: is shown the socket, so that somebody can break it off.
 
     Raises:
-        TransferFailed: it did not come, or not as it was sent.
+        TransferFailed: it did not come.
+        StateDamaged: it came, but not as it was sent.
     """
     host, port, secret = address.split()
     try:
@@ -140,13 +149,13 @@ def _take(connection: socket.socket) -> list[np.ndarray]:
 
     (count,) = struct.unpack("<Q", block(8).data)
     if count > MOST_PARTS:
-        raise TransferFailed(f"{count} parts were announced, expected at most {MOST_PARTS}")
+        raise StateDamaged(f"a state of {count} parts was announced, expected at most {MOST_PARTS}")
     sizes = struct.unpack(f"<{count}Q", block(8 * count).data)
     parts = [block(size) for size in sizes]
     said = bytearray(digest.digest_size)
     _receive(connection, memoryview(said))
     if bytes(said) != digest.digest():
-        raise TransferFailed("the state has another digest than it was sent with")
+        raise StateDamaged("a state was received with another digest than it was sent with")
     return parts
 
 
