@@ -123,10 +123,13 @@ class HorovodRing:
         return taking
 
     def _store(self, method: str, rank: int, address: str = "") -> str:
-        """A question to the rendezvous store. GET waits until the rank has put its address."""
+        """A question to the rendezvous store. GET waits until the rank has put its address.
+
+        The key is not named after the rank alone, as are those that Horovod puts (trainer/session/client.py).
+        """
         connection = HTTPConnection("127.0.0.1", self._store_port)
         with contextlib.closing(connection):
-            connection.request(method, f"/state/{rank}", address or None)
+            connection.request(method, f"/state/of-{rank}", address or None)
             answer = connection.getresponse()
             text = answer.read().decode()
         if answer.status != HTTPStatus.OK:
