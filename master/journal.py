@@ -328,7 +328,9 @@ def unfinished(output: Path, spec: JobSpec) -> tuple[RunId, ev.Adopted] | None:
     if job.ended:
         raise EdlError(f"{output}: its job has ended: {job.phase}")
     workers = tuple((w.id, w.handle or "external") for w in job.pool if w.state != WorkerState.PENDING)
-    return RunId(reader.head["run_id"]), ev.Adopted(workers, job.pool.next_id)
+    return RunId(reader.head["run_id"]), ev.Adopted(
+        workers, job.pool.next_id, safe=job.train.safe if job.train else 0
+    )
 
 
 def _books_after(path: Path) -> tuple[Books, str]:

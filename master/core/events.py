@@ -59,6 +59,7 @@ class Adopted:
     workers: tuple[tuple[WorkerId, str], ...]  # that may live, with their handles; "": does not run yet
     next_id: int  # how many workers there have been; also the next id
     within_seconds: float = 10.0  # they come back: they ask twice a second
+    safe: int = 0  # steps that all in its last ring had, as far as is known
 
 
 # --- events: from the workers' streams

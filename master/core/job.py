@@ -99,6 +99,7 @@ class Job(State):
         training.change_epochs(self, event.epochs)
 
     def _on_adopted(self, event: ev.Adopted) -> None:
+        self.safe_before = event.safe
         for w in self.failover.begin(event, self.now):
             self.timeouts.watch(w)
         if event.workers:

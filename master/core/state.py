@@ -46,7 +46,7 @@ class TrainTask:
     steps: Steps
     epochs: int  # to train
     done: int = 0  # steps that every member of the ring has; the root's, when a ring is formed
-    safe: int = 0  # steps that every member of a ring had: who has less has lost some
+    safe: int = 0  # steps that all in a ring had who had the state: to go on from less is a loss
 
     @property
     def epochs_done(self) -> int:
@@ -78,6 +78,7 @@ class State:
         self.timeouts = Timeouts(self.pool, config.elastic)
         self.failover = Failover(self.pool, self.ring, config.elastic.startup_timeout_seconds)
         self.epochs = config.training.epochs  # to train
+        self.safe_before = 0  # as an earlier master knew it: TrainTask.safe
         self.train: TrainTask | None = None  # unknown until a worker has counted the records
         self.model = ""  # the hash of how the first worker that was ready made it
         self.regroup_at: float | None = None  # when the ring is looked at anew: changes come in one go

@@ -20,6 +20,7 @@ BAD_TOLD = 20  # bad records of which people are told one by one
 def open_task(job: State, layout: Layout) -> None:
     """The first worker has counted the records: now it is known how many steps there are."""
     job.train = TrainTask(layout, Steps(layout.records, job.config.training.batch_size), job.epochs)
+    job.train.safe = job.safe_before
 
 
 def change_epochs(job: State, epochs: int) -> None:
@@ -40,9 +41,9 @@ def change_epochs(job: State, epochs: int) -> None:
 
 
 def progress(job: State, step: int) -> None:
-    """A member of the running ring has made so many steps."""
+    """A member of the ring has made so many steps."""
+    all_have(job, step - 1)
     if job.train is not None and not job.ring.closing:
-        all_have(job, step - 1)
         _reach(job, job.train, max(step - 1, job.train.done))
 
 
@@ -69,7 +70,7 @@ def left_out(job: State, event: ev.BadRecords) -> None:
 
 
 def all_have(job: State, step: int) -> None:
-    """Every member of a ring has so many steps."""
+    """Every member of a ring has so many steps, but who is still being sent the state."""
     if job.train is not None:
         job.train.safe = max(job.train.safe, step)
 
@@ -77,9 +78,9 @@ def all_have(job: State, step: int) -> None:
 def go_on_from(job: State, step: int) -> None:
     """The root's step is the truth, even where all had more once: who had more is gone."""
     assert job.train is not None
-    steps, done = job.train.steps, job.train.done
-    if step < job.train.safe or (done and not step):
-        records = steps.begins_at(done) - steps.begins_at(step)
+    steps, had = job.train.steps, max(job.train.done, job.train.safe)
+    if step < job.train.safe or (had and not step):
+        records = steps.begins_at(had) - steps.begins_at(step)
         last = f"goes on from step {step}" if step else "starts again from its first record"
         job.restarts += 1
         job.epoch_loss = None  # of an epoch that is trained anew

@@ -51,8 +51,8 @@ class Checks:
             return None
         if w.stopped or w.failure_reason or w.expected or not sim.own_end:
             return False
-        if gone.signal and any(not m.alive for m in self.world.rings.peers(gone.worker)):
-            return None  # it may have crashed because they died
+        if gone.signal and any(not m.alive or m.fenced for m in self.world.rings.peers(gone.worker)):
+            return None  # it may have crashed because they died, or were given up
         if gone.signal and self._cut_by_a_new_master(gone.worker):
             return None  # or because of that
         return True

@@ -6,6 +6,7 @@ from edl import config
 from edl.config import values
 from edl.contract.ids import Generation, WorkerId
 from edl.contract.layout import Layout
+from edl.contract.reasons import Reason
 from master.core import events as ev
 from master.core.job import Job
 
@@ -16,7 +17,9 @@ FAILOVER_SECONDS = ev.Adopted((), 0).within_seconds
 class NewMaster:
     """The core of a master that finds workers of an earlier one."""
 
-    def __init__(self, *adopted: int, next_id: int = 0, pending: tuple[int, ...] = (), workers: int = 3):
+    def __init__(
+        self, *adopted: int, next_id: int = 0, pending: tuple[int, ...] = (), workers: int = 3, safe: int = 0
+    ):
         overrides = {
             "workers": workers, "training": {"epochs": 1, "batchSize": 10},
             "elastic": {"joinDelaySeconds": 0, "startupTimeoutSeconds": 60},
@@ -24,7 +27,7 @@ class NewMaster:
         self.job = Job(config.parse(values.merge(values.defaults(), overrides)))
         self.now = 100.0
         known = [(WorkerId(w), f"pod-{w}") for w in adopted] + [(WorkerId(w), "") for w in pending]
-        self.tell(ev.Adopted(tuple(known), next_id))
+        self.tell(ev.Adopted(tuple(known), next_id, safe=safe))
         self.first = self.tell(ev.Begin())
 
     def tell(self, *events: ev.Event, after: float = 0.01) -> list[ev.Effect]:
@@ -216,3 +219,11 @@ def test_one_that_is_given_up_is_not_charged_for_ending() -> None:
     assert of(new.back(3, 5, (0, 1, 2, 3)), ev.Fence)
     new.tell(ev.Closed(WorkerId(3), "its stream ended"), ev.Gone(WorkerId(3), code=3))
     assert new.job.failures == []
+
+
+def test_a_state_that_is_older_than_what_the_earlier_master_knew_of_is_told_as_a_loss() -> None:
+    new = NewMaster(0, safe=7)
+    effects = new.back(0, members=(0,), left=True, out=said(0, step=4))
+    assert len(of(effects, ev.Form)) == 1
+    (lost,) = [e.text for e in of(effects, ev.Notice) if e.reason is Reason.StateLost]
+    assert lost.endswith("30 records of training are lost, the job goes on from step 4")
