@@ -1,11 +1,11 @@
 """Elastic training, from one worker's side. Read this file from top to bottom.
 
 A worker lives through rings. The master says who is in the next one (`FormRing`); the members
-meet, those who are new or behind take the state of one of them, the root, and then all of them
-step until they leave the ring together or it breaks. The process and its model outlive the ring.
+meet, and then all of them step until they leave the ring together or it breaks. The process and its
+model outlive the ring.
 
     train   wait for an order, ride the ring, say how it ended; again
-    ride    form ─▶ sync ─▶ step, step, step ... ─▶ close
+    ride    form ─▶ step, step, step ... ─▶ close
     step    a part of a batch, its sums over the ring, one update, one more step in the model
 
 **The ledger is a number.** Which records make up step k is arithmetic (edl/contract/steps.py), the same for
@@ -19,6 +19,10 @@ missing.
 
 **Nothing is rolled back.** When a member dies, each survivor has the step in flight, or has it
 not: all of its sums came back, or not all. The ring goes on from one who has it, if one lives.
+
+**Nobody waits for a newcomer.** Who enters a ring without the state takes part in its sums with weight zero and
+keeps them, is sent the state meanwhile, applies what it has kept, and gets its part of each step from then on.
+(Where nobody trains yet, all take the root's state before the first step: `sync`.)
 
 **A bad record**, one that cannot be read, is left out of its step, if the job allows some: the sums say how
 many, so that all ranks agree on what is missing.
