@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import keras
 import numpy as np
 
 from edl.errors import ModelError
@@ -71,7 +72,7 @@ def digest(parts: Sequence[np.ndarray]) -> str:
 
 def _value(variable: Any) -> Any:
     """As an eager tensor: of Keras' variable, or of TensorFlow's."""
-    return getattr(variable, "value", variable).read_value()
+    return (variable.value if isinstance(variable, keras.Variable) else variable).read_value()
 
 
 def _array(value: Any) -> np.ndarray:

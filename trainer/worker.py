@@ -21,8 +21,8 @@ missing.
 not: all of its sums came back, or not all. The ring goes on from one who has it, if one lives.
 
 **Nobody waits for a newcomer.** Who enters a ring without the state takes part in its sums with weight zero
-and keeps them, is sent the state meanwhile, applies what it has kept, and gets its part of each step from then
-on. (Where nobody trains yet, all take the root's state before the first step: `sync`.)
+and keeps them, is sent the state meanwhile, applies what it has kept, and gets its part of each step from
+then on. (Where nobody trains yet, all take the root's state before the first step: `sync`.)
 
 **A bad record**, one that cannot be read, is left out of its step, if the job allows some: the sums say how
 many, so that all ranks agree on what is missing.
