@@ -126,7 +126,7 @@ class Records:
         return good
 
     def these(self, indices: Sequence[int]) -> Batch:
-        """The records at `indices`, in rising order; where some lie between them, read one by one.
+        """The records at `indices`, read one by one unless they follow each other.
 
         Raises:
             DataError, or what the reader or `feed` raises: one of them is bad, or they do not go together.
@@ -135,7 +135,7 @@ class Records:
 
     def _joined(self, indices: Sequence[int]) -> Any:
         start, stop = indices[0], indices[-1] + 1
-        if stop - start == len(indices):
+        if list(indices) == list(range(start, stop)):
             return self._read(start, stop)
         whole = lambda *arrays: np.concatenate(arrays)  # noqa: E731
         return keras.tree.map_structure(whole, *(self._read(i, i + 1) for i in indices))

@@ -227,6 +227,12 @@ def test_bad_records_are_found_one_by_one_and_the_others_are_there() -> None:
     assert source.first(10) == [1, 2, 3, 4, 5, 6, 7, 8, 10, 11], "to try the model with"
 
 
+def test_records_that_lie_apart_are_not_taken_for_those_between_the_first_and_the_last() -> None:
+    source = a_source(Counting(30))
+    for indices in ([7, 1, 9], [7, 8, 9], [9, 8, 7], [3]):
+        assert source.these(indices).x.tolist() == indices
+
+
 def test_a_batch_of_which_all_are_bad_has_no_records() -> None:
     source = Records(lacking(Counting, set(range(30))), None, "mine", lenient=True)
     batch = source.batch(0, 4, ALONE)
