@@ -40,9 +40,7 @@ class Telemetry:
         self._told: ev.Progress | None = None
         self._told_at = float("-inf")
         self._speeds: dict[WorkerId, float] = {}  # as told
-        self._heard: OrderedDict[WorkerId, float] = (
-            OrderedDict()
-        )  # who may not fall silent, and when they last spoke
+        self._heard = OrderedDict[WorkerId, float]()  # who may not fall silent: the longest unheard first
         self._listened = float("-inf")
 
     def hears(self, said: ev.Event | Heartbeat, now: float) -> Iterator[ev.Event]:
@@ -106,7 +104,7 @@ class Telemetry:
         before = self.ahead or ev.Progress(beat.generation, 0)
         told = self._speeds.get(beat.worker, 0.0)
         if self._by_speed and beat.speed > 0 and abs(beat.speed - told) > NOTABLE * told:
-            before.speeds[beat.worker] = self._speeds[beat.worker] = beat.speed
+            before.speeds[beat.worker] = beat.speed
         self.ahead = replace(
             before,
             step=max(before.step, beat.step),
@@ -117,5 +115,6 @@ class Telemetry:
     def _tell(self, now: float) -> Iterator[ev.Progress]:
         if self.ahead is not None and self.ahead != self._told:  # else the ring has stood still
             self._told, self._told_at = replace(self.ahead, speeds={}), now
+            self._speeds.update(self.ahead.speeds)
             yield self.ahead
         self.ahead = None

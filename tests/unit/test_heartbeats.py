@@ -93,6 +93,11 @@ def test_speeds_are_told_where_they_count_and_only_when_they_are_others() -> Non
     list(t.hears(beat(0, 2, speed=104.0), 101.0))
     list(t.hears(beat(1, 2, speed=50.0), 101.0))
     assert t.ahead == ev.Progress(RING, 2, speeds={SECOND: 50.0}), "104 is noise"
+    list(t.hears(beat(0, 3, generation=2, speed=100.0), 102.0))
+    list(t.hears(beat(1, 3, generation=2, speed=50.0), 102.0))
+    assert t.ahead == ev.Progress(Generation(2), 3, speeds={SECOND: 50.0}), (
+        "it has not been told in that ring"
+    )
     even = telemetry(0)
     assert list(even.hears(beat(0, 1, speed=100.0), 100.0)) == [ev.Progress(RING, 1)]
 
