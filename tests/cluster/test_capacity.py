@@ -78,7 +78,7 @@ def test_a_deployment_takes_the_capacity_and_gives_it_back(release: Callable[...
     job.told(reason=Reason.StateLost)
     summary = job.is_exact()
     assert summary["failures"] == [], "what Kubernetes does is not charged"
-    # Who is asked to leave keeps its state until its end; when the others are gone, the job goes on from that.
+    # Who is asked to leave keeps its state to its end; when the others are gone, the job goes on from that.
     assert 1 <= summary["state_losses"] <= 2
 
 
