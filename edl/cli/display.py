@@ -224,6 +224,6 @@ def result(summary: dict[str, Any], kept: str, model: str) -> str:
         times = "1 time" if count == 1 else f"{count:,} times"
         lines.append(f"  ring      changed {times}, longest stall {stall:.2f} s, {redone} records redone")
     if summary["state_losses"]:
-        lost = f"{summary['state_losses']} times (no worker that held it was left)"
-        lines.append(f"  lost      the newest state {lost}")
+        lost = "once" if summary["state_losses"] == 1 else f"{summary['state_losses']} times"
+        lines.append(f"  lost      the newest state, {lost} (no worker that held it was left)")
     return "\n".join([*lines, where])
