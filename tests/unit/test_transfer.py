@@ -77,7 +77,10 @@ def between(address: str, change: dict[int, int], stop: int | None = None) -> st
                     if at <= place < at + len(data):
                         data[place - at] ^= value
                 at += len(data)
-                taker.sendall(data)
+                try:
+                    taker.sendall(data)
+                except ConnectionError:  # what came was refused before its end
+                    return
 
     threading.Thread(target=pass_on, daemon=True).start()
     return f"127.0.0.1 {listener.getsockname()[1]} {secret}"
