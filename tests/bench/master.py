@@ -19,19 +19,23 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from edl import config
 from edl.config import values
+from edl.contract import artifacts
 from edl.contract.ids import RunId, WorkerId
 from edl.contract.layout import Layout
 from edl.contract.tokens import Tokens
 from master.core import events as ev
+from master.core import snapshot
 from master.core.job import Job
 from master.journal import Journal
 from master.log import log_at
 from master.loop import Master
+from master.rpc.listener import Listener
 from master.rpc.server import Server
 from master.spec import JobSpec
 from master.telemetry import Telemetry
@@ -170,9 +174,10 @@ async def streams(workers: int) -> Streams:
     with tempfile.TemporaryDirectory(prefix="edl-bench-") as directory:
         spec = JobSpec.parse(a_spec(workers))
         master = Master(spec, RunId("bench"), [observe])
-        server = Server(master, Tokens("token"), json.dumps(spec.values), directory)
+        server = Server(master, Listener(Tokens("token")), json.dumps(spec.values), directory)
         port = await server.start("127.0.0.1:0")
-        journal = Journal(Path(directory) / "events.jsonl", master.run_id, spec.values)
+        state = partial(snapshot.dump, master.job)
+        journal = Journal(Path(directory) / artifacts.JOURNAL, master.run_id, spec, state)
         life = asyncio.create_task(master.live(server, Nowhere(), journal))
         job = master.job
 
