@@ -91,7 +91,8 @@ class Candidate:
             if not election.term:
                 return
             keep("renewing the Lease", election.renew)
-            keep("showing who acts", election.masters.show_who_acts)
+            shows = election.masters.show_who_acts
+            keep("showing who acts", lambda: until_answered(api.pace, shows))  # an outage is no failure of it
             while not self._leaving.is_set() and not election.lost.is_set():
                 await self._act()
         finally:

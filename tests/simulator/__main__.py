@@ -18,11 +18,12 @@ def main() -> int:
     )
     parser.add_argument("--seed", type=int, default=0, help="of the first run")
     parser.add_argument("--seeds", type=int, default=1, help="how many runs")
+    parser.add_argument("--masters", type=int, choices=(1, 2), help="in all runs; else as the seed says")
     args = parser.parse_args()
     faults, moments, ends = Counter[str](), Counter[str](), Counter[str]()
-    losses = events = wrong = 0
+    losses = events = wrong = takeovers = 0
     for seed in range(args.seed, args.seed + args.seeds):
-        world = World(seed, talk=args.seeds == 1)
+        world = World(seed, talk=args.seeds == 1, masters=args.masters)
         try:
             world.run()
         except SimulationFailed as failure:
@@ -36,9 +37,11 @@ def main() -> int:
         losses += world.job.restarts
         events += len(world.watchdog.history)
         ends[world.job.phase] += 1
+        takeovers += world.takeovers
     print(f"{args.seeds} runs, {events} events, {faults.total()} faults: {dict(faults.most_common())}")
     print(
-        f"at {dict(moments.most_common())}; all state lost {losses} times; ended {dict(ends)}; {wrong} wrong"
+        f"at {dict(moments.most_common())}; {takeovers} times another master took over; "
+        f"all state lost {losses} times; ended {dict(ends)}; {wrong} wrong"
     )
     return 1 if wrong else 0
 

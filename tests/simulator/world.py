@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import random
+from collections.abc import Iterator
+from typing import Any
+
+from structlog.testing import capture_logs
 
 from edl import config
 from edl.config import values
@@ -14,11 +20,13 @@ from tests.simulator.clock import Clock
 from tests.simulator.faults import Faults
 from tests.simulator.fleet import Fleet
 from tests.simulator.master import Master
+from tests.simulator.masters import Crew, Masters
 from tests.simulator.rings import Rings
 from tests.simulator.worker import MOST_EPOCHS
 
 BASE = values.defaults()
 MOST_EVENTS = 100_000
+TWO_MASTERS = 10  # in one of so many runs
 
 
 class SimulationFailed(AssertionError):
@@ -30,9 +38,12 @@ class World:
 
     Args:
         talk: print each event and what follows from it.
+        masters: one, whose connections hold; or two, of which one stands by, on a network that breaks.
+            None: as the seed says.
     """
 
-    def __init__(self, seed: int, talk: bool = False):
+    def __init__(self, seed: int, talk: bool = False, masters: int | None = None):
+        masters = masters or (2 if seed % TWO_MASTERS == TWO_MASTERS - 1 else 1)
         chance = self.random = random.Random(seed)
         self.seed, self.talk = seed, talk
         self.size = chance.choice((0, 1, 3, 15, 16, 17, 60, 60, 200, 200, 400))
@@ -43,25 +54,33 @@ class World:
         self.batch = chance.choice((1, 4, 16, 16, 64))
         self.sums = seed % 3 + 1  # that make up a step
         self.pace = chance.choice((0.005, 0.05, 0.3))  # seconds of a step
+        if masters == 2:  # a job that still trains when the second cut comes
+            self.size, self.batch, self.epochs = max(self.size, 200), 4, [chance.randint(2, 4)]
+            self.pace = chance.choice((0.1, 0.4))
         grace, join = chance.choice((0, 1, 3, 3)), chance.choice((0, 0.2, 1))
         self.silence = 2.0
         workers = chance.randint(1, 6)
         least = chance.choice((1, 1, 1, min(2, workers), workers))
         self.most_failures = chance.choice((0, 2, 10**6, 10**6, 10**6, 10**6))
-        self.config = config.parse(values.merge(BASE, {
+        if masters == 2:
+            self.most_failures = 10**6
+        self.values = values.merge(BASE, {
             "workers": workers, "minWorkers": least, "maxWorkers": 8,
             "training": {"epochs": self.epochs[0], "batchSize": self.batch},
             "data": {"maxBadRecords": len(self.bad)},
             "elastic": {"heartbeatTimeoutSeconds": self.silence, "startupTimeoutSeconds": 10,
                         "joinDelaySeconds": join, "gracePeriodSeconds": grace,
                         "maxFailures": self.most_failures},
-        }))  # fmt: skip
+        })  # fmt: skip
+        self.config = config.parse(self.values)
         self.clock = Clock()
-        self.fleet = Fleet(self)
+        self.two = masters == 2
         self.rings = Rings(self)
-        self.master = Master(self)
+        self.master: Any = Masters(self) if self.two else Master(self)
+        self.fleet: Any = Crew(self) if self.two else Fleet(self)
         self.checks = Checks(self)
-        self.faults = Faults(self, calm_at=chance.choice((0.0, chance.uniform(0, 12), chance.uniform(0, 25))))
+        calm_at = chance.choice((0.0, chance.uniform(0, 12), chance.uniform(0, 25)))
+        self.faults = Faults(self, calm_at=chance.uniform(20, 60) if self.two else calm_at)
         self.ended: ev.End | None = None
 
     def wants_epochs(self, epochs: int) -> None:
@@ -77,14 +96,39 @@ class World:
         return self.master.job
 
     @property
+    def takeovers(self) -> int:
+        """How often another master has taken over."""
+        return int(self.master.number)
+
+    @property
     def watchdog(self) -> Watchdog:
         return self.master.watchdog
 
     def run(self) -> None:
+        with self._quiet():
+            self._watched_run()
+
+    @contextlib.contextmanager
+    def _quiet(self) -> Iterator[None]:
+        """What masters and workers log is for whoever looks at one run."""
+        if self.talk or not self.two:
+            yield
+            return
+        with capture_logs() as told, contextlib.redirect_stderr(io.StringIO()):
+            yield
+        # What ships starts a part of itself again that has failed: here nothing of it may.
+        errors = [line for line in told if line["log_level"] == "error"]
+        if errors:
+            raise SimulationFailed(f"seed {self.seed}: an error was logged: {errors[0]}")
+
+    def _watched_run(self) -> None:
+        if self.two:
+            random.seed(self.seed)  # of what ships: its pauses after failures
         try:
             self._run()
         except Exception as error:
-            repeat = f"repeat with: python -m tests.simulator --seed {self.seed}"
+            which = f"--seed {self.seed}{' --masters 2' if self.two else ''}"
+            repeat = f"repeat with: python -m tests.simulator {which}"
             lines = [f"seed {self.seed}: {type(error).__name__}: {error}", repeat, "its last events:"]
             for now, event, effects in self.watchdog.history[-30:]:
                 lines.append(f"{now:9.3f} {event}")
@@ -93,12 +137,15 @@ class World:
         finally:
             for w in self.fleet.workers.values():
                 w.buried()
+            if self.two:
+                self.fleet.bury()
+                self.master.bury()
 
     def _run(self) -> None:
         self.master.hear(ev.Begin())
         self.faults.schedule()
         steps = MOST_EPOCHS * (self.size // self.batch + 40)
-        limit = self.faults.calm_at + 90 + 2 * steps * (self.pace + 0.02)
+        limit = (150 if self.two else 0) + self.faults.calm_at + 90 + 2 * steps * (self.pace + 0.02)
         while self.ended is None:
             action = self.clock.go_on()
             too_long = self.clock.now > limit or len(self.watchdog.history) > MOST_EVENTS
