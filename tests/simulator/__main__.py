@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 
 import tests.simulator
+from tests.simulator import soak
 from tests.simulator.world import SimulationFailed, World
 
 
@@ -19,7 +20,10 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the first run")
     parser.add_argument("--seeds", type=int, default=1, help="how many runs")
     parser.add_argument("--masters", type=int, choices=(1, 2), help="in all runs; else as the seed says")
+    parser.add_argument("--soak", type=float, metavar="HOURS", help="one job of so many hours: its memory")
     args = parser.parse_args()
+    if args.soak:
+        return soak.tell(args.seed, args.soak)
     faults, moments, ends = Counter[str](), Counter[str](), Counter[str]()
     losses = events = wrong = takeovers = 0
     for seed in range(args.seed, args.seed + args.seeds):

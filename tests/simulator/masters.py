@@ -333,9 +333,9 @@ class Checked:
 
 
 class NoJournal:
-    trouble = ""
+    trouble, full = "", False
 
-    def write(self, now: float, event: ev.Event, effects: list[ev.Effect]) -> None: ...
+    def note(self, now: float, event: ev.Event, effects: list[ev.Effect]) -> None: ...
 
 
 class Pods:
@@ -429,6 +429,9 @@ class Term:
             case ev.Export():
                 world.faults.moment("exporting")
             case ev.Fence(worker):
+                late = effect.reason is ev.FenceReason.StartupTimeout
+                if late and self.masters.clock.now < self.masters.unsettled_until + 10.0:
+                    world.faults.to_blame.add(worker)  # or the network, by which it was not heard
                 world.fleet.fence(world.fleet.workers[worker], effect)
             case ev.Notice(Reason.SpecRefused):
                 world.refused = True

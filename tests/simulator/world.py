@@ -40,12 +40,13 @@ class World:
         talk: print each event and what follows from it.
         masters: one, whose connections hold; or two, of which one stands by, on a network that breaks.
             None: as the seed says.
+        hours: that the job trains, under faults that are nobody's own, until it is stopped; 0: to its end.
     """
 
-    def __init__(self, seed: int, talk: bool = False, masters: int | None = None):
-        masters = masters or (2 if seed % TWO_MASTERS == TWO_MASTERS - 1 else 1)
+    def __init__(self, seed: int, talk: bool = False, masters: int | None = None, hours: float = 0.0):
+        masters = masters or (2 if seed % TWO_MASTERS == TWO_MASTERS - 1 and not hours else 1)
         chance = self.random = random.Random(seed)
-        self.seed, self.talk = seed, talk
+        self.seed, self.talk, self.hours = seed, talk, hours
         self.size = chance.choice((0, 1, 3, 15, 16, 17, 60, 60, 200, 200, 400))
         others = random.Random(f"bad records of {seed}")  # so that a seed's other choices stay what they were
         self.bad = set(others.sample(range(self.size), others.choice((0, 0, min(3, self.size)))))
@@ -57,13 +58,18 @@ class World:
         if masters == 2:  # a job that still trains when the second cut comes
             self.size, self.batch, self.epochs = max(self.size, 200), 4, [chance.randint(2, 4)]
             self.pace = chance.choice((0.1, 0.4))
+        if hours:
+            self.batch, self.pace, self.epochs = 4, 1.0, [MOST_EPOCHS]
+            self.size, self.bad = round(hours * 3600 / self.pace * self.batch / MOST_EPOCHS), set()
         grace, join = chance.choice((0, 1, 3, 3)), chance.choice((0, 0.2, 1))
         self.silence = 2.0
         workers = chance.randint(1, 6)
         least = chance.choice((1, 1, 1, min(2, workers), workers))
         self.most_failures = chance.choice((0, 2, 10**6, 10**6, 10**6, 10**6))
-        if masters == 2:
+        if masters == 2 or hours:
             self.most_failures = 10**6
+        if hours:
+            workers, least = 6, 1
         self.values = values.merge(BASE, {
             "workers": workers, "minWorkers": least, "maxWorkers": 8,
             "training": {"epochs": self.epochs[0], "batchSize": self.batch},
@@ -80,7 +86,9 @@ class World:
         self.fleet: Any = Crew(self) if self.two else Fleet(self)
         self.checks = Checks(self)
         calm_at = chance.choice((0.0, chance.uniform(0, 12), chance.uniform(0, 25)))
-        self.faults = Faults(self, calm_at=chance.uniform(20, 60) if self.two else calm_at)
+        if self.two:
+            calm_at = chance.uniform(20, 60)
+        self.faults = Faults(self, calm_at=hours * 3600 or calm_at, soak=bool(hours))
         self.ended: ev.End | None = None
 
     def wants_epochs(self, epochs: int) -> None:
@@ -130,7 +138,7 @@ class World:
             which = f"--seed {self.seed}{' --masters 2' if self.two else ''}"
             repeat = f"repeat with: python -m tests.simulator {which}"
             lines = [f"seed {self.seed}: {type(error).__name__}: {error}", repeat, "its last events:"]
-            for now, event, effects in self.watchdog.history[-30:]:
+            for now, event, effects in list(self.watchdog.history)[-30:]:
                 lines.append(f"{now:9.3f} {event}")
                 lines += [f"{'':12}-> {effect}" for effect in effects]
             raise SimulationFailed("\n".join(lines)) from error
