@@ -98,6 +98,13 @@ class OverlappedStep(StepGraphs):
         self.layout = layout
         told, zeros = (tf.TensorSpec([n], tf.float32) for n in (control.LENGTH, len(self._large) + 1))
         self._nothing = concrete(self._nothing_graph, told, zeros)
+        self._warm_up()
+
+    def _warm_up(self) -> None:
+        """Run once, of sums of zeros, what only a rank without a batch runs: a graph's first run is slow, and
+        all would wait for it."""
+        shapes = [self.layout.trained[i].shape for i in self._large] + [[self._rest]]
+        self._update(_share(1), *(tf.zeros(shape) for shape in shapes))
 
     def sums(
         self, tensors: list[Any] | None, contribution: np.ndarray, draw: np.ndarray, records: int
