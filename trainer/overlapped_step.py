@@ -32,7 +32,7 @@ import tensorflow as tf
 from keras.src.backend.tensorflow.optimizer import TFOptimizer
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 
-from trainer import control, rows
+from trainer import control
 from trainer.data import Batch
 from trainer.graphs import concrete
 from trainer.step_graphs import HasRows, Layout, NeedsTotals, NotTried, StepGraphs
@@ -166,7 +166,7 @@ class OverlappedStep(StepGraphs):
         with forward.tape:
             told = one * (forward.loss if self._is_sum(forward) else forward.loss * records)
             weighted = self._model.optimizer.scale_loss(told)
-        gradients = forward.gradients(weighted, rows.one_by_one(self._model.optimizer))
+        gradients = forward.gradients(weighted, self._model.optimizer)
         layout = self._found = self._lay_out(forward, gradients)
         self._prepare(layout)
         dense = [g for g in gradients if g is not None]
