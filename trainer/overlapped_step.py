@@ -32,7 +32,7 @@ import tensorflow as tf
 from keras.src.backend.tensorflow.optimizer import TFOptimizer
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 
-from trainer import arrays, control, rows
+from trainer import arrays, control
 from trainer.data import Batch
 from trainer.graphs import concrete, flat
 from trainer.step_graphs import HasRows, Layout, NeedsTotals, NotTried, StepGraphs
@@ -98,6 +98,13 @@ class OverlappedStep(StepGraphs):
         self.layout = layout
         told, zeros = (tf.TensorSpec([n], tf.float32) for n in (control.LENGTH, len(self._large) + 1))
         self._nothing = flat(concrete(self._nothing_graph, told, zeros))
+        self._warm_up()
+
+    def _warm_up(self) -> None:
+        """Run once, of sums of zeros, what only a rank without a batch runs: a graph's first run is slow, and
+        all would wait for it."""
+        shapes = [self.layout.trained[i].shape for i in self._large] + [[self._rest]]
+        self._later(tf.constant(1.0), *(tf.zeros(shape) for shape in shapes))
 
     def sums(
         self, tensors: list[Any] | None, contribution: np.ndarray, draw: np.ndarray, records: int
@@ -154,22 +161,22 @@ class OverlappedStep(StepGraphs):
         forward = self._forward(self._types.packed(tensors), draw[:2])
         self._require(forward)
         records = forward.records
-        # What the gradients are to be divided by is known: so it is done to the loss, once, and not to each of
-        # them. (No gradient may be a constant: TensorFlow would sum it while it optimizes the graph.)
+        # What the gradients are to be divided by is known: so the loss is, once, and not each of them.
+        # (No gradient may be a constant: TensorFlow would sum it while it optimizes the graph.)
         is_sum = self._is_sum(forward)
         with forward.tape:
             weight = tf.cast(whole > 0, tf.float32) if is_sum else records / whole
             weighted = self._model.optimizer.scale_loss(forward.loss * weight)
         told = forward.loss if is_sum else forward.loss * records
-        gradients = forward.gradients(weighted, rows.one_by_one(self._model.optimizer))
+        gradients = forward.gradients(weighted, self._model.optimizer)
         layout = self._found = self._lay_out(forward, gradients)
         self._prepare(layout)
         dense = [g for g in gradients if g is not None]
         large = [dense[i] for i in self._large]
-        flat = [tf.reshape(g, [-1]) for i, g in enumerate(dense) if i not in self._large]
-        small = tf.concat([*flat, *self._changes(forward, layout), tf.zeros([0])], 0)
+        flattened = [tf.reshape(g, [-1]) for i, g in enumerate(dense) if i not in self._large]
+        small = tf.concat([*flattened, *self._changes(forward, layout), tf.zeros([0])], 0)
         added = [tf.reshape(forward.added_to(v), [-1]) for v in layout.metrics]
-        # Each rank looks at its own part and all hear of it: they agree, in whatever order each of them adds up.
+        # Each rank looks at its own part and all hear of it: they agree, in whatever order each adds up.
         seen = [finite_as(g) for g in large]
         bad = 1.0 - tf.cast(tf.math.is_finite(told + tf.add_n([tf.reduce_sum(small), *seen])), tf.float32)
         large = [_after(n, g) if _factors(g) else g for n, g in zip(seen, large, strict=True)]
@@ -251,8 +258,8 @@ class OverlappedStep(StepGraphs):
 
 
 def finite_as(gradient: tf.Tensor) -> tf.Tensor:
-    """A number that is finite if the whole gradient is, and only then: their sum. (Where it is not, though all
-    of them are, they are so large that it is as bad.)
+    """A number that is finite if the whole gradient is, and only then: the sum of it. (Where that is not,
+    though all of them are, they are so large that it is as bad.)
 
     A product of matrices is finite where its factors are, and are not very large. So it need not be read: the
     factors are far smaller, where there are more weights than records.
