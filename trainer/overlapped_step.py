@@ -21,7 +21,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -35,7 +35,7 @@ from keras.src.optimizers.base_optimizer import BaseOptimizer
 from trainer import arrays, control
 from trainer.data import Batch
 from trainer.graphs import concrete, flat
-from trainer.step_graphs import HasRows, Layout, NeedsTotals, NotTried, StepGraphs
+from trainer.step_graphs import HasRows, Layout, NeedsTotals, NotTried, StepGraphs, turns
 
 SMALL = 1 << 16  # bytes: a gradient of fewer travels with the others of its kind
 LATE = 1 << 22  # bytes: the last gradient, of fewer, is told to Horovod together with the rest
@@ -72,19 +72,24 @@ class OverlappedStep(StepGraphs):
     """
     Args:
         total: makes the sums.
+        divided: a batch may come in several pieces.
         others: see StepGraphs.
 
     Raises:
         CannotOverlap: it is not for this model.
     """
 
-    def __init__(self, *others: Any, total: RingSums):
+    def __init__(self, *others: Any, total: RingSums, divided: bool = False):
         model, sample = others[0], others[2]
         super().__init__(*others)
         # Ranks with and without a batch compute the new values in two graphs, and must agree to the bit. This
         # pass would reorder products, and not alike in both.
         tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
-        self._total = total
+        self._total, self._divided = total, divided
+        self._carried: list[tf.TensorSpec] = []
+        self._step: Callable[..., list[tf.Tensor]]
+        self._carry: Callable[..., list[tf.Tensor]]
+        self._last: Callable[..., list[tf.Tensor]]
         if self._synchronized or model.run_eagerly or model.jit_compile or not is_functional(model.optimizer):
             raise CannotOverlap
         layout: Layout | None = None
@@ -107,23 +112,32 @@ class OverlappedStep(StepGraphs):
         self._later(tf.constant(1.0), *(tf.zeros(shape) for shape in shapes))
 
     def sums(
-        self, tensors: list[Any] | None, contribution: np.ndarray, draw: np.ndarray, records: int
+        self, pieces: Sequence[list[Any]], contribution: np.ndarray, draw: np.ndarray, records: int
     ) -> control.Sums:
-        sums = self._sums(tensors, contribution, draw, records)
+        sums = self._sums(pieces, contribution, draw, records)
         if sums.agreed.records in (0, records) or sums.agreed.nonfinite:
             return sums
         # Some records were bad, which nobody else knew before. All ranks see it, and sum the step once more.
-        return self._sums(tensors, contribution, draw, sums.agreed.records)
+        return self._sums(pieces, contribution, draw, sums.agreed.records)
 
     def _sums(
-        self, tensors: list[Any] | None, contribution: np.ndarray, draw: np.ndarray, records: int
+        self, pieces: Sequence[list[Any]], contribution: np.ndarray, draw: np.ndarray, records: int
     ) -> control.Sums:
-        told, whole = tf.constant(contribution), tf.constant(records, tf.float32)
-        if tensors is None:
-            total, *reduced = self._nothing(told, tf.zeros([len(self._large) + 1]))
+        if not pieces:
+            total, *reduced = self._nothing(tf.constant(contribution), tf.zeros([len(self._large) + 1]))
             return control.Sums(_agreed(total), False, 0.0, self._nbytes[0], Reduced(reduced))
-        given = map(arrays.tensor, tensors)
-        total, bad, ready_at, *new = self._step(*given, told, tf.constant(draw), whole)
+        whole = tf.constant(records, tf.float32)
+        *first, last = (
+            [*map(arrays.tensor, tensors), tf.constant(told), tf.constant(drawn), whole]
+            for tensors, told, drawn in turns(pieces, contribution, draw)
+        )
+        if first:
+            carried = [tf.zeros(spec.shape) for spec in self._carried]
+            for given in first:
+                carried = self._carry(*given, *carried)
+            total, bad, ready_at, *new = self._last(*last, *carried)
+        else:
+            total, bad, ready_at, *new = self._step(*last)
         waited = max(0.0, time.time() - float(ready_at))
         return control.Sums(_agreed(total), bool(bad), waited, self._nbytes[1], NewValues(new))
 
@@ -140,24 +154,50 @@ class OverlappedStep(StepGraphs):
 
     def trace(self, batch: Batch) -> Layout:
         self._found: Layout | None = None
-        graph = concrete(
-            self._step_graph,
+        signature: list[tf.TensorSpec] = [
             *self._types.signature,
             tf.TensorSpec([control.LENGTH], tf.float32),
             tf.TensorSpec([3], tf.int64),
             tf.TensorSpec([], tf.float32),
-        )
+        ]
+        graph = concrete(self._step_graph, *signature)
         assert self._found is not None
         self._step = flat(graph)
+        if self._divided:
+            carried = self._carried = self._summed_specs()
+            self._carry = flat(concrete(self._carry_graph, *signature, *carried))
+            self._last = flat(concrete(self._step_graph, *signature, *carried))
         return self._found
 
     # --- the graphs
 
     def _step_graph(self, *arguments: tf.Tensor) -> list[tf.Tensor]:
-        """Arguments: the batch's tensors, the control vector, (a seed's two words, rank), and the records of
-        the whole step.
+        """Arguments: see `_ours`."""
+        whole = arguments[len(self._types.signature) + 2]
+        large, rest = self._ours(*arguments)
+        with tf.control_dependencies([*large, rest]):
+            ready_at = tf.timestamp()
+        bad = rest[-1]
+        if large and 4 * math.prod(large[0].shape) < LATE:
+            # Backward makes it last. Horovod negotiates in rounds: so it and the rest take one and not two.
+            with tf.control_dependencies([rest]):
+                large[0] = tf.identity(large[0])
+        total, *reduced = self._reduced(large, rest)
+        return [total, bad, ready_at, *self._update(whole, *reduced)]
+
+    def _carry_graph(self, *arguments: tf.Tensor) -> list[tf.Tensor]:
+        """What the pieces of a batch so far have for the sums, with one more. Arguments: see `_ours`."""
+        large, rest = self._ours(*arguments)
+        return [*large, rest]
+
+    def _ours(self, *arguments: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
+        """This rank's contribution to the sums: of large gradients, and of the rest.
+
+        Arguments: the batch's tensors, the control vector, (a seed's two words, rank), the records of the
+        whole step, and what the pieces of the batch before this one have for the sums.
         """
-        *tensors, contribution, draw, whole = arguments
+        count = len(self._types.signature)
+        tensors, (contribution, draw, whole, *carried) = arguments[:count], arguments[count:]
         forward = self._forward(self._types.packed(tensors), draw[:2])
         self._require(forward)
         records = forward.records
@@ -169,8 +209,10 @@ class OverlappedStep(StepGraphs):
             weighted = self._model.optimizer.scale_loss(forward.loss * weight)
         told = forward.loss if is_sum else forward.loss * records
         gradients = forward.gradients(weighted, self._model.optimizer)
-        layout = self._found = self._lay_out(forward, gradients)
-        self._prepare(layout)
+        layout = self._lay_out(forward, gradients)
+        if self._found is None:
+            self._found = layout
+            self._prepare(layout)
         dense = [g for g in gradients if g is not None]
         large = [dense[i] for i in self._large]
         flattened = [tf.reshape(g, [-1]) for i, g in enumerate(dense) if i not in self._large]
@@ -180,16 +222,17 @@ class OverlappedStep(StepGraphs):
         seen = [finite_as(g) for g in large]
         bad = 1.0 - tf.cast(tf.math.is_finite(told + tf.add_n([tf.reduce_sum(small), *seen])), tf.float32)
         large = [_after(n, g) if _factors(g) else g for n, g in zip(seen, large, strict=True)]
-        with tf.control_dependencies([*large, small]):
-            ready_at = tf.timestamp()
         said = contribution[control.LEAVE : control.LOSS]
         rest = tf.concat([small, *added, [records], said, [told, bad]], 0)
-        if large and 4 * math.prod(large[0].shape) < LATE:
-            # Backward makes it last. Horovod negotiates in rounds: so it and the rest take one and not two.
-            with tf.control_dependencies([rest]):
-                large[0] = tf.identity(large[0])
-        total, *reduced = self._reduced(large, rest)
-        return [total, bad, ready_at, *self._update(whole, *reduced)]
+        if carried:
+            *large, rest = (g + before for g, before in zip([*large, rest], carried, strict=True))
+        return large, rest
+
+    def _summed_specs(self) -> list[tf.TensorSpec]:
+        """What `_ours` gives."""
+        assert self._found is not None
+        shapes = [self._found.trained[i].shape for i in self._large] + [[self._rest + control.LENGTH]]
+        return [tf.TensorSpec(shape, tf.float32) for shape in shapes]
 
     def _nothing_graph(self, contribution: tf.Tensor, zeros: tf.Tensor) -> list[tf.Tensor]:
         """The same sums, of a rank without a batch.
