@@ -198,7 +198,7 @@ class KerasLearner:
         model.optimizer.build(model.trainable_variables)
 
     def _compared(self, batch: Batch) -> list[list[Any]]:
-        """The tensors of its pieces, of types that the graph is for: that is traced anew where it has to be."""
+        """The tensors of its pieces, of types that the graph is for; where it is not, it is traced anew."""
         if not self._types.know(batch) and self._types.widen(batch):
             before = self._step.layout
             try:
