@@ -10,7 +10,7 @@ import errno
 import os
 import secrets
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -22,15 +22,18 @@ _NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK
 class Files:
     """Directories of files, one level deep. All methods raise OSError."""
 
+    # What reading says of a file that is not there, is no file, or lies on a broken disk.
+    damage = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.EIO})
+
     def __init__(self, root: Path):
         self.where = str(root)
         self._root = root
 
-    def sizes(self) -> dict[str, dict[str, int]]:
-        """The files of each directory, with their bytes."""
+    def all(self, wanted: Callable[[str], bool]) -> dict[str, dict[str, int]]:
+        """The files of each directory that is wanted, with their bytes."""
         try:
             with self._open() as root:
-                names = os.listdir(root)
+                names = [name for name in os.listdir(root) if wanted(name)]
         except FileNotFoundError:  # nothing was written yet
             return {}
         found = {}
@@ -38,6 +41,14 @@ class Files:
             with suppress(NotADirectoryError, FileNotFoundError), self._open(name) as directory:
                 found[name] = dict(_files(directory))
         return found
+
+    def sizes(self, directory: str) -> dict[str, int]:
+        """The files of a directory, with their bytes."""
+        try:
+            with self._open(directory) as inside:
+                return dict(_files(inside))
+        except (NotADirectoryError, FileNotFoundError):
+            return {}
 
     def write(self, directory: str, name: str, pieces: Iterable[memoryview]) -> None:
         """A new file."""

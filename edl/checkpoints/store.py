@@ -11,10 +11,12 @@ the same pass over the bytes.
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import secrets
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,20 +29,24 @@ from edl.checkpoints import manifest as manifests
 from edl.checkpoints import tensors as files_of_tensors
 from edl.checkpoints.files import Files
 from edl.checkpoints.manifest import Manifest, Part
+from edl.checkpoints.objects import Objects
 from edl.checkpoints.tensors import PIECE, Tensor
 from edl.errors import CheckpointDamaged, CheckpointError
 
 T = TypeVar("T")
 SUPERSEDED = "manifest.superseded.json"
-_DIRECTORY = re.compile(r"step-(\d{12,18})-(.+)")
+MOST_THREADS = 4  # that read and verify: each takes a part
+_DIRECTORY = re.compile(rf"step-([0-9]{{12}}|[1-9][0-9]{{12,17}})-({manifests.NAME.pattern})")
 
 
 class Place(Protocol):
     """Directories of files, one level deep. All methods raise OSError."""
 
     where: str
+    damage: frozenset[int]  # what reading says of a file that is not as it was written
 
-    def sizes(self) -> dict[str, dict[str, int]]: ...
+    def all(self, wanted: Callable[[str], bool]) -> dict[str, dict[str, int]]: ...
+    def sizes(self, directory: str) -> dict[str, int]: ...
     def write(self, directory: str, name: str, pieces: Iterator[memoryview]) -> None: ...
     def create(self, directory: str, name: str, data: bytes) -> bool: ...
     def open(self, directory: str, name: str) -> BinaryIO: ...
@@ -73,14 +79,14 @@ class Store:
                 there yet.
 
         Raises:
-            CheckpointError: the address is invalid.
+            CheckpointError: the address is invalid, or the client of such stores is not installed.
         """
         scheme, _, rest = url.partition("://")
         if not rest:
             return Store(Files(Path(url)))
         if scheme == "file":
             return Store(Files(Path(url2pathname(urlsplit(url).path))))
-        raise CheckpointError(f"{url}: unknown kind of address {scheme}://")
+        return Store(Objects(url))
 
     def begin(self, step: int, attempt: str) -> Writing:
         """Begin to write a checkpoint. Touches nothing.
@@ -160,12 +166,16 @@ class Store:
             CheckpointError: the store cannot be changed.
         """
         found = self._found()
-        whole = [c for c in found if c.is_complete and not c.wrong()]
+        whole: list[Checkpoint] = []  # the newest first
+        for checkpoint in reversed([c for c in found if c.is_complete]):
+            if not checkpoint.wrong():
+                whole.append(checkpoint)
+                if keep == 0:  # the others stay, whatever they are
+                    break
         if not whole:  # whatever is there may be all that somebody has left
             return []
-        kept = {c.directory for c in whole[-keep:]} | _best(whole, best)
-        newest = whole[-1].step
-        old = [c for c in found if c.step <= newest and c.directory not in kept]
+        kept = {c.directory for c in whole[: keep or None]} | _best(whole, best)
+        old = [c for c in found if c.step <= whole[0].step and c.directory not in kept]
         if keep == 0:
             old = [c for c in old if not c.is_complete]
         for checkpoint in old:
@@ -177,12 +187,9 @@ class Store:
 
     def _found(self) -> list[Checkpoint]:
         with _troubles(self.place, "list the checkpoints"):
-            sizes = self.place.sizes()
-        found = [
-            Checkpoint(self.place, int(match[1]), match[2], files)
-            for name, files in sizes.items()
-            if (match := _DIRECTORY.fullmatch(name)) and manifests.NAME.fullmatch(match[2])
-        ]
+            there = self.place.all(lambda name: _DIRECTORY.fullmatch(name) is not None)
+        named = [(_DIRECTORY.fullmatch(name), files) for name, files in there.items()]
+        found = [Checkpoint(self.place, int(name[1]), name[2], files) for name, files in named if name]
         times = Counter(c.step for c in found)
         # Of two of the same step the later one is the newer; reading no manifest where there is no need.
         return sorted(found, key=lambda c: (c.step, c.created if times[c.step] > 1 else "", c.attempt))
@@ -228,7 +235,7 @@ class Writing:
             raise ValueError(f"the manifest is of step {manifest.step}, attempt {manifest.attempt!r}")
         data = manifests.encode(manifest)
         with _troubles(self.place, "commit the checkpoint", self.step):
-            there = self.place.sizes().get(self.directory, {})
+            there = self.place.sizes(self.directory)
             for part in manifest.parts:
                 if there.get(part.name) != part.nbytes:
                     raise CheckpointError(
@@ -250,8 +257,8 @@ class Writing:
             CheckpointError: the store cannot be changed.
         """
         with _troubles(self.place, "give up the checkpoint", self.step):
-            there = self.place.sizes().get(self.directory)
-            if there is not None and manifests.FILE not in there:
+            there = self.place.sizes(self.directory)
+            if there and manifests.FILE not in there:
                 self.place.remove(self.directory, list(there))
 
 
@@ -338,14 +345,19 @@ class Checkpoint:
             CheckpointDamaged: it is not what was written.
             CheckpointError: the store cannot be read.
         """
+        parts = list(enumerate(self.manifest.parts))
+        with ThreadPoolExecutor(min(len(parts), os.cpu_count() or 1, MOST_THREADS) or 1) as threads:
+            read = list(threads.map(lambda part: self._read_part(*part), parts))
+        return {v.name: Tensor(v.dtype, v.shape, read[v.part][v.name]) for v in self.manifest.variables}
+
+    def _read_part(self, index: int, part: Part) -> dict[str, memoryview]:
         data: dict[str, memoryview] = {}
-        for index, part in enumerate(self.manifest.parts):
-            with self._reading_part(index, part) as (names, read):
-                for name, size in names.items():
-                    data[name] = memoryview(bytearray(size))
-                    for start in range(0, size, PIECE):
-                        read(data[name][start : start + PIECE])
-        return {v.name: Tensor(v.dtype, v.shape, data[v.name]) for v in self.manifest.variables}
+        with self._reading_part(index, part) as (names, read):
+            for name, size in names.items():
+                data[name] = memoryview(bytearray(size))
+                for start in range(0, size, PIECE):
+                    read(data[name][start : start + PIECE])
+        return data
 
     @contextmanager
     def _reading_part(
@@ -398,11 +410,13 @@ class Checkpoint:
     def _reading(self, name: str) -> Iterator[BinaryIO]:
         with _troubles(self.place, "read the checkpoint", self.step):
             try:
-                file = self.place.open(self.directory, name)
-            except (FileNotFoundError, NotADirectoryError) as error:
-                raise CheckpointDamaged(f"{self.directory}: {name} is missing") from error
-            with file:
-                yield file
+                with self.place.open(self.directory, name) as file:
+                    yield file
+            except OSError as error:
+                if error.errno not in self.place.damage and not isinstance(error, FileNotFoundError):
+                    raise
+                why = "is missing" if isinstance(error, FileNotFoundError) else error.strerror
+                raise CheckpointDamaged(f"{self.directory}: {name}: {why}") from error
 
     @contextmanager
     def _damage(self, name: str = "") -> Iterator[None]:
@@ -447,7 +461,7 @@ def _whole(
 
 
 def _best(whole: Sequence[Checkpoint], best: Best | None) -> set[str]:
-    """The directory of the best one, the newest of several."""
+    """The directory of the best one, the newest of several. They come the newest first."""
     values = [
         (c.manifest.metrics[best.metric], c) for c in whole if best and best.metric in c.manifest.metrics
     ]
@@ -455,7 +469,7 @@ def _best(whole: Sequence[Checkpoint], best: Best | None) -> set[str]:
     if not values or best is None:
         return set()
     top = (max if best.largest else min)(value for value, _ in values)
-    return {next(c.directory for value, c in reversed(values) if value == top)}
+    return {next(c.directory for value, c in values if value == top)}
 
 
 @contextmanager
