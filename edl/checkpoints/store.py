@@ -15,7 +15,7 @@ import os
 import re
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -207,19 +207,22 @@ class Writing:
     def directory(self) -> str:
         return f"step-{self.step:012d}-{self.attempt}"
 
-    def write_part(self, index: int, of: int, tensors: Mapping[str, Tensor]) -> Part:
+    def write_part(
+        self, index: int, of: int, tensors: Mapping[str, Tensor], finite: Collection[str] = ()
+    ) -> Part:
         """Write one part; it is durable when this returns. Nothing is left of it when it fails.
 
         May be repeated, also by another process: each has a file of its own.
 
         Args:
             tensors: by the names of their variables. They must not change meanwhile.
+            finite: names of those that are kept only if all their values are finite, such as the weights.
 
         Raises:
-            CheckpointError: there is no room, or the store is unavailable.
+            CheckpointError: there is no room, the store is unavailable, or a value is not finite.
         """
         name = f"part-{index:05d}-of-{of:05d}-{secrets.token_hex(4)}.safetensors"
-        counted = _Counted(files_of_tensors.pieces(tensors))
+        counted = _Counted(files_of_tensors.pieces(tensors, finite))
         with _troubles(self.place, "write the checkpoint", self.step):
             self.place.write(self.directory, name, iter(counted))
         return Part(name, counted.nbytes, counted.digest.hexdigest())
