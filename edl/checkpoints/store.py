@@ -314,11 +314,16 @@ class Checkpoint:
                 raise CheckpointDamaged(f"holds the manifest of step {found.step}, attempt {found.attempt!r}")
         return found
 
+    @property
+    def is_superseded(self) -> bool:
+        """Whether it was set aside, because the training went on from an earlier one."""
+        return SUPERSEDED in self.files
+
     def wrong(self) -> str:
         """What is wrong with it as far as its manifest and the sizes of its files say; empty: nothing.
 
         Raises:
-            CheckpointError: the store cannot be read.
+            CheckpointError: the store cannot be read, or a newer edl has written it.
         """
         try:
             for part in self.manifest.parts:
