@@ -66,7 +66,7 @@ class Files:
                 with suppress(OSError):
                     os.unlink(name, dir_fd=inside)  # it takes the room that others need
                 raise
-            os.fsync(inside)
+            _sync(inside)
 
     def create(self, directory: str, name: str, data: bytes) -> bool:
         """Let a file appear whole. False: there is one of that name."""
@@ -86,7 +86,7 @@ class Files:
             finally:
                 with suppress(FileNotFoundError):
                     os.unlink(unfinished, dir_fd=inside)
-            os.fsync(inside)
+            _sync(inside)
         return True
 
     def open(self, directory: str, name: str) -> BinaryIO:
@@ -103,29 +103,34 @@ class Files:
     def rename(self, directory: str, name: str, other: str) -> None:
         with self._open(directory) as inside:
             os.rename(name, other, src_dir_fd=inside, dst_dir_fd=inside)
-            os.fsync(inside)
+            _sync(inside)
 
     def remove(self, directory: str, names: Iterable[str]) -> None:
         """These files, in this order; and the directory, if nothing else is in it."""
-        with self._open(directory) as inside:
+        with suppress(FileNotFoundError), self._open(directory) as inside:
             for name in names:
                 with suppress(FileNotFoundError):
                     os.unlink(name, dir_fd=inside)
-                    os.fsync(inside)
+                    _sync(inside)  # in this order on the disk, too
         with self._open() as root:
             try:
                 os.rmdir(directory, dir_fd=root)
             except OSError as error:
                 if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT):
                     raise
-            os.fsync(root)
+            _sync(root)
 
     def _make(self, directory: str) -> None:
+        new = [path for path in (self._root, *self._root.parents) if not path.exists()]
         self._root.mkdir(parents=True, exist_ok=True)
+        for path in new:
+            descriptor = os.open(path.parent, _DIRECTORY)
+            _sync(descriptor)
+            os.close(descriptor)
         with self._open() as root:
             with suppress(FileExistsError):
                 os.mkdir(directory, dir_fd=root)
-            os.fsync(root)
+            _sync(root)
 
     @contextmanager
     def _open(self, directory: str = "") -> Iterator[int]:
@@ -146,6 +151,15 @@ def _files(directory: int) -> Iterator[tuple[str, int]]:
             found = os.stat(name, dir_fd=directory, follow_symlinks=False)
             if stat.S_ISREG(found.st_mode):
                 yield name, found.st_size
+
+
+def _sync(directory: int) -> None:
+    """Have the names in a directory on the disk, where its file system can do that."""
+    try:
+        os.fsync(directory)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS):
+            raise
 
 
 def _write_all(descriptor: int, piece: memoryview) -> None:

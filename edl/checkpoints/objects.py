@@ -33,10 +33,7 @@ class Objects:
         try:
             # What others have changed is to be seen.
             self._client, self._root = fsspec.core.url_to_fs(self.where, use_listings_cache=False)
-        except ImportError as error:
-            hint = "; install edl[s3]" if url.startswith(_S3) else ""
-            raise CheckpointError(f"{url}: {error}{hint}") from error
-        except Exception as error:  # whatever the client says
+        except Exception as error:  # whatever the client says; that it is not installed, for one
             raise CheckpointError(f"{url}: {error}") from error
 
     def all(self, wanted: Callable[[str], bool]) -> dict[str, dict[str, int]]:
@@ -53,8 +50,9 @@ class Objects:
 
     def write(self, directory: str, name: str, pieces: Iterable[memoryview]) -> None:
         """A new object. There is none before all of it has come."""
+        path = self._path(directory, name)
         with _speaking():
-            file = self._client.open(self._path(directory, name), "wb", block_size=BLOCK)
+            file = self._client.open(path, "wb", block_size=BLOCK)
         try:
             for piece in pieces:
                 with _speaking():
@@ -64,7 +62,10 @@ class Objects:
         except BaseException:
             with suppress(Exception):  # the store may be what has failed
                 file.discard()
-            file.closed = True  # else it would be completed when it is collected
+            with suppress(AttributeError):  # of a file in memory
+                file.closed = True  # else it would be completed when it is collected
+            with suppress(Exception):  # where what was written so far is there at once
+                self._client.rm_file(path)
             raise
 
     def create(self, directory: str, name: str, data: bytes) -> bool:

@@ -66,7 +66,7 @@ class Best:
 class Store:
     """The checkpoints of one job.
 
-    Open it in the process that uses it: what it may hold does not survive a fork.
+    Open it in the process that uses it: the clients of object stores do not survive a fork.
     """
 
     place: Place
@@ -247,7 +247,7 @@ class Writing:
                     )
             created = self.place.create(self.directory, manifests.FILE, data)
         made = Checkpoint(self.place, self.step, self.attempt, {**there, manifests.FILE: len(data)})
-        if not created and not manifests.same_state(made.manifest, manifest):
+        if not created and not manifests.same_state(made.manifest, manifests.decode(data)):
             raise CheckpointError(
                 f"{self.place.where}: the checkpoint of step {self.step} has been committed with other parts"
             )
@@ -339,12 +339,7 @@ class Checkpoint:
             CheckpointDamaged: it is not what was written.
             CheckpointError: the store cannot be read.
         """
-        room = memoryview(bytearray(PIECE))
-        for index, part in enumerate(self.manifest.parts):
-            with self._reading_part(index, part) as (names, read):
-                for size in names.values():
-                    for start in range(0, size, PIECE):
-                        read(room[: min(PIECE, size - start)])
+        self._each_part(self._verify_part)
 
     def read(self) -> dict[str, Tensor]:
         """Its tensors, verified while they are read, in the order of the manifest.
@@ -353,10 +348,21 @@ class Checkpoint:
             CheckpointDamaged: it is not what was written.
             CheckpointError: the store cannot be read.
         """
-        parts = list(enumerate(self.manifest.parts))
-        with ThreadPoolExecutor(min(len(parts), os.cpu_count() or 1, MOST_THREADS) or 1) as threads:
-            read = list(threads.map(lambda part: self._read_part(*part), parts))
+        read = self._each_part(self._read_part)
         return {v.name: Tensor(v.dtype, v.shape, read[v.part][v.name]) for v in self.manifest.variables}
+
+    def _each_part(self, look: Callable[[int, Part], T]) -> list[T]:
+        """What `look` finds in each; as many at once as there are processors."""
+        parts = self.manifest.parts
+        with ThreadPoolExecutor(min(len(parts), os.cpu_count() or 1, MOST_THREADS) or 1) as threads:
+            return list(threads.map(look, range(len(parts)), parts))
+
+    def _verify_part(self, index: int, part: Part) -> None:
+        room = memoryview(bytearray(PIECE))
+        with self._reading_part(index, part) as (names, read):
+            for size in names.values():
+                for start in range(0, size, PIECE):
+                    read(room[: min(PIECE, size - start)])
 
     def _read_part(self, index: int, part: Part) -> dict[str, memoryview]:
         data: dict[str, memoryview] = {}

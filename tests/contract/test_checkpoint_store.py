@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
+import numpy as np
 import pytest
 
 from edl.checkpoints import Best, CheckpointDamaged, CheckpointError, Store, Tensor
@@ -184,6 +185,17 @@ def test_without_all_parts_nothing_is_committed(place: Place) -> None:
     ):
         writing.commit(manifest_of(1, TENSORS, (part,)))
     assert place.store.checkpoints() == []
+
+
+def test_a_part_that_fails_in_the_middle_leaves_nothing(place: Place) -> None:
+    state = of_size(20 << 20, 1)
+    state["v2"] = Tensor.of(np.array([np.nan], np.float32))
+    with pytest.raises(CheckpointError, match="variable 'v2' is not finite"):
+        place.store.begin(1, "1").write_part(0, 1, state, finite=state)
+    assert place.files() == []
+    if place.url.startswith("s3"):
+        begun = place.client.call_s3("list_multipart_uploads", Bucket="bucket")
+        assert not begun.get("Uploads")
 
 
 def test_an_attempt_that_is_given_up_leaves_nothing(place: Place) -> None:
