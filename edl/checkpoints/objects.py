@@ -14,6 +14,7 @@ from typing import Any, BinaryIO, cast
 from edl.errors import CheckpointError
 
 BLOCK = 8 << 20  # bytes of one request; S3 takes 10,000 of them for an object, and s3fs makes them larger
+MOST_WORDS = 300  # characters of a client's error
 _S3 = ("s3://", "s3a://")
 
 
@@ -34,7 +35,7 @@ class Objects:
             # What others have changed is to be seen.
             self._client, self._root = fsspec.core.url_to_fs(self.where, use_listings_cache=False)
         except Exception as error:  # whatever the client says; that it is not installed, for one
-            raise CheckpointError(f"{url}: {error}") from error
+            raise CheckpointError(f"{url}: {_short(error)}") from error
 
     def all(self, wanted: Callable[[str], bool]) -> dict[str, dict[str, int]]:
         """The objects of each directory that is wanted, with their bytes."""
@@ -152,4 +153,9 @@ def _speaking() -> Iterator[None]:
     except OSError:
         raise
     except Exception as error:  # of botocore, aiohttp, asyncio, ...: there is no list
-        raise OSError(f"{type(error).__name__}: {error}") from error
+        raise OSError(f"{type(error).__name__}: {_short(error)}") from error
+
+
+def _short(error: Exception) -> str:
+    """What it says, without the pages that some add."""
+    return str(error).partition("\n")[0][:MOST_WORDS]

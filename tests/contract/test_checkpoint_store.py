@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -258,5 +259,26 @@ def test_a_store_that_is_not_there_is_no_empty_store(s3: str) -> None:
         Store.open("s3://else").checkpoints()
     with pytest.raises(CheckpointError, match="s3://else/a: cannot write the checkpoint of step 1: "):
         Store.open("s3://else/a").begin(1, "1").write_part(0, 1, TENSORS)
-    with pytest.raises(CheckpointError, match=r"nothing://here: "):
+    with pytest.raises(CheckpointError, match=r"nothing://here: Protocol not known: nothing"):
         Store.open("nothing://here")
+
+
+def test_a_store_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = fsspec.get_filesystem_class("s3")
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # and does not listen
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{nobody.getsockname()[1]}")
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+        monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+        monkeypatch.setattr(client, "retries", 1)
+        client.clear_instance_cache()  # they know the address of another server
+        try:
+            with pytest.raises(CheckpointError, match=r"s3://bucket/a: cannot list .* Could not connect"):
+                Store.open("s3://bucket/a").newest(unexpected)
+            with pytest.raises(
+                CheckpointError, match=r"cannot write the checkpoint of step 1: .* not connect"
+            ):
+                Store.open("s3://bucket/a").begin(1, "1").write_part(0, 1, TENSORS)
+        finally:
+            client.clear_instance_cache()
