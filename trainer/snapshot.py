@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,11 +16,24 @@ import keras
 import numpy as np
 
 from edl.errors import ModelError
+from trainer.described import Described
 
 
 def parts(variables: Sequence[Any]) -> list[np.ndarray]:
     """The value of each now, uint8 [bytes]."""
     return [_array(_value(v)).reshape(-1).view(np.uint8) for v in variables]
+
+
+def described(variables: Sequence[Any]) -> list[Described]:
+    """Each of them; of several of one name, the later ones are numbered."""
+    found: list[Described] = []
+    times = Counter[str]()
+    for v in variables:
+        value, name = _value(v), str(getattr(v, "path", v.name)).partition(":")[0]
+        times[name] += 1
+        unlike = name if times[name] == 1 else f"{name}#{times[name]}"
+        found.append(Described(unlike, str(value.dtype.name), tuple(int(n) for n in value.shape)))
+    return found
 
 
 def nbytes(variables: Sequence[Any]) -> int:

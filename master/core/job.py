@@ -30,7 +30,6 @@ from master.core import events as ev
 from master.core.state import State
 from master.core.workers import UP, WorkerRecord
 
-
 CHECKPOINTS = "checkpoints"  # the part of the job that may be degraded
 CHECKPOINTS_OFF = (
     "there are no checkpoints (checkpoint.dir is empty): when all workers are lost at once, the training "
@@ -316,7 +315,11 @@ class Job(State):
 
     def _on_checkpoint_failed(self, w: WorkerRecord, event: ev.CheckpointFailed) -> None:
         if self.checkpoints.fails(event, self.now):
-            last = f"the newest one is of step {self.checkpoints.step:,}" if self.checkpoints.step else "there is none"
+            last = (
+                f"the newest one is of step {self.checkpoints.step:,}"
+                if self.checkpoints.step
+                else "there is none"
+            )
             why = f"worker {w.id}: {event.why}; the training goes on, {last}"
             self._on_degraded(ev.Degraded(CHECKPOINTS, why))
 
@@ -332,7 +335,9 @@ class Job(State):
         if known:
             rendezvous.regroup(self)
             rendezvous.form(self)
-            self.do(*self.checkpoints.replace_the_lost(self.pool), *self.checkpoints.order(self.ring, self.now))
+            self.do(
+                *self.checkpoints.replace_the_lost(self.pool), *self.checkpoints.order(self.ring, self.now)
+            )
             membership.release(self)
 
     def _take_over(self) -> bool:

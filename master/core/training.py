@@ -107,7 +107,9 @@ def restored(job: State, step: int) -> None:
     if step != job.train.done:
         go_on_from(job, step, checkpoint=True)
     if step:
-        job.notice(Reason.Restored, f"the state of step {step:,} is restored from {job.config.checkpoint.dir}")
+        job.notice(
+            Reason.Restored, f"the state of step {step:,} is restored from {job.config.checkpoint.dir}"
+        )
 
 
 def fullest(known: ev.EpochLoss | None, told: ev.EpochLoss | None) -> ev.EpochLoss | None:
