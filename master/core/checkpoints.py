@@ -20,6 +20,7 @@ from master.core.workers import NO_RING, Pool
 
 MOST_DOUBLINGS = 5
 LONGEST_PAUSE_SECONDS = 300.0
+UNDER_WAY_SECONDS = 60.0  # after which an order is given again that has led to nothing
 STEPS_PAUSE_SECONDS = 10.0  # after a failure, where time makes no checkpoints
 
 
@@ -33,7 +34,7 @@ class Checkpoints:
     written_at: float | None = None  # None: before this master
     due_at: float | None = None
     failures: int = 0  # in a row
-    failed: str = ""  # the attempt that did
+    failed: tuple[int, str] = (0, "")  # step and attempt of the one that did
     took: float = 0.0  # seconds, the last one, from the order to the manifest
     ordered_at: float | None = None  # the one that is under way
     restoring: Generation = NO_RING  # the ring whose root reads one: its step is not known yet
@@ -70,14 +71,15 @@ class Checkpoints:
         """What is due now."""
         if not self.enabled or self.due_at is None or self.due_at > now or not (ring.running and ring.up):
             return []
-        self.ordered_at = now
-        self.due_at = now + self._interval if self._interval else None
+        self.ordered_at, self.due_at = now, now + max(self._interval, UNDER_WAY_SECONDS)
         return [ev.Checkpoint(ring.generation, ring.members[0])]
 
     # --- one that is under way
 
     def parts_written(self, event: ev.PartsWritten) -> list[ev.Effect]:
-        """Who has written the last part finishes it."""
+        """Who has written the last part finishes it, unless a newer one is whole by now."""
+        if event.step < self.step:
+            return []
         self._writers = event.writers
         self._commit = ev.Commit(event.worker, event.step, event.attempt)
         return [self._commit]
@@ -106,9 +108,9 @@ class Checkpoints:
 
     def fails(self, event: ev.CheckpointFailed, now: float) -> bool:
         """An attempt has failed, and the next one waits. False: that was known."""
-        if event.attempt == self.failed:
+        if (event.step, event.attempt) == self.failed or event.step < self.step:  # a newer one is whole
             return False
-        self.failed, self.ordered_at, self._commit = event.attempt, None, None
+        self.failed, self.ordered_at, self._commit = (event.step, event.attempt), None, None
         pause = (self.config.checkpoint.seconds or STEPS_PAUSE_SECONDS) * 2 ** min(
             self.failures, MOST_DOUBLINGS
         )

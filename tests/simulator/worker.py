@@ -49,7 +49,7 @@ class Sim:
                 self.session,
                 self.learner,
                 world.store,
-                "a run",
+                "a-run",
                 beside,
                 lambda: world.clock.now,
             )
