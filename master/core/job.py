@@ -30,7 +30,7 @@ from master.core import events as ev
 from master.core.state import State
 from master.core.workers import UP, WorkerRecord
 
-CHECKPOINTS = "checkpoints"  # the part of the job that may be degraded
+CHECKPOINTS = "writing checkpoints"  # the part of the job that may be degraded
 CHECKPOINTS_OFF = (
     "there are no checkpoints (checkpoint.dir is empty): when all workers are lost at once, the training "
     "starts again from its first record"
