@@ -120,8 +120,8 @@ class Checkpointing:
         self._session.checkpoint_begins()
         # A new master may count generations anew; workers are numbered once.
         attempt = f"{self._run_id}-g{place.generation}-w{place.first}"
-        key, ours = self._take(attempt, place, ledger, steps, layout)
-        self._do(key, lambda: self._write(key, place, ours))
+        key, ours, finite = self._take(attempt, place, ledger, steps, layout)
+        self._do(key, lambda: self._write(key, place, ours, finite))
 
     def save(self, ledger: Ledger, steps: Steps, layout: Layout) -> None:
         """Write a whole checkpoint of the present state, and return when it is there, or has failed.
@@ -131,18 +131,21 @@ class Checkpointing:
         if ledger.step == self._restored:
             return
         me = self._session.worker
-        key, tensors = self._take(f"{self._run_id}-end-w{me}", Place(0, me, 0, 1), ledger, steps, layout)
+        key, tensors, finite = self._take(
+            f"{self._run_id}-end-w{me}", Place(0, me, 0, 1), ledger, steps, layout
+        )
 
         def work() -> None:
-            part = self._store.begin(*key).write_part(0, 1, tensors)
+            part = self._store.begin(*key).write_part(0, 1, tensors, finite)
             self._finish(key, replace(self._pending[key], parts=(part,)))
 
         self._attempt(key, work)
 
     def _take(
         self, attempt: str, place: Place, ledger: Ledger, steps: Steps, layout: Layout
-    ) -> tuple[tuple[int, str], dict[str, Tensor]]:
-        """The state as it is now: what it takes to finish a checkpoint of it, and this rank's part."""
+    ) -> tuple[tuple[int, str], dict[str, Tensor], frozenset[str]]:
+        """The state as it is now: what it takes to finish a checkpoint of it, this rank's part, and what of it
+        must be finite."""
         described, parts = self._learner.described(), self._learner.parts()
         parts_of = deal([part.nbytes for part in parts], place.size)
         variables = [
@@ -163,10 +166,12 @@ class Checkpointing:
             for v, part in zip(variables, parts, strict=True)
             if v.part == place.rank
         }
-        return key, ours
+        return key, ours, frozenset(d.name for d in described if d.weight and d.name in ours)
 
-    def _write(self, key: tuple[int, str], place: Place, tensors: dict[str, Tensor]) -> None:
-        part = self._store.begin(*key).write_part(place.rank, place.size, tensors)
+    def _write(
+        self, key: tuple[int, str], place: Place, tensors: dict[str, Tensor], finite: frozenset[str]
+    ) -> None:
+        part = self._store.begin(*key).write_part(place.rank, place.size, tensors, finite)
         step, attempt = key
         self._session.say(
             checkpoint_part=pb.CheckpointPart(

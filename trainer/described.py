@@ -11,3 +11,4 @@ class Described(NamedTuple):
     name: str  # for people; no two of a state have the same
     dtype: str  # as NumPy and TensorFlow call it
     shape: tuple[int, ...]
+    weight: bool = False  # it is trained: its values must be finite

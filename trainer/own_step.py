@@ -193,7 +193,7 @@ class OwnStepLearner:
         return [*self._variables, self._told]
 
     def described(self) -> list[Described]:
-        return snapshot.described(self._all)
+        return snapshot.described(self._all, self.model.trainable_variables)
 
     def state(self) -> np.ndarray:
         """Of all variables, uint8 [bytes]."""

@@ -24,15 +24,21 @@ def parts(variables: Sequence[Any]) -> list[np.ndarray]:
     return [_array(_value(v)).reshape(-1).view(np.uint8) for v in variables]
 
 
-def described(variables: Sequence[Any]) -> list[Described]:
-    """Each of them; of several of one name, the later ones are numbered."""
+def described(variables: Sequence[Any], weights: Sequence[Any]) -> list[Described]:
+    """Each of them; of several of one name, the later ones are numbered.
+
+    Args:
+        weights: those of the model that are trained.
+    """
+    trained = {id(v) for v in weights}
     found: list[Described] = []
     times = Counter[str]()
     for v in variables:
         value, name = _value(v), str(getattr(v, "path", v.name)).partition(":")[0]
         times[name] += 1
         unlike = name if times[name] == 1 else f"{name}#{times[name]}"
-        found.append(Described(unlike, str(value.dtype.name), tuple(int(n) for n in value.shape)))
+        shape = tuple(int(n) for n in value.shape)
+        found.append(Described(unlike, str(value.dtype.name), shape, id(v) in trained))
     return found
 
 

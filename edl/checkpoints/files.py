@@ -10,7 +10,7 @@ import errno
 import os
 import secrets
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -22,15 +22,18 @@ _NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK
 class Files:
     """Directories of files, one level deep. All methods raise OSError."""
 
+    # What reading says of a file that is not there, is no file, or lies on a broken disk.
+    damage = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.EIO})
+
     def __init__(self, root: Path):
         self.where = str(root)
         self._root = root
 
-    def sizes(self) -> dict[str, dict[str, int]]:
-        """The files of each directory, with their bytes."""
+    def all(self, wanted: Callable[[str], bool]) -> dict[str, dict[str, int]]:
+        """The files of each directory that is wanted, with their bytes."""
         try:
             with self._open() as root:
-                names = os.listdir(root)
+                names = [name for name in os.listdir(root) if wanted(name)]
         except FileNotFoundError:  # nothing was written yet
             return {}
         found = {}
@@ -38,6 +41,14 @@ class Files:
             with suppress(NotADirectoryError, FileNotFoundError), self._open(name) as directory:
                 found[name] = dict(_files(directory))
         return found
+
+    def sizes(self, directory: str) -> dict[str, int]:
+        """The files of a directory, with their bytes."""
+        try:
+            with self._open(directory) as inside:
+                return dict(_files(inside))
+        except (NotADirectoryError, FileNotFoundError):
+            return {}
 
     def write(self, directory: str, name: str, pieces: Iterable[memoryview]) -> None:
         """A new file."""
@@ -55,7 +66,7 @@ class Files:
                 with suppress(OSError):
                     os.unlink(name, dir_fd=inside)  # it takes the room that others need
                 raise
-            os.fsync(inside)
+            _sync(inside)
 
     def create(self, directory: str, name: str, data: bytes) -> bool:
         """Let a file appear whole. False: there is one of that name."""
@@ -75,7 +86,7 @@ class Files:
             finally:
                 with suppress(FileNotFoundError):
                     os.unlink(unfinished, dir_fd=inside)
-            os.fsync(inside)
+            _sync(inside)
         return True
 
     def open(self, directory: str, name: str) -> BinaryIO:
@@ -92,29 +103,34 @@ class Files:
     def rename(self, directory: str, name: str, other: str) -> None:
         with self._open(directory) as inside:
             os.rename(name, other, src_dir_fd=inside, dst_dir_fd=inside)
-            os.fsync(inside)
+            _sync(inside)
 
     def remove(self, directory: str, names: Iterable[str]) -> None:
         """These files, in this order; and the directory, if nothing else is in it."""
-        with self._open(directory) as inside:
+        with suppress(FileNotFoundError), self._open(directory) as inside:
             for name in names:
                 with suppress(FileNotFoundError):
                     os.unlink(name, dir_fd=inside)
-                    os.fsync(inside)
+                    _sync(inside)  # in this order on the disk, too
         with self._open() as root:
             try:
                 os.rmdir(directory, dir_fd=root)
             except OSError as error:
                 if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT):
                     raise
-            os.fsync(root)
+            _sync(root)
 
     def _make(self, directory: str) -> None:
+        new = [path for path in (self._root, *self._root.parents) if not path.exists()]
         self._root.mkdir(parents=True, exist_ok=True)
+        for path in new:
+            descriptor = os.open(path.parent, _DIRECTORY)
+            _sync(descriptor)
+            os.close(descriptor)
         with self._open() as root:
             with suppress(FileExistsError):
                 os.mkdir(directory, dir_fd=root)
-            os.fsync(root)
+            _sync(root)
 
     @contextmanager
     def _open(self, directory: str = "") -> Iterator[int]:
@@ -135,6 +151,15 @@ def _files(directory: int) -> Iterator[tuple[str, int]]:
             found = os.stat(name, dir_fd=directory, follow_symlinks=False)
             if stat.S_ISREG(found.st_mode):
                 yield name, found.st_size
+
+
+def _sync(directory: int) -> None:
+    """Have the names in a directory on the disk, where its file system can do that."""
+    try:
+        os.fsync(directory)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS):
+            raise
 
 
 def _write_all(descriptor: int, piece: memoryview) -> None:

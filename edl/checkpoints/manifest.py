@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
-from edl.errors import CheckpointDamaged
+from edl.errors import CheckpointDamaged, CheckpointError
 
 VERSION = 1
 FILE = "manifest.json"
@@ -126,21 +126,20 @@ def decode(raw: bytes) -> Manifest:
 
     Raises:
         CheckpointDamaged: any bit of it is another one.
+        CheckpointError: a newer edl has written it.
     """
     try:
         body = json.loads(raw.decode("ascii"))
-    except (ValueError, RecursionError) as error:
-        raise CheckpointDamaged(f"{FILE} is not JSON: {error}") from error
-    if not isinstance(body, dict) or not isinstance(body.get("version"), int):
-        raise CheckpointDamaged(f"{FILE} has no version: not a manifest of edl")
-    if body["version"] > VERSION:
-        raise CheckpointDamaged(
-            f"{FILE} has version {body['version']}, this edl knows versions up to {VERSION}: "
-            "written by a newer edl"
-        )
-    told = body.pop(SUM, None)
-    if told != _sum(body) or _canonical({**body, SUM: told}) != raw:
+        # So it is in every version: nobody goes back to an older checkpoint because a newer one is not known.
+        intact = body.pop(SUM) == _sum(body) and _canonical({**body, SUM: _sum(body)}) == raw
+    except (ValueError, RecursionError, AttributeError, LookupError, TypeError) as error:
+        raise CheckpointDamaged(f"{FILE} is damaged: {type(error).__name__}: {error}") from error
+    if not intact:
         raise CheckpointDamaged(f"{FILE} is damaged: its SHA-256 is not the one that it holds")
+    if isinstance(version := body.get("version"), int) and version > VERSION:
+        raise CheckpointError(
+            f"{FILE} has version {version}, this edl knows versions up to {VERSION}: use a newer edl"
+        )
     try:
         manifest = _MANIFEST.validate_json(_canonical(body))
     except ValidationError as error:

@@ -11,10 +11,12 @@ the same pass over the bytes.
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,20 +29,24 @@ from edl.checkpoints import manifest as manifests
 from edl.checkpoints import tensors as files_of_tensors
 from edl.checkpoints.files import Files
 from edl.checkpoints.manifest import Manifest, Part
+from edl.checkpoints.objects import Objects
 from edl.checkpoints.tensors import PIECE, Tensor
 from edl.errors import CheckpointDamaged, CheckpointError
 
 T = TypeVar("T")
 SUPERSEDED = "manifest.superseded.json"
-_DIRECTORY = re.compile(r"step-(\d{12,18})-(.+)")
+MOST_THREADS = 4  # that read and verify: each takes a part
+_DIRECTORY = re.compile(rf"step-([0-9]{{12}}|[1-9][0-9]{{12,17}})-({manifests.NAME.pattern})")
 
 
 class Place(Protocol):
     """Directories of files, one level deep. All methods raise OSError."""
 
     where: str
+    damage: frozenset[int]  # what reading says of a file that is not as it was written
 
-    def sizes(self) -> dict[str, dict[str, int]]: ...
+    def all(self, wanted: Callable[[str], bool]) -> dict[str, dict[str, int]]: ...
+    def sizes(self, directory: str) -> dict[str, int]: ...
     def write(self, directory: str, name: str, pieces: Iterator[memoryview]) -> None: ...
     def create(self, directory: str, name: str, data: bytes) -> bool: ...
     def open(self, directory: str, name: str) -> BinaryIO: ...
@@ -60,7 +66,7 @@ class Best:
 class Store:
     """The checkpoints of one job.
 
-    Open it in the process that uses it: what it may hold does not survive a fork.
+    Open it in the process that uses it: the clients of object stores do not survive a fork.
     """
 
     place: Place
@@ -73,14 +79,14 @@ class Store:
                 there yet.
 
         Raises:
-            CheckpointError: the address is invalid.
+            CheckpointError: the address is invalid, or the client of such stores is not installed.
         """
         scheme, _, rest = url.partition("://")
         if not rest:
             return Store(Files(Path(url)))
         if scheme == "file":
             return Store(Files(Path(url2pathname(urlsplit(url).path))))
-        raise CheckpointError(f"{url}: unknown kind of address {scheme}://")
+        return Store(Objects(url))
 
     def begin(self, step: int, attempt: str) -> Writing:
         """Begin to write a checkpoint. Touches nothing.
@@ -160,12 +166,16 @@ class Store:
             CheckpointError: the store cannot be changed.
         """
         found = self._found()
-        whole = [c for c in found if c.is_complete and not c.wrong()]
+        whole: list[Checkpoint] = []  # the newest first
+        for checkpoint in reversed([c for c in found if c.is_complete]):
+            if not checkpoint.wrong():
+                whole.append(checkpoint)
+                if keep == 0:  # the others stay, whatever they are
+                    break
         if not whole:  # whatever is there may be all that somebody has left
             return []
-        kept = {c.directory for c in whole[-keep:]} | _best(whole, best)
-        newest = whole[-1].step
-        old = [c for c in found if c.step <= newest and c.directory not in kept]
+        kept = {c.directory for c in whole[: keep or None]} | _best(whole, best)
+        old = [c for c in found if c.step <= whole[0].step and c.directory not in kept]
         if keep == 0:
             old = [c for c in old if not c.is_complete]
         for checkpoint in old:
@@ -177,12 +187,9 @@ class Store:
 
     def _found(self) -> list[Checkpoint]:
         with _troubles(self.place, "list the checkpoints"):
-            sizes = self.place.sizes()
-        found = [
-            Checkpoint(self.place, int(match[1]), match[2], files)
-            for name, files in sizes.items()
-            if (match := _DIRECTORY.fullmatch(name)) and manifests.NAME.fullmatch(match[2])
-        ]
+            there = self.place.all(lambda name: _DIRECTORY.fullmatch(name) is not None)
+        named = [(_DIRECTORY.fullmatch(name), files) for name, files in there.items()]
+        found = [Checkpoint(self.place, int(name[1]), name[2], files) for name, files in named if name]
         times = Counter(c.step for c in found)
         # Of two of the same step the later one is the newer; reading no manifest where there is no need.
         return sorted(found, key=lambda c: (c.step, c.created if times[c.step] > 1 else "", c.attempt))
@@ -200,19 +207,22 @@ class Writing:
     def directory(self) -> str:
         return f"step-{self.step:012d}-{self.attempt}"
 
-    def write_part(self, index: int, of: int, tensors: Mapping[str, Tensor]) -> Part:
+    def write_part(
+        self, index: int, of: int, tensors: Mapping[str, Tensor], finite: Collection[str] = ()
+    ) -> Part:
         """Write one part; it is durable when this returns. Nothing is left of it when it fails.
 
         May be repeated, also by another process: each has a file of its own.
 
         Args:
             tensors: by the names of their variables. They must not change meanwhile.
+            finite: names of those that are kept only if all their values are finite, such as the weights.
 
         Raises:
-            CheckpointError: there is no room, or the store is unavailable.
+            CheckpointError: there is no room, the store is unavailable, or a value is not finite.
         """
         name = f"part-{index:05d}-of-{of:05d}-{secrets.token_hex(4)}.safetensors"
-        counted = _Counted(files_of_tensors.pieces(tensors))
+        counted = _Counted(files_of_tensors.pieces(tensors, finite))
         with _troubles(self.place, "write the checkpoint", self.step):
             self.place.write(self.directory, name, iter(counted))
         return Part(name, counted.nbytes, counted.digest.hexdigest())
@@ -228,7 +238,7 @@ class Writing:
             raise ValueError(f"the manifest is of step {manifest.step}, attempt {manifest.attempt!r}")
         data = manifests.encode(manifest)
         with _troubles(self.place, "commit the checkpoint", self.step):
-            there = self.place.sizes().get(self.directory, {})
+            there = self.place.sizes(self.directory)
             for part in manifest.parts:
                 if there.get(part.name) != part.nbytes:
                     raise CheckpointError(
@@ -237,7 +247,7 @@ class Writing:
                     )
             created = self.place.create(self.directory, manifests.FILE, data)
         made = Checkpoint(self.place, self.step, self.attempt, {**there, manifests.FILE: len(data)})
-        if not created and not manifests.same_state(made.manifest, manifest):
+        if not created and not manifests.same_state(made.manifest, manifests.decode(data)):
             raise CheckpointError(
                 f"{self.place.where}: the checkpoint of step {self.step} has been committed with other parts"
             )
@@ -250,8 +260,8 @@ class Writing:
             CheckpointError: the store cannot be changed.
         """
         with _troubles(self.place, "give up the checkpoint", self.step):
-            there = self.place.sizes().get(self.directory)
-            if there is not None and manifests.FILE not in there:
+            there = self.place.sizes(self.directory)
+            if there and manifests.FILE not in there:
                 self.place.remove(self.directory, list(there))
 
 
@@ -304,11 +314,16 @@ class Checkpoint:
                 raise CheckpointDamaged(f"holds the manifest of step {found.step}, attempt {found.attempt!r}")
         return found
 
+    @property
+    def is_superseded(self) -> bool:
+        """Whether it was set aside, because the training went on from an earlier one."""
+        return SUPERSEDED in self.files
+
     def wrong(self) -> str:
         """What is wrong with it as far as its manifest and the sizes of its files say; empty: nothing.
 
         Raises:
-            CheckpointError: the store cannot be read.
+            CheckpointError: the store cannot be read, or a newer edl has written it.
         """
         try:
             for part in self.manifest.parts:
@@ -324,12 +339,7 @@ class Checkpoint:
             CheckpointDamaged: it is not what was written.
             CheckpointError: the store cannot be read.
         """
-        room = memoryview(bytearray(PIECE))
-        for index, part in enumerate(self.manifest.parts):
-            with self._reading_part(index, part) as (names, read):
-                for size in names.values():
-                    for start in range(0, size, PIECE):
-                        read(room[: min(PIECE, size - start)])
+        self._each_part(self._verify_part)
 
     def read(self) -> dict[str, Tensor]:
         """Its tensors, verified while they are read, in the order of the manifest.
@@ -338,14 +348,30 @@ class Checkpoint:
             CheckpointDamaged: it is not what was written.
             CheckpointError: the store cannot be read.
         """
+        read = self._each_part(self._read_part)
+        return {v.name: Tensor(v.dtype, v.shape, read[v.part][v.name]) for v in self.manifest.variables}
+
+    def _each_part(self, look: Callable[[int, Part], T]) -> list[T]:
+        """What `look` finds in each; as many at once as there are processors."""
+        parts = self.manifest.parts
+        with ThreadPoolExecutor(min(len(parts), os.cpu_count() or 1, MOST_THREADS) or 1) as threads:
+            return list(threads.map(look, range(len(parts)), parts))
+
+    def _verify_part(self, index: int, part: Part) -> None:
+        room = memoryview(bytearray(PIECE))
+        with self._reading_part(index, part) as (names, read):
+            for size in names.values():
+                for start in range(0, size, PIECE):
+                    read(room[: min(PIECE, size - start)])
+
+    def _read_part(self, index: int, part: Part) -> dict[str, memoryview]:
         data: dict[str, memoryview] = {}
-        for index, part in enumerate(self.manifest.parts):
-            with self._reading_part(index, part) as (names, read):
-                for name, size in names.items():
-                    data[name] = memoryview(bytearray(size))
-                    for start in range(0, size, PIECE):
-                        read(data[name][start : start + PIECE])
-        return {v.name: Tensor(v.dtype, v.shape, data[v.name]) for v in self.manifest.variables}
+        with self._reading_part(index, part) as (names, read):
+            for name, size in names.items():
+                data[name] = memoryview(bytearray(size))
+                for start in range(0, size, PIECE):
+                    read(data[name][start : start + PIECE])
+        return data
 
     @contextmanager
     def _reading_part(
@@ -398,11 +424,13 @@ class Checkpoint:
     def _reading(self, name: str) -> Iterator[BinaryIO]:
         with _troubles(self.place, "read the checkpoint", self.step):
             try:
-                file = self.place.open(self.directory, name)
-            except (FileNotFoundError, NotADirectoryError) as error:
-                raise CheckpointDamaged(f"{self.directory}: {name} is missing") from error
-            with file:
-                yield file
+                with self.place.open(self.directory, name) as file:
+                    yield file
+            except OSError as error:
+                if error.errno not in self.place.damage and not isinstance(error, FileNotFoundError):
+                    raise
+                why = "is missing" if isinstance(error, FileNotFoundError) else error.strerror
+                raise CheckpointDamaged(f"{self.directory}: {name}: {why}") from error
 
     @contextmanager
     def _damage(self, name: str = "") -> Iterator[None]:
@@ -447,7 +475,7 @@ def _whole(
 
 
 def _best(whole: Sequence[Checkpoint], best: Best | None) -> set[str]:
-    """The directory of the best one, the newest of several."""
+    """The directory of the best one, the newest of several. They come the newest first."""
     values = [
         (c.manifest.metrics[best.metric], c) for c in whole if best and best.metric in c.manifest.metrics
     ]
@@ -455,7 +483,7 @@ def _best(whole: Sequence[Checkpoint], best: Best | None) -> set[str]:
     if not values or best is None:
         return set()
     top = (max if best.largest else min)(value for value, _ in values)
-    return {next(c.directory for value, c in reversed(values) if value == top)}
+    return {next(c.directory for value, c in values if value == top)}
 
 
 @contextmanager

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from edl.errors import CheckpointDamaged
+from edl.errors import CheckpointDamaged, CheckpointError
 
 PIECE = 4 << 20  # bytes that are written, read and hashed at once: they stay in the processor's cache
 MOST_HEADER_BYTES = 100_000_000  # safetensors' own limit
@@ -26,6 +26,11 @@ DTYPES = {
     "float8_e4m3fn": ("F8_E4M3", 1), "float8_e5m2": ("F8_E5M2", 1), "complex64": ("C64", 8),
     "int64": ("I64", 8), "int32": ("I32", 4), "int16": ("I16", 2), "int8": ("I8", 1),
     "uint64": ("U64", 8), "uint32": ("U32", 4), "uint16": ("U16", 2), "uint8": ("U8", 1), "bool": ("BOOL", 1),
+}  # fmt: skip
+# Of those that have infinities: the bits of a value as NumPy calls them, and which of them are its exponent.
+_EXPONENT = {
+    "float64": ("<u8", 0x7FF << 52), "float32": ("<u4", 0x7F800000),
+    "float16": ("<u2", 0x7C00), "bfloat16": ("<u2", 0x7F80),
 }  # fmt: skip
 
 
@@ -81,14 +86,32 @@ def header(tensors: Mapping[str, Tensor]) -> tuple[bytes, list[str]]:
     return len(text).to_bytes(8, "little") + text, names
 
 
-def pieces(tensors: Mapping[str, Tensor]) -> Iterator[memoryview]:
-    """The whole file, piece by piece."""
+def pieces(tensors: Mapping[str, Tensor], finite: Collection[str] = ()) -> Iterator[memoryview]:
+    """The whole file, piece by piece.
+
+    Args:
+        finite: names of tensors whose values must be finite.
+
+    Raises:
+        CheckpointError: one of these is not.
+    """
     head, names = header(tensors)
     yield memoryview(head)
     for name in names:
-        data = tensors[name].data
+        data, dtype = tensors[name].data, tensors[name].dtype if name in finite else ""
         for start in range(0, len(data), PIECE):
-            yield data[start : start + PIECE]
+            piece = data[start : start + PIECE]
+            if dtype in _EXPONENT and not _is_finite(piece, *_EXPONENT[dtype]):
+                raise CheckpointError(f"variable {name!r} is not finite: a state with it is not kept")
+            yield piece
+
+
+def _is_finite(piece: memoryview, kind: str, exponent: int) -> bool:
+    """Whether none of the values has all bits of its exponent set, which is how infinity and NaN look."""
+    import numpy as np  # who writes has it; the master reads only
+
+    bits = np.frombuffer(piece, kind)
+    return not ((bits & exponent) == exponent).any()
 
 
 def layout(head: bytes, size: int) -> dict[str, int]:
@@ -107,7 +130,7 @@ def layout(head: bytes, size: int) -> dict[str, int]:
         spans = sorted((*entry["data_offsets"], name) for name, entry in entries.items())
         found, end = {}, 0
         for start, stop, name in spans:
-            if start != end or stop < start:
+            if type(start) is not int or type(stop) is not int or start != end or stop < start:
                 raise ValueError(f"{name!r} does not begin where the tensor before it ends")
             found[name], end = stop - start, stop
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:

@@ -94,7 +94,9 @@ def test_a_failing_store_is_told_and_tried_again_later_and_later_and_the_trainin
         pauses.append(round(until_ordered(story)))
     assert pauses == [10, 20, 40, 80]
     (degraded,) = story.job.degraded.items()
-    assert degraded[0] == "writing checkpoints" and degraded[1].endswith("the training goes on, there is none")
+    assert degraded[0] == "writing checkpoints" and degraded[1].endswith(
+        "the training goes on, there is none"
+    )
     assert story.job.phase == "Training"
     parts(story, 9)
     whole(story, 9)
