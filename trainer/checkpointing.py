@@ -144,8 +144,8 @@ class Checkpointing:
     def _take(
         self, attempt: str, place: Place, ledger: Ledger, steps: Steps, layout: Layout
     ) -> tuple[tuple[int, str], dict[str, Tensor], frozenset[str]]:
-        """The state as it is now: what it takes to finish a checkpoint of it, this rank's part, and what of it
-        must be finite."""
+        """The state as it is now: what it takes to finish a checkpoint of it, this rank's part, and what of
+        that must be finite."""
         described, parts = self._learner.described(), self._learner.parts()
         parts_of = deal([part.nbytes for part in parts], place.size)
         variables = [
