@@ -266,6 +266,10 @@ class Checkpointing:
         loaded.tensors.clear()
         self._learner.load_parts(found)
         self._restored = manifest.step
+        try:  # those that were passed over: the training that begins here is not theirs
+            self._store.supersede(manifest.step)
+        except CheckpointError as error:
+            log.warning(str(error))
         return Ledger(manifest.step, RangeSet.of(manifest.skipped), dict(manifest.bad))
 
     def _check(self, manifest: Manifest) -> None:
