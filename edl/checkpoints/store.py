@@ -154,7 +154,8 @@ class Store:
     def prune(self, keep: int, best: Best | None = None) -> list[Checkpoint]:
         """Remove all but the newest, and the best; and attempts that are older than the newest.
 
-        Damaged ones are not counted among those to keep.
+        Damaged ones are not counted among those to keep. The one that was completed last is kept, too: there
+        may be a later one whose damage only reading shows, and before which the training has gone on.
 
         Args:
             keep: so many of the newest. 0: all.
@@ -174,8 +175,10 @@ class Store:
                     break
         if not whole:  # whatever is there may be all that somebody has left
             return []
-        kept = {c.directory for c in whole[: keep or None]} | _best(whole, best)
-        old = [c for c in found if c.step <= whole[0].step and c.directory not in kept]
+        last = max(whole, key=lambda c: c.created)
+        kept = {c.directory for c in (*whole[: keep or None], last)} | _best(whole, best)
+        old = [c for c in found if c.is_complete or c.step <= last.step]
+        old = [c for c in old if c.step <= whole[0].step and c.directory not in kept]
         if keep == 0:
             old = [c for c in old if not c.is_complete]
         for checkpoint in old:

@@ -1,6 +1,7 @@
 """`scripts/bench checkpoints`: what a checkpoint costs beyond its bytes. `--quick`: two rounds.
 
-The peer is a plain file in the same round: written in pieces and fsynced, or read into memory; once as it is, once with SHA-256 in the same pass. `cold`: the file's pages were dropped from the kernel's cache before.
+The peer is a plain file in the same round: written in pieces and fsynced, or read into memory; once as it is,
+once with SHA-256 in the same pass. `cold`: the file was dropped from the kernel's cache before.
 """
 
 from __future__ import annotations

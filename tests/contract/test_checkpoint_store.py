@@ -237,6 +237,19 @@ def test_a_damaged_one_is_not_counted_among_those_to_keep(place: Place) -> None:
     assert [c.step for c in place.store.checkpoints()] == [3]
 
 
+def test_what_was_completed_last_is_not_given_up_for_a_later_one_that_cannot_be_read(place: Place) -> None:
+    write(place.store, 10)
+    later = place.files(write(place.store, 20).directory)[-1]
+    data = place.client.cat_file(later)
+    place.client.pipe_file(later, data[:-1] + bytes([data[-1] ^ 1]))
+    for step in (12, 14):  # it went on from 10
+        write(place.store, step)
+        place.store.begin(step + 1, "1").write_part(0, 2, TENSORS)  # the next one is being written
+        place.store.prune(1)
+        assert [c.step for c in place.store.checkpoints()] == [step, 20]
+        assert [c.step for c in place.store.unfinished()] == [step + 1]
+
+
 def test_what_the_training_has_left_behind_is_set_aside(place: Place) -> None:
     for step in (1, 2, 3):
         write(place.store, step)
