@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 from collections.abc import Callable, Iterable, Sequence
 from typing import BinaryIO
@@ -14,17 +15,17 @@ class Memory:
         fails: asked before each write: whether there is no room.
     """
 
-    where = "memory"
+    where, damage = "memory", frozenset({errno.ENOENT})
 
     def __init__(self, fails: Callable[[], bool]):
         self._fails = fails
         self._directories: dict[str, dict[str, bytes]] = {}
 
-    def sizes(self) -> dict[str, dict[str, int]]:
-        return {
-            directory: {name: len(data) for name, data in files.items()}
-            for directory, files in self._directories.items()
-        }
+    def all(self, wanted: Callable[[str], bool]) -> dict[str, dict[str, int]]:
+        return {directory: self.sizes(directory) for directory in self._directories if wanted(directory)}
+
+    def sizes(self, directory: str) -> dict[str, int]:
+        return {name: len(data) for name, data in self._directories.get(directory, {}).items()}
 
     def write(self, directory: str, name: str, pieces: Iterable[memoryview]) -> None:
         self._refuse()
@@ -53,4 +54,4 @@ class Memory:
 
     def _refuse(self) -> None:
         if self._fails():
-            raise OSError(28, "No space left on device")
+            raise OSError(errno.ENOSPC, "No space left on device")
