@@ -94,9 +94,12 @@ class CountingLearner:
     def parts(self) -> list[np.ndarray]:
         return [self.state().copy()]
 
-    def load_parts(self, parts: list[np.ndarray]) -> None:
+    def prepared(self, parts: list[np.ndarray]) -> np.ndarray:
         (part,) = parts
-        self.load(part)
+        return part
+
+    def take_over(self, values: np.ndarray) -> None:
+        self.load(values)
 
     def state(self) -> np.ndarray:
         return self._variables.view(np.uint8)

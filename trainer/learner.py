@@ -162,11 +162,15 @@ class KerasLearner:
         Raises:
             ModelError: it is not the state of this model; nothing is changed then.
         """
-        self.load_parts(snapshot.divided(self._variables, state))
+        self.take_over(self.prepared(snapshot.divided(self._variables, state)))
 
-    def load_parts(self, parts: list[np.ndarray]) -> None:
-        """Take over another worker's `parts`. Raises as `load` does."""
-        snapshot.load(self._variables, parts)
+    def prepared(self, parts: list[np.ndarray]) -> list[Any]:
+        """Another worker's `parts`, for `take_over`: on any thread. Raises as `load` does."""
+        return snapshot.prepared(self._variables, parts)
+
+    def take_over(self, values: list[Any]) -> None:
+        """Take over what was prepared."""
+        snapshot.take_over(self._variables, values)
 
     def fingerprint(self) -> str:
         return fingerprint(self.model)

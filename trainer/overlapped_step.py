@@ -32,7 +32,7 @@ import tensorflow as tf
 from keras.src.backend.tensorflow.optimizer import TFOptimizer
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 
-from trainer import control, rows
+from trainer import control
 from trainer.data import Batch
 from trainer.graphs import concrete
 from trainer.step_graphs import HasRows, Layout, NeedsTotals, NotTried, StepGraphs
@@ -98,6 +98,13 @@ class OverlappedStep(StepGraphs):
         self.layout = layout
         told, zeros = (tf.TensorSpec([n], tf.float32) for n in (control.LENGTH, len(self._large) + 1))
         self._nothing = concrete(self._nothing_graph, told, zeros)
+        self._warm_up()
+
+    def _warm_up(self) -> None:
+        """Run once, of sums of zeros, what only a rank without a batch runs: a graph's first run is slow, and
+        all would wait for it."""
+        shapes = [self.layout.trained[i].shape for i in self._large] + [[self._rest]]
+        self._update(_share(1), *(tf.zeros(shape) for shape in shapes))
 
     def sums(
         self, tensors: list[Any] | None, contribution: np.ndarray, draw: np.ndarray, records: int
@@ -159,7 +166,7 @@ class OverlappedStep(StepGraphs):
         with forward.tape:
             told = one * (forward.loss if self._is_sum(forward) else forward.loss * records)
             weighted = self._model.optimizer.scale_loss(told)
-        gradients = forward.gradients(weighted, rows.one_by_one(self._model.optimizer))
+        gradients = forward.gradients(weighted, self._model.optimizer)
         layout = self._found = self._lay_out(forward, gradients)
         self._prepare(layout)
         dense = [g for g in gradients if g is not None]

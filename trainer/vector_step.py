@@ -44,11 +44,10 @@ class VectorStep(StepGraphs):
 
     def __init__(self, *others: Any, reduce: Callable[[Vector], Vector]):
         super().__init__(*others)
-        model, types, sample = others[:3]
+        _, types, sample = others[:3]
         self._reduce = reduce
         self._sample = types.tensors(sample)
         self._added_up: frozenset[int] = frozenset()  # tables of which the gradients are not rows
-        self._one_by_one = rows.one_by_one(model.optimizer)
         layout: Layout | None = None
         while layout is None:
             try:
@@ -155,7 +154,7 @@ class VectorStep(StepGraphs):
         return np.asarray(counts)
 
     def _gradients_of(self, forward: Forward, target: tf.Tensor) -> list[Any]:
-        found = forward.gradients(target, self._one_by_one)
+        found = forward.gradients(target, self._model.optimizer)
         pairs = zip(self._model.trainable_variables, found, strict=True)
         return [
             tf.convert_to_tensor(g) if isinstance(g, tf.IndexedSlices) and id(v) in self._added_up else g

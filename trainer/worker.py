@@ -45,7 +45,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 
@@ -115,8 +115,13 @@ class Learner(Protocol):
         """The same, uint8 [bytes] for each variable: as it is now, whatever is applied later."""
         ...
 
-    def load_parts(self, parts: list[np.ndarray]) -> None:
-        """Take over another worker's `parts`; each is dropped from the list as soon as it is taken."""
+    def prepared(self, parts: list[np.ndarray]) -> Any:
+        """Another worker's `parts`, for `take_over`: what takes time, on any thread. Changes nothing; each
+        part is dropped from the list as soon as it is used."""
+        ...
+
+    def take_over(self, values: Any) -> None:
+        """Take over what was prepared."""
         ...
 
     def load(self, state: np.ndarray) -> None:
@@ -253,9 +258,9 @@ class Worker:
         self.batches.take(form.layout, now)
         givers = {taker: holders[i % len(holders)] for i, taker in enumerate(joining)}
         if rank in givers:
-            self.step, self.arrival = form.step, self.ring.take(givers[rank])
+            self.step, self.arrival = form.step, self.ring.take(givers[rank], self.prepared)
             if not self.learner.follows:
-                self.load(self.arrival.parts())  # all wait for it
+                self.take_over(self.arrival)  # all wait for it
         elif takers := list(givers.values()).count(rank):
             self.ring.give([self.ledger.pack(), *self.learner.parts()], takers)
 
@@ -266,11 +271,15 @@ class Worker:
         """Whether steps of the ring are not in its state yet."""
         return self.arrival is not None or bool(self.kept)
 
-    def load(self, parts: list[np.ndarray]) -> None:
-        """Take over a state that has come: ledger and model together."""
-        found = Ledger.unpack(parts.pop(0))
-        self.learner.load_parts(parts)
-        self.ledger, self.holds_state, self.arrival = found, True, None
+    def prepared(self, parts: list[np.ndarray]) -> tuple[Ledger, Any]:
+        """A state that comes, for `take_over`: on the thread that receives it, and nothing is changed yet."""
+        return Ledger.unpack(parts.pop(0)), self.learner.prepared(parts)
+
+    def take_over(self, arrival: Arrival) -> None:
+        """Take over the state that comes: ledger and model together."""
+        ledger, values = arrival.state()
+        self.learner.take_over(values)
+        self.ledger, self.holds_state, self.arrival = ledger, True, None
 
     def hold(self, generation: int) -> None:
         """It has the state of the step that the ring is at."""
@@ -402,7 +411,7 @@ class Worker:
             full = sum(s.nbytes for s in self.kept) > max(KEPT, self.learner.nbytes)
             if not self.arrival.here and not full:
                 return None
-            self.load(self.arrival.parts())
+            self.take_over(self.arrival)
         for _ in range(min(len(self.kept), AT_ONCE)):
             metrics = self.put(self.kept.popleft())
         if self.kept:

@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator, Sequence
 from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException
 from types import FrameType
+from typing import Any
 
 import horovod.tensorflow as hvd
 import numpy as np
@@ -36,7 +37,7 @@ from tensorflow.core.framework import attr_value_pb2
 
 from edl.contract.exit_codes import WorkerExit
 from trainer.graphs import compiled
-from trainer.ring.base import RingBroken
+from trainer.ring.base import Prepare, RingBroken
 from trainer.ring.transfer import Giver, TransferFailed, take
 from trainer.termination import shielded
 
@@ -117,8 +118,8 @@ class HorovodRing:
         self._transfers.append(giver)
         self._store("PUT", self._rank, giver.address)
 
-    def take(self, giver: int) -> Taking:
-        taking = Taking(lambda: self._store("GET", giver))
+    def take(self, giver: int, prepare: Prepare) -> Taking:
+        taking = Taking(lambda: self._store("GET", giver), prepare)
         self._transfers.append(taking)
         return taking
 
@@ -208,11 +209,12 @@ class Taking:
 
     Args:
         address: asks for the giver's; may wait.
+        prepare: see `take`.
     """
 
-    def __init__(self, address: Callable[[], str]):
+    def __init__(self, address: Callable[[], str], prepare: Prepare):
         self._done = threading.Event()
-        self._parts: list[np.ndarray] = []
+        self._prepare, self._state = prepare, None
         self._error: Exception | None = None
         self._connection: socket.socket | None = None
         threading.Thread(target=self._take, args=(address,), name="take", daemon=True).start()
@@ -221,14 +223,14 @@ class Taking:
     def here(self) -> bool:
         return self._done.is_set()
 
-    def parts(self) -> list[np.ndarray]:
+    def state(self) -> Any:
         self._done.wait()
         if isinstance(self._error, (TransferFailed, RingBroken, OSError, HTTPException)):
             raise RingBroken(f"the state did not come: {self._error}") from self._error
         if self._error is not None:
             raise self._error  # this worker's own trouble, or its network's: it is to be replaced
-        parts, self._parts = self._parts, []
-        return parts
+        state, self._state = self._state, None
+        return state
 
     def close(self) -> None:
         if self._connection is not None:
@@ -237,7 +239,7 @@ class Taking:
 
     def _take(self, address: Callable[[], str]) -> None:
         try:
-            self._parts = take(address(), self._is_connected)
+            self._state = self._prepare(take(address(), self._is_connected))
         except Exception as error:  # for who waits for it
             self._error = error
         self._done.set()
