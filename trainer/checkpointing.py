@@ -46,7 +46,9 @@ class Learner(Protocol):
 
     def parts(self) -> list[np.ndarray]: ...
 
-    def load_parts(self, parts: list[np.ndarray]) -> None: ...
+    def prepared(self, parts: list[np.ndarray]) -> Any: ...
+
+    def take_over(self, values: Any) -> None: ...
 
     def fingerprint(self) -> str: ...
 
@@ -264,7 +266,7 @@ class Checkpointing:
         self._check(manifest)
         found = [np.frombuffer(loaded.tensors[v.name].data, np.uint8) for v in manifest.variables]
         loaded.tensors.clear()
-        self._learner.load_parts(found)
+        self._learner.take_over(self._learner.prepared(found))
         self._restored = manifest.step
         try:  # those that were passed over: the training that begins here is not theirs
             self._store.supersede(manifest.step)
