@@ -13,10 +13,12 @@ addresses, or ends the training: what fails is told, and the next checkpoint is 
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
@@ -35,6 +37,7 @@ from trainer.ledger import Ledger
 from trainer.log import log
 from trainer.session.state import Session
 
+NICE = 10  # of the thread that writes
 KEPT = 2  # attempts that this worker can finish
 EPOCH_SHARE = 0.1  # of the interval: an epoch's end makes a checkpoint if the last one is as old
 
@@ -85,7 +88,7 @@ class Checkpointing:
     ):
         self._config, self._session, self._learner, self._store = config, session, learner, store
         self._run_id, self._clock = run_id, clock
-        self._background = background or ThreadPoolExecutor(1, "checkpoints").submit
+        self._background = background or ThreadPoolExecutor(1, "checkpoints", _give_way).submit
         self._model = ""  # the fingerprint, once it was asked for
         self._lock = threading.Lock()
         self._busy = 0  # pieces of work in the background that are not done
@@ -285,6 +288,13 @@ class Checkpointing:
                 f"the checkpoint of step {step:,} in {where} is of another model: its layers, variables, "
                 "loss or optimizer differ from those of this one"
             )
+
+
+def _give_way() -> None:
+    """Where there are no cores to spare, the training has those that there are: Linux weighs each thread by
+    itself."""
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
 
 
 def deal(sizes: Sequence[int], of: int) -> list[int]:
