@@ -16,10 +16,11 @@ import re
 import secrets
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import cycle
 from pathlib import Path
 from typing import BinaryIO, Protocol, TypeVar, cast
 from urllib.parse import urlsplit
@@ -36,6 +37,7 @@ from edl.errors import CheckpointDamaged, CheckpointError
 T = TypeVar("T")
 SUPERSEDED = "manifest.superseded.json"
 MOST_THREADS = 4  # that read and verify: each takes a part
+SMALL = 64 << 10  # bytes that are hashed before another thread would have begun
 _DIRECTORY = re.compile(rf"step-([0-9]{{12}}|[1-9][0-9]{{12,17}})-({manifests.NAME.pattern})")
 
 
@@ -361,11 +363,11 @@ class Checkpoint:
             return list(threads.map(look, range(len(parts)), parts))
 
     def _verify_part(self, index: int, part: Part) -> None:
-        room = memoryview(bytearray(PIECE))
+        rooms = cycle([memoryview(bytearray(PIECE)) for _ in range(2)])  # one is hashed, the other one filled
         with self._reading_part(index, part) as (names, read):
             for size in names.values():
                 for start in range(0, size, PIECE):
-                    read(room[: min(PIECE, size - start)])
+                    read(next(rooms)[: min(PIECE, size - start)])
 
     def _read_part(self, index: int, part: Part) -> dict[str, memoryview]:
         data: dict[str, memoryview] = {}
@@ -382,24 +384,12 @@ class Checkpoint:
     ) -> Iterator[tuple[dict[str, int], Callable[[memoryview], None]]]:
         """What is in a part, in its order, and how to read it. At the end it was whole, or is damaged."""
         self._check_size(part)
-        digest = hashlib.sha256()
-        with self._reading(part.name) as file:
-
-            def read(room: memoryview) -> None:
-                while room:
-                    count = cast(int, file.readinto(room))  # type: ignore[attr-defined]
-                    if not count:
-                        raise CheckpointDamaged(
-                            f"{part.name} is shorter than the {part.nbytes} bytes written"
-                        )
-                    digest.update(room[:count])
-                    room = room[count:]
-
-            with self._damage(part.name):
-                names = self._layout(index, part, read)
-                yield names, read
-                if file.read(1) or digest.hexdigest() != part.sha256:
-                    raise CheckpointDamaged("its SHA-256 is not the one in the manifest")
+        with self._reading(part.name) as file, ThreadPoolExecutor(1) as beside, self._damage(part.name):
+            hashed = _Hashed(file, beside)
+            names = self._layout(index, part, hashed.read)
+            yield names, hashed.read
+            if file.read(1) or hashed.hexdigest() != part.sha256:
+                raise CheckpointDamaged("its SHA-256 is not the one in the manifest")
 
     def _layout(self, index: int, part: Part, read: Callable[[memoryview], None]) -> dict[str, int]:
         length = bytearray(8)
@@ -462,6 +452,44 @@ class _Counted:
             self.nbytes += len(piece)
             self.digest.update(piece)
             yield piece
+
+
+class _Hashed:
+    """A file whose pieces are hashed beside the reading of the next ones.
+
+    A piece must stay as it is until the one after the next is asked for.
+    """
+
+    def __init__(self, file: BinaryIO, beside: Executor):
+        self._file, self._beside, self._digest = file, beside, hashlib.sha256()
+        self._hashing: Future[None] | None = None
+
+    def read(self, room: memoryview) -> None:
+        """Fill it.
+
+        Raises:
+            CheckpointDamaged: the file ends before.
+        """
+        filled = 0
+        while filled < len(room):
+            count = cast(int, self._file.readinto(room[filled:]))  # type: ignore[attr-defined]
+            if not count:
+                raise CheckpointDamaged("it ends before its last tensor")
+            filled += count
+        self._wait()
+        if len(room) < SMALL:
+            self._digest.update(room)
+        else:
+            self._hashing = self._beside.submit(self._digest.update, room)
+
+    def hexdigest(self) -> str:
+        self._wait()
+        return self._digest.hexdigest()
+
+    def _wait(self) -> None:
+        if self._hashing is not None:
+            self._hashing.result()
+            self._hashing = None
 
 
 def _whole(

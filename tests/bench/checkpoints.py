@@ -13,6 +13,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,14 @@ from edl.checkpoints.tensors import PIECE
 from tests.checkpoints import write
 
 VARIABLES = 60  # of which the state consists, a third of them the weights, as with Adam
+
+
+@dataclass(frozen=True)
+class Taken:
+    """Seconds that have passed, and seconds of CPU, which others on the machine change less."""
+
+    seconds: float
+    cpu: float
 
 
 def main() -> None:
@@ -35,19 +44,22 @@ def main() -> None:
     random = np.random.default_rng(7)
     state = {f"v{n}": Tensor.of(random.random(count, np.float32)) for n in range(VARIABLES)}
     nbytes = sum(len(tensor.data) for tensor in state.values())
-    seconds: dict[str, list[float]] = {}
+    taken: dict[str, list[Taken]] = {}
     with tempfile.TemporaryDirectory(dir=options.dir) as directory:
         for number in range(1, 1 + (2 if options.quick else options.rounds)):
             for name, took in _round(Path(directory), state, number).items():
-                seconds.setdefault(name, []).append(took)
-    print(f"{nbytes / 1e6:,.0f} MB in {VARIABLES} variables; MB/s: median (minimum - maximum)")
-    for name, times in seconds.items():
-        rates = sorted(nbytes / 1e6 / took for took in times)
-        print(f"{name:34} {statistics.median(rates):7,.0f} ({rates[0]:,.0f} - {rates[-1]:,.0f})")
+                taken.setdefault(name, []).append(took)
+    print(f"{nbytes / 1e6:,.0f} MB in {VARIABLES} variables; median (minimum - maximum)")
+    print(f"{'':34} {'MB/s':>20}   seconds of CPU")
+    for name, times in taken.items():
+        rates = sorted(nbytes / 1e6 / t.seconds for t in times)
+        rate = f"{statistics.median(rates):,.0f} ({rates[0]:,.0f} - {rates[-1]:,.0f})"
+        cpu = sorted(t.cpu for t in times)
+        print(f"{name:34} {rate:>20}   {statistics.median(cpu):.2f} ({cpu[0]:.2f} - {cpu[-1]:.2f})")
 
 
-def _round(directory: Path, state: dict[str, Tensor], number: int) -> dict[str, float]:
-    """The seconds of each measurement."""
+def _round(directory: Path, state: dict[str, Tensor], number: int) -> dict[str, Taken]:
+    """What each measurement has taken."""
     plain = directory / "plain"
     store = Store.open(str(directory / "checkpoints"))
     made: dict[int, Checkpoint] = {}
@@ -76,10 +88,10 @@ def _round(directory: Path, state: dict[str, Tensor], number: int) -> dict[str, 
     return found
 
 
-def _timed(do: Callable[[], object]) -> float:
-    began = time.perf_counter()
+def _timed(do: Callable[[], object]) -> Taken:
+    began, cpu = time.perf_counter(), time.process_time()
     do()
-    return time.perf_counter() - began
+    return Taken(time.perf_counter() - began, time.process_time() - cpu)
 
 
 def _write(path: Path, state: dict[str, Tensor], hashed: bool) -> None:
