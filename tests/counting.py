@@ -17,6 +17,7 @@ import numpy as np
 from edl.contract.layout import Layout, Part
 from trainer import control
 from trainer.data import BadRecord, Batch
+from trainer.described import Described
 from trainer.ring.base import Ring
 
 
@@ -86,6 +87,9 @@ class CountingLearner:
     @property
     def nbytes(self) -> int:
         return self._variables.nbytes
+
+    def described(self) -> list[Described]:
+        return [Described("counts", "int16", (len(self._variables),))]
 
     def parts(self) -> list[np.ndarray]:
         return [self.state().copy()]

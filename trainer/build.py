@@ -23,6 +23,7 @@ from edl.contract.layout import Layout, Part
 from edl.contract.proto import edl_pb2 as pb
 from edl.errors import ModelError
 from trainer import output_lock, user_model
+from trainer.checkpointing import of_job
 from trainer.data import Batch, Batches
 from trainer.export import Exporter
 from trainer.learner import KerasLearner
@@ -95,7 +96,9 @@ def build(stream: MasterStream) -> Worker:
             keeps = bool(stream.output)
             rehearse(model, module, watchdog.watch, config.data.allow_empty, session.warn, keeps)
         learner.load(before)
-    return Worker(config, session, ring, learner, batches, Telemetry(session, batches.steps), export)
+    checkpoints = of_job(config, session, learner, stream.run_id)
+    report = Telemetry(session, batches.steps)
+    return Worker(config, session, ring, learner, batches, report, export, checkpoints)
 
 
 def learner_of(

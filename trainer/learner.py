@@ -31,6 +31,7 @@ from edl.errors import DataError, ModelError
 from trainer import control, snapshot
 from trainer.batch_types import BatchTypes, divided, tensor_tree
 from trainer.data import Batch
+from trainer.described import Described
 from trainer.fingerprint import fingerprint
 from trainer.inner_sum import InnerSum
 from trainer.loss_terms import BROKEN_ASSUMPTION
@@ -154,6 +155,9 @@ class KerasLearner:
     def state(self) -> np.ndarray:
         """All of the training state (weights, moving averages, optimizer slots, metrics), uint8 [bytes]."""
         return snapshot.joined(self.parts())
+
+    def described(self) -> list[Described]:
+        return snapshot.described(self._variables, self.model.trainable_variables)
 
     def parts(self) -> list[np.ndarray]:
         """The same, each variable by itself, as it is now: it stays so, and nothing is copied."""

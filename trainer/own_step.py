@@ -46,6 +46,7 @@ from edl.errors import ModelError
 from trainer import arrays, control, snapshot
 from trainer.batch_norm import is_synchronized, synchronized
 from trainer.data import Batch
+from trainer.described import Described
 from trainer.fingerprint import fingerprint
 from trainer.graphs import compiled, concrete
 from trainer.mean_gradients import MeanGradients
@@ -190,6 +191,9 @@ class OwnStepLearner:
     def _all(self) -> list[tf.Variable]:
         """All variables but the metrics', and what is to be told of the losses."""
         return [*self._variables, self._told]
+
+    def described(self) -> list[Described]:
+        return snapshot.described(self._all, self.model.trainable_variables)
 
     def state(self) -> np.ndarray:
         """Of all variables, uint8 [bytes]."""

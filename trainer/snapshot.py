@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,11 +19,30 @@ import numpy as np
 import tensorflow as tf
 
 from edl.errors import ModelError
+from trainer.described import Described
 
 
 def parts(variables: Sequence[Any]) -> list[np.ndarray]:
     """The value of each now, uint8 [bytes]."""
     return [_array(_value(v)).reshape(-1).view(np.uint8) for v in variables]
+
+
+def described(variables: Sequence[Any], weights: Sequence[Any]) -> list[Described]:
+    """Each of them; of several of one name, the later ones are numbered.
+
+    Args:
+        weights: those of the model that are trained.
+    """
+    trained = {id(v) for v in weights}
+    found: list[Described] = []
+    times = Counter[str]()
+    for v in variables:
+        value, name = _value(v), str(getattr(v, "path", v.name)).partition(":")[0]
+        times[name] += 1
+        unlike = name if times[name] == 1 else f"{name}#{times[name]}"
+        shape = tuple(int(n) for n in value.shape)
+        found.append(Described(unlike, str(value.dtype.name), shape, id(v) in trained))
+    return found
 
 
 def nbytes(variables: Sequence[Any]) -> int:

@@ -31,6 +31,9 @@ many, so that all ranks agree on what is missing.
 nothing left to train, one more step, without records, makes the last one safe, and all leave the ring after
 it.
 
+**A checkpoint** is written by all ranks, each a part, in the background: of the state after the step at which
+all said that they can. Where nobody holds the state any more, the root begins with that of the newest one.
+
 **The task** is to train up to a number of epochs. The master may change it at any time; the ring takes the
 change up at one step: the one whose sum says that every rank knows of it.
 
@@ -51,7 +54,9 @@ from edl.contract.layout import Part
 from edl.contract.proto import edl_pb2 as pb
 from edl.errors import DataError, EdlError
 from trainer import control
+from trainer.checkpointing import Checkpointing, Place
 from trainer.data import BadRecord, Batch, Batches
+from trainer.described import Described
 from trainer.ledger import Ledger, LedgerBroken
 from trainer.ring.base import Arrival, Ring, RingBroken
 from trainer.session.orders import End, Export, FormRing
@@ -123,6 +128,10 @@ class Learner(Protocol):
         """Take over another worker's `state`."""
         ...
 
+    def described(self) -> list[Described]:
+        """The variables of `parts`."""
+        ...
+
     def fingerprint(self) -> str:
         """Of how the model is made: equal on two workers that can share a ring."""
         ...
@@ -137,6 +146,7 @@ class Worker:
 
     Args:
         export: saves and evaluates the final model, and tells the master how that went.
+        checkpoints: None: the job writes none.
     """
 
     def __init__(
@@ -148,9 +158,11 @@ class Worker:
         batches: Batches,
         report: Telemetry,
         export: Callable[[], None],
+        checkpoints: Checkpointing | None = None,
     ):
         self.config, self.session, self.ring, self.learner = config, session, ring, learner
         self.batches, self.report, self.export = batches, report, export
+        self.checkpoints = checkpoints
         self.steps = batches.steps
         # The state, which all members share: the learner's variables, and
         self.ledger = Ledger()
@@ -159,6 +171,7 @@ class Worker:
         self.epochs = 0  # to train: the task, as the ring has it
         self.holds_state = False  # whether its memory is a copy of the job's state
         self.is_up = False  # whether that is the state of the ring it is in
+        self.place = Place(0, 0, 0, 1)  # in that ring
         self.in_flight = 0  # its records in a step that has not come back
         # Of a member that has entered the ring without its state:
         self.arrival: Arrival | None = None  # until the state is here
@@ -174,6 +187,8 @@ class Worker:
                 case FormRing() as form:
                     self.ride(form)
                 case Export():
+                    if self.checkpoints is not None:
+                        self.checkpoints.save(self.ledger, self.steps, self.batches.layout)
                     self.export()
                 case End() as end:
                     return end
@@ -182,6 +197,7 @@ class Worker:
         """One ring, from meeting the others to having left it."""
         rank, size = form.members.index(self.session.worker), len(form.members)
         self.epochs, self.is_up = form.epochs, False
+        self.place = Place(form.generation, form.members[0], rank, size)
         self.report.ring_formed()
         broken = ""
         try:
@@ -189,6 +205,8 @@ class Worker:
                 raise RingBroken("the ring was cut before it was formed")
             self.ring.form(rank, size)
             in_flight_at = self.step
+            if form.sync and form.root == self.session.worker and not self.holds_state:
+                self.restore(form.step)
             if form.sync:
                 self.sync(form.members.index(form.root), rank)
             self.take_part(form, rank)
@@ -207,6 +225,11 @@ class Worker:
         self.kept.clear()
         self.report.ring_left(self.step)
         self.say_out(form.generation, broken)
+
+    def restore(self, expected: int) -> None:
+        """Nobody holds the state: begin with that of the newest checkpoint, ledger and model together."""
+        if self.checkpoints is not None and (found := self.checkpoints.restore(expected)) is not None:
+            self.ledger, self.step = found, found.step
 
     def sync(self, root: int, rank: int) -> None:
         """All take the root's state: ledger and model together, or neither."""
@@ -269,6 +292,19 @@ class Worker:
         digest = self.learner.digest() if complete else ""
         self.session.say(generation, left_ring=self.ledger.left_ring(self.holds_state, broken, digest))
 
+    # --- checkpoints
+
+    def can_write(self) -> bool:
+        """Whether it can write its part of one after the next step; of rank 0: and one is due."""
+        if self.checkpoints is None or self.follows:
+            return False
+        return self.checkpoints.ready(self.place, self.step + 1, self.steps, self.epochs)
+
+    def write(self) -> None:
+        """All can, as all see at this step: begin to write the state that it has led to."""
+        assert self.checkpoints is not None
+        self.checkpoints.begin(self.place, self.ledger, self.steps, self.batches.layout)
+
     # --- one step
 
     def take_step(self, generation: int, rank: int, size: int) -> bool:
@@ -285,6 +321,7 @@ class Worker:
             change=self.session.task is not None,
             bad=len(bad),
             holds=not self.follows,
+            checkpoint=training and self.can_write(),
         )
         start, stop = self.steps.positions(self.step) if training else (0, 0)
         # A rank without a record takes part all the same, with weight zero.
@@ -298,6 +335,8 @@ class Worker:
             self.refuse_nonfinite(batch, sums)
         self.refuse_too_many_bad(agreed, bad)
         metrics = self.commit(generation, sums) if training else None
+        if agreed.writers == size and not agreed.nonfinite:
+            self.write()
         if bad:
             self.report.left_out(generation, self.steps.epoch(self.step - 1), bad)
         self.report.step_done(generation, rank, self.step, self.in_flight, agreed)

@@ -1,7 +1,7 @@
 """The commands of `edl`, and where each of them is.
 
 run          edl run, master, worker: processes of this machine
-manage       edl status, logs, wait, scale, stop: a job that was started, here or in a cluster
+manage       edl status, logs, wait, scale, checkpoint, stop: a job that was started, here or in a cluster
 history      edl audit, replay: a job's journal
 checkpoints  edl checkpoints: what is in a checkpoint directory
 zoo          edl zoo ...: models, and images of them
@@ -25,7 +25,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 for command in (
-    run.run, manage.status, manage.logs, manage.wait, manage.scale, manage.stop,
+    run.run, manage.status, manage.logs, manage.wait, manage.scale, manage.checkpoint, manage.stop,
     history.audit, history.replay, checkpoints.checkpoints, run.master, run.worker,
 ):  # fmt: skip
     app.command()(command)

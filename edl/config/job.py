@@ -83,6 +83,14 @@ class Elastic(Section):
     disk_full_timeout_seconds: NotNegative
 
 
+class Checkpoint(Section):
+    dir: str
+    seconds: NotNegative
+    steps: Count = Field(ge=0)
+    keep: Count = Field(ge=0)
+    resume: bool
+
+
 class Journal(Section):
     max_bytes: Count = Field(ge=1 << 20)
 
@@ -104,6 +112,7 @@ class Config(Section):
     model: Model
     training: Training
     data: Data
+    checkpoint: Checkpoint
     elastic: Elastic
     log_level: Literal["debug", "info", "warning", "error"] = Field(json_schema_extra=LIVE)
     journal: Journal

@@ -19,7 +19,7 @@ KINDS = ("kill", "kill", "kill", "kill two", "kill all but one", "kill all", "fr
          "late", "twice", "stall", "preempt", "new master", "new master")  # fmt: skip
 RARE = ("fatal", "stop", "wrong data")
 MOMENTS = ("now", "now", "now", "forming", "syncing", "stepping", "breaking", "draining", "exporting",
-           "starting", "sending")  # fmt: skip
+           "starting", "sending", "writing")  # fmt: skip
 
 
 class Faults:
