@@ -17,6 +17,7 @@ setup(
     # What the master and the command line need; an image of the master has no TensorFlow.
     install_requires=[
         "aiohttp>=3.13",
+        "fsspec>=2026.9",
         "grpcio>=1.85",
         "httpx2>=2.16",
         "lightkube>=1.0.1",
@@ -31,6 +32,8 @@ setup(
         "typing-extensions>=4.16",
     ],
     extras_require={
+        # Checkpoints at s3://...: not in the images, which most use without (docs/checkpoints.md).
+        "s3": ["s3fs>=2026.9"],
         "worker": [
             "cloudpickle>=3",  # Horovod imports it
             "keras>=3.15",

@@ -135,6 +135,8 @@ def _verdict(books: Books, summary: dict[str, Any]) -> str:
         f"exactly once{but}: {size:,} records x {epochs} epochs in {done:,} steps, {books.rings} rings; "
         f"{len(summary['digests'])} workers ended with the same weights"
     )
+    if books.resumed:
+        text += f"; the first {books.resumed:,} steps are of the checkpoint that it went on from"
     if books.losses:
         text += f"; the newest state was lost {books.losses} times and training went on from what was left"
     return text

@@ -54,6 +54,10 @@ class Client:
         """Ask for another number of workers; returns the master's answer."""
         return self._ask(self._stub.Scale, pb.ScaleRequest(workers=workers))
 
+    def checkpoint(self) -> str:
+        """Ask for a checkpoint; returns the master's answer."""
+        return self._ask(self._stub.Checkpoint, pb.CheckpointRequest())
+
     def stop(self, why: str) -> str:
         """Ask the master to stop the job; returns its answer."""
         return self._ask(self._stub.Stop, pb.StopRequest(why=why))

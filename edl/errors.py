@@ -5,6 +5,8 @@
     ├── ModelError          a user's model cannot be trained this way
     ├── UserCodeError       the code of a user's model raises, before the first step
     ├── DataError           a record, a file, or a reader is not what it should be
+    ├── CheckpointError     checkpoints cannot be written or read
+    │   └── CheckpointDamaged   one of them is not what was written
     ├── MasterUnavailable   the job's master does not answer
     └── Unauthenticated     the job's master does not accept the token
 
@@ -30,6 +32,14 @@ class UserCodeError(EdlError):
 
 class DataError(EdlError):
     """A record, a file, or a reader is not what it should be."""
+
+
+class CheckpointError(EdlError):
+    """Checkpoints cannot be written or read."""
+
+
+class CheckpointDamaged(CheckpointError):
+    """A checkpoint is not what was written: torn, truncated, altered or half-uploaded."""
 
 
 class MasterUnavailable(EdlError):

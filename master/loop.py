@@ -186,6 +186,17 @@ class Master:
         self.emit(ev.StopAsked(why))
         return "the job is ending"
 
+    def checkpoint(self) -> str:
+        """Ask for a checkpoint.
+
+        Raises:
+            ConfigError: the job writes none.
+        """
+        if not (where := self.spec.config.checkpoint.dir):
+            raise ConfigError("the job writes no checkpoints: its checkpoint.dir is empty")
+        self.emit(ev.CheckpointAsked())
+        return f"a checkpoint is written to {where} after one of the next steps"
+
     def summary(self) -> dict[str, Any]:
         """What is kept of the job."""
         return {"run_id": self.run_id, **view.summary(self.job)}

@@ -17,6 +17,7 @@ import numpy as np
 from edl.contract.layout import Layout, Part
 from trainer import control
 from trainer.data import BadRecord, Batch
+from trainer.described import Described
 from trainer.ring.base import Ring
 
 
@@ -87,12 +88,18 @@ class CountingLearner:
     def nbytes(self) -> int:
         return self._variables.nbytes
 
+    def described(self) -> list[Described]:
+        return [Described("counts", "int16", (len(self._variables),))]
+
     def parts(self) -> list[np.ndarray]:
         return [self.state().copy()]
 
-    def load_parts(self, parts: list[np.ndarray]) -> None:
+    def prepared(self, parts: list[np.ndarray]) -> np.ndarray:
         (part,) = parts
-        self.load(part)
+        return part
+
+    def take_over(self, values: np.ndarray) -> None:
+        self.load(values)
 
     def state(self) -> np.ndarray:
         return self._variables.view(np.uint8)

@@ -39,6 +39,7 @@ class Watchdog:
         self.outs: dict[WorkerId, ev.LeftRing] = {}  # the last of each worker
         self.holders: set[WorkerId] = set()  # who has synced, ever
         self.safe = 0  # a step that every member of a ring had
+        self.checkpoint = 0  # the step of the newest one
         self.stopped: set[WorkerId] = set()
         self.exporter: WorkerId | None = None
         self.ended = False
@@ -59,6 +60,10 @@ class Watchdog:
         match event:
             case ev.Adopted(_, born):
                 self.created = {WorkerId(w) for w in range(born)}
+            case ev.Checkpointed() if worker in before:
+                self.checkpoint = event.step
+            case ev.Ready() if worker in before:
+                self.checkpoint = max(self.checkpoint, event.checkpoint)
             case ev.Resume() if warming:
                 self._note_back(event)
             case ev.JoinedRing(_, g) if inside and g == generation:
@@ -166,7 +171,7 @@ class Watchdog:
         if holders:
             assert root.has_state, "the root holds nothing, though somebody does"
             assert root.step == max(w.step for w in holders), "the root is not the most advanced"
-        truth = self.outs[root.id].step if root.has_state else 0
+        truth = self.outs[root.id].step if root.has_state else self.checkpoint
         assert job.train is not None
         assert job.train.done == truth, "the truth is not the root's"
         assert form.layout == job.train.layout

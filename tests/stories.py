@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from edl import config
 from edl.config import values
 from edl.contract.ids import WorkerId
@@ -16,11 +18,14 @@ from tests.invariants import Watchdog
 class Story:
     """A job whose workers do what the test says. Sizes: 100 records, 1 epoch, batches of 10."""
 
-    def __init__(self, workers: int = 3, records: int = 100, **elastic: float):
+    def __init__(
+        self, workers: int = 3, records: int = 100, checkpoint: dict[str, Any] | None = None, **elastic: float
+    ):
         overrides = {
             "workers": workers,
             "minWorkers": int(elastic.pop("least", 1)),
             "training": {"epochs": 1, "batchSize": 10},
+            "checkpoint": checkpoint or {},
             "elastic": {
                 "joinDelaySeconds": 0,
                 "heartbeatTimeoutSeconds": 3,

@@ -60,8 +60,10 @@ def work(stream: MasterStream, start: Start) -> int:
     worker = build(stream)
     start.over()
     stream.start_heartbeats(worker.config.elastic.heartbeat_timeout_seconds / HEARTBEATS)
-    layout = pb.Layout(**asdict(worker.batches.layout))
-    stream.session.say(ready=pb.Ready(layout=layout, model=worker.learner.fingerprint()))
+    begins_from, found = worker.checkpoints.newest(worker.batches.layout) if worker.checkpoints else (0, None)
+    layout = pb.Layout(**asdict(found or worker.batches.layout))
+    model = worker.learner.fingerprint()
+    stream.session.say(ready=pb.Ready(layout=layout, model=model, checkpoint=begins_from))
     end = worker.train()
     print(f"edl worker {stream.session.worker}: {end.why}", file=sys.stderr)
     return _lost(end.why) if end.lost else WorkerExit.STOPPED

@@ -3,7 +3,7 @@
 It is a part of what a step sums over the ring. So all ranks read the same values at the same step, and that
 is all the agreement the protocol needs.
 
-    [ records, leave, step, change, bad records, holders, loss sum, non-finite ]
+    [ records, leave, step, change, bad records, holders, checkpoint, loss sum, non-finite ]
 
 Its length does not depend on the ring. float32 holds whole numbers up to 2^24, so the number of the step is
 told by its last digits.
@@ -16,13 +16,18 @@ from typing import Any
 
 import numpy as np
 
-RECORDS, LEAVE, STEP, CHANGE, BAD, HOLDS, LOSS, NONFINITE = range(8)
-LENGTH = 8
+RECORDS, LEAVE, STEP, CHANGE, BAD, HOLDS, CHECKPOINT, LOSS, NONFINITE = range(9)
+LENGTH = 9
 STEPS = 4096  # told modulo this: the sum is exact for as many ranks
 
 
 def write(
-    step: int, leave: bool = False, change: bool = False, bad: int = 0, holds: bool = True
+    step: int,
+    leave: bool = False,
+    change: bool = False,
+    bad: int = 0,
+    holds: bool = True,
+    checkpoint: bool = False,
 ) -> np.ndarray:
     """This rank's contribution, float32 [LENGTH].
 
@@ -35,9 +40,10 @@ def write(
         change: whether the rank has been told of a change of the task that the ring has not made yet.
         bad: how many records are missing in the rank's part, because they are bad.
         holds: whether the rank has the state of this step.
+        checkpoint: whether the rank can write its part of one after this step; of rank 0: and one is due.
     """
     vector = np.zeros(LENGTH, np.float32)
-    vector[LEAVE:LOSS] = leave, step % STEPS, change, bad, holds
+    vector[LEAVE:LOSS] = leave, step % STEPS, change, bad, holds, checkpoint
     return vector
 
 
@@ -53,6 +59,7 @@ class Agreed:
     changes: int  # how many ranks know of the next change
     bad: int  # records that are left out of the step
     holders: int  # how many ranks have the state
+    writers: int = 0  # how many ranks can write their part of a checkpoint; of all: one is due
 
     def all_at(self, step: int, ranks: int) -> bool:
         """Whether all ranks took this step."""
@@ -82,4 +89,5 @@ def read(vector: np.ndarray) -> Agreed:
         changes=int(vector[CHANGE]),
         bad=int(vector[BAD]),
         holders=int(vector[HOLDS]),
+        writers=int(vector[CHECKPOINT]),
     )

@@ -14,6 +14,7 @@ import keras
 import tensorflow as tf
 
 from edl.errors import ModelError
+from trainer import rows
 from trainer.batch_norm import synchronized
 from trainer.inner_sum import InnerSum
 from trainer.loss_terms import Terms, Verdict
@@ -62,18 +63,17 @@ class Forward:
             with self._scope:
                 model.compute_metrics(x, y, self.y_pred, sample_weight=weights)
 
-    def gradients(self, target: tf.Tensor, rows: bool = False) -> list[Any]:
+    def gradients(self, target: tf.Tensor, optimizer: Any = None) -> list[Any]:
         """Of something computed under `tape`, for each trainable variable. Once only.
 
         Args:
-            rows: the gradient of a table is its slices, as TensorFlow has it; else dense (trainer/rows.py).
+            optimizer: for which gradients of tables may be slices (trainer/rows.py); None: all are dense.
         """
         leaves = [self._scope.leaves[id(v)] for v in self._model.trainable_variables]
         flat = iter(self.tape.gradient(target, [leaf for of_one in leaves for leaf in of_one]))
         found = [[next(flat) for _ in of_one] for of_one in leaves]
-        if rows:
-            return [g[0] if len(g) == 1 and isinstance(g[0], tf.IndexedSlices) else _added(g) for g in found]
-        return [_added(g) for g in found]
+        pairs = zip(self._model.trainable_variables, found, strict=True)
+        return [g[0] if optimizer is not None and _are_rows(g, v, optimizer) else _added(g) for v, g in pairs]
 
     @property
     def changes(self) -> list[tuple[keras.Variable, tf.Tensor, tf.Tensor]]:
@@ -120,6 +120,12 @@ class _Scope(keras.StatelessScope):
     def added_to(self, metric: keras.Variable) -> tf.Tensor:
         before, after = self._metrics[id(metric)], self.get_current_value(metric)
         return tf.cast(after, tf.float32) - tf.cast(before, tf.float32)
+
+
+def _are_rows(gradients: list[Any], variable: keras.Variable, optimizer: Any) -> bool:
+    if len(gradients) != 1 or not isinstance(gradients[0], tf.IndexedSlices):
+        return False
+    return rows.travels_as_rows(optimizer, variable.shape)
 
 
 def _added(gradients: list[Any]) -> tf.Tensor | None:

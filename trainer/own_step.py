@@ -46,6 +46,7 @@ from edl.errors import ModelError
 from trainer import arrays, control, snapshot
 from trainer.batch_norm import is_synchronized, synchronized
 from trainer.data import Batch
+from trainer.described import Described
 from trainer.fingerprint import fingerprint
 from trainer.graphs import compiled, concrete
 from trainer.mean_gradients import MeanGradients
@@ -191,6 +192,9 @@ class OwnStepLearner:
         """All variables but the metrics', and what is to be told of the losses."""
         return [*self._variables, self._told]
 
+    def described(self) -> list[Described]:
+        return snapshot.described(self._all, self.model.trainable_variables)
+
     def state(self) -> np.ndarray:
         """Of all variables, uint8 [bytes]."""
         return snapshot.joined(self.parts())
@@ -205,12 +209,16 @@ class OwnStepLearner:
         Raises:
             ModelError: it is not the state of this model; nothing is changed then.
         """
-        self.load_parts(snapshot.divided(self._all, state))
+        self.take_over(self.prepared(snapshot.divided(self._all, state)))
 
-    def load_parts(self, parts: list[np.ndarray]) -> None:
-        """Take over another worker's `parts`. Raises as `load` does."""
+    def prepared(self, parts: list[np.ndarray]) -> list[Any]:
+        """Another worker's `parts`, for `take_over`: on any thread. Raises as `load` does."""
+        return snapshot.prepared(self._all, parts)
+
+    def take_over(self, values: list[Any]) -> None:
+        """Take over what was prepared."""
         self._put_back()
-        snapshot.load(self._all, parts)
+        snapshot.take_over(self._all, values)
 
     def digest(self) -> str:
         """SHA-256 of the state: equal on two workers when their models are, bit for bit."""

@@ -5,6 +5,8 @@ optimizers take them one by one: Adam adds up the squares of both, not the squar
 makes a difference, the sum of dense gradients is not enough: the optimizer must be given what it would be
 given for the whole batch, the slices of all ranks, in the order of the ranks.
 
+It pays, too, where a table is large: the rows of a batch are few beside it.
+
 A sum over the ring is all that there is, so each rank writes its slices at a place of its own in a vector
 that is zero elsewhere. For that it must know how many the ranks before it have: one small sum before.
 
@@ -16,6 +18,7 @@ that is zero elsewhere. For that it must know how many the ranks before it have:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -28,6 +31,18 @@ from edl.errors import ModelError
 RANKS = 1024  # that have a place among the counts
 LIMB = 1 << 12  # an index is two numbers, which float32 holds exactly up to 2^36
 PLACE = 2
+LARGE = 1 << 24  # bytes of a table: to sum a gradient as large takes longer than what goes before its rows
+
+
+def travels_as_rows(optimizer: Any, shape: Sequence[int]) -> bool:
+    """Whether the gradient of a table of this shape is summed as slices.
+
+    It is so where it makes a difference, and where the table is large and the optimizer takes slices.
+    """
+    plain = type(optimizer) is keras.optimizers.SGD and not (
+        optimizer.gradient_accumulation_steps or optimizer.loss_scale_factor is not None
+    )
+    return one_by_one(optimizer) or (plain and 4 * math.prod(shape) >= LARGE)
 
 
 def one_by_one(optimizer: Any) -> bool:

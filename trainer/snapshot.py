@@ -1,25 +1,48 @@
-"""The values of many variables: taken without a copy, sent, and taken over.
+"""The values of many variables: taken without a copy, sent, prepared, and taken over.
 
 TensorFlow never writes into a value that somebody else has read: what changes a variable gives it a new
 value, or copies the present one first. So values that were read stay what the variables were.
+
+To take values over is quick: what takes time is done before, on any thread, by `prepared`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from edl.errors import ModelError
+from trainer.described import Described
 
 
 def parts(variables: Sequence[Any]) -> list[np.ndarray]:
     """The value of each now, uint8 [bytes]."""
     return [_array(_value(v)).reshape(-1).view(np.uint8) for v in variables]
+
+
+def described(variables: Sequence[Any], weights: Sequence[Any]) -> list[Described]:
+    """Each of them; of several of one name, the later ones are numbered.
+
+    Args:
+        weights: those of the model that are trained.
+    """
+    trained = {id(v) for v in weights}
+    found: list[Described] = []
+    times = Counter[str]()
+    for v in variables:
+        value, name = _value(v), str(getattr(v, "path", v.name)).partition(":")[0]
+        times[name] += 1
+        unlike = name if times[name] == 1 else f"{name}#{times[name]}"
+        shape = tuple(int(n) for n in value.shape)
+        found.append(Described(unlike, str(value.dtype.name), shape, id(v) in trained))
+    return found
 
 
 def nbytes(variables: Sequence[Any]) -> int:
@@ -43,11 +66,12 @@ def divided(variables: Sequence[Any], state: np.ndarray) -> list[np.ndarray]:
     return np.split(state, np.cumsum(sizes)[:-1]) if sizes else []
 
 
-def load(variables: Sequence[Any], parts: list[np.ndarray]) -> None:
-    """Give the variables these values. Each part is dropped as soon as it is taken.
+def prepared(variables: Sequence[Any], parts: list[np.ndarray]) -> list[Any]:
+    """These values, for `take_over`. Changes nothing but the list: each part is dropped as soon as its value
+    is made.
 
     Raises:
-        ModelError: they are not of these variables; nothing is changed then.
+        ModelError: they are not of these variables.
     """
     given, expected = [len(part) for part in parts], [_nbytes(v) for v in variables]
     if given != expected:
@@ -56,10 +80,13 @@ def load(variables: Sequence[Any], parts: list[np.ndarray]) -> None:
             f"{len(expected)} of {sum(expected)}"
         )
     parts.reverse()
-    for v in variables:
-        part = parts.pop().copy()  # so that it is aligned
-        value = _value(v)
-        v.assign(part.view(value.dtype.as_numpy_dtype).reshape(value.shape))
+    return [_tensor(parts.pop(), _value(v)) for v in variables]
+
+
+def take_over(variables: Sequence[Any], values: Sequence[Any]) -> None:
+    """Give the variables the values that were prepared for them: nothing is copied."""
+    for v, value in zip(variables, values, strict=True):
+        v.assign(value)
 
 
 def digest(parts: Sequence[np.ndarray]) -> str:
@@ -73,6 +100,11 @@ def digest(parts: Sequence[np.ndarray]) -> str:
 def _value(variable: Any) -> Any:
     """As an eager tensor: of Keras' variable, or of TensorFlow's."""
     return (variable.value if isinstance(variable, keras.Variable) else variable).read_value()
+
+
+def _tensor(part: np.ndarray, like: Any) -> Any:
+    array = part.view(like.dtype.as_numpy_dtype).reshape(like.shape)
+    return tf.constant(np.require(array, requirements="A"))
 
 
 def _array(value: Any) -> np.ndarray:

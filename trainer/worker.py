@@ -31,6 +31,9 @@ many, so that all ranks agree on what is missing.
 nothing left to train, one more step, without records, makes the last one safe, and all leave the ring after
 it.
 
+**A checkpoint** is written by all ranks, each a part, in the background: of the state after the step at which
+all said that they can. Where nobody holds the state any more, the root begins with that of the newest one.
+
 **The task** is to train up to a number of epochs. The master may change it at any time; the ring takes the
 change up at one step: the one whose sum says that every rank knows of it.
 
@@ -42,7 +45,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 
@@ -51,7 +54,9 @@ from edl.contract.layout import Part
 from edl.contract.proto import edl_pb2 as pb
 from edl.errors import DataError, EdlError
 from trainer import control
+from trainer.checkpointing import Checkpointing, Place
 from trainer.data import BadRecord, Batch, Batches
+from trainer.described import Described
 from trainer.ledger import Ledger, LedgerBroken
 from trainer.ring.base import Arrival, Ring, RingBroken
 from trainer.session.orders import End, Export, FormRing
@@ -110,12 +115,21 @@ class Learner(Protocol):
         """The same, uint8 [bytes] for each variable: as it is now, whatever is applied later."""
         ...
 
-    def load_parts(self, parts: list[np.ndarray]) -> None:
-        """Take over another worker's `parts`; each is dropped from the list as soon as it is taken."""
+    def prepared(self, parts: list[np.ndarray]) -> Any:
+        """Another worker's `parts`, for `take_over`: what takes time, on any thread. Changes nothing; each
+        part is dropped from the list as soon as it is used."""
+        ...
+
+    def take_over(self, values: Any) -> None:
+        """Take over what was prepared."""
         ...
 
     def load(self, state: np.ndarray) -> None:
         """Take over another worker's `state`."""
+        ...
+
+    def described(self) -> list[Described]:
+        """The variables of `parts`."""
         ...
 
     def fingerprint(self) -> str:
@@ -132,6 +146,7 @@ class Worker:
 
     Args:
         export: saves and evaluates the final model, and tells the master how that went.
+        checkpoints: None: the job writes none.
     """
 
     def __init__(
@@ -143,9 +158,11 @@ class Worker:
         batches: Batches,
         report: Telemetry,
         export: Callable[[], None],
+        checkpoints: Checkpointing | None = None,
     ):
         self.config, self.session, self.ring, self.learner = config, session, ring, learner
         self.batches, self.report, self.export = batches, report, export
+        self.checkpoints = checkpoints
         self.steps = batches.steps
         # The state, which all members share: the learner's variables, and
         self.ledger = Ledger()
@@ -154,6 +171,7 @@ class Worker:
         self.epochs = 0  # to train: the task, as the ring has it
         self.holds_state = False  # whether its memory is a copy of the job's state
         self.is_up = False  # whether that is the state of the ring it is in
+        self.place = Place(0, 0, 0, 1)  # in that ring
         self.in_flight = 0  # its records in a step that has not come back
         # Of a member that has entered the ring without its state:
         self.arrival: Arrival | None = None  # until the state is here
@@ -169,6 +187,8 @@ class Worker:
                 case FormRing() as form:
                     self.ride(form)
                 case Export():
+                    if self.checkpoints is not None:
+                        self.checkpoints.save(self.ledger, self.steps, self.batches.layout)
                     self.export()
                 case End() as end:
                     return end
@@ -177,6 +197,7 @@ class Worker:
         """One ring, from meeting the others to having left it."""
         rank, size = form.members.index(self.session.worker), len(form.members)
         self.epochs, self.is_up = form.epochs, False
+        self.place = Place(form.generation, form.members[0], rank, size)
         self.report.ring_formed()
         broken = ""
         try:
@@ -184,6 +205,8 @@ class Worker:
                 raise RingBroken("the ring was cut before it was formed")
             self.ring.form(rank, size)
             in_flight_at = self.step
+            if form.sync and form.root == self.session.worker and not self.holds_state:
+                self.restore(form.step)
             if form.sync:
                 self.sync(form.members.index(form.root), rank)
             self.take_part(form, rank)
@@ -202,6 +225,11 @@ class Worker:
         self.kept.clear()
         self.report.ring_left(self.step)
         self.say_out(form.generation, broken)
+
+    def restore(self, expected: int) -> None:
+        """Nobody holds the state: begin with that of the newest checkpoint, ledger and model together."""
+        if self.checkpoints is not None and (found := self.checkpoints.restore(expected)) is not None:
+            self.ledger, self.step = found, found.step
 
     def sync(self, root: int, rank: int) -> None:
         """All take the root's state: ledger and model together, or neither."""
@@ -230,9 +258,9 @@ class Worker:
         self.batches.take(form.layout, now)
         givers = {taker: holders[i % len(holders)] for i, taker in enumerate(joining)}
         if rank in givers:
-            self.step, self.arrival = form.step, self.ring.take(givers[rank])
+            self.step, self.arrival = form.step, self.ring.take(givers[rank], self.prepared)
             if not self.learner.follows:
-                self.load(self.arrival.parts())  # all wait for it
+                self.take_over(self.arrival)  # all wait for it
         elif takers := list(givers.values()).count(rank):
             self.ring.give([self.ledger.pack(), *self.learner.parts()], takers)
 
@@ -243,11 +271,15 @@ class Worker:
         """Whether steps of the ring are not in its state yet."""
         return self.arrival is not None or bool(self.kept)
 
-    def load(self, parts: list[np.ndarray]) -> None:
-        """Take over a state that has come: ledger and model together."""
-        found = Ledger.unpack(parts.pop(0))
-        self.learner.load_parts(parts)
-        self.ledger, self.holds_state, self.arrival = found, True, None
+    def prepared(self, parts: list[np.ndarray]) -> tuple[Ledger, Any]:
+        """A state that comes, for `take_over`: on the thread that receives it, and nothing is changed yet."""
+        return Ledger.unpack(parts.pop(0)), self.learner.prepared(parts)
+
+    def take_over(self, arrival: Arrival) -> None:
+        """Take over the state that comes: ledger and model together."""
+        ledger, values = arrival.state()
+        self.learner.take_over(values)
+        self.ledger, self.holds_state, self.arrival = ledger, True, None
 
     def hold(self, generation: int) -> None:
         """It has the state of the step that the ring is at."""
@@ -259,6 +291,19 @@ class Worker:
         complete = self.holds_state and self.steps.ends_epoch(self.ledger.step)  # it may be the last
         digest = self.learner.digest() if complete else ""
         self.session.say(generation, left_ring=self.ledger.left_ring(self.holds_state, broken, digest))
+
+    # --- checkpoints
+
+    def can_write(self) -> bool:
+        """Whether it can write its part of one after the next step; of rank 0: and one is due."""
+        if self.checkpoints is None or self.follows:
+            return False
+        return self.checkpoints.ready(self.place, self.step + 1, self.steps, self.epochs)
+
+    def write(self) -> None:
+        """All can, as all see at this step: begin to write the state that it has led to."""
+        assert self.checkpoints is not None
+        self.checkpoints.begin(self.place, self.ledger, self.steps, self.batches.layout)
 
     # --- one step
 
@@ -276,6 +321,7 @@ class Worker:
             change=self.session.task is not None,
             bad=len(bad),
             holds=not self.follows,
+            checkpoint=training and self.can_write(),
         )
         start, stop = self.steps.positions(self.step) if training else (0, 0)
         # A rank without a record takes part all the same, with weight zero.
@@ -289,6 +335,8 @@ class Worker:
             self.refuse_nonfinite(batch, sums)
         self.refuse_too_many_bad(agreed, bad)
         metrics = self.commit(generation, sums) if training else None
+        if agreed.writers == size and not agreed.nonfinite:
+            self.write()
         if bad:
             self.report.left_out(generation, self.steps.epoch(self.step - 1), bad)
         self.report.step_done(generation, rank, self.step, self.in_flight, agreed)
@@ -363,7 +411,7 @@ class Worker:
             full = sum(s.nbytes for s in self.kept) > max(KEPT, self.learner.nbytes)
             if not self.arrival.here and not full:
                 return None
-            self.load(self.arrival.parts())
+            self.take_over(self.arrival)
         for _ in range(min(len(self.kept), AT_ONCE)):
             metrics = self.put(self.kept.popleft())
         if self.kept:

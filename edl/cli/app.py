@@ -1,9 +1,10 @@
 """The commands of `edl`, and where each of them is.
 
-run      edl run, master, worker: processes of this machine
-manage   edl status, logs, wait, scale, stop: a job that was started, here or in a cluster
-history  edl audit, replay: a job's journal
-zoo      edl zoo ...: models, and images of them
+run          edl run, master, worker: processes of this machine
+manage       edl status, logs, wait, scale, checkpoint, stop: a job that was started, here or in a cluster
+history      edl audit, replay: a job's journal
+checkpoints  edl checkpoints: what is in a checkpoint directory
+zoo          edl zoo ...: models, and images of them
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Annotated
 import typer
 
 import edl
-from edl.cli import history, manage, run, zoo
+from edl.cli import checkpoints, history, manage, run, zoo
 
 app = typer.Typer(
     name="edl",
@@ -24,8 +25,8 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 for command in (
-    run.run, manage.status, manage.logs, manage.wait, manage.scale, manage.stop,
-    history.audit, history.replay, run.master, run.worker,
+    run.run, manage.status, manage.logs, manage.wait, manage.scale, manage.checkpoint, manage.stop,
+    history.audit, history.replay, checkpoints.checkpoints, run.master, run.worker,
 ):  # fmt: skip
     app.command()(command)
 app.add_typer(zoo.app)

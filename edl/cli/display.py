@@ -65,7 +65,7 @@ def snapshot(job: JobSnapshot) -> None:
         console.print(progress_line(data))
     if data["workers"]:
         console.print(workers_table(data))
-    for line in degraded(data):
+    for line in [*checkpoint(data), *degraded(data)]:
         console.print(line, soft_wrap=True)
     for note in job.notes:
         console.print(plain(note), soft_wrap=True)
@@ -140,7 +140,17 @@ def picture(status: dict[str, Any]) -> RenderableType:
     framed = Table.grid()  # a bar alone does not end its line
     framed.add_row(bar)
     trouble = [Text(line, "yellow") for line in degraded(status)]
-    return Group("", head, framed, workers_table(status), *trouble)
+    return Group("", head, framed, workers_table(status), *checkpoint(status), *trouble)
+
+
+def checkpoint(status: dict[str, Any]) -> list[str]:
+    """A line about the newest checkpoint, if the job writes any."""
+    if (found := status.get("checkpoint")) is None:
+        return []
+    if not found["step"]:
+        return ["checkpoint: none yet"]
+    ago = "" if found["seconds_ago"] is None else f", {duration(found['seconds_ago'])} ago"
+    return [f"checkpoint: step {found['step']:,}{ago}"]
 
 
 def degraded(status: dict[str, Any]) -> list[str]:
@@ -223,6 +233,8 @@ def result(summary: dict[str, Any], kept: str, model: str) -> str:
         stall = max(earlier["stall_seconds"], *(c["stall_seconds"] for c in changes), 0.0)
         times = "1 time" if count == 1 else f"{count:,} times"
         lines.append(f"  ring      changed {times}, longest stall {stall:.2f} s, {redone} records redone")
+    if (last := summary.get("checkpoint")) and last["step"]:
+        lines.append(f"  newest    checkpoint of step {last['step']:,} in {last['dir']}")
     if summary["state_losses"]:
         lost = "once" if summary["state_losses"] == 1 else f"{summary['state_losses']} times"
         lines.append(f"  lost      the newest state, {lost} (no worker that held it was left)")

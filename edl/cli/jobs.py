@@ -82,5 +82,8 @@ class JobHandle(Protocol):
     def scale(self, workers: int) -> str:
         """Change the number of workers; returns the outcome in words."""
 
+    def checkpoint(self) -> str:
+        """Have a checkpoint written; returns the outcome in words."""
+
     def stop(self) -> str:
         """End it; returns the outcome in words. A job that has ended stays as it is."""

@@ -66,6 +66,11 @@ class Local:
             raise EdlError(f"{self._output}: the job has ended: {summary['phase']}")
         return self._client().scale(workers)
 
+    def checkpoint(self) -> str:
+        if (summary := self._summary()) is not None:
+            raise EdlError(f"{self._output}: the job has ended: {summary['phase']}")
+        return self._client().checkpoint()
+
     def stop(self) -> str:
         if (summary := self._summary()) is not None:
             return f"the job has already ended: {summary['phase']}, {summary['reason']}"

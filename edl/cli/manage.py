@@ -1,4 +1,4 @@
-"""The commands about a job that was started: `status`, `logs`, `wait`, `scale`, `stop`."""
+"""The commands about a job that was started: `status`, `logs`, `wait`, `scale`, `checkpoint`, `stop`."""
 
 from __future__ import annotations
 
@@ -85,6 +85,12 @@ def wait(
 def scale(job: JobHandle, workers: Annotated[int, typer.Argument(help="The new number of workers.")]) -> None:
     """Change the number of workers of a running job."""
     display.line(job.scale(workers))
+
+
+@about_a_job
+def checkpoint(job: JobHandle) -> None:
+    """Have a running job write a checkpoint now."""
+    display.line(job.checkpoint())
 
 
 @about_a_job

@@ -95,6 +95,12 @@ class Release:
     def scale(self, workers: int) -> str:
         return self._loop.run(self._scale(workers))
 
+    def checkpoint(self) -> str:
+        raise EdlError(
+            "a release cannot be asked for a checkpoint yet; it writes one every checkpoint.seconds, and at "
+            "the end of each epoch"
+        )
+
     def stop(self) -> str:
         return self._loop.run(self._stop())
 

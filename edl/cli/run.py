@@ -15,9 +15,10 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from edl import config
+from edl.checkpoints import Store
 from edl.cli import display, latest, models
 from edl.client import Client
-from edl.config import values
+from edl.config import lineage, values
 from edl.config.address import Address
 from edl.contract import artifacts
 from edl.contract.phases import Phase
@@ -40,6 +41,7 @@ SalvageOption = Annotated[
     typer.Option("--salvage", help="Where to write the model, the journal and the summary, in a directory of "
                  "the job's name, when the output directory is full; default: a temporary one."),
 ]  # fmt: skip
+VALUES = "values.json"  # in an output directory: the job's values, complete
 MOST_NAME = 80  # characters of a model's name in the name of its output directory
 
 
@@ -60,9 +62,19 @@ def run(
         typer.Option("--detach", help="Return once the job has begun; it goes on by itself. Without this "
                      "option the job ends with this command."),
     ] = False,
+    resume: Annotated[
+        Path | None,
+        typer.Option("--resume", metavar="DIR",
+                     help="Go on with the job of this output directory, from its newest checkpoint, and with "
+                     "its values; others may be given, such as more workers or epochs."),
+    ] = None,
 ) -> None:  # fmt: skip
     """Train a model on this machine, with workers as processes."""
+    if resume is not None:
+        values_files = [_values_of(resume), *values_files]
+        sets = [*sets, "checkpoint.resume=true"]
     merged, typed = _merged(model, values_files, sets, set_strings, set_files)
+    _check_checkpoints(typed, resume)
     if not typed.model.source:
         models.check(typed.model.module)
     name = Path(typed.model.name).stem.rsplit(".", 1)[-1][:MOST_NAME]
@@ -141,7 +153,7 @@ def _arguments(output: Path, salvage: Path | None) -> list[str]:
     """Of the job's master."""
     # Two jobs may be given one directory: none may overwrite the other's model there.
     own = ["--salvage", str(salvage / output.resolve().name)] if salvage is not None else []
-    return ["--values", str(output / "values.json"), "--output", str(output), *own]
+    return ["--values", str(output / VALUES), "--output", str(output), *own]
 
 
 def _start(output: Path, salvage: Path | None, lock: int, detached: bool) -> subprocess.Popen[bytes]:
@@ -226,7 +238,45 @@ def _merged(
     merged = values.load(values_files, sets, set_strings, set_files)
     if model:
         merged = values.merge(merged, {"model": {"module": model, "source": ""}})
-    return merged, config.parse(merged)
+    typed = config.parse(merged)
+    if (where := typed.checkpoint.dir) and "://" not in where:  # whoever resumes the job may be elsewhere
+        merged = values.merge(merged, {"checkpoint": {"dir": str(Path(where).resolve())}})
+        typed = config.parse(merged)
+    return merged, typed
+
+
+def _values_of(output: Path) -> Path:
+    """The file with the values of a job that is to be resumed.
+
+    Raises:
+        EdlError: it still runs, or there is none.
+    """
+    path = output / VALUES
+    if not path.exists():
+        raise ConfigError(f"--resume {output}: not the output directory of a job ({VALUES} not found)")
+    try:
+        os.close(artifacts.lock(output))
+    except EdlError:
+        raise EdlError(f"--resume {output}: the job still runs; end it with `edl stop {output}`") from None
+    except OSError:  # it cannot be written: nobody writes there
+        pass
+    return path
+
+
+def _check_checkpoints(typed: config.Config, resume: Path | None) -> None:
+    """Refuse before anything begins what every worker would refuse.
+
+    Raises:
+        ConfigError: there is nothing to go on from, or there are checkpoints of another job.
+    """
+    where = typed.checkpoint.dir
+    found = Store.open(where).checkpoints() if where else []
+    if newest := next((c for c in reversed(found) if not c.wrong()), None):
+        manifest = newest.manifest
+        lineage.check(where, newest.step, manifest.run, manifest.config, typed, "")
+    elif resume is not None:
+        why = f"{where} holds no whole checkpoint" if where else "the job wrote none: checkpoint.dir is empty"
+        raise ConfigError(f"--resume {resume}: there is nothing to go on from: {why}")
 
 
 def _prepare(output: Path, merged: dict[str, Any], salvage: Path | None, may_exist: bool = False) -> int:
@@ -245,7 +295,7 @@ def _prepare(output: Path, merged: dict[str, Any], salvage: Path | None, may_exi
         lock = artifacts.lock(output)
         if (output / artifacts.JOURNAL).exists() and not may_exist:
             raise EdlError(f"{output}: already holds a job ({artifacts.JOURNAL}); choose another --output")
-        artifacts.write_whole(output / "values.json", json.dumps(merged, indent=1) + "\n")
+        artifacts.write_whole(output / VALUES, json.dumps(merged, indent=1) + "\n")
     except OSError as error:
         raise EdlError(f"{output}: cannot write: {error.strerror}") from error
     return lock

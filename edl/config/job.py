@@ -59,6 +59,7 @@ class Training(Section):
     non_finite: Literal["stop", "skip"]
     inexact_loss: Literal["warn", "refuse", "allow"]
     balance: Literal["even", "speed"]
+    accumulate_steps: Int = Field(ge=1, lt=1 << 24)
 
 
 class Data(Section):
@@ -82,6 +83,14 @@ class Elastic(Section):
     disk_full_timeout_seconds: NotNegative
 
 
+class Checkpoint(Section):
+    dir: str
+    seconds: NotNegative
+    steps: Count = Field(ge=0)
+    keep: Count = Field(ge=0)
+    resume: bool
+
+
 class Journal(Section):
     max_bytes: Count = Field(ge=1 << 20)
 
@@ -103,6 +112,7 @@ class Config(Section):
     model: Model
     training: Training
     data: Data
+    checkpoint: Checkpoint
     elastic: Elastic
     log_level: Literal["debug", "info", "warning", "error"] = Field(json_schema_extra=LIVE)
     journal: Journal

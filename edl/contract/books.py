@@ -74,6 +74,8 @@ class Books:
     exported: int | None = None  # the step of who saved the model
     rings: int = 0
     losses: int = 0
+    begins: bool = False  # the ring's root had no state, or has it from a checkpoint
+    resumed: int = 0  # the step that the first ring began with
 
     @staticmethod
     def load(kept: Any) -> Books:
@@ -132,7 +134,7 @@ class Books:
                 self.generation = max(self.generation, event["generation"])
             case "JoinedRing":
                 self.holders.add(event["worker"])
-                self._joined(event)
+                self._joined(event, where)
             case "LeftRing":
                 self.out[event["worker"]] = Out.of(event)
                 if event["has_state"]:
@@ -159,8 +161,16 @@ class Books:
                 case "Export":
                     self.exported = self._goes_on(effect["worker"], lost, where)
 
-    def _joined(self, event: Entry) -> None:
+    def _joined(self, event: Entry, where: str) -> None:
         if event["generation"] == self.generation and event["worker"] in self.members:
+            if self.begins and not self.joined:  # only now it is known from where
+                self.root_step = event["step"]
+                self.resumed = event["step"] if self.rings == 1 else self.resumed
+            elif self.begins and event["step"] != self.root_step:
+                raise AuditFailed(
+                    f"{where}: worker {event['worker']} begins with step {event['step']}, the others of its "
+                    f"ring with {self.root_step}"
+                )
             self.joined.add(event["worker"])
             if self.joined == self.members:  # nobody has less than the ring began with
                 self.safe = max(self.safe, self.root_step)
@@ -174,6 +184,7 @@ class Books:
             raise AuditFailed(f"{where}: the ring trains {form['epochs']} epochs, the job {self.epochs}")
         if len(form["shares"]) != len(form["members"]) or min(form["shares"]) < 0 or not any(form["shares"]):
             raise AuditFailed(f"{where}: {form['shares']} does not divide a step over {form['members']}")
+        self.begins = form["root"] not in self.holders
         self.root_step = self._goes_on(form["root"], lost, where)
 
     def _goes_on(self, root: int, lost: bool, where: str) -> int:

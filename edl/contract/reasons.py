@@ -51,6 +51,7 @@ class Reason(StrEnum):
     RingBroken = "RingBroken", WARNING, MAJOR  # before its first step
     RingPending = "RingPending", NORMAL, MAJOR  # too few workers are ready
     StateLost = "StateLost", WARNING, MAJOR  # every worker that had the state is gone
+    Restored = "Restored", NORMAL, MAJOR  # from a checkpoint
     FailedOver = "FailedOver", NORMAL, MAJOR  # a new master has taken over the workers
 
     # The workers.
@@ -68,6 +69,9 @@ class Reason(StrEnum):
     ModelWarning = "ModelWarning", WARNING, MAJOR  # found before the first step; the training goes on
 
     BadRecord = "BadRecord", WARNING, MAJOR  # it is left out
+
+    Checkpointed = "Checkpointed", NORMAL, MINOR  # the first one; the status tells of those after it
+    CheckpointsOff = "CheckpointsOff", NORMAL, MAJOR  # nothing is left when all workers are lost
 
     # What people change.
     Scaled = "Scaled", NORMAL, MAJOR

@@ -80,6 +80,7 @@ class Ready:
     worker: WorkerId
     layout: Layout  # of the data, as this worker would have it: the first one's is the job's
     model: str = ""  # a hash of how its model is made
+    checkpoint: int = 0  # the step of the newest checkpoint that it could begin from
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +219,36 @@ class Warned:
 
 
 @dataclass(frozen=True, slots=True)
+class PartsWritten:
+    """All parts of a checkpoint are written."""
+
+    worker: WorkerId  # who wrote the last one
+    step: int
+    attempt: str
+    writers: tuple[WorkerId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointFailed:
+    """The worker could not write its part of a checkpoint, or the manifest."""
+
+    worker: WorkerId
+    step: int
+    attempt: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpointed:
+    """The worker has written the manifest: the checkpoint is whole."""
+
+    worker: WorkerId
+    step: int
+    attempt: str
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Closed:
     """The worker's stream has ended."""
 
@@ -287,11 +318,29 @@ class StopAsked:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckpointAsked:
+    """Somebody wants a checkpoint now."""
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed: a deadline of `Job.next_deadline` has come."""
 
 
-WorkerMessage = Hello | Ready | Resume | Leaving | Failed | Saved | Finished | Warned | Closed
+WorkerMessage = (
+    Hello
+    | Ready
+    | Resume
+    | Leaving
+    | Failed
+    | Saved
+    | Finished
+    | Warned
+    | PartsWritten
+    | CheckpointFailed
+    | Checkpointed
+    | Closed
+)
 RingMessage = JoinedRing | Stepped | EpochEnded | BadRecords | LeftRing  # worth nothing in another ring
 Event = (
     Seen
@@ -308,6 +357,7 @@ Event = (
     | Live
     | Refused
     | StopAsked
+    | CheckpointAsked
     | Tick
 )
 
@@ -377,6 +427,23 @@ class Export:
 
 
 @dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """Tell rank 0 that a checkpoint is due."""
+
+    generation: Generation
+    worker: WorkerId
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Have the worker write the manifest of a checkpoint, of which all parts are written."""
+
+    worker: WorkerId
+    step: int
+    attempt: str
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """Tell the worker to end by itself."""
 
@@ -419,7 +486,9 @@ class End:
     reason: str
 
 
-Effect = Create | Delete | Form | Leave | Cut | Train | Export | Stop | Fence | Notice | End
+Effect = (
+    Create | Delete | Form | Leave | Cut | Train | Export | Checkpoint | Commit | Stop | Fence | Notice | End
+)
 
 # --- no event
 

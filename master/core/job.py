@@ -30,6 +30,12 @@ from master.core import events as ev
 from master.core.state import State
 from master.core.workers import UP, WorkerRecord
 
+CHECKPOINTS = "writing checkpoints"  # the part of the job that may be degraded
+CHECKPOINTS_OFF = (
+    "there are no checkpoints (checkpoint.dir is empty): when all workers are lost at once, the training "
+    "starts again from its first record"
+)
+
 
 class Job(State):
     """One job. `handle` is the only way to change it."""
@@ -45,6 +51,8 @@ class Job(State):
             case ev.Begin():
                 self.began_at = now
                 self.goodput.turn("starting", now)
+                if not self.checkpoints.enabled:
+                    self.notice(Reason.CheckpointsOff, CHECKPOINTS_OFF)
             case ev.Scale():
                 self.notice(Reason.Scaled, f"workers {self.target} -> {event.workers}")
                 self.target = event.workers
@@ -54,6 +62,8 @@ class Job(State):
                 self.notice(Reason.SpecRefused, event.why)
             case ev.StopAsked():
                 self.end(Phase.Stopped, event.why)
+            case ev.CheckpointAsked():
+                self._on_checkpoint_asked()
             case ev.Adopted():
                 self._on_adopted(event)
             case ev.Tick():
@@ -78,7 +88,8 @@ class Job(State):
 
     def next_deadline(self) -> float | None:
         """When time alone will call for something: a `Tick` is due then, at the latest."""
-        waits = (self.regroup_at, self.judge_at, self.backoff.until, self.failover.until)
+        checkpoint = self.checkpoints.next_deadline()
+        waits = (self.regroup_at, self.judge_at, self.backoff.until, self.failover.until, checkpoint)
         times = [at for at in waits if at is not None and at > self.now]
         if (timeout := self.timeouts.next()) is not None:
             times.append(timeout)
@@ -171,6 +182,12 @@ class Job(State):
                 completion.finished(self, w, event)
             case ev.Warned():
                 self._on_warned(event)
+            case ev.PartsWritten():
+                self.do(*self.checkpoints.parts_written(event))
+            case ev.CheckpointFailed():
+                self._on_checkpoint_failed(w, event)
+            case ev.Checkpointed():
+                self._on_checkpointed(event)
             case ev.Closed():
                 membership.lose(self, w, "exited as requested" if w.stopped else event.why)
             case _:
@@ -200,6 +217,7 @@ class Job(State):
             return
         if w.state != WorkerState.INITIALIZING:
             self.pool.change(w, "hello")
+        self.checkpoints.step = max(self.checkpoints.step, event.checkpoint)
         if self._admit(w, event.layout, event.model):
             self.notice(Reason.WorkerReady, f"worker {w.id} is ready after {self.now - w.since:.1f} s")
 
@@ -250,11 +268,14 @@ class Job(State):
     def _on_joined(self, w: WorkerRecord, event: ev.JoinedRing) -> None:
         self.pool.change(w, place=UP, has_state=True)
         w.step = event.step
+        if self.checkpoints.restoring == event.generation:
+            training.restored(self, event.step)
         change = self.ring.changes[-1]
         change.step = max(change.step, event.step)
         if change.up_seconds is None and self.ring.up:
             change.up_seconds = self.now - change.formed_at
             training.all_have(self, change.step)
+            self.checkpoints.ring_is_up(self.now)
             if self.ring.running:
                 self.goodput.turn("useful", self.now)
 
@@ -277,6 +298,31 @@ class Job(State):
         self.epoch_loss = training.fullest(self.epoch_loss, event.epoch_loss)
         training.progress(self, event.step)
 
+    # --- checkpoints
+
+    def _on_checkpoint_asked(self) -> None:
+        if self.checkpoints.enabled:
+            self.checkpoints.ask(self.now)
+        else:
+            self.notice(Reason.SpecRefused, f"no checkpoint is written: {CHECKPOINTS_OFF}")
+
+    def _on_checkpointed(self, event: ev.Checkpointed) -> None:
+        if self.checkpoints.is_whole(event, self.now):
+            size = event.nbytes / (1 << 20)
+            where = f"in {self.config.checkpoint.dir} ({size:,.1f} MiB)"
+            self.notice(Reason.Checkpointed, f"the checkpoint of step {event.step:,} is {where}")
+        self._on_degraded(ev.Degraded(CHECKPOINTS, ""))
+
+    def _on_checkpoint_failed(self, w: WorkerRecord, event: ev.CheckpointFailed) -> None:
+        if self.checkpoints.fails(event, self.now):
+            last = (
+                f"the newest one is of step {self.checkpoints.step:,}"
+                if self.checkpoints.step
+                else "there is none"
+            )
+            why = f"worker {w.id}: {event.why}; the training goes on, {last}"
+            self._on_degraded(ev.Degraded(CHECKPOINTS, why))
+
     # --- what follows from the state
 
     def _reconcile(self) -> None:
@@ -289,6 +335,9 @@ class Job(State):
         if known:
             rendezvous.regroup(self)
             rendezvous.form(self)
+            self.do(
+                *self.checkpoints.replace_the_lost(self.pool), *self.checkpoints.order(self.ring, self.now)
+            )
             membership.release(self)
 
     def _take_over(self) -> bool:

@@ -12,7 +12,7 @@ from master.core import balance, completion, training
 from master.core import events as ev
 from master.core.quorum import Limits, RingPlan, candidates, plan_ring, too_few
 from master.core.state import State
-from master.core.workers import DRAINING, IN, OUT, Kind, WorkerRecord
+from master.core.workers import DRAINING, IN, NO_RING, OUT, Kind, WorkerRecord
 
 SUSPENDED = "suspended"
 MOST_NAMED = 8  # workers in the cause of a change
@@ -83,8 +83,11 @@ def form(job: State) -> None:
         _wait(job, plan.reason)
         return
     root = job.pool[plan.root]
-    training.go_on_from(job, root.step if root.has_state else 0)
-    if task.complete:
+    if root.has_state:
+        training.go_on_from(job, root.step)
+    else:
+        training.go_on_from(job, job.checkpoints.step, checkpoint=True)
+    if task.complete and (root.has_state or not task.end):  # what is in a checkpoint is read in a ring
         completion.export(job, root)
     else:
         _publish(job, plan, root)
@@ -110,7 +113,8 @@ def _publish(job: State, plan: RingPlan, root: WorkerRecord) -> None:
     cause = job.ring.closing or ("start" if first else job.waited or "start again")
     job.ring.form(plan.members, cause, job.now)
     job.waited, job.regroup_at = "", None
-    job.step = root.step
+    job.step = job.train.done
+    job.checkpoints.restoring = NO_RING if root.has_state else job.ring.generation
     members = [job.pool[m] for m in plan.members]
     for w in members:
         job.pool.change(w, "placed" if w.state == WorkerState.READY else "", place=IN)

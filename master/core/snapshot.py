@@ -31,6 +31,7 @@ from pydantic import BaseModel
 from edl.config import Config
 from edl.contract import layout, phases, ranges, reasons, steps
 from master.core import (
+    checkpoints,
     events,
     failover,
     failures,
@@ -52,7 +53,7 @@ OF_THE_EVENT_IN_HAND = "effects"  # a job's field that says nothing of its state
 
 _MODULES = (
     layout, phases, ranges, reasons, steps,
-    events, failover, failures, goodput, job, leases, quorum, ring, state, timeouts, workers,
+    checkpoints, events, failover, failures, goodput, job, leases, quorum, ring, state, timeouts, workers,
 )  # fmt: skip
 _CLASSES: dict[str, type] = {
     name: cls

@@ -15,6 +15,7 @@ from edl.contract.ranges import RangeSet
 from edl.contract.reasons import Reason
 from edl.contract.steps import Steps
 from master.core import events as ev
+from master.core.checkpoints import Checkpoints
 from master.core.failover import Failover
 from master.core.failures import Failure, RestartBackoff
 from master.core.goodput import Goodput
@@ -86,6 +87,7 @@ class State:
         self.waited = ""  # for what, when there was no ring
         self.backoff = RestartBackoff()
         self.failures: list[Failure] = []
+        self.checkpoints = Checkpoints(config)
         self.degraded: dict[str, str] = {}  # parts of the backend that do not work, and why
         self.bad_told = 0  # records, of which people were told
         self.warnings: list[str] = []  # of the workers, about the model and its data

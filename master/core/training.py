@@ -13,6 +13,7 @@ from edl.contract.reasons import Reason
 from edl.contract.steps import Steps
 from master.core import events as ev
 from master.core.state import State, TrainTask
+from master.core.workers import NO_RING
 
 BAD_TOLD = 20  # bad records of which people are told one by one
 
@@ -75,13 +76,18 @@ def all_have(job: State, step: int) -> None:
         job.train.safe = max(job.train.safe, step)
 
 
-def go_on_from(job: State, step: int) -> None:
-    """The root's step is the truth, even where all had more once: who had more is gone."""
+def go_on_from(job: State, step: int, checkpoint: bool = False) -> None:
+    """The root's step is the truth, even where all had more once: who had more is gone.
+
+    Args:
+        checkpoint: it is that of a checkpoint, which the root reads.
+    """
     assert job.train is not None
     steps, had = job.train.steps, max(job.train.done, job.train.safe)
     if step < job.train.safe or (had and not step):
         records = steps.begins_at(had) - steps.begins_at(step)
-        last = f"goes on from step {step}" if step else "starts again from its first record"
+        place = f"the checkpoint of step {step:,}" if checkpoint else f"step {step}"
+        last = f"goes on from {place}" if step else "starts again from its first record"
         job.restarts += 1
         job.epoch_loss = None  # of an epoch that is trained anew
         job.notice(
@@ -91,6 +97,19 @@ def go_on_from(job: State, step: int) -> None:
         )
     job.train.safe = min(job.train.safe, step)
     _reach(job, job.train, step)
+
+
+def restored(job: State, step: int) -> None:
+    """The root has read a checkpoint, or has found none: only now it is known which."""
+    assert job.train is not None
+    job.checkpoints.restoring = NO_RING
+    job.step = step
+    if step != job.train.done:
+        go_on_from(job, step, checkpoint=True)
+    if step:
+        job.notice(
+            Reason.Restored, f"the state of step {step:,} is restored from {job.config.checkpoint.dir}"
+        )
 
 
 def fullest(known: ev.EpochLoss | None, told: ev.EpochLoss | None) -> ev.EpochLoss | None:

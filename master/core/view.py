@@ -81,6 +81,7 @@ def status(
             }
             for w in job.pool
         ],
+        "checkpoint": _checkpoint(job, now),
         "failures": len(job.failures),
         "degraded": dict(job.degraded),
         "warnings": list(job.warnings),
@@ -126,9 +127,19 @@ def summary(job: Job) -> dict[str, Any]:
         "earlier_generations": asdict(job.ring.earlier),
         "failures": [{"worker": f.worker, "why": f.why, "traceback": f.traceback} for f in job.failures],
         "state_losses": job.restarts,
+        "checkpoint": _checkpoint(job, job.ended_at or 0.0),
         "stale_messages": job.stale,
         "workers_created": job.pool.next_id,
     }
+
+
+def _checkpoint(job: Job, now: float) -> dict[str, Any] | None:
+    """The newest one; None: none are written."""
+    found = job.checkpoints
+    if not found.enabled:
+        return None
+    age = None if found.written_at is None else now - found.written_at
+    return {"dir": job.config.checkpoint.dir, "step": found.step, "seconds_ago": age, "bytes": found.nbytes}
 
 
 def _change(change: Change) -> dict[str, Any]:

@@ -23,7 +23,8 @@ def event_of(worker: WorkerId, message: pb.FromWorker) -> ev.Event | ev.Heartbea
         case "hello":
             return ev.Hello(worker, message.hello.resumes)
         case "ready":
-            return ev.Ready(worker, _layout(message.ready.layout), message.ready.model)
+            r = message.ready
+            return ev.Ready(worker, _layout(r.layout), r.model, r.checkpoint)
         case "resume":
             b = message.resume
             members = tuple(WorkerId(m) for m in b.members)
@@ -61,6 +62,12 @@ def event_of(worker: WorkerId, message: pb.FromWorker) -> ev.Event | ev.Heartbea
         case "finished":
             end = message.finished
             return ev.Finished(worker, _metrics(end.metrics), end.model, end.note, _failed(end.failed))
+        case "checkpoint_failed":
+            f = message.checkpoint_failed
+            return ev.CheckpointFailed(worker, f.step, f.attempt, f.why)
+        case "checkpointed":
+            c = message.checkpointed
+            return ev.Checkpointed(worker, c.step, c.attempt, c.nbytes)
         case "warned":
             return ev.Warned(worker, message.warned.text)
     return None
@@ -83,6 +90,8 @@ def message_of(effect: ev.Effect) -> tuple[Sequence[WorkerId], pb.ToWorker] | No
             return members, pb.ToWorker(generation=generation, cut=pb.Cut())
         case ev.Export(worker):
             return (worker,), pb.ToWorker(export=pb.Export())
+        case ev.Checkpoint(generation, worker):
+            return (worker,), pb.ToWorker(generation=generation, checkpoint=pb.Checkpoint())
         case ev.Stop(worker, why):
             return (worker,), pb.ToWorker(stop=pb.Stop(why=why))
     return None

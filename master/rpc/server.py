@@ -24,6 +24,7 @@ from edl.contract.proto import edl_pb2_grpc as rpc
 from edl.errors import EdlError
 from master.core import events as ev
 from master.rpc.authority import Alone, Authority
+from master.rpc.checkpoint_parts import CheckpointParts
 from master.rpc.listener import Context, Listener
 from master.rpc.messages import event_of, message_of
 from master.rpc.outbox import Letter, Outbox
@@ -65,6 +66,13 @@ class Handler(Protocol):
     def stop(self, why: str) -> str:
         """Ask the job to end."""
 
+    def checkpoint(self) -> str:
+        """Ask for a checkpoint.
+
+        Raises:
+            EdlError: the job writes none.
+        """
+
     def vacant(self) -> WorkerId | None:
         """A worker that is needed and that nobody has started, for one that comes without an id."""
 
@@ -101,6 +109,7 @@ class Server(rpc.MasterServicer):
         self._streams: dict[WorkerId, Outbox] = {}
         self._fenced: dict[WorkerId, str] = {}
         self._rendezvous = Rendezvous()
+        self._parts = CheckpointParts()
         self._changed = asyncio.Event()  # set, and replaced, at each change
         self._closing = False
         self.foreign = 0  # messages of another run or generation, refused
@@ -152,6 +161,8 @@ class Server(rpc.MasterServicer):
                 self._fenced[worker] = why
                 if (outbox := self._streams.pop(worker, None)) is not None:
                     outbox.close()
+            case ev.Commit(worker) if (commit := self._parts.order(effect)) is not None:
+                self._send((worker,), commit)
         if (order := message_of(effect)) is not None:
             self._send(*order)
 
@@ -233,6 +244,9 @@ class Server(rpc.MasterServicer):
                     self.foreign += 1
                 elif message.WhichOneof("body") in ("addresses", "key_value"):
                     self._meet(worker, message)
+                elif message.WhichOneof("body") == "checkpoint_part" and worker not in self._fenced:
+                    if (whole := self._parts.hear(worker, message.checkpoint_part)) is not None:
+                        self._handler.emit(whole)
                 elif worker not in self._fenced and (event := event_of(worker, message)) is not None:
                     self._rehearsed |= worker == self._rehearser and isinstance(event, ev.Ready)
                     self._handler.emit(event)
@@ -271,6 +285,13 @@ class Server(rpc.MasterServicer):
             return pb.Reply(text=self._handler.scale(request.workers))
         except EdlError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            raise
+
+    async def Checkpoint(self, request: pb.CheckpointRequest, context: Context) -> pb.Reply:
+        try:
+            return pb.Reply(text=self._handler.checkpoint())
+        except EdlError as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
             raise
 
     async def Stop(self, request: pb.StopRequest, context: Context) -> pb.Reply:

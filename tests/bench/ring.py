@@ -27,7 +27,7 @@ import psutil
 from edl.client import Client
 from edl.config import values
 from edl.contract import artifacts
-from tests.bench import report
+from tests.bench import large_joins, report
 from tests.bench.journal import MOST_WAIT, Journal
 from tests.bench.report import Row, p95
 from trainer.session.kvstore import KeyValueStore
@@ -414,13 +414,13 @@ def steady(rounds: int, cases: Sequence[Steady] = STEADY) -> Iterator[Row]:
             yield Row(f"{name}: memory of a worker", *memory, "MiB", "ratio <= 1.15", more <= 1.15)
 
 
-PARTS = ("steady", "kill", "reform", "join", "leave", "stop", "init", "first", "balance")
+PARTS = ("steady", "kill", "reform", "join", "large", "leave", "stop", "init", "first", "balance")
 
 
 def measure(only: list[str], pairs: int) -> Iterator[list[Row]]:
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
     peer = ""
-    if set(only) - {"steady", "reform", "leave", "balance"}:
+    if set(only) - {"steady", "reform", "large", "leave", "balance"}:
         peer = subprocess.run(
             [ROOT / "scripts/bench-peer"], check=True, stdout=subprocess.PIPE, text=True
         ).stdout.strip()
@@ -431,6 +431,7 @@ def measure(only: list[str], pairs: int) -> Iterator[list[Row]]:
             "kill": lambda: kills(peer, work, pairs),
             "reform": lambda: [kills_in_reforming(work, pairs)],
             "join": lambda: [joins(peer, work, pairs)],
+            "large": lambda: list(large_joins.rows(OurJob, work, pairs)),
             "leave": lambda: [leaves(work, pairs)],
             "stop": lambda: [stops(peer, work, pairs)],
             "init": lambda: inits(peer, work, pairs),

@@ -55,12 +55,11 @@ def _obey(ring: Ring, order: list[str], say: Callable[[str], None]) -> str:
             ring.give([np.full(3_000_000, int(value), np.uint8) for value in values], 2)
             return "given"
         case ["take", giver]:
-            coming = ring.take(int(giver))
+            coming = ring.take(int(giver), lambda parts: [(len(p), sorted(set(p.tolist()))) for p in parts])
             total = ring.reduce(np.ones(1, np.float32))  # meanwhile the ring goes on
-            parts = coming.parts()
+            state = coming.state()
             assert coming.here
-            said = [(len(part), sorted(set(part.tolist()))) for part in parts]
-            return f"took {said} {np.asarray(total).tolist()}"
+            return f"took {state} {np.asarray(total).tolist()}"
         case ["close"]:
             ring.close()
             return "closed"

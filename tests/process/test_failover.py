@@ -64,7 +64,7 @@ class External:
         except EdlError:
             return {"step": -1, "generation": -1, "phase": "", "workers": [], "last_change": None}
 
-    def until(self, happens: Any, seconds: float = 60) -> dict[str, Any]:
+    def until(self, happens: Any, seconds: float = 120) -> dict[str, Any]:
         deadline = time.monotonic() + seconds
         while not happens(status := self.status()):
             assert time.monotonic() < deadline, status

@@ -190,6 +190,7 @@ async def test_inside(tmp_path: Path) -> None:
             environment = {"KUBECONFIG": str(release.kubeconfig)}
             words, env = command(tmp_path / name, NAMESPACE, environment, name, listen, "127.0.0.1:8501")
             network.start(host, words, env, tmp_path / f"log-{name}")
+            await until(lambda: release.acting, 60)  # the first one: which it is decides what a cut does
         async with cluster.running():
             await until(lambda: trains(cluster, 0.0), 60)
             lacking: list[set[str]] = []  # the API: each combination as often, in any order

@@ -84,12 +84,16 @@ class Checks:
             kept = [w for w in kept if workers[w].master == self.world.master.top.number]
         assert not kept, f"the job starts anew, but {kept} hold its state"
 
-    def one_state(self, members: list[Sim], begins_at: int | None) -> None:
-        """Who sums has the state of all others: step, ledger and model; and a ring begins at its root's."""
+    def one_state(self, members: list[Sim], begins_at: int | None, at_least: int) -> None:
+        """Who sums has the state of all others: step, ledger and model; and a ring begins at its root's, or
+        with the newest checkpoint."""
         members = [w for w in members if not w.worker.follows]  # who has not got it yet has no part in it
         first = members[0]
         assert begins_at in (None, first.step), (
             f"the ring begins at step {first.step}, its root was at {begins_at}"
+        )
+        assert first.step >= at_least, (
+            f"the ring begins at step {first.step}, there is a checkpoint of {at_least}"
         )
         for w in members:
             ledgers = [(o.step, o.worker.ledger) for o in (w, first)]

@@ -22,7 +22,7 @@ ONE_MASTERS = ("late", "twice", "mute", "stall", "new master", "wrong data")  # 
 SOAK = ("kill", "kill", "freeze", "mute", "term", "term now", "late", "twice", "stall", "preempt", "scale")
 RARE = ("fatal", "stop", "wrong data")
 MOMENTS = ("now", "now", "now", "forming", "syncing", "stepping", "breaking", "draining", "exporting",
-           "starting", "sending")  # fmt: skip
+           "starting", "sending", "writing")  # fmt: skip
 
 
 class Faults:

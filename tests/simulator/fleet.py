@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from edl.contract.exit_codes import WorkerExit
 from edl.contract.ids import WorkerId
+from edl.contract.layout import Layout
 from edl.contract.proto import edl_pb2 as pb
 from master.core import events as ev
 from master.rpc.messages import event_of
@@ -55,12 +56,20 @@ class Fleet:
     def say(self, w: Sim, what: pb.FromWorker | ev.Event | ev.Heartbeat) -> None:
         """The worker says something; it arrives a little later, in order."""
         event = event_of(w.id, what) if isinstance(what, pb.FromWorker) else what
+        part = (
+            what.checkpoint_part
+            if isinstance(what, pb.FromWorker) and what.HasField("checkpoint_part")
+            else None
+        )
         master = w.master
         at = w.outbox_at = max(self.clock.now + self.random.expovariate(200), w.outbox_at, w.audible_at)
 
         def arrives() -> None:
-            if event is not None and not w.fenced and master == self.world.master.number:
-                self.world.master.hear(event)
+            if w.fenced or master != self.world.master.number:
+                return
+            said = event if part is None else self.world.master.parts.hear(w.id, part)
+            if said is not None:
+                self.world.master.hear(said)
 
         self.clock.later(at - self.clock.now, arrives)
 
@@ -134,7 +143,9 @@ class Fleet:
             self.does(w, 0.1, lambda: self.ready(w))
             return
         w.is_ready = True
-        w.session.say(ready=pb.Ready(layout=pb.Layout(records=self.world.size, block=1, shards=1)))
+        layout = pb.Layout(records=self.world.size, block=1, shards=1)
+        found = w.checkpoints.newest(Layout(self.world.size))[0] if w.checkpoints else 0
+        w.session.say(ready=pb.Ready(layout=layout, checkpoint=found))
         self.beats(w)
         w.go_on()
 
@@ -164,6 +175,14 @@ class Fleet:
         w.session.say(saved=pb.Saved(model="model.keras"))
         w.waits(seconds=self.random.uniform(0.05, 1))
         w.session.say(finished=pb.Finished(metrics={"loss": 0.5}, model="model.keras"))
+
+    def writes(self, w: Sim, work: Callable[[], None]) -> None:
+        """Its part of a checkpoint, or the manifest: beside the training, for a moment or for long."""
+        at = w.writes_until = (
+            max(w.writes_until, self.clock.now) + self.random.choice((0.01, 0.3, 3)) * self.random.random()
+        )
+        self.world.faults.moment("writing")
+        self.does(w, at - self.clock.now, work)
 
     def beats(self, w: Sim) -> None:
         w.session.heartbeat(rate=0.0, memory=0)

@@ -8,6 +8,7 @@ from edl.contract.ids import WorkerId
 from edl.contract.reasons import Reason
 from master.core import events as ev
 from master.core.job import Job
+from master.rpc.checkpoint_parts import CheckpointParts
 from master.rpc.messages import message_of
 from master.telemetry import Telemetry
 from tests.invariants import Watchdog
@@ -25,6 +26,7 @@ class Master:
         self.lives = True
         self.job, self.epochs = Job(world.config), world.config.training.epochs  # that are wanted
         self.watchdog, self.telemetry = Watchdog(self.job), Telemetry(world.config)
+        self.parts = CheckpointParts()
         self._inbox: list[ev.Event | ev.Heartbeat] = []  # what waits while it does not listen
         self._awake_at = 0.0
         self._tick_at: float | None = None
@@ -85,6 +87,8 @@ class Master:
                 faults.moment("exporting")
             case ev.Fence(worker):
                 fleet.fence(fleet.workers[worker], effect)
+            case ev.Commit(worker) if (commit := self.parts.order(effect)) is not None:
+                fleet.order_to(worker, lambda w: rings.hears(w, commit))
             case ev.Notice(Reason.SpecRefused):
                 self.world.refused = True
             case ev.End():
@@ -152,6 +156,7 @@ class Master:
         world = self.world
         self.job, self.epochs = Job(world.config), world.config.training.epochs
         self.watchdog, self.telemetry = Watchdog(self.job), Telemetry(world.config)
+        self.parts = CheckpointParts()
         self.lives, world.checks.waiting, world.faults.last = True, {}, self.clock.now
         workers = world.fleet.workers
         found = tuple((w.id, "pid" if w.placed else "") for w in workers.values() if w.alive)

@@ -71,7 +71,10 @@ class Delivery:
         self.form = form
         self.members = [world.fleet.workers[m] for m in form.members]
         self.lock = nullcontext()
-        self._begins_at: int | None = world.fleet.workers[form.root].step  # None once it has begun
+        root = world.fleet.workers[form.root]
+        self._begins_at = root.step if root.has_state else None  # None once it has begun
+        # Who has no state begins with the newest checkpoint.
+        self._at_least = 0 if root.has_state else world.newest_checkpoint
         self._noted = False  # that it is broken
         self._await_state: set[Sim] = set()
 
@@ -87,8 +90,8 @@ class Delivery:
                 # Some ranks may have a sum long before others: then a death leaves them at different steps.
                 takes = self.random.uniform(0.0005, 0.003)
                 spread = 0.003 if self.random.random() < 0.8 else self.random.uniform(0.01, 0.2)
-                self.world.checks.one_state(self.members, self._begins_at)
-                self._begins_at = None
+                self.world.checks.one_state(self.members, self._begins_at, self._at_least)
+                self._begins_at, self._at_least = None, 0
             case _:
                 takes, spread = 0.001, self.random.random() * 0.1
         self.clock.later(takes, lambda: self._comes_back(circle, slots, spread))

@@ -14,6 +14,7 @@ from greenlet import getcurrent, greenlet
 
 from edl.contract.ids import WorkerId
 from tests.counting import AtOnce, CountingLearner, Positions
+from trainer.checkpointing import Checkpointing
 from trainer.data import Batches
 from trainer.ring.local import Circle, LocalRing
 from trainer.telemetry import Telemetry
@@ -39,6 +40,18 @@ class Sim:
         self.learner.joins(self.ring)
         self.session.cuts(self.ring.cut)
         batches = Batches(Positions(world.size, world.bad), world.batch, reading=AtOnce())
+        self.checkpoints = None
+        if world.config.checkpoint.dir:
+            beside = lambda work: fleet.writes(self, work)  # noqa: E731
+            self.checkpoints = Checkpointing(
+                world.config,
+                self.session,
+                self.learner,
+                world.store,
+                "a-run",
+                beside,
+                lambda: world.clock.now,
+            )
         self.worker = Worker(
             world.config,
             self.session,
@@ -47,6 +60,7 @@ class Sim:
             batches,
             Telemetry(self.session, batches.steps, lambda: world.clock.now, log=lambda line: None),
             lambda: fleet.export(self),
+            self.checkpoints,
         )
         self._main = greenlet(lambda: fleet.live(self))
         self._hub = getcurrent()
@@ -62,6 +76,7 @@ class Sim:
         self.fenced = False  # by the master: nothing that it says is heard
         self.silent_since: float | None = None  # it could not be heard, until
         self.audible_at = 0.0
+        self.writes_until = 0.0  # its parts of checkpoints
         self.to_do: list[Callable[[], None]] = []  # when it thaws
         self.blow: Exception | None = None  # what was thrown at it
         # its streams, both ordered

@@ -11,6 +11,7 @@ from typing import Any
 from structlog.testing import capture_logs
 
 from edl import config
+from edl.checkpoints import Store
 from edl.config import values
 from master.core import events as ev
 from master.core.job import Job
@@ -22,6 +23,7 @@ from tests.simulator.fleet import Fleet
 from tests.simulator.master import Master
 from tests.simulator.masters import Crew, Masters
 from tests.simulator.rings import Rings
+from tests.simulator.store import Memory
 from tests.simulator.worker import MOST_EPOCHS
 
 BASE = values.defaults()
@@ -70,7 +72,12 @@ class World:
             self.most_failures = 10**6
         if hours:
             workers, least = 6, 1
+        others = random.Random(f"checkpoints of {seed}")
+        writes, full = others.random() < 0.7, others.choice((0.0, 0.0, 0.05, 0.3))
+        self.store = Store(Memory(lambda: others.random() < full))
         self.values = values.merge(BASE, {
+            "checkpoint": {"dir": "memory" if writes else "", "seconds": others.choice((0.1, 1, 5)),
+                           "steps": others.choice((0, 0, 7)), "keep": 2},
             "workers": workers, "minWorkers": least, "maxWorkers": 8,
             "training": {"epochs": self.epochs[0], "batchSize": self.batch},
             "data": {"maxBadRecords": len(self.bad)},
@@ -97,6 +104,11 @@ class World:
         self.config = self.config.model_copy(update={"training": training})
         self.epochs.append(epochs)
         self.master.hear(ev.Live(self.job.target, self.job.min_size, self.job.suspended, epochs))
+
+    @property
+    def newest_checkpoint(self) -> int:
+        """Its step; 0: there is none."""
+        return max((c.step for c in self.store.checkpoints()), default=0)
 
     @property
     def job(self) -> Job:

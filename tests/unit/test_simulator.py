@@ -51,7 +51,9 @@ def test_a_run_repeats_from_its_seed(masters: int) -> None:
 def test_a_wrong_decision_is_noticed_and_the_failure_says_how_to_repeat_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(training, "go_on_from", lambda job, step: None)  # the root's step is not taken over
+    monkeypatch.setattr(
+        training, "go_on_from", lambda job, step, checkpoint=False: None
+    )  # the root's step is not taken over
     with pytest.raises(
         SimulationFailed, match=r"seed \d+: .*\nrepeat with: python -m tests.simulator --seed"
     ):

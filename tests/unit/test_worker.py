@@ -397,17 +397,17 @@ class Later(LocalRing):
         self.coming: Any = None
         self.may_come = threading.Event()
 
-    def take(self, giver: int) -> Any:
-        self.coming = super().take(giver)
+    def take(self, giver: int, prepare: Any) -> Any:
+        self.coming = super().take(giver, prepare)
         return self
 
     @property
     def here(self) -> bool:
         return self.may_come.is_set()
 
-    def parts(self) -> Any:
+    def state(self) -> Any:
         assert self.may_come.wait(10)
-        return self.coming.parts()
+        return self.coming.state()
 
 
 class Both(Held, Later):

@@ -13,7 +13,7 @@ engine runs in there, so no text of an error has to be matched.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -21,6 +21,7 @@ import numpy as np
 from edl.errors import EdlError
 
 Vector: TypeAlias = Any  # float32 [n], in the learner's library: a TensorFlow tensor or a NumPy array
+Prepare: TypeAlias = Callable[[list[np.ndarray]], Any]  # of a state's parts
 
 
 class RingBroken(EdlError):
@@ -32,15 +33,16 @@ class Arrival(Protocol):
 
     @property
     def here(self) -> bool:
-        """Whether all of it has come, or it is known that it does not."""
+        """Whether all of it has come and is prepared, or it is known that it does not."""
         ...
 
-    def parts(self) -> list[np.ndarray]:
-        """The state as it was given, once; waits for it.
+    def state(self) -> Any:
+        """What `prepare` has made of it, once; waits for it.
 
         Raises:
             RingBroken: it does not come.
             StateDamaged: it came, but not as it was given (trainer/ring/transfer.py).
+            Exception: of `prepare`.
         """
         ...
 
@@ -82,8 +84,12 @@ class Ring(Protocol):
         """
         ...
 
-    def take(self, giver: int) -> Arrival:
-        """Have the state come that this rank gives. Returns at once."""
+    def take(self, giver: int, prepare: Prepare) -> Arrival:
+        """Have the state come that this rank gives. Returns at once.
+
+        Args:
+            prepare: makes of the parts what is wanted of them, on the thread that has received them.
+        """
         ...
 
     def cut(self) -> None:

@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator, Sequence
 from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException
 from types import FrameType
+from typing import Any
 
 import horovod.tensorflow as hvd
 import numpy as np
@@ -36,7 +37,7 @@ from tensorflow.core.framework import attr_value_pb2
 
 from edl.contract.exit_codes import WorkerExit
 from trainer.graphs import compiled
-from trainer.ring.base import RingBroken
+from trainer.ring.base import Prepare, RingBroken
 from trainer.ring.transfer import Giver, TransferFailed, take
 from trainer.termination import shielded
 
@@ -97,6 +98,7 @@ class HorovodRing:
             self._sockets = frozenset(_open_sockets()) - self._outside
         if self._is_cut.is_set():
             raise RingBroken("the ring was cut while it was being formed")
+        self.in_graph.formed(size)
 
     def reduce(self, vector: tf.Tensor) -> tf.Tensor:
         with _broken("allreduce"):
@@ -117,8 +119,8 @@ class HorovodRing:
         self._transfers.append(giver)
         self._store("PUT", self._rank, giver.address)
 
-    def take(self, giver: int) -> Taking:
-        taking = Taking(lambda: self._store("GET", giver))
+    def take(self, giver: int, prepare: Prepare) -> Taking:
+        taking = Taking(lambda: self._store("GET", giver), prepare)
         self._transfers.append(taking)
         return taking
 
@@ -208,11 +210,12 @@ class Taking:
 
     Args:
         address: asks for the giver's; may wait.
+        prepare: see `take`.
     """
 
-    def __init__(self, address: Callable[[], str]):
+    def __init__(self, address: Callable[[], str], prepare: Prepare):
         self._done = threading.Event()
-        self._parts: list[np.ndarray] = []
+        self._prepare, self._state = prepare, None
         self._error: Exception | None = None
         self._connection: socket.socket | None = None
         threading.Thread(target=self._take, args=(address,), name="take", daemon=True).start()
@@ -221,14 +224,14 @@ class Taking:
     def here(self) -> bool:
         return self._done.is_set()
 
-    def parts(self) -> list[np.ndarray]:
+    def state(self) -> Any:
         self._done.wait()
         if isinstance(self._error, (TransferFailed, RingBroken, OSError, HTTPException)):
             raise RingBroken(f"the state did not come: {self._error}") from self._error
         if self._error is not None:
             raise self._error  # this worker's own trouble, or its network's: it is to be replaced
-        parts, self._parts = self._parts, []
-        return parts
+        state, self._state = self._state, None
+        return state
 
     def close(self) -> None:
         if self._connection is not None:
@@ -237,7 +240,7 @@ class Taking:
 
     def _take(self, address: Callable[[], str]) -> None:
         try:
-            self._parts = take(address(), self._is_connected)
+            self._state = self._prepare(take(address(), self._is_connected))
         except Exception as error:  # for who waits for it
             self._error = error
         self._done.set()
@@ -270,15 +273,23 @@ class GraphSums:
 
     def __init__(self) -> None:
         self.runs = False  # a graph with sums
+        self._size = 0  # of the ring
+        self._alone = tf.Variable(False, trainable=False, name="alone_in_the_ring")
+
+    def formed(self, size: int) -> None:
+        """There is a ring of so many."""
+        self._size = size
+        self._alone.assign(False)
 
     def __call__(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         """The sum over all ranks of a float32 tensor; shape and name are the same on all ranks. It has no
         gradient."""
-        total = _allreduce(
-            tf.stop_gradient(tensor), name=f"{NAMED}{name}", op=hvd.Sum, ignore_name_scope=True
-        )
+        # In a ring of one it is the tensor itself. (A branch would be a graph of its own, to be traced.)
+        ours, mine = tf.raw_ops.Switch(data=tf.stop_gradient(tensor), pred=self._alone)
+        total = _allreduce(ours, name=f"{NAMED}{name}", op=hvd.Sum, ignore_name_scope=True)
         total.op._set_attr(ATTRIBUTE, attr_value_pb2.AttrValue(s=name.encode()))
-        return total
+        found, _ = tf.raw_ops.Merge(inputs=[total, mine])
+        return found
 
     @contextlib.contextmanager
     def ring_errors(self) -> Iterator[None]:
@@ -290,6 +301,9 @@ class GraphSums:
         self.runs = True
         try:
             yield
+            if self._size == 1:  # after one step: with it, all that a larger ring needs has been touched
+                self._size = 0
+                self._alone.assign(True)
         except tf.errors.OpError as error:
             if NAMED not in error.message:  # the model's own: TensorFlow names the operation that failed
                 raise

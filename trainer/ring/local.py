@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from trainer.ring.base import RingBroken, Vector
+from trainer.ring.base import Prepare, RingBroken, Vector
 
 
 @dataclass(slots=True, eq=False)
@@ -46,16 +46,17 @@ class Coming:
     rank: int
     giver: int
     circle: Circle
+    prepare: Prepare
     given: list[np.ndarray] | None = None
 
     @property
     def here(self) -> bool:
         return self.given is not None
 
-    def parts(self) -> list[np.ndarray]:
+    def state(self) -> Any:
         self.circle.delivery.await_state(self)
         assert self.given is not None
-        return list(self.given)
+        return self.prepare(list(self.given))
 
 
 class Delivery(Protocol):
@@ -166,8 +167,8 @@ class Circle:
                 self._coming.remove(coming)
                 self.delivery.send(self, coming, parts)
 
-    def take(self, rank: int, giver: int) -> Coming:
-        coming = Coming(rank, giver, self)
+    def take(self, rank: int, giver: int, prepare: Prepare) -> Coming:
+        coming = Coming(rank, giver, self, prepare)
         with self.delivery.lock:
             if giver in self._given:
                 self.delivery.send(self, coming, self._given[giver])
@@ -224,9 +225,9 @@ class LocalRing:
         assert self.circle is not None, "not in a ring"
         self.circle.give(self._rank, [part.copy() for part in parts])
 
-    def take(self, giver: int) -> Coming:
+    def take(self, giver: int, prepare: Prepare) -> Coming:
         assert self.circle is not None, "not in a ring"
-        return self.circle.take(self._rank, giver)
+        return self.circle.take(self._rank, giver, prepare)
 
     def cut(self) -> None:
         self.is_cut = True

@@ -131,7 +131,8 @@ class Session:
         self._send, self._bell = send, bell
         self._orders: deque[Order] = deque()
         self._tasks: deque[int] = deque()  # epochs to train, as changed since the ring was formed
-        self._leave_generation = self._cut_generation = NO_GENERATION
+        self._leave_generation = self._cut_generation = self._checkpoint_generation = NO_GENERATION
+        self._commit: Callable[[pb.CommitCheckpoint], None] = lambda order: None
         self._cut: Callable[[], None] = lambda: None
         self._when_ended: Callable[[], None] = lambda: None
         self._noted = threading.Event()
@@ -157,6 +158,14 @@ class Session:
     def must_leave(self, generation: int) -> bool:
         """Whether the master wants the members of `generation` to leave at a step boundary."""
         return self._leave_generation == generation
+
+    def checkpoint_is_due(self, generation: int) -> bool:
+        """Whether the master wants rank 0 of `generation` to have a checkpoint begun."""
+        return self._checkpoint_generation == generation
+
+    def checkpoint_begins(self) -> None:
+        """That is done now."""
+        self._checkpoint_generation = NO_GENERATION
 
     def say_saved(self, saved: pb.Saved, seconds: float = NOTED_SECONDS) -> None:
         """Tell where the model is kept, and wait until the master knows it: whoever dies of what comes next,
@@ -188,6 +197,10 @@ class Session:
     def cuts(self, cut: Callable[[], None]) -> None:
         """From now on a ring that is called off is cut with `cut`, which may be called from any thread."""
         self._cut = cut
+
+    def commits(self, commit: Callable[[pb.CommitCheckpoint], None]) -> None:
+        """From now on `commit`, which may be called from any thread, finishes checkpoints."""
+        self._commit = commit
 
     def when_ended(self, act: Callable[[], None]) -> None:
         """From now on `act` is called, on any thread, when this worker is to end or has lost its master."""
@@ -249,6 +262,10 @@ class Session:
             case "cut":
                 self._cut_generation = generation
                 self._cut()
+            case "checkpoint":
+                self._checkpoint_generation = generation
+            case "commit_checkpoint":
+                self._commit(message.commit_checkpoint)
             case "noted":
                 self._noted.set()
             case "export":

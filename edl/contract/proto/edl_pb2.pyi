@@ -25,7 +25,7 @@ class Layout(_message.Message):
     def __init__(self, records: _Optional[int] = ..., block: _Optional[int] = ..., shards: _Optional[int] = ...) -> None: ...
 
 class FromWorker(_message.Message):
-    __slots__ = ("run_id", "generation", "hello", "ready", "key_value", "joined_ring", "stepped", "epoch_ended", "heartbeat", "left_ring", "leaving", "failed", "finished", "resume", "saved", "warned", "bad_records", "addresses")
+    __slots__ = ("run_id", "generation", "hello", "ready", "key_value", "joined_ring", "stepped", "epoch_ended", "heartbeat", "left_ring", "leaving", "failed", "finished", "resume", "saved", "warned", "bad_records", "addresses", "checkpoint_part", "checkpoint_failed", "checkpointed")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     HELLO_FIELD_NUMBER: _ClassVar[int]
@@ -44,6 +44,9 @@ class FromWorker(_message.Message):
     WARNED_FIELD_NUMBER: _ClassVar[int]
     BAD_RECORDS_FIELD_NUMBER: _ClassVar[int]
     ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_PART_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_FAILED_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINTED_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     generation: int
     hello: Hello
@@ -62,7 +65,10 @@ class FromWorker(_message.Message):
     warned: Warned
     bad_records: BadRecords
     addresses: Addresses
-    def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., key_value: _Optional[_Union[KeyValue, _Mapping]] = ..., joined_ring: _Optional[_Union[JoinedRing, _Mapping]] = ..., stepped: _Optional[_Union[Stepped, _Mapping]] = ..., epoch_ended: _Optional[_Union[EpochEnded, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., left_ring: _Optional[_Union[LeftRing, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., saved: _Optional[_Union[Saved, _Mapping]] = ..., warned: _Optional[_Union[Warned, _Mapping]] = ..., bad_records: _Optional[_Union[BadRecords, _Mapping]] = ..., addresses: _Optional[_Union[Addresses, _Mapping]] = ...) -> None: ...
+    checkpoint_part: CheckpointPart
+    checkpoint_failed: CheckpointFailed
+    checkpointed: Checkpointed
+    def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., key_value: _Optional[_Union[KeyValue, _Mapping]] = ..., joined_ring: _Optional[_Union[JoinedRing, _Mapping]] = ..., stepped: _Optional[_Union[Stepped, _Mapping]] = ..., epoch_ended: _Optional[_Union[EpochEnded, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., left_ring: _Optional[_Union[LeftRing, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., saved: _Optional[_Union[Saved, _Mapping]] = ..., warned: _Optional[_Union[Warned, _Mapping]] = ..., bad_records: _Optional[_Union[BadRecords, _Mapping]] = ..., addresses: _Optional[_Union[Addresses, _Mapping]] = ..., checkpoint_part: _Optional[_Union[CheckpointPart, _Mapping]] = ..., checkpoint_failed: _Optional[_Union[CheckpointFailed, _Mapping]] = ..., checkpointed: _Optional[_Union[Checkpointed, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("worker", "version", "resumes", "term")
@@ -93,12 +99,14 @@ class Resume(_message.Message):
     def __init__(self, layout: _Optional[_Union[Layout, _Mapping]] = ..., members: _Optional[_Iterable[int]] = ..., joined: _Optional[bool] = ..., left: _Optional[bool] = ..., left_ring: _Optional[_Union[LeftRing, _Mapping]] = ..., model: _Optional[str] = ...) -> None: ...
 
 class Ready(_message.Message):
-    __slots__ = ("layout", "model")
+    __slots__ = ("layout", "model", "checkpoint")
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     layout: Layout
     model: str
-    def __init__(self, layout: _Optional[_Union[Layout, _Mapping]] = ..., model: _Optional[str] = ...) -> None: ...
+    checkpoint: int
+    def __init__(self, layout: _Optional[_Union[Layout, _Mapping]] = ..., model: _Optional[str] = ..., checkpoint: _Optional[int] = ...) -> None: ...
 
 class Addresses(_message.Message):
     __slots__ = ("scope", "alike", "at", "differ")
@@ -276,6 +284,44 @@ class Finished(_message.Message):
     failed: _containers.RepeatedCompositeFieldContainer[PartFailed]
     def __init__(self, metrics: _Optional[_Mapping[str, float]] = ..., model: _Optional[str] = ..., note: _Optional[str] = ..., failed: _Optional[_Iterable[_Union[PartFailed, _Mapping]]] = ...) -> None: ...
 
+class CheckpointPart(_message.Message):
+    __slots__ = ("step", "attempt", "index", "of", "name", "nbytes", "sha256")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    OF_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    NBYTES_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    attempt: str
+    index: int
+    of: int
+    name: str
+    nbytes: int
+    sha256: bytes
+    def __init__(self, step: _Optional[int] = ..., attempt: _Optional[str] = ..., index: _Optional[int] = ..., of: _Optional[int] = ..., name: _Optional[str] = ..., nbytes: _Optional[int] = ..., sha256: _Optional[bytes] = ...) -> None: ...
+
+class CheckpointFailed(_message.Message):
+    __slots__ = ("step", "attempt", "why")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    attempt: str
+    why: str
+    def __init__(self, step: _Optional[int] = ..., attempt: _Optional[str] = ..., why: _Optional[str] = ...) -> None: ...
+
+class Checkpointed(_message.Message):
+    __slots__ = ("step", "attempt", "nbytes")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    NBYTES_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    attempt: str
+    nbytes: int
+    def __init__(self, step: _Optional[int] = ..., attempt: _Optional[str] = ..., nbytes: _Optional[int] = ...) -> None: ...
+
 class Warned(_message.Message):
     __slots__ = ("text",)
     TEXT_FIELD_NUMBER: _ClassVar[int]
@@ -283,7 +329,7 @@ class Warned(_message.Message):
     def __init__(self, text: _Optional[str] = ...) -> None: ...
 
 class ToWorker(_message.Message):
-    __slots__ = ("run_id", "generation", "term", "welcome", "form", "key_value", "leave", "cut", "train", "export", "stop", "noted", "addresses", "acting")
+    __slots__ = ("run_id", "generation", "term", "welcome", "form", "key_value", "leave", "cut", "train", "export", "stop", "noted", "addresses", "acting", "checkpoint", "commit_checkpoint")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
@@ -298,6 +344,8 @@ class ToWorker(_message.Message):
     NOTED_FIELD_NUMBER: _ClassVar[int]
     ADDRESSES_FIELD_NUMBER: _ClassVar[int]
     ACTING_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     generation: int
     term: int
@@ -312,7 +360,9 @@ class ToWorker(_message.Message):
     noted: Noted
     addresses: Addresses
     acting: Acting
-    def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., term: _Optional[int] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., form: _Optional[_Union[Form, _Mapping]] = ..., key_value: _Optional[_Union[KeyValue, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., cut: _Optional[_Union[Cut, _Mapping]] = ..., train: _Optional[_Union[Train, _Mapping]] = ..., export: _Optional[_Union[Export, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., noted: _Optional[_Union[Noted, _Mapping]] = ..., addresses: _Optional[_Union[Addresses, _Mapping]] = ..., acting: _Optional[_Union[Acting, _Mapping]] = ...) -> None: ...
+    checkpoint: Checkpoint
+    commit_checkpoint: CommitCheckpoint
+    def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., term: _Optional[int] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., form: _Optional[_Union[Form, _Mapping]] = ..., key_value: _Optional[_Union[KeyValue, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., cut: _Optional[_Union[Cut, _Mapping]] = ..., train: _Optional[_Union[Train, _Mapping]] = ..., export: _Optional[_Union[Export, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., noted: _Optional[_Union[Noted, _Mapping]] = ..., addresses: _Optional[_Union[Addresses, _Mapping]] = ..., acting: _Optional[_Union[Acting, _Mapping]] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., commit_checkpoint: _Optional[_Union[CommitCheckpoint, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("config", "output", "worker", "master_outage_timeout_seconds", "salvage", "rehearse")
@@ -367,6 +417,20 @@ class Cut(_message.Message):
 class Export(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class Checkpoint(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class CommitCheckpoint(_message.Message):
+    __slots__ = ("step", "attempt", "parts")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    attempt: str
+    parts: _containers.RepeatedCompositeFieldContainer[CheckpointPart]
+    def __init__(self, step: _Optional[int] = ..., attempt: _Optional[str] = ..., parts: _Optional[_Iterable[_Union[CheckpointPart, _Mapping]]] = ...) -> None: ...
 
 class Stop(_message.Message):
     __slots__ = ("why",)
@@ -431,6 +495,10 @@ class StopRequest(_message.Message):
     WHY_FIELD_NUMBER: _ClassVar[int]
     why: str
     def __init__(self, why: _Optional[str] = ...) -> None: ...
+
+class CheckpointRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class Reply(_message.Message):
     __slots__ = ("text",)

@@ -54,6 +54,11 @@ class MasterStub:
                 request_serializer=edl_dot_contract_dot_proto_dot_edl__pb2.StopRequest.SerializeToString,
                 response_deserializer=edl_dot_contract_dot_proto_dot_edl__pb2.Reply.FromString,
                 _registered_method=True)
+        self.Checkpoint = channel.unary_unary(
+                '/edl.Master/Checkpoint',
+                request_serializer=edl_dot_contract_dot_proto_dot_edl__pb2.CheckpointRequest.SerializeToString,
+                response_deserializer=edl_dot_contract_dot_proto_dot_edl__pb2.Reply.FromString,
+                _registered_method=True)
 
 
 class MasterServicer:
@@ -88,6 +93,13 @@ class MasterServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Checkpoint(self, request, context):
+        """Have a checkpoint written now.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_MasterServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -109,6 +121,11 @@ def add_MasterServicer_to_server(servicer, server):
             'Stop': grpc.unary_unary_rpc_method_handler(
                     servicer.Stop,
                     request_deserializer=edl_dot_contract_dot_proto_dot_edl__pb2.StopRequest.FromString,
+                    response_serializer=edl_dot_contract_dot_proto_dot_edl__pb2.Reply.SerializeToString,
+            ),
+            'Checkpoint': grpc.unary_unary_rpc_method_handler(
+                    servicer.Checkpoint,
+                    request_deserializer=edl_dot_contract_dot_proto_dot_edl__pb2.CheckpointRequest.FromString,
                     response_serializer=edl_dot_contract_dot_proto_dot_edl__pb2.Reply.SerializeToString,
             ),
     }
@@ -219,6 +236,33 @@ class Master:
             target,
             '/edl.Master/Stop',
             edl_dot_contract_dot_proto_dot_edl__pb2.StopRequest.SerializeToString,
+            edl_dot_contract_dot_proto_dot_edl__pb2.Reply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Checkpoint(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/edl.Master/Checkpoint',
+            edl_dot_contract_dot_proto_dot_edl__pb2.CheckpointRequest.SerializeToString,
             edl_dot_contract_dot_proto_dot_edl__pb2.Reply.FromString,
             options,
             channel_credentials,

@@ -12,6 +12,7 @@ from keras import optimizers as o
 
 from tests.process.keras.models import TOKENS, Y, dense, plain, tagged, tagger
 from tests.process.keras.rings import Case, assert_same
+from trainer import rows
 
 COLUMNS = {"user": 1, "item": 3, "other": 2}
 PLAIN = {
@@ -74,12 +75,12 @@ class Places(keras.layers.Layer):
 
 
 def of_tokens(
-    optimizer: Any, synchronized: bool = False, places: bool = False, **compiled: Any
+    optimizer: Any, synchronized: bool = False, places: bool = False, words: int = 9, **compiled: Any
 ) -> keras.Model:
     """Rows are looked up several times in a record, and in the records of several ranks."""
     keras.utils.set_random_seed(3)
     x = inputs = keras.Input((6,), dtype="int32")
-    x = keras.layers.Embedding(9, 5)(x)
+    x = keras.layers.Embedding(words, 5)(x)
     if places:
         x = Places()(x)
     if synchronized:
@@ -100,6 +101,7 @@ ROWS: dict[str, Callable[[], keras.Model]] = {
     "MultiOptimizer": lambda: of_tokens(o.MultiOptimizer(o.OptimizerMap(o.Adam(0.01), {"bias": o.SGD(0.1)}))),
     "once in each batch": lambda: of_tokens(o.Adagrad(0.1), places=True),
     "once in each batch, run_eagerly": lambda: of_tokens(o.Adagrad(0.1), places=True, run_eagerly=True),
+    "large, SGD": lambda: of_tokens(o.SGD(0.1), words=rows.LARGE // 16),
     "masked": lambda: tagger(optimizer=o.Adam(0.01)),
     "run_eagerly": lambda: of_tokens(o.Adagrad(0.1), run_eagerly=True),
     "jit_compile": lambda: of_tokens(o.Adagrad(0.1), jit_compile=True),

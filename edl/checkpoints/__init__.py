@@ -1,0 +1,23 @@
+"""Checkpoints: the state of a training, kept where it outlives all of its processes.
+
+    store = Store.open("s3://bucket/prefix")          # or a directory
+
+    writing = store.begin(step, attempt)              # every rank by itself; they agree on the attempt
+    part = writing.write_part(index, of, tensors)     # every rank, in its own process
+    writing.commit(Manifest(..., parts=parts))        # one process, when all parts are known
+
+    found = store.load_newest(warn=print)             # the newest whole one, verified while it is read
+
+Promise: a checkpoint is whole or it is none. What is read is, bit for bit, what was written; what is torn,
+truncated, altered or half-uploaded is passed over with a word. A checkpoint is data, never code.
+"""
+
+from edl.checkpoints.manifest import VERSION, Manifest, Part, Variable, utc_now
+from edl.checkpoints.store import Best, Checkpoint, Loaded, Store, Writing
+from edl.checkpoints.tensors import Tensor
+from edl.errors import CheckpointDamaged, CheckpointError
+
+__all__ = [
+    "VERSION", "Best", "Checkpoint", "CheckpointDamaged", "CheckpointError", "Loaded", "Manifest", "Part",
+    "Store", "Tensor", "Variable", "Writing", "utc_now",
+]  # fmt: skip

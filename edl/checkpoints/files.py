@@ -1,0 +1,167 @@
+"""Checkpoints in a directory of a file system.
+
+Promise: what `write` or `create` has returned from survives a loss of power; `create` lets a file appear
+whole or not at all, and once. No symbolic link below the directory is followed: nothing outside is touched.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import stat
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
+
+
+class Files:
+    """Directories of files, one level deep. All methods raise OSError."""
+
+    # What reading says of a file that is not there, is no file, or lies on a broken disk.
+    damage = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.EIO})
+
+    def __init__(self, root: Path):
+        self.where = str(root)
+        self._root = root
+
+    def all(self, wanted: Callable[[str], bool]) -> dict[str, dict[str, int]]:
+        """The files of each directory that is wanted, with their bytes."""
+        try:
+            with self._open() as root:
+                names = [name for name in os.listdir(root) if wanted(name)]
+        except FileNotFoundError:  # nothing was written yet
+            return {}
+        found = {}
+        for name in names:
+            with suppress(NotADirectoryError, FileNotFoundError), self._open(name) as directory:
+                found[name] = dict(_files(directory))
+        return found
+
+    def sizes(self, directory: str) -> dict[str, int]:
+        """The files of a directory, with their bytes."""
+        try:
+            with self._open(directory) as inside:
+                return dict(_files(inside))
+        except (NotADirectoryError, FileNotFoundError):
+            return {}
+
+    def write(self, directory: str, name: str, pieces: Iterable[memoryview]) -> None:
+        """A new file."""
+        self._make(directory)
+        with self._open(directory) as inside:
+            descriptor = os.open(
+                name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644, dir_fd=inside
+            )
+            try:
+                with open(descriptor, "wb", buffering=0) as file:
+                    for piece in pieces:
+                        _write_all(file.fileno(), piece)
+                    os.fsync(file.fileno())
+            except BaseException:
+                with suppress(OSError):
+                    os.unlink(name, dir_fd=inside)  # it takes the room that others need
+                raise
+            _sync(inside)
+
+    def create(self, directory: str, name: str, data: bytes) -> bool:
+        """Let a file appear whole. False: there is one of that name."""
+        unfinished = f".{name}.{secrets.token_hex(4)}"
+        self.write(directory, unfinished, [memoryview(data)])
+        with self._open(directory) as inside:
+            try:
+                os.link(unfinished, name, src_dir_fd=inside, dst_dir_fd=inside, follow_symlinks=False)
+            except FileExistsError:
+                return False
+            except OSError as error:
+                if error.errno not in _NO_LINKS:
+                    raise
+                if name in os.listdir(inside):
+                    return False
+                os.rename(unfinished, name, src_dir_fd=inside, dst_dir_fd=inside)
+            finally:
+                with suppress(FileNotFoundError):
+                    os.unlink(unfinished, dir_fd=inside)
+            _sync(inside)
+        return True
+
+    def open(self, directory: str, name: str) -> BinaryIO:
+        """A file to be read from its beginning."""
+        with self._open(directory) as inside:
+            # Not waiting for somebody who writes into a pipe of that name.
+            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            descriptor = os.open(name, flags, dir_fd=inside)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise FileNotFoundError(errno.ENOENT, "not a file", name)
+        return open(descriptor, "rb", buffering=0)
+
+    def rename(self, directory: str, name: str, other: str) -> None:
+        with self._open(directory) as inside:
+            os.rename(name, other, src_dir_fd=inside, dst_dir_fd=inside)
+            _sync(inside)
+
+    def remove(self, directory: str, names: Iterable[str]) -> None:
+        """These files, in this order; and the directory, if nothing else is in it."""
+        with suppress(FileNotFoundError), self._open(directory) as inside:
+            for name in names:
+                with suppress(FileNotFoundError):
+                    os.unlink(name, dir_fd=inside)
+                    _sync(inside)  # in this order on the disk, too
+        with self._open() as root:
+            try:
+                os.rmdir(directory, dir_fd=root)
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT):
+                    raise
+            _sync(root)
+
+    def _make(self, directory: str) -> None:
+        new = [path for path in (self._root, *self._root.parents) if not path.exists()]
+        self._root.mkdir(parents=True, exist_ok=True)
+        for path in new:
+            descriptor = os.open(path.parent, _DIRECTORY)
+            _sync(descriptor)
+            os.close(descriptor)
+        with self._open() as root:
+            with suppress(FileExistsError):
+                os.mkdir(directory, dir_fd=root)
+            _sync(root)
+
+    @contextmanager
+    def _open(self, directory: str = "") -> Iterator[int]:
+        """A descriptor of the root, or of a directory in it."""
+        opened = [os.open(self._root, _DIRECTORY)]
+        try:
+            if directory:
+                opened.append(os.open(directory, _DIRECTORY | os.O_NOFOLLOW, dir_fd=opened[0]))
+            yield opened[-1]
+        finally:
+            for descriptor in opened:
+                os.close(descriptor)
+
+
+def _files(directory: int) -> Iterator[tuple[str, int]]:
+    for name in os.listdir(directory):
+        with suppress(FileNotFoundError):
+            found = os.stat(name, dir_fd=directory, follow_symlinks=False)
+            if stat.S_ISREG(found.st_mode):
+                yield name, found.st_size
+
+
+def _sync(directory: int) -> None:
+    """Have the names in a directory on the disk, where its file system can do that."""
+    try:
+        os.fsync(directory)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS):
+            raise
+
+
+def _write_all(descriptor: int, piece: memoryview) -> None:
+    while piece:
+        piece = piece[os.write(descriptor, piece) :]

@@ -1,0 +1,194 @@
+"""What a checkpoint says of itself: one JSON text, written last.
+
+Promise: there is one text for one manifest (sorted keys, no spaces, ASCII), and it holds its own SHA-256, so
+that a single altered bit is found. Names that it gives are names of files beside it, and nothing else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+
+from edl.errors import CheckpointDamaged, CheckpointError
+
+VERSION = 1
+FILE = "manifest.json"
+MOST_BYTES = 64 << 20  # of a manifest; a million variables fit
+SUM = "sha256"
+NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,119}")  # of a file or an attempt: no path, nothing hidden
+Number = Annotated[float, Field(strict=False)]  # also "nan" and "inf", which JSON has no numbers for
+_STRICT = ConfigDict(extra="forbid", strict=True)
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One tensor of the state.
+
+    Args:
+        name: its key in the file; each is there once.
+        dtype: as NumPy and TensorFlow call it.
+        part: the index of the part that holds it.
+    """
+
+    __pydantic_config__ = _STRICT
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    part: int
+
+
+@dataclass(frozen=True)
+class Part:
+    """One file of tensors, as its writer knows it."""
+
+    __pydantic_config__ = _STRICT
+
+    name: str
+    nbytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """All that a training needs beside its tensors.
+
+    Args:
+        step: so many are in the tensors.
+        run: the run whose state it is.
+        attempt: which of the attempts to write this step.
+        epoch: in which the next step is, from 0.
+        records: that were trained on, over all epochs.
+        model: the fingerprint of the model.
+        created: UTC, as `utc_now` gives it.
+        edl: the version that wrote it.
+        skipped: ranges of steps that are not in the tensors (their gradients were not finite).
+        bad: by epoch: how many records were left out.
+        config: the values that must not change, by their keys.
+        state: anything else that is JSON, such as the state of callbacks.
+        parts: in the order of their indexes.
+    """
+
+    __pydantic_config__ = _STRICT
+
+    step: int
+    run: str
+    attempt: str
+    epoch: int
+    records: int
+    model: str
+    variables: tuple[Variable, ...]
+    parts: tuple[Part, ...]
+    skipped: tuple[tuple[int, int], ...] = ()
+    bad: dict[int, int] = field(default_factory=dict)
+    metrics: dict[str, Number] = field(default_factory=dict)
+    config: dict[str, Any] = field(default_factory=dict)
+    state: dict[str, Any] = field(default_factory=dict)
+    created: str = ""
+    edl: str = ""
+    version: int = VERSION
+
+    @property
+    def nbytes(self) -> int:
+        """Of all parts."""
+        return sum(part.nbytes for part in self.parts)
+
+
+def utc_now() -> str:
+    """Now, as `Manifest.created` wants it."""
+    return datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def encode(manifest: Manifest) -> bytes:
+    """The one text of a manifest.
+
+    Raises:
+        ValueError: it is not a manifest: something in it is not JSON, or contradicts itself.
+    """
+    text = _canonical(_MANIFEST.dump_python(manifest, mode="json", warnings="error"))
+    normal = _MANIFEST.validate_json(text)  # an int that was given for a float is a float from here on
+    if wrong := _contradiction(normal):
+        raise ValueError(wrong)
+    body = _MANIFEST.dump_python(normal, mode="json")
+    return _canonical({**body, SUM: _sum(body)})
+
+
+def decode(raw: bytes) -> Manifest:
+    """What `encode` has encoded.
+
+    Raises:
+        CheckpointDamaged: any bit of it is another one.
+        CheckpointError: a newer edl has written it.
+    """
+    try:
+        body = json.loads(raw.decode("ascii"))
+        # So it is in every version: nobody goes back to an older checkpoint because a newer one is not known.
+        intact = body.pop(SUM) == _sum(body) and _canonical({**body, SUM: _sum(body)}) == raw
+    except (ValueError, RecursionError, AttributeError, LookupError, TypeError) as error:
+        raise CheckpointDamaged(f"{FILE} is damaged: {type(error).__name__}: {error}") from error
+    if not intact:
+        raise CheckpointDamaged(f"{FILE} is damaged: its SHA-256 is not the one that it holds")
+    if isinstance(version := body.get("version"), int) and version > VERSION:
+        raise CheckpointError(
+            f"{FILE} has version {version}, this edl knows versions up to {VERSION}: use a newer edl"
+        )
+    try:
+        manifest = _MANIFEST.validate_json(_canonical(body))
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise CheckpointDamaged(f"{FILE}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+    if wrong := _contradiction(manifest):
+        raise CheckpointDamaged(f"{FILE}: {wrong}")
+    return manifest
+
+
+def same_state(one: Manifest, other: Manifest) -> bool:
+    """Whether both are of the same tensors, whoever wrote them down, and when."""
+    return replace(one, created="", edl="") == replace(other, created="", edl="")
+
+
+def _contradiction(manifest: Manifest) -> str:
+    names = [part.name for part in manifest.parts]
+    if bad := [name for name in [*names, manifest.attempt] if not NAME.fullmatch(name) or name == FILE]:
+        return f"{bad[0]!r} is not the name of a file in the checkpoint's directory"
+    if len(set(names)) != len(names):
+        return "two parts have the same name"
+    if len({variable.name for variable in manifest.variables}) != len(manifest.variables):
+        return "two variables have the same name"
+    for variable in manifest.variables:
+        if not 0 <= variable.part < len(names):
+            return f"variable {variable.name!r} is in part {variable.part}, there are {len(names)} parts"
+        if min(variable.shape, default=0) < 0:
+            return f"variable {variable.name!r} has the shape {variable.shape}"
+    for part in manifest.parts:
+        if not re.fullmatch("[0-9a-f]{64}", part.sha256) or part.nbytes < 0:
+            return f"part {part.name!r} has no size or no SHA-256"
+    return "" if min(manifest.step, manifest.epoch, manifest.records) >= 0 else "a count is negative"
+
+
+def _canonical(body: Mapping[str, Any]) -> bytes:
+    return json.dumps(_finite(body), sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
+
+
+def _finite(value: Any) -> Any:
+    """With texts for the numbers that JSON does not have; `float` reads them."""
+    if isinstance(value, Mapping):
+        return {str(key): _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    return repr(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _sum(body: Mapping[str, Any]) -> str:
+    return hashlib.sha256(_canonical(body)).hexdigest()
+
+
+_MANIFEST = TypeAdapter(Manifest)

@@ -1,0 +1,148 @@
+"""`edl checkpoints`: what lies in a checkpoint directory, and whether it is whole."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from edl.checkpoints import Checkpoint, CheckpointError, Manifest, Store
+from edl.checkpoints.manifest import encode
+from edl.cli import display
+from edl.errors import EdlError
+
+
+def checkpoints(
+    directory: Annotated[
+        str,
+        typer.Argument(metavar="DIR", help="The checkpoint directory: a path, or an address like s3://..."),
+    ],
+    step: Annotated[
+        int | None, typer.Argument(metavar="[STEP]", help="Show what is in the checkpoint of this step.")
+    ] = None,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Read all bytes and compare their SHA-256.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """List the checkpoints in a directory; show what is in one of them.
+
+    Exit code: 0 if all that were completed are whole, 1 if one is damaged or there is none. Without --verify
+    only manifests and sizes are compared.
+    """
+    store = Store.open(directory)
+    found = sorted([*store.checkpoints(), *store.unfinished()], key=lambda c: c.step)
+    if step is not None and not (found := [c for c in found if c.step == step]):
+        raise EdlError(f"{directory}: no checkpoint of step {step} found")
+    if not found:
+        raise EdlError(f"{directory}: no checkpoints found")
+    # The manifest is shown only if it can be believed.
+    seen = [(c, *_look(c, verify)) for c in found]
+    if as_json:
+        print(json.dumps([_as_json(*each, whole=step is not None) for each in seen], indent=1))
+    elif step is not None:
+        for checkpoint, manifest, state in seen:
+            _show(checkpoint, manifest, state)
+    else:
+        _list(seen)
+    if any(c.is_complete and state not in (WHOLE, COMPLETE) for c, _, state in seen):
+        raise typer.Exit(1)
+
+
+WHOLE, COMPLETE, UNFINISHED, SUPERSEDED = "whole", "complete (not verified)", "not completed", "superseded"
+
+
+def _look(checkpoint: Checkpoint, verify: bool) -> tuple[Manifest | None, str]:
+    """What it says of itself, and whether that is so."""
+    if not checkpoint.is_complete:
+        return None, SUPERSEDED if checkpoint.is_superseded else UNFINISHED
+    manifest = None
+    try:
+        manifest = checkpoint.manifest
+        wrong = checkpoint.wrong()
+        if verify and not wrong:
+            checkpoint.verify()
+    except CheckpointError as error:
+        wrong = str(error)
+    return manifest, wrong.removeprefix(f"{checkpoint.directory}: ") or (WHOLE if verify else COMPLETE)
+
+
+def _list(seen: list[tuple[Checkpoint, Manifest | None, str]]) -> None:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in ("step", "epoch", "created", "MB", "state", "metrics"):
+        table.add_column(name, justify="right" if name in ("step", "epoch", "MB") else "left")
+    for checkpoint, manifest, state in seen:
+        metrics = manifest.metrics if manifest else {}
+        table.add_row(
+            f"{checkpoint.step:,}",
+            str(manifest.epoch + 1) if manifest else "",
+            manifest.created if manifest else "",
+            f"{sum(checkpoint.files.values()) / 1e6:,.1f}",
+            display.clean(state),
+            display.clean(", ".join(f"{name} {value:.4g}" for name, value in metrics.items())),
+        )
+    _print(table)
+
+
+def _show(checkpoint: Checkpoint, manifest: Manifest | None, state: str) -> None:
+    print(f"step {checkpoint.step:,}, attempt {checkpoint.attempt}: {display.clean(state)}")
+    if manifest is None:
+        return
+    about = {
+        "run": manifest.run,
+        "created": f"{manifest.created} by edl {manifest.edl}",
+        "epoch": str(manifest.epoch + 1),
+        "records": f"{manifest.records:,}",
+        "skipped steps": ", ".join(f"{start}-{stop - 1}" for start, stop in manifest.skipped),
+        "bad records": ", ".join(f"{count} in epoch {epoch + 1}" for epoch, count in manifest.bad.items()),
+        "metrics": ", ".join(f"{name} {value:.6g}" for name, value in manifest.metrics.items()),
+        "model": manifest.model,
+        "bytes": f"{manifest.nbytes:,} in {len(manifest.parts)} parts",
+    }
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for name, text in about.items():
+        if text:
+            table.add_row(name, display.clean(text))
+    for key, value in sorted(manifest.config.items()):
+        table.add_row(display.clean(key), display.clean(json.dumps(value)))
+    _print(table)
+    variables = Table(box=None, pad_edge=False, header_style="dim")
+    for name in ("variable", "dtype", "shape", "part"):
+        variables.add_column(name, justify="right" if name == "part" else "left")
+    for variable in manifest.variables:
+        shape = " x ".join(map(str, variable.shape)) or "scalar"
+        variables.add_row(
+            display.clean(variable.name), display.clean(variable.dtype), shape, str(variable.part)
+        )
+    print()
+    _print(variables)
+
+
+def _print(table: Table) -> None:
+    console = display.Screen()
+    if not console.is_terminal:
+        console.width = display.PLAIN_WIDTH
+    console.print(table)
+
+
+def _as_json(checkpoint: Checkpoint, manifest: Manifest | None, state: str, whole: bool) -> dict[str, Any]:
+    """
+    Args:
+        whole: with all that the manifest holds.
+    """
+    about: dict[str, Any] = {
+        "step": checkpoint.step,
+        "attempt": checkpoint.attempt,
+        "directory": checkpoint.directory,
+        "bytes": sum(checkpoint.files.values()),
+        "state": state,
+        "usable": state in (WHOLE, COMPLETE),
+    }
+    if manifest is not None:
+        body = json.loads(encode(manifest))  # in which a NaN is a text, for JSON has no number for it
+        about |= {key: body[key] for key in ("epoch", "created", "metrics")}
+        if whole:
+            about["manifest"] = body
+    return about

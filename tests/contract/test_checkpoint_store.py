@@ -1,0 +1,297 @@
+"""One contract, every place for checkpoints: a directory, memory, and a real server that speaks S3."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pytest
+
+from edl.checkpoints import Best, CheckpointDamaged, CheckpointError, Store, Tensor
+from tests.checkpoints import TENSORS, equal, manifest_of, of_size, unexpected, write
+
+
+@dataclass(frozen=True)
+class Place:
+    """A store, and its bytes as they lie there."""
+
+    url: str
+    client: Any
+    root: str
+
+    @property
+    def store(self) -> Store:
+        """As a process that has just begun opens it."""
+        return Store.open(self.url)
+
+    def files(self, directory: str = "") -> list[str]:
+        """The paths of all files below it."""
+        self.client.invalidate_cache()
+        return sorted(self.client.find(f"{self.root}/{directory}".rstrip("/")))
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[str]:
+    """The address of a server that speaks S3, with a bucket."""
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+        patch.setenv("AWS_ACCESS_KEY_ID", "key")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        fsspec.filesystem("s3", skip_instance_cache=True).mkdir("bucket")
+        yield "bucket"
+    server.stop()
+
+
+@pytest.fixture(params=["directory", "memory", "s3"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    name = tmp_path.name
+    match request.param:
+        case "directory":
+            url = str(tmp_path / "not" / "there yet")
+            return Place(url, fsspec.filesystem("file"), url)
+        case "memory":
+            return Place(f"memory://{name}", fsspec.filesystem("memory"), f"/{name}")
+        case _:
+            root = f"{request.getfixturevalue('s3')}/jobs/{name}"
+            return Place(f"s3://{root}", fsspec.filesystem("s3", skip_instance_cache=True), root)
+
+
+def test_what_is_read_is_what_was_written_bit_for_bit(place: Place) -> None:
+    assert place.store.newest(unexpected) is None and place.store.load_newest(unexpected) is None
+    written = write(
+        place.store, 7, metrics={"loss": float("inf"), "accuracy": 1}, config={"training.seed": 3}
+    )
+    loaded = place.store.load_newest(unexpected)
+    assert loaded is not None and loaded.checkpoint.manifest == written.manifest
+    assert loaded.checkpoint.manifest.metrics == {"loss": float("inf"), "accuracy": 1.0}
+    assert equal(loaded.tensors, TENSORS)
+
+
+def test_a_part_of_many_requests_is_read_as_it_was_written(place: Place) -> None:
+    state = of_size(20 << 20, step=3)
+    write(place.store, 3, tensors=state, parts=1)
+    loaded = place.store.load_newest(unexpected)
+    assert loaded is not None and equal(loaded.tensors, state)
+
+
+def test_the_newest_is_that_of_the_largest_step(place: Place) -> None:
+    for step in (9, 1200, 100):
+        write(place.store, step)
+    assert [c.step for c in place.store.checkpoints()] == [9, 100, 1200]
+    newest = place.store.newest(unexpected)
+    assert newest is not None and newest.step == 1200
+
+
+def test_what_is_not_completed_is_no_checkpoint(place: Place) -> None:
+    write(place.store, 1)
+    place.store.begin(2, "1").write_part(0, 2, TENSORS)
+    newest = place.store.newest(unexpected)
+    assert newest is not None and newest.step == 1
+    assert [c.step for c in place.store.unfinished()] == [2]
+
+
+@pytest.mark.parametrize(
+    "damage", ["flipped", "truncated", "missing", "torn manifest", "no manifest's bytes"]
+)
+def test_a_damaged_one_is_passed_over_with_a_word(place: Place, damage: str) -> None:
+    write(place.store, 1)
+    later = write(place.store, 2)
+    manifest, part = place.files(later.directory)[0], place.files(later.directory)[-1]
+    assert manifest.endswith("manifest.json")
+    match damage:
+        case "flipped":
+            data = place.client.cat_file(part)
+            place.client.pipe_file(part, data[:-1] + bytes([data[-1] ^ 1]))
+        case "truncated":
+            place.client.pipe_file(part, place.client.cat_file(part)[:-1])
+        case "missing":
+            place.client.rm_file(part)
+        case "torn manifest":
+            place.client.pipe_file(manifest, place.client.cat_file(manifest)[:99])
+        case _:
+            place.client.pipe_file(manifest, b"")
+    said: list[str] = []
+    newest, loaded = place.store.newest(said.append), place.store.load_newest(said.append)
+    assert newest is not None and loaded is not None
+    assert newest.step == loaded.checkpoint.step == 1
+    assert len(said) == 2 and all(
+        later.directory in line and "step 2 is passed over" in line for line in said
+    )
+    with pytest.raises(CheckpointDamaged):
+        place.store.checkpoints()[-1].verify()
+
+
+def test_a_commit_may_be_repeated_and_cannot_be_changed(place: Place) -> None:
+    made = write(place.store, 5)
+    writing = place.store.begin(5, "1")
+    again = writing.commit(replace(made.manifest, created="later, by somebody else"))
+    assert again.manifest == made.manifest
+    other = writing.write_part(0, 1, TENSORS)
+    with pytest.raises(CheckpointError, match="step 5 has been committed with other parts"):
+        writing.commit(manifest_of(5, TENSORS, (other,)))
+    assert place.store.checkpoints()[0].manifest == made.manifest
+
+
+def test_one_of_two_that_commit_at_once_wins(place: Place) -> None:
+    states = [of_size(300, 1), of_size(300, 2)]
+    both = threading.Barrier(2)
+    failed = []
+
+    def commit(state: dict[str, Tensor]) -> None:
+        writing = place.store.begin(1, "1")
+        manifest = manifest_of(1, state, (writing.write_part(0, 1, state),))
+        both.wait(10)
+        try:
+            writing.commit(manifest)
+        except CheckpointError:
+            failed.append(state)
+
+    writers = [threading.Thread(target=commit, args=(state,)) for state in states]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    [lost] = failed
+    [kept] = place.store.checkpoints()
+    assert equal(kept.read(), next(state for state in states if state is not lost))
+
+
+def test_two_writers_of_one_part_leave_each_other_alone(place: Place) -> None:
+    first, second = place.store.begin(1, "1"), place.store.begin(1, "1")
+    one, two = first.write_part(0, 1, TENSORS), second.write_part(0, 1, of_size(300, 1))
+    assert one.name != two.name
+    first.commit(manifest_of(1, TENSORS, (one,)))
+    loaded = place.store.load_newest(unexpected)
+    assert loaded is not None and equal(loaded.tensors, TENSORS)
+
+
+def test_without_all_parts_nothing_is_committed(place: Place) -> None:
+    writing = place.store.begin(1, "1")
+    part = writing.write_part(0, 1, TENSORS)
+    place.client.rm_file(place.files()[0])
+    with pytest.raises(
+        CheckpointError, match=r"part-00000-of-00001-\w+.safetensors has no bytes, its writer"
+    ):
+        writing.commit(manifest_of(1, TENSORS, (part,)))
+    assert place.store.checkpoints() == []
+
+
+def test_a_part_that_fails_in_the_middle_leaves_nothing(place: Place) -> None:
+    state = of_size(20 << 20, 1)
+    state["v2"] = Tensor.of(np.array([np.nan], np.float32))
+    with pytest.raises(CheckpointError, match="variable 'v2' is not finite"):
+        place.store.begin(1, "1").write_part(0, 1, state, finite=state)
+    assert place.files() == []
+    if place.url.startswith("s3"):
+        begun = place.client.call_s3("list_multipart_uploads", Bucket="bucket")
+        assert not begun.get("Uploads")
+
+
+def test_an_attempt_that_is_given_up_leaves_nothing(place: Place) -> None:
+    write(place.store, 1)
+    before = place.files()
+    writing = place.store.begin(2, "1")
+    writing.abandon()  # nothing was written yet
+    writing.write_part(0, 2, TENSORS)
+    writing.abandon()
+    place.store.begin(1, "1").abandon()  # is committed: it stays
+    assert place.files() == before
+
+
+def test_pruning_keeps_the_newest_and_the_best(place: Place) -> None:
+    losses = {1: 0.5, 2: 0.2, 3: float("nan"), 4: 0.4, 5: 0.3, 6: 0.6}
+    for step, loss in losses.items():
+        write(place.store, step, metrics={"loss": loss})
+    place.store.begin(4, "2").write_part(0, 2, TENSORS)  # given up by who was killed
+    place.store.begin(7, "1").write_part(0, 2, TENSORS)  # is being written
+    assert [(c.step, c.attempt) for c in place.store.prune(0, Best("loss"))] == [(4, "2")]
+    assert [c.step for c in place.store.checkpoints()] == [1, 2, 3, 4, 5, 6]
+    assert [c.step for c in place.store.unfinished()] == [7]
+    assert {c.step for c in place.store.prune(2, Best("loss"))} == {1, 3, 4}
+    assert [c.step for c in place.store.checkpoints()] == [2, 5, 6]
+    place.store.prune(1, Best("loss", largest=True))
+    assert [c.step for c in place.store.checkpoints()] == [6]
+    place.store.checkpoints()[0].verify()
+
+
+def test_a_damaged_one_is_not_counted_among_those_to_keep(place: Place) -> None:
+    write(place.store, 1)
+    later = write(place.store, 2)
+    place.client.pipe_file(place.files(later.directory)[-1], b"")
+    place.store.prune(1)
+    assert [c.step for c in place.store.checkpoints()] == [1, 2]  # 2 is newer than the newest whole one
+    write(place.store, 3)
+    place.store.prune(1)
+    assert [c.step for c in place.store.checkpoints()] == [3]
+
+
+def test_what_was_completed_last_is_not_given_up_for_a_later_one_that_cannot_be_read(place: Place) -> None:
+    write(place.store, 10)
+    later = place.files(write(place.store, 20).directory)[-1]
+    data = place.client.cat_file(later)
+    place.client.pipe_file(later, data[:-1] + bytes([data[-1] ^ 1]))
+    for step in (12, 14):  # it went on from 10
+        write(place.store, step)
+        place.store.begin(step + 1, "1").write_part(0, 2, TENSORS)  # the next one is being written
+        place.store.prune(1)
+        assert [c.step for c in place.store.checkpoints()] == [step, 20]
+        assert [c.step for c in place.store.unfinished()] == [step + 1]
+
+
+def test_what_the_training_has_left_behind_is_set_aside(place: Place) -> None:
+    for step in (1, 2, 3):
+        write(place.store, step)
+    assert [c.step for c in place.store.supersede(after=1)] == [2, 3]
+    assert [c.step for c in place.store.checkpoints()] == [1]
+    write(place.store, 2, attempt="2")
+    newest = place.store.newest(unexpected)
+    assert newest is not None and (newest.step, newest.attempt) == (2, "2")
+    place.store.prune(1)
+    assert [(c.step, c.attempt) for c in place.store.unfinished()] == [(3, "1")]
+    write(place.store, 3, attempt="2")
+    place.store.prune(1)
+    assert place.store.unfinished() == []
+
+
+def test_a_store_that_is_not_there_is_no_empty_store(s3: str) -> None:
+    with pytest.raises(
+        CheckpointError, match=r"s3://else: cannot list the checkpoints: .*bucket does not exist"
+    ):
+        Store.open("s3://else").checkpoints()
+    with pytest.raises(CheckpointError, match="s3://else/a: cannot write the checkpoint of step 1: "):
+        Store.open("s3://else/a").begin(1, "1").write_part(0, 1, TENSORS)
+    with pytest.raises(CheckpointError, match=r"nothing://here: Protocol not known: nothing"):
+        Store.open("nothing://here")
+
+
+def test_a_store_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = fsspec.get_filesystem_class("s3")
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # and does not listen
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{nobody.getsockname()[1]}")
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+        monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+        monkeypatch.setattr(client, "retries", 1)
+        client.clear_instance_cache()  # they know the address of another server
+        try:
+            with pytest.raises(CheckpointError, match=r"s3://bucket/a: cannot list .* Could not connect"):
+                Store.open("s3://bucket/a").newest(unexpected)
+            with pytest.raises(
+                CheckpointError, match=r"cannot write the checkpoint of step 1: .* not connect"
+            ):
+                Store.open("s3://bucket/a").begin(1, "1").write_part(0, 1, TENSORS)
+        finally:
+            client.clear_instance_cache()

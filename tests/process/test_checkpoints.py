@@ -1,0 +1,205 @@
+"""A job that loses everything but its disk goes on from its newest checkpoint, exactly."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from edl import audit
+from edl.checkpoints import Store
+from edl.client import Client
+from edl.contract import artifacts
+from edl.contract.reasons import Reason
+from tests.evidence import check_weights
+from tests.process.conftest import ROOT, Running
+from tests.process.test_full_disk import fill
+from tests.process.test_saved import A_Job
+
+pytestmark = pytest.mark.process
+EDL = [str(Path(sys.executable).with_name("edl"))]
+RECORDS = 3000
+
+
+def newest(job: Running) -> int:
+    """The step of the newest checkpoint, as the status tells it."""
+    return int(job.status["checkpoint"]["step"])
+
+
+async def test_when_all_workers_are_killed_at_once_others_go_on_from_the_newest_checkpoint(
+    a_job: A_Job, tmp_path: Path
+) -> None:
+    where = tmp_path / "checkpoints"
+    async with a_job(f"checkpoint.dir={where}", "checkpoint.seconds=2", workers=3, records=RECORDS) as job:
+        first = await job.ring_of(3)
+        for _ in range(2):  # and then again
+            before = newest(job)
+            await job.until(lambda before=before: before < newest(job) < job.status["step"] - 3)
+            lost, at_least = job.ring or first, newest(job)
+            job.kill(*lost)
+            first = await job.ring_of(3, without=lost)
+            assert job.status["task"]["step"] >= at_least
+        summary = await job.exact()
+    assert summary["state_losses"] == 2
+    told = job.noticed(Reason.StateLost)
+    assert all("the job goes on from the checkpoint of step" in text for text in told), told
+    assert len(job.noticed(Reason.Restored)) == 2
+    steps = summary["task"]["steps_done"]
+    kept = Store.open(str(where)).checkpoints()
+    assert len(kept) == 3 and kept[-1].step == steps == summary["checkpoint"]["step"]
+    for checkpoint in kept:
+        checkpoint.verify()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small file system, which takes root")
+async def test_a_full_disk_is_told_and_the_training_goes_on(a_job: A_Job, tmp_path: Path) -> None:
+    where = tmp_path / "checkpoints"
+    where.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", where], check=True)
+    try:
+        async with a_job(
+            f"checkpoint.dir={where}", "checkpoint.seconds=0.5", workers=2, records=RECORDS
+        ) as job:
+            await job.ring_of(2)
+            await job.until(lambda: newest(job))
+            ballast = fill(where)
+            why = await job.until(lambda: job.status["degraded"].get("writing checkpoints"))
+            assert (
+                "No space left on device" in why and "the training goes on, the newest one is of step" in why
+            )
+            await job.stepping()
+            kept = Store.open(str(where)).newest(pytest.fail)
+            assert kept is not None and kept.step == newest(job)
+            ballast.unlink()
+            await job.until(lambda: not job.status["degraded"])
+            assert newest(job) > kept.step
+            await job.exact()
+        assert job.noticed(Reason.Recovered) == ["writing checkpoints works again"]
+    finally:
+        subprocess.run(["umount", where], check=True)
+
+
+class Jobs:
+    """Runs of one job as people start them, one after the other."""
+
+    def __init__(self, directory: Path):
+        self.directory, self.orders, self.count = directory, directory / "orders", 0
+        self.orders.mkdir()
+        self.environment = {
+            **os.environ, "EDL_FAULTS": str(self.orders), "EDL_COUNTING_RECORDS": str(RECORDS),
+            "XDG_STATE_HOME": str(directory / "state"),
+        }  # fmt: skip
+
+    def idle(self, idle: bool) -> None:
+        (self.orders / "idle").touch() if idle else (self.orders / "idle").unlink(missing_ok=True)
+
+    def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*EDL, *arguments], capture_output=True, text=True, env=self.environment, timeout=60
+        )
+
+    @contextmanager
+    def run(self, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+        """`edl run` in a new output directory."""
+        self.count += 1
+        output = self.directory / f"run-{self.count}"
+        job = subprocess.Popen(
+            [*EDL, "run", *arguments, "--output", str(output)],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=self.environment,
+        )  # fmt: skip
+        with job:
+            try:
+                yield job, output
+            finally:
+                job.kill()
+
+
+def read_until(job: subprocess.Popen[str], words: str) -> str:
+    """What it prints up to the line with these words."""
+    assert job.stdout is not None
+    said = ""
+    for line in job.stdout:
+        said += line
+        if words in line:
+            return said
+    raise AssertionError(f"it never said {words!r}:\n{said}")
+
+
+def kill_all(output: Path) -> None:
+    """The master and all of its workers, with SIGKILL, at once."""
+    master = psutil.Process(artifacts.read_contact(output).pid)
+    for process in [master, *master.children(recursive=True)]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(signal.SIGKILL)
+
+
+def several_more(output: Path) -> bool:
+    """Wait until the job has written several more checkpoints."""
+    seen = set()
+    for status in Client(artifacts.read_contact(output)).follow(60):
+        seen.add(status["checkpoint"]["step"])
+        if len(seen) > 4:
+            return True
+    return False
+
+
+def test_a_job_is_resumed_after_a_stop_and_after_a_kill_of_everything_with_other_workers_and_epochs(
+    tmp_path: Path,
+) -> None:
+    jobs, where = Jobs(tmp_path), tmp_path / "checkpoints"
+    jobs.idle(True)
+    model = str(ROOT / "tests" / "models" / "counting_faulty.py")
+    sets = f"workers=3,training.epochs=2,local.startMethod=fork,checkpoint.dir={where},checkpoint.seconds=0"
+    with jobs.run(model, "--set", sets) as (job, first):
+        read_until(job, "ring 0 -> ")
+        assert "a checkpoint is written to" in jobs.command("checkpoint", str(first)).stdout
+        read_until(job, "the checkpoint of step")
+        assert json.loads(jobs.command("status", str(first), "--json").stdout)["checkpoint"]["step"] > 0
+        jobs.command("stop", str(first))
+        read_until(job, "Stopped after")
+
+    # Others are refused by name, before anything begins.
+    refused = jobs.command("run", model, "--set", sets, "--output", str(tmp_path / "no"))
+    assert refused.returncode == 2 and "holds checkpoints of another run" in refused.stderr
+    refused = jobs.command("run", "--resume", str(first), "--set", "training.batchSize=16")
+    assert refused.returncode == 2 and "training.batchSize is 16, and the checkpoint" in refused.stderr
+
+    often = "workers=2,checkpoint.seconds=0.1"
+    with jobs.run("--resume", str(first), "--set", often) as (job, second):
+        said = read_until(job, "the checkpoint of step")
+        assert "is restored from" in said
+        assert several_more(second)
+        kill_all(second)  # most of the time one is being written
+
+    jobs.idle(False)
+    with jobs.run("--resume", str(second), "--set", "workers=1,training.epochs=3") as (job, third):
+        assert job.stdout is not None
+        said = job.stdout.read()
+        assert job.wait() == 0, said
+    assert check_weights(third / artifacts.MODEL, RECORDS, 3) == ""
+    proved = audit.audit(third)
+    assert "exactly once" in proved and "of the checkpoint that it went on from" in proved
+
+    with jobs.run("--resume", str(third)) as (job, fourth):  # it is complete: only saved again
+        assert job.stdout is not None
+        said = job.stdout.read()
+        assert job.wait() == 0, said
+    assert check_weights(fourth / artifacts.MODEL, RECORDS, 3) == ""
+
+
+def test_what_cannot_be_resumed_is_refused_in_words(tmp_path: Path) -> None:
+    jobs = Jobs(tmp_path)
+    refused = jobs.command("run", "--resume", str(tmp_path))
+    assert refused.returncode == 2 and "not the output directory of a job" in refused.stderr
+    (tmp_path / "values.json").write_text("{}")
+    refused = jobs.command("run", "--resume", str(tmp_path))
+    assert refused.returncode == 2 and "there is nothing to go on from" in refused.stderr

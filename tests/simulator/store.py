@@ -1,0 +1,57 @@
+"""The checkpoints of a simulated job: the real store, in memory, which fails now and then."""
+
+from __future__ import annotations
+
+import errno
+import io
+from collections.abc import Callable, Iterable, Sequence
+from typing import BinaryIO
+
+
+class Memory:
+    """A place for checkpoints (edl/checkpoints/store.py).
+
+    Args:
+        fails: asked before each write: whether there is no room.
+    """
+
+    where, damage = "memory", frozenset({errno.ENOENT})
+
+    def __init__(self, fails: Callable[[], bool]):
+        self._fails = fails
+        self._directories: dict[str, dict[str, bytes]] = {}
+
+    def all(self, wanted: Callable[[str], bool]) -> dict[str, dict[str, int]]:
+        return {directory: self.sizes(directory) for directory in self._directories if wanted(directory)}
+
+    def sizes(self, directory: str) -> dict[str, int]:
+        return {name: len(data) for name, data in self._directories.get(directory, {}).items()}
+
+    def write(self, directory: str, name: str, pieces: Iterable[memoryview]) -> None:
+        self._refuse()
+        self._directories.setdefault(directory, {})[name] = b"".join(map(bytes, pieces))
+
+    def create(self, directory: str, name: str, data: bytes) -> bool:
+        self._refuse()
+        files = self._directories.setdefault(directory, {})
+        return files.setdefault(name, data) is data
+
+    def open(self, directory: str, name: str) -> BinaryIO:
+        try:
+            return io.BytesIO(self._directories[directory][name])
+        except KeyError as error:
+            raise FileNotFoundError(name) from error
+
+    def rename(self, directory: str, name: str, other: str) -> None:
+        files = self._directories[directory]
+        files[other] = files.pop(name)
+
+    def remove(self, directory: str, names: Sequence[str]) -> None:
+        for name in names:
+            self._directories[directory].pop(name, None)
+        if not self._directories[directory]:
+            del self._directories[directory]
+
+    def _refuse(self) -> None:
+        if self._fails():
+            raise OSError(errno.ENOSPC, "No space left on device")

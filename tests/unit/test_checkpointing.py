@@ -1,0 +1,240 @@
+"""Checkpoints from the workers' side: real loops over a local ring, a real directory."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edl import config
+from edl.checkpoints import CheckpointError, Store
+from edl.config import lineage, values
+from edl.contract.layout import Layout
+from edl.contract.proto import edl_pb2 as pb
+from edl.errors import ConfigError, DataError, ModelError
+from tests.counting import CountingLearner
+from tests.unit.test_worker import BATCH, POSITIONS, SIZE, A, Held, come_to_sum, ring_of
+from trainer.checkpointing import Checkpointing, deal
+
+LAYOUT = Layout(SIZE)
+
+
+def configured(where: Path, **changes: Any) -> config.Config:
+    checkpoint = {"dir": str(where), "seconds": 0, "keep": 2} | changes.pop("checkpoint", {})
+    own = {"checkpoint": checkpoint, "training": {"batchSize": BATCH} | changes.pop("training", {})}
+    return config.parse(values.merge(values.defaults(), own | changes))
+
+
+class Queue:
+    """Work beside the training, done when the test says so."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Callable[[], None]] = []
+        self._changed = threading.Condition()
+
+    def __call__(self, work: Callable[[], None]) -> None:
+        with self._changed:
+            self.waiting.append(work)
+            self._changed.notify_all()
+
+    def does(self) -> None:
+        """The next piece of it, as soon as there is one."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: self.waiting, 10), "there is nothing to be done"
+            work = self.waiting.pop(0)
+        work()
+
+
+class Writer(A):
+    """A worker that writes checkpoints, and what a test does in its master's place."""
+
+    def __init__(self, number: int, where: Path, run_id: str = "run-1", **named: Any):
+        changes = named.pop("changes", {})
+        super().__init__(number, ring=Held(), config=configured(where, **changes), **named)
+        self.beside = Queue()
+        self.checkpoints = self.worker.checkpoints = Checkpointing(
+            self.worker.config, self.session, self.learner, Store.open(str(where)), run_id, self.beside
+        )
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[list[Writer]]:
+    """Two in a ring that holds each sum until the test goes on."""
+    workers = [Writer(0, tmp_path), Writer(1, tmp_path)]
+    ring_of(*workers)
+    yield workers
+    for w in workers:
+        w.ring.free()
+        w.stop()
+
+
+def part_of(w: Writer) -> pb.CheckpointPart:
+    return w.says("checkpoint_part", 0)
+
+
+def write(workers: list[Writer], step: int) -> None:
+    """Have a checkpoint of this step written, from the master's order to the manifest."""
+    come_to_sum(step - 1, *workers)
+    workers[0].hears(1, checkpoint=pb.Checkpoint())
+    come_to_sum(step + 1, *workers)
+    for w in workers:
+        w.beside.does()
+    parts = [part_of(w) for w in workers]
+    order = pb.CommitCheckpoint(step=step, attempt=parts[0].attempt, parts=parts)
+    workers[-1].hears(commit_checkpoint=order)
+    workers[-1].beside.does()
+    assert workers[-1].says("checkpointed", 0).step == step
+
+
+def test_nothing_is_written_before_it_is_due_and_then_all_begin_after_the_same_step(
+    pair: list[Writer], tmp_path: Path
+) -> None:
+    assert come_to_sum(1, *pair).writers == 1, "rank 1 can, and rank 0 knows of none that is due"
+    pair[0].hears(1, checkpoint=pb.Checkpoint())
+    assert come_to_sum(2, *pair).writers == 2
+    come_to_sum(3, *pair)
+    for w in pair:
+        w.beside.does()
+    one, other = map(part_of, pair)
+    assert (one.step, one.index, one.of, one.attempt) == (2, 0, 2, "run-1-g1-w0")
+    assert (other.step, other.index, other.of, other.attempt) == (2, 1, 2, "run-1-g1-w0")
+    assert Store.open(str(tmp_path)).checkpoints() == [], "nobody has finished it"
+
+
+def test_who_still_writes_takes_part_in_no_other_one(pair: list[Writer]) -> None:
+    come_to_sum(1, *pair)
+    pair[0].hears(1, checkpoint=pb.Checkpoint())
+    assert come_to_sum(2, *pair).writers == 2
+    assert come_to_sum(3, *pair).writers == 0
+    pair[0].hears(1, checkpoint=pb.Checkpoint())
+    pair[0].beside.does()
+    come_to_sum(4, *pair)
+    assert come_to_sum(5, *pair).writers == 1, "rank 1 is not done"
+
+
+def test_what_is_written_is_the_state_of_that_step_however_far_the_ring_is_by_then(
+    pair: list[Writer], tmp_path: Path
+) -> None:
+    come_to_sum(1, *pair)
+    pair[0].hears(1, checkpoint=pb.Checkpoint())
+    come_to_sum(4, *pair)
+    for w in pair:
+        w.beside.does()
+    parts = [part_of(w) for w in pair]
+    pair[0].hears(
+        commit_checkpoint=pb.CommitCheckpoint(step=parts[0].step, attempt=parts[0].attempt, parts=parts)
+    )
+    pair[0].beside.does()
+    (made,) = Store.open(str(tmp_path)).checkpoints()
+    (counts,) = made.read().values()
+    found = np.frombuffer(counts.data, np.int16)
+    assert made.step == parts[0].step == 2
+    assert found.tolist() == [1] * BATCH * made.step + [0] * (POSITIONS - BATCH * made.step) + [made.step]
+
+
+def test_a_worker_without_a_state_begins_with_the_newest_one_and_all_others_take_it(
+    pair: list[Writer], tmp_path: Path
+) -> None:
+    write(pair, 2)
+    new = [Writer(2, tmp_path), Writer(3, tmp_path)]
+    assert new[0].checkpoints.newest(LAYOUT) == (2, LAYOUT)
+    ring_of(*new, generation=2, step=2)
+    for w in new:
+        w.ring.free()
+    assert [w.says("joined_ring", 2).step for w in new] == [2, 2]
+    for w in new:
+        assert w.says("left_ring", 2).step == 6
+        assert (w.learner.weights == 1).all(), "each position once, whoever has trained on it"
+        w.stop()
+
+
+def test_who_saves_the_model_writes_the_last_state_first(tmp_path: Path) -> None:
+    w = Writer(0, tmp_path)
+    ring_of(w)
+    w.ring.free()
+    w.says("left_ring", 1)
+    w.hears(export=pb.Export())
+    w.says("finished", 0)
+    w.stop()
+    (made,) = Store.open(str(tmp_path)).checkpoints()
+    assert made.step == w.says("checkpointed", 0).step == 6
+    said = [m.WhichOneof("body") for m in w.said]
+    assert said.index("checkpointed") < said.index("finished")
+
+
+def test_a_store_that_fails_is_told_and_nothing_else_happens(tmp_path: Path) -> None:
+    w = Writer(0, tmp_path / "a file")
+    ring_of(w)
+    come_to_sum(1, w)
+    (tmp_path / "a file").touch()
+    w.hears(1, checkpoint=pb.Checkpoint())
+    w.ring.free()
+    assert w.says("left_ring", 1).step == 6
+    w.beside.does()
+    failed = w.says("checkpoint_failed", 0)
+    assert "a file: cannot write the checkpoint of step" in failed.why
+    w.stop()
+    assert (w.learner.weights == 1).all()
+
+
+def test_an_epochs_end_and_so_many_steps_make_one_too(tmp_path: Path) -> None:
+    for steps, at in ((2, [2, 4]), (0, [3])):
+        w = Writer(0, tmp_path / str(steps), changes={"checkpoint": {"steps": steps}})
+        ring_of(w)
+        for number in range(1, 7):
+            come_to_sum(number, w)
+            while w.beside.waiting:
+                w.beside.does()
+        w.ring.free()
+        w.says("left_ring", 1)
+        w.stop()
+        while w.beside.waiting:
+            w.beside.does()
+        parts = [m.checkpoint_part.step for m in w.said if m.WhichOneof("body") == "checkpoint_part"]
+        assert parts == at, "the end of the training is written by who saves the model"
+
+
+def test_one_that_is_expected_and_not_there_ends_the_job_instead_of_its_first_step(tmp_path: Path) -> None:
+    w = Writer(0, tmp_path)
+    with pytest.raises(CheckpointError, match="of step 4 was written, and none is whole now"):
+        w.checkpoints.restore(expected=4)
+    assert w.checkpoints.restore(expected=0) is None
+
+
+def test_what_differs_from_the_checkpoint_is_refused_by_name(pair: list[Writer], tmp_path: Path) -> None:
+    write(pair, 2)
+
+    def of(**named: Any) -> Checkpointing:
+        resume = {"checkpoint": {"resume": True}}
+        return Writer(5, tmp_path, **{"run_id": "run-2", "changes": resume} | named).checkpoints
+
+    assert of().newest(LAYOUT) == (2, LAYOUT)
+    assert of(run_id="run-1", changes={}).newest(LAYOUT)[0] == 2
+    with pytest.raises(ConfigError, match=r"holds checkpoints of another run \(run-1, step 2\)"):
+        of(changes={}).newest(LAYOUT)
+    with pytest.raises(
+        ConfigError, match=r"training\.seed is 9, and the checkpoint of step 2 .* made with 1"
+    ):
+        of(changes={"checkpoint": {"resume": True}, "training": {"seed": 9}}).newest(LAYOUT)
+    with pytest.raises(DataError, match=r"the data have 13 records, .* was made with 12"):
+        of().newest(Layout(13))
+    with pytest.raises(ModelError, match="of another model"):
+        of(learner=CountingLearner(POSITIONS + 1)).newest(LAYOUT)
+
+
+def test_a_checkpoint_keeps_the_values_that_decide_which_records_are_in_a_step(tmp_path: Path) -> None:
+    kept = lineage.kept(configured(tmp_path))
+    assert kept["training.batchSize"] == BATCH
+    assert kept.keys() == {
+        "model.module", "model.source", "training.batchSize", "training.seed", "data.shuffle",
+    }  # fmt: skip
+
+
+def test_variables_are_dealt_by_their_bytes_alike_on_every_rank() -> None:
+    assert deal([100, 1, 50, 49, 1], 2) == [0, 1, 1, 1, 0]
+    assert deal([], 3) == []
+    assert deal([5, 5, 5], 1) == [0, 0, 0]

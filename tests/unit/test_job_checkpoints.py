@@ -1,0 +1,201 @@
+"""When the master has checkpoints written, what it does when one fails, and how a job goes on from one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from edl.contract.ids import Generation, WorkerId
+from edl.contract.layout import Layout
+from edl.contract.proto import edl_pb2 as pb
+from edl.contract.reasons import Reason
+from master.core import events as ev
+from master.core import view
+from master.rpc.checkpoint_parts import CheckpointParts
+from tests.stories import Story, of, only
+
+SECONDS = 10.0
+
+
+def a_story(workers: int = 2, least: int = 2, **checkpoint: Any) -> Story:
+    """Its workers are never silent."""
+    return Story(
+        workers=workers,
+        least=least,
+        checkpoint={"dir": "d", "seconds": SECONDS, **checkpoint},
+        heartbeatTimeoutSeconds=10**6,
+    )
+
+
+def until_ordered(story: Story, most: float = 100.0) -> float:
+    """After how many seconds the next one is ordered."""
+    began = story.now
+    while not of(story.waits(0.5), ev.Checkpoint):
+        assert story.now - began < most, "none is ordered"
+    return story.now - began
+
+
+def parts(story: Story, step: int, last: int = 0, attempt: str = "a") -> list[ev.Effect]:
+    return story.tell(ev.PartsWritten(WorkerId(last), step, attempt, story.job.ring.members))
+
+
+def whole(story: Story, step: int, worker: int = 0, attempt: str = "a") -> list[ev.Effect]:
+    return story.tell(ev.Checkpointed(WorkerId(worker), step, attempt, 1 << 20))
+
+
+def test_one_is_due_after_so_many_seconds_and_the_one_who_was_last_finishes_it() -> None:
+    story = a_story().running()
+    assert not of(story.waits(SECONDS - 1), ev.Checkpoint)
+    assert only(story.waits(1.1), ev.Checkpoint) == ev.Checkpoint(Generation(1), WorkerId(0))
+    assert only(parts(story, 3, last=1), ev.Commit) == ev.Commit(WorkerId(1), 3, "a")
+    whole(story, 3, worker=1)
+    assert story.noticed(Reason.Checkpointed) == ["the checkpoint of step 3 is in d (1.0 MiB)"]
+    story.waits(2)
+    status = view.status(story.job, story.now)["checkpoint"]
+    assert status["step"] == 3 and 2 <= status["seconds_ago"] < 3
+    whole(story, 4)
+    assert len(story.noticed(Reason.Checkpointed)) == 1, "only the first one is told"
+
+
+def test_they_are_whole_as_often_as_people_want_though_writing_takes_a_while() -> None:
+    story = a_story().running()
+    story.waits(SECONDS)
+    for step in range(3, 9):
+        story.waits(2)
+        parts(story, step)
+        whole(story, step)
+        assert until_ordered(story) <= SECONDS - 4 + 0.6
+
+
+def test_without_a_directory_there_are_none_and_the_job_says_so_before_it_begins() -> None:
+    story = Story(workers=2)
+    (told,) = story.noticed(Reason.CheckpointsOff)
+    assert "starts again from its first record" in told
+    story.running()
+    assert not of(story.waits(1000), ev.Checkpoint)
+    story.tell(ev.CheckpointAsked())
+    assert "no checkpoint is written" in story.noticed(Reason.SpecRefused)[0]
+    assert view.status(story.job, story.now)["checkpoint"] is None
+
+
+def test_people_may_ask_for_one_also_where_time_makes_none() -> None:
+    story = a_story(seconds=0).running()
+    assert not of(story.waits(1000), ev.Checkpoint)
+    assert only(story.tell(ev.CheckpointAsked()), ev.Checkpoint).worker == 0
+
+
+def test_a_failing_store_is_told_and_tried_again_later_and_later_and_the_training_goes_on() -> None:
+    story = a_story().running()
+    story.waits(SECONDS)
+    pauses = []
+    for attempt in "abcd":
+        why = "d: cannot write the checkpoint of step 3: No space left on device"
+        story.tell(ev.CheckpointFailed(WorkerId(0), 3, attempt, why))
+        story.tell(ev.CheckpointFailed(WorkerId(1), 3, attempt, why))  # of the same attempt: one failure
+        pauses.append(round(until_ordered(story)))
+    assert pauses == [10, 20, 40, 80]
+    (degraded,) = story.job.degraded.items()
+    assert degraded[0] == "writing checkpoints" and degraded[1].endswith(
+        "the training goes on, there is none"
+    )
+    assert story.job.phase == "Training"
+    parts(story, 9)
+    whole(story, 9)
+    assert not story.job.degraded
+    assert story.noticed(Reason.Recovered) == ["writing checkpoints works again"]
+
+
+def test_an_older_one_that_comes_to_nothing_when_a_newer_is_whole_is_no_failure() -> None:
+    story = a_story().running()
+    whole(story, 9)
+    assert not of(parts(story, 8, attempt="late"), ev.Commit)
+    story.tell(ev.CheckpointFailed(WorkerId(0), 8, "late", "its parts are gone"))
+    assert not story.job.degraded
+
+
+def test_when_who_is_to_finish_it_is_lost_another_writer_does() -> None:
+    story = a_story(workers=3).running()
+    story.waits(SECONDS)
+    assert only(parts(story, 3, last=1), ev.Commit).worker == 1
+    assert only(story.kill(1), ev.Commit) == ev.Commit(WorkerId(0), 3, "a")
+    whole(story, 3)
+    assert not of(story.kill(0), ev.Commit), "it is finished"
+
+
+def test_what_was_under_way_in_a_ring_that_broke_is_asked_for_as_soon_as_the_next_is_up() -> None:
+    story = a_story(workers=3).running()
+    story.waits(SECONDS)
+    story.kill(2)
+    story.out(0, 1, broken="worker 2 has died")
+    assert only(story.up(step=1), ev.Checkpoint) == ev.Checkpoint(story.job.ring.generation, WorkerId(0))
+
+
+def test_when_everything_is_gone_the_job_goes_on_from_the_newest_one_and_tells_what_is_lost() -> None:
+    story = a_story().running()
+    story.waits(SECONDS)
+    whole(story, 4)
+    story.tell(ev.Progress(Generation(1), 8))
+    story.kill(0)
+    story.kill(1)
+    story.waits(60)
+    effects = story.tell(*[e for w in (2, 3) for e in _ready(w, checkpoint=4)])
+    form = only(effects, ev.Form)
+    assert form.sync and form.step == 4
+    assert story.noticed(Reason.StateLost) == [
+        "every worker that held the state is gone: 30 records of training are lost, the job goes on from the "
+        "checkpoint of step 4"
+    ]
+    story.up(step=4)
+    assert story.noticed(Reason.Restored) == ["the state of step 4 is restored from d"]
+    assert story.job.train is not None and story.job.train.done == 4
+    assert view.status(story.job, story.now)["records"]["applied"] == 40
+
+
+def test_what_the_root_has_read_is_the_truth() -> None:
+    story = a_story().running()
+    whole(story, 6)
+    story.tell(ev.Progress(Generation(1), 8))
+    story.kill(0)
+    story.kill(1)
+    story.waits(60)
+    story.tell(*[e for w in (2, 3) for e in _ready(w, checkpoint=6)])
+    story.up(step=2)  # the one of step 6 is damaged
+    assert story.job.train is not None and story.job.train.done == 2
+    assert [text.split(": ")[1].split(" records")[0] for text in story.noticed(Reason.StateLost)] == [
+        "10",
+        "40",
+    ]
+
+
+def test_a_job_that_resumes_begins_where_the_other_one_has_ended() -> None:
+    story = a_story()
+    (form,) = of([e for w in (0, 1) for e in story.tell(*_ready(w, checkpoint=6))], ev.Form)
+    assert form.step == 6 and not story.noticed(Reason.StateLost)
+    story.up(step=6)
+    assert story.job.train is not None and story.job.train.done == 6
+
+
+def test_a_state_that_is_complete_is_read_in_a_ring_before_it_is_saved() -> None:
+    story = a_story()
+    effects = [e for w in (0, 1) for e in story.tell(*_ready(w, checkpoint=10))]
+    assert only(effects, ev.Form).step == 10 and not of(effects, ev.Export)
+    story.up(step=10)
+    assert only(story.out(0, 1, step=10, digest="same"), ev.Export).worker == 0
+
+
+def test_the_core_hears_of_parts_once_all_are_there_and_the_order_has_them_in_their_order() -> None:
+    heard = CheckpointParts()
+    told = [pb.CheckpointPart(step=3, attempt="a", index=i, of=3, name=f"part {i}") for i in range(3)]
+    assert heard.hear(WorkerId(5), told[2]) is None
+    assert heard.hear(WorkerId(5), told[2]) is None, "said twice"
+    assert heard.hear(WorkerId(4), told[0]) is None
+    done = heard.hear(WorkerId(7), told[1])
+    assert done == ev.PartsWritten(WorkerId(7), 3, "a", (WorkerId(4), WorkerId(7), WorkerId(5)))
+    order = heard.order(ev.Commit(WorkerId(7), 3, "a"))
+    assert order is not None
+    assert [part.name for part in order.commit_checkpoint.parts] == ["part 0", "part 1", "part 2"]
+    assert CheckpointParts().order(ev.Commit(WorkerId(7), 3, "a")) is None, "another master has heard of them"
+
+
+def _ready(worker: int, checkpoint: int) -> list[ev.Event]:
+    w = WorkerId(worker)
+    return [ev.Hello(w), ev.Ready(w, Layout(100), checkpoint=checkpoint)]

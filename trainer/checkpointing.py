@@ -1,0 +1,318 @@
+"""Checkpoints, from one worker's side: its part of each, and the state that a job goes on from.
+
+The ring agrees on the step (`ready`: a field of the control vector). Right after it each rank takes the
+values of its variables, without a copy, and has them written in the background while it trains on: `begin`.
+Which variables are whose is arithmetic. The master hears of each part; when all are there, it has one of the
+writers finish the checkpoint: `commit`. It may have left that ring by then.
+
+    ready ──all ranks──▶ begin ──background──▶ CheckpointPart ... CommitCheckpoint ──▶ Checkpointed
+
+Promise: nothing here changes the model, delays a step for longer than it takes to read the variables'
+addresses, or ends the training: what fails is told, and the next checkpoint is another attempt.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+import edl
+from edl.checkpoints import CheckpointError, Loaded, Manifest, Part, Store, Tensor, Variable, utc_now
+from edl.config import Config, lineage
+from edl.contract.layout import Layout
+from edl.contract.proto import edl_pb2 as pb
+from edl.contract.ranges import RangeSet
+from edl.contract.steps import Steps
+from edl.errors import DataError, ModelError
+from trainer.described import Described
+from trainer.ledger import Ledger
+from trainer.log import log
+from trainer.session.state import Session
+
+NICE = 10  # of the thread that writes
+KEPT = 2  # attempts that this worker can finish
+EPOCH_SHARE = 0.1  # of the interval: an epoch's end makes a checkpoint if the last one is as old
+
+
+class Learner(Protocol):
+    """What of a learner is in a checkpoint."""
+
+    def described(self) -> list[Described]: ...
+
+    def parts(self) -> list[np.ndarray]: ...
+
+    def prepared(self, parts: list[np.ndarray]) -> Any: ...
+
+    def take_over(self, values: Any) -> None: ...
+
+    def fingerprint(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class Place:
+    """Of a worker in a ring."""
+
+    generation: int
+    first: int  # the worker of rank 0
+    rank: int
+    size: int
+
+
+class Checkpointing:
+    """The checkpoints of one worker.
+
+    Args:
+        store: where they lie.
+        run_id: of the job.
+        background: has work done beside the training, one piece after the other.
+        clock: seconds, never going back.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        session: Session,
+        learner: Learner,
+        store: Store,
+        run_id: str,
+        background: Callable[[Callable[[], None]], object] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self._config, self._session, self._learner, self._store = config, session, learner, store
+        self._run_id, self._clock = run_id, clock
+        self._background = background or ThreadPoolExecutor(1, "checkpoints", _give_way).submit
+        self._model = ""  # the fingerprint, once it was asked for
+        self._lock = threading.Lock()
+        self._busy = 0  # pieces of work in the background that are not done
+        self._begun_at = clock()  # the last one in which this worker took part
+        self._restored = 0  # the step of what it has begun from
+        self._pending: dict[tuple[int, str], Manifest] = {}  # to be finished, but for their parts
+        session.commits(self.commit)
+
+    # --- writing
+
+    def ready(self, place: Place, step: int, steps: Steps, epochs: int) -> bool:
+        """Whether this rank can take part in a checkpoint after the next step; of rank 0: and one is due.
+
+        Args:
+            step: how many there will be in the model.
+            epochs: to train. The state that they end with is written by who saves the model.
+        """
+        if self._busy or steps.ended(step, epochs):
+            return False
+        return (
+            place.rank != 0 or self._session.checkpoint_is_due(place.generation) or self._is_due(step, steps)
+        )
+
+    def _is_due(self, step: int, steps: Steps) -> bool:
+        every = self._config.checkpoint
+        if every.steps and step % every.steps == 0:
+            return True
+        old = self._clock() - self._begun_at >= EPOCH_SHARE * every.seconds
+        return steps.ends_epoch(step) and old
+
+    def begin(self, place: Place, ledger: Ledger, steps: Steps, layout: Layout) -> None:
+        """Have this rank's part of the present state written. All ranks begin at the same step."""
+        self._begun_at = self._clock()
+        self._session.checkpoint_begins()
+        # A new master may count generations anew; workers are numbered once.
+        attempt = f"{self._run_id}-g{place.generation}-w{place.first}"
+        key, ours, finite = self._take(attempt, place, ledger, steps, layout)
+        self._do(key, lambda: self._write(key, place, ours, finite))
+
+    def save(self, ledger: Ledger, steps: Steps, layout: Layout) -> None:
+        """Write a whole checkpoint of the present state, and return when it is there, or has failed.
+
+        For the last state of a training, of which this worker alone is asked to take care.
+        """
+        if ledger.step == self._restored:
+            return
+        me = self._session.worker
+        key, tensors, finite = self._take(
+            f"{self._run_id}-end-w{me}", Place(0, me, 0, 1), ledger, steps, layout
+        )
+
+        def work() -> None:
+            part = self._store.begin(*key).write_part(0, 1, tensors, finite)
+            self._finish(key, replace(self._pending[key], parts=(part,)))
+
+        self._attempt(key, work)
+
+    def _take(
+        self, attempt: str, place: Place, ledger: Ledger, steps: Steps, layout: Layout
+    ) -> tuple[tuple[int, str], dict[str, Tensor], frozenset[str]]:
+        """The state as it is now: what it takes to finish a checkpoint of it, this rank's part, and what of
+        that must be finite."""
+        described, parts = self._learner.described(), self._learner.parts()
+        parts_of = deal([part.nbytes for part in parts], place.size)
+        variables = [
+            Variable(d.name, d.dtype, d.shape, part) for d, part in zip(described, parts_of, strict=True)
+        ]
+        self._model = self._model or self._learner.fingerprint()
+        key = ledger.step, attempt
+        self._pending[key] = Manifest(
+            step=ledger.step, run=self._run_id, attempt=attempt,
+            epoch=steps.epoch(ledger.step), records=steps.begins_at(ledger.step), model=self._model,
+            variables=tuple(variables), parts=(), skipped=tuple(ledger.skipped), bad=dict(ledger.bad),
+            config=lineage.kept(self._config), state={"layout": asdict(layout)}, edl=edl.__version__,
+        )  # fmt: skip
+        while len(self._pending) > KEPT:
+            del self._pending[next(iter(self._pending))]
+        ours = {
+            v.name: Tensor(v.dtype, v.shape, part.data)
+            for v, part in zip(variables, parts, strict=True)
+            if v.part == place.rank
+        }
+        return key, ours, frozenset(d.name for d in described if d.weight and d.name in ours)
+
+    def _write(
+        self, key: tuple[int, str], place: Place, tensors: dict[str, Tensor], finite: frozenset[str]
+    ) -> None:
+        part = self._store.begin(*key).write_part(place.rank, place.size, tensors, finite)
+        step, attempt = key
+        self._session.say(
+            checkpoint_part=pb.CheckpointPart(
+                step=step, attempt=attempt, index=place.rank, of=place.size,
+                name=part.name, nbytes=part.nbytes, sha256=bytes.fromhex(part.sha256),
+            )
+        )  # fmt: skip
+
+    def commit(self, order: pb.CommitCheckpoint) -> None:
+        """Finish a checkpoint, from any thread: all of its parts are written."""
+        key = order.step, order.attempt
+        if (manifest := self._pending.get(key)) is not None:
+            parts = tuple(Part(p.name, p.nbytes, p.sha256.hex()) for p in order.parts)
+            self._do(key, lambda: self._finish(key, replace(manifest, parts=parts)))
+
+    def _finish(self, key: tuple[int, str], manifest: Manifest) -> None:
+        self._store.begin(*key).commit(replace(manifest, created=utc_now()))
+        done = pb.Checkpointed(step=manifest.step, attempt=manifest.attempt, nbytes=manifest.nbytes)
+        self._session.say(checkpointed=done)
+        self._store.prune(self._config.checkpoint.keep)
+
+    def _do(self, key: tuple[int, str], work: Callable[[], None]) -> None:
+        """In the background; a failure ends nothing but this attempt."""
+
+        def beside() -> None:
+            try:
+                self._attempt(key, work)
+            finally:
+                with self._lock:
+                    self._busy -= 1
+
+        with self._lock:
+            self._busy += 1
+        self._background(beside)
+
+    def _attempt(self, key: tuple[int, str], work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception as error:  # also what a store's library raises that nobody has thought of
+            why = str(error) if isinstance(error, CheckpointError) else f"{type(error).__name__}: {error}"
+            failed = pb.CheckpointFailed(step=key[0], attempt=key[1], why=why)
+            self._session.say(checkpoint_failed=failed)
+
+    # --- reading
+
+    def newest(self, ours: Layout) -> tuple[int, Layout | None]:
+        """The step of the newest checkpoint that this job could begin from, and its data's layout; 0: none.
+
+        Args:
+            ours: the data's layout, as this worker would have it.
+
+        Raises:
+            DataError: it is of other data.
+            ConfigError: it is another run's, or of other values.
+            ModelError: it is of another model.
+            CheckpointError: the store cannot be read.
+        """
+        for checkpoint in reversed(self._store.checkpoints()):
+            if not checkpoint.wrong():
+                self._check(checkpoint.manifest)
+                layout = Layout(**checkpoint.manifest.state["layout"])
+                if layout.records != ours.records:
+                    raise DataError(
+                        f"the data have {ours.records:,} records, and the checkpoint of step "
+                        f"{checkpoint.step:,} in {self._config.checkpoint.dir} was made with "
+                        f"{layout.records:,}"
+                    )
+                return checkpoint.step, layout
+        return 0, None
+
+    def restore(self, expected: int) -> Ledger | None:
+        """Take over the state of the newest whole checkpoint; None: there is none.
+
+        Args:
+            expected: the step of one that is known to have been written; 0: none is.
+
+        Raises:
+            CheckpointError: none is whole, though one is expected.
+            others: as `newest`; nothing is changed then.
+        """
+        loaded: Loaded | None = self._store.load_newest(log.warning)
+        if loaded is None and expected:
+            raise CheckpointError(
+                f"{self._config.checkpoint.dir}: the checkpoint of step {expected:,} was written, and none "
+                "is whole now. Nothing is trained anew: bring them back and resume, or begin another job"
+            )
+        if loaded is None:
+            return None
+        manifest = loaded.checkpoint.manifest
+        self._check(manifest)
+        found = [np.frombuffer(loaded.tensors[v.name].data, np.uint8) for v in manifest.variables]
+        loaded.tensors.clear()
+        self._learner.take_over(self._learner.prepared(found))
+        self._restored = manifest.step
+        try:  # those that were passed over: the training that begins here is not theirs
+            self._store.supersede(manifest.step)
+        except CheckpointError as error:
+            log.warning(str(error))
+        return Ledger(manifest.step, RangeSet.of(manifest.skipped), dict(manifest.bad))
+
+    def _check(self, manifest: Manifest) -> None:
+        where, step = self._config.checkpoint.dir, manifest.step
+        lineage.check(where, step, manifest.run, manifest.config, self._config, self._run_id)
+        self._model = self._model or self._learner.fingerprint()
+        theirs = [(v.dtype, v.shape) for v in manifest.variables]
+        ours = [(d.dtype, d.shape) for d in self._learner.described()]
+        if manifest.model != self._model or theirs != ours:
+            raise ModelError(
+                f"the checkpoint of step {step:,} in {where} is of another model: its layers, variables, "
+                "loss or optimizer differ from those of this one"
+            )
+
+
+def _give_way() -> None:
+    """Where there are no cores to spare, the training has those that there are: Linux weighs each thread by
+    itself."""
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+
+
+def deal(sizes: Sequence[int], of: int) -> list[int]:
+    """Which part each variable is in: the largest first, each into the part that is smallest so far. The same
+    on every rank."""
+    parts, full = [0] * len(sizes), [0] * of
+    for i in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
+        parts[i] = min(range(of), key=lambda part: (full[part], part))
+        full[parts[i]] += sizes[i]
+    return parts
+
+
+def of_job(config: Config, session: Session, learner: Any, run_id: str) -> Checkpointing | None:
+    """The checkpoints of a worker; None: the job writes none.
+
+    Raises:
+        CheckpointError: their address is invalid.
+    """
+    if not (where := config.checkpoint.dir):
+        return None
+    return Checkpointing(config, session, learner, Store.open(where), run_id)
