@@ -104,7 +104,7 @@ class Manifest:
 
 def utc_now() -> str:
     """Now, as `Manifest.created` wants it."""
-    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 def encode(manifest: Manifest) -> bytes:

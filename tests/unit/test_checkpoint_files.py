@@ -49,6 +49,15 @@ def newest(store: Store) -> int:
     return found.step
 
 
+def is_damaged(store: Store) -> bool:
+    """Whether the one that is there is."""
+    try:
+        store.checkpoints()[0].verify()
+    except CheckpointDamaged:
+        return True
+    return False
+
+
 def sealed(body: dict[str, Any]) -> bytes:
     """A manifest that anybody could have made."""
 
@@ -84,7 +93,6 @@ def test_a_thousand_of_a_thousand_flipped_bits_are_found(store: Store) -> None:
     seed = random.randrange(2**32)
     chance = random.Random(seed)
     print(f"seed {seed}")
-    write(store, 1)
     files = files_of(store, write(store, 2, tensors=of_size(30_000, 2)))
     for _ in range(1000):
         path = chance.choice(files)
@@ -92,7 +100,7 @@ def test_a_thousand_of_a_thousand_flipped_bits_are_found(store: Store) -> None:
             place, bit = chance.randrange(path.stat().st_size), 1 << chance.randrange(8)
             [byte] = os.pread(file.fileno(), 1, place)
             os.pwrite(file.fileno(), bytes([byte ^ bit]), place)
-            assert newest(store) == 1, (path.name, place, bit)
+            assert is_damaged(store), (path.name, place, bit)
             os.pwrite(file.fileno(), bytes([byte]), place)
     assert newest(store) == 2
 
