@@ -17,7 +17,7 @@ def standard(array: Any) -> Any:
     """As Keras' `fit` would give it to the model: floats in the default precision, text as a tensor."""
     if array is None:
         return None
-    if tf.is_tensor(array):
+    if not isinstance(array, np.ndarray) and tf.is_tensor(array):  # the question takes long
         return tf.cast(array, keras.config.floatx()) if array.dtype == tf.float64 else array
     array = np.asarray(array)
     if array.dtype == np.float64:
@@ -29,6 +29,8 @@ def standard(array: Any) -> Any:
 
 def tensor(array: Any) -> Any:
     """A standard array as a tensor."""
+    if isinstance(array, np.ndarray):
+        return tf.constant(array)
     return array if tf.is_tensor(array) else tf.convert_to_tensor(array)
 
 

@@ -7,6 +7,7 @@ both, or it is refused in words.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -94,6 +95,19 @@ def leaves(batch: Batch) -> list[Any]:
 def tensor_tree(batch: Batch) -> Any:
     """Features, labels and weights as tensors."""
     return unflattened(_tree(batch), map(arrays.tensor, leaves(batch)))
+
+
+def divided(batch: Batch, pieces: int) -> list[Batch]:
+    """The batch in so many pieces, or as many as it has records."""
+    count = min(pieces, len(batch))
+    if count <= 1:
+        return [batch]
+    found = []
+    for start, stop in itertools.pairwise(len(batch) * nth // count for nth in range(count + 1)):
+        of = lambda a, i=start, j=stop: None if a is None else arrays.cut(a, i, j)  # noqa: E731
+        x, y, weights = keras.tree.map_structure(of, _tree(batch))
+        found.append(Batch(batch.indices[start:stop], x, y, weights))
+    return found
 
 
 def unflattened(structure: Any, leaves: Iterator[Any]) -> Any:

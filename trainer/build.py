@@ -21,6 +21,7 @@ from edl.config import Config
 from edl.contract.exit_codes import WorkerExit
 from edl.contract.layout import Layout, Part
 from edl.contract.proto import edl_pb2 as pb
+from edl.errors import ModelError
 from trainer import output_lock, user_model
 from trainer.checkpointing import of_job
 from trainer.data import Batch, Batches
@@ -79,7 +80,7 @@ def build(stream: MasterStream) -> Worker:
     tried = records.first(TRIED_RECORDS)
     samples = [records.these(several) for several in (tried, *([i] for i in tried))] if tried else []
     warn = session.warn if stream.rehearses else log.warning  # one worker tells it for all
-    learner = learner_of(model, samples, ring, config.training.inexact_loss, warn)
+    learner = learner_of(model, samples, ring, training.inexact_loss, warn, training.accumulate_steps)
 
     export = Exporter(
         model, module, session, watchdog.watch, learner.finish_training,
@@ -101,12 +102,17 @@ def build(stream: MasterStream) -> Worker:
 
 
 def learner_of(
-    model: Any, samples: Sequence[Batch], ring: HorovodRing, inexact: str, warn: Callable[[str], None]
+    model: Any,
+    samples: Sequence[Batch],
+    ring: HorovodRing,
+    inexact: str,
+    warn: Callable[[str], None],
+    pieces: int = 1,
 ) -> KerasLearner | OwnStepLearner:
     """
     Args:
         samples: batches of real records; none when there are none.
-        inexact, warn: see KerasLearner.
+        inexact, warn, pieces: see KerasLearner.
 
     Raises:
         ModelError: the model cannot be trained over a ring; the text says why.
@@ -114,8 +120,10 @@ def learner_of(
     refuse_unless_compiled(model)
     sample = samples[0] if samples else None
     if has_own_step(model):
+        if pieces > 1:
+            raise ModelError("training.accumulateSteps must be 1 for a model with its own train_step()")
         return OwnStepLearner(model, sample, ring.reduce, inexact, warn)
-    return KerasLearner(model, sample, samples[1:], ring.reduce, inexact, warn, ring.in_graph)
+    return KerasLearner(model, sample, samples[1:], ring.reduce, inexact, warn, ring.in_graph, pieces)
 
 
 def _hung(stream: MasterStream, why: str, stack: str) -> None:

@@ -21,6 +21,13 @@ def compiled(
     return lambda *values: graph(*map(tf.convert_to_tensor, values))
 
 
+def flat(graph: Any) -> Callable[..., list[tf.Tensor]]:
+    """Calls a concrete function with tensors of just its types. Nobody looks at these, which saves three
+    quarters of the time of a call. Gives the results in a row."""
+    call, captured = graph.inference_fn.call_flat, graph.captured_inputs
+    return lambda *tensors: call(*tensors, *captured)
+
+
 def concrete(function: Callable[..., Any], *signature: tf.TensorSpec, jit: bool = False) -> Any:
     """The concrete function itself, for those who want to see what is in the graph."""
     return tf.function(function, autograph=False, jit_compile=jit or None).get_concrete_function(*signature)

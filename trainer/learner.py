@@ -29,7 +29,7 @@ import tensorflow as tf
 
 from edl.errors import DataError, ModelError
 from trainer import control, snapshot
-from trainer.batch_types import BatchTypes, tensor_tree
+from trainer.batch_types import BatchTypes, divided, tensor_tree
 from trainer.data import Batch
 from trainer.described import Described
 from trainer.fingerprint import fingerprint
@@ -44,7 +44,7 @@ from trainer.model_support import (
 )
 from trainer.overlapped_step import CannotOverlap, OverlappedStep, RingSums
 from trainer.ring.base import Vector
-from trainer.step_graphs import NeedsTotals, StepGraphs
+from trainer.step_graphs import SEEDS, NeedsTotals, StepGraphs
 from trainer.training_metrics import TrainingMetrics
 from trainer.trial import Inexact, try_model
 from trainer.vector_step import VectorStep
@@ -61,6 +61,7 @@ class KerasLearner:
         inexact: what to do about a model that a ring does not train as Keras would: warn, refuse or allow.
         warn: is told of it.
         in_graph: sums over the ring that a graph can make while it computes; None: they are made by `reduce`.
+        pieces: of a batch, that are computed one after the other.
 
     Raises:
         ModelError: the model cannot be trained this way; the text says why.
@@ -75,8 +76,9 @@ class KerasLearner:
         inexact: str = "warn",
         warn: Callable[[str], None] = print,
         in_graph: RingSums | None = None,
+        pieces: int = 1,
     ):
-        self.model = model
+        self.model, self._pieces = model, pieces
         refuse_unless_compiled(model)
         if sample is not None:
             self._build(sample)
@@ -91,9 +93,14 @@ class KerasLearner:
             made_from = model, self._types, sample, self._metrics, inner_sum, trial
             self._step: StepGraphs
             try:
-                self._step = OverlappedStep(*made_from, total=in_graph or inner_sum)
+                self._step = OverlappedStep(*made_from, total=in_graph or inner_sum, divided=pieces > 1)
             except CannotOverlap:
-                self._step = VectorStep(*made_from, reduce=reduce)
+                self._step = vector = VectorStep(*made_from, reduce=reduce)
+                if pieces > 1 and vector.indivisible:
+                    raise ModelError(
+                        "training.accumulateSteps must be 1 for this model, because each worker's part of a "
+                        f"step must be computed in one piece: {vector.indivisible}"
+                    ) from None
 
     # --- the two halves of a step
 
@@ -114,10 +121,10 @@ class KerasLearner:
             RingBroken: one of the sums did not come back.
         """
         draw = np.array([step, rank, rank], np.int64)
-        draw[:2] = draw[:2] * _SALTS % _SEEDS
-        tensors = None if batch is None else self._compared(batch)
+        draw[:2] = draw[:2] * _SALTS % SEEDS
+        pieces = [] if batch is None else self._compared(batch)
         with self._errors(batch):
-            return self._step.sums(tensors, contribution, draw, records)
+            return self._step.sums(pieces, contribution, draw, records)
 
     def apply(self, sums: control.Sums) -> None:
         """One update with the exact mean gradient, and with what the forward pass has changed."""
@@ -194,8 +201,8 @@ class KerasLearner:
         refuse_unless_float32(model)
         model.optimizer.build(model.trainable_variables)
 
-    def _compared(self, batch: Batch) -> list[Any]:
-        """The batch's tensors, of types that the graph is for: it is traced anew where it has to be."""
+    def _compared(self, batch: Batch) -> list[list[Any]]:
+        """The tensors of its pieces, of types that the graph is for; where it is not, it is traced anew."""
         if not self._types.know(batch) and self._types.widen(batch):
             before = self._step.layout
             try:
@@ -212,7 +219,7 @@ class KerasLearner:
                 raise ModelError(
                     f"the batch of {batch} has other shapes, with which the model trains other variables"
                 )
-        return self._types.tensors(batch)
+        return [self._types.tensors(piece) for piece in divided(batch, self._pieces)]
 
     @contextlib.contextmanager
     def _errors(self, batch: Batch | None) -> Iterator[None]:
@@ -236,7 +243,6 @@ class KerasLearner:
 
 # Odd constants, so that (step, rank) spreads over the two words of a seed.
 _SALTS = np.array([2654435761, 2246822519], np.int64)
-_SEEDS = 1 << 31
 
 
 def _state_of(model: keras.Model) -> list[keras.Variable]:

@@ -21,7 +21,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -32,13 +32,14 @@ import tensorflow as tf
 from keras.src.backend.tensorflow.optimizer import TFOptimizer
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 
-from trainer import control
+from trainer import arrays, control
 from trainer.data import Batch
-from trainer.graphs import concrete
-from trainer.step_graphs import HasRows, Layout, NeedsTotals, NotTried, StepGraphs
+from trainer.graphs import concrete, flat
+from trainer.step_graphs import HasRows, Layout, NeedsTotals, NotTried, StepGraphs, turns
 
 SMALL = 1 << 16  # bytes: a gradient of fewer travels with the others of its kind
 LATE = 1 << 22  # bytes: the last gradient, of fewer, is told to Horovod together with the rest
+SAFE = 1e30  # of the square of a float32: whatever was rounded, the number itself is far from the largest
 
 
 class CannotOverlap(Exception):
@@ -71,22 +72,26 @@ class OverlappedStep(StepGraphs):
     """
     Args:
         total: makes the sums.
+        divided: a batch may come in several pieces.
         others: see StepGraphs.
 
     Raises:
         CannotOverlap: it is not for this model.
     """
 
-    def __init__(self, *others: Any, total: RingSums):
+    def __init__(self, *others: Any, total: RingSums, divided: bool = False):
         model, sample = others[0], others[2]
         super().__init__(*others)
         # Ranks with and without a batch compute the new values in two graphs, and must agree to the bit. This
         # pass would reorder products, and not alike in both.
         tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
-        self._total = total
+        self._total, self._divided = total, divided
+        self._carried: list[tf.TensorSpec] = []
+        self._step: Callable[..., list[tf.Tensor]]
+        self._carry: Callable[..., list[tf.Tensor]]
+        self._last: Callable[..., list[tf.Tensor]]
         if self._synchronized or model.run_eagerly or model.jit_compile or not is_functional(model.optimizer):
             raise CannotOverlap
-        self._update: Any = None
         layout: Layout | None = None
         while layout is None:
             try:
@@ -97,97 +102,137 @@ class OverlappedStep(StepGraphs):
                 raise CannotOverlap from error
         self.layout = layout
         told, zeros = (tf.TensorSpec([n], tf.float32) for n in (control.LENGTH, len(self._large) + 1))
-        self._nothing = concrete(self._nothing_graph, told, zeros)
+        self._nothing = flat(concrete(self._nothing_graph, told, zeros))
         self._warm_up()
 
     def _warm_up(self) -> None:
         """Run once, of sums of zeros, what only a rank without a batch runs: a graph's first run is slow, and
         all would wait for it."""
         shapes = [self.layout.trained[i].shape for i in self._large] + [[self._rest]]
-        self._update(_share(1), *(tf.zeros(shape) for shape in shapes))
+        self._later(tf.constant(1.0), *(tf.zeros(shape) for shape in shapes))
 
     def sums(
-        self, tensors: list[Any] | None, contribution: np.ndarray, draw: np.ndarray, records: int
+        self, pieces: Sequence[list[Any]], contribution: np.ndarray, draw: np.ndarray, records: int
     ) -> control.Sums:
-        sums = self._sums(tensors, contribution, draw, records)
+        sums = self._sums(pieces, contribution, draw, records)
         if sums.agreed.records in (0, records) or sums.agreed.nonfinite:
             return sums
         # Some records were bad, which nobody else knew before. All ranks see it, and sum the step once more.
-        return self._sums(tensors, contribution, draw, sums.agreed.records)
+        return self._sums(pieces, contribution, draw, sums.agreed.records)
 
     def _sums(
-        self, tensors: list[Any] | None, contribution: np.ndarray, draw: np.ndarray, records: int
+        self, pieces: Sequence[list[Any]], contribution: np.ndarray, draw: np.ndarray, records: int
     ) -> control.Sums:
-        told = tf.constant(contribution)
-        if tensors is None:
-            total, *reduced = self._nothing(told, tf.zeros([len(self._large) + 1]))
-            return control.Sums(_agreed(total), False, 0.0, _nbytes(reduced), Reduced(reduced))
-        given = map(tf.convert_to_tensor, tensors)
-        total, bad, ready_at, *new = self._step(*given, told, tf.constant(draw), _share(records))
+        if not pieces:
+            total, *reduced = self._nothing(tf.constant(contribution), tf.zeros([len(self._large) + 1]))
+            return control.Sums(_agreed(total), False, 0.0, self._nbytes[0], Reduced(reduced))
+        whole = tf.constant(records, tf.float32)
+        *first, last = (
+            [*map(arrays.tensor, tensors), tf.constant(told), tf.constant(drawn), whole]
+            for tensors, told, drawn in turns(pieces, contribution, draw)
+        )
+        if first:
+            carried = [tf.zeros(spec.shape) for spec in self._carried]
+            for given in first:
+                carried = self._carry(*given, *carried)
+            total, bad, ready_at, *new = self._last(*last, *carried)
+        else:
+            total, bad, ready_at, *new = self._step(*last)
         waited = max(0.0, time.time() - float(ready_at))
-        return control.Sums(_agreed(total), bool(bad), waited, _nbytes(new), NewValues(new))
+        return control.Sums(_agreed(total), bool(bad), waited, self._nbytes[1], NewValues(new))
 
     def apply(self, sums: control.Sums) -> None:
         given = sums.given
         if isinstance(given, NewValues):
             new = given.tensors
         else:
-            new = self._update(_share(sums.agreed.records), *given.tensors)
-        for handle, value in zip(self._handles, new, strict=True):
-            tf.raw_ops.AssignVariableOp(resource=handle, value=value)
+            new = self._later(tf.constant(sums.agreed.records, tf.float32), *given.tensors)
+        self._take_over(*new)
 
     def ring_errors(self) -> AbstractContextManager[None]:
         return self._total.ring_errors()
 
     def trace(self, batch: Batch) -> Layout:
         self._found: Layout | None = None
-        self._step = concrete(
-            self._step_graph,
+        signature: list[tf.TensorSpec] = [
             *self._types.signature,
             tf.TensorSpec([control.LENGTH], tf.float32),
             tf.TensorSpec([3], tf.int64),
             tf.TensorSpec([], tf.float32),
-        )
+        ]
+        graph = concrete(self._step_graph, *signature)
         assert self._found is not None
+        self._step = flat(graph)
+        if self._divided:
+            carried = self._carried = self._summed_specs()
+            self._carry = flat(concrete(self._carry_graph, *signature, *carried))
+            self._last = flat(concrete(self._step_graph, *signature, *carried))
         return self._found
 
     # --- the graphs
 
     def _step_graph(self, *arguments: tf.Tensor) -> list[tf.Tensor]:
-        """Arguments: the batch's tensors, the control vector, (a seed's two words, rank), and the share of a
-        record in the step.
-        """
-        *tensors, contribution, draw, share = arguments
-        forward = self._forward(self._types.packed(tensors), draw[:2])
-        self._require(forward)
-        records = forward.records
-        # No gradient may be a constant: TensorFlow would sum it while it optimizes the graph.
-        one = tf.cast(share > 0, tf.float32)
-        with forward.tape:
-            told = one * (forward.loss if self._is_sum(forward) else forward.loss * records)
-            weighted = self._model.optimizer.scale_loss(told)
-        gradients = forward.gradients(weighted, self._model.optimizer)
-        layout = self._found = self._lay_out(forward, gradients)
-        self._prepare(layout)
-        dense = [g for g in gradients if g is not None]
-        large = [dense[i] for i in self._large]
-        flat = [tf.reshape(g, [-1]) for i, g in enumerate(dense) if i not in self._large]
-        small = tf.concat([*flat, *self._changes(forward, layout), tf.zeros([0])], 0)
-        added = [tf.reshape(forward.added_to(v), [-1]) for v in layout.metrics]
-        # A sum is finite when all of its parts are (or so large that they are as bad): one cheap pass. Each
-        # rank looks at its own part and all hear of it: they agree, in whatever order each of them adds up.
-        finite = tf.math.is_finite(weighted + tf.add_n([tf.reduce_sum(part) for part in (*large, small)]))
-        bad = 1.0 - tf.cast(finite, tf.float32)
-        with tf.control_dependencies([*large, small]):
+        """Arguments: see `_ours`."""
+        whole = arguments[len(self._types.signature) + 2]
+        large, rest = self._ours(*arguments)
+        with tf.control_dependencies([*large, rest]):
             ready_at = tf.timestamp()
-        said = contribution[control.LEAVE : control.LOSS]
-        rest = tf.concat([small, *added, [records], said, [told, bad]], 0)
+        bad = rest[-1]
         if large and 4 * math.prod(large[0].shape) < LATE:
             # Backward makes it last. Horovod negotiates in rounds: so it and the rest take one and not two.
             with tf.control_dependencies([rest]):
                 large[0] = tf.identity(large[0])
         total, *reduced = self._reduced(large, rest)
-        return [total, bad, ready_at, *self._update(share, *reduced)]
+        return [total, bad, ready_at, *self._update(whole, *reduced)]
+
+    def _carry_graph(self, *arguments: tf.Tensor) -> list[tf.Tensor]:
+        """What the pieces of a batch so far have for the sums, with one more. Arguments: see `_ours`."""
+        large, rest = self._ours(*arguments)
+        return [*large, rest]
+
+    def _ours(self, *arguments: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
+        """This rank's contribution to the sums: of large gradients, and of the rest.
+
+        Arguments: the batch's tensors, the control vector, (a seed's two words, rank), the records of the
+        whole step, and what the pieces of the batch before this one have for the sums.
+        """
+        count = len(self._types.signature)
+        tensors, (contribution, draw, whole, *carried) = arguments[:count], arguments[count:]
+        forward = self._forward(self._types.packed(tensors), draw[:2])
+        self._require(forward)
+        records = forward.records
+        # What the gradients are to be divided by is known: so the loss is, once, and not each of them.
+        # (No gradient may be a constant: TensorFlow would sum it while it optimizes the graph.)
+        is_sum = self._is_sum(forward)
+        with forward.tape:
+            weight = tf.cast(whole > 0, tf.float32) if is_sum else records / whole
+            weighted = self._model.optimizer.scale_loss(forward.loss * weight)
+        told = forward.loss if is_sum else forward.loss * records
+        gradients = forward.gradients(weighted, self._model.optimizer)
+        layout = self._lay_out(forward, gradients)
+        if self._found is None:
+            self._found = layout
+            self._prepare(layout)
+        dense = [g for g in gradients if g is not None]
+        large = [dense[i] for i in self._large]
+        flattened = [tf.reshape(g, [-1]) for i, g in enumerate(dense) if i not in self._large]
+        small = tf.concat([*flattened, *self._changes(forward, layout), tf.zeros([0])], 0)
+        added = [tf.reshape(forward.added_to(v), [-1]) for v in layout.metrics]
+        # Each rank looks at its own part and all hear of it: they agree, in whatever order each adds up.
+        seen = [finite_as(g) for g in large]
+        bad = 1.0 - tf.cast(tf.math.is_finite(told + tf.add_n([tf.reduce_sum(small), *seen])), tf.float32)
+        large = [_after(n, g) if _factors(g) else g for n, g in zip(seen, large, strict=True)]
+        said = contribution[control.LEAVE : control.LOSS]
+        rest = tf.concat([small, *added, [records], said, [told, bad]], 0)
+        if carried:
+            *large, rest = (g + before for g, before in zip([*large, rest], carried, strict=True))
+        return large, rest
+
+    def _summed_specs(self) -> list[tf.TensorSpec]:
+        """What `_ours` gives."""
+        assert self._found is not None
+        shapes = [self._found.trained[i].shape for i in self._large] + [[self._rest + control.LENGTH]]
+        return [tf.TensorSpec(shape, tf.float32) for shape in shapes]
 
     def _nothing_graph(self, contribution: tf.Tensor, zeros: tf.Tensor) -> list[tf.Tensor]:
         """The same sums, of a rank without a batch.
@@ -214,11 +259,15 @@ class OverlappedStep(StepGraphs):
         self._large = [i for i, n in enumerate(nbytes) if n >= SMALL]  # of the trained variables
         self._rest = sum(n for i, n in enumerate(layout.sizes) if i not in self._large)
         specs = [tf.TensorSpec(layout.trained[i].shape, tf.float32) for i in self._large]
-        share, rest = (tf.TensorSpec(shape, tf.float32) for shape in ([], [self._rest]))
+        whole, rest = (tf.TensorSpec(shape, tf.float32) for shape in ([], [self._rest]))
         with tf.init_scope():  # a graph of its own: ranks with and without a batch compute the same
-            self._update = concrete(lambda *given: self._update_graph(layout, *given), share, *specs, rest)
+            self._update = concrete(lambda *given: self._update_graph(layout, *given), whole, *specs, rest)
+            new = [tf.TensorSpec(v.shape, v.dtype) for v in self._changed_variables]
+            take_over = concrete(self._take_over_graph, *new)
+        self._later, self._take_over = flat(self._update), flat(take_over)
+        self._nbytes = _nbytes([*specs, rest]), _nbytes(new)
 
-    def _update_graph(self, layout: Layout, share: tf.Tensor, *sums: tf.Tensor) -> list[tf.Tensor]:
+    def _update_graph(self, layout: Layout, whole: tf.Tensor, *sums: tf.Tensor) -> list[tf.Tensor]:
         """The new values of all variables that change; and which those are."""
         *large, rest = sums
         sizes = [n for i, n in enumerate(layout.sizes) if i not in self._large]
@@ -227,9 +276,9 @@ class OverlappedStep(StepGraphs):
         pieces = [each[i] if i in each else next(small) for i in range(len(layout.sizes))]
         count = len(layout.trained)
         gradients = {
-            id(v): tf.reshape(piece * share if layout.divided else piece, v.shape)
-            for v, piece in zip(layout.trained, pieces[:count], strict=True)
+            id(v): tf.reshape(piece, v.shape) for v, piece in zip(layout.trained, pieces[:count], strict=True)
         }
+        share = 1.0 / whole
         model, optimizer = self._model, self._model.optimizer
         # What the forward pass assigns comes first, as it does in Keras: it may be a weight that is trained.
         new = {id(v): value for v, value in zip(layout.changing, self._changed(layout, share, pieces[count:]),
@@ -242,16 +291,44 @@ class OverlappedStep(StepGraphs):
             after = {id(v): scope.get_current_value(v) for v in held}
         new |= {key: tf.convert_to_tensor(value) for key, value in after.items() if value is not before[key]}
         changed = [v for v in {id(v): v for v in (*held, *layout.changing)}.values() if id(v) in new]
-        self._handles = [v.value.handle for v in changed]
+        self._changed_variables = changed
         return [tf.cast(new[id(v)], v.dtype) for v in changed]
 
+    def _take_over_graph(self, *new: tf.Tensor) -> None:
+        """One call for all variables: they get other values to point at."""
+        for v, value in zip(self._changed_variables, new, strict=True):
+            v.value.assign(value, read_value=False)
 
-def _share(records: int) -> tf.Tensor:
-    return tf.constant(np.float32(1) / np.float32(records))
+
+def finite_as(gradient: tf.Tensor) -> tf.Tensor:
+    """A number that is finite if the whole gradient is, and only then: the sum of it. (Where that is not,
+    though all of them are, they are so large that it is as bad.)
+
+    A product of matrices is finite where its factors are, and are not very large. So it need not be read: the
+    factors are far smaller, where there are more weights than records.
+    """
+    factors = _factors(gradient)
+    if not factors:
+        return tf.reduce_sum(gradient)
+    # No element is larger than the product of the norms. (l2_loss: half of the square.)
+    bound = math.prod(tf.nn.l2_loss(factor) for factor in factors)
+    return tf.cond(bound < SAFE, lambda: 0.0, lambda: tf.reduce_sum(gradient))
 
 
-def _nbytes(tensors: list[tf.Tensor]) -> int:
-    return sum(math.prod(t.shape) * t.dtype.size for t in tensors)
+def _factors(gradient: tf.Tensor) -> list[tf.Tensor]:
+    """Of a product of matrices in float32; none: it is something else."""
+    op = gradient.op
+    return list(op.inputs) if op.type == "MatMul" and gradient.dtype == tf.float32 else []
+
+
+def _after(first: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
+    """The tensor, when `first` has no more need of it: then its memory can be used for what is made of it."""
+    with tf.control_dependencies([first]):
+        return tf.identity(tensor)
+
+
+def _nbytes(specs: list[tf.TensorSpec]) -> int:
+    return sum(math.prod(spec.shape) * spec.dtype.size for spec in specs)
 
 
 def _agreed(total: tf.Tensor) -> control.Agreed:

@@ -17,7 +17,7 @@ it is traced again, until it is the right one.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
@@ -91,12 +91,13 @@ class StepGraphs(ABC):
 
     @abstractmethod
     def sums(
-        self, tensors: list[Any] | None, contribution: np.ndarray, draw: np.ndarray, records: int
+        self, pieces: Sequence[list[Any]], contribution: np.ndarray, draw: np.ndarray, records: int
     ) -> Sums:
         """Take part in all sums of a step. Changes nothing.
 
         Args:
-            tensors: of the batch; None: there is none.
+            pieces: the tensors of the batch's pieces, which are computed one after the other; none: there is
+                no batch.
             contribution: this rank's control vector, without what the batch adds to it.
             draw: a seed's two words, and the rank.
             records: of the whole step, on all ranks.
@@ -186,6 +187,22 @@ class StepGraphs(ABC):
             else:
                 new.append(v.value + tf.cast(total, v.dtype))
         return new
+
+
+def turns(
+    pieces: Sequence[list[Any]], contribution: np.ndarray, draw: np.ndarray
+) -> Iterator[tuple[list[Any], np.ndarray, np.ndarray]]:
+    """The tensors, the control vector, and (a seed's two words, rank) of each piece: only the last one says
+    something, and each draws something else."""
+    last = len(pieces) - 1
+    for nth, tensors in enumerate(pieces):
+        drawn = draw.copy()
+        drawn[:2] = (draw[:2] + nth * _SALT) % SEEDS
+        yield tensors, contribution if nth == last else np.zeros_like(contribution), drawn
+
+
+SEEDS = 1 << 31
+_SALT = 1640531527
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ from trainer.forward import Forward
 from trainer.graphs import compiled
 from trainer.model_support import is_scaled
 from trainer.ring.base import Vector
-from trainer.step_graphs import HasRows, Layout, NeedsTotals, NotTried, StepGraphs
+from trainer.step_graphs import HasRows, Layout, NeedsTotals, NotTried, StepGraphs, turns
 from trainer.trial import halves
 
 
@@ -70,9 +70,9 @@ class VectorStep(StepGraphs):
         self._update = self._graph(self._update_graph, floats, *of_rows)
 
     def sums(
-        self, tensors: list[Any] | None, contribution: np.ndarray, draw: np.ndarray, records: int
+        self, pieces: Sequence[list[Any]], contribution: np.ndarray, draw: np.ndarray, records: int
     ) -> control.Sums:
-        ours, of_tables = self._ours(tensors, contribution, draw)
+        ours, of_tables = self._all(pieces, contribution, draw)
         ready_at = time.monotonic()
         total = self._reduce(ours)
         waited = time.monotonic() - ready_at
@@ -81,6 +81,19 @@ class VectorStep(StepGraphs):
 
     def apply(self, sums: control.Sums) -> None:
         self._update(sums.given.vector, *sums.given.rows)
+
+    @property
+    def indivisible(self) -> str:
+        """Why a batch must be one piece; empty: it need not."""
+        return (
+            "its loss is divided by totals of the whole step (masks, or weights that are summed)"
+            if self._totals
+            else "BatchNormalization(synchronized=True) takes the whole step"
+            if self._synchronized
+            else "its optimizer takes the rows of an Embedding one by one"
+            if self.layout.tables
+            else ""
+        )
 
     @contextlib.contextmanager
     def ring_errors(self) -> Iterator[None]:
@@ -103,6 +116,18 @@ class VectorStep(StepGraphs):
             self._found = self._lay_out(forward, self._gradients_of(forward, forward.loss))
         assert self._found is not None
         return self._found
+
+    def _all(
+        self, pieces: Sequence[list[Any]], contribution: np.ndarray, draw: np.ndarray
+    ) -> tuple[tf.Tensor, tuple[tf.Tensor, ...]]:
+        """`_ours`, of all pieces together."""
+        if not pieces:
+            return self._ours(None, contribution, draw)
+        first, *others = turns(pieces, contribution, draw)
+        ours, of_tables = self._ours(*first)
+        for piece in others:  # then there are no tables
+            ours += self._ours(*piece)[0]
+        return ours, of_tables
 
     def _ours(
         self, tensors: list[Any] | None, contribution: np.ndarray, draw: np.ndarray

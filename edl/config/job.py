@@ -59,6 +59,7 @@ class Training(Section):
     non_finite: Literal["stop", "skip"]
     inexact_loss: Literal["warn", "refuse", "allow"]
     balance: Literal["even", "speed"]
+    accumulate_steps: Int = Field(ge=1, lt=1 << 24)
 
 
 class Data(Section):

@@ -382,3 +382,17 @@ def test_sums_of_one_tensor_in_a_graph_are_as_many_as_others_have_of_several(
     sums = all_do(members, ["twice 1 1", "twice 2 4", "twice 4 8"], "twice")
     assert sums == [f"twice {[7.0, 13.0]}"] * MEMBERS
     leave(members)
+
+
+@pytest.mark.parametrize("engine", [Horovod], indirect=True)
+def test_who_was_alone_sums_with_the_others_again(engine: Engine, members: list[Member]) -> None:
+    one, *others = members
+    for _ in range(2):
+        form(engine, [one])
+        for _ in range(3):  # from the second time on, nobody is asked
+            assert one.does("twice 3 5", "twice") == f"twice {[3.0, 5.0]}"
+        leave([one])
+        form(engine, [*others, one])
+        sums = all_do(members, ["twice 1 1", "twice 2 4", "twice 4 8"], "twice")
+        assert sums == [f"twice {[7.0, 13.0]}"] * MEMBERS
+        leave(members)

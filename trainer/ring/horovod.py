@@ -98,6 +98,7 @@ class HorovodRing:
             self._sockets = frozenset(_open_sockets()) - self._outside
         if self._is_cut.is_set():
             raise RingBroken("the ring was cut while it was being formed")
+        self.in_graph.formed(size)
 
     def reduce(self, vector: tf.Tensor) -> tf.Tensor:
         with _broken("allreduce"):
@@ -272,15 +273,23 @@ class GraphSums:
 
     def __init__(self) -> None:
         self.runs = False  # a graph with sums
+        self._size = 0  # of the ring
+        self._alone = tf.Variable(False, trainable=False, name="alone_in_the_ring")
+
+    def formed(self, size: int) -> None:
+        """There is a ring of so many."""
+        self._size = size
+        self._alone.assign(False)
 
     def __call__(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         """The sum over all ranks of a float32 tensor; shape and name are the same on all ranks. It has no
         gradient."""
-        total = _allreduce(
-            tf.stop_gradient(tensor), name=f"{NAMED}{name}", op=hvd.Sum, ignore_name_scope=True
-        )
+        # In a ring of one it is the tensor itself. (A branch would be a graph of its own, to be traced.)
+        ours, mine = tf.raw_ops.Switch(data=tf.stop_gradient(tensor), pred=self._alone)
+        total = _allreduce(ours, name=f"{NAMED}{name}", op=hvd.Sum, ignore_name_scope=True)
         total.op._set_attr(ATTRIBUTE, attr_value_pb2.AttrValue(s=name.encode()))
-        return total
+        found, _ = tf.raw_ops.Merge(inputs=[total, mine])
+        return found
 
     @contextlib.contextmanager
     def ring_errors(self) -> Iterator[None]:
@@ -292,6 +301,9 @@ class GraphSums:
         self.runs = True
         try:
             yield
+            if self._size == 1:  # after one step: with it, all that a larger ring needs has been touched
+                self._size = 0
+                self._alone.assign(True)
         except tf.errors.OpError as error:
             if NAMED not in error.message:  # the model's own: TensorFlow names the operation that failed
                 raise

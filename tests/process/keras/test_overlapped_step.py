@@ -9,14 +9,16 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from keras import optimizers as o
 
 from tests.process.keras.models import dense, plain, sgd, tagged, tagger, weighted
 from tests.process.keras.ranks import on_ranks
 from tests.process.keras.rings import Case, batch
 from trainer import control
+from trainer.graphs import concrete
 from trainer.learner import KerasLearner
-from trainer.overlapped_step import SMALL, OverlappedStep
+from trainer.overlapped_step import SMALL, OverlappedStep, finite_as
 from trainer.ring.base import RingBroken
 from trainer.ring.local import LocalRing
 from trainer.vector_step import VectorStep
@@ -154,6 +156,29 @@ def test_all_hear_of_what_is_not_finite_and_one_knows_that_it_is_its_own() -> No
     found = made(ranks, 0, (0, 5, 5, 12))
     assert [sums.agreed.nonfinite for sums in found] == [True] * 3
     assert [sums.at_fault for sums in found] == [False, False, True]
+
+
+# (factors of a product of matrices, 2 x 3 and 3 x 2; whether all of it is finite)
+PRODUCTS: dict[str, tuple[float, float, bool]] = {
+    "small": (1.0, -2.0, True),
+    "zero": (0.0, 0.0, True),
+    "not a number": (np.nan, 1.0, False),
+    "infinite, times zero": (np.inf, 0.0, False),
+    "large factors": (1e25, 1e-20, True),
+    "large, and finite": (1e19, 1e18, True),
+    "too large": (1e20, 1e20, False),
+    "too large in one place": (1e38, 4.0, False),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_a_product_is_seen_to_be_finite_or_not_whatever_its_factors_are(name: str) -> None:
+    one, other, finite = PRODUCTS[name]
+    a, b = np.ones((2, 3), np.float32), np.full((3, 2), other, np.float32)
+    a[0, 1] = one
+    seen = concrete(lambda a, b: finite_as(tf.matmul(a, b)), *[tf.TensorSpec(m.shape) for m in (a, b)])
+    assert np.all(np.isfinite(tf.matmul(a, b))) == finite, "what is expected here"
+    assert np.isfinite(seen(tf.constant(a), tf.constant(b))) == finite
 
 
 class Mine(o.SGD):

@@ -1,0 +1,108 @@
+"""A part of a step that is computed in pieces (training.accumulateSteps): the same sums, with less memory."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from keras import optimizers as o
+
+from edl.errors import ModelError
+from tests.process.keras.models import dense, plain, tagged, tagger, weighted
+from tests.process.keras.ranks import on_ranks
+from tests.process.keras.rings import Case, batch
+from trainer import control
+from trainer.learner import KerasLearner
+from trainer.overlapped_step import OverlappedStep
+from trainer.ring.local import LocalRing
+from trainer.step_graphs import turns
+from trainer.vector_step import VectorStep
+
+PIECES = 4
+ENDS = (0, 7, 7, 8, 12)  # where the ranks' parts end: one has no record, and one has fewer than pieces
+
+
+class Mine(o.SGD):
+    """Somebody's own: its steps sum one vector."""
+
+
+CASES = {
+    "SGD": (Case(dense, plain), OverlappedStep),
+    "Adam": (Case(lambda: dense(o.Adam(0.01), metrics=["mae"]), plain), OverlappedStep),
+    "weights": (Case(dense, weighted), OverlappedStep),
+    "a table, SGD": (Case(lambda: tagger(mask=False), tagged), OverlappedStep),
+    "an optimizer of one's own": (Case(lambda: dense(Mine(0.1), metrics=["mae"]), plain), VectorStep),
+    "run eagerly": (Case(lambda: dense(run_eagerly=True), plain), VectorStep),
+}
+
+
+def learner_of(case: Case, ring: LocalRing, pieces: int) -> KerasLearner:
+    return KerasLearner(case.build(), batch(case, 0, 5), (), ring.reduce, pieces=pieces)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_step_in_pieces_is_the_same_step(name: str) -> None:
+    case, way = CASES[name]
+    rings = [LocalRing() for _ in ENDS[1:]]
+    learners = [learner_of(case, ring, PIECES) for ring in rings]
+    alone = LocalRing()
+    whole = learner_of(case, alone, 1)
+    for learner in learners:
+        assert type(learner._step) is way
+        learner.load(whole.state())
+
+    def sums(learner: KerasLearner, step: int, rank: int, start: int, stop: int) -> control.Sums:
+        part = batch(case, start, stop) if start < stop else None
+        return learner.sums(part, control.write(step), step, rank, ENDS[-1])
+
+    for step in range(3):
+        found = on_ranks(rings, lambda r, step=step: sums(learners[r], step, r, *ENDS[r : r + 2]))
+        [expected] = on_ranks([alone], lambda r, step=step: sums(whole, step, r, 0, ENDS[-1]))
+        for agreed in (s.agreed for s in found):
+            assert (agreed.records, agreed.nonfinite) == (ENDS[-1], False)
+            assert agreed.all_at(step, len(rings))
+            assert agreed.loss == pytest.approx(expected.agreed.loss, rel=1e-5)
+        for learner, s in zip([*learners, whole], [*found, expected], strict=True):
+            learner.apply(s)
+    assert len({learner.digest() for learner in learners}) == 1
+    for mine, theirs in zip(learners[0].model.variables, whole.model.variables, strict=True):
+        np.testing.assert_allclose(mine.numpy(), theirs.numpy(), rtol=1e-5, atol=1e-6, err_msg=mine.path)
+    assert learners[0].take_metrics() == pytest.approx(whole.take_metrics(), rel=1e-5)
+
+
+def test_what_is_not_finite_in_a_piece_that_is_not_the_last_is_told() -> None:
+    x = np.array(plain()[0])
+    x[1, 1] = np.nan
+    ring = LocalRing()
+    case = Case(dense, lambda: (x, *plain()[1:]))
+    learner = learner_of(Case(dense, plain), ring, PIECES)
+    [sums] = on_ranks([ring], lambda _: learner.sums(batch(case, 0, 12), control.write(0), 0, 0, 12))
+    assert (sums.agreed.nonfinite, sums.at_fault) == (True, True)
+
+
+def test_each_piece_draws_something_else_and_one_speaks() -> None:
+    told, draw = control.write(3, leave=True), np.array([(1 << 31) - 1, 17, 2])
+    found = list(turns([["a"], ["b"], ["c"]], told, draw))
+    assert [tensors for tensors, _, _ in found] == [["a"], ["b"], ["c"]]
+    np.testing.assert_array_equal(sum(said for _, said, _ in found), told)
+    np.testing.assert_array_equal(found[0][2], draw)
+    seeds = [tuple(drawn[:2].tolist()) for _, _, drawn in found]
+    assert len(set(seeds)) == 3
+    assert all(0 <= word < 1 << 31 for words in seeds for word in words)
+    assert [int(drawn[2]) for _, _, drawn in found] == [2] * 3
+
+
+REFUSED = {
+    "a masked mean": (Case(tagger, tagged), "totals of the whole step"),
+    "a table, by rows": (
+        Case(lambda: tagger(mask=False, optimizer=o.Adam()), tagged),
+        "rows of an Embedding",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_step_that_is_no_sum_over_pieces_is_refused(name: str) -> None:
+    case, why = REFUSED[name]
+    with pytest.raises(ModelError, match=f"accumulateSteps must be 1 .*{why}"):
+        learner_of(case, LocalRing(), PIECES)
+    learner_of(case, LocalRing(), 1)
