@@ -11,18 +11,16 @@ and the run goes on with its own values; but another model file is another run.
     ... until the values want something else; then the release is read anew, and so on
 
 When a run has ended, its master stays, so that the Deployment does not start it again. Before it acts, and
-when another master has taken over while this one lived, it stands by (`leader_election`): all that it needs
-is in memory then, and it listens, so that workers can say that they have lost the one that acts.
+when another master has taken over while this one lived, it stands by (`candidate`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import structlog
 
@@ -39,21 +37,21 @@ from master.backends.kubernetes import (
     Found,
     Installed,
     Kubernetes,
-    LeaderElection,
     Place,
     until_answered,
 )
+from master.candidate import Candidate
 from master.core import events as ev
 from master.http.metrics import Metrics
 from master.http.server import Server
 from master.log import log_at
 from master.loop import Master
-from master.rpc.standby import StandbyServer, vouches
+from master.rpc.listener import Listener
+from master.rpc.standby import vouches
 from master.service import certificate_for, serve, token_for
 from master.spec import Invalid, JobSpec, Wanted
 
 log = structlog.get_logger()
-T = TypeVar("T")
 
 ANOTHER_RUN = frozenset({"model.source"})  # whose change ends a run that has not ended
 
@@ -152,9 +150,9 @@ class ReleaseMaster:
         self._output, self._listen, self._metrics_address = output, listen, metrics
         self._place = Place.from_environment()
         self._api = Api(Timing.from_environment())
-        self._election = LeaderElection(self._api, self._place, self._ask)
-        self._stands_by = self._followed = False  # now; before it acted
-        self._leaving = asyncio.Event()
+        self._candidate = Candidate(
+            self._api, self._place, self._ask, self._listener, listen, self._prepare, self._act
+        )
         self._master: Master | None = None
         self._changed = False
         self._installed: Installed | None = None
@@ -163,7 +161,7 @@ class ReleaseMaster:
 
     def leave(self) -> None:
         """This process is to end; the run goes on."""
-        self._leaving.set()
+        self._candidate.leave()
 
     async def run(self) -> None:
         """Until `leave`: stand by, act, and stand by again when another one acts.
@@ -173,59 +171,28 @@ class ReleaseMaster:
         """
         await self._http.start(self._metrics_address)
         try:
-            while not self._leaving.is_set():
-                self._election = LeaderElection(self._api, self._place, self._ask)
-                await self._one_term(self._election)
+            await self._candidate.run()
         finally:
             await self._api.close()
             await self._http.close()
 
-    async def _one_term(self, election: LeaderElection) -> None:
-        """Until this master has acted and does not any more: one run after the other."""
-        api, tasks = self._api, Tasks()
-        api.vet = None
+    async def _prepare(self) -> None:
+        """Before it stands by: what is invalid is told before it matters."""
+        self._installed = None
+        (await Installed.open(self._place, self._api)).wanted()
 
-        def keep(part: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-            tasks.keep(part, work, lambda _: None, api.pace.status)
+    async def _act(self) -> None:
+        """One run, or what else there is to do."""
+        candidate = self._candidate
+        installed = await candidate.unless_leaving(Installed.open(self._place, self._api))
+        if installed is not None and not candidate.election.lost.is_set():
+            self._installed = installed
+            await self._next(installed)
 
-        try:
-            await self._unless_leaving(until_answered(api.pace, election.open))
-            if self._leaving.is_set():
-                return
-            keep("watching the Lease", election.watch)
-            keep("watching masters", election.masters.run)
-            await self._unless_leaving(self._come_to_act(election))
-            if not election.term:
-                return
-            keep("renewing the Lease", election.renew)
-            keep("showing who acts", election.masters.show_who_acts)
-            while not self._leaving.is_set() and not election.lost.is_set():
-                installed = await self._unless_leaving(Installed.open(self._place, api))
-                if installed is not None and not election.lost.is_set():
-                    self._installed = installed
-                    await self._next(installed)
-        finally:
-            self._installed = None
-            await tasks.close()
-            await election.release()
-
-    async def _come_to_act(self, election: LeaderElection) -> None:
-        """Act at once, or stand by until it is time."""
-        pace = self._api.pace
-        if await until_answered(pace, election.take):
-            return
-        (await Installed.open(self._place, self._api)).wanted()  # what is invalid is told before it matters
+    def _listener(self) -> Listener:
+        """Of one that stands by: nobody else tells of its certificate."""
         tokens = Tokens.of_environment(token_for(self._output), log.warning)
-        certificate = certificate_for(self._host, log.warning)
-        server = StandbyServer(tokens, certificate, election.wake, election.vouch)
-        await server.start(self._listen)
-        self._stands_by = self._followed = True
-        log.info(f"this master ({election.holder}) stands by")
-        try:
-            await until_answered(pace, lambda: election.stand_by(server.lost))
-        finally:
-            self._stands_by = False
-            await server.close(election.term)
+        return Listener(tokens, certificate_for(self._host, log.warning))
 
     @property
     def _host(self) -> str:
@@ -258,9 +225,9 @@ class ReleaseMaster:
 
     async def _train(self, installed: Installed, todo: Train, wanted: Wanted) -> None:
         adopted = todo.adopted
-        if self._followed:  # it was there to see which workers reach a master
+        if self._candidate.followed:  # it was there to see which workers reach a master
             adopted = replace(adopted, within_seconds=todo.spec.config.elastic.heartbeat_timeout_seconds)
-            self._followed = False
+            self._candidate.followed = False
         master = Master(todo.spec, todo.run_id, adopted=adopted)
         run = TrainingRun(master)
         backend = Kubernetes(installed, run)
@@ -268,13 +235,13 @@ class ReleaseMaster:
         if todo.spec is not wanted:
             run.take(wanted)  # which says what is refused, as when it had happened before our eyes
         self._master = master
-        over = asyncio.create_task(self._until(run.another))
+        over = asyncio.create_task(self._candidate.until(run.another))
         over.add_done_callback(lambda _: master.abandon())
         try:
             token = token_for(self._output)
             await serve(
                 master, self._output, self._listen, token, lambda _: backend, reached_at=self._host,
-                authority=self._election,
+                authority=self._candidate.election,
             )  # fmt: skip
         finally:
             over.cancel()
@@ -284,7 +251,7 @@ class ReleaseMaster:
         ended = EndedRun(installed)
         await ended.start()
         try:
-            await self._until(ended.changed)
+            await self._candidate.until(ended.changed)
             self._changed = ended.changed.is_set()
         finally:
             await ended.close()
@@ -309,35 +276,18 @@ class ReleaseMaster:
         said = {"data": {"phase": phase, "reason": why}}
         try:
             await until_answered(self._api.pace, lambda: self._api.patch(path, said, SOON))
-            await self._until(changed)
+            await self._candidate.until(changed)
         finally:
             await tasks.close()
-
-    async def _until(self, happens: asyncio.Event) -> None:
-        """Until that happens, this process is to end, or another master acts."""
-        waits = [asyncio.create_task(e.wait()) for e in (happens, self._leaving, self._election.lost)]
-        try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in waits:
-                task.cancel()
-
-    async def _unless_leaving(self, work: Coroutine[Any, Any, T]) -> T | None:
-        """What it returns; None when this process is to end before it does."""
-        task, leaving = asyncio.create_task(work), asyncio.create_task(self._leaving.wait())
-        await asyncio.wait((task, leaving), return_when=asyncio.FIRST_COMPLETED)
-        leaving.cancel()
-        if task.done():
-            return task.result()
-        task.cancel()
-        return None
 
     # --- for the metrics
 
     def _ready(self) -> bool:
         """It stands by, or has read what there is. An outage later changes nothing: workers are to find their
         master."""
-        return self._stands_by or (self._installed is not None and not self._election.lost.is_set())
+        candidate, election = self._candidate, self._candidate.election
+        acts = bool(election.term) and not election.lost.is_set()
+        return candidate.stands_by or (self._installed is not None and acts)
 
     def _status(self) -> dict[str, Any]:
         return self._master.status(asyncio.get_running_loop().time()) if self._master is not None else {}

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -65,6 +66,7 @@ class Journal:
         self.trouble = ""  # why it cannot be written; empty while it can
         self._path, self._run_id, self._spec, self._state = path, run_id, spec, state
         self._waiting = bytearray()
+        self._lock = threading.Lock()  # a master that is cancelled closes it while a segment begins
         self._file, self._segment = -1, full_at
         self._earlier: list[tuple[Path, int]] = []  # segments and their bytes
         self._books, after = self._go_on()
@@ -73,19 +75,47 @@ class Journal:
         self._books.begin(spec.values)
 
     def write(self, now: float, event: ev.Event, effects: list[ev.Effect]) -> None:
-        """Note an event. A journal for which there was no room for too long ends early."""
-        if len(self._waiting) >= MOST_WAITING:
-            self._flush()
-            return
-        entry = {"now": now, "event": _dump(event), "effects": [_dump(e) for e in effects]}
-        self._line(entry)
-        self._note(entry)
-        if self._bytes >= self._full_at and not self._waiting:
-            self._begin_another()
+        """Note an event, and go on in another segment when this one is full."""
+        self.note(now, event, effects)
+        if self.full:
+            self.begin_another()
+
+    def note(self, now: float, event: ev.Event, effects: list[ev.Effect]) -> None:
+        """The same in this segment. A journal for which there was no room for too long ends early."""
+        with self._lock:
+            if len(self._waiting) >= MOST_WAITING:
+                self._flush()
+                return
+            entry = {"now": now, "event": _dump(event), "effects": [_dump(e) for e in effects]}
+            self._line(entry)
+            self._note(entry)
+
+    @property
+    def full(self) -> bool:
+        """Another segment is due."""
+        return self._bytes >= self._full_at and not self._waiting
+
+    def begin_another(self) -> None:
+        """Go on in a new segment; later, if there is no room for it now.
+
+        It waits for the disk, twice, and may do so on another thread while nothing is noted: what is noted
+        later must come after the head, and what was decided must be on the disk before it is done.
+        """
+        with self._lock:
+            self._earlier.append((artifacts.segment(self._path.parent, self._number), self._bytes))
+            try:
+                os.fsync(self._file)  # so that no crash leaves the new one without the end of this
+                self._begin(self._state())
+            except OSError as error:
+                if error.errno not in PASSING:
+                    raise
+                self._earlier.pop()
+                self._full_at += self._segment
 
     def close(self) -> None:
-        self._flush()
-        os.close(self._file)
+        with self._lock:
+            self._flush()
+            os.close(self._file)
 
     def rescue(self, directory: Path) -> None:
         """Write all of it, what waits for room too, into another directory.
@@ -154,18 +184,6 @@ class Journal:
                 self._number = max(said, self._number)  # an earlier edl did not say it
             self._earlier.append((artifacts.segment(directory, self._number), path.stat().st_size))
         return _books_after(paths[-1]) if paths else (Books(), "")
-
-    def _begin_another(self) -> None:
-        """Go on in a new segment; later, if there is no room for it now."""
-        self._earlier.append((artifacts.segment(self._path.parent, self._number), self._bytes))
-        try:
-            os.fsync(self._file)  # so that no crash leaves the new one without the end of this
-            self._begin(self._state())
-        except OSError as error:
-            if error.errno not in PASSING:
-                raise
-            self._earlier.pop()
-            self._full_at += self._segment
 
     def _begin(self, state: Any) -> None:
         """Put a new segment in place, and delete as many of the oldest as there is no room for.

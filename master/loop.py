@@ -93,7 +93,9 @@ class Master:
                 return
             now = loop.time()
             effects = self.job.handle(event, now)
-            journal.write(now, event, effects)
+            journal.note(now, event, effects)
+            if journal.full:  # streams, the Lease and who watches are served while the disk is waited for
+                await asyncio.to_thread(journal.begin_another)
             if journal.trouble != self._journal_trouble:
                 self._journal_trouble = journal.trouble
                 self.emit(ev.Degraded("the journal", journal.trouble))

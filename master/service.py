@@ -30,6 +30,7 @@ from master.core import snapshot
 from master.journal import Journal
 from master.loop import Master
 from master.rpc.authority import Alone, Authority
+from master.rpc.listener import Listener
 from master.rpc.server import Server
 
 log = structlog.get_logger()
@@ -72,8 +73,8 @@ async def serve(
 
     certificate = certificate_for(reached_at or host, degraded)
     server = Server(
-        master, tokens, json.dumps(master.spec.values), str(output.resolve()), outage,
-        str(salvage.resolve()) if salvage is not None else "", certificate, authority,
+        master, Listener(tokens, certificate), json.dumps(master.spec.values), str(output.resolve()), outage,
+        str(salvage.resolve()) if salvage is not None else "", authority,
     )  # fmt: skip
 
     def tell(_now: float, event: ev.Event, _effects: list[ev.Effect]) -> None:

@@ -115,12 +115,9 @@ class Api:
             assert single is not None  # as no default is given
             self.namespace, self.server = single.namespace, single.cluster.server
             single = single._replace(user=single.user or User())  # an anonymous user may ask, too
-            timeout = httpx.Timeout(pace.answer)
             # As kubectl does it, a proxy of the environment is gone through, but for what is here.
             proxied = config is not None and not _is_here(self.server)
-            self._http = AsyncClient(
-                single, _Connection(timeout=timeout, proxy=access.proxy_url, trust_env=proxied)
-            )
+            self._http = self._connect(single, access.proxy_url, proxied)
         except KeyError as error:
             raise ConfigError(f"no Kubernetes configuration: its context names an unknown {error}") from error
         except (LightkubeError, OSError, ValueError) as error:
@@ -129,6 +126,10 @@ class Api:
         if access.plugin is not None:
             self._http.auth = access.plugin
         self._extensions = {"sni_hostname": access.tls_server_name} if access.tls_server_name else {}
+
+    def _connect(self, single: SingleConfig, proxy: str | None, proxied: bool) -> httpx.AsyncClient:
+        timeout = httpx.Timeout(self.pace.answer)
+        return AsyncClient(single, _Connection(timeout=timeout, proxy=proxy, trust_env=proxied))
 
     @property
     def api_up(self) -> bool:

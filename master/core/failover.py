@@ -27,12 +27,14 @@ class Failover:
     def __init__(self, pool: Pool, ring: Ring, startup_timeout_seconds: float) -> None:
         self._pool, self._ring, self._startup_timeout_seconds = pool, ring, startup_timeout_seconds
         self.until: float | None = None  # None: no worker is awaited
+        self._within_seconds = 0.0  # they come back
         self._awaited: set[WorkerId] = set()  # of the newest ring; while none is known, all
 
     def begin(self, adopted: ev.Adopted, now: float) -> list[WorkerRecord]:
         """The workers that may live are known from now on."""
         self._pool.next_id = max(self._pool.next_id, adopted.next_id)
         found = [self._pool.adopt(worker, handle, now) for worker, handle in adopted.workers]
+        self._within_seconds = adopted.within_seconds
         if found:
             self.until = now + adopted.within_seconds
         self._awaited = {w.id for w in found if w.expected}
@@ -51,7 +53,8 @@ class Failover:
         if not back.generation:
             return []
         self._pool.change(w, "placed", has_state=w.has_state or back.joined)
-        if back.generation < self._ring.generation:
+        other = back.generation == self._ring.generation and back.members != self._ring.members
+        if back.generation < self._ring.generation or other:  # the other: formed before that one was known of
             return [] if back.left else [w]
         outdated: list[WorkerRecord] = []
         if back.generation > self._ring.generation:
@@ -59,6 +62,8 @@ class Failover:
             for old in outdated:
                 self._pool.change(old, place=OUT)
             self._ring.learn(back.generation, back.members, now)
+            if self.until is None:  # nobody had told of it: it is to be left like one that was known in time
+                self.until = now + self._within_seconds
             self._awaited = {m for m in back.members if (o := self._pool.get(m)) is not None and o.expected}
         self._pool.change(w, place=OUT if back.left else UP if back.joined else IN)
         return outdated

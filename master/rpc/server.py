@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import json
-import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from typing import Any, Protocol, TypeAlias
+from collections.abc import AsyncIterator, Iterable
+from typing import Any, Protocol
 
 import grpc
 import structlog
@@ -23,95 +21,20 @@ from edl.contract.masters import SAYS_SECONDS
 from edl.contract.proto import ADMITTED
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.proto import edl_pb2_grpc as rpc
-from edl.contract.tokens import Tokens
 from edl.errors import EdlError
-from edl.tls import Certificate
 from master.core import events as ev
 from master.rpc.authority import Alone, Authority
 from master.rpc.checkpoint_parts import CheckpointParts
+from master.rpc.listener import Context, Listener
 from master.rpc.messages import event_of, message_of
 from master.rpc.outbox import Letter, Outbox
 from master.rpc.rendezvous import Rendezvous
 
-Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
-
-OPTIONS = [
-    ("grpc.max_receive_message_length", 64 << 20),
-    ("grpc.max_send_message_length", 64 << 20),
-    ("grpc.so_reuseport", 0),
-    # A worker pings its master every ten seconds, and while it initializes neither says anything else. By
-    # default a server takes more than two such pings in five minutes for an attack, and closes the
-    # connection: every worker that needed more than half a minute to be ready was lost.
-    ("grpc.http2.max_ping_strikes", 0),
-]
 MOST_UPDATES_SECONDS = 0.2
-CERTIFICATE_SECONDS = 5.0  # between two looks; the kubelet itself takes a minute or two to bring another one
-UNKNOWN_TOKEN_SECONDS = 60.0  # between two lines of the log about wrong tokens
+LAST_WORDS_SECONDS = 2.0
 
 log = structlog.get_logger()
 MOST_REHEARSALS = 2
-
-
-class TokenCheck(grpc.aio.ServerInterceptor):
-    """Refuses every call that does not carry a token of the job."""
-
-    def __init__(self, tokens: Tokens):
-        self._tokens, self._told_at = tokens, -UNKNOWN_TOKEN_SECONDS
-
-        async def refuse(_: Any, context: Context) -> None:
-            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the job's token is missing or wrong")
-
-        async def refuse_stream(request: Any, context: Context) -> AsyncIterator[None]:
-            await refuse(request, context)
-            yield None
-
-        self._refusals: dict[tuple[bool, bool], grpc.RpcMethodHandler[Any, Any]] = {
-            (False, False): grpc.unary_unary_rpc_method_handler(refuse),
-            (False, True): grpc.unary_stream_rpc_method_handler(refuse_stream),
-            (True, True): grpc.stream_stream_rpc_method_handler(refuse_stream),
-        }
-
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
-        details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler[Any, Any] | None:
-        handler = await continuation(details)
-        given = dict(details.invocation_metadata or ()).get("authorization", "")
-        if handler is None or self._tokens.accept(str(given)):
-            return handler
-        now = asyncio.get_running_loop().time()
-        if given and now - self._told_at >= UNKNOWN_TOKEN_SECONDS:
-            self._told_at = now
-            log.warning("a caller was refused: its token is neither the current one nor the one before it")
-        return self._refusals[handler.request_streaming, handler.response_streaming]
-
-
-def _check_free(address: str) -> None:
-    """gRPC does not say why it cannot listen, but for lines in its own log.
-
-    Raises:
-        EdlError: one cannot listen there.
-    """
-    host, _, port = address.rpartition(":")
-    failed: OSError | None = None
-    free = False
-    try:
-        # [::] is every address to gRPC, and IPv4's alone where there is no IPv6.
-        named = None if host == "[::]" else host.strip("[]") or None
-        places = socket.getaddrinfo(named, int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        for family, kind, protocol, _, place in places:
-            with socket.socket(family, kind, protocol) as trial:
-                trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                try:
-                    trial.bind(place)
-                    free = True
-                except OSError as error:
-                    failed = error if failed is None or error.errno == errno.EADDRINUSE else failed
-    except OSError as error:  # no such host
-        failed = error
-    if failed is not None and not (free and failed.errno != errno.EADDRINUSE):
-        raise EdlError(f"cannot listen on {address}: {failed.strerror}")
 
 
 def _work_in_bytes(server: Server) -> tuple[str, dict[str, grpc.RpcMethodHandler[Any, Any]]]:
@@ -120,29 +43,6 @@ def _work_in_bytes(server: Server) -> tuple[str, dict[str, grpc.RpcMethodHandler
         server.Work, request_deserializer=pb.FromWorker.FromString, response_serializer=bytes
     )
     return pb.DESCRIPTOR.services_by_name["Master"].full_name, {"Work": work}
-
-
-def bind(server: grpc.aio.Server, address: str, certificate: Certificate | None) -> int:
-    """Have the server listen on `address` (host:port, port 0 for any) once it is started; returns the port.
-
-    Raises:
-        EdlError: the address is taken, or is none of this machine; or the certificate cannot be used.
-    """
-    _check_free(address)
-    credentials = certificate.credentials() if certificate is not None else None
-    try:
-        if credentials is not None:
-            return int(server.add_secure_port(address, credentials))
-        return int(server.add_insecure_port(address))
-    except RuntimeError as error:
-        raise EdlError(f"cannot listen on {address}: {error}") from error
-
-
-async def look_at(certificate: Certificate) -> None:
-    """Use another certificate as soon as there is one, for ever."""
-    while True:
-        await asyncio.to_thread(certificate.look)
-        await asyncio.sleep(CERTIFICATE_SECONDS)
 
 
 class Handler(Protocol):
@@ -185,26 +85,24 @@ class Server(rpc.MasterServicer):
         output: its output directory, for the workers.
         patience: seconds that workers go on without a master; 0: they end with it.
         salvage: where workers save the model when its place in `output` fails.
-        certificate: with which it speaks TLS; None: without.
         authority: asked before each word to a worker.
     """
 
     def __init__(
         self,
         handler: Handler,
-        tokens: Tokens,
+        listener: Listener,
         config_json: str,
         output: str,
         patience: float = 0.0,
         salvage: str = "",
-        certificate: Certificate | None = None,
         authority: Authority = Alone(),  # noqa: B008
     ):
         self._handler, self._run_id, self._authority = handler, handler.run_id, authority
         self._config_json, self._output, self._patience = config_json, output, patience
         self._salvage = salvage
-        self._certificate = certificate
-        self._tasks: list[asyncio.Task[None]] = []
+        self._listener = listener
+        self._telling: asyncio.Task[None] | None = None  # who acts
         self._rehearser: WorkerId | None = None  # tries out for all whether the model can be saved
         self._rehearsals = 0  # begun; it may be the rehearsal, and its memory, that a worker dies of
         self._rehearsed = False
@@ -215,9 +113,6 @@ class Server(rpc.MasterServicer):
         self._changed = asyncio.Event()  # set, and replaced, at each change
         self._closing = False
         self.foreign = 0  # messages of another run or generation, refused
-        self._server = grpc.aio.server(interceptors=[TokenCheck(tokens)], options=OPTIONS)
-        rpc.add_MasterServicer_to_server(self, self._server)
-        self._server.add_registered_method_handlers(*_work_in_bytes(self))
 
     async def start(self, address: str) -> int:
         """Listen on `address` (host:port, port 0 for any); returns the port.
@@ -225,12 +120,13 @@ class Server(rpc.MasterServicer):
         Raises:
             EdlError: the address is taken, or is none of this machine; or the certificate cannot be used.
         """
-        port = bind(self._server, address, self._certificate)
-        await self._server.start()
-        if self._certificate is not None:
-            self._tasks.append(asyncio.create_task(look_at(self._certificate)))
-        self._tasks.append(asyncio.create_task(self._say_who_acts()))
+        port = await self._listener.start(address, self._serve)
+        self._telling = asyncio.create_task(self._say_who_acts())
         return port
+
+    def _serve(self, server: grpc.aio.Server) -> None:
+        rpc.add_MasterServicer_to_server(self, server)
+        server.add_registered_method_handlers(*_work_in_bytes(self))
 
     async def _say_who_acts(self) -> None:
         """Tell the workers that this master acts, for as long as others could."""
@@ -249,10 +145,10 @@ class Server(rpc.MasterServicer):
         for outbox in self._streams.values():
             outbox.close()
         self._closing = True
-        for task in self._tasks:
-            task.cancel()
+        if self._telling is not None:
+            self._telling.cancel()
         self.changed()
-        await self._server.stop(grace=2.0)
+        await self._listener.close(LAST_WORDS_SECONDS)
 
     # --- effects
 

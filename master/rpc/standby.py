@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, NoReturn
 
 import grpc
@@ -18,10 +18,8 @@ from edl import tls
 from edl.contract.proto import ADMITTED, STANDS_BY
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.proto import edl_pb2_grpc as rpc
-from edl.contract.tokens import Tokens
 from edl.errors import EdlError
-from edl.tls import Certificate
-from master.rpc.server import OPTIONS, Context, TokenCheck, bind, look_at
+from master.rpc.listener import OPTIONS, Context, Listener
 
 LAST_WORDS_SECONDS = 0.5
 
@@ -30,26 +28,20 @@ class StandbyServer(rpc.MasterServicer, rpc.StandbyServicer):
     """Listens where the job's server will, until `close`.
 
     Args:
-        certificate: with which it speaks TLS; None: without.
         changed: called when what workers say has changed.
         vouch: whether the acting master of that term may go on.
     """
 
     def __init__(
         self,
-        tokens: Tokens,
-        certificate: Certificate | None,
+        listener: Listener,
         changed: Callable[[], None],
         vouch: Callable[[int], bool],
     ):
-        self._certificate, self._changed, self._vouch = certificate, changed, vouch
+        self._listener, self._changed, self._vouch = listener, changed, vouch
         self._words: dict[object, pb.Word] = {}  # by stream
         self._over = asyncio.Event()
         self._term = 0
-        self._looking: asyncio.Task[None] | None = None
-        self._server = grpc.aio.server(interceptors=[TokenCheck(tokens)], options=OPTIONS)
-        rpc.add_MasterServicer_to_server(self, self._server)
-        rpc.add_StandbyServicer_to_server(self, self._server)
 
     async def start(self, address: str) -> int:
         """Listen on `address` (host:port, port 0 for any); returns the port.
@@ -57,11 +49,11 @@ class StandbyServer(rpc.MasterServicer, rpc.StandbyServicer):
         Raises:
             EdlError: the address is taken, or is none of this machine; or the certificate cannot be used.
         """
-        port = bind(self._server, address, self._certificate)
-        await self._server.start()
-        if self._certificate is not None:
-            self._looking = asyncio.create_task(look_at(self._certificate))
-        return port
+        return await self._listener.start(address, self._serve)
+
+    def _serve(self, server: grpc.aio.Server) -> None:
+        rpc.add_MasterServicer_to_server(self, server)
+        rpc.add_StandbyServicer_to_server(self, server)
 
     def lost(self, term: int) -> list[int]:
         """The workers that have lost the master of this term."""
@@ -75,9 +67,7 @@ class StandbyServer(rpc.MasterServicer, rpc.StandbyServicer):
         """
         self._term = term
         self._over.set()
-        if self._looking is not None:
-            self._looking.cancel()
-        await self._server.stop(grace=LAST_WORDS_SECONDS)
+        await self._listener.close(LAST_WORDS_SECONDS)
 
     # --- calls
 
@@ -122,16 +112,24 @@ class StandbyServer(rpc.MasterServicer, rpc.StandbyServicer):
         await _refuse(context)
 
 
-async def vouches(address: str, host: str, token: str, term: int, seconds: float) -> bool:
+async def vouches(
+    address: str,
+    host: str,
+    token: str,
+    term: int,
+    seconds: float,
+    connect: Callable[[str, Sequence[tuple[str, Any]]], grpc.aio.Channel] = tls.aio_channel,
+) -> bool:
     """Whether the master that stands by at an address lets the one of this term go on.
 
     Args:
         host: for which its certificate is.
+        connect: makes a channel to host:port.
     """
     options = [*OPTIONS, ("grpc.enable_http_proxy", 0), ("grpc.ssl_target_name_override", host)]
     metadata = (("authorization", f"Bearer {token}"),)
     try:
-        async with tls.aio_channel(address, options) as channel:
+        async with connect(address, options) as channel:
             call = rpc.StandbyStub(channel).Vouch(pb.Renewal(term=term), metadata=metadata, timeout=seconds)
             return bool((await call).yes)
     except (grpc.aio.AioRpcError, EdlError):

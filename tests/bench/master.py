@@ -3,6 +3,7 @@
 `core`: events made up here, in the order in which a job has them; CPU time of this process.
 `streams`: a master with its journal, and workers that only talk (`tests.bench.talkers`), in other processes;
 CPU time of the master's process alone.
+`minutes`: the same with 1,000 of them for ten minutes (`--quick`: one), and how its memory grows.
 """
 
 from __future__ import annotations
@@ -13,25 +14,32 @@ import contextlib
 import gc
 import json
 import resource
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from edl import config
 from edl.config import values
+from edl.contract import artifacts
 from edl.contract.ids import RunId, WorkerId
 from edl.contract.layout import Layout
 from edl.contract.tokens import Tokens
 from master.core import events as ev
+from master.core import snapshot
 from master.core.job import Job
 from master.journal import Journal
 from master.log import log_at
 from master.loop import Master
+from master.rpc.listener import Listener
 from master.rpc.server import Server
 from master.spec import JobSpec
 from master.telemetry import Telemetry
@@ -43,6 +51,9 @@ LAYOUT = Layout(10**8)
 PROCESSES = 2  # of talkers
 HEARTBEATS_A_SECOND = 2.0  # of a worker, as with elastic.heartbeatTimeoutSeconds=3
 LISTEN_SECONDS = 10.0
+MANY = 1000
+MINUTES, QUICK_MINUTES = 10.0, 1.0
+SAMPLE_SECONDS = 1.0  # between two looks at the memory
 
 
 @dataclass(frozen=True)
@@ -66,7 +77,9 @@ class Streams:
     form_ms: float  # from a ring ordered to all of it up
     death_ms: float  # to the next ring up
     share: float  # of a core, while all of them train and send heartbeats
-    memory_mib: float  # resident
+    memory_mib: float  # resident, at the most
+    beats: float  # that it has heard in a second, of all together
+    growth_mib_an_hour: float  # of what is resident, while they send heartbeats: the slope of a straight line
 
 
 def a_spec(workers: int) -> dict[str, Any]:
@@ -127,6 +140,16 @@ def core(workers: int) -> Core:
     return Core(workers, beat * per, stepped * per, tick * 1e6, start * 1e3, death * 1e3)
 
 
+class Counting(Master):
+    """Counts what it hears."""
+
+    beats = 0
+
+    def emit(self, said: ev.Event | ev.Heartbeat) -> None:
+        self.beats += isinstance(said, ev.Heartbeat)
+        super().emit(said)
+
+
 class Nowhere:
     """A backend whose workers come by themselves."""
 
@@ -156,8 +179,12 @@ async def talkers(port: int, workers: int) -> AsyncIterator[list[subprocess.Pope
             process.communicate()
 
 
-async def streams(workers: int) -> Streams:
-    """A master and so many talkers, up to the ring after the first death."""
+async def streams(workers: int, seconds: float = LISTEN_SECONDS) -> Streams:
+    """A master and so many talkers, up to the ring after the first death.
+
+    Args:
+        seconds: for which all of them train.
+    """
     changed = asyncio.Event()
     spent: dict[int, float] = {}  # CPU seconds when each ring was ordered
 
@@ -169,10 +196,11 @@ async def streams(workers: int) -> Streams:
 
     with tempfile.TemporaryDirectory(prefix="edl-bench-") as directory:
         spec = JobSpec.parse(a_spec(workers))
-        master = Master(spec, RunId("bench"), [observe])
-        server = Server(master, Tokens("token"), json.dumps(spec.values), directory)
+        master = Counting(spec, RunId("bench"), [observe])
+        server = Server(master, Listener(Tokens("token")), json.dumps(spec.values), directory)
         port = await server.start("127.0.0.1:0")
-        journal = Journal(Path(directory) / "events.jsonl", master.run_id, spec.values)
+        state = partial(snapshot.dump, master.job)
+        journal = Journal(Path(directory) / artifacts.JOURNAL, master.run_id, spec, state)
         life = asyncio.create_task(master.live(server, Nowhere(), journal))
         job = master.job
 
@@ -190,8 +218,12 @@ async def streams(workers: int) -> Streams:
             generation = job.ring.generation
             await asyncio.sleep(2)  # until the first steps are told
             listening, since = time.process_time(), time.monotonic()
-            await asyncio.sleep(LISTEN_SECONDS)
+            resident, process, before = [], psutil.Process(), master.beats
+            while time.monotonic() - since < seconds:
+                await asyncio.sleep(SAMPLE_SECONDS)
+                resident.append((time.monotonic() - since, process.memory_info().rss))
             share = (time.process_time() - listening) / (time.monotonic() - since)
+            beats = (master.beats - before) / (time.monotonic() - since)
             memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
             killed = time.process_time()
             assert processes[0].stdin is not None
@@ -202,7 +234,10 @@ async def streams(workers: int) -> Streams:
         journal.close()
         await server.close()
     form = again - spent[job.ring.generation]
-    return Streams(workers, (start - began) * 1e3, form * 1e3, (again - killed) * 1e3, share, memory)
+    growth = statistics.linear_regression(*zip(*resident, strict=True)).slope * 3600 / (1 << 20)
+    return Streams(
+        workers, (start - began) * 1e3, form * 1e3, (again - killed) * 1e3, share, memory, beats, growth
+    )  # fmt: skip
 
 
 RULE = "| --- | --- | --- | --- | --- | --- |"
@@ -210,13 +245,16 @@ CORE_HEAD = (
     "| workers | a heartbeat | a first step | a tick without news | from nothing to a ring | a death |"
 )
 STREAMS_HEAD = "| workers | from nothing to a ring | forming a ring | a death | heartbeats | memory |"
+MINUTES_HEAD = "| workers | minutes | heartbeats heard | CPU | memory | its growth in an hour |"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="scripts/bench master", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", nargs="+", choices=("core", "streams"), default=["core", "streams"])
+    rows = ["core", "streams", "minutes"]
+    parser.add_argument("--only", nargs="+", choices=rows, default=rows)
+    parser.add_argument("--quick", action="store_true", help="one minute instead of ten")
     parser.add_argument("--workers", nargs="+", type=int, help="instead of the usual numbers")
     parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args()
@@ -229,15 +267,24 @@ def main() -> int:
             print(f"| {workers:,} | {c.heartbeat_us:.1f} us | {c.stepped_us:.1f} us | {c.tick_us:.1f} us | "
                   f"{c.start_ms:.1f} ms | {c.death_ms:.1f} ms |", flush=True)  # fmt: skip
             found.setdefault("core", []).append(asdict(c))
+    loop = asyncio.Runner()  # one for all: gRPC stays with the first that it meets
     if "streams" in args.only:
         print(STREAMS_HEAD, RULE, sep="\n")
-        loop = asyncio.Runner()  # one for all: gRPC stays with the first that it meets
         for workers in args.workers or STREAMS:
             say(f"{workers} workers")
             s = loop.run(streams(workers))
             print(f"| {workers:,} | {s.start_ms:.0f} ms | {s.form_ms:.0f} ms | {s.death_ms:.0f} ms | "
                   f"{s.share:.2f} cores | {s.memory_mib:.0f} MiB |", flush=True)  # fmt: skip
             found.setdefault("streams", []).append(asdict(s))
+    if "minutes" in args.only:
+        minutes = QUICK_MINUTES if args.quick else MINUTES
+        print(MINUTES_HEAD, RULE, sep="\n")
+        for workers in args.workers or (MANY,):
+            say(f"{workers} workers for {minutes:g} minutes")
+            s = loop.run(streams(workers, minutes * 60))
+            print(f"| {workers:,} | {minutes:g} | {s.beats:,.0f} a second | {s.share:.2f} cores | "
+                  f"{s.memory_mib:.0f} MiB | {s.growth_mib_an_hour:+.1f} MiB |", flush=True)  # fmt: skip
+            found.setdefault("minutes", []).append(asdict(s) | {"minutes": minutes})
     if args.json:
         args.json.write_text(json.dumps(found, indent=1) + "\n")
     return 0

@@ -21,6 +21,7 @@ from edl.contract.proto import edl_pb2_grpc as rpc
 from edl.contract.tokens import Tokens
 from master.core import events as ev
 from master.rpc.authority import Alone
+from master.rpc.listener import Listener
 from master.rpc.server import Server
 from trainer.session.client import MasterStream
 from trainer.session.orders import End
@@ -56,7 +57,7 @@ async def test_a_token_is_changed_while_the_master_runs(tmp_path: Path) -> None:
     secret = tmp_path / "token"
     secret.write_text("first")
     told: list[str] = []
-    server = Server(Idle(), Tokens("first", secret, told.append), "{}", "")
+    server = Server(Idle(), Listener(Tokens("first", secret, told.append)), "{}", "")
     port = await server.start("127.0.0.1:0")
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
 
@@ -91,7 +92,7 @@ async def test_a_token_is_changed_while_the_master_runs(tmp_path: Path) -> None:
 
 
 async def test_a_worker_whose_token_is_unknown_says_so_by_its_exit_code() -> None:
-    server = Server(Idle(), Tokens("a-token"), "{}", "")
+    server = Server(Idle(), Listener(Tokens("a-token")), "{}", "")
     port = await server.start("127.0.0.1:0")
     command = [sys.executable, "-m", "trainer", "--master", f"127.0.0.1:{port}", "--worker", "0"]
     worker = await asyncio.create_subprocess_exec(
@@ -104,7 +105,7 @@ async def test_a_worker_whose_token_is_unknown_says_so_by_its_exit_code() -> Non
 
 
 async def test_one_worker_rehearses_and_one_other_if_that_is_lost() -> None:
-    server = Server(Idle(), Tokens("a-token"), "{}", "")
+    server = Server(Idle(), Listener(Tokens("a-token")), "{}", "")
     port = await server.start("127.0.0.1:0")
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
 
@@ -130,7 +131,7 @@ async def test_one_worker_rehearses_and_one_other_if_that_is_lost() -> None:
 
 
 async def test_who_only_pings_for_long_keeps_its_connection() -> None:
-    server = Server(Idle(), Tokens("a-token"), "{}", "")
+    server = Server(Idle(), Listener(Tokens("a-token")), "{}", "")
     port = await server.start("127.0.0.1:0")
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=KEEPALIVE) as channel:
         request, token = pb.WatchRequest(follow=True), [("authorization", "Bearer a-token")]
@@ -160,7 +161,7 @@ class Reign(Alone):
 
 async def test_a_worker_obeys_no_master_of_a_smaller_term_and_says_which_it_has_seen() -> None:
     def master(reign: Reign) -> Server:
-        return Server(Idle(), Tokens("a-token"), "{}", "", patience=60.0, authority=reign)
+        return Server(Idle(), Listener(Tokens("a-token")), "{}", "", patience=60.0, authority=reign)
 
     newer, older, newest = Reign(2), Reign(1), Reign(3)
     server = master(newer)

@@ -17,7 +17,8 @@ from edl.contract import artifacts
 from edl.contract.tokens import Tokens
 from edl.errors import EdlError, MasterUnavailable
 from edl.probe import probe
-from master.rpc import server as rpc_server
+from master.rpc import listener
+from master.rpc.listener import Listener
 from master.rpc.server import Server
 from tests.certificates import Authority
 from tests.process.small_release import until
@@ -43,7 +44,7 @@ def contact(port: int, ca: object = "") -> artifacts.Contact:
 
 @asynccontextmanager
 async def serving(certificate: tls.Certificate | None) -> AsyncIterator[int]:
-    server = Server(Idle(), Tokens("a-token"), "{}", "", certificate=certificate)
+    server = Server(Idle(), Listener(Tokens("a-token"), certificate), "{}", "")
     port = await server.start("localhost:0")
     try:
         yield port
@@ -66,7 +67,7 @@ def of(secret: Path, told: list[str], name: str = "localhost") -> tls.Certificat
 async def test_another_certificate_is_used_without_a_restart(
     authority: Authority, secret: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(rpc_server, "CERTIFICATE_SECONDS", 0.05)
+    monkeypatch.setattr(listener, "CERTIFICATE_SECONDS", 0.05)
     told: list[str] = []
     first = (secret / "ca.crt").rename(tmp_path / "first")
     (secret / "ca.crt").write_bytes(first.read_bytes())

@@ -2,10 +2,13 @@
 
     python -m tests.simulator --seed 17        one run, told event by event
     python -m tests.simulator --seeds 20000    many
+    python -m tests.simulator --seeds 2000 --masters 2
 
     world     one run: what chance has chosen for it, from its begin to its judgement
     clock     simulated time
     master    the real core, and what lies between it and its workers: inbox, timer, streams, its death
+    masters   two of them, one stands by, and all that ships between Lease, masters and workers; on
+              processes (asyncio's loops), network (gRPC) and cluster (the API server) in simulated time
     fleet     the workers' processes: they start, speak, are told, and end
     worker    one of them: the real loop of the trainer, on a main thread that waits in virtual time
     rings     the network between members: when a collective comes back, and at whom

@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 
 import tests.simulator
+from tests.simulator import soak
 from tests.simulator.world import SimulationFailed, World
 
 
@@ -18,11 +19,15 @@ def main() -> int:
     )
     parser.add_argument("--seed", type=int, default=0, help="of the first run")
     parser.add_argument("--seeds", type=int, default=1, help="how many runs")
+    parser.add_argument("--masters", type=int, choices=(1, 2), help="in all runs; else as the seed says")
+    parser.add_argument("--soak", type=float, metavar="HOURS", help="one job of so many hours: its memory")
     args = parser.parse_args()
+    if args.soak:
+        return soak.tell(args.seed, args.soak)
     faults, moments, ends = Counter[str](), Counter[str](), Counter[str]()
-    losses = events = wrong = 0
+    losses = events = wrong = takeovers = 0
     for seed in range(args.seed, args.seed + args.seeds):
-        world = World(seed, talk=args.seeds == 1)
+        world = World(seed, talk=args.seeds == 1, masters=args.masters)
         try:
             world.run()
         except SimulationFailed as failure:
@@ -36,9 +41,11 @@ def main() -> int:
         losses += world.job.restarts
         events += len(world.watchdog.history)
         ends[world.job.phase] += 1
+        takeovers += world.takeovers
     print(f"{args.seeds} runs, {events} events, {faults.total()} faults: {dict(faults.most_common())}")
     print(
-        f"at {dict(moments.most_common())}; all state lost {losses} times; ended {dict(ends)}; {wrong} wrong"
+        f"at {dict(moments.most_common())}; {takeovers} times another master took over; "
+        f"all state lost {losses} times; ended {dict(ends)}; {wrong} wrong"
     )
     return 1 if wrong else 0
 

@@ -9,6 +9,7 @@ from edl.contract.ids import Generation, WorkerId
 from edl.contract.layout import Layout
 from edl.errors import ModelError
 from master.core import events as ev
+from tests.simulator import masters
 from tests.simulator.worker import MOST_EPOCHS, Sim
 
 if TYPE_CHECKING:
@@ -17,17 +18,23 @@ if TYPE_CHECKING:
 KINDS = ("kill", "kill", "kill", "kill two", "kill all but one", "kill all", "freeze", "freeze", "mute",
          "term", "term", "term now", "exit 0", "crash", "raise", "scale", "scale", "epochs", "epochs",
          "late", "twice", "stall", "preempt", "new master", "new master")  # fmt: skip
+ONE_MASTERS = ("late", "twice", "mute", "stall", "new master", "wrong data")  # said beside any stream
+SOAK = ("kill", "kill", "freeze", "mute", "term", "term now", "late", "twice", "stall", "preempt", "scale")
 RARE = ("fatal", "stop", "wrong data")
 MOMENTS = ("now", "now", "now", "forming", "syncing", "stepping", "breaking", "draining", "exporting",
            "starting", "sending", "writing")  # fmt: skip
 
 
 class Faults:
-    """The faults of one run. After `calm_at` nothing goes wrong any more."""
+    """The faults of one run. After `calm_at` nothing goes wrong any more.
 
-    def __init__(self, world: World, calm_at: float) -> None:
+    Args:
+        soak: only those that are nobody's own and lose no state, three a minute.
+    """
+
+    def __init__(self, world: World, calm_at: float, soak: bool = False) -> None:
         self.world, self.random, self.clock = world, world.random, world.clock
-        self.calm_at = calm_at
+        self.calm_at, self.soak = calm_at, soak
         self.ambushes: dict[str, list[str]] = {}
         self.kinds = Counter[str]()
         self.moments = Counter[str]()
@@ -38,6 +45,12 @@ class Faults:
     def schedule(self) -> None:
         at, rate = 0.0, self.random.choice((0.5, 1.5, 4.0))
         kinds = (*KINDS, *RARE) if self.random.random() < 0.1 else KINDS
+        if self.world.two:
+            kinds = (*(kind for kind in kinds if kind not in ONE_MASTERS), *masters.KINDS, *masters.KINDS)
+            rate = 0.1 + rate / 16  # so that something goes well in between
+        if self.soak:
+            kinds, rate = SOAK, 0.05
+            self.clock.later(self.calm_at, lambda: self.strike("stop", "now"))
         while (at := at + self.random.expovariate(rate)) < self.calm_at:
             kind, moment = self.random.choice(kinds), self.random.choice(MOMENTS)
             self.clock.later(at, lambda kind=kind, moment=moment: self.plan(kind, moment))  # type: ignore[misc]
@@ -104,6 +117,8 @@ class Faults:
                 world.master.dies()
             case "stall":
                 world.master.stall(self.random.choice((0.5, 1.1, 1.9, 2.1, 5)))
+            case _ if kind in masters.KINDS:
+                world.master.strikes(kind)
             case "stop":
                 self.ends.add("Stopped")
                 world.master.hear(ev.StopAsked("enough"))

@@ -11,8 +11,9 @@ from edl.contract.layout import Layout
 from edl.contract.proto import edl_pb2 as pb
 from master.core import events as ev
 from master.rpc.messages import event_of
-from tests.simulator.worker import Sim
+from tests.simulator.worker import Bell, Sim
 from trainer.ring.base import RingBroken
+from trainer.session.state import Session
 
 if TYPE_CHECKING:
     from tests.simulator.world import World
@@ -37,7 +38,14 @@ class Fleet:
 
         self.clock.later(seconds, now)
 
+    def met(self, form: ev.Form, master: int) -> bool:
+        """Whether its members have found each other."""
+        return True
+
     # --- streams
+
+    def session(self, w: Sim) -> Session:
+        return Session(w.id, lambda message: self.send(w, message), Bell(w))
 
     def send(self, w: Sim, message: pb.FromWorker) -> None:
         """As the stream does it: noted for another master, and on its way to this one."""

@@ -79,7 +79,7 @@ class Master:
             case ev.Delete(worker, grace):
                 fleet.delete(fleet.workers[worker], grace)
             case ev.Form():
-                rings.form(effect)
+                rings.form(effect, self.number)
                 faults.moment("forming")
             case ev.Leave():
                 faults.moment("draining")

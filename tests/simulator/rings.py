@@ -33,18 +33,22 @@ class Rings:
             tuple[int, Generation], Circle
         ] = {}  # by master, which is whom members hear of it
 
-    def form(self, form: ev.Form) -> None:
-        """The master has decided on it."""
+    def form(self, form: ev.Form, master: int) -> None:
+        """That master has decided on it."""
         self.forms.append(form)
-        circle = Circle(len(form.members), Delivery(self.world, form))
-        self._circles[self.world.master.number, form.generation] = circle
+        circle = Circle(len(form.members), Delivery(self.world, form, master))
+        self._circles[master, form.generation] = circle
+
+    def opens(self, w: Sim, message: pb.ToWorker) -> None:
+        """The worker hears that it is to enter a ring."""
+        assert w.circle is None, "ordered into a ring while in another"
+        w.ring.open(self._circles[w.master, Generation(message.generation)])
 
     def hears(self, w: Sim, message: pb.ToWorker) -> None:
         """A message of the master reaches the worker."""
         match message.WhichOneof("body"):
             case "form":
-                assert w.circle is None, "ordered into a ring while in another"
-                w.ring.open(self._circles[w.master, Generation(message.generation)])
+                self.opens(w, message)
             case "stop":
                 w.stopping = True
                 self.world.fleet.stop(w)
@@ -61,7 +65,8 @@ class Rings:
 class Delivery:
     """How the results of one ring's collectives travel."""
 
-    def __init__(self, world: World, form: ev.Form):
+    def __init__(self, world: World, form: ev.Form, master: int):
+        self.master = master
         self.world, self.random, self.clock, self.fleet = world, world.random, world.clock, world.fleet
         self.form = form
         self.members = [world.fleet.workers[m] for m in form.members]
@@ -93,7 +98,8 @@ class Delivery:
 
     def _comes_back(self, circle: Circle, slots: list[Slot], spread: float) -> None:
         """The result is there, for each rank at its own moment, or it never comes."""
-        if any(w.frozen and w.alive for w in self.members) and not circle.broken:
+        apart = slots[0].call == ("form",) and not self.fleet.met(self.form, self.master)
+        if (apart or any(w.frozen and w.alive for w in self.members)) and not circle.broken:
             self.clock.later(
                 0.05, lambda: self._comes_back(circle, slots, spread)
             )  # it hangs until it is cut
@@ -152,4 +158,6 @@ class Delivery:
         if not slot.done:
             slot.breaks(why)
             w.go_on()
-            assert w.ring.is_cut, f"worker {w.id} has not cut the ring that broke: others wait in vain"
+            assert w.ring.is_cut or w.done, (
+                f"worker {w.id} has not cut the ring that broke: others wait in vain"
+            )

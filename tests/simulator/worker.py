@@ -17,7 +17,6 @@ from tests.counting import AtOnce, CountingLearner, Positions
 from trainer.checkpointing import Checkpointing
 from trainer.data import Batches
 from trainer.ring.local import Circle, LocalRing
-from trainer.session.state import Session
 from trainer.telemetry import Telemetry
 from trainer.worker import Worker
 
@@ -33,7 +32,7 @@ class Sim:
     def __init__(self, worker: WorkerId, fleet: Fleet):
         world = fleet.world
         self.id, self.fleet, self.clock = worker, fleet, world.clock
-        self.session = Session(worker, lambda message: fleet.send(self, message), Bell(self))
+        self.session = fleet.session(self)
         self.learner = CountingLearner(
             world.size * MOST_EPOCHS, lambda: fleet.works(self), world.sums, lambda: world.clock.now
         )

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import random
+from collections.abc import Iterator
+from typing import Any
+
+from structlog.testing import capture_logs
 
 from edl import config
 from edl.checkpoints import Store
@@ -15,12 +21,14 @@ from tests.simulator.clock import Clock
 from tests.simulator.faults import Faults
 from tests.simulator.fleet import Fleet
 from tests.simulator.master import Master
+from tests.simulator.masters import Crew, Masters
 from tests.simulator.rings import Rings
 from tests.simulator.store import Memory
 from tests.simulator.worker import MOST_EPOCHS
 
 BASE = values.defaults()
 MOST_EVENTS = 100_000
+TWO_MASTERS = 10  # in one of so many runs
 
 
 class SimulationFailed(AssertionError):
@@ -32,11 +40,15 @@ class World:
 
     Args:
         talk: print each event and what follows from it.
+        masters: one, whose connections hold; or two, of which one stands by, on a network that breaks.
+            None: as the seed says.
+        hours: that the job trains, under faults that are nobody's own, until it is stopped; 0: to its end.
     """
 
-    def __init__(self, seed: int, talk: bool = False):
+    def __init__(self, seed: int, talk: bool = False, masters: int | None = None, hours: float = 0.0):
+        masters = masters or (2 if seed % TWO_MASTERS == TWO_MASTERS - 1 and not hours else 1)
         chance = self.random = random.Random(seed)
-        self.seed, self.talk = seed, talk
+        self.seed, self.talk, self.hours = seed, talk, hours
         self.size = chance.choice((0, 1, 3, 15, 16, 17, 60, 60, 200, 200, 400))
         others = random.Random(f"bad records of {seed}")  # so that a seed's other choices stay what they were
         self.bad = set(others.sample(range(self.size), others.choice((0, 0, min(3, self.size)))))
@@ -45,6 +57,12 @@ class World:
         self.batch = chance.choice((1, 4, 16, 16, 64))
         self.sums = seed % 3 + 1  # that make up a step
         self.pace = chance.choice((0.005, 0.05, 0.3))  # seconds of a step
+        if masters == 2:  # a job that still trains when the second cut comes
+            self.size, self.batch, self.epochs = max(self.size, 200), 4, [chance.randint(2, 4)]
+            self.pace = chance.choice((0.1, 0.4))
+        if hours:
+            self.batch, self.pace, self.epochs = 4, 1.0, [MOST_EPOCHS]
+            self.size, self.bad = round(hours * 3600 / self.pace * self.batch / MOST_EPOCHS), set()
         grace, join = chance.choice((0, 1, 3, 3)), chance.choice((0, 0.2, 1))
         self.silence = 2.0
         workers = chance.randint(1, 6)
@@ -53,7 +71,11 @@ class World:
         others = random.Random(f"checkpoints of {seed}")
         writes, full = others.random() < 0.7, others.choice((0.0, 0.0, 0.05, 0.3))
         self.store = Store(Memory(lambda: others.random() < full))
-        self.config = config.parse(values.merge(BASE, {
+        if masters == 2 or hours:
+            self.most_failures = 10**6
+        if hours:
+            workers, least = 6, 1
+        self.values = values.merge(BASE, {
             "checkpoint": {"dir": "memory" if writes else "", "seconds": others.choice((0.1, 1, 5)),
                            "steps": others.choice((0, 0, 7)), "keep": 2},
             "workers": workers, "minWorkers": least, "maxWorkers": 8,
@@ -62,13 +84,18 @@ class World:
             "elastic": {"heartbeatTimeoutSeconds": self.silence, "startupTimeoutSeconds": 10,
                         "joinDelaySeconds": join, "gracePeriodSeconds": grace,
                         "maxFailures": self.most_failures},
-        }))  # fmt: skip
+        })  # fmt: skip
+        self.config = config.parse(self.values)
         self.clock = Clock()
-        self.fleet = Fleet(self)
+        self.two = masters == 2
         self.rings = Rings(self)
-        self.master = Master(self)
+        self.master: Any = Masters(self) if self.two else Master(self)
+        self.fleet: Any = Crew(self) if self.two else Fleet(self)
         self.checks = Checks(self)
-        self.faults = Faults(self, calm_at=chance.choice((0.0, chance.uniform(0, 12), chance.uniform(0, 25))))
+        calm_at = chance.choice((0.0, chance.uniform(0, 12), chance.uniform(0, 25)))
+        if self.two:
+            calm_at = chance.uniform(20, 60)
+        self.faults = Faults(self, calm_at=hours * 3600 or calm_at, soak=bool(hours))
         self.ended: ev.End | None = None
 
     def wants_epochs(self, epochs: int) -> None:
@@ -89,28 +116,56 @@ class World:
         return self.master.job
 
     @property
+    def takeovers(self) -> int:
+        """How often another master has taken over."""
+        return int(self.master.number)
+
+    @property
     def watchdog(self) -> Watchdog:
         return self.master.watchdog
 
     def run(self) -> None:
+        with self._quiet():
+            self._watched_run()
+
+    @contextlib.contextmanager
+    def _quiet(self) -> Iterator[None]:
+        """What masters and workers log is for whoever looks at one run."""
+        if self.talk or not self.two:
+            yield
+            return
+        with capture_logs() as told, contextlib.redirect_stderr(io.StringIO()):
+            yield
+        # What ships starts a part of itself again that has failed: here nothing of it may.
+        errors = [line for line in told if line["log_level"] == "error"]
+        if errors:
+            raise SimulationFailed(f"seed {self.seed}: an error was logged: {errors[0]}")
+
+    def _watched_run(self) -> None:
+        if self.two:
+            random.seed(self.seed)  # of what ships: its pauses after failures
         try:
             self._run()
         except Exception as error:
-            repeat = f"repeat with: python -m tests.simulator --seed {self.seed}"
+            which = f"--seed {self.seed}{' --masters 2' if self.two else ''}"
+            repeat = f"repeat with: python -m tests.simulator {which}"
             lines = [f"seed {self.seed}: {type(error).__name__}: {error}", repeat, "its last events:"]
-            for now, event, effects in self.watchdog.history[-30:]:
+            for now, event, effects in list(self.watchdog.history)[-30:]:
                 lines.append(f"{now:9.3f} {event}")
                 lines += [f"{'':12}-> {effect}" for effect in effects]
             raise SimulationFailed("\n".join(lines)) from error
         finally:
             for w in self.fleet.workers.values():
                 w.buried()
+            if self.two:
+                self.fleet.bury()
+                self.master.bury()
 
     def _run(self) -> None:
         self.master.hear(ev.Begin())
         self.faults.schedule()
         steps = MOST_EPOCHS * (self.size // self.batch + 40)
-        limit = self.faults.calm_at + 90 + 2 * steps * (self.pace + 0.02)
+        limit = (150 if self.two else 0) + self.faults.calm_at + 90 + 2 * steps * (self.pace + 0.02)
         while self.ended is None:
             action = self.clock.go_on()
             too_long = self.clock.now > limit or len(self.watchdog.history) > MOST_EVENTS

@@ -227,3 +227,23 @@ def test_a_state_that_is_older_than_what_the_earlier_master_knew_of_is_told_as_a
     assert len(of(effects, ev.Form)) == 1
     (lost,) = [e.text for e in of(effects, ev.Notice) if e.reason is Reason.StateLost]
     assert lost.endswith("30 records of training are lost, the job goes on from step 4")
+
+
+def test_a_ring_that_is_told_of_late_and_that_all_have_left_is_followed_by_another() -> None:
+    new = NewMaster(0, 1, next_id=2, workers=2)
+    new.tell(ev.Live(2, 2, False, 1))
+    old = said(0, 4, 6, "worker 2 has died")
+    new.back(0, 6, (0, 2), out=old, left=True)  # of the ring before: it had not heard of the last one
+    assert new.job.failover.until is None
+    none = ev.LeftRing(WorkerId(1), Generation(7), 0, False, broken="form: cut")
+    (form,) = of(new.back(1, 7, (0, 1), up=False, out=none, left=True), ev.Form)
+    assert (form.generation, form.members, form.root, form.step) == (8, (0, 1), 0, 4)
+
+
+def test_a_worker_in_another_ring_of_the_same_number_is_no_member_of_this_one() -> None:
+    new = NewMaster(0, 1, next_id=2, workers=2)
+    new.tell(ev.Live(2, 1, False, 1))
+    (form,) = of(new.back(0, 6, (0, 2), out=said(0, 4, 6, "cut"), left=True), ev.Form)
+    assert (form.generation, form.members) == (7, (0,))
+    (fence,) = of(new.back(1, 7, (1, 3), up=True), ev.Fence)
+    assert (fence.worker, fence.reason) == (1, ev.FenceReason.OutdatedRing)

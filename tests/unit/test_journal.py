@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
 import resource
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,10 +20,13 @@ from edl import audit
 from edl.config import values
 from edl.contract import artifacts
 from edl.contract.books import Books
+from edl.contract.ids import RunId
 from edl.contract.journals import JournalReader, segments
 from edl.errors import EdlError
 from master import journal, replay
 from master.core import events as ev
+from master.core import snapshot
+from master.loop import Master
 from master.spec import JobSpec
 from tests import month
 from tests.month import Month
@@ -245,6 +251,42 @@ def test_lines_for_which_there_is_no_room_wait_and_then_a_segment_begins(tmp_pat
     assert len(artifacts.journals(tmp_path)) == 2
     kept.close()
     assert sum(len(list(JournalReader(path))) for path in artifacts.journals(tmp_path)) == 101
+
+
+async def test_streams_are_served_while_a_segment_is_begun_and_nothing_is_done_before_it_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk is as slow as can be: it goes on when something else on the master's loop has let it."""
+    disk, waits, fsync, loop = threading.Event(), asyncio.Event(), os.fsync, asyncio.get_running_loop()
+    done: list[ev.Effect] = []
+
+    def slow(file: int) -> None:
+        loop.call_soon_threadsafe(waits.set)
+        assert disk.wait(30)
+        fsync(file)
+
+    class Doing:
+        def perform(self, effect: ev.Effect) -> None:
+            done.append(effect)
+
+        def changed(self) -> None: ...
+
+    master = Master(Month(workers=1, changes=0).spec, RunId("a run"))
+    state = partial(snapshot.dump, master.job)
+    kept = journal.Journal(tmp_path / artifacts.JOURNAL, "a run", master.spec, state, full_at=1)
+    while not kept.full:
+        kept.note(0.0, ev.Tick(), [])
+    monkeypatch.setattr(os, "fsync", slow)
+    life = asyncio.create_task(master.live(Doing(), Doing(), kept))  # type: ignore[arg-type]
+    async with asyncio.timeout(30):
+        await waits.wait()
+    assert master.job.pool.next_id == 1 and done == [], "it has decided, and does nothing yet"
+    disk.set()
+    master.stop("enough")
+    await life
+    kept.close()
+    assert any(isinstance(effect, ev.Create) for effect in done)
+    assert len(segments(tmp_path)) > 1
 
 
 def test_the_whole_journal_is_rescued(tmp_path: Path) -> None:

@@ -1,42 +1,48 @@
 """A thousand whole jobs under faults, each repeatable from its seed."""
 
 from collections import Counter
+from typing import Any
 
 import pytest
 
+from master.backends.kubernetes import LeaderElection
 from master.core import completion, training
+from tests.simulator import masters
 from tests.simulator.faults import KINDS, MOMENTS, RARE
 from tests.simulator.world import SimulationFailed, World
 
 SEEDS = 1000
 
 
-def run(seeds: int) -> None:
+def run(seeds: int, masters: int | None = None) -> None:
     for seed in range(seeds):
-        World(seed).run()
+        World(seed, masters=masters).run()
 
 
 def test_a_thousand_simulated_jobs_count_every_record_once() -> None:
     faults, moments, ends = Counter[str](), Counter[str](), Counter[str]()
-    losses = 0
+    losses = takeovers = 0
     for seed in range(SEEDS):
         world = World(seed)
         world.run()  # a failure says the seed, how to repeat it, and what came before
         faults += world.faults.kinds
         moments += world.faults.moments
         losses += world.job.restarts
+        takeovers += world.takeovers if world.two else 0
         ends[world.job.phase] += 1
-    assert set(faults) == {*KINDS, *RARE}, "a kind of fault never happened"
+    assert set(faults) == {*KINDS, *RARE, *masters.KINDS}, "a kind of fault never happened"
     assert set(moments) == set(MOMENTS), "a moment was never hit"
     assert faults.total() > 3 * SEEDS, "the simulator has hardly injected a fault"
     assert losses > 20, "it has hardly happened that all state was lost"
+    assert takeovers > SEEDS / 20, "masters that stand by have hardly taken over"
     assert ends["Succeeded"] > 0.8 * SEEDS
 
 
-def test_a_run_repeats_from_its_seed() -> None:
+@pytest.mark.parametrize("masters", [1, 2])
+def test_a_run_repeats_from_its_seed(masters: int) -> None:
     histories = []
     for _ in range(2):
-        world = World(4711)
+        world = World(4711, masters=masters)
         world.run()
         histories.append(world.watchdog.history)
     assert histories[0] == histories[1]
@@ -58,3 +64,18 @@ def test_a_job_that_does_not_end_is_noticed(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(completion, "export", lambda job, root: None)
     with pytest.raises(SimulationFailed, match="the job does not end: "):
         run(20)
+
+
+@pytest.mark.parametrize(
+    ("promise", "broken"),
+    [
+        ("fresh", property(lambda election: not election.lost.is_set())),  # however old its renewal is
+        ("vouch", lambda election, term: True),  # though it may take the Lease itself
+    ],
+)
+def test_two_masters_that_speak_at_a_time_are_noticed(
+    monkeypatch: pytest.MonkeyPatch, promise: str, broken: Any
+) -> None:
+    monkeypatch.setattr(LeaderElection, promise, broken)
+    with pytest.raises(SimulationFailed, match=r"the master of term \d+ speaks, though one has acted in"):
+        run(60, masters=2)

@@ -35,7 +35,7 @@ from edl.contract.proto import edl_pb2_grpc as rpc
 from edl.errors import EdlError
 from trainer import log
 from trainer.session.kvstore import KeyValueStore, parts
-from trainer.session.standbys import Standbys
+from trainer.session.standbys import Connect, Standbys
 from trainer.session.state import Session
 
 OPTIONS = [
@@ -84,15 +84,18 @@ class MasterStream:
         address: host:port of the master.
         token: the job's token.
         worker: this worker's id.
+        connect: makes a channel to host:port.
     """
 
-    def __init__(self, address: str, token: str, worker: int, run_id: str):
+    def __init__(
+        self, address: str, token: str, worker: int, run_id: str, connect: Connect = tls.aio_channel
+    ):
         self.session = Session(worker, self._send, threading.Event())
         self.config_json = ""
         self.output = self.salvage = ""
         self.rehearses = False
         self.store_port = 0
-        self.address, self._token, self._run_id = address, token, run_id
+        self.address, self._token, self._run_id, self._connect = address, token, run_id, connect
         self._term = 0  # the greatest of a master that it has seen
         self._caller = ""  # who has said that it acts; it is looked for there before all else
         self._patience = 0.0
@@ -159,7 +162,7 @@ class MasterStream:
     async def _talk(self) -> None:
         self.store_port = await self._store.start()
         host = self.address.rpartition(":")[0].strip("[]")
-        self._standbys = Standbys(self._token, host, lambda: self.session.worker, OPTIONS)
+        self._standbys = Standbys(self._token, host, lambda: self.session.worker, OPTIONS, self._connect)
         at, until = self.address, 0.0
         while True:
             ended = await self._one_stream(at)
@@ -233,7 +236,7 @@ class MasterStream:
         """To the master at this address, whose certificate is for the one that all of them are reached at."""
         host = self.address.rpartition(":")[0].strip("[]")
         named = [("grpc.ssl_target_name_override", host)] if address != self.address else []
-        return tls.aio_channel(address, [*OPTIONS, *named])
+        return self._connect(address, [*OPTIONS, *named])
 
     async def _find_master(self, deadline: float) -> str:
         """Where a master listens; empty: nowhere, until that time of the loop."""

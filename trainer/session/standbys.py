@@ -12,17 +12,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from typing import Any, TypeAlias
 
 import grpc
 
-from edl import tls
 from edl.contract.masters import SILENT_SECONDS
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.proto import edl_pb2_grpc as rpc
 from edl.errors import EdlError
 
 AGAIN_SECONDS = 0.5
+
+Connect: TypeAlias = Callable[[str, Sequence[tuple[str, Any]]], grpc.aio.Channel]
 
 
 class Standbys:
@@ -33,13 +35,19 @@ class Standbys:
         host: of the Service, for which the certificate of every master is made.
         worker: this worker's id, asked for when it says something.
         options: of gRPC.
+        connect: makes a channel to host:port.
     """
 
     def __init__(
-        self, token: str, host: str, worker: Callable[[], int], options: Collection[tuple[str, object]]
+        self,
+        token: str,
+        host: str,
+        worker: Callable[[], int],
+        options: Collection[tuple[str, object]],
+        connect: Connect,
     ):
         self._metadata = (("authorization", f"Bearer {token}"),)
-        self._host, self._worker, self._options = host, worker, list(options)
+        self._host, self._worker, self._options, self._connect = host, worker, list(options), connect
         self._streams: dict[str, asyncio.Task[None]] = {}
         self._term = 0  # of the acting master
         self._heard_at = 0.0
@@ -96,7 +104,7 @@ class Standbys:
         options = [*self._options, ("grpc.ssl_target_name_override", self._host)]
         while True:
             with contextlib.suppress(grpc.aio.AioRpcError, EdlError):
-                async with tls.aio_channel(address, options) as channel:
+                async with self._connect(address, options) as channel:
                     stream = rpc.StandbyStub(channel).Witness(
                         self._words(), metadata=self._metadata, wait_for_ready=True
                     )

@@ -1,0 +1,85 @@
+"""Hours of one job in simulated time, with workers that come and go: does the master's memory stay as it is?
+
+What is weighed is all that the core and the telemetry of the master refer to, but for the values of the job.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import sys
+from collections import deque
+from dataclasses import dataclass
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+from tests.simulator.world import World
+
+EVERY_SECONDS = 300.0
+KEPT_EVENTS = 1000  # of the test's own books
+MOST_GROWTH = 64.0  # KiB an hour
+NO_STATE = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The master at some moment."""
+
+    hours: float
+    kib: float
+    workers: int  # that there have been
+    rings: int
+
+
+def weight(*things: Any, without: tuple[Any, ...]) -> int:
+    """Bytes of all that these refer to."""
+    seen = {id(thing) for thing in without}
+    found, stack = 0, list(things)
+    while stack:
+        thing = stack.pop()
+        if id(thing) in seen or isinstance(thing, NO_STATE):
+            continue
+        seen.add(id(thing))
+        found += sys.getsizeof(thing)
+        stack += gc.get_referents(thing)
+    return found
+
+
+def soak(seed: int, hours: float) -> list[Sample]:
+    """One job under churn, from begin to end; raises SimulationFailed as any run does."""
+    world = World(seed, hours=hours)
+    master, samples = world.master, []
+    master.watchdog.history = deque(maxlen=KEPT_EVENTS)
+
+    def look() -> None:
+        kib = weight(master.job, master.telemetry, without=(world.config,)) / 1024
+        ring = master.job.ring.generation
+        samples.append(Sample(world.clock.now / 3600, kib, len(world.fleet.workers), ring))
+        for w in world.fleet.workers.values():
+            if not w.alive:
+                w.buried()
+        world.clock.later(EVERY_SECONDS, look)
+
+    world.clock.later(EVERY_SECONDS, look)
+    world.run()
+    return samples
+
+
+def growth(samples: list[Sample]) -> float:
+    """KiB an hour, once what is kept of the last so many is full: in the last three quarters."""
+    late = samples[len(samples) // 4 :]
+    return statistics.linear_regression([s.hours for s in late], [s.kib for s in late]).slope
+
+
+def tell(seed: int, hours: float) -> int:
+    samples = soak(seed, hours)
+    print(
+        "| hours | workers so far | rings so far | memory of the core |",
+        "| --- | --- | --- | --- |",
+        sep="\n",
+    )
+    for s in samples[:: max(len(samples) // 12, 1)]:
+        print(f"| {s.hours:.2f} | {s.workers:,} | {s.rings:,} | {s.kib:,.0f} KiB |")
+    slope = growth(samples)
+    print(f"it grows by {slope:+.1f} KiB an hour")
+    return int(slope > MOST_GROWTH)
