@@ -68,13 +68,13 @@ class World:
         workers = chance.randint(1, 6)
         least = chance.choice((1, 1, 1, min(2, workers), workers))
         self.most_failures = chance.choice((0, 2, 10**6, 10**6, 10**6, 10**6))
-        others = random.Random(f"checkpoints of {seed}")
-        writes, full = others.random() < 0.7, others.choice((0.0, 0.0, 0.05, 0.3))
-        self.store = Store(Memory(lambda: others.random() < full))
         if masters == 2 or hours:
             self.most_failures = 10**6
         if hours:
             workers, least = 6, 1
+        others = random.Random(f"checkpoints of {seed}")
+        writes, full = others.random() < 0.7, others.choice((0.0, 0.0, 0.05, 0.3))
+        self.store = Store(Memory(lambda: others.random() < full))
         self.values = values.merge(BASE, {
             "checkpoint": {"dir": "memory" if writes else "", "seconds": others.choice((0.1, 1, 5)),
                            "steps": others.choice((0, 0, 7)), "keep": 2},

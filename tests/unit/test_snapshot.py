@@ -28,7 +28,7 @@ EVERY = 3  # events
 
 def lived(seed: int) -> Iterator[tuple[Job, float, ev.Event]]:
     """All events of a simulated job under faults, each with the job of the master that had it."""
-    world = World(seed)
+    world = World(seed, masters=1)
     told: list[tuple[Job, float, ev.Event]] = []
     tell = world.master._tell
 
