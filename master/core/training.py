@@ -102,7 +102,7 @@ def go_on_from(job: State, step: int, checkpoint: bool = False) -> None:
 def restored(job: State, step: int) -> None:
     """The root has read a checkpoint, or has found none: only now it is known which."""
     assert job.train is not None
-    job.checkpoints.restoring = NO_RING
+    job.checkpoints.restoring, job.checkpoints.step = NO_RING, step
     job.step = step
     if step != job.train.done:
         go_on_from(job, step, checkpoint=True)

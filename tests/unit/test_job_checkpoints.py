@@ -160,6 +160,7 @@ def test_what_the_root_has_read_is_the_truth() -> None:
     story.tell(*[e for w in (2, 3) for e in _ready(w, checkpoint=6)])
     story.up(step=2)  # the one of step 6 is damaged
     assert story.job.train is not None and story.job.train.done == 2
+    assert of(parts(story, 4, last=2), ev.Commit), "it is newer than what there is"
     assert [text.split(": ")[1].split(" records")[0] for text in story.noticed(Reason.StateLost)] == [
         "10",
         "40",

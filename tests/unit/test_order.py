@@ -198,7 +198,7 @@ def test_a_thousand_million_records_take_no_memory_and_no_time(layout: Layout) -
     assert len(order.records(10**9 + 123_456_789, 10**9 + 123_456_789 + 64)) == 64
     seconds, (_, peak) = time.perf_counter() - began, tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert peak < 1_000_000
+    assert peak < 10_000_000  # the order itself would be 8,000,000,000
     assert seconds < 1
 
 

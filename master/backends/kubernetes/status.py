@@ -295,6 +295,7 @@ def render(snapshot: Snapshot, ended: Ended | None) -> Data:
         "goodput": f"{100 * job['goodput'].get('useful', 0.0) / spent:.0f}%" if spent else None,
         "epoch": f"{task['epoch']}/{task['epochs']}",
         "loss": None if loss is None else f"{loss:.4g}",
+        "checkpointStep": str(kept["step"]) if (kept := job.get("checkpoint")) else None,
         "state": json.dumps(state),
         "values": json.dumps(values, sort_keys=True),
         "endedAt": None if ended is None else ended.at,
