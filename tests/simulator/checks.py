@@ -80,7 +80,9 @@ class Checks:
         given_up = self.world.watchdog.stopped | {e.worker for e in effects if isinstance(e, ev.Fence)}
         there = [w for w in workers.values() if w.alive and not (w.fenced or w.failed)]
         kept = [w.id for w in there if w.has_state and w.id not in given_up]
-        if self.world.two:  # whose stream a cut has broken is lost, and who has not come back may not be known
+        if (
+            self.world.two
+        ):  # whose stream a cut has broken is lost, and who has not come back may not be known
             known = self.world.job.pool
             kept = [w for w in kept if known.get(w) and workers[w].master == self.world.master.top.number]
         assert not kept, f"the job starts anew, but {kept} hold its state"

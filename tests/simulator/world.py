@@ -28,7 +28,7 @@ from tests.simulator.worker import MOST_EPOCHS
 
 BASE = values.defaults()
 MOST_EVENTS = 100_000
-TWO_MASTERS = 20  # in one of so many runs
+TWO_MASTERS = 40  # in one of so many runs: it takes as long as twelve others
 
 
 class SimulationFailed(AssertionError):
