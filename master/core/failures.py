@@ -38,6 +38,8 @@ def own_fault(w: WorkerRecord, gone: ev.Gone) -> str:
         return ""
     if w.expected:
         return ""  # an earlier master knows why it ends
+    if gone.code == WorkerExit.LOST:
+        return ""  # it had no master any more: a network that breaks, or one that took it for dead
     if gone.signal and w.in_broken_ring:
         return ""  # crashed inside a ring that a peer's death had broken: not charged
     if gone.signal:
@@ -52,10 +54,12 @@ def own_fault(w: WorkerRecord, gone: ev.Gone) -> str:
 
 
 def nobody_knows_why(w: WorkerRecord, gone: ev.Gone) -> bool:
-    """It was killed from outside, or its peers broke its ring: free, but no reason to try again for ever."""
+    """It was killed from outside, its peers broke its ring, or it had no master any more: free, but no
+    reason to try again for ever."""
     if w.stopped or w.expected or w.failure_reason:
         return False
-    return gone.code == WorkerExit.PEER_BROKEN or (gone.signal in OUTSIDE_SIGNALS and not gone.free)
+    killed = gone.signal in OUTSIDE_SIGNALS and not gone.free
+    return killed or gone.code in (WorkerExit.PEER_BROKEN, WorkerExit.LOST)
 
 
 class RestartBackoff:

@@ -31,6 +31,7 @@ def a_lost_worker(**known: Any) -> WorkerRecord:
         (Gone(ID, signal="SIGKILL"), ""),
         (Gone(ID, signal="SIGTERM"), ""),
         (Gone(ID, code=75, free=True), ""),
+        (Gone(ID, code=3), ""),  # it had no master any more
     ],
     ids=str,
 )
