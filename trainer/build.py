@@ -92,6 +92,7 @@ def build(stream: MasterStream) -> Worker:
     if size:
         before = learner.state()
         warm_up(config, ring, learner, records)
+        learner.warm_up()
         if stream.rehearses:
             keeps = bool(stream.output)
             rehearse(model, module, watchdog.watch, config.data.allow_empty, session.warn, keeps)

@@ -102,6 +102,10 @@ class KerasLearner:
                         f"step must be computed in one piece: {vector.indivisible}"
                     ) from None
 
+    def warm_up(self) -> None:
+        """Run what only a worker runs that joins a ring; steps were made before, whose memory is there."""
+        self._step.warm_up()
+
     # --- the two halves of a step
 
     def sums(

@@ -103,11 +103,8 @@ class OverlappedStep(StepGraphs):
         self.layout = layout
         told, zeros = (tf.TensorSpec([n], tf.float32) for n in (control.LENGTH, len(self._large) + 1))
         self._nothing = flat(concrete(self._nothing_graph, told, zeros))
-        self._warm_up()
 
-    def _warm_up(self) -> None:
-        """Run once, of sums of zeros, what only a rank without a batch runs: a graph's first run is slow, and
-        all would wait for it."""
+    def warm_up(self) -> None:
         shapes = [self.layout.trained[i].shape for i in self._large] + [[self._rest]]
         self._later(tf.constant(1.0), *(tf.zeros(shape) for shape in shapes))
 

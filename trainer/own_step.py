@@ -195,6 +195,9 @@ class OwnStepLearner:
     def described(self) -> list[Described]:
         return snapshot.described(self._all, self.model.trainable_variables)
 
+    def warm_up(self) -> None:
+        """Nothing: a worker that joins a ring runs nothing else."""
+
     def state(self) -> np.ndarray:
         """Of all variables, uint8 [bytes]."""
         return snapshot.joined(self.parts())

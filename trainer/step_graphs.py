@@ -111,6 +111,11 @@ class StepGraphs(ABC):
         """Change the model: one update of the optimizer, with the exact mean of the gradients."""
 
     @abstractmethod
+    def warm_up(self) -> None:
+        """Run once, of sums of zeros, what only a rank without a batch runs: a graph's first run is slow, and
+        all would wait for it. Changes nothing."""
+
+    @abstractmethod
     def ring_errors(self) -> AbstractContextManager[None]:
         """Around `sums`, whose graphs may fail because the ring broke: then it is RingBroken."""
 

@@ -95,6 +95,9 @@ class VectorStep(StepGraphs):
             else ""
         )
 
+    def warm_up(self) -> None:
+        pass  # all ranks run the same graphs
+
     @contextlib.contextmanager
     def ring_errors(self) -> Iterator[None]:
         with self._inner_sum.ring_errors():
