@@ -691,7 +691,10 @@ def test_the_notes_name_what_was_made(helm: Helm, notes: Path) -> None:
     assert "kubectl -n team wait --for=jsonpath='{.data.phase}'=Succeeded configmap/vision-edl-status" in text
     assert "helm uninstall vision -n team" in text
     assert "WARNING: the trained model will be lost with the worker's pod: set output.size" in text
-    assert text.count("WARNING") == 1
+    assert "WARNING: there are no checkpoints" in text
+    assert text.count("WARNING") == 2
+    kept = Rendered(helm("template", "vision", str(notes), *flags, "--set", "checkpoint.dir=/shared"))
+    assert "checkpoints" not in kept.one("Notes")["text"]
 
 
 def test_the_masters_policy_allows_what_the_releases_own_workers_have(helm: Helm) -> None:
