@@ -10,6 +10,10 @@
     {{- $mounts = append $mounts (dict "name" $kind "mountPath" $place.mountPath "readOnly" true) -}}
   {{- end -}}
 {{- end -}}
+{{- with include "edl.place" $v.checkpoint -}}
+  {{- $volumes = append $volumes (merge (dict "name" "checkpoints") (fromYaml .)) -}}
+  {{- $mounts = append $mounts (dict "name" "checkpoints" "mountPath" $v.checkpoint.dir) -}}
+{{- end -}}
 {{- /* The ring uses the pod's own network. TensorFlow sees all CPUs of the node, and without this variable it would
        start as many threads even if a limit lets it run on one. */ -}}
 {{- $env := list

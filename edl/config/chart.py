@@ -199,6 +199,7 @@ class Chart(Section):
     global_: Object = Field(alias="global")
 
 
+MOUNTED_AT = {"checkpoint": "checkpoint.dir", "data": "data.mountPath", "model": "model.mountPath"}
 OWN_MOUNTS = ("/tmp", "/var/lib/edl", "/etc/edl/token", "/etc/edl/tls")  # in the pods that the chart makes
 
 
@@ -217,10 +218,10 @@ def impossible(flat_values: Mapping[str, Any]) -> list[str]:
 
 def _mounts(component: str, flat_values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """The key and the path of each mount of a component that the values make."""
-    for place in ("data", "model") if component == "worker" else ():
+    for place in MOUNTED_AT if component == "worker" else ():
         there = flat_values.get(f"{place}.existingClaim") or flat_values.get(f"{place}.hostPath")
-        if there and (path := flat_values.get(f"{place}.mountPath")):
-            yield f"{place}.mountPath", path
+        if there and (path := flat_values.get(key := MOUNTED_AT[place])):
+            yield key, path
     for n, mount in enumerate(flat_values.get(f"{component}.volumeMounts") or []):
         yield f"{component}.volumeMounts.{n}.mountPath", mount["mountPath"]
 

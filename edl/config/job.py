@@ -89,6 +89,8 @@ class Checkpoint(Section):
     steps: Count = Field(ge=0)
     keep: Count = Field(ge=0)
     resume: bool
+    existing_claim: ObjectName
+    host_path: str
 
 
 class Journal(Section):
@@ -163,7 +165,15 @@ RULES = [
     ),
     *(
         Rule((f"{place}.existingClaim", f"{place}.hostPath"), _both, "mutually exclusive")
-        for place in ("model", "data", "output")
+        for place in ("model", "data", "output", "checkpoint")
+    ),
+    *(
+        Rule(
+            (place, "checkpoint.dir"),
+            lambda place, where: bool(place) and not where.startswith("/"),
+            "dir must be the absolute path at which it is mounted",
+        )
+        for place in ("checkpoint.existingClaim", "checkpoint.hostPath")
     ),
     Rule(
         ("output.size", "output.existingClaim"), _both, "mutually exclusive (a new claim, or one that exists)"

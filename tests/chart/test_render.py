@@ -553,8 +553,10 @@ def test_data_models_and_results_have_their_places(rendered: dict[str, Rendered]
     assert volumes["model"] == {"hostPath": {"path": "/srv/models"}}
     assert volumes["output"] == {"persistentVolumeClaim": {"claimName": "edl-output"}}
     mounts = {m["mountPath"]: m for m in release.worker["spec"]["containers"][0]["volumeMounts"]}
-    assert mounts.keys() == {"/tmp", "/var/lib/edl", "/data", "/models"}
+    assert volumes["checkpoints"] == {"persistentVolumeClaim": {"claimName": "states"}}
+    assert mounts.keys() == {"/tmp", "/var/lib/edl", "/data", "/models", "/checkpoints"}
     assert mounts["/data"]["readOnly"] and mounts["/models"]["readOnly"]
+    assert mounts["/checkpoints"] == {"name": "checkpoints", "mountPath": "/checkpoints"}
     claim = release.one("PersistentVolumeClaim", "edl-output")
     assert claim["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
     assert claim["spec"]["resources"] == {"requests": {"storage": "5Gi"}}

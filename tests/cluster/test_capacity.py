@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -49,9 +50,17 @@ def seconds(*steps: Callable[[], object]) -> float:
     return time.monotonic() - began
 
 
-def test_a_deployment_takes_the_capacity_and_gives_it_back(release: Callable[..., Release]) -> None:
-    """Half of it, then all."""
-    job = release(**idling(), **HALF_A_NODE)
+def test_a_deployment_takes_the_capacity_and_gives_it_back(
+    release: Callable[..., Release], tmp_path: Path
+) -> None:
+    """Half of it, then all; at last the release is gone, too, and another one trains its job for longer."""
+    kept = tmp_path / "checkpoints"
+    kept.mkdir()
+    kept.chmod(0o777)
+    checkpoints = {
+        "checkpoint.hostPath": str(kept), "checkpoint.dir": "/checkpoints", "checkpoint.seconds": "2",
+    }  # fmt: skip
+    job = release(**idling(), **HALF_A_NODE, **checkpoints)
     namespace = job.namespace
     first = seconds(job.install, lambda: job.ring_of(4))
     namespace.apply(service(namespace, replicas=2))
@@ -76,10 +85,19 @@ def test_a_deployment_takes_the_capacity_and_gives_it_back(release: Callable[...
     namespace.kubectl("delete", "deployment", "service")
     job.ring_of(4)
     job.told(reason=Reason.StateLost)
+    job.told("is restored from /checkpoints", reason=Reason.Restored)
     summary = job.is_exact()
     assert summary["failures"] == [], "what Kubernetes does is not charged"
     # Who is asked to leave keeps its state to its end; when the others are gone, the job goes on from that.
     assert 1 <= summary["state_losses"] <= 2
+
+    namespace.helm("uninstall", job.name)
+    more = {"training.epochs": "2", "workers": "3", "checkpoint.resume": "true"}
+    again = release("again", **idling(**more), **HALF_A_NODE, **checkpoints)
+    again.install()
+    steps = summary["task"]["steps_done"]
+    again.told(f"the state of step {steps:,} is restored from /checkpoints", reason=Reason.Restored)
+    assert again.is_exact()["task"]["steps_done"] == 2 * steps
 
 
 def test_a_job_of_high_priority_takes_the_place_of_one_of_low(release: Callable[..., Release]) -> None:

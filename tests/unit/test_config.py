@@ -152,6 +152,12 @@ IMPOSSIBLE = [
     ("data: {existingClaim: a, hostPath: /b}", 'data.existingClaim is "a" and data.hostPath is "/b"'),
     ("model: {existingClaim: a, hostPath: /b}", 'model.existingClaim is "a" and model.hostPath is "/b"'),
     ("output: {existingClaim: a, hostPath: /b}", 'output.existingClaim is "a" and output.hostPath is "/b"'),
+    (
+        "checkpoint: {existingClaim: a, hostPath: /b, dir: /c}",
+        'checkpoint.existingClaim is "a" and checkpoint.hostPath is "/b"',
+    ),
+    ("checkpoint: {existingClaim: a}", 'checkpoint.existingClaim is "a" and checkpoint.dir is ""'),
+    ("checkpoint: {hostPath: /b, dir: c}", 'checkpoint.hostPath is "/b" and checkpoint.dir is "c"'),
     ("output: {size: 1Gi, existingClaim: a}", 'output.size is "1Gi" and output.existingClaim is "a"'),
     ("output: {size: 1Gi, hostPath: /b}", 'output.size is "1Gi" and output.hostPath is "/b"'),
     ("token: {existingSecret: mine, value: abc}", 'token.existingSecret is "mine" and token.value is'),
@@ -177,6 +183,10 @@ TAKEN = [
     (
         "{data: {existingClaim: a}, worker: {volumeMounts: [{name: m, mountPath: /data}]}}",
         'worker.volumeMounts.0.mountPath is "/data", as data.mountPath is',
+    ),
+    (
+        "{checkpoint: {existingClaim: a, dir: /data}, data: {existingClaim: b}}",
+        'data.mountPath is "/data", as checkpoint.dir is',
     ),
     (
         "master: {volumeMounts: [{name: m, mountPath: /tmp}]}",
