@@ -213,6 +213,9 @@ class Watchdog:
         if job.ending is None and before.get(worker, (False, False))[1]:
             old = self.form is not None and worker in self.form.members
             heirs = [w for w in job.pool if w.has_state and w.id != worker and not w.stopped]
+            w = job.pool.get(worker)
+            if w is not None and job.checkpoints.has(w.step):
+                return  # its state is kept
             assert heirs, f"worker {worker}, the last holder, was let go"
             assert not old or any(not w.in_ring for w in heirs), "no heir has said that it is out and well"
 

@@ -94,6 +94,7 @@ class Checkpointing:
         self._busy = 0  # pieces of work in the background that are not done
         self._begun_at = clock()  # the last one in which this worker took part
         self._restored = 0  # the step of what it has begun from
+        self._saves = 0
         self._pending: dict[tuple[int, str], Manifest] = {}  # to be finished, but for their parts
         session.commits(self.commit)
 
@@ -131,14 +132,15 @@ class Checkpointing:
     def save(self, ledger: Ledger, steps: Steps, layout: Layout) -> None:
         """Write a whole checkpoint of the present state, and return when it is there, or has failed.
 
-        For the last state of a training, of which this worker alone is asked to take care.
+        For a state of which this worker alone is asked to take care: the last one of a training, or the last
+        copy.
         """
         if ledger.step == self._restored:
             return
         me = self._session.worker
-        key, tensors, finite = self._take(
-            f"{self._run_id}-end-w{me}", Place(0, me, 0, 1), ledger, steps, layout
-        )
+        self._saves += 1
+        attempt = f"{self._run_id}-w{me}-alone{self._saves}"
+        key, tensors, finite = self._take(attempt, Place(0, me, 0, 1), ledger, steps, layout)
 
         def work() -> None:
             part = self._store.begin(*key).write_part(0, 1, tensors, finite)

@@ -59,7 +59,7 @@ from trainer.data import BadRecord, Batch, Batches
 from trainer.described import Described
 from trainer.ledger import Ledger, LedgerBroken
 from trainer.ring.base import Arrival, Ring, RingBroken
-from trainer.session.orders import End, Export, FormRing
+from trainer.session.orders import End, Export, FormRing, WriteCheckpoint
 from trainer.session.state import Session
 from trainer.telemetry import Telemetry
 
@@ -187,9 +187,10 @@ class Worker:
                 case FormRing() as form:
                     self.ride(form)
                 case Export():
-                    if self.checkpoints is not None:
-                        self.checkpoints.save(self.ledger, self.steps, self.batches.layout)
+                    self.save_checkpoint()
                     self.export()
+                case WriteCheckpoint():
+                    self.save_checkpoint()
                 case End() as end:
                     return end
 
@@ -299,6 +300,11 @@ class Worker:
         if self.checkpoints is None or self.follows:
             return False
         return self.checkpoints.ready(self.place, self.step + 1, self.steps, self.epochs)
+
+    def save_checkpoint(self) -> None:
+        """Of the state that this worker holds, by itself."""
+        if self.checkpoints is not None:
+            self.checkpoints.save(self.ledger, self.steps, self.batches.layout)
 
     def write(self) -> None:
         """All can, as all see at this step: begin to write the state that it has led to."""

@@ -10,13 +10,14 @@ that concerns the training. A ring may also begin one by itself (after so many s
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from edl.config import Config
 from edl.contract.ids import Generation, WorkerId
 from master.core import events as ev
 from master.core.ring import Ring
-from master.core.workers import NO_RING, Pool
+from master.core.workers import NO_RING, Pool, WorkerRecord
 
 MOST_DOUBLINGS = 5
 LONGEST_PAUSE_SECONDS = 300.0
@@ -38,6 +39,8 @@ class Checkpoints:
     took: float = 0.0  # seconds, the last one, from the order to the manifest
     ordered_at: float | None = None  # the one that is under way
     restoring: Generation = NO_RING  # the ring whose root reads one: its step is not known yet
+    _alone: WorkerId | None = None  # who is to write one by itself
+    _hurried: Generation = NO_RING  # the ring of which all holders are to go
     _commit: ev.Commit | None = None
     _writers: tuple[WorkerId, ...] = ()
 
@@ -74,6 +77,25 @@ class Checkpoints:
         self.ordered_at, self.due_at = now, now + max(self._interval, UNDER_WAY_SECONDS)
         return [ev.Checkpoint(ring.generation, ring.members[0])]
 
+    # --- the last copies of the state
+
+    def hurry(self, ring: Ring, now: float) -> None:
+        """All who hold the state are to go, and train on until they must: one is due at once."""
+        if ring.running and ring.up and ring.generation != self._hurried:
+            self._hurried, self.due_at = ring.generation, now
+
+    def has(self, step: int) -> bool:
+        """Whether nothing is lost with a state of that step."""
+        return self.enabled and step <= self.step
+
+    def write(self, last: Sequence[WorkerRecord], now: float) -> list[ev.Effect]:
+        """Have one of the last holders, all of which are to go, write the state: once, unless that fails."""
+        waits = self.failures and self.due_at is not None and self.due_at > now
+        if not self.enabled or not last or waits or any(w.id == self._alone for w in last):
+            return []
+        self._alone = max(last, key=lambda w: (w.step, -w.id)).id
+        return [ev.WriteCheckpoint(self._alone)]
+
     # --- one that is under way
 
     def parts_written(self, event: ev.PartsWritten) -> list[ev.Effect]:
@@ -101,7 +123,7 @@ class Checkpoints:
         taken_at = now - self.took if self.ordered_at is None else self.ordered_at
         if self.ordered_at is not None:
             self.took = now - self.ordered_at
-        self.ordered_at, self._commit, self.failures = None, None, 0
+        self.ordered_at, self._commit, self._alone, self.failures = None, None, None, 0
         self.step, self.nbytes, self.written_at = event.step, event.nbytes, now
         self.due_at = taken_at + self._interval if self._interval else None
         return first
@@ -110,7 +132,8 @@ class Checkpoints:
         """An attempt has failed, and the next one waits. False: that was known."""
         if (event.step, event.attempt) == self.failed or event.step < self.step:  # a newer one is whole
             return False
-        self.failed, self.ordered_at, self._commit = (event.step, event.attempt), None, None
+        self.failed = event.step, event.attempt
+        self.ordered_at = self._commit = self._alone = None
         pause = (self.config.checkpoint.seconds or STEPS_PAUSE_SECONDS) * 2 ** min(
             self.failures, MOST_DOUBLINGS
         )

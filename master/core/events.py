@@ -444,6 +444,13 @@ class Commit:
 
 
 @dataclass(frozen=True, slots=True)
+class WriteCheckpoint:
+    """Have a worker that is to go write a whole checkpoint: it alone holds the state."""
+
+    worker: WorkerId
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """Tell the worker to end by itself."""
 
@@ -487,7 +494,8 @@ class End:
 
 
 Effect = (
-    Create | Delete | Form | Leave | Cut | Train | Export | Checkpoint | Commit | Stop | Fence | Notice | End
+    Create | Delete | Form | Leave | Cut | Train | Export | Checkpoint | Commit | WriteCheckpoint
+    | Stop | Fence | Notice | End
 )
 
 # --- no event

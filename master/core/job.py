@@ -335,6 +335,8 @@ class Job(State):
         if known:
             rendezvous.regroup(self)
             rendezvous.form(self)
+            if not self.pool.any(lambda kind: kind.stays and kind.has_state):
+                self.checkpoints.hurry(self.ring, self.now)
             self.do(
                 *self.checkpoints.replace_the_lost(self.pool), *self.checkpoints.order(self.ring, self.now)
             )

@@ -43,7 +43,8 @@ def scale(job: State) -> None:
 
 
 def release(job: State) -> None:
-    """Let those go who were asked to leave, but never the last who holds the state.
+    """Let those go who were asked to leave, but never the last who holds the state: unless that is in a
+    checkpoint, which it is asked to write.
 
     Who is still in the ring that the leaving one has left is no heir yet: it may be frozen,
     and then what the other takes away is the last copy.
@@ -53,10 +54,16 @@ def release(job: State) -> None:
         return
     heirs = job.pool.any(lambda kind: kind.stays and kind.has_state)
     heirs_out = job.pool.any(lambda kind: kind.stays and kind.has_state and kind.place == OUT)
+    last = []
     for w in out:
         spared = not w.has_state or (heirs_out if w.id in job.ring.ranks else heirs)
-        if spared and w.id != job.exporter:
+        if w.id == job.exporter:
+            continue
+        if spared or job.checkpoints.has(w.step):
             stop(job, w, "the worker is drained")
+        elif not heirs:
+            last.append(w)
+    job.do(*job.checkpoints.write(last, job.now))
 
 
 def drain(job: State, w: WorkerRecord, why: str) -> None:

@@ -28,6 +28,7 @@ class Limits:
 
     min_size: int
     max_size: int  # the target, which people change while the job runs
+    may_empty: bool = False  # whether all may leave it: the state is kept elsewhere
 
 
 def candidates(
@@ -45,7 +46,7 @@ def candidates(
 
     stay = sorted((w for w in workers if w.is_ready), key=seniority)[: limits.max_size]
     missing = max(limits.min_size, 1) - len(stay)
-    if missing > 0:
+    if missing > 0 and not limits.may_empty:
         leaving = (w for w in workers if w.state == DRAINING and w.has_state and not w.stopped)
         stay += sorted(leaving, key=seniority)[:missing]
     return stay

@@ -36,7 +36,7 @@ def regroup(job: State) -> None:
     if not job.ring.up and not any(job.pool[w].has_state for w in wanted):
         return
     job.regroup_at = None
-    if not wanted or wanted == members:
+    if wanted == members or not (wanted or job.limits.may_empty):
         return
     changes = [f"worker {w} joins" for w in sorted(wanted - members)]
     changes += [f"worker {w} leaves" for w in sorted(members - wanted)]

@@ -112,7 +112,7 @@ class State:
     @property
     def limits(self) -> Limits:
         """How small and how large a ring may be now."""
-        return Limits(self.min_size, self.target)
+        return Limits(self.min_size, self.target, self.checkpoints.enabled and self.target == 0)
 
     @property
     def phase(self) -> Phase:

@@ -92,6 +92,8 @@ def message_of(effect: ev.Effect) -> tuple[Sequence[WorkerId], pb.ToWorker] | No
             return (worker,), pb.ToWorker(export=pb.Export())
         case ev.Checkpoint(generation, worker):
             return (worker,), pb.ToWorker(generation=generation, checkpoint=pb.Checkpoint())
+        case ev.WriteCheckpoint(worker):
+            return (worker,), pb.ToWorker(write_checkpoint=pb.WriteCheckpoint())
         case ev.Stop(worker, why):
             return (worker,), pb.ToWorker(stop=pb.Stop(why=why))
     return None

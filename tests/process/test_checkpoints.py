@@ -20,6 +20,7 @@ from edl.checkpoints import Store
 from edl.client import Client
 from edl.contract import artifacts
 from edl.contract.reasons import Reason
+from master.core import events as ev
 from tests.evidence import check_weights
 from tests.process.conftest import ROOT, Running
 from tests.process.test_full_disk import fill
@@ -58,6 +59,22 @@ async def test_when_all_workers_are_killed_at_once_others_go_on_from_the_newest_
     assert len(kept) == 3 and kept[-1].step == steps == summary["checkpoint"]["step"]
     for checkpoint in kept:
         checkpoint.verify()
+
+
+async def test_scaled_to_zero_and_back_nothing_is_lost(a_job: A_Job, tmp_path: Path) -> None:
+    where = tmp_path / "checkpoints"
+    async with a_job(f"checkpoint.dir={where}", "checkpoint.seconds=1000", workers=2, records=RECORDS) as job:
+        await job.ring_of(2)
+        await job.stepping()
+        job.master.emit(ev.Scale(0))
+        await job.until(lambda: not any(True for _ in job.job.pool))
+        assert job.status["phase"] == "Waiting"
+        assert newest(job) >= job.status["task"]["step"] > 0
+        job.master.emit(ev.Scale(1))
+        await job.ring_of(1)
+        summary = await job.exact()
+    assert summary["state_losses"] == 0
+    assert job.noticed(Reason.Restored)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small file system, which takes root")

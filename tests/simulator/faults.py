@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
 KINDS = ("kill", "kill", "kill", "kill two", "kill all but one", "kill all", "freeze", "freeze", "mute",
          "term", "term", "term now", "exit 0", "crash", "raise", "scale", "scale", "epochs", "epochs",
-         "late", "twice", "stall", "preempt", "new master", "new master")  # fmt: skip
-ONE_MASTERS = ("late", "twice", "mute", "stall", "new master", "wrong data")  # said beside any stream
+         "late", "twice", "stall", "preempt", "new master", "new master", "to zero")  # fmt: skip
+# Said beside any stream.
+ONE_MASTERS = ("late", "twice", "mute", "stall", "new master", "wrong data", "to zero")
 SOAK = ("kill", "kill", "freeze", "mute", "term", "term now", "late", "twice", "stall", "preempt", "scale")
 RARE = ("fatal", "stop", "wrong data")
 MOMENTS = ("now", "now", "now", "forming", "syncing", "stepping", "breaking", "draining", "exporting",
@@ -61,6 +62,14 @@ class Faults:
             self.strike(kind, moment)
         else:
             self.ambushes.setdefault(moment, []).append(kind)
+
+    def _scale_back(self) -> None:
+        if self.world.ended:
+            return
+        if self.world.master.lives:
+            self.world.master.hear(ev.Scale(self.random.randint(self.world.config.min_workers, 6)))
+        else:
+            self.clock.later(0.5, self._scale_back)
 
     def moment(self, name: str) -> None:
         """It has come: whatever waits for it strikes."""
@@ -107,6 +116,9 @@ class Faults:
                 self.clock.later(0.3 if kind == "term now" else 10, lambda: fleet.exit(w, "SIGKILL"))
             case "scale":
                 world.master.hear(ev.Scale(self.random.randint(world.config.min_workers, 6)))
+            case "to zero":  # and back, some time later
+                world.master.hear(ev.Scale(0))
+                self.clock.later(self.random.choice((0.2, 2, 6)), self._scale_back)
             case "epochs":
                 world.wants_epochs(self.random.randint(1, MOST_EPOCHS))
             case "late":

@@ -200,3 +200,45 @@ def test_the_core_hears_of_parts_once_all_are_there_and_the_order_has_them_in_th
 def _ready(worker: int, checkpoint: int) -> list[ev.Event]:
     w = WorkerId(worker)
     return [ev.Hello(w), ev.Ready(w, Layout(100), checkpoint=checkpoint)]
+
+
+def test_a_job_that_is_scaled_to_zero_keeps_its_last_state_and_lets_all_go() -> None:
+    story = a_story().running()
+    assert only(story.tell(ev.Scale(0)), ev.Leave).members == (0, 1)
+    effects = story.out(0, 1, step=5)
+    assert only(effects, ev.WriteCheckpoint).worker == 0
+    assert not of(effects, ev.Stop) and not of(effects, ev.Form)
+    effects = whole(story, 5, attempt="alone")
+    assert [e.worker for e in of(effects, ev.Stop)] == [0, 1]
+    for worker in range(2):
+        story.tell(ev.Closed(WorkerId(worker), "its stream ended"), ev.Gone(WorkerId(worker), code=0))
+    story.tell(ev.Scale(2))
+    story.ready(2, 3)
+    story.tell(*(ev.JoinedRing(WorkerId(w), Generation(2), 5) for w in (2, 3)))
+    assert story.noticed(Reason.Restored) and not story.noticed(Reason.StateLost)
+
+
+def test_the_last_state_is_kept_by_another_one_or_tried_again() -> None:
+    story = a_story().running()
+    story.tell(ev.Scale(0))
+    assert only(story.out(0, 1, step=5), ev.WriteCheckpoint).worker == 0
+    assert only(story.kill(0), ev.WriteCheckpoint).worker == 1
+    failed = ev.CheckpointFailed(WorkerId(1), 5, "alone", "No space left on device")
+    assert not of(story.tell(failed), ev.WriteCheckpoint), "not at once"
+    assert not of(story.waits(SECONDS - 1), ev.Stop)
+    assert only(story.waits(2), ev.WriteCheckpoint).worker == 1
+    assert only(whole(story, 5, worker=1, attempt="alone2"), ev.Stop).worker == 1
+
+
+def test_without_checkpoints_a_job_that_is_scaled_to_zero_keeps_its_state_in_a_worker() -> None:
+    story = a_story(least=1, dir="").running()
+    effects = story.tell(ev.Scale(0)) + story.out(0, 1, step=5) + story.waits(1)
+    assert not of(effects, ev.WriteCheckpoint)
+    assert [e.worker for e in of(effects, ev.Stop)] != [0, 1]
+
+
+def test_one_is_due_at_once_when_all_who_hold_the_state_are_to_go() -> None:
+    story = a_story().running()
+    assert not of(story.tell(ev.Leaving(WorkerId(0), "SIGTERM")), ev.Checkpoint)
+    assert only(story.tell(ev.Leaving(WorkerId(1), "SIGTERM")), ev.Checkpoint).worker == 0
+    assert not of(story.waits(1), ev.Checkpoint), "once"

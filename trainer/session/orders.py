@@ -28,6 +28,11 @@ class Export:
 
 
 @dataclass(frozen=True, slots=True)
+class WriteCheckpoint:
+    """Write a whole checkpoint of the state: nobody else holds it."""
+
+
+@dataclass(frozen=True, slots=True)
 class End:
     """Stop."""
 
@@ -35,4 +40,4 @@ class End:
     lost: bool = False  # the stream has ended, and this worker's part in the job with it
 
 
-Order = FormRing | Export | End
+Order = FormRing | Export | WriteCheckpoint | End

@@ -21,7 +21,7 @@ from edl.contract.layout import Layout
 from edl.contract.proto import edl_pb2 as pb
 from edl.errors import EdlError, UserCodeError
 from trainer import last_words
-from trainer.session.orders import End, Export, FormRing, Order
+from trainer.session.orders import End, Export, FormRing, Order, WriteCheckpoint
 
 NO_GENERATION = -1
 NOTED_SECONDS = 5.0
@@ -266,6 +266,8 @@ class Session:
                 self._checkpoint_generation = generation
             case "commit_checkpoint":
                 self._commit(message.commit_checkpoint)
+            case "write_checkpoint":
+                self._orders.append(WriteCheckpoint())
             case "noted":
                 self._noted.set()
             case "export":

@@ -329,7 +329,7 @@ class Warned(_message.Message):
     def __init__(self, text: _Optional[str] = ...) -> None: ...
 
 class ToWorker(_message.Message):
-    __slots__ = ("run_id", "generation", "term", "welcome", "form", "key_value", "leave", "cut", "train", "export", "stop", "noted", "addresses", "acting", "checkpoint", "commit_checkpoint")
+    __slots__ = ("run_id", "generation", "term", "welcome", "form", "key_value", "leave", "cut", "train", "export", "stop", "noted", "addresses", "acting", "checkpoint", "commit_checkpoint", "write_checkpoint")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
@@ -346,6 +346,7 @@ class ToWorker(_message.Message):
     ACTING_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     COMMIT_CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    WRITE_CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     generation: int
     term: int
@@ -362,7 +363,8 @@ class ToWorker(_message.Message):
     acting: Acting
     checkpoint: Checkpoint
     commit_checkpoint: CommitCheckpoint
-    def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., term: _Optional[int] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., form: _Optional[_Union[Form, _Mapping]] = ..., key_value: _Optional[_Union[KeyValue, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., cut: _Optional[_Union[Cut, _Mapping]] = ..., train: _Optional[_Union[Train, _Mapping]] = ..., export: _Optional[_Union[Export, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., noted: _Optional[_Union[Noted, _Mapping]] = ..., addresses: _Optional[_Union[Addresses, _Mapping]] = ..., acting: _Optional[_Union[Acting, _Mapping]] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., commit_checkpoint: _Optional[_Union[CommitCheckpoint, _Mapping]] = ...) -> None: ...
+    write_checkpoint: WriteCheckpoint
+    def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., term: _Optional[int] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., form: _Optional[_Union[Form, _Mapping]] = ..., key_value: _Optional[_Union[KeyValue, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., cut: _Optional[_Union[Cut, _Mapping]] = ..., train: _Optional[_Union[Train, _Mapping]] = ..., export: _Optional[_Union[Export, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., noted: _Optional[_Union[Noted, _Mapping]] = ..., addresses: _Optional[_Union[Addresses, _Mapping]] = ..., acting: _Optional[_Union[Acting, _Mapping]] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., commit_checkpoint: _Optional[_Union[CommitCheckpoint, _Mapping]] = ..., write_checkpoint: _Optional[_Union[WriteCheckpoint, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("config", "output", "worker", "master_outage_timeout_seconds", "salvage", "rehearse")
@@ -431,6 +433,10 @@ class CommitCheckpoint(_message.Message):
     attempt: str
     parts: _containers.RepeatedCompositeFieldContainer[CheckpointPart]
     def __init__(self, step: _Optional[int] = ..., attempt: _Optional[str] = ..., parts: _Optional[_Iterable[_Union[CheckpointPart, _Mapping]]] = ...) -> None: ...
+
+class WriteCheckpoint(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class Stop(_message.Message):
     __slots__ = ("why",)
