@@ -64,7 +64,14 @@ class Release:
         return self.until(lambda data: data.get("phase") in phases, seconds)
 
     def ring_of(self, size: int, seconds: float = 180) -> dict[str, str]:
-        return self.until(lambda d: d.get("phase") == "Training" and d.get("ringSize") == str(size), seconds)
+        """Until there is a ring of that size, all of whose members have the state."""
+
+        def is_up(data: dict[str, str]) -> bool:
+            change = json.loads(data.get("status.json", "{}")).get("last_change")
+            whole = bool(change) and change["up_seconds"] is not None and len(change["members"]) == size
+            return whole and data.get("phase") == "Training" and data.get("ringSize") == str(size)
+
+        return self.until(is_up, seconds)
 
     def workers(self, phase: str = "Running") -> list[str]:
         pods = self.namespace.get("pods", "-l", f"{WORKERS},app.kubernetes.io/instance={self.name}")

@@ -37,7 +37,9 @@ def waits_for(job: Release, cause: str) -> None:
 
 
 def test_a_worker_that_is_killed_for_its_memory(release: Callable[..., Release]) -> None:
-    job = release(**idling(workers="2"), **{"worker.resources.limits.memory": "1Gi"})
+    # Who swallows memory has no time for heartbeats: it is not to be lost for their want.
+    patient = {"elastic.heartbeatTimeoutSeconds": "60"}
+    job = release(**idling(workers="2"), **{"worker.resources.limits.memory": "1Gi"}, **patient)
     job.install()
     job.ring_of(2)
     job.namespace.kubectl("exec", "edl-worker-1", "--", "touch", "/tmp/eat")
