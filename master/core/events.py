@@ -494,8 +494,20 @@ class End:
 
 
 Effect = (
-    Create | Delete | Form | Leave | Cut | Train | Export | Checkpoint | Commit | WriteCheckpoint
-    | Stop | Fence | Notice | End
+    Create
+    | Delete
+    | Form
+    | Leave
+    | Cut
+    | Train
+    | Export
+    | Checkpoint
+    | Commit
+    | WriteCheckpoint
+    | Stop
+    | Fence
+    | Notice
+    | End
 )
 
 # --- no event
