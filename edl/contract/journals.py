@@ -121,7 +121,7 @@ class JournalReader:
                 f"{artifacts.JOURNAL_VERSION}; use the version of edl that wrote it"
             )
         said: dict[str, Any] = {key: self.head.get(key) for key in _IN_A_HEAD}
-        whole = all(isinstance(said[key], kinds) for key, kinds in _IN_A_HEAD.items())
+        whole = all(key in self.head and isinstance(said[key], kinds) for key, kinds in _IN_A_HEAD.items())
         if not whole or (said["number"] == 1) != (said["proof"] is None):
             raise JournalDamaged(path, 1, "the journal's head is incomplete")
         self.number: int = said["number"]
