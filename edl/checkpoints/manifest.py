@@ -151,7 +151,7 @@ def decode(raw: bytes) -> Manifest:
 
 
 def same_state(one: Manifest, other: Manifest) -> bool:
-    """Whether both are of the same tensors, whoever wrote them down, and when."""
+    """Whether both describe the same tensors, by whichever process and at whatever time they were written."""
     return replace(one, created="", edl="") == replace(other, created="", edl="")
 
 

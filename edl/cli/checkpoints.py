@@ -29,7 +29,7 @@ def checkpoints(
 ) -> None:
     """List the checkpoints in a directory; show what is in one of them.
 
-    Exit code: 0 if all that were completed are whole, 1 if one is damaged or there is none. Without --verify
+    Exit code: 0 if all completed ones are intact, 1 if one is damaged or there is none. Without --verify
     only manifests and sizes are compared.
     """
     store = Store.open(directory)
