@@ -3,7 +3,8 @@
 The contract is two plain functions and an optional third:
 
     model()        a compiled Keras model
-    data(split)    a reader for "train", and for "test" (or None: nothing is held out)
+    data(split)    a reader for "train", and for "test" (or None: nothing is held out); for "validation"
+                   where evaluation.split asks for it
     feed(records)  from what the reader gives to (features, labels[, weights])
 """
 
@@ -34,13 +35,13 @@ class UserModel:
     feed: Callable[[Any], Any] | None
 
     def reader(self, split: str) -> Reader | None:
-        """The reader of `split`; only "test" may have none.
+        """The reader of `split`; only "train" must have one.
 
         Raises:
             ModelError: data(split) returned something that is no reader.
         """
         reader = self.data(split)
-        if reader is None and split == "test":
+        if reader is None and split != "train":
             return None
         if not isinstance(reader, Reader):
             raise ModelError(
