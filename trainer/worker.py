@@ -35,8 +35,8 @@ it.
 all said that they can. Where nobody holds the state any more, the root begins with that of the newest one.
 
 **An evaluation** is made by all ranks between two steps, in rounds: each evaluates its part of the next
-records, and the sums are kept in the ledger. A round is one more state, with the same weights: who has step and
-round in common has the same state, and who is behind is sent it.
+records, and the sums are kept in the ledger. A round is one more state, with the same weights: who has step
+and round in common has the same state, and who is behind is sent it.
 
 **The task** is to train up to a number of epochs. The master may change it at any time; the ring takes the
 change up at one step: the one whose sum says that every rank knows of it.
