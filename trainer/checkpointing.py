@@ -93,7 +93,7 @@ class Checkpointing:
         self._lock = threading.Lock()
         self._busy = 0  # pieces of work in the background that are not done
         self._begun_at = clock()  # the last one in which this worker took part
-        self._restored = 0  # the step of what it has begun from
+        self._restored: Manifest | None = None  # what it has begun from
         self._saves = 0
         self._pending: dict[tuple[int, str], Manifest] = {}  # to be finished, but for their parts
         session.commits(self.commit)
@@ -135,7 +135,8 @@ class Checkpointing:
         For a state of which this worker alone is asked to take care: the last one of a training, or the last
         copy.
         """
-        if ledger.step == self._restored:
+        if (found := self._restored) is not None and ledger.step == found.step:
+            self._session.say(checkpointed=_told(found))  # a new master may not know of it
             return
         me = self._session.worker
         self._saves += 1
@@ -196,8 +197,7 @@ class Checkpointing:
 
     def _finish(self, key: tuple[int, str], manifest: Manifest) -> None:
         self._store.begin(*key).commit(replace(manifest, created=utc_now()))
-        done = pb.Checkpointed(step=manifest.step, attempt=manifest.attempt, nbytes=manifest.nbytes)
-        self._session.say(checkpointed=done)
+        self._session.say(checkpointed=_told(manifest))
         self._store.prune(self._config.checkpoint.keep)
 
     def _do(self, key: tuple[int, str], work: Callable[[], None]) -> None:
@@ -272,7 +272,7 @@ class Checkpointing:
         found = [np.frombuffer(loaded.tensors[v.name].data, np.uint8) for v in manifest.variables]
         loaded.tensors.clear()
         self._learner.take_over(self._learner.prepared(found))
-        self._restored = manifest.step
+        self._restored = manifest
         try:  # those that were passed over: the training that begins here is not theirs
             self._store.supersede(manifest.step)
         except CheckpointError as error:
@@ -290,6 +290,10 @@ class Checkpointing:
                 f"the checkpoint of step {step:,} in {where} is of another model: its layers, variables, "
                 "loss or optimizer differ from those of this one"
             )
+
+
+def _told(manifest: Manifest) -> pb.Checkpointed:
+    return pb.Checkpointed(step=manifest.step, attempt=manifest.attempt, nbytes=manifest.nbytes)
 
 
 def _give_way() -> None:

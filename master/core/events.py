@@ -312,9 +312,12 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class StopAsked:
-    """Somebody wants the job to end now."""
+    """Somebody wants the job to end."""
 
     why: str
+    checkpoint: bool = False  # once its state is in a checkpoint; else now
+    force: bool = False  # also if that fails
+    id: str = ""  # of this asking: by it people find the answer
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,6 +82,7 @@ def status(
             for w in job.pool
         ],
         "checkpoint": _checkpoint(job, now),
+        "stop": {"id": job.stop_asked, "failed": job.not_stopped} if job.stop_asked else None,
         "failures": len(job.failures),
         "degraded": dict(job.degraded),
         "warnings": list(job.warnings),

@@ -182,8 +182,14 @@ def test_a_job_is_resumed_after_a_stop_and_after_a_kill_of_everything_with_other
         assert "a checkpoint is written to" in jobs.command("checkpoint", str(first)).stdout
         read_until(job, "the checkpoint of step")
         assert json.loads(jobs.command("status", str(first), "--json").stdout)["checkpoint"]["step"] > 0
-        jobs.command("stop", str(first))
+        stopped = jobs.command("stop", str(first), "--checkpoint")
+        assert stopped.returncode == 0, stopped.stderr
         read_until(job, "Stopped after")
+    summary = artifacts.read_summary(first)
+    last = summary["checkpoint"]["step"]
+    assert (
+        last == summary["step"] > 0 and f"; its state is in the checkpoint of step {last:,}" in stopped.stdout
+    )
 
     # Others are refused by name, before anything begins.
     refused = jobs.command("run", model, "--set", sets, "--output", str(tmp_path / "no"))
@@ -194,7 +200,7 @@ def test_a_job_is_resumed_after_a_stop_and_after_a_kill_of_everything_with_other
     often = "workers=2,checkpoint.seconds=0.1"
     with jobs.run("--resume", str(first), "--set", often) as (job, second):
         said = read_until(job, "the checkpoint of step")
-        assert "is restored from" in said
+        assert f"the state of step {last:,} is restored from" in said
         assert several_more(second)
         kill_all(second)  # most of the time one is being written
 

@@ -497,10 +497,16 @@ class ScaleRequest(_message.Message):
     def __init__(self, workers: _Optional[int] = ...) -> None: ...
 
 class StopRequest(_message.Message):
-    __slots__ = ("why",)
+    __slots__ = ("why", "checkpoint", "force", "id")
     WHY_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    FORCE_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
     why: str
-    def __init__(self, why: _Optional[str] = ...) -> None: ...
+    checkpoint: bool
+    force: bool
+    id: str
+    def __init__(self, why: _Optional[str] = ..., checkpoint: _Optional[bool] = ..., force: _Optional[bool] = ..., id: _Optional[str] = ...) -> None: ...
 
 class CheckpointRequest(_message.Message):
     __slots__ = ()
