@@ -147,6 +147,7 @@ class Worker:
     Args:
         export: saves and evaluates the final model, and tells the master how that went.
         checkpoints: None: the job writes none.
+        warm_start: has the model begin with what another training has learned; None: with its own weights.
     """
 
     def __init__(
@@ -159,10 +160,11 @@ class Worker:
         report: Telemetry,
         export: Callable[[], None],
         checkpoints: Checkpointing | None = None,
+        warm_start: Callable[[], None] | None = None,
     ):
         self.config, self.session, self.ring, self.learner = config, session, ring, learner
         self.batches, self.report, self.export = batches, report, export
-        self.checkpoints = checkpoints
+        self.checkpoints, self.warm_start = checkpoints, warm_start
         self.steps = batches.steps
         # The state, which all members share: the learner's variables, and
         self.ledger = Ledger()
@@ -228,9 +230,12 @@ class Worker:
         self.say_out(form.generation, broken)
 
     def restore(self, expected: int) -> None:
-        """Nobody holds the state: begin with that of the newest checkpoint, ledger and model together."""
+        """Nobody holds the state: begin with that of the newest checkpoint, ledger and model together; where
+        there is none, with a warm start."""
         if self.checkpoints is not None and (found := self.checkpoints.restore(expected)) is not None:
             self.ledger, self.step = found, found.step
+        elif self.warm_start is not None:
+            self.warm_start()
 
     def sync(self, root: int, rank: int) -> None:
         """All take the root's state: ledger and model together, or neither."""

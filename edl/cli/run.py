@@ -15,7 +15,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from edl import config
-from edl.checkpoints import Store
+from edl.checkpoints import CheckpointError, Store, one_of
 from edl.cli import display, latest, models
 from edl.client import Client
 from edl.config import lineage, values
@@ -239,8 +239,11 @@ def _merged(
     if model:
         merged = values.merge(merged, {"model": {"module": model, "source": ""}})
     typed = config.parse(merged)
-    if (where := typed.checkpoint.dir) and "://" not in where:  # whoever resumes the job may be elsewhere
-        merged = values.merge(merged, {"checkpoint": {"dir": str(Path(where).resolve())}})
+    places = {"dir": typed.checkpoint.dir, "from": typed.checkpoint.from_}
+    if paths := {key: where for key, where in places.items() if where and "://" not in where}:
+        # Whoever resumes the job may be elsewhere.
+        whole = {key: str(Path(where).resolve()) for key, where in paths.items()}
+        merged = values.merge(merged, {"checkpoint": whole})
         typed = config.parse(merged)
     return merged, typed
 
@@ -277,6 +280,14 @@ def _check_checkpoints(typed: config.Config, resume: Path | None) -> None:
     elif resume is not None:
         why = f"{where} holds no whole checkpoint" if where else "the job wrote none: checkpoint.dir is empty"
         raise ConfigError(f"--resume {resume}: there is nothing to go on from: {why}")
+    elif source := typed.checkpoint.from_:
+        try:
+            if not source.endswith((".keras", ".weights.h5")):
+                one_of(source)
+            elif "://" not in source and not Path(source).is_file():
+                raise ConfigError(f"{source}: no such file")
+        except (CheckpointError, ConfigError) as error:
+            raise ConfigError(f"checkpoint.from: {error}") from error
 
 
 def _prepare(output: Path, merged: dict[str, Any], salvage: Path | None, may_exist: bool = False) -> int:

@@ -219,6 +219,14 @@ class Warned:
 
 
 @dataclass(frozen=True, slots=True)
+class WarmStarted:
+    """The root has begun with what another training has learned."""
+
+    worker: WorkerId
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class PartsWritten:
     """All parts of a checkpoint are written."""
 
@@ -339,6 +347,7 @@ WorkerMessage = (
     | Saved
     | Finished
     | Warned
+    | WarmStarted
     | PartsWritten
     | CheckpointFailed
     | Checkpointed

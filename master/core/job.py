@@ -191,6 +191,9 @@ class Job(State):
                 completion.finished(self, w, event)
             case ev.Warned():
                 self._on_warned(event)
+            case ev.WarmStarted():
+                self.began_with = event.text
+                self.notice(Reason.WarmStarted, event.text)
             case ev.PartsWritten():
                 self.do(*self.checkpoints.parts_written(event))
             case ev.CheckpointFailed():

@@ -68,6 +68,8 @@ def event_of(worker: WorkerId, message: pb.FromWorker) -> ev.Event | ev.Heartbea
         case "checkpointed":
             c = message.checkpointed
             return ev.Checkpointed(worker, c.step, c.attempt, c.nbytes)
+        case "warm_started":
+            return ev.WarmStarted(worker, message.warm_started.text)
         case "warned":
             return ev.Warned(worker, message.warned.text)
     return None
