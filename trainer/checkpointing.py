@@ -25,7 +25,17 @@ from typing import Any, Protocol
 import numpy as np
 
 import edl
-from edl.checkpoints import CheckpointError, Loaded, Manifest, Part, Store, Tensor, Variable, utc_now
+from edl.checkpoints import (
+    CheckpointError,
+    Loaded,
+    Manifest,
+    Part,
+    Store,
+    Tensor,
+    Variable,
+    check_values,
+    utc_now,
+)
 from edl.config import Config, lineage
 from edl.contract.layout import Layout
 from edl.contract.proto import edl_pb2 as pb
@@ -90,6 +100,7 @@ class Checkpointing:
         self._run_id, self._clock = run_id, clock
         self._background = background or ThreadPoolExecutor(1, "checkpoints", _give_way).submit
         self._model = ""  # the fingerprint, once it was asked for
+        self.forced: tuple[str, ...] = ()  # what is another value than before a checkpoint, in words
         self._lock = threading.Lock()
         self._busy = 0  # pieces of work in the background that are not done
         self._begun_at = clock()  # the last one in which this worker took part
@@ -165,7 +176,8 @@ class Checkpointing:
             step=ledger.step, run=self._run_id, attempt=attempt,
             epoch=steps.epoch(ledger.step), records=steps.begins_at(ledger.step), model=self._model,
             variables=tuple(variables), parts=(), skipped=tuple(ledger.skipped), bad=dict(ledger.bad),
-            config=lineage.kept(self._config), state={"layout": asdict(layout)}, edl=edl.__version__,
+            config=lineage.kept(self._config), edl=edl.__version__,
+            state={"layout": asdict(layout), "forced": list(self.forced)},
         )  # fmt: skip
         while len(self._pending) > KEPT:
             del self._pending[next(iter(self._pending))]
@@ -281,7 +293,7 @@ class Checkpointing:
 
     def _check(self, manifest: Manifest) -> None:
         where, step = self._config.checkpoint.dir, manifest.step
-        lineage.check(where, step, manifest.run, manifest.config, self._config, self._run_id)
+        forced = check_values(where, manifest, self._config, self._run_id)
         self._model = self._model or self._learner.fingerprint()
         theirs = [(v.dtype, v.shape) for v in manifest.variables]
         ours = [(d.dtype, d.shape) for d in self._learner.described()]
@@ -290,6 +302,7 @@ class Checkpointing:
                 f"the checkpoint of step {step:,} in {where} is of another model: its layers, variables, "
                 "loss or optimizer differ from those of this one"
             )
+        self.forced = tuple(dict.fromkeys((*manifest.state.get("forced", ()), *forced)))
 
 
 def _told(manifest: Manifest) -> pb.Checkpointed:

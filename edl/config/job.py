@@ -89,6 +89,7 @@ class Checkpoint(Section):
     steps: Count = Field(ge=0)
     keep: Count = Field(ge=0)
     resume: bool
+    force: bool
     from_: str = Field(alias="from")
     from_state: Literal["weights", "everything"]
     existing_claim: ObjectName
@@ -176,6 +177,11 @@ RULES = [
             "dir must be the absolute path at which it is mounted",
         )
         for place in ("checkpoint.existingClaim", "checkpoint.hostPath")
+    ),
+    Rule(
+        ("checkpoint.force", "checkpoint.resume"),
+        lambda force, resume: force and not resume,
+        "force says how to go on with another run's checkpoints",
     ),
     Rule(
         ("checkpoint.from", "checkpoint.dir"),

@@ -52,6 +52,7 @@ class Reason(StrEnum):
     RingPending = "RingPending", NORMAL, MAJOR  # too few workers are ready
     StateLost = "StateLost", WARNING, MAJOR  # every worker that had the state is gone
     Restored = "Restored", NORMAL, MAJOR  # from a checkpoint
+    Forced = "Forced", WARNING, MAJOR  # it goes on from a checkpoint that was made with other values
     WarmStarted = "WarmStarted", NORMAL, MAJOR  # with what another training has learned
     FailedOver = "FailedOver", NORMAL, MAJOR  # a new master has taken over the workers
 

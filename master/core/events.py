@@ -81,6 +81,7 @@ class Ready:
     layout: Layout  # of the data, as this worker would have it: the first one's is the job's
     model: str = ""  # a hash of how its model is made
     checkpoint: int = 0  # the step of the newest checkpoint that it could begin from
+    forced: tuple[str, ...] = ()  # values that are others than that was made with, in words
 
 
 @dataclass(frozen=True, slots=True)

@@ -230,6 +230,10 @@ class Job(State):
         if w.state != WorkerState.INITIALIZING:
             self.pool.change(w, "hello")
         self.checkpoints.step = max(self.checkpoints.step, event.checkpoint)
+        for words in event.forced:
+            if words not in self.forced:
+                self.forced.append(words)
+                self.notice(Reason.Forced, f"forced: {words}")
         if self._admit(w, event.layout, event.model):
             self.notice(Reason.WorkerReady, f"worker {w.id} is ready after {self.now - w.since:.1f} s")
 

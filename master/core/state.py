@@ -90,6 +90,7 @@ class State:
         self.checkpoints = Checkpoints(config)
         self.degraded: dict[str, str] = {}  # parts of the backend that do not work, and why
         self.bad_told = 0  # records, of which people were told
+        self.forced: list[str] = []  # values that are others than those before a checkpoint, in words
         self.began_with = ""  # of another training
         self.warnings: list[str] = []  # of the workers, about the model and its data
         self.traceback = ""  # of the failure that ended the job

@@ -122,6 +122,7 @@ def summary(job: Job) -> dict[str, Any]:
         "model_note": job.result.note,
         "failed_parts": [{"part": f.part, "why": f.why} for f in job.result.failed],
         "warnings": list(job.warnings),
+        "forced": list(job.forced),
         "began_with": job.began_with,
         "digests": {str(w): d for w, d in job.result.digests.items()},
         "goodput_seconds": job.goodput.at(job.ended_at or 0.0),

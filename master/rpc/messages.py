@@ -24,7 +24,7 @@ def event_of(worker: WorkerId, message: pb.FromWorker) -> ev.Event | ev.Heartbea
             return ev.Hello(worker, message.hello.resumes)
         case "ready":
             r = message.ready
-            return ev.Ready(worker, _layout(r.layout), r.model, r.checkpoint)
+            return ev.Ready(worker, _layout(r.layout), r.model, r.checkpoint, tuple(r.forced))
         case "resume":
             b = message.resume
             members = tuple(WorkerId(m) for m in b.members)

@@ -206,15 +206,25 @@ def test_a_job_is_resumed_after_a_stop_and_after_a_kill_of_everything_with_other
         kill_all(second)  # most of the time one is being written
 
     jobs.idle(False)
-    with jobs.run("--resume", str(second), "--set", "workers=1,training.epochs=3") as (job, third):
+    copy = tmp_path / "the same model.py"
+    copy.write_text(Path(model).read_text())
+    other = ("--resume", str(second), "--set", f"workers=1,training.epochs=3,model.module={copy}")
+    refused = jobs.command("run", *other)
+    assert refused.returncode == 2 and "goes on all the same" in refused.stderr, refused
+    with jobs.run(*other, "--force") as (job, third):
         assert job.stdout is not None
         said = job.stdout.read()
         assert job.wait() == 0, said
+    (forced,) = artifacts.read_summary(third)["forced"]
+    assert forced.startswith(f"model.module '{model}' -> '{copy}' at step ") and f"; forced: {forced}" in said
     assert check_weights(third / artifacts.MODEL, RECORDS, 3) == ""
     proved = audit.audit(third)
     assert "exactly once" in proved and "of the checkpoint that it went on from" in proved
 
-    with jobs.run("--resume", str(third)) as (job, fourth):  # it is complete: only saved again
+    with jobs.run("--resume", str(third)) as (
+        job,
+        fourth,
+    ):  # by no force any more; it is complete: only saved again
         assert job.stdout is not None
         said = job.stdout.read()
         assert job.wait() == 0, said

@@ -101,14 +101,16 @@ class Resume(_message.Message):
     def __init__(self, layout: _Optional[_Union[Layout, _Mapping]] = ..., members: _Optional[_Iterable[int]] = ..., joined: _Optional[bool] = ..., left: _Optional[bool] = ..., left_ring: _Optional[_Union[LeftRing, _Mapping]] = ..., model: _Optional[str] = ...) -> None: ...
 
 class Ready(_message.Message):
-    __slots__ = ("layout", "model", "checkpoint")
+    __slots__ = ("layout", "model", "checkpoint", "forced")
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    FORCED_FIELD_NUMBER: _ClassVar[int]
     layout: Layout
     model: str
     checkpoint: int
-    def __init__(self, layout: _Optional[_Union[Layout, _Mapping]] = ..., model: _Optional[str] = ..., checkpoint: _Optional[int] = ...) -> None: ...
+    forced: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, layout: _Optional[_Union[Layout, _Mapping]] = ..., model: _Optional[str] = ..., checkpoint: _Optional[int] = ..., forced: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Addresses(_message.Message):
     __slots__ = ("scope", "alike", "at", "differ")
