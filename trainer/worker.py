@@ -194,6 +194,7 @@ class Worker:
             the model to be worth, None: the model is still to be evaluated.
         evaluation: None: the ring makes none.
         checkpoints: None: the job writes none.
+        warm_start: has the model begin with what another training has learned; None: with its own weights.
     """
 
     def __init__(
@@ -206,11 +207,12 @@ class Worker:
         report: Telemetry,
         export: Callable[[Mapping[str, float] | None], None],
         checkpoints: Checkpointing | None = None,
+        warm_start: Callable[[], None] | None = None,
         evaluation: Evaluation | None = None,
     ):
         self.config, self.session, self.ring, self.learner = config, session, ring, learner
         self.batches, self.report, self.export = batches, report, export
-        self.checkpoints, self.evaluation = checkpoints, evaluation
+        self.checkpoints, self.warm_start, self.evaluation = checkpoints, warm_start, evaluation
         self.steps = batches.steps
         # The state, which all members share: the learner's variables, and
         self.ledger = Ledger()
@@ -279,9 +281,12 @@ class Worker:
         self.say_out(form.generation, broken)
 
     def restore(self, expected: int) -> None:
-        """Nobody holds the state: begin with that of the newest checkpoint, ledger and model together."""
+        """Nobody holds the state: begin with that of the newest checkpoint, ledger and model together; where
+        there is none, with a warm start."""
         if self.checkpoints is not None and (found := self.checkpoints.restore(expected)) is not None:
             self.go_on_from(found)
+        elif self.warm_start is not None:
+            self.warm_start()
 
     def go_on_from(self, ledger: Ledger) -> None:
         """That is what is in this worker's state."""
