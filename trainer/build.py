@@ -26,6 +26,7 @@ from trainer import output_lock, user_model
 from trainer.checkpointing import of_job
 from trainer.data import Batch, Batches
 from trainer.export import Exporter
+from trainer.exports.verification import Verification
 from trainer.learner import KerasLearner
 from trainer.log import log
 from trainer.model_support import has_own_step, refuse_unless_compiled
@@ -87,6 +88,10 @@ def build(stream: MasterStream) -> Worker:
         output=Path(stream.output) if stream.output else None,
         salvage=Path(stream.salvage) if stream.salvage else None,
         room_seconds=config.elastic.disk_full_timeout_seconds,
+        further=config.export.further,
+        verify=partial(Verification, config.elastic.startup_timeout_seconds, config.local.threads)
+        if config.export.verify else None,
+        source=config.model.source,
     )  # fmt: skip
     batches = Batches(records, training.batch_size, buffer * AHEAD)
     if size:
@@ -95,7 +100,9 @@ def build(stream: MasterStream) -> Worker:
         learner.warm_up()
         if stream.rehearses:
             keeps = bool(stream.output)
-            rehearse(model, module, watchdog.watch, config.data.allow_empty, session.warn, keeps)
+            features = samples[0].x if samples else None
+            rehearse(model, module, watchdog.watch, config.data.allow_empty, session.warn, keeps,
+                     config.export.further, features)  # fmt: skip
         learner.load(before)
     checkpoints = of_job(config, session, learner, stream.run_id)
     report = Telemetry(session, batches.steps)
