@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from threading import Event
-from typing import Any
+from typing import Any, Protocol
 
 import keras
 import tensorflow as tf
@@ -30,6 +30,7 @@ from trainer.exports.verification import Verification
 from trainer.learner import KerasLearner
 from trainer.log import log
 from trainer.model_support import has_own_step, refuse_unless_compiled
+from trainer.overlapped_step import RingSums
 from trainer.own_step import OwnStepLearner
 from trainer.records import Records
 from trainer.rehearsal import refuse_empty, rehearse
@@ -109,10 +110,19 @@ def build(stream: MasterStream) -> Worker:
     return Worker(config, session, ring, learner, batches, report, export, checkpoints)
 
 
+class Sums(Protocol):
+    """What of a ring a learner is made with."""
+
+    @property
+    def in_graph(self) -> RingSums | None: ...
+
+    def reduce(self, vector: Any) -> Any: ...
+
+
 def learner_of(
     model: Any,
     samples: Sequence[Batch],
-    ring: HorovodRing,
+    ring: Sums,
     inexact: str,
     warn: Callable[[str], None],
     pieces: int = 1,

@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import keras
 import numpy as np
@@ -256,11 +255,12 @@ class Exporter:
             part = EXPORTING
             for name in self.further if self.output is not None else ():
                 assert self.output is not None
-                path = formats.put(self.model, name, self.output, self._features(), self.session.worker)
+                features = samples.features_of(self.module, self.watch)
+                path = formats.put(self.model, name, self.output, features, self.session.worker)
                 exports[name] = path
             part = VERIFICATION
             if verification is not None and exports:
-                features = self._features()
+                features = samples.features_of(self.module, self.watch)
                 sample = samples.of(
                     self.model, features, "" if features is not None else "there are no records"
                 )
@@ -270,15 +270,6 @@ class Exporter:
         except FAILURES as error:
             failed.append(_part(part, error, f"{name}: " if part == EXPORTING else ""))
         return exports, failed
-
-    def _features(self) -> Any:
-        """Of the first good records that are held out, else of those to train on; None: there are none."""
-        for split in ("test", "train"):
-            reader = self.module.reader(split)
-            if reader is not None and len(reader):
-                records = Records(reader, self.module.feed, self.module.name, self.watch, lenient=True)
-                return records.these(records.first(samples.RECORDS)).x
-        return None
 
     def _verified(
         self, verification: Verification, exports: dict[str, Path]

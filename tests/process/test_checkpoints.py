@@ -122,7 +122,7 @@ class Jobs:
 
     def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [*EDL, *arguments], capture_output=True, text=True, env=self.environment, timeout=60
+            [*EDL, *arguments], capture_output=True, text=True, env=self.environment, timeout=90
         )
 
     @contextmanager
@@ -212,6 +212,19 @@ def test_a_job_is_resumed_after_a_stop_and_after_a_kill_of_everything_with_other
         said = job.stdout.read()
         assert job.wait() == 0, said
     assert check_weights(fourth / artifacts.MODEL, RECORDS, 3) == ""
+
+    # Of checkpoints alone, by their step; and the trained model in another format.
+    late = tmp_path / "late.keras"
+    last = Store.open(str(where)).checkpoints()[-1].step
+    done = jobs.command("export", str(where), "--step", str(last), "--output", str(late))
+    assert (done.returncode, check_weights(late, RECORDS, 3)) == (0, ""), done.stderr
+    served = tmp_path / "served"
+    done = jobs.command("export", str(fourth), "--format", "savedmodel", "--output", str(served))
+    assert f"{served}: the trained model as savedmodel, loaded again" in done.stdout, done.stderr
+    refused = jobs.command("export", str(fourth), "--format", "savedmodel", "--output", str(served))
+    assert (refused.returncode, "already exists; choose another" in refused.stderr) == (1, True)
+    refused = jobs.command("export", str(where), "--step", "7", "--output", str(tmp_path / "7.keras"))
+    assert "neither a job's output directory nor a whole checkpoint of step 7" in refused.stderr
 
 
 def test_what_cannot_be_resumed_is_refused_in_words(tmp_path: Path) -> None:

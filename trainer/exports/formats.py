@@ -50,6 +50,9 @@ def write(model: keras.Model, name: str, path: Path, sample: Any) -> None:
     Raises:
         what Keras raises: the model cannot be written so.
     """
+    if name == "keras":
+        model.save(path)
+        return
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of packages about each other's ages
         model.export(
@@ -84,7 +87,7 @@ def _spec(tensor: Any) -> tf.TensorSpec:
 
 
 def put(model: keras.Model, name: str, directory: Path, sample: Any, worker: int) -> Path:
-    """Write a format into a directory, whole or not at all.
+    """Write a format into the output directory of a job, whole or not at all.
 
     Args:
         worker: who writes.
@@ -96,7 +99,17 @@ def put(model: keras.Model, name: str, directory: Path, sample: Any, worker: int
     directory.mkdir(parents=True, exist_ok=True)
     for left in directory.glob(f".*.{path.name}"):  # of one who was lost while it wrote
         _remove(left)
-    unfinished = path.with_name(f".{worker}.{path.name}")
+    put_at(model, name, path, sample, worker)
+    return path
+
+
+def put_at(model: keras.Model, name: str, path: Path, sample: Any, by: int) -> None:
+    """Write a format to a path, whole or not at all. What lies there is replaced.
+
+    Args:
+        by: a number of who writes, that nobody else has.
+    """
+    unfinished = path.with_name(f".{by}.{path.name}")
     try:
         write(model, name, unfinished, sample)
         for file in files_of(unfinished):
@@ -106,7 +119,6 @@ def put(model: keras.Model, name: str, directory: Path, sample: Any, worker: int
     except BaseException:
         _remove(unfinished)
         raise
-    return path
 
 
 def files_of(path: Path) -> list[Path]:

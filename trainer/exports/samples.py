@@ -15,6 +15,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from trainer.records import Records
+from trainer.user_model import UserModel
+from trainer.watchdog import Watch, unwatched
+
 RECORDS = 8
 KERAS_TOLERANCE, OTHER_TOLERANCE = 1e-5, 1e-4  # of the largest value of an output
 EPSILONS = 8.0  # of the type that the model computes in: what reordered sums may differ by
@@ -37,6 +41,20 @@ class Sample:
     weights: tuple[str, ...]
     why: str = ""
     tolerance: float = 0.0
+
+
+def features_of(module: UserModel, watch: Watch = unwatched) -> Any:
+    """Of the first good records that are held out, else of those to train on; None: there are none.
+
+    Args:
+        watch: goes around each call of the user's code that reads.
+    """
+    for split in ("test", "train"):
+        reader = module.reader(split)
+        if reader is not None and len(reader):
+            records = Records(reader, module.feed, module.name, watch, lenient=True)
+            return records.these(records.first(RECORDS)).x
+    return None
 
 
 def of(model: keras.Model, features: Any, why: str = "") -> Sample:
