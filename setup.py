@@ -34,6 +34,8 @@ setup(
     extras_require={
         # Checkpoints at s3://...: not in the images, which most use without (docs/checkpoints.md).
         "s3": ["s3fs>=2026.9"],
+        # The trained model as ONNX: export.formats and `edl export` (docs/export.md).
+        "onnx": ["onnx>=1.23", "onnxruntime>=1.32", "tf2onnx>=1.17"],
         "worker": [
             "cloudpickle>=3",  # Horovod imports it
             "keras>=3.15",

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from threading import Event
-from typing import Any
+from typing import Any, Protocol
 
 import keras
 import tensorflow as tf
@@ -30,10 +30,12 @@ from trainer.data import Batch, Batches
 from trainer.evaluation import RingEvaluation
 from trainer.evaluation_metrics import EvaluationMetrics
 from trainer.export import Exporter
+from trainer.exports.verification import Verification
 from trainer.last_words import described
 from trainer.learner import KerasLearner
 from trainer.log import log
 from trainer.model_support import has_own_step, refuse_unless_compiled
+from trainer.overlapped_step import RingSums
 from trainer.own_step import OwnStepLearner
 from trainer.records import Records
 from trainer.rehearsal import refuse_empty, rehearse
@@ -94,6 +96,10 @@ def build(stream: MasterStream) -> Worker:
         output=Path(stream.output) if stream.output else None,
         salvage=Path(stream.salvage) if stream.salvage else None,
         room_seconds=config.elastic.disk_full_timeout_seconds,
+        further=config.export.further,
+        verify=partial(Verification, config.elastic.startup_timeout_seconds, config.local.threads)
+        if config.export.verify else None,
+        source=config.model.source,
     )  # fmt: skip
     batches = Batches(records, training.batch_size, buffer * AHEAD)
     evaluation = evaluation_of(config, module, model, samples, batches.steps, watchdog.watch, warn)
@@ -103,7 +109,9 @@ def build(stream: MasterStream) -> Worker:
         learner.warm_up()
         if stream.rehearses:
             keeps = bool(stream.output)
-            rehearse(model, module, watchdog.watch, config.data.allow_empty, session.warn, keeps)
+            features = samples[0].x if samples else None
+            rehearse(model, module, watchdog.watch, config.data.allow_empty, session.warn, keeps,
+                     config.export.further, features)  # fmt: skip
         learner.load(before)
     checkpoints = of_job(config, session, learner, stream.run_id)
     warm_start = warm_start_of_job(config, model, learner, session.began_with)
@@ -116,10 +124,19 @@ def build(stream: MasterStream) -> Worker:
     return Worker(config, session, ring, learner, batches, report, export, checkpoints, begin, evaluation)
 
 
+class Sums(Protocol):
+    """What of a ring a learner is made with."""
+
+    @property
+    def in_graph(self) -> RingSums | None: ...
+
+    def reduce(self, vector: Any) -> Any: ...
+
+
 def learner_of(
     model: Any,
     samples: Sequence[Batch],
-    ring: HorovodRing,
+    ring: Sums,
     inexact: str,
     warn: Callable[[str], None],
     pieces: int = 1,

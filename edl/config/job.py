@@ -103,6 +103,16 @@ class Checkpoint(Section):
     host_path: str
 
 
+class Export(Section):
+    formats: list[Literal["keras", "savedmodel", "onnx"]]
+    verify: bool
+
+    @property
+    def further(self) -> tuple[str, ...]:
+        """The formats beside Keras' own, in which each model is kept anyhow."""
+        return tuple(dict.fromkeys(name for name in self.formats if name != "keras"))
+
+
 class Journal(Section):
     max_bytes: Count = Field(ge=1 << 20)
 
@@ -127,6 +137,7 @@ class Config(Section):
     evaluation: Evaluation
     checkpoint: Checkpoint
     elastic: Elastic
+    export: Export
     log_level: Literal["debug", "info", "warning", "error"] = Field(json_schema_extra=LIVE)
     journal: Journal
     local: Local
