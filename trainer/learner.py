@@ -19,7 +19,7 @@ on each rank, the same when a step is done again, with no state to keep.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -182,6 +182,10 @@ class KerasLearner:
     def take_over(self, values: list[Any]) -> None:
         """Take over what was prepared."""
         snapshot.take_over(self._variables, values)
+
+    def change(self, values: Mapping[int, np.ndarray]) -> None:
+        """Give some of the variables of `parts` other values."""
+        snapshot.change(self._variables, values)
 
     def fingerprint(self) -> str:
         return fingerprint(self.model)

@@ -34,7 +34,7 @@ A rank without a batch runs the step on the sample, with weight zero: it has to 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import keras
@@ -222,6 +222,11 @@ class OwnStepLearner:
         """Take over what was prepared."""
         self._put_back()
         snapshot.take_over(self._all, values)
+
+    def change(self, values: Mapping[int, np.ndarray]) -> None:
+        """Give some of the variables of `parts` other values."""
+        self._put_back()
+        snapshot.change(self._all, values)
 
     def digest(self) -> str:
         """SHA-256 of the state: equal on two workers when their models are, bit for bit."""

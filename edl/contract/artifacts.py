@@ -3,6 +3,7 @@
 summary.json   how the job ended and what elasticity cost
 events.jsonl   the journal: every event, every decision (events.1.jsonl ...: its earlier segments)
 model.keras    the trained model (model.weights.h5, model.weights.npz: when it cannot be saved whole)
+history.json   loss and metrics of each epoch, as Keras' `fit` returns them (history.csv: a line each)
 logs/          of the master and of each worker
 master.json    where the running master listens, and its token (readable by the owner only)
 """
@@ -21,6 +22,7 @@ from edl.errors import EdlError
 
 SUMMARY, JOURNAL, MODEL, LOGS, CONTACT = "summary.json", "events.jsonl", "model.keras", "logs", "master.json"
 LOCK = ".lock"
+HISTORY, HISTORY_TABLE = "history.json", "history.csv"
 WEIGHTS, VARIABLES = "model.weights.h5", "model.weights.npz"  # when the model cannot be saved whole
 
 # Of its lines. 3: a chain of hashes (edl.contract.journals); 4: steps, no leases; 5: segments, no heartbeats
