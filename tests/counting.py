@@ -115,6 +115,28 @@ class CountingLearner:
         return hashlib.sha256(self._variables.tobytes()).hexdigest()
 
 
+class CountingMetrics:
+    """How often each record of the held-out data was evaluated.
+
+    Args:
+        works: called in each forward pass.
+    """
+
+    all_count = True
+
+    def __init__(self, records: int, works: Callable[[], None] = lambda: None):
+        self.size, self._works = records, works
+
+    def added(self, batch: Batch) -> np.ndarray:
+        self._works()
+        values = np.zeros(self.size, np.float32)
+        values[batch.x] = 1
+        return values
+
+    def results(self, totals: np.ndarray) -> dict[str, float]:
+        return {"least": float(totals.min()), "most": float(totals.max())}
+
+
 class Positions:
     """A source whose records are their positions.
 

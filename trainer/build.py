@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from threading import Event
@@ -18,14 +18,19 @@ import tensorflow as tf
 
 from edl import config as config_module
 from edl.config import Config
+from edl.contract.evaluation import FINAL, EvaluationPlan
 from edl.contract.exit_codes import WorkerExit
 from edl.contract.layout import Layout, Part
 from edl.contract.proto import edl_pb2 as pb
+from edl.contract.steps import Steps
 from edl.errors import ModelError
 from trainer import output_lock, user_model
 from trainer.checkpointing import of_job
 from trainer.data import Batch, Batches
+from trainer.evaluation import RingEvaluation
+from trainer.evaluation_metrics import EvaluationMetrics
 from trainer.export import Exporter
+from trainer.last_words import described
 from trainer.learner import KerasLearner
 from trainer.log import log
 from trainer.model_support import has_own_step, refuse_unless_compiled
@@ -38,7 +43,8 @@ from trainer.session.client import MasterStream
 from trainer.session.orders import FormRing
 from trainer.session.state import Session
 from trainer.telemetry import Telemetry
-from trainer.watchdog import Watchdog
+from trainer.user_model import UserModel
+from trainer.watchdog import Watch, Watchdog
 from trainer.worker import Learner, Worker
 
 SAMPLE_RECORDS = 2  # to warm up with
@@ -89,6 +95,7 @@ def build(stream: MasterStream) -> Worker:
         room_seconds=config.elastic.disk_full_timeout_seconds,
     )  # fmt: skip
     batches = Batches(records, training.batch_size, buffer * AHEAD)
+    evaluation = evaluation_of(config, module, model, samples, batches.steps, watchdog.watch, warn)
     if size:
         before = learner.state()
         warm_up(config, ring, learner, records)
@@ -99,7 +106,7 @@ def build(stream: MasterStream) -> Worker:
         learner.load(before)
     checkpoints = of_job(config, session, learner, stream.run_id)
     report = Telemetry(session, batches.steps)
-    return Worker(config, session, ring, learner, batches, report, export, checkpoints)
+    return Worker(config, session, ring, learner, batches, report, export, checkpoints, evaluation)
 
 
 def learner_of(
@@ -125,6 +132,38 @@ def learner_of(
             raise ModelError("training.accumulateSteps must be 1 for a model with its own train_step()")
         return OwnStepLearner(model, sample, ring.reduce, inexact, warn)
     return KerasLearner(model, sample, samples[1:], ring.reduce, inexact, warn, ring.in_graph, pieces)
+
+
+def evaluation_of(
+    config: Config,
+    module: UserModel,
+    model: Any,
+    samples: Sequence[Batch],
+    steps: Steps,
+    watch: Watch,
+    warn: Callable[[str], None],
+) -> RingEvaluation | None:
+    """How the ring evaluates the model; None: there is nothing that it could be evaluated on, or with."""
+    of, buffer = config.evaluation, config.data.buffer_mebibytes * MEBIBYTE
+    sources = {}
+    for split in dict.fromkeys((of.split, FINAL)):
+        if (reader := module.reader(split)) is not None and len(reader):
+            sources[split] = Records(reader, module.feed, module.name, watch)
+        elif split != FINAL:
+            raise ModelError(
+                f"evaluation.split is {split!r}, and {module.name}: data({split!r}) has no records"
+            )
+    if not sources or not samples:
+        return None
+    try:
+        metrics = EvaluationMetrics(model, samples[0], warn)
+    except Exception as error:  # the rehearsal tells it, of which one worker is in charge
+        log.warning(f"the ring does not evaluate the model: {described(error)}")
+        return None
+    batches = {split: Batches(source, of.batch_size, buffer * AHEAD) for split, source in sources.items()}
+    sizes = {split: source.layout.records for split, source in sources.items()}
+    plan = EvaluationPlan(steps, of.batch_size, of.steps, of.epochs, of.split, sizes)
+    return RingEvaluation(plan, batches, metrics)
 
 
 def _hung(stream: MasterStream, why: str, stack: str) -> None:
@@ -173,5 +212,5 @@ def warm_up(config: Config, ring: Ring, learner: Learner, records: Records) -> N
         raise RingBroken(broken)
 
 
-def _nothing() -> None:
+def _nothing(worth: Mapping[str, float] | None) -> None:
     pass

@@ -12,7 +12,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -192,8 +192,12 @@ class Exporter:
     salvage: Path | None
     room_seconds: float
 
-    def __call__(self) -> None:
-        """Save, say so, evaluate, say so."""
+    def __call__(self, worth: Mapping[str, float] | None = None) -> None:
+        """Save, say so, evaluate, say so.
+
+        Args:
+            worth: the loss and metrics of the model, where the ring has evaluated it.
+        """
         failed = []
         try:
             self.finish()
@@ -201,10 +205,11 @@ class Exporter:
             failed.append(_part(SAVING, error))
         kept = self._keep()
         self.session.say_saved(pb.Saved(failed=[*failed, *_trouble(kept)], **self._place(kept)))
-        metrics: dict[str, float] = {}
+        metrics = dict(worth or {})
         evaluation = []
         try:
-            metrics = evaluate(self.model, self.module, self.module.reader("test"), self.watch)
+            if worth is None:
+                metrics = evaluate(self.model, self.module, self.module.reader("test"), self.watch)
         except FAILURES as error:
             evaluation.append(_part(EVALUATION, error))
         kept = self._put_right(kept)

@@ -3,7 +3,8 @@
 The contract is two plain functions and two optional ones:
 
     model()        a compiled Keras model
-    data(split)    a reader for "train", and for "test" (or None: nothing is held out)
+    data(split)    a reader for "train", and for "test" (or None: nothing is held out); for "validation"
+                   where evaluation.split asks for it
     feed(records)  from what the reader gives to (features, labels[, weights])
     callbacks()    Keras callbacks (trainer/callbacks.py)
 """
@@ -38,13 +39,13 @@ class UserModel:
     callbacks: Callable[[], Any] | None = None
 
     def reader(self, split: str) -> Reader | None:
-        """The reader of `split`; only "test" may have none.
+        """The reader of `split`; only "train" must have one.
 
         Raises:
             ModelError: data(split) returned something that is no reader.
         """
         reader = self.data(split)
-        if reader is None and split == "test":
+        if reader is None and split != "train":
             return None
         if not isinstance(reader, Reader):
             raise ModelError(

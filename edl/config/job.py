@@ -83,6 +83,13 @@ class Elastic(Section):
     disk_full_timeout_seconds: NotNegative
 
 
+class Evaluation(Section):
+    split: Literal["test", "validation"]
+    steps: Count = Field(ge=0)
+    epochs: Count = Field(ge=0)
+    batch_size: Int = Field(ge=1, lt=1 << 24)
+
+
 class Checkpoint(Section):
     dir: str
     seconds: NotNegative
@@ -114,6 +121,7 @@ class Config(Section):
     model: Model
     training: Training
     data: Data
+    evaluation: Evaluation
     checkpoint: Checkpoint
     elastic: Elastic
     log_level: Literal["debug", "info", "warning", "error"] = Field(json_schema_extra=LIVE)

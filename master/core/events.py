@@ -81,6 +81,7 @@ class Ready:
     layout: Layout  # of the data, as this worker would have it: the first one's is the job's
     model: str = ""  # a hash of how its model is made
     checkpoint: int = 0  # the step of the newest checkpoint that it could begin from
+    held_out: dict[str, int] = field(default_factory=dict)  # records of each split that the ring evaluates on
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +96,7 @@ class Resume:
     joined: bool  # whether it had joined it
     left_ring: LeftRing | None  # what it said when it last left a ring
     model: str = ""  # as in Ready
+    held_out: dict[str, int] = field(default_factory=dict)  # as in Ready
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +106,7 @@ class JoinedRing:
     worker: WorkerId
     generation: Generation
     step: int
+    round: int = 0  # of the evaluation after that step
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +142,18 @@ class EpochEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class Evaluated:
+    """The ring has evaluated its model on all records of a split. May come more than once."""
+
+    worker: WorkerId
+    generation: Generation
+    step: int  # that the model was at
+    split: str
+    records: int
+    metrics: dict[str, float | None] = field(default_factory=dict)  # None: not finite; none at all: it failed
+
+
+@dataclass(frozen=True, slots=True)
 class LeftRing:
     """The worker has left the ring `generation` and keeps its state."""
 
@@ -150,6 +165,7 @@ class LeftRing:
     broken: str = ""  # what broke; empty when it left with the others at a step boundary
     digest: str = ""  # of the state, once nothing is left to train
     bad: dict[int, int] = field(default_factory=dict)  # by epoch, from 0: records that were left out
+    round: int = 0  # of the evaluation after that step
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,7 +357,9 @@ WorkerMessage = (
     | Checkpointed
     | Closed
 )
-RingMessage = JoinedRing | Stepped | EpochEnded | BadRecords | LeftRing  # worth nothing in another ring
+RingMessage = (
+    JoinedRing | Stepped | EpochEnded | Evaluated | BadRecords | LeftRing
+)  # worth nothing in another ring
 Event = (
     Seen
     | Delayed
@@ -392,6 +410,7 @@ class Form:
     layout: Layout  # of the data
     step: int = 0  # at which the ring begins
     joining: tuple[WorkerId, ...] = ()  # members that are sent the state while the others train
+    round: int = 0  # of the evaluation after that step
 
 
 @dataclass(frozen=True, slots=True)

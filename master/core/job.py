@@ -22,7 +22,8 @@ could contradict it. So another master can go on from what the workers tell it: 
 
 from __future__ import annotations
 
-from edl.contract.layout import Layout
+from collections.abc import Mapping
+
 from edl.contract.phases import Phase, WorkerState
 from edl.contract.reasons import Reason
 from master.core import completion, membership, rendezvous, training
@@ -205,6 +206,8 @@ class Job(State):
                 self._on_stepped(event)
             case ev.BadRecords():
                 training.left_out(self, event)
+            case ev.Evaluated():
+                training.evaluated(self, event)
             case ev.EpochEnded():
                 training.epoch_ended(self, event)
             case ev.LeftRing():
@@ -218,7 +221,7 @@ class Job(State):
         if w.state != WorkerState.INITIALIZING:
             self.pool.change(w, "hello")
         self.checkpoints.step = max(self.checkpoints.step, event.checkpoint)
-        if self._admit(w, event.layout, event.model):
+        if self._admit(w, event):
             self.notice(Reason.WorkerReady, f"worker {w.id} is ready after {self.now - w.since:.1f} s")
 
     def _on_warned(self, event: ev.Warned) -> None:
@@ -232,7 +235,7 @@ class Job(State):
             self.stale += 1
             return
         self._told_its_state(w)
-        if self._admit(w, event.layout, event.model):
+        if self._admit(w, event):
             for outdated in self.failover.place(w, event, self.now):
                 why = "it was in a ring that the others have left"
                 membership.give_up(self, outdated, ev.FenceReason.OutdatedRing, why)
@@ -241,19 +244,26 @@ class Job(State):
         w.expected = False
         self.failover.awaits_no_longer(w)
 
-    def _admit(self, w: WorkerRecord, layout: Layout, model: str) -> bool:
+    def _admit(self, w: WorkerRecord, event: ev.Ready | ev.Resume) -> bool:
         """The worker can train; False: not this job's model, or not on its data."""
+        layout = event.layout
         self.pool.change(w, "ready")
         self.backoff.got_ready()
         if self.train is None:
-            training.open_task(self, layout)
+            training.open_task(self, layout, event.held_out)
+            self.held_out = event.held_out
         elif self.train.layout.records != layout.records:
             has = self.train.layout.records
             why = f"worker {w.id} found {layout.records} records in the data; the job has {has}"
             membership.failed(self, w, ev.Failed(w.id, why))
             return False
-        self.model = self.model or model
-        if self.model != model:
+        if self.held_out != event.held_out:
+            expected, found = _in_words(self.held_out), _in_words(event.held_out)
+            why = f"worker {w.id} found {found} in the held-out data; the job has {expected}"
+            membership.failed(self, w, ev.Failed(w.id, why))
+            return False
+        self.model = self.model or event.model
+        if self.model != event.model:
             why = (
                 f"worker {w.id} made another model than the workers before it: its layers, variables, loss "
                 "or optimizer differ. model() must return the same in each process; does it depend on a "
@@ -267,7 +277,7 @@ class Job(State):
 
     def _on_joined(self, w: WorkerRecord, event: ev.JoinedRing) -> None:
         self.pool.change(w, place=UP, has_state=True)
-        w.step = event.step
+        w.step, w.round = event.step, event.round
         if self.checkpoints.restoring == event.generation:
             training.restored(self, event.step)
         change = self.ring.changes[-1]
@@ -358,3 +368,7 @@ class Job(State):
             self.close("a new master took over", planned=whole)
             self.do(*self.ring.ask_the_rest())
         return True
+
+
+def _in_words(sizes: Mapping[str, int]) -> str:
+    return " and ".join(f"{records} records of {split!r}" for split, records in sizes.items()) or "no records"

@@ -8,20 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from edl.contract.evaluation import FINAL, EvaluationPlan
 from edl.contract.layout import Layout
 from edl.contract.reasons import Reason
 from edl.contract.steps import Steps
 from master.core import events as ev
-from master.core.state import State, TrainTask
+from master.core.state import Evaluation, State, TrainTask
 from master.core.workers import NO_RING
 
 BAD_TOLD = 20  # bad records of which people are told one by one
 
 
-def open_task(job: State, layout: Layout) -> None:
+def open_task(job: State, layout: Layout, held_out: Mapping[str, int]) -> None:
     """The first worker has counted the records: now it is known how many steps there are."""
-    job.train = TrainTask(layout, Steps(layout.records, job.config.training.batch_size), job.epochs)
-    job.train.safe = job.safe_before
+    steps = Steps(layout.records, job.config.training.batch_size)
+    job.train = TrainTask(layout, steps, job.epochs, safe=job.safe_before)
+    if held_out:
+        of = job.config.evaluation
+        plan = EvaluationPlan(steps, of.batch_size, of.steps, of.epochs, of.split, dict(held_out))
+        job.train.evaluation = plan
 
 
 def change_epochs(job: State, epochs: int) -> None:
@@ -58,6 +63,19 @@ def epoch_ended(job: State, event: ev.EpochEnded) -> None:
         step = event.epochs * job.train.steps.per_epoch
         all_have(job, step)
         _reach(job, job.train, max(step, job.train.done), told)
+
+
+def evaluated(job: State, event: ev.Evaluated) -> None:
+    """The ring has evaluated its model; what the end of the job finds is told with the end."""
+    known = job.evaluations.get(event.split)
+    if job.train is None or (known is not None and known.step == event.step):
+        return
+    job.evaluations[event.split] = Evaluation(event.step, event.records, event.metrics)
+    final = event.split == FINAL and event.step >= job.train.end
+    if event.metrics and not final:
+        told = in_words(event.metrics)
+        where = f"{event.records:,} records of data({event.split!r})"
+        job.notice(Reason.Evaluated, f"Evaluation at step {event.step:,} on {where}: {told}")
 
 
 def left_out(job: State, event: ev.BadRecords) -> None:

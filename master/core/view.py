@@ -65,6 +65,7 @@ def status(
         "loss": job.loss if ahead.loss is None else ahead.loss,
         "epoch_loss": loss.mean if loss else None,
         "epoch_metrics": job.epoch_metrics,
+        "evaluations": _evaluations(job),
         "metrics": job.result.metrics,
         "generation": ring.generation,
         "target": job.target,
@@ -116,6 +117,7 @@ def summary(job: Job) -> dict[str, Any]:
         "loss": job.loss,
         "epoch_loss": job.epoch_loss.mean if job.epoch_loss else None,
         "epoch_metrics": job.epoch_metrics,
+        "evaluations": _evaluations(job),
         "metrics": job.result.metrics,
         "model": job.result.model,
         "model_note": job.result.note,
@@ -140,6 +142,11 @@ def _checkpoint(job: Job, now: float) -> dict[str, Any] | None:
         return None
     age = None if found.written_at is None else now - found.written_at
     return {"dir": job.config.checkpoint.dir, "step": found.step, "seconds_ago": age, "bytes": found.nbytes}
+
+
+def _evaluations(job: Job) -> dict[str, Any]:
+    """The last one on each split."""
+    return {split: asdict(found) for split, found in job.evaluations.items()}
 
 
 def _change(change: Change) -> dict[str, Any]:

@@ -62,6 +62,7 @@ class SessionState:
         return pb.Resume(
             layout=self._ready.layout,
             model=self._ready.model,
+            held_out=self._ready.held_out,
             members=self._members,
             joined=self._up,
             left=self._left,
@@ -244,17 +245,10 @@ class Session:
                 joining = tuple(form.joining)
                 self._orders.append(
                     FormRing(
-                        generation,
-                        members,
-                        form.root,
-                        form.sync,
-                        form.epochs,
-                        shares,
-                        layout,
-                        form.step,
-                        joining,
+                        generation, members, form.root, form.sync, form.epochs, shares, layout,
+                        form.step, joining, form.round,
                     )
-                )
+                )  # fmt: skip
             case "train" if generation == self.state.generation:
                 self._tasks.append(message.train.epochs)
             case "leave":
