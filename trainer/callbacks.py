@@ -76,11 +76,11 @@ class Callbacks:
         self._started = False  # on_train_begin was called in this process
         self._memory: bytes | None = None  # that they have; None: some other
 
-    def turn(self, epochs: Epochs, whole: int, more: bool, facts: Mapping[str, float]) -> Turn:
+    def turn(self, epochs: Epochs, whole: int, task: int, facts: Mapping[str, float]) -> Turn:
         """Call what is due when so many epochs are whole. The model is as it was before when this returns.
 
         Args:
-            more: whether another epoch is to be trained.
+            task: epochs to be trained.
             facts: of the ring, for TensorBoard.
 
         Raises:
@@ -102,12 +102,12 @@ class Callbacks:
                 self._tell_history(history)
                 after = replace(after, history=history, ended=whole)
                 stop = whole if by else stop
-            if more and not by and after.begun <= whole:
+            if whole < task and not by and after.begun <= whole:
                 by = self._call("on_epoch_begin", f" of epoch {whole + 1}", whole, {})
                 after = replace(after, begun=whole + 1)
                 stop = whole + 1 if by else stop  # an epoch that has begun is trained to its end
             if by:
-                after = replace(after, stop=stop, stopped_by=by)
+                after = replace(after, stop=stop, stopped_by=by, stop_of=task)
             if _made(model) != made:
                 raise ModelError(
                     "a callback has compiled the model anew, or has changed what is trained or a number of "
@@ -123,14 +123,20 @@ class Callbacks:
         self._memory = after.memory
         return Turn(after, changed)
 
-    def end(self, epochs: Epochs) -> None:
-        """What `fit` does last. The model may be changed then, as by EarlyStopping(restore_best_weights)."""
+    def end(self, epochs: Epochs) -> bool:
+        """What `fit` does last. True: the model is another one then, as EarlyStopping may make it.
+
+        Raises:
+            UserCodeError: a callback raises.
+        """
         if not epochs.memory:  # no epoch was trained
-            return
-        self._wake(epochs, self._learner.parts())
+            return False
+        before = self._learner.parts()
+        self._wake(epochs, before)
         self._memory = None  # what they remember from here on is nobody's
         self._tell_history(epochs.history)
         self._call("on_train_end", "", dict(epochs.history[-1]) if epochs.history else {})
+        return bool(_changed(before, self._learner.parts()))
 
     # --- calling
 

@@ -11,7 +11,7 @@ all at once: a `Turn`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,7 @@ class Epochs:
         begun: epochs whose beginning they have been told of.
         stop: with so many epochs the training ends, because a callback wants it; 0: none does.
         stopped_by: its name.
+        stop_of: how many were to be trained then.
         memory: what the callbacks remember; empty: they have not been called yet.
     """
 
@@ -40,6 +41,7 @@ class Epochs:
     begun: int = 0
     stop: int = 0
     stopped_by: str = ""
+    stop_of: int = 0
     memory: bytes = b""
 
     def after(self, loss: float, records: int) -> Epochs:
@@ -69,9 +71,20 @@ class Epochs:
         """How many are to be trained where the task is so many."""
         return min(epochs, self.stop) if self.stop else epochs
 
-    def going_on(self) -> Epochs:
-        """For a job that goes on from here: the number of its epochs is people's word."""
-        return replace(self, stop=0, stopped_by="")
+    def going_on(self, epochs: int) -> Epochs:
+        """For a job that goes on from here, to train so many: more than then is people's word."""
+        return replace(self, stop=0, stopped_by="", stop_of=0) if epochs > self.stop_of else self
+
+    def described(self) -> dict[str, Any]:
+        """As JSON, without `memory`."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "memory"}
+
+    @staticmethod
+    def of(described: Mapping[str, Any], memory: bytes) -> Epochs:
+        """What `described` describes; of what is not finite, JSON may have made a text."""
+        history = tuple({n: float(v) for n, v in entry.items()} for entry in described["history"])
+        loss = float(described["loss"])
+        return Epochs(**{**described, "history": history, "loss": loss}, memory=memory)
 
     def pack(self) -> bytes:
         return encode(asdict(self))
@@ -93,6 +106,11 @@ class Turn:
 
     after: Epochs
     changed: Mapping[int, np.ndarray]  # variables, by their place in the learner's `parts`: uint8 [bytes]
+
+    @property
+    def nbytes(self) -> int:
+        """That it takes to keep it."""
+        return len(self.after.memory) + sum(value.nbytes for value in self.changed.values())
 
     def pack(self) -> np.ndarray:
         """As uint8 [bytes]."""

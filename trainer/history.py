@@ -10,11 +10,42 @@ import csv
 import io
 import json
 import math
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from edl.contract import artifacts
 from trainer.epochs import columns
+from trainer.log import log
+
+PAUSE_SECONDS = 2.0  # an epoch may take but a moment
+
+
+class HistoryFiles:
+    """The files of one worker. Called again and again: they follow, and a disk that fails stops nothing.
+
+    Args:
+        output: where they are wanted; None: nowhere.
+    """
+
+    def __init__(self, output: Path | None, clock: Callable[[], float] = time.monotonic):
+        self._output, self._clock = output, clock
+        self._written = 0  # epochs
+        self._at = clock() - PAUSE_SECONDS
+
+    def __call__(self, history: Sequence[Mapping[str, float]]) -> None:
+        if len(history) != self._written and self._clock() >= self._at + PAUSE_SECONDS:
+            self.end(history)
+
+    def end(self, history: Sequence[Mapping[str, float]]) -> None:
+        """It is whole."""
+        self._written, self._at = len(history), self._clock()
+        if self._output is None or not history:
+            return
+        try:
+            write(self._output, history)
+        except OSError as error:
+            log.warning(f"the history of the training could not be written: {error}")
 
 
 def write(output: Path, history: Sequence[Mapping[str, float]]) -> None:

@@ -82,6 +82,7 @@ class KerasLearner:
         refuse_unless_compiled(model)
         if sample is not None:
             self._build(sample)
+        self._fingerprint = ""
         self._variables = _state_of(model)
         self._metrics: TrainingMetrics | None = None
         if sample is not None:
@@ -188,7 +189,8 @@ class KerasLearner:
         snapshot.change(self._variables, values)
 
     def fingerprint(self) -> str:
-        return fingerprint(self.model)
+        self._fingerprint = self._fingerprint or fingerprint(self.model)  # as it was before any callback
+        return self._fingerprint
 
     def digest(self) -> str:
         """SHA-256 of the state: equal on two workers when their models are, bit for bit."""

@@ -79,6 +79,7 @@ class OwnStepLearner:
         self.model = model
         self._name = f"{type(model).__name__}.train_step()"
         self._means, self._reduce = MeanGradients(reduce), reduce
+        self._fingerprint = ""
         self._variables = _distinct(model.variables)
         self._before: list[tf.Tensor] | None = None  # values of the variables, while a step is not accepted
         self._losses: list[str] = []
@@ -234,7 +235,8 @@ class OwnStepLearner:
 
     def fingerprint(self) -> str:
         """Of how the model is made, equal on all workers of a job."""
-        return fingerprint(self.model)
+        self._fingerprint = self._fingerprint or fingerprint(self.model)  # as it was before any callback
+        return self._fingerprint
 
     def _put_back(self) -> None:
         """Undo the step that was not accepted."""

@@ -67,7 +67,7 @@ class Ours:
             return
         self.turns += 1
         before = self.learner.digest()
-        turn = self.here.turn(self.epochs, self.whole, more, {"ring_size": float(self.size)})
+        turn = self.here.turn(self.epochs, self.whole, EPOCHS, {"ring_size": float(self.size)})
         assert self.learner.digest() == before, "a turn changes nothing"
         told = Turn.unpack(turn.pack())  # as the other ranks get it
         assert told.after == turn.after
@@ -172,8 +172,7 @@ def test_who_takes_over_calls_them_as_they_were(name: str) -> None:
     expected = fitted(job)
 
     def replaced(job: Ours) -> None:
-        more = job.whole < job.epochs.limit(EPOCHS)
-        job.here.turn(job.epochs, job.whole, more, {})  # nobody has taken over what it gives
+        job.here.turn(job.epochs, job.whole, EPOCHS, {})  # nobody has taken over what it gives
         job.here = job.worker()
 
     same(job.train(replaced), expected)
@@ -184,7 +183,7 @@ def test_a_turn_that_was_not_taken_over_is_called_again_on_the_same_objects() ->
     expected = fitted(job)
 
     def twice(job: Ours) -> None:
-        job.here.turn(job.epochs, job.whole, job.whole < job.epochs.limit(EPOCHS), {})
+        job.here.turn(job.epochs, job.whole, EPOCHS, {})
 
     same(job.train(twice), expected)
     assert job.turns == len(job.epochs.history) + 1
@@ -199,7 +198,7 @@ def test_a_log_has_each_epoch_once_though_its_writer_was_replaced(tmp_path: Path
 
     def replaced(job: Ours) -> None:
         for _ in range(2):
-            job.here.turn(job.epochs, job.whole, True, {})
+            job.here.turn(job.epochs, job.whole, EPOCHS, {})
         loggers[-1].csv_file.close()
         job.here = job.worker()
 
