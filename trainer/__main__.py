@@ -64,7 +64,8 @@ def work(stream: MasterStream, start: Start) -> int:
     layout = pb.Layout(**asdict(found or worker.batches.layout))
     model = worker.learner.fingerprint()
     held_out = worker.evaluation.sizes if worker.evaluation is not None else {}
-    ready = pb.Ready(layout=layout, model=model, checkpoint=begins_from, held_out=held_out)
+    forced = worker.checkpoints.forced if worker.checkpoints else ()
+    ready = pb.Ready(layout=layout, model=model, checkpoint=begins_from, held_out=held_out, forced=forced)
     stream.session.say(ready=ready)
     end = worker.train()
     print(f"edl worker {stream.session.worker}: {end.why}", file=sys.stderr)

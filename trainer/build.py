@@ -47,6 +47,7 @@ from trainer.session.orders import FormRing
 from trainer.session.state import Session
 from trainer.telemetry import Telemetry
 from trainer.user_model import UserModel
+from trainer.warm_start import of_job as warm_start_of_job
 from trainer.watchdog import Watch, Watchdog
 from trainer.worker import Learner, Worker
 
@@ -122,9 +123,15 @@ def build(stream: MasterStream) -> Worker:
             rehearse(model, module, watchdog.watch, config.data.allow_empty, session.warn, keeps)
         learner.load(before)
     checkpoints = of_job(config, session, learner, stream.run_id)
+    warm_start = warm_start_of_job(config, model, learner, session.began_with)
+    if warm_start is not None and stream.rehearses:
+        own, _ = checkpoints.newest(batches.layout) if checkpoints else (0, None)
+        if not own:
+            warm_start.check()  # now, and not when all are there
+    begin = warm_start.begin if warm_start is not None else None
     report = Telemetry(session, batches.steps)
     callbacks = callbacks_of(config, module, learner, batches.steps, watchdog.watch, warn)
-    worker = Worker(config, session, ring, learner, batches, report, export, checkpoints, evaluation,
+    worker = Worker(config, session, ring, learner, batches, report, export, checkpoints, begin, evaluation,
                     callbacks, history)  # fmt: skip
     return worker
 

@@ -25,7 +25,17 @@ from typing import Any, Protocol
 import numpy as np
 
 import edl
-from edl.checkpoints import CheckpointError, Loaded, Manifest, Part, Store, Tensor, Variable, utc_now
+from edl.checkpoints import (
+    CheckpointError,
+    Loaded,
+    Manifest,
+    Part,
+    Store,
+    Tensor,
+    Variable,
+    check_values,
+    utc_now,
+)
 from edl.config import Config, lineage
 from edl.contract.layout import Layout
 from edl.contract.proto import edl_pb2 as pb
@@ -92,10 +102,11 @@ class Checkpointing:
         self._run_id, self._clock = run_id, clock
         self._background = background or ThreadPoolExecutor(1, "checkpoints", _give_way).submit
         self._model = ""  # the fingerprint, once it was asked for
+        self.forced: tuple[str, ...] = ()  # what is another value than before a checkpoint, in words
         self._lock = threading.Lock()
         self._busy = 0  # pieces of work in the background that are not done
         self._begun_at = clock()  # the last one in which this worker took part
-        self._restored = 0  # the step of what it has begun from
+        self._restored: Manifest | None = None  # what it has begun from
         self._saves = 0
         self._pending: dict[tuple[int, str], Manifest] = {}  # to be finished, but for their parts
         session.commits(self.commit)
@@ -137,7 +148,8 @@ class Checkpointing:
         For a state of which this worker alone is asked to take care: the last one of a training, or the last
         copy.
         """
-        if ledger.step == self._restored:
+        if (found := self._restored) is not None and ledger.step == found.step:
+            self._session.say(checkpointed=_told(found))  # a new master may not know of it
             return
         me = self._session.worker
         self._saves += 1
@@ -170,7 +182,9 @@ class Checkpointing:
             epoch=steps.epoch(ledger.step), records=steps.begins_at(ledger.step), model=self._model,
             variables=tuple(variables), parts=(), skipped=tuple(ledger.skipped), bad=dict(ledger.bad),
             config=lineage.kept(self._config), edl=edl.__version__,
-            state={"layout": asdict(layout), "epochs": ledger.epochs.described()},
+            state={
+                "layout": asdict(layout), "forced": list(self.forced), "epochs": ledger.epochs.described(),
+            },
         )  # fmt: skip
         while len(self._pending) > KEPT:
             del self._pending[next(iter(self._pending))]
@@ -202,8 +216,7 @@ class Checkpointing:
 
     def _finish(self, key: tuple[int, str], manifest: Manifest) -> None:
         self._store.begin(*key).commit(replace(manifest, created=utc_now()))
-        done = pb.Checkpointed(step=manifest.step, attempt=manifest.attempt, nbytes=manifest.nbytes)
-        self._session.say(checkpointed=done)
+        self._session.say(checkpointed=_told(manifest))
         self._store.prune(self._config.checkpoint.keep)
 
     def _do(self, key: tuple[int, str], work: Callable[[], None]) -> None:
@@ -280,7 +293,7 @@ class Checkpointing:
         epochs = _epochs(manifest, b"" if remembered is None else bytes(remembered.data))
         loaded.tensors.clear()
         self._learner.take_over(self._learner.prepared(found))
-        self._restored = manifest.step
+        self._restored = manifest
         try:  # those that were passed over: the training that begins here is not theirs
             self._store.supersede(manifest.step)
         except CheckpointError as error:
@@ -290,7 +303,7 @@ class Checkpointing:
 
     def _check(self, manifest: Manifest) -> None:
         where, step = self._config.checkpoint.dir, manifest.step
-        lineage.check(where, step, manifest.run, manifest.config, self._config, self._run_id)
+        forced = check_values(where, manifest, self._config, self._run_id)
         self._model = self._model or self._learner.fingerprint()
         theirs = [(v.dtype, v.shape) for v in _of_model(manifest)]
         ours = [(d.dtype, d.shape) for d in self._learner.described()]
@@ -299,6 +312,11 @@ class Checkpointing:
                 f"the checkpoint of step {step:,} in {where} is of another model: its layers, variables, "
                 "loss or optimizer differ from those of this one"
             )
+        self.forced = tuple(dict.fromkeys((*manifest.state.get("forced", ()), *forced)))
+
+
+def _told(manifest: Manifest) -> pb.Checkpointed:
+    return pb.Checkpointed(step=manifest.step, attempt=manifest.attempt, nbytes=manifest.nbytes)
 
 
 def _of_model(manifest: Manifest) -> list[Variable]:

@@ -16,6 +16,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from trainer import arrays
 from trainer.batch_types import divided, tensor_tree
 from trainer.data import Batch
 from trainer.model_support import moving
@@ -37,19 +38,15 @@ class EvaluationMetrics:
 
     def __init__(self, model: keras.Model, sample: Batch, warn: Callable[[str], None] = print):
         self._model = model
-        self._run = (
-            model.test_step
-            if model.run_eagerly
-            else tf.function(model.test_step, autograph=False, reduce_retracing=True)
-        )
-        metrics, others = _values(model.metrics_variables), moving(model)
+        self._run = model.test_step if model.run_eagerly else _traced(model.test_step, sample)
+        known = {id(v): v.numpy() for v in model.metrics_variables}
+        others = moving(model)
         before = _values(others)
-        self._run(tensor_tree(sample))  # which makes variables
+        returned = self._run(tensor_tree(sample))  # which makes variables
         # What it changes beside the metrics is put back each time; as a rule that is nothing.
         self._others = [v for v, value in zip(others, before, strict=True) if not _same(v.numpy(), value)]
         _assign(others, before)
         self._variables: list[Any] = list(model.metrics_variables)
-        known = dict(zip(map(id, self._variables), metrics, strict=False))
         for metric in model.metrics:
             metric.reset_state()
         self._initial = _values(self._variables)
@@ -58,7 +55,12 @@ class EvaluationMetrics:
             self._variables,
             [known.get(id(v), i) for v, i in zip(self._variables, self._initial, strict=True)],
         )
-        self._left_out = self._uncounted(sample, warn) if len(sample) > 1 else set()
+        losses = getattr(model._compile_loss, "metrics", ())
+        self._by_batch = [self._place(metric) for metric in losses]
+        self._shown = set(model.get_metrics_result())
+        self._left_out = self._not_metrics(returned, warn)
+        if len(sample) > 1:
+            self._left_out |= self._uncounted(sample, warn)
 
     @property
     def all_count(self) -> bool:
@@ -72,7 +74,11 @@ class EvaluationMetrics:
 
     def added(self, batch: Batch) -> np.ndarray:
         """What the records of a batch add to these, float32 [size]. Changes nothing."""
-        return self._added(batch).astype(np.float32)
+        found = self._grown(batch)
+        for here in self._by_batch:  # Keras counts batches there, where it does not see how long they are
+            if found[here[-1]]:
+                found[here] *= len(batch) / found[here[-1]]
+        return found.astype(np.float32)
 
     def results(self, totals: np.ndarray) -> dict[str, float]:
         """What these sums mean, float64 [size]; by the names that Keras' `evaluate` gives."""
@@ -87,11 +93,12 @@ class EvaluationMetrics:
         )
         try:
             found = self._model.get_metrics_result()
-            return {name: float(np.mean(v)) for name, v in found.items() if name not in self._left_out}
+            told = self._shown - self._left_out
+            return {name: float(np.mean(v)) for name, v in found.items() if name in told}
         finally:
             _assign(self._variables, before)
 
-    def _added(self, *batches: Batch) -> np.ndarray:
+    def _grown(self, *batches: Batch) -> np.ndarray:
         """float64 [size]."""
         before, others = _values(self._variables), _values(self._others)
         _assign(self._variables, self._initial)
@@ -107,22 +114,33 @@ class EvaluationMetrics:
         ]
         return np.concatenate(grown) if grown else np.zeros(0)
 
+    def _place(self, metric: keras.metrics.Metric) -> np.ndarray:
+        """Where the metric's variables are among the numbers, int64 [n]."""
+        numbers = {id(v): n for n, v in enumerate(self._variables)}
+        edges = [self._edges[n : n + 2] for n in (numbers[id(v)] for v in metric.variables)]
+        return np.concatenate([np.arange(*ends) for ends in edges] or [np.zeros(0, np.int64)])
+
+    def _not_metrics(self, returned: Any, warn: Callable[[str], None]) -> set[str]:
+        """As in Keras, what `test_step` returns says what is shown."""
+        named = set(returned) if isinstance(returned, dict) else self._shown
+        if unknown := sorted(named - self._shown):
+            warn(
+                f"test_step() returns {', '.join(map(repr, unknown))}, which is no metric of the model: the "
+                "ring does not evaluate it. One worker does when the model is trained"
+            )
+            self._shown &= named
+            return set(unknown)
+        self._shown = named
+        return set()
+
     def _uncounted(self, sample: Batch, warn: Callable[[str], None]) -> set[str]:
         """The names of results of which the parts of a batch do not make the whole."""
         halves = divided(sample, 2)
-        first, second = map(self._added, halves)
-        parts, one_by_one, whole = first + second, self._added(*halves), self._added(sample)
-        place = {id(v): n for n, v in enumerate(self._variables)}
-        names = shown_names(self._model)
-        found = set()
+        first, second = map(self._grown, halves)
+        parts, one_by_one, whole = first + second, self._grown(*halves), self._grown(sample)
+        names, found = shown_names(self._model), set()
         for metric in counted_metrics(self._model):
-            here = np.concatenate(
-                [
-                    np.arange(self._edges[place[id(v)]], self._edges[place[id(v)] + 1])
-                    for v in metric.variables
-                ]
-                or [np.zeros(0, np.int64)]
-            )
+            here = self._place(metric)
             if not (_close(parts[here], whole[here]) and _close(parts[here], one_by_one[here])):
                 found.add(names[id(metric)])
                 warn(
@@ -130,6 +148,15 @@ class EvaluationMetrics:
                     "not evaluate it. One worker does when the model is trained"
                 )
         return found
+
+
+def _traced(step: Callable[[Any], Any], sample: Batch) -> Callable[[Any], Any]:
+    """As a graph for any number of such records; it is traced again for records of other shapes."""
+    graph = tf.function(lambda data: step(data), autograph=False, reduce_retracing=True)
+    tree = (sample.x, sample.y, sample.weights)
+    specs = keras.tree.map_structure(lambda a: None if a is None else arrays.spec(arrays.standard(a)), tree)
+    graph.get_concrete_function(specs)
+    return graph
 
 
 def _values(variables: Sequence[Any]) -> list[np.ndarray]:

@@ -162,7 +162,7 @@ class KerasLearner:
         return snapshot.joined(self.parts())
 
     def described(self) -> list[Described]:
-        return snapshot.described(self._variables, self.model.trainable_variables)
+        return snapshot.described(self._variables, self.model)
 
     def parts(self) -> list[np.ndarray]:
         """The same, each variable by itself, as it is now: it stays so, and nothing is copied."""

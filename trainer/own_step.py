@@ -194,7 +194,7 @@ class OwnStepLearner:
         return [*self._variables, self._told]
 
     def described(self) -> list[Described]:
-        return snapshot.described(self._all, self.model.trainable_variables)
+        return snapshot.described(self._all, self.model)
 
     def warm_up(self) -> None:
         """Nothing: a worker that joins a ring runs nothing else."""

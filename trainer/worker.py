@@ -35,8 +35,8 @@ it.
 all said that they can. Where nobody holds the state any more, the root begins with that of the newest one.
 
 **An evaluation** is made by all ranks between two steps, in rounds: each evaluates its part of the next
-records, and the sums are kept in the ledger. A round is one more state, with the same weights: who has step and
-round in common has the same state, and who is behind is sent it.
+records, and the sums are kept in the ledger. A round is one more state, with the same weights: who has step
+and round in common has the same state, and who is behind is sent it.
 
 **Callbacks** are called at the boundaries of epochs, after the evaluation, by one rank for all. What they
 change and remember is broadcast, and all take it over: one more state, as a round is. After the last epoch
@@ -220,6 +220,7 @@ class Worker:
             the model to be worth, None: the model is still to be evaluated.
         evaluation: None: the ring makes none.
         checkpoints: None: the job writes none.
+        warm_start: has the model begin with what another training has learned; None: with its own weights.
         callbacks: None: there are none.
         history: takes the history of all whole epochs, again and again.
     """
@@ -234,13 +235,14 @@ class Worker:
         report: Telemetry,
         export: Callable[[Mapping[str, float] | None], None],
         checkpoints: Checkpointing | None = None,
+        warm_start: Callable[[], None] | None = None,
         evaluation: Evaluation | None = None,
         callbacks: Callbacks | None = None,
         history: Callable[[Sequence[Mapping[str, float]]], None] = lambda history: None,
     ):
         self.config, self.session, self.ring, self.learner = config, session, ring, learner
         self.batches, self.report, self.export = batches, report, export
-        self.checkpoints, self.evaluation = checkpoints, evaluation
+        self.checkpoints, self.warm_start, self.evaluation = checkpoints, warm_start, evaluation
         self.callbacks, self.history = callbacks, history
         self.steps = batches.steps
         # The state, which all members share: the learner's variables, and
@@ -312,9 +314,12 @@ class Worker:
         self.say_out(form.generation, broken)
 
     def restore(self, expected: int) -> None:
-        """Nobody holds the state: begin with that of the newest checkpoint, ledger and model together."""
+        """Nobody holds the state: begin with that of the newest checkpoint, ledger and model together; where
+        there is none, with a warm start."""
         if self.checkpoints is not None and (found := self.checkpoints.restore(expected)) is not None:
             self.go_on_from(found)
+        elif self.warm_start is not None:
+            self.warm_start()
 
     def go_on_from(self, ledger: Ledger) -> None:
         """That is what is in this worker's state."""

@@ -96,6 +96,9 @@ class Checkpoint(Section):
     steps: Count = Field(ge=0)
     keep: Count = Field(ge=0)
     resume: bool
+    force: bool
+    from_: str = Field(alias="from")
+    from_state: Literal["weights", "everything"]
     existing_claim: ObjectName
     host_path: str
 
@@ -182,6 +185,21 @@ RULES = [
             "dir must be the absolute path at which it is mounted",
         )
         for place in ("checkpoint.existingClaim", "checkpoint.hostPath")
+    ),
+    Rule(
+        ("checkpoint.force", "checkpoint.resume"),
+        lambda force, resume: force and not resume,
+        "force says how to go on with another run's checkpoints",
+    ),
+    Rule(
+        ("checkpoint.from", "checkpoint.dir"),
+        lambda source, where: bool(source) and source.rstrip("/") == where.rstrip("/"),
+        "a new training must not write where it begins from (to go on with that one: checkpoint.resume=true)",
+    ),
+    Rule(
+        ("checkpoint.from", "checkpoint.fromState"),
+        lambda source, state: state == "everything" and source.endswith((".keras", ".weights.h5")),
+        "a file holds the weights only; everything is in a checkpoint",
     ),
     Rule(
         ("output.size", "output.existingClaim"), _both, "mutually exclusive (a new claim, or one that exists)"

@@ -75,6 +75,8 @@ def finished(job: State, w: WorkerRecord, event: ev.Finished) -> None:
         reason += f", except {job.train.steps.records_of(w.skipped)} skipped records (non-finite)"
     if job.result.bad:
         reason += f", except {job.result.bad} bad records that were left out"
+    if job.forced:
+        reason += f"; forced: {'; '.join(job.forced)}"
     if not event.failed:
         job.end(Phase.Succeeded, reason)
         return

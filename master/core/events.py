@@ -82,6 +82,7 @@ class Ready:
     model: str = ""  # a hash of how its model is made
     checkpoint: int = 0  # the step of the newest checkpoint that it could begin from
     held_out: dict[str, int] = field(default_factory=dict)  # records of each split that the ring evaluates on
+    forced: tuple[str, ...] = ()  # values that are others than that was made with, in words
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +248,14 @@ class Warned:
 
 
 @dataclass(frozen=True, slots=True)
+class WarmStarted:
+    """The root has begun with what another training has learned."""
+
+    worker: WorkerId
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class PartsWritten:
     """All parts of a checkpoint are written."""
 
@@ -340,9 +349,12 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class StopAsked:
-    """Somebody wants the job to end now."""
+    """Somebody wants the job to end."""
 
     why: str
+    checkpoint: bool = False  # once its state is in a checkpoint; else now
+    force: bool = False  # also if that fails
+    id: str = ""  # of this asking: by it people find the answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,6 +377,7 @@ WorkerMessage = (
     | Finished
     | History
     | Warned
+    | WarmStarted
     | PartsWritten
     | CheckpointFailed
     | Checkpointed

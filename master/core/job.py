@@ -13,6 +13,7 @@ A job's life, and where each part of it is:
     who is lost or silent breaks it         membership.lose, timeouts: cut, formed anew of the others
     who failed is charged, or is not        membership.charge, failures
     all is applied: one of them saves it    completion.export, completion.saved
+    people end it before that               stopping
     all are stopped                         completion.let_all_go
 
 All of that works on one `State`. The truth about progress is in the ring (the number of the step travels
@@ -24,9 +25,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from edl.contract.phases import Phase, WorkerState
+from edl.contract.phases import WorkerState
 from edl.contract.reasons import Reason
-from master.core import completion, membership, rendezvous, training
+from master.core import completion, membership, rendezvous, stopping, training
 from master.core import events as ev
 from master.core.state import State
 from master.core.workers import UP, WorkerRecord
@@ -62,7 +63,7 @@ class Job(State):
             case ev.Refused():
                 self.notice(Reason.SpecRefused, event.why)
             case ev.StopAsked():
-                self.end(Phase.Stopped, event.why)
+                stopping.asked(self, event)
             case ev.CheckpointAsked():
                 self._on_checkpoint_asked()
             case ev.Adopted():
@@ -90,7 +91,15 @@ class Job(State):
     def next_deadline(self) -> float | None:
         """When time alone will call for something: a `Tick` is due then, at the latest."""
         checkpoint = self.checkpoints.next_deadline()
-        waits = (self.regroup_at, self.judge_at, self.backoff.until, self.failover.until, checkpoint)
+        farewell = stopping.next_deadline(self)
+        waits = (
+            self.regroup_at,
+            self.judge_at,
+            self.backoff.until,
+            self.failover.until,
+            checkpoint,
+            farewell,
+        )
         times = [at for at in waits if at is not None and at > self.now]
         if (timeout := self.timeouts.next()) is not None:
             times.append(timeout)
@@ -185,6 +194,9 @@ class Job(State):
                 self.result.history = event.epochs
             case ev.Warned():
                 self._on_warned(event)
+            case ev.WarmStarted():
+                self.began_with = event.text
+                self.notice(Reason.WarmStarted, event.text)
             case ev.PartsWritten():
                 self.do(*self.checkpoints.parts_written(event))
             case ev.CheckpointFailed():
@@ -225,6 +237,10 @@ class Job(State):
         if w.state != WorkerState.INITIALIZING:
             self.pool.change(w, "hello")
         self.checkpoints.step = max(self.checkpoints.step, event.checkpoint)
+        for words in event.forced:
+            if words not in self.forced:
+                self.forced.append(words)
+                self.notice(Reason.Forced, f"forced: {words}")
         if self._admit(w, event):
             self.notice(Reason.WorkerReady, f"worker {w.id} is ready after {self.now - w.since:.1f} s")
 
@@ -338,15 +354,20 @@ class Job(State):
             )
             why = f"worker {w.id}: {event.why}; the training goes on, {last}"
             self._on_degraded(ev.Degraded(CHECKPOINTS, why))
+            stopping.failed(self, why)
 
     # --- what follows from the state
 
     def _reconcile(self) -> None:
         membership.drop_the_overdue(self)
+        known = self.ending is None and self._take_over()
+        if known:
+            stopping.proceed(self)
         if self.ending is not None:
             completion.let_all_go(self)
             return
-        known = self._take_over()
+        if self.farewell is not None:
+            return
         membership.scale(self)
         if known:
             rendezvous.regroup(self)

@@ -16,7 +16,7 @@ from edl.contract.ranges import RangeSet
 from edl.contract.reasons import Reason
 from edl.contract.steps import Steps
 from master.core import events as ev
-from master.core.checkpoints import Checkpoints
+from master.core.checkpoints import Checkpoints, Farewell
 from master.core.failover import Failover
 from master.core.failures import Failure, RestartBackoff
 from master.core.goodput import Goodput
@@ -111,11 +111,16 @@ class State:
         self.checkpoints = Checkpoints(config)
         self.degraded: dict[str, str] = {}  # parts of the backend that do not work, and why
         self.bad_told = 0  # records, of which people were told
+        self.forced: list[str] = []  # values that are others than those before a checkpoint, in words
+        self.began_with = ""  # of another training
         self.warnings: list[str] = []  # of the workers, about the model and its data
         self.traceback = ""  # of the failure that ended the job
         self.exporter: WorkerId | None = None
         self.ending: tuple[Phase, str] | None = None  # phase and reason
         self.ended = False
+        self.farewell: Farewell | None = None  # it is to end once its state is kept
+        self.stop_asked = ""  # the id of the last asking for that
+        self.not_stopped = ""  # why that has led to nothing
         self.result = Result()
         self.step = 0
         self.loss: float | None = None  # of the last step

@@ -83,6 +83,7 @@ def status(
             for w in job.pool
         ],
         "checkpoint": _checkpoint(job, now),
+        "stop": {"id": job.stop_asked, "failed": job.not_stopped} if job.stop_asked else None,
         "failures": len(job.failures),
         "degraded": dict(job.degraded),
         "warnings": list(job.warnings),
@@ -124,6 +125,8 @@ def summary(job: Job) -> dict[str, Any]:
         "model_note": job.result.note,
         "failed_parts": [{"part": f.part, "why": f.why} for f in job.result.failed],
         "warnings": list(job.warnings),
+        "forced": list(job.forced),
+        "began_with": job.began_with,
         "digests": {str(w): d for w, d in job.result.digests.items()},
         "goodput_seconds": job.goodput.at(job.ended_at or 0.0),
         "generations": [_change(change) for change in job.ring.changes],

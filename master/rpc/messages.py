@@ -25,7 +25,9 @@ def event_of(worker: WorkerId, message: pb.FromWorker) -> ev.Event | ev.Heartbea
             return ev.Hello(worker, message.hello.resumes)
         case "ready":
             r = message.ready
-            return ev.Ready(worker, _layout(r.layout), r.model, r.checkpoint, dict(r.held_out))
+            return ev.Ready(
+                worker, _layout(r.layout), r.model, r.checkpoint, dict(r.held_out), tuple(r.forced)
+            )
         case "resume":
             b = message.resume
             members = tuple(WorkerId(m) for m in b.members)
@@ -77,6 +79,8 @@ def event_of(worker: WorkerId, message: pb.FromWorker) -> ev.Event | ev.Heartbea
         case "history":
             columns = json.loads(message.history.json)
             return ev.History(worker, {name: tuple(values) for name, values in columns.items()})
+        case "warm_started":
+            return ev.WarmStarted(worker, message.warm_started.text)
         case "warned":
             return ev.Warned(worker, message.warned.text)
     return None

@@ -13,7 +13,7 @@ import fsspec
 import numpy as np
 import pytest
 
-from edl.checkpoints import Best, CheckpointDamaged, CheckpointError, Store, Tensor
+from edl.checkpoints import Best, CheckpointDamaged, CheckpointError, Store, Tensor, one_of
 from tests.checkpoints import TENSORS, equal, manifest_of, of_size, unexpected, write
 
 
@@ -92,6 +92,25 @@ def test_the_newest_is_that_of_the_largest_step(place: Place) -> None:
     assert [c.step for c in place.store.checkpoints()] == [9, 100, 1200]
     newest = place.store.newest(unexpected)
     assert newest is not None and newest.step == 1200
+
+
+def test_one_to_begin_with_is_the_newest_whole_one_or_the_one_that_is_named(place: Place) -> None:
+    with pytest.raises(CheckpointError, match="no whole checkpoint found"):
+        one_of(place.url)
+    first, second = (write(place.store, step) for step in (1, 2))
+    said: list[str] = []
+    assert one_of(place.url).step == one_of(place.url, said.append).step == 2
+    assert one_of(f"{place.url}/{first.directory}").step == 1
+    part = place.files(second.directory)[-1]
+    data = place.client.cat_file(part)
+    place.client.pipe_file(part, data[:-1] + bytes([data[-1] ^ 1]))
+    assert one_of(place.url, said.append).step == 1 and "step 2 is passed over" in said[0]
+    place.client.pipe_file(part, data[:-1])
+    assert one_of(place.url).step == 1
+    with pytest.raises(CheckpointDamaged, match="bytes"):
+        one_of(f"{place.url}/{second.directory}")
+    with pytest.raises(CheckpointError, match="no checkpoint found"):
+        one_of(f"{place.url}/step-000000000009-1")
 
 
 def test_what_is_not_completed_is_no_checkpoint(place: Place) -> None:

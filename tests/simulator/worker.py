@@ -70,7 +70,7 @@ class Sim:
             Telemetry(self.session, batches.steps, lambda: world.clock.now, log=lambda line: None),
             lambda worth: fleet.export(self, worth),
             self.checkpoints,
-            evaluation,
+            evaluation=evaluation,
         )
         self._main = greenlet(lambda: fleet.live(self))
         self._hub = getcurrent()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from edl.checkpoints import CheckpointError, Store
 from edl.config import lineage, values
 from edl.contract.layout import Layout
 from edl.contract.proto import edl_pb2 as pb
+from edl.contract.steps import Steps
 from edl.errors import ConfigError, DataError, ModelError
 from tests.counting import CountingLearner
 from tests.unit.test_worker import BATCH, POSITIONS, SIZE, A, Held, come_to_sum, ring_of
@@ -224,6 +226,33 @@ def test_what_differs_from_the_checkpoint_is_refused_by_name(pair: list[Writer],
         of().newest(Layout(13))
     with pytest.raises(ModelError, match="of another model"):
         of(learner=CountingLearner(POSITIONS + 1)).newest(LAYOUT)
+
+
+def test_by_force_the_order_may_be_another_and_it_is_told_for_ever(
+    pair: list[Writer], tmp_path: Path
+) -> None:
+    write(pair, 2)
+
+    def of(run_id: str = "run-2", force: bool = True, **training: Any) -> Checkpointing:
+        checkpoint = {"resume": True, "force": force}
+        return Writer(
+            5, tmp_path, run_id=run_id, changes={"checkpoint": checkpoint, "training": training}
+        ).checkpoints
+
+    with pytest.raises(ConfigError, match="cannot change, not even by force"):
+        of(batchSize=BATCH + 1).newest(LAYOUT)
+    with pytest.raises(ConfigError, match="goes on all the same"):
+        of(force=False, seed=9).newest(LAYOUT)
+    forced = of(seed=9)
+    assert forced.newest(LAYOUT)[0] == 2
+    assert forced.forced == (
+        "training.seed 1 -> 9 at step 2, in epoch 1, of which records may count twice or not at all",
+    )
+    ledger = forced.restore(expected=2)
+    assert ledger is not None
+    forced.save(replace(ledger, step=3), Steps(SIZE, BATCH), LAYOUT)
+    later = of(run_id="run-3", force=False, seed=9)
+    assert later.newest(LAYOUT)[0] == 3 and later.forced == forced.forced
 
 
 def test_a_checkpoint_keeps_the_values_that_decide_which_records_are_in_a_step(tmp_path: Path) -> None:

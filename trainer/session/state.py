@@ -191,6 +191,10 @@ class Session:
         text = "" if plain else last_words.traced(error)
         self.say(failed=pb.Failed(why=last_words.described(error), traceback=text, fatal=ours))
 
+    def began_with(self, text: str) -> None:
+        """Tell people with what the training begins."""
+        self.say(warm_started=pb.WarmStarted(text=text))
+
     def warn(self, text: str) -> None:
         """Tell people something that does not stop this worker."""
         self.say(warned=pb.Warned(text=text))

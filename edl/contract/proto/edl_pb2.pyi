@@ -25,7 +25,7 @@ class Layout(_message.Message):
     def __init__(self, records: _Optional[int] = ..., block: _Optional[int] = ..., shards: _Optional[int] = ...) -> None: ...
 
 class FromWorker(_message.Message):
-    __slots__ = ("run_id", "generation", "hello", "ready", "key_value", "joined_ring", "stepped", "epoch_ended", "heartbeat", "left_ring", "leaving", "failed", "finished", "resume", "saved", "warned", "bad_records", "addresses", "checkpoint_part", "checkpoint_failed", "checkpointed", "evaluated", "history")
+    __slots__ = ("run_id", "generation", "hello", "ready", "key_value", "joined_ring", "stepped", "epoch_ended", "heartbeat", "left_ring", "leaving", "failed", "finished", "resume", "saved", "warned", "bad_records", "addresses", "checkpoint_part", "checkpoint_failed", "checkpointed", "evaluated", "history", "warm_started")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     HELLO_FIELD_NUMBER: _ClassVar[int]
@@ -49,6 +49,7 @@ class FromWorker(_message.Message):
     CHECKPOINTED_FIELD_NUMBER: _ClassVar[int]
     EVALUATED_FIELD_NUMBER: _ClassVar[int]
     HISTORY_FIELD_NUMBER: _ClassVar[int]
+    WARM_STARTED_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     generation: int
     hello: Hello
@@ -72,7 +73,8 @@ class FromWorker(_message.Message):
     checkpointed: Checkpointed
     evaluated: Evaluated
     history: History
-    def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., key_value: _Optional[_Union[KeyValue, _Mapping]] = ..., joined_ring: _Optional[_Union[JoinedRing, _Mapping]] = ..., stepped: _Optional[_Union[Stepped, _Mapping]] = ..., epoch_ended: _Optional[_Union[EpochEnded, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., left_ring: _Optional[_Union[LeftRing, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., saved: _Optional[_Union[Saved, _Mapping]] = ..., warned: _Optional[_Union[Warned, _Mapping]] = ..., bad_records: _Optional[_Union[BadRecords, _Mapping]] = ..., addresses: _Optional[_Union[Addresses, _Mapping]] = ..., checkpoint_part: _Optional[_Union[CheckpointPart, _Mapping]] = ..., checkpoint_failed: _Optional[_Union[CheckpointFailed, _Mapping]] = ..., checkpointed: _Optional[_Union[Checkpointed, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., history: _Optional[_Union[History, _Mapping]] = ...) -> None: ...
+    warm_started: WarmStarted
+    def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., key_value: _Optional[_Union[KeyValue, _Mapping]] = ..., joined_ring: _Optional[_Union[JoinedRing, _Mapping]] = ..., stepped: _Optional[_Union[Stepped, _Mapping]] = ..., epoch_ended: _Optional[_Union[EpochEnded, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., left_ring: _Optional[_Union[LeftRing, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., saved: _Optional[_Union[Saved, _Mapping]] = ..., warned: _Optional[_Union[Warned, _Mapping]] = ..., bad_records: _Optional[_Union[BadRecords, _Mapping]] = ..., addresses: _Optional[_Union[Addresses, _Mapping]] = ..., checkpoint_part: _Optional[_Union[CheckpointPart, _Mapping]] = ..., checkpoint_failed: _Optional[_Union[CheckpointFailed, _Mapping]] = ..., checkpointed: _Optional[_Union[Checkpointed, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., history: _Optional[_Union[History, _Mapping]] = ..., warm_started: _Optional[_Union[WarmStarted, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("worker", "version", "resumes", "term")
@@ -112,7 +114,7 @@ class Resume(_message.Message):
     def __init__(self, layout: _Optional[_Union[Layout, _Mapping]] = ..., members: _Optional[_Iterable[int]] = ..., joined: _Optional[bool] = ..., left: _Optional[bool] = ..., left_ring: _Optional[_Union[LeftRing, _Mapping]] = ..., model: _Optional[str] = ..., held_out: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class Ready(_message.Message):
-    __slots__ = ("layout", "model", "checkpoint", "held_out")
+    __slots__ = ("layout", "model", "checkpoint", "held_out", "forced")
     class HeldOutEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -124,11 +126,13 @@ class Ready(_message.Message):
     MODEL_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     HELD_OUT_FIELD_NUMBER: _ClassVar[int]
+    FORCED_FIELD_NUMBER: _ClassVar[int]
     layout: Layout
     model: str
     checkpoint: int
     held_out: _containers.ScalarMap[str, int]
-    def __init__(self, layout: _Optional[_Union[Layout, _Mapping]] = ..., model: _Optional[str] = ..., checkpoint: _Optional[int] = ..., held_out: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    forced: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, layout: _Optional[_Union[Layout, _Mapping]] = ..., model: _Optional[str] = ..., checkpoint: _Optional[int] = ..., held_out: _Optional[_Mapping[str, int]] = ..., forced: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Addresses(_message.Message):
     __slots__ = ("scope", "alike", "at", "differ")
@@ -387,6 +391,12 @@ class Warned(_message.Message):
     text: str
     def __init__(self, text: _Optional[str] = ...) -> None: ...
 
+class WarmStarted(_message.Message):
+    __slots__ = ("text",)
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    def __init__(self, text: _Optional[str] = ...) -> None: ...
+
 class ToWorker(_message.Message):
     __slots__ = ("run_id", "generation", "term", "welcome", "form", "key_value", "leave", "cut", "train", "export", "stop", "noted", "addresses", "acting", "checkpoint", "commit_checkpoint", "write_checkpoint")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
@@ -560,10 +570,16 @@ class ScaleRequest(_message.Message):
     def __init__(self, workers: _Optional[int] = ...) -> None: ...
 
 class StopRequest(_message.Message):
-    __slots__ = ("why",)
+    __slots__ = ("why", "checkpoint", "force", "id")
     WHY_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    FORCE_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
     why: str
-    def __init__(self, why: _Optional[str] = ...) -> None: ...
+    checkpoint: bool
+    force: bool
+    id: str
+    def __init__(self, why: _Optional[str] = ..., checkpoint: _Optional[bool] = ..., force: _Optional[bool] = ..., id: _Optional[str] = ...) -> None: ...
 
 class CheckpointRequest(_message.Message):
     __slots__ = ()

@@ -296,6 +296,7 @@ def render(snapshot: Snapshot, ended: Ended | None) -> Data:
         "epoch": f"{task['epoch']}/{task['epochs']}",
         "loss": None if loss is None else f"{loss:.4g}",
         "checkpointStep": str(kept["step"]) if (kept := job.get("checkpoint")) else None,
+        "stop": json.dumps(asked) if (asked := job.get("stop")) else None,
         "state": json.dumps(state),
         "values": json.dumps(values, sort_keys=True),
         "endedAt": None if ended is None else ended.at,
