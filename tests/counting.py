@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Executor, Future
 from typing import Any
 
@@ -107,6 +107,10 @@ class CountingLearner:
     def load(self, state: np.ndarray) -> None:
         assert len(state) == self._variables.nbytes, "the state of another model"
         self._variables = state.view(np.int16).copy()
+
+    def change(self, values: Mapping[int, np.ndarray]) -> None:
+        for value in values.values():
+            self.load(value)
 
     def fingerprint(self) -> str:
         return "counting"

@@ -25,12 +25,15 @@ from edl.contract.proto import edl_pb2 as pb
 from edl.contract.steps import Steps
 from edl.errors import ModelError
 from trainer import output_lock, user_model
+from trainer.callback_rules import accepted
+from trainer.callbacks import Callbacks
 from trainer.checkpointing import of_job
 from trainer.data import Batch, Batches
 from trainer.evaluation import RingEvaluation
 from trainer.evaluation_metrics import EvaluationMetrics
 from trainer.export import Exporter
 from trainer.exports.verification import Verification
+from trainer.history import HistoryFiles, as_json
 from trainer.last_words import described
 from trainer.learner import KerasLearner
 from trainer.log import log
@@ -91,8 +94,22 @@ def build(stream: MasterStream) -> Worker:
     warn = session.warn if stream.rehearses else log.warning  # one worker tells it for all
     learner = learner_of(model, samples, ring, training.inexact_loss, warn, training.accumulate_steps)
 
+    history = HistoryFiles(Path(stream.output) if stream.output else None)
+
+    def finish() -> bool:
+        """What is left to be done to the trained model. True: it is another one then."""
+        try:
+            worker.end_epoch()
+        finally:
+            learner.finish_training()
+        try:
+            return callbacks is not None and callbacks.end(worker.ledger.epochs)
+        finally:
+            history.end(worker.ledger.epochs.history)
+            session.say(history=pb.History(json=as_json(worker.ledger.epochs.history)))
+
     export = Exporter(
-        model, module, session, watchdog.watch, learner.finish_training,
+        model, module, session, watchdog.watch, finish,
         output=Path(stream.output) if stream.output else None,
         salvage=Path(stream.salvage) if stream.salvage else None,
         room_seconds=config.elastic.disk_full_timeout_seconds,
@@ -121,7 +138,10 @@ def build(stream: MasterStream) -> Worker:
             warm_start.check()  # now, and not when all are there
     begin = warm_start.begin if warm_start is not None else None
     report = Telemetry(session, batches.steps)
-    return Worker(config, session, ring, learner, batches, report, export, checkpoints, begin, evaluation)
+    callbacks = callbacks_of(config, module, learner, batches.steps, watchdog.watch, warn)
+    worker = Worker(config, session, ring, learner, batches, report, export, checkpoints, begin, evaluation,
+                    callbacks, history)  # fmt: skip
+    return worker
 
 
 class Sums(Protocol):
@@ -188,6 +208,24 @@ def evaluation_of(
     sizes = {split: source.layout.records for split, source in sources.items()}
     plan = EvaluationPlan(steps, of.batch_size, of.steps, of.epochs, of.split, sizes)
     return RingEvaluation(plan, batches, metrics)
+
+
+def callbacks_of(
+    config: Config,
+    module: UserModel,
+    learner: KerasLearner | OwnStepLearner,
+    steps: Steps,
+    watch: Watch,
+    notify: Callable[[str], None],
+) -> Callbacks | None:
+    """Those of the user's module; None: it has none that are to be called.
+
+    Raises:
+        ModelError: one of them cannot be honoured.
+    """
+    given = accepted(module.callbacks(), config, notify) if module.callbacks is not None else []
+    epochs = config.training.epochs
+    return Callbacks(given, learner, steps.per_epoch, epochs, watch) if given and steps.records else None
 
 
 def _hung(stream: MasterStream, why: str, stack: str) -> None:

@@ -23,7 +23,7 @@ from edl.contract import artifacts
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.ranges import Range
 from edl.data import Reader
-from edl.errors import EdlError
+from edl.errors import EdlError, UserCodeError
 from edl.full_disk import PASSING
 from trainer import saved_file
 from trainer.exports import catalog, formats, samples
@@ -181,7 +181,8 @@ class Exporter:
 
     Args:
         watch: goes around each call of the user's code that reads.
-        finish: what the model still needs, such as the final average of its weights.
+        finish: what the model still needs, such as the final average of its weights. True: it is another one
+            then than the ring has evaluated.
         output: where the model is wanted; None: nowhere.
         salvage: where to save it when that fails; None: in a temporary directory.
         room_seconds: how long to wait for room in `output` when it is full.
@@ -194,7 +195,7 @@ class Exporter:
     module: UserModel
     session: Session
     watch: Watch
-    finish: Callable[[], None]
+    finish: Callable[[], bool]
     output: Path | None
     salvage: Path | None
     room_seconds: float
@@ -227,7 +228,8 @@ class Exporter:
         failed: list[pb.PartFailed],
     ) -> None:
         try:
-            self.finish()
+            if self.finish():
+                worth = None
         except FAILURES as error:
             failed.append(_part(SAVING, error))
         kept = self._keep()
@@ -367,6 +369,6 @@ def _trouble(kept: Kept) -> list[pb.PartFailed]:
 
 def _part(part: str, error: BaseException, what: str = "") -> pb.PartFailed:
     """An error, for the master. Errors in our own words need no traceback."""
-    ours = isinstance(error, EdlError)
+    ours = isinstance(error, EdlError) and not isinstance(error, UserCodeError)
     why = f"{what}{described(error)}"
     return pb.PartFailed(part=part, why=why, traceback="" if ours else traced(error))

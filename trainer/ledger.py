@@ -1,5 +1,5 @@
 """What of the job is in a model: the number beside the weights, what was left out, and what an evaluation has
-found so far.
+found so far, and what the epochs have given.
 
 Model and ledger are one state: they are changed together, and taken over together.
 """
@@ -16,6 +16,7 @@ from edl.contract.proto import edl_pb2 as pb
 from edl.contract.ranges import RangeSet
 from edl.errors import EdlError
 from trainer.control import Agreed
+from trainer.epochs import Epochs
 
 VERSION = (
     4  # of what travels; 1: with ranges of records instead of steps; 2: without bad records; 3: or rounds
@@ -48,6 +49,8 @@ class Ledger:
     round: int = 0  # so many of the evaluation after that step are made
     totals: bytes = b""  # what the rounds of the present pass have summed up, float64
     evaluated: Mapping[str, Evaluated] = field(default_factory=dict)  # by split
+    turn: int = 0  # 1: after that step callbacks have been called, for the next epoch to begin
+    epochs: Epochs = field(default_factory=Epochs)
 
     def after(self, agreed: Agreed, epoch: int) -> Ledger:
         """With the next step.
@@ -55,7 +58,9 @@ class Ledger:
         Args:
             epoch: in which it is.
         """
-        next_ = replace(self, step=self.step + 1, round=0, totals=b"")
+        next_ = replace(self, step=self.step + 1, round=0, totals=b"", turn=0)
+        if agreed.records and not agreed.nonfinite:
+            next_ = replace(next_, epochs=self.epochs.after(agreed.loss, agreed.records))
         if agreed.nonfinite:
             return replace(next_, skipped=self.skipped.add(self.step, next_.step))
         if agreed.bad:
@@ -82,10 +87,11 @@ class Ledger:
         told = {
             "step": self.step, "skipped": list(self.skipped), "bad": list(self.bad.items()),
             "round": self.round, "evaluated": {split: asdict(e) for split, e in self.evaluated.items()},
+            "turn": self.turn, "totals": len(self.totals),
         }  # fmt: skip
         text = json.dumps(told).encode()
         header = np.array([VERSION, len(text)], np.int64).tobytes()
-        return np.frombuffer(header + text + self.totals, np.uint8)
+        return np.frombuffer(header + text + self.totals + self.epochs.pack(), np.uint8)
 
     @staticmethod
     def unpack(data: np.ndarray) -> Ledger:
@@ -101,11 +107,14 @@ class Ledger:
                 "different versions of edl"
             )
         packed = data.tobytes()
-        told = json.loads(packed[HEADER : HEADER + length])
+        start = HEADER + length
+        told = json.loads(packed[HEADER:start])
+        epochs = start + told["totals"]
         return Ledger(
             told["step"], RangeSet.of(map(tuple, told["skipped"])), dict(told["bad"]),
-            told["round"], packed[HEADER + length :],
+            told["round"], packed[start:epochs],
             {split: Evaluated(**e) for split, e in told["evaluated"].items()},
+            told["turn"], Epochs.unpack(memoryview(packed)[epochs:]),
         )  # fmt: skip
 
     def left_ring(self, has_state: bool, broken: str, digest: str) -> pb.LeftRing:
@@ -117,5 +126,8 @@ class Ledger:
             broken=broken,
             digest=digest,
             round=self.round,
+            turn=self.turn,
+            stop=self.epochs.stop,
+            stopped_by=self.epochs.stopped_by,
             bad=[pb.BadCount(epoch=epoch, records=count) for epoch, count in self.bad.items()],
         )

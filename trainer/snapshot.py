@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -90,6 +90,12 @@ def take_over(variables: Sequence[Any], values: Sequence[Any]) -> None:
     """Give the variables the values that were prepared for them: nothing is copied."""
     for v, value in zip(variables, values, strict=True):
         v.assign(value)
+
+
+def change(variables: Sequence[Any], values: Mapping[int, np.ndarray]) -> None:
+    """Give some of the variables, by their place, other values: uint8 [bytes] each."""
+    some = [variables[place] for place in values]
+    take_over(some, prepared(some, list(values.values())))
 
 
 def digest(parts: Sequence[np.ndarray]) -> str:

@@ -38,6 +38,10 @@ all said that they can. Where nobody holds the state any more, the root begins w
 records, and the sums are kept in the ledger. A round is one more state, with the same weights: who has step
 and round in common has the same state, and who is behind is sent it.
 
+**Callbacks** are called at the boundaries of epochs, after the evaluation, by one rank for all. What they
+change and remember is broadcast, and all take it over: one more state, as a round is. After the last epoch
+nobody calls them but who saves the model.
+
 **The task** is to train up to a number of epochs. The master may change it at any time; the ring takes the
 change up at one step: the one whose sum says that every rank knows of it.
 
@@ -49,6 +53,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NoReturn, Protocol
 
 import numpy as np
@@ -62,6 +67,7 @@ from trainer import control
 from trainer.checkpointing import Checkpointing, Place
 from trainer.data import BadRecord, Batch, Batches
 from trainer.described import Described
+from trainer.epochs import Epochs, Turn
 from trainer.last_words import described
 from trainer.ledger import Ledger, LedgerBroken
 from trainer.ring.base import Arrival, Ring, RingBroken
@@ -134,6 +140,10 @@ class Learner(Protocol):
         """Take over another worker's `state`."""
         ...
 
+    def change(self, values: Mapping[int, np.ndarray]) -> None:
+        """Give some of the variables of `parts` other values."""
+        ...
+
     def described(self) -> list[Described]:
         """The variables of `parts`."""
         ...
@@ -186,6 +196,22 @@ class Evaluation(Protocol):
         ...
 
 
+class Callbacks(Protocol):
+    """The user's callbacks."""
+
+    def turn(self, epochs: Epochs, whole: int, task: int, facts: Mapping[str, float]) -> Turn:
+        """Call what is due when so many epochs are whole. Changes nothing.
+
+        Args:
+            task: epochs to be trained.
+            facts: of the ring.
+
+        Raises:
+            EdlError: one of them raises, or changes what it must not.
+        """
+        ...
+
+
 class Worker:
     """One worker: a model, a ring, data, and a session with the master.
 
@@ -195,6 +221,8 @@ class Worker:
         evaluation: None: the ring makes none.
         checkpoints: None: the job writes none.
         warm_start: has the model begin with what another training has learned; None: with its own weights.
+        callbacks: None: there are none.
+        history: takes the history of all whole epochs, again and again.
     """
 
     def __init__(
@@ -209,23 +237,28 @@ class Worker:
         checkpoints: Checkpointing | None = None,
         warm_start: Callable[[], None] | None = None,
         evaluation: Evaluation | None = None,
+        callbacks: Callbacks | None = None,
+        history: Callable[[Sequence[Mapping[str, float]]], None] = lambda history: None,
     ):
         self.config, self.session, self.ring, self.learner = config, session, ring, learner
         self.batches, self.report, self.export = batches, report, export
         self.checkpoints, self.warm_start, self.evaluation = checkpoints, warm_start, evaluation
+        self.callbacks, self.history = callbacks, history
         self.steps = batches.steps
         # The state, which all members share: the learner's variables, and
         self.ledger = Ledger()
         # This worker's own:
-        self.step, self.round = 0, 0  # which the ring takes next
-        self.epochs = 0  # to train: the task, as the ring has it
+        self.step, self.round, self.turn = 0, 0, 0  # which the ring takes next
+        self.task = 0  # epochs to train, as the ring has it
+        self.stop = 0  # with so many the training ends, because a callback wants it; 0: none does
+        self.caller = 0  # the rank that calls the callbacks
         self.holds_state = False  # whether its memory is a copy of the job's state
         self.is_up = False  # whether that is the state of the ring it is in
         self.place = Place(0, 0, 0, 1)  # in that ring
         self.in_flight = 0  # its records in a step that has not come back
         # Of a member that has entered the ring without its state:
         self.arrival: Arrival | None = None  # until the state is here
-        self.kept: deque[control.Sums] = deque()  # steps that are not in the state yet
+        self.kept: deque[control.Sums | Turn] = deque()  # steps that are not in the state yet
         self.part_then: Part | None = None  # this rank's, once all members have the state
 
     # --- rings, one after the other
@@ -247,7 +280,7 @@ class Worker:
     def ride(self, form: FormRing) -> None:
         """One ring, from meeting the others to having left it."""
         rank, size = form.members.index(self.session.worker), len(form.members)
-        self.epochs, self.is_up = form.epochs, False
+        self.task, self.is_up = form.epochs, False
         self.place = Place(form.generation, form.members[0], rank, size)
         self.report.ring_formed()
         broken = ""
@@ -290,7 +323,13 @@ class Worker:
 
     def go_on_from(self, ledger: Ledger) -> None:
         """That is what is in this worker's state."""
-        self.ledger, self.step, self.round = ledger, ledger.step, ledger.round
+        self.ledger, self.step, self.round, self.turn = ledger, ledger.step, ledger.round, ledger.turn
+        self.stop = ledger.epochs.stop
+
+    @property
+    def epochs(self) -> int:
+        """How many are to be trained."""
+        return min(self.task, self.stop) if self.stop else self.task
 
     def sync(self, root: int, rank: int) -> None:
         """All take the root's state: ledger and model together, or neither."""
@@ -314,6 +353,7 @@ class Worker:
         part in the sums, and are sent the state of this moment meanwhile."""
         joining = [form.members.index(worker) for worker in form.joining]
         holders = [r for r in range(len(form.members)) if r not in joining]
+        self.caller = holders[0]
         now = Part(rank, tuple(0 if r in joining else share for r, share in enumerate(form.shares)))
         self.part_then = Part(rank, form.shares) if joining else None
         self.batches.take(form.layout, now)
@@ -321,7 +361,7 @@ class Worker:
             self.evaluation.take(now)
         givers = {taker: holders[i % len(holders)] for i, taker in enumerate(joining)}
         if rank in givers:
-            self.step, self.round = form.step, form.round
+            self.step, self.round, self.turn = form.step, form.round, form.turn
             self.arrival = self.ring.take(givers[rank], self.prepared)
             if not self.learner.follows:
                 self.take_over(self.arrival)  # all wait for it
@@ -344,11 +384,13 @@ class Worker:
         ledger, values = arrival.state()
         self.learner.take_over(values)
         self.ledger, self.holds_state, self.arrival = ledger, True, None
+        self.stop = self.stop or ledger.epochs.stop
 
     def hold(self, generation: int) -> None:
         """It has the state of the step that the ring is at."""
         self.holds_state = self.is_up = True
-        self.session.say(generation, joined_ring=pb.JoinedRing(step=self.step, round=self.round))
+        joined = pb.JoinedRing(step=self.step, round=self.round, turn=self.turn)
+        self.session.say(generation, joined_ring=joined)
 
     def say_out(self, generation: int, broken: str) -> None:
         """Report how the ring was left: the state that the master goes on from."""
@@ -383,6 +425,10 @@ class Worker:
             return self.take_round(now, generation, rank, size)
         end = self.steps.end(self.step, self.epochs)
         training = self.step < end
+        if training and self.callbacks is not None and self.begins_epoch and not self.turn:
+            return self.take_turn(self.callbacks, generation, rank, size)
+        if rank == 0 and not self.follows:
+            self.history(self.ledger.epochs.history)
         batch = self.batches.of(self.step, end) if training else None
         self.in_flight = len(batch) if batch else 0
         bad = () if batch is None else batch.bad
@@ -426,7 +472,7 @@ class Worker:
                 self.evaluation.take(self.part_then)
             self.part_then = None
         if agreed.changes == size:
-            self.epochs = self.session.take_task()
+            self.task = self.session.take_task()
 
     def check(self, agreed: control.Agreed, size: int, records: int) -> None:
         """All ranks took one step, and all of its records are in it.
@@ -484,6 +530,12 @@ class Worker:
         """
         self.kept.append(sums)
         self.step, self.round = self.step + (not sums.round), sums.round
+        if not sums.round:
+            self.turn = 0
+        return self.catch_up(generation)
+
+    def catch_up(self, generation: int) -> dict[str, float] | None:
+        """Put what is kept into the state, as far as the state is here. Returns as `commit` does."""
         if self.arrival is not None:
             # Beyond that all wait for the state.
             full = sum(s.nbytes for s in self.kept) > max(KEPT, self.learner.nbytes)
@@ -498,8 +550,12 @@ class Worker:
             self.hold(generation)
         return metrics
 
-    def put(self, sums: control.Sums) -> dict[str, float] | None:
+    def put(self, sums: control.Sums | Turn) -> dict[str, float] | None:
         """Model and ledger, one after the other, nothing in between that can fail."""
+        if isinstance(sums, Turn):
+            self.learner.change(sums.changed)
+            self.ledger = replace(self.ledger, turn=1, epochs=sums.after)
+            return None
         if sums.round:
             self.put_round(sums)
             return None
@@ -507,7 +563,43 @@ class Worker:
         if not agreed.nonfinite and agreed.records:
             self.learner.apply(sums)
         self.ledger = self.ledger.after(agreed, self.steps.epoch(self.ledger.step))
-        return self.learner.take_metrics() if self.steps.ends_epoch(self.ledger.step) else None
+        if not self.steps.ends_epoch(self.ledger.step):
+            return None
+        metrics = self.learner.take_metrics()
+        self.ledger = replace(self.ledger, epochs=self.ledger.epochs.whole(metrics))
+        return metrics
+
+    # --- callbacks
+
+    @property
+    def begins_epoch(self) -> bool:
+        """Whether the next step is the first one of an epoch."""
+        return self.step == 0 or self.steps.ends_epoch(self.step)
+
+    def take_turn(self, callbacks: Callbacks, generation: int, rank: int, size: int) -> bool:
+        """One rank calls the callbacks, and all take over what they have changed. True: the ring goes on."""
+        mine: Turn | None = None
+        if rank == self.caller:
+            whole = self.steps.epoch(self.step)
+            mine = callbacks.turn(self.ledger.epochs, whole, self.task, {"ring_size": float(size)})
+        data = np.zeros(0, np.uint8) if mine is None else mine.pack()
+        length = int(self.ring.broadcast(np.array([len(data)], np.int64), self.caller)[0])
+        data = data if mine is not None else np.zeros(length, np.uint8)
+        data = self.ring.broadcast(data, self.caller)
+        turn = mine if mine is not None else Turn.unpack(data)
+        self.turn, self.stop = 1, turn.after.stop
+        self.kept.append(turn)
+        self.catch_up(generation)
+        return True
+
+    def end_epoch(self) -> None:
+        """Callbacks are told of the end of the last epoch, by who saves the model."""
+        whole = self.steps.epoch(self.ledger.step)
+        if self.callbacks is not None and self.ledger.epochs.due(whole, more=False):
+            facts = {"ring_size": float(self.place.size)}
+            turn = self.callbacks.turn(self.ledger.epochs, whole, whole, facts)
+            self.learner.change(turn.changed)
+            self.ledger = replace(self.ledger, epochs=turn.after)
 
     # --- one round of an evaluation
 
@@ -566,6 +658,8 @@ class Worker:
         if sums.round == now.end:
             found = {} if sums.agreed.nonfinite else self.results(now.split)
             self.ledger = self.ledger.after_pass(sums.round, now.split, now.records, found)
+            if now.split == self.config.evaluation.split and self.steps.ends_epoch(self.ledger.step):
+                self.ledger = replace(self.ledger, epochs=self.ledger.epochs.evaluated(found))
 
     def results(self, split: str) -> dict[str, float]:
         """What the sums of all rounds mean: the same on all ranks; none, where the user's metrics fail."""

@@ -108,6 +108,7 @@ class JoinedRing:
     generation: Generation
     step: int
     round: int = 0  # of the evaluation after that step
+    turn: int = 0  # 1: callbacks have been called after that step
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +168,9 @@ class LeftRing:
     digest: str = ""  # of the state, once nothing is left to train
     bad: dict[int, int] = field(default_factory=dict)  # by epoch, from 0: records that were left out
     round: int = 0  # of the evaluation after that step
+    turn: int = 0  # 1: callbacks have been called after that step
+    stop: int = 0  # epochs with which the training ends, because a callback wants it; 0: none does
+    stopped_by: str = ""  # which one
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +229,14 @@ class Finished:
     model: str  # as in Saved
     note: str = ""
     failed: tuple[PartFailed, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """The worker saves the model of a training that was so. May come more than once."""
+
+    worker: WorkerId
+    epochs: dict[str, tuple[float | None, ...]]  # by name, as Keras' `fit` returns it; None: not finite
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,6 +375,7 @@ WorkerMessage = (
     | Failed
     | Saved
     | Finished
+    | History
     | Warned
     | WarmStarted
     | PartsWritten
@@ -424,6 +437,7 @@ class Form:
     step: int = 0  # at which the ring begins
     joining: tuple[WorkerId, ...] = ()  # members that are sent the state while the others train
     round: int = 0  # of the evaluation after that step
+    turn: int = 0  # 1: callbacks have been called after that step
 
 
 @dataclass(frozen=True, slots=True)

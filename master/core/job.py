@@ -190,6 +190,8 @@ class Job(State):
                 completion.saved(self, w, event)
             case ev.Finished():
                 completion.finished(self, w, event)
+            case ev.History():
+                self.result.history = event.epochs
             case ev.Warned():
                 self._on_warned(event)
             case ev.WarmStarted():
@@ -208,6 +210,8 @@ class Job(State):
 
     def _on_ring_message(self, w: WorkerRecord, event: ev.RingMessage) -> None:
         """It counts only from one who is in the ring that is, and about that ring."""
+        if isinstance(event, ev.LeftRing):
+            training.stopped(self, event)
         if not w.in_ring or event.generation != self.ring.generation:
             self.stale += 1
             return
@@ -251,6 +255,8 @@ class Job(State):
             self.stale += 1
             return
         self._told_its_state(w)
+        if event.left_ring is not None:
+            training.stopped(self, event.left_ring)
         if self._admit(w, event):
             for outdated in self.failover.place(w, event, self.now):
                 why = "it was in a ring that the others have left"
@@ -293,7 +299,7 @@ class Job(State):
 
     def _on_joined(self, w: WorkerRecord, event: ev.JoinedRing) -> None:
         self.pool.change(w, place=UP, has_state=True)
-        w.step, w.round = event.step, event.round
+        w.step, w.round, w.turn = event.step, event.round, event.turn
         if self.checkpoints.restoring == event.generation:
             training.restored(self, event.step)
         change = self.ring.changes[-1]

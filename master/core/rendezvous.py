@@ -126,7 +126,7 @@ def _publish(job: State, plan: RingPlan, root: WorkerRecord) -> None:
         ev.Form(
             job.ring.generation, plan.members, root.id, plan.sync,
             job.train.epochs, job.ring.shares, job.train.layout, job.train.done, plan.joining,
-            root.round,
+            root.round, root.turn,
         )
     )  # fmt: skip
     if job.ring.ranks.keys() != {w.id for w in candidates(list(job.pool), plan.members, job.limits)}:

@@ -38,6 +38,9 @@ class Result:
     skipped: RangeSet = field(default_factory=RangeSet)  # steps
     bad: int = 0  # records that were left out, over all epochs
     digests: dict[WorkerId, str] = field(default_factory=dict)  # of the final state, at each who has it
+    history: dict[str, tuple[float | None, ...]] = field(
+        default_factory=dict
+    )  # of the epochs, as `fit` has it
 
 
 @dataclass(slots=True)
@@ -95,6 +98,7 @@ class State:
         self.timeouts = Timeouts(self.pool, config.elastic)
         self.failover = Failover(self.pool, self.ring, config.elastic.startup_timeout_seconds)
         self.epochs = config.training.epochs  # to train
+        self.stopped = 0  # with so many the training ends, because a callback wants it; 0: none does
         self.safe_before = 0  # as an earlier master knew it: TrainTask.safe
         self.train: TrainTask | None = None  # unknown until a worker has counted the records
         self.held_out: dict[str, int] = {}  # records of each split that the ring evaluates on

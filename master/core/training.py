@@ -31,6 +31,7 @@ def open_task(job: State, layout: Layout, held_out: Mapping[str, int]) -> None:
 
 def change_epochs(job: State, epochs: int) -> None:
     """People want more epochs, or fewer. An epoch that has begun is trained to its end."""
+    epochs = min(epochs, job.stopped or epochs)
     if epochs == job.epochs:
         return
     if job.exporter is not None or job.result.model:
@@ -44,6 +45,19 @@ def change_epochs(job: State, epochs: int) -> None:
     job.train.epochs = epochs
     if job.ring.running and (inside := tuple(w.id for w in job.ring.inside)):
         job.do(ev.Train(job.ring.generation, inside, epochs))
+
+
+def stopped(job: State, event: ev.LeftRing) -> None:
+    """A callback has stopped the training: that is in the state with which the worker has left its ring."""
+    if not event.stop or 0 < job.stopped <= event.stop:
+        return
+    job.stopped = event.stop
+    if event.stop < job.epochs:
+        why = f"{event.stopped_by} has stopped the training"
+        job.notice(Reason.EpochsChanged, f"training.epochs {job.epochs} -> {event.stop}: {why}")
+        job.epochs = event.stop
+        if job.train is not None:
+            job.train.epochs = event.stop
 
 
 def progress(job: State, step: int) -> None:

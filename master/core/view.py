@@ -120,6 +120,7 @@ def summary(job: Job) -> dict[str, Any]:
         "epoch_metrics": job.epoch_metrics,
         "evaluations": _evaluations(job),
         "metrics": job.result.metrics,
+        "history": {name: list(values) for name, values in job.result.history.items()},
         "model": job.result.model,
         "model_note": job.result.note,
         "failed_parts": [{"part": f.part, "why": f.why} for f in job.result.failed],

@@ -250,7 +250,7 @@ class Session:
                 self._orders.append(
                     FormRing(
                         generation, members, form.root, form.sync, form.epochs, shares, layout,
-                        form.step, joining, form.round,
+                        form.step, joining, form.round, form.turn,
                     )
                 )  # fmt: skip
             case "train" if generation == self.state.generation:
