@@ -114,6 +114,7 @@ class Config(Section):
     suspend: bool = Field(json_schema_extra=LIVE)
     high_priority_workers: Share = Field(json_schema_extra=LIVE | SHARE)
     ttl_seconds_after_finished: Count = Field(ge=-1, json_schema_extra=LIVE)
+    active_deadline_seconds: Count = Field(ge=0, json_schema_extra=LIVE)
     model: Model
     training: Training
     data: Data
