@@ -32,13 +32,13 @@ setup(
         "typing-extensions>=4.16",
     ],
     extras_require={
-        # Checkpoints at s3://...: not in the images, which most use without (docs/checkpoints.md).
-        "s3": ["s3fs>=2026.9"],
+        "s3": ["s3fs>=2026.9"],  # for the commands about checkpoints at s3://...
         "worker": [
             "cloudpickle>=3",  # Horovod imports it
             "keras>=3.15",
             "numpy>=2.4",
             "pyarrow>=26",
+            "s3fs>=2026.9",  # checkpoints at s3://...
             "scikit-learn>=1.9",
             "tensorflow-cpu>=2.21",
         ],

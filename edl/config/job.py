@@ -93,6 +93,7 @@ class Checkpoint(Section):
     from_: str = Field(alias="from")
     from_state: Literal["weights", "everything"]
     existing_claim: ObjectName
+    existing_secret: ObjectName
     host_path: str
 
 
