@@ -88,6 +88,8 @@ class Checkpoint(Section):
     seconds: NotNegative
     steps: Count = Field(ge=0)
     keep: Count = Field(ge=0)
+    best: str
+    best_mode: Literal["min", "max"]
     resume: bool
     force: bool
     from_: str = Field(alias="from")
