@@ -171,7 +171,8 @@ class Master:
         self.spec = spec
         new = spec.config
         log_at(new.log_level)
-        self.emit(ev.Live(new.workers, new.min_workers, new.suspend, new.training.epochs))
+        deadline = new.active_deadline_seconds
+        self.emit(ev.Live(new.workers, new.min_workers, new.suspend, new.training.epochs, deadline))
 
     def refuse(self, why: str) -> None:
         """Somebody wants what cannot be: say so, and change nothing."""

@@ -411,6 +411,13 @@ class Worker:
         if self.checkpoints is not None:
             self.checkpoints.save(self.ledger, self.steps, self.batches.layout)
 
+    def epoch_ends(self, epochs: int, metrics: dict[str, float]) -> None:
+        """So many epochs are whole: tell how good the last one was, and have a checkpoint of it say so."""
+        self.report.epoch_ends(epochs, metrics)
+        if self.checkpoints is not None:
+            records = self.steps.records - self.ledger.bad.get(epochs - 1, 0)
+            self.checkpoints.epoch_ended(self.step, self.report.epoch_loss(epochs - 1, records) | metrics)
+
     def write(self) -> None:
         """All can, as all see at this step: begin to write the state that it has led to."""
         assert self.checkpoints is not None
@@ -453,13 +460,13 @@ class Worker:
             self.refuse_nonfinite(batch, sums)
         self.refuse_too_many_bad(agreed, bad)
         metrics = self.commit(generation, sums) if training else None
-        if agreed.writers == size and not agreed.nonfinite:
-            self.write()
         if bad:
             self.report.left_out(generation, self.steps.epoch(self.step - 1), bad)
         self.report.step_done(generation, rank, self.step, self.in_flight, agreed)
         if metrics is not None:
-            self.report.epoch_ends(self.steps.epoch(self.step), metrics)
+            self.epoch_ends(self.steps.epoch(self.step), metrics)
+        if agreed.writers == size and not agreed.nonfinite:
+            self.write()
         self.in_flight = 0
         self.settle(agreed, size)
         return not agreed.leave and (training or not self.steps.ended(self.step, self.epochs))

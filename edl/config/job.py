@@ -95,11 +95,14 @@ class Checkpoint(Section):
     seconds: NotNegative
     steps: Count = Field(ge=0)
     keep: Count = Field(ge=0)
+    best: str
+    best_mode: Literal["min", "max"]
     resume: bool
     force: bool
     from_: str = Field(alias="from")
     from_state: Literal["weights", "everything"]
     existing_claim: ObjectName
+    existing_secret: ObjectName
     host_path: str
 
 
@@ -131,6 +134,7 @@ class Config(Section):
     suspend: bool = Field(json_schema_extra=LIVE)
     high_priority_workers: Share = Field(json_schema_extra=LIVE | SHARE)
     ttl_seconds_after_finished: Count = Field(ge=-1, json_schema_extra=LIVE)
+    active_deadline_seconds: Count = Field(ge=0, json_schema_extra=LIVE)
     model: Model
     training: Training
     data: Data

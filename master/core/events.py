@@ -59,6 +59,7 @@ class Adopted:
     workers: tuple[tuple[WorkerId, str], ...]  # that may live, with their handles; "": does not run yet
     next_id: int  # how many workers there have been; also the next id
     within_seconds: float = 10.0  # they come back: they ask twice a second
+    active_seconds: float = 0.0  # since the job has begun, as far as is known
     safe: int = 0  # steps that all in its last ring had, as far as is known
 
 
@@ -338,6 +339,7 @@ class Live:
     min_workers: int
     suspended: bool
     epochs: int
+    active_deadline_seconds: int | None = None  # None: as before
 
 
 @dataclass(frozen=True, slots=True)

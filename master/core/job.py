@@ -91,14 +91,13 @@ class Job(State):
     def next_deadline(self) -> float | None:
         """When time alone will call for something: a `Tick` is due then, at the latest."""
         checkpoint = self.checkpoints.next_deadline()
-        farewell = stopping.next_deadline(self)
         waits = (
             self.regroup_at,
             self.judge_at,
             self.backoff.until,
             self.failover.until,
             checkpoint,
-            farewell,
+            *stopping.deadlines(self),
         )
         times = [at for at in waits if at is not None and at > self.now]
         if (timeout := self.timeouts.next()) is not None:
@@ -117,10 +116,12 @@ class Job(State):
                 self.notice(Reason.Resumed, "resumed: the workers form a ring and train on")
         self.target, self.min_size, self.suspended = event.workers, event.min_workers, event.suspended
         self.regroup_at = self.now
+        if event.active_deadline_seconds is not None:
+            self.active_deadline = event.active_deadline_seconds
         training.change_epochs(self, event.epochs)
 
     def _on_adopted(self, event: ev.Adopted) -> None:
-        self.safe_before = event.safe
+        self.safe_before, self.active_before = event.safe, event.active_seconds
         for w in self.failover.begin(event, self.now):
             self.timeouts.watch(w)
         if event.workers:
@@ -361,6 +362,7 @@ class Job(State):
     def _reconcile(self) -> None:
         membership.drop_the_overdue(self)
         known = self.ending is None and self._take_over()
+        stopping.meet_the_deadline(self)
         if known:
             stopping.proceed(self)
         if self.ending is not None:

@@ -21,6 +21,7 @@ from edl.client import Client
 from edl.contract import artifacts
 from edl.contract.reasons import Reason
 from master.core import events as ev
+from master.core import view
 from tests.checkpoints import write
 from tests.evidence import check_weights
 from tests.process.conftest import ROOT, Running
@@ -77,6 +78,22 @@ async def test_scaled_to_zero_and_back_nothing_is_lost(a_job: A_Job, tmp_path: P
         summary = await job.exact()
     assert summary["state_losses"] == 0
     assert job.noticed(Reason.Restored)
+
+
+async def test_a_job_at_its_deadline_fails_with_its_state_in_a_checkpoint(
+    a_job: A_Job, tmp_path: Path
+) -> None:
+    where = tmp_path / "checkpoints"
+    async with a_job(f"checkpoint.dir={where}", "checkpoint.seconds=0", workers=2, records=RECORDS) as job:
+        await job.ring_of(2)
+        await job.stepping()
+        job.master.emit(ev.Live(2, 1, False, job.job.epochs, active_deadline_seconds=1))
+        await job.until(lambda: job.job.ended)
+        summary = view.summary(job.job)
+    assert summary["phase"] == "Failed" and "DeadlineExceeded: the job has been active" in summary["reason"]
+    (kept,) = Store.open(str(where)).checkpoints()
+    assert kept.step == summary["step"] == summary["task"]["steps_done"] > 0
+    assert f"its state is in the checkpoint of step {kept.step:,}" in summary["reason"]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small file system, which takes root")

@@ -10,6 +10,7 @@ worker's `Gone`, and one that is for all (a watch, the status, labels) is `Degra
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol
@@ -77,6 +78,9 @@ class Kubernetes:
         # A run keeps the values that it began with, but those of the backend itself are live.
         self._config: Config = (wanted if isinstance(wanted, JobSpec) else run.spec).config
         self._stopping = False
+        left = installed.left
+        known = left.started_at if left.run_id == run.run_id else 0.0
+        self._started_at = known or time.time()
         self._done: dict[str, str] = {}  # of what people have asked: the last id, by key
         self.events = EventRecorder(api, place.namespace, installed.owner, place.pod)
         degraded = partial(ev.Degraded, STATUS)
@@ -259,7 +263,10 @@ class Kubernetes:
         job, run = self._now(), self._run
         if not job:
             return None
-        return Snapshot(job, run.run_id, run.spec.values, self._workers.next_id, self._installed.scale_over)
+        return Snapshot(
+            job, run.run_id, run.spec.values, self._workers.next_id, self._installed.scale_over,
+            self._started_at,
+        )  # fmt: skip
 
     def _now(self) -> dict[str, Any]:
         return self._run.status(asyncio.get_running_loop().time())
