@@ -8,6 +8,7 @@ peers broke.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 import threading
@@ -32,10 +33,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--master", required=not address, default=address, metavar="HOST:PORT")
     parser.add_argument("--worker", type=int, default=worker, metavar="ID", help="default: any vacant one")
     parser.add_argument("--run-id", default=os.environ.get("EDL_RUN_ID", ""))
+    parser.add_argument("--succeeds", type=_succession, help=argparse.SUPPRESS)  # of trainer.supervisor
     args = parser.parse_args(argv)
     full_disk.outlive()
     os.environ.update(WORKER_ENVIRONMENT)  # for Keras, which is not imported yet; hashes are seeded earlier
-    stream = MasterStream(args.master, os.environ.get("EDL_TOKEN", ""), args.worker, args.run_id)
+    token, worker_id = os.environ.get("EDL_TOKEN", ""), -1 if args.succeeds else args.worker
+    stream = MasterStream(args.master, token, worker_id, args.run_id, succeeds=args.succeeds)
     start = Start(stream)
     when_asked_to_end(start.asked_to_end)
     try:
@@ -49,6 +52,10 @@ def main(argv: list[str] | None = None) -> int:
         code = WorkerExit.FAILED
     stream.close()
     _exit(code)
+
+
+def _succession(text: str) -> pb.Succession:
+    return pb.Succession(**json.loads(text))
 
 
 def work(stream: MasterStream, start: Start) -> int:

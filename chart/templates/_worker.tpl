@@ -25,7 +25,8 @@
 {{- $env = concat $env (include "edl.tlsEnv" .root | fromYamlArray) -}}
 {{- $mounts = concat $mounts (include "edl.tlsMount" .root | fromYamlArray) -}}
 {{- $volumes = concat $volumes (include "edl.tlsVolume" .root | fromYamlArray) -}}
-{{- $container := dict "command" (list "python" "-m" "trainer") "env" $env -}}
+{{- $program := eq $v.elastic.warmProcess "none" | ternary "trainer" "trainer.supervisor" -}}
+{{- $container := dict "command" (list "python" "-m" $program) "env" $env -}}
 {{- $spec := dict "restartPolicy" "Never" "automountServiceAccountToken" false -}}
 {{- with .priorityClass }}{{ $_ := set $spec "priorityClassName" . }}{{ end -}}
 apiVersion: v1

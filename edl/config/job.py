@@ -80,6 +80,7 @@ class Elastic(Section):
     grace_period_seconds: NotNegative
     master_outage_timeout_seconds: NotNegative
     max_failures: Count = Field(ge=0)
+    warm_process: Literal["none", "imported"]
     disk_full_timeout_seconds: NotNegative
 
 

@@ -266,6 +266,9 @@ class Processes:
                 if known is not None and not known.gone.is_set():
                     self._tasks.start(self._delete(known, grace_period_seconds), partial(self._failed, known))
 
+    async def succeed(self, ended: ev.Gone) -> WorkerId | None:
+        return None
+
     async def close(self) -> None:
         """End whatever is left, by force. Returns when nothing is."""
         self._closing = True

@@ -73,6 +73,12 @@ def event_of(worker: WorkerId, message: pb.FromWorker) -> ev.Event | ev.Heartbea
     return None
 
 
+def ended_before(s: pb.Succession) -> ev.Gone:
+    """How the process before one has ended, of the worker that their place was made for."""
+    code = None if s.signal else s.code
+    return ev.Gone(WorkerId(s.place), code=code, signal=s.signal, why=s.why)
+
+
 def message_of(effect: ev.Effect) -> tuple[Sequence[WorkerId], pb.ToWorker] | None:
     """What the effect says, and to whom: the same to all of them; None: it is another adapter's."""
     match effect:

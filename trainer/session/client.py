@@ -85,10 +85,17 @@ class MasterStream:
         token: the job's token.
         worker: this worker's id.
         connect: makes a channel to host:port.
+        succeeds: how the process before this one has ended, whose place it is to have.
     """
 
     def __init__(
-        self, address: str, token: str, worker: int, run_id: str, connect: Connect = tls.aio_channel
+        self,
+        address: str,
+        token: str,
+        worker: int,
+        run_id: str,
+        connect: Connect = tls.aio_channel,
+        succeeds: pb.Succession | None = None,
     ):
         self.session = Session(worker, self._send, threading.Event())
         self.config_json = ""
@@ -96,6 +103,7 @@ class MasterStream:
         self.rehearses = False
         self.store_port = 0
         self.address, self._token, self._run_id, self._connect = address, token, run_id, connect
+        self._succeeds = succeeds
         self._term = 0  # the greatest of a master that it has seen
         self._caller = ""  # who has said that it acts; it is looked for there before all else
         self._patience = 0.0
@@ -205,6 +213,8 @@ class MasterStream:
         for message in self.session.greeting():
             if message.HasField("hello"):
                 message.hello.term = self._term
+                if self._succeeds is not None and not self._welcomed.is_set():
+                    message.hello.succeeds.CopyFrom(self._succeeds)
             self._post(message)
         metadata = (("authorization", f"Bearer {self._token}"),)
         admitted: asyncio.Future[bool] = self._loop.create_future()
