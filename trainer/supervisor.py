@@ -64,7 +64,7 @@ class Ended:
     def told(self, place: int) -> dict[str, Any]:
         """To the master, as the fields of a Succession."""
         if self.out_of_memory and self.code == -signal.SIGKILL:
-            return {"place": place, "code": self.exit_code, "why": "OOMKilled: the container's memory limit"}
+            return {"place": place, "code": self.exit_code, "why": "OOMKilled"}
         if self.code < 0:
             return {"place": place, "signal": signal.Signals(-self.code).name}
         return {"place": place, "code": self.code}

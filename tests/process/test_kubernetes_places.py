@@ -49,8 +49,12 @@ async def test_a_worker_is_followed_in_its_pod_by_the_next_one(server: Kubernete
         job.create(3)
         assert await again == 3
         assert server.pod("edl-worker-1")["metadata"]["labels"]["edl.dev/place"] == "1"
+        killed = offers(job, ev.Gone(WorkerId(1), code=137, why="OOMKilled"))
+        assert (await job.gone(3)).why == "OOMKilled: container memory limit 512Mi"
+        job.create(4)
+        assert await killed == 4
         server.end_pod("edl-worker-1", 7)
-        assert await job.gone(3) == ev.Gone(WorkerId(3), code=7)
+        assert await job.gone(4) == ev.Gone(WorkerId(4), code=7)
         assert ("delete", "pods") not in server.count()
 
 

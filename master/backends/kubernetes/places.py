@@ -25,7 +25,7 @@ from edl.contract.ids import WorkerId
 from edl.contract.phases import WorkerState
 from edl.kubernetes import pods
 from edl.kubernetes.client import URGENT, Api, ApiError
-from master.backends.kubernetes.exit_cause import NOT_ITS_FAULT
+from master.backends.kubernetes.exit_cause import NOT_ITS_FAULT, OOM_KILLED, out_of_memory
 from master.backends.kubernetes.release import Place
 from master.backends.kubernetes.workers import WorkerPod, Workers
 from master.core import events as ev
@@ -66,9 +66,7 @@ class Places:
         vacancy = Vacancy(w, asyncio.get_running_loop().create_future())
         self._fill(vacancy)
         if not w.over.is_set():
-            why = ended.why or NOT_ITS_FAULT.get(ended.code or 0, "")
-            free = ended.code == WorkerExit.PEER_BROKEN
-            self._workers.end(w, replace(ended, worker=w.id, free=free, why=why))
+            self._workers.end(w, _cause(w, ended))
         try:
             async with asyncio.timeout(self._api.pace.offer):
                 return await vacancy.taken
@@ -139,3 +137,10 @@ class Places:
         if not vacancy.taken.done():  # else its pod ends, or another process asks for its place
             vacancy.taken.set_result(w.id)
         return True
+
+
+def _cause(w: WorkerPod, ended: ev.Gone) -> ev.Gone:
+    """What its supervisor has told of its end, as it is told of a pod's."""
+    assert w.pod is not None
+    why = out_of_memory(w.pod) if ended.why == OOM_KILLED else NOT_ITS_FAULT.get(ended.code or 0, "")
+    return replace(ended, worker=w.id, free=ended.code == WorkerExit.PEER_BROKEN, why=why)
