@@ -28,6 +28,7 @@ from trainer.data import Batch, Batches
 from trainer.export import Exporter
 from trainer.learner import KerasLearner
 from trainer.log import log
+from trainer.memory_copy import MemoryCopy
 from trainer.model_support import has_own_step, refuse_unless_compiled
 from trainer.own_step import OwnStepLearner
 from trainer.records import Records
@@ -47,8 +48,11 @@ AHEAD = 0.25  # of the buffer: batches that are read ahead; the rest: open block
 TRIED_RECORDS = 5  # to build, trace and try the model with: so that it divides into two unlike parts
 
 
-def build(stream: MasterStream) -> Worker:
+def build(stream: MasterStream, memory: MemoryCopy | None = None) -> Worker:
     """The worker of an open stream, warmed up.
+
+    Args:
+        memory: of its place, for copies of the state.
 
     Raises:
         EdlError: the values, the model or the data are not what they should be, or the master has
@@ -99,7 +103,9 @@ def build(stream: MasterStream) -> Worker:
         learner.load(before)
     checkpoints = of_job(config, session, learner, stream.run_id)
     report = Telemetry(session, batches.steps)
-    return Worker(config, session, ring, learner, batches, report, export, checkpoints)
+    if memory is not None:
+        memory.open(stream.run_id, learner.fingerprint(), [len(part) for part in learner.parts()])
+    return Worker(config, session, ring, learner, batches, report, export, checkpoints, memory)
 
 
 def learner_of(

@@ -13,7 +13,7 @@ What follows is also this process's duty, as there is no other:
     orphans        what a worker leaves behind is killed before the next one starts, and zombies are reaped
     its own death  the kernel kills the worker: nobody would be there to tell how that one ends
 
-Not here: what the worker had in its memory. That is in the other workers, and in checkpoints.
+With elastic.memoryCopy it also holds memory for the state (`memory_copy`), which it never looks at.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -77,18 +77,20 @@ class Supervisor:
     Args:
         work: what a worker's process does; takes the arguments of `edl worker`, returns its exit code.
         place: the worker that the pod was made for.
+        arguments: of every worker.
         clock: monotonic seconds.
     """
 
     work: Callable[[list[str]], int]
     place: int
+    arguments: Sequence[str] = ()
     clock: Callable[[], float] = time.monotonic
     worker: int = 0  # its process id, while it lives
     asked: bool = field(default=False, init=False)  # to end
 
     def run(self) -> int:
         """Until there is to be no worker here any more; returns the exit code of the last one."""
-        arguments: list[str] = []
+        arguments: list[str] = [*self.arguments]
         crashes = 0
         while True:
             began, killed = self.clock(), _killed_for_memory()
@@ -104,7 +106,7 @@ class Supervisor:
             told = ended.told(self.place)
             print(f"edl supervisor: the worker's process has ended ({_words(told)}); another one follows",
                   file=sys.stderr, flush=True)  # fmt: skip
-            arguments = ["--succeeds", json.dumps(told)]
+            arguments = [*self.arguments, "--succeeds", json.dumps(told)]
 
     def ask(self, number: int) -> None:
         """Have the worker end, and nobody follow it."""
@@ -159,7 +161,10 @@ def main() -> int:
     from trainer import __main__ as worker
     from trainer import build  # noqa: F401  TensorFlow, Keras, and all of the worker
 
-    supervisor = Supervisor(worker.main, int(os.environ["EDL_WORKER_ID"]))
+    arguments: list[str] = []
+    if os.environ.get("EDL_MEMORY_COPY"):  # it has no name, and is gone with this process and its workers
+        arguments = ["--memory", f"/proc/self/fd/{os.memfd_create('edl-state')}"]
+    supervisor = Supervisor(worker.main, int(os.environ["EDL_WORKER_ID"]), arguments)
     for number in ASKING:
         signal.signal(number, lambda number, _: supervisor.ask(number))
     return supervisor.run()

@@ -58,6 +58,7 @@ from trainer.checkpointing import Checkpointing, Place
 from trainer.data import BadRecord, Batch, Batches
 from trainer.described import Described
 from trainer.ledger import Ledger, LedgerBroken
+from trainer.memory_copy import MemoryCopy
 from trainer.ring.base import Arrival, Ring, RingBroken
 from trainer.session.orders import End, Export, FormRing, WriteCheckpoint
 from trainer.session.state import Session
@@ -147,6 +148,7 @@ class Worker:
     Args:
         export: saves and evaluates the final model, and tells the master how that went.
         checkpoints: None: the job writes none.
+        memory: takes a copy of each state; None: nobody keeps one.
     """
 
     def __init__(
@@ -159,10 +161,11 @@ class Worker:
         report: Telemetry,
         export: Callable[[], None],
         checkpoints: Checkpointing | None = None,
+        memory: MemoryCopy | None = None,
     ):
         self.config, self.session, self.ring, self.learner = config, session, ring, learner
         self.batches, self.report, self.export = batches, report, export
-        self.checkpoints = checkpoints
+        self.checkpoints, self.memory = checkpoints, memory
         self.steps = batches.steps
         # The state, which all members share: the learner's variables, and
         self.ledger = Ledger()
@@ -206,7 +209,8 @@ class Worker:
                 raise RingBroken("the ring was cut before it was formed")
             self.ring.form(rank, size)
             in_flight_at = self.step
-            if form.sync and form.root == self.session.worker and not self.holds_state:
+            behind = not self.holds_state or self.ledger.step < form.step  # with a copy that is too old
+            if form.sync and form.root == self.session.worker and behind:
                 self.restore(form.step)
             if form.sync:
                 self.sync(form.members.index(form.root), rank)
@@ -231,6 +235,19 @@ class Worker:
         """Nobody holds the state: begin with that of the newest checkpoint, ledger and model together."""
         if self.checkpoints is not None and (found := self.checkpoints.restore(expected)) is not None:
             self.ledger, self.step = found, found.step
+
+    def begin_from_memory(self) -> pb.LeftRing | None:
+        """Take over what a worker before this one has left in the memory of their place.
+
+        Returns:
+            which state it is; None: none is there.
+        """
+        if self.memory is None or (found := self.memory.newest()) is None:
+            return None
+        ledger, parts = found
+        self.learner.take_over(self.learner.prepared(parts))
+        self.ledger, self.step, self.holds_state = ledger, ledger.step, True
+        return self.left("")
 
     def sync(self, root: int, rank: int) -> None:
         """All take the root's state: ledger and model together, or neither."""
@@ -289,9 +306,13 @@ class Worker:
 
     def say_out(self, generation: int, broken: str) -> None:
         """Report how the ring was left: the state that the master goes on from."""
+        self.session.say(generation, left_ring=self.left(broken))
+
+    def left(self, broken: str) -> pb.LeftRing:
+        """The state that it has outside of rings."""
         complete = self.holds_state and self.steps.ends_epoch(self.ledger.step)  # it may be the last
         digest = self.learner.digest() if complete else ""
-        self.session.say(generation, left_ring=self.ledger.left_ring(self.holds_state, broken, digest))
+        return self.ledger.left_ring(self.holds_state, broken, digest)
 
     # --- checkpoints
 
@@ -432,4 +453,7 @@ class Worker:
         if not agreed.nonfinite and agreed.records:
             self.learner.apply(sums)
         self.ledger = self.ledger.after(agreed, self.steps.epoch(self.ledger.step))
-        return self.learner.take_metrics() if self.steps.ends_epoch(self.ledger.step) else None
+        metrics = self.learner.take_metrics() if self.steps.ends_epoch(self.ledger.step) else None
+        if self.memory is not None:  # before the next step, which is then proof that all have this one twice
+            self.memory.put(self.ledger, self.learner.parts())
+        return metrics

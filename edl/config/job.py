@@ -81,6 +81,7 @@ class Elastic(Section):
     master_outage_timeout_seconds: NotNegative
     max_failures: Count = Field(ge=0)
     warm_process: Literal["none", "imported"]
+    memory_copy: bool
     disk_full_timeout_seconds: NotNegative
 
 
@@ -163,6 +164,11 @@ RULES = [
         ("elastic.joinDelaySeconds", "elastic.startupTimeoutSeconds"),
         operator.ge,
         "joinDelaySeconds must be smaller",
+    ),
+    Rule(
+        ("elastic.memoryCopy", "elastic.warmProcess"),
+        lambda copies, warm: bool(copies) and warm == "none",
+        "the copy is kept by the process that is kept warm (warmProcess must be imported)",
     ),
     *(
         Rule((f"{place}.existingClaim", f"{place}.hostPath"), _both, "mutually exclusive")

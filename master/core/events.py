@@ -71,6 +71,7 @@ class Hello:
 
     worker: WorkerId
     resumes: bool = False  # it is ready already, and `Resume` follows
+    brings_state: bool = False  # it may have a copy of the state when it is ready
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,7 @@ class Ready:
     layout: Layout  # of the data, as this worker would have it: the first one's is the job's
     model: str = ""  # a hash of how its model is made
     checkpoint: int = 0  # the step of the newest checkpoint that it could begin from
+    held: LeftRing | None = None  # the state that a worker before it in its place has left there
 
 
 @dataclass(frozen=True, slots=True)

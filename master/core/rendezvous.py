@@ -64,6 +64,9 @@ def form(job: State) -> None:
     if job.ring.running or job.pool.any(lambda kind: kind.place != OUT):
         return
     fresh = not job.pool.any(_holds)
+    if job.pool.bringing and not job.pool.any(_survives):  # one of them may have the latest state
+        _wait(job, "workers with a copy of the state are initializing")
+        return
     late = job.pool.any(lambda kind: kind.stays and not kind.is_ready)
     if fresh and late and job.regroup_at is not None and job.regroup_at > job.now:
         return  # nobody waits with the state: give those who are late for the start a moment
@@ -95,6 +98,11 @@ def form(job: State) -> None:
 
 def _holds(kind: Kind) -> bool:
     return kind.has_state and not kind.stopped
+
+
+def _survives(kind: Kind) -> bool:
+    """It has the state from a ring that it was in, and not from a copy."""
+    return _holds(kind) and kind.state != WorkerState.READY
 
 
 def _plan(job: State, limits: Limits) -> RingPlan:

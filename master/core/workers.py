@@ -148,6 +148,7 @@ class Pool:
         self._workers: dict[WorkerId, WorkerRecord] = {}
         self.lost: dict[WorkerId, WorkerRecord] = {}  # out of the job, their exit not yet heard of
         self.next_id = 0  # also how many there have been
+        self.bringing: set[WorkerId] = set()  # who start with a copy of the state
         # Follow from the workers, and are there so that nobody has to look at all of them.
         self._kinds: dict[Kind, dict[WorkerId, WorkerRecord]] = {}
         self._delays = Counter[str]()
@@ -182,6 +183,8 @@ class Pool:
     ) -> None:
         """The worker is of another kind now. `event` is one of the table's."""
         self._forget(w)
+        if event:
+            self.bringing.discard(w.id)
         w.state = step(w.state, event) if event else w.state
         w.place = w.place if place is None else place
         w.has_state = w.has_state if has_state is None else has_state
@@ -208,6 +211,7 @@ class Pool:
         forgotten: a long job has had thousands."""
         self.delay(w, "")
         self._forget(w)
+        self.bringing.discard(w.id)
         w.state, w.place = step(w.state, "gone"), OUT
         self.lost[w.id] = self._workers.pop(w.id)
 

@@ -21,10 +21,11 @@ def event_of(worker: WorkerId, message: pb.FromWorker) -> ev.Event | ev.Heartbea
     g = Generation(message.generation)
     match message.WhichOneof("body"):
         case "hello":
-            return ev.Hello(worker, message.hello.resumes)
+            return hello_of(worker, message.hello)
         case "ready":
             r = message.ready
-            return ev.Ready(worker, _layout(r.layout), r.model, r.checkpoint)
+            held = _out(worker, Generation(0), r.held) if r.HasField("held") else None
+            return ev.Ready(worker, _layout(r.layout), r.model, r.checkpoint, held)
         case "resume":
             b = message.resume
             members = tuple(WorkerId(m) for m in b.members)
@@ -71,6 +72,10 @@ def event_of(worker: WorkerId, message: pb.FromWorker) -> ev.Event | ev.Heartbea
         case "warned":
             return ev.Warned(worker, message.warned.text)
     return None
+
+
+def hello_of(worker: WorkerId, hello: pb.Hello) -> ev.Hello:
+    return ev.Hello(worker, hello.resumes, hello.brings_state)
 
 
 def ended_before(s: pb.Succession) -> ev.Gone:

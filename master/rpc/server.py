@@ -26,7 +26,7 @@ from master.core import events as ev
 from master.rpc.authority import Alone, Authority
 from master.rpc.checkpoint_parts import CheckpointParts
 from master.rpc.listener import Context, Listener
-from master.rpc.messages import ended_before, event_of, message_of
+from master.rpc.messages import ended_before, event_of, hello_of, message_of
 from master.rpc.outbox import Letter, Outbox
 from master.rpc.rendezvous import Rendezvous
 
@@ -220,7 +220,7 @@ class Server(rpc.MasterServicer):
         if rehearse:
             self._rehearser, self._rehearsals = worker, self._rehearsals + 1
         self._send((worker,), pb.ToWorker(welcome=self._welcome(worker)))
-        self._handler.emit(ev.Hello(worker, first.hello.resumes))
+        self._handler.emit(hello_of(worker, first.hello))
         listening = asyncio.create_task(self._listen(worker, requests, outbox))
         try:
             while (wire := await outbox.next()) is not None and await self._authority.confirmed():

@@ -31,7 +31,8 @@ def work(arguments):
     what = script.read_text().splitlines()[number]
     child = subprocess.Popen(["sleep", "100"], start_new_session=True).pid if what == "orphan" else 0
     with open(said, "a") as file:
-        told = {"pid": os.getpid(), "arguments": arguments, "child": child, "blocked": len(signal.pthread_sigmask(signal.SIG_BLOCK, ()))}
+        blocked = len(signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+        told = {"pid": os.getpid(), "arguments": arguments, "child": child, "blocked": blocked}
         file.write(json.dumps(told) + "\\n")
     print("works", flush=True)
     if what == "orphan":
