@@ -48,7 +48,7 @@ class MemoryCopy:
     @property
     def is_there(self) -> bool:
         """Whether a copy is there, of whatever it is."""
-        head = np.frombuffer(os.pread(self._file, PAGE, 0), np.uint64)
+        head = self._head if len(self._bytes) else np.frombuffer(os.pread(self._file, PAGE, 0), np.uint64)
         return len(head) == PAGE // 8 and any(head[at + SEQUENCE] for at in ENTRIES)
 
     def open(self, run_id: str, model: str, sizes: Sequence[int]) -> None:
@@ -66,6 +66,7 @@ class MemoryCopy:
             os.ftruncate(self._file, length)
             os.pwrite(self._file, of_what, 0)
         self._bytes = np.frombuffer(mmap.mmap(self._file, length), np.uint8)
+        os.close(self._file)
 
     def newest(self) -> tuple[Ledger, list[np.ndarray]] | None:
         """The last whole copy: the ledger, and each variable, uint8 [bytes]; None: there is none."""

@@ -221,19 +221,10 @@ class Job(State):
             self.pool.change(w, "hello")
         self.checkpoints.step = max(self.checkpoints.step, event.checkpoint)
         if self._admit(w, event.layout, event.model):
-            has = ""
-            if event.held is not None and self._is_furthest(event.held.step):
-                self.pool.left(w, event.held)
-                has = f", and has the state of step {w.step:,} from memory"
-            self.notice(Reason.WorkerReady, f"worker {w.id} is ready after {self.now - w.since:.1f} s{has}")
-
-    def _is_furthest(self, step: int) -> bool:
-        """Whether nobody has a later state, as far as is known. Else a copy is of no use: who has it is sent
-        the state like any newcomer."""
-        if step < self.checkpoints.step:
-            return False
-        holders = self.pool.where(lambda kind: kind.has_state)
-        return all(self.step < step if w.in_ring else w.step <= step for w in holders)
+            if event.held is not None:
+                self.pool.copies[w.id] = event.held
+                rendezvous.count_a_late_copy(self, w)
+            self.notice(Reason.WorkerReady, f"worker {w.id} is ready after {self.now - w.since:.1f} s")
 
     def _on_warned(self, event: ev.Warned) -> None:
         if event.text not in self.warnings:  # a replacement may find the same

@@ -146,6 +146,6 @@ async def test_when_all_workers_are_killed_at_once_no_step_is_lost(a_job: Callab
             await job.ring_of(3, without=lost)
             print(f"a ring of three after {time.monotonic() - killed_at:.2f} s, step {job.job.step}")
             assert job.job.step >= had
-            assert any("from memory" in text for text in job.noticed(Reason.WorkerReady))
+            assert "was kept in memory" in job.noticed(Reason.Restored)[-1]
         await job.exact()
         assert job.noticed(Reason.StateLost) == [] and job.job.restarts == 0

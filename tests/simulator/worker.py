@@ -16,6 +16,7 @@ from edl.contract.ids import WorkerId
 from tests.counting import AtOnce, CountingLearner, Positions
 from trainer.checkpointing import Checkpointing
 from trainer.data import Batches
+from trainer.memory_copy import MemoryCopy
 from trainer.ring.local import Circle, LocalRing
 from trainer.telemetry import Telemetry
 from trainer.worker import Worker
@@ -29,8 +30,9 @@ MOST_EPOCHS = 5  # that people may ask for
 class Sim:
     """One simulated worker of a fleet."""
 
-    def __init__(self, worker: WorkerId, fleet: Fleet):
+    def __init__(self, worker: WorkerId, fleet: Fleet, memory: MemoryCopy | None = None):
         world = fleet.world
+        self.memory = memory
         self.id, self.fleet, self.clock = worker, fleet, world.clock
         self.session = fleet.session(self)
         self.learner = CountingLearner(
@@ -61,6 +63,7 @@ class Sim:
             Telemetry(self.session, batches.steps, lambda: world.clock.now, log=lambda line: None),
             lambda: fleet.export(self),
             self.checkpoints,
+            memory,
         )
         self._main = greenlet(lambda: fleet.live(self))
         self._hub = getcurrent()
@@ -85,6 +88,7 @@ class Sim:
         self.outbox_at = 0.0
         # what is known of it here, whatever it says of itself
         self.has_state = False  # it has had the ring's state
+        self.from_memory = False  # or one that was left to it
 
     @property
     def step(self) -> int:
