@@ -37,6 +37,7 @@ from trainer.history import HistoryFiles, as_json
 from trainer.last_words import described
 from trainer.learner import KerasLearner
 from trainer.log import log
+from trainer.memory_copy import MemoryCopy
 from trainer.model_support import has_own_step, refuse_unless_compiled
 from trainer.overlapped_step import RingSums
 from trainer.own_step import OwnStepLearner
@@ -59,8 +60,11 @@ AHEAD = 0.25  # of the buffer: batches that are read ahead; the rest: open block
 TRIED_RECORDS = 5  # to build, trace and try the model with: so that it divides into two unlike parts
 
 
-def build(stream: MasterStream) -> Worker:
+def build(stream: MasterStream, memory: MemoryCopy | None = None) -> Worker:
     """The worker of an open stream, warmed up.
+
+    Args:
+        memory: of its place, for copies of the state.
 
     Raises:
         EdlError: the values, the model or the data are not what they should be, or the master has
@@ -138,9 +142,13 @@ def build(stream: MasterStream) -> Worker:
             warm_start.check()  # now, and not when all are there
     begin = warm_start.begin if warm_start is not None else None
     report = Telemetry(session, batches.steps)
+    if memory is not None:
+        memory.open(stream.run_id, learner.fingerprint(), [len(part) for part in learner.parts()])
     callbacks = callbacks_of(config, module, learner, batches.steps, watchdog.watch, warn)
-    worker = Worker(config, session, ring, learner, batches, report, export, checkpoints, begin, evaluation,
-                    callbacks, history)  # fmt: skip
+    worker = Worker(
+        config, session, ring, learner, batches, report, export,
+        checkpoints, begin, evaluation, callbacks, history, memory,
+    )  # fmt: skip
     return worker
 
 

@@ -80,6 +80,8 @@ class Elastic(Section):
     grace_period_seconds: NotNegative
     master_outage_timeout_seconds: NotNegative
     max_failures: Count = Field(ge=0)
+    warm_process: Literal["none", "imported"]
+    memory_copy: bool
     disk_full_timeout_seconds: NotNegative
 
 
@@ -188,6 +190,11 @@ RULES = [
         ("elastic.joinDelaySeconds", "elastic.startupTimeoutSeconds"),
         operator.ge,
         "joinDelaySeconds must be smaller",
+    ),
+    Rule(
+        ("elastic.memoryCopy", "elastic.warmProcess"),
+        lambda copies, warm: bool(copies) and warm == "none",
+        "the copy is kept by the process that is kept warm (warmProcess must be imported)",
     ),
     *(
         Rule((f"{place}.existingClaim", f"{place}.hostPath"), _both, "mutually exclusive")

@@ -177,6 +177,8 @@ class Job(State):
                     self.pool.change(w, "hello")
                 if not event.resumes:
                     self._told_its_state(w)
+                if event.brings_state and w.is_starting:
+                    self.pool.bringing.add(w.id)
                 if w.stopped:  # before it could listen; a container's first process misses its SIGTERM, too
                     self.do(ev.Stop(w.id, f"worker {w.id} is not needed any more"))
             case ev.Ready():
@@ -243,6 +245,9 @@ class Job(State):
                 self.forced.append(words)
                 self.notice(Reason.Forced, f"forced: {words}")
         if self._admit(w, event):
+            if event.held is not None:
+                self.pool.copies[w.id] = event.held
+                rendezvous.count_a_late_copy(self, w)
             self.notice(Reason.WorkerReady, f"worker {w.id} is ready after {self.now - w.since:.1f} s")
 
     def _on_warned(self, event: ev.Warned) -> None:
