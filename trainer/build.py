@@ -90,13 +90,13 @@ def build(stream: MasterStream) -> Worker:
     )  # fmt: skip
     batches = Batches(records, training.batch_size, buffer * AHEAD)
     if size:
-        before = learner.state()
+        before = learner.kept()
         warm_up(config, ring, learner, records)
         learner.warm_up()
         if stream.rehearses:
             keeps = bool(stream.output)
             rehearse(model, module, watchdog.watch, config.data.allow_empty, session.warn, keeps)
-        learner.load(before)
+        learner.restore(before)
     checkpoints = of_job(config, session, learner, stream.run_id)
     report = Telemetry(session, batches.steps)
     return Worker(config, session, ring, learner, batches, report, export, checkpoints)

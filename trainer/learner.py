@@ -183,6 +183,13 @@ class KerasLearner:
         """Take over what was prepared."""
         snapshot.take_over(self._variables, values)
 
+    def kept(self) -> snapshot.Kept:
+        """The same, for `restore`, after something was tried."""
+        return snapshot.Kept(self._variables)
+
+    def restore(self, kept: snapshot.Kept) -> None:
+        kept.put_back()
+
     def fingerprint(self) -> str:
         return fingerprint(self.model)
 

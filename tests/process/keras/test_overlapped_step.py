@@ -16,6 +16,7 @@ from tests.process.keras.models import dense, plain, sgd, tagged, tagger, weight
 from tests.process.keras.ranks import on_ranks
 from tests.process.keras.rings import Case, batch
 from trainer import control
+from trainer.fused_updates import fused
 from trainer.graphs import concrete
 from trainer.learner import KerasLearner
 from trainer.overlapped_step import SMALL, OverlappedStep, finite_as
@@ -77,6 +78,8 @@ OPTIMIZERS: dict[str, Callable[[], Any]] = {
     "Adam, amsgrad": lambda: o.Adam(0.01, amsgrad=True),
     "RMSprop": lambda: o.RMSprop(0.01, centered=True),
     "Lamb": lambda: o.Lamb(0.01),
+    "AdamW, averaged now and again": lambda: o.AdamW(0.01, use_ema=True, ema_overwrite_frequency=2),
+    "one that accumulates": lambda: o.SGD(0.1, gradient_accumulation_steps=2),
 }
 
 
@@ -119,7 +122,7 @@ def test_sums_may_be_applied_later_to_the_state_that_they_are_for(name: str) -> 
     assert new.learner.digest() == old.learner.digest()
 
 
-@pytest.mark.parametrize("name", ["SGD", "Adam"])
+@pytest.mark.parametrize("name", ["SGD", "SGD, Nesterov, clipped", "Adam", "RMSprop"])
 def test_values_that_are_kept_are_those_from_before_the_step(name: str) -> None:
     [rank] = ranks_of(Case(lambda: wide(OPTIMIZERS[name]()), plain), 1)
     variables = [*rank.learner.model.variables, *rank.learner.model.optimizer.variables]
@@ -130,6 +133,42 @@ def test_values_that_are_kept_are_those_from_before_the_step(name: str) -> None:
         np.testing.assert_array_equal(value.numpy(), then)
     changed = [not np.array_equal(v.numpy(), then) for v, then in zip(variables, before, strict=True)]
     assert sum(changed) > 4
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_what_was_kept_is_put_back_to_the_bit(name: str) -> None:
+    [rank] = ranks_of(Case(lambda: wide(OPTIMIZERS[name]()), plain), 1)
+    for step in range(2):  # in the beginning slots are the same everywhere, and later they are not
+        kept, before = rank.learner.kept(), rank.learner.digest()
+        rank.learner.apply(made([rank], step, (0, 12))[0])
+        assert rank.learner.digest() != before
+        rank.learner.restore(kept)
+        assert rank.learner.digest() == before
+        rank.learner.apply(made([rank], step, (0, 12))[0])
+
+
+# Operations that an update of a variable is; all others would need memory for their result.
+FUSED: dict[str, tuple[Any, str]] = {
+    "SGD": (o.SGD(0.1), "ResourceApplyGradientDescent"),
+    "momentum": (o.SGD(0.1, momentum=0.5), "ResourceApplyKerasMomentum"),
+    "Adam": (o.Adam(0.1), "ResourceApplyAdam"),
+}
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_an_update_of_a_variable_is_one_operation(name: str) -> None:
+    optimizer, operation = FUSED[name]
+    variables = [keras.Variable(np.zeros((3, 3), np.float32)) for _ in range(2)]
+    optimizer.build(variables)
+
+    def update(*gradients: tf.Tensor) -> None:
+        with fused(optimizer):
+            optimizer.apply_gradients(zip(gradients, variables, strict=True))
+
+    graph = concrete(update, *[tf.TensorSpec((3, 3))] * 2).graph
+    assert [op.type for op in graph.get_operations()].count(operation) == 2
+    made = {op.type for op in graph.get_operations() for t in op.outputs if t.shape.rank == 2}
+    assert made <= {"Placeholder", "Identity", "IdentityN"}, "these take no memory"
 
 
 @pytest.mark.parametrize("name", ["SGD", "Adam"])
@@ -192,9 +231,9 @@ WAYS: dict[str, tuple[Case, type]] = {
     "a table, SGD": (Case(lambda: tagger(mask=False), tagged), OverlappedStep),
     "a table, by rows": (Case(lambda: tagger(mask=False, optimizer=o.Adam()), tagged), VectorStep),
     "a masked mean": (Case(tagger, tagged), VectorStep),
-    "gradient accumulation": (Case(lambda: dense(sgd(gradient_accumulation_steps=2)), plain), VectorStep),
-    "an optimizer of one's own": (Case(lambda: dense(Mine(0.1)), plain), VectorStep),
-    "reads what it has changed": (Case(lambda: dense(o.ScheduleFreeAdamW()), plain), VectorStep),
+    "gradient accumulation": (Case(lambda: dense(sgd(gradient_accumulation_steps=2)), plain), OverlappedStep),
+    "an optimizer of one's own": (Case(lambda: dense(Mine(0.1)), plain), OverlappedStep),
+    "reads what it has changed": (Case(lambda: dense(o.ScheduleFreeAdamW()), plain), OverlappedStep),
     "run eagerly": (Case(lambda: dense(run_eagerly=True), plain), VectorStep),
 }
 
