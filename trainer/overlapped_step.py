@@ -43,7 +43,12 @@ class CannotOverlap(Exception):
 class RingSums(Protocol):
     """Sums over the ring, made by a graph (trainer/ring/horovod.py, trainer/inner_sum.py)."""
 
-    def __call__(self, tensor: tf.Tensor, /, name: str) -> tf.Tensor: ...
+    def __call__(self, tensor: tf.Tensor, /, name: str, wire: str = "float32") -> tf.Tensor:
+        """
+        Args:
+            wire: the type as which the numbers travel.
+        """
+        ...
 
     def ring_errors(self) -> AbstractContextManager[None]: ...
 
@@ -53,16 +58,17 @@ class OverlappedStep(StepGraphs):
     Args:
         total: makes the sums.
         divided: a batch may come in several pieces.
+        wire: as what type large gradients travel.
         others: see StepGraphs.
 
     Raises:
         CannotOverlap: it is not for this model.
     """
 
-    def __init__(self, *others: Any, total: RingSums, divided: bool = False):
+    def __init__(self, *others: Any, total: RingSums, divided: bool = False, wire: str = "float32"):
         model, sample = others[0], others[2]
         super().__init__(*others)
-        self._total, self._divided = total, divided
+        self._total, self._divided, self._wire = total, divided, wire
         self._carried: list[tf.TensorSpec] = []
         self._step: Callable[..., list[tf.Tensor]]
         self._carry: Callable[..., list[tf.Tensor]]
@@ -97,7 +103,7 @@ class OverlappedStep(StepGraphs):
         self, pieces: Sequence[list[Any]], contribution: np.ndarray, draw: np.ndarray, records: int
     ) -> control.Sums:
         if not pieces:
-            total, *reduced = self._nothing(tf.constant(contribution), tf.zeros([len(self._large) + 1]))
+            total, _, *reduced = self._nothing(tf.constant(contribution), tf.zeros([len(self._large) + 1]))
             return control.Sums(_agreed(total), False, 0.0, self._nbytes, reduced)
         whole = tf.constant(records, tf.float32)
         *first, last = (
@@ -149,8 +155,8 @@ class OverlappedStep(StepGraphs):
             # Backward makes it last. Horovod negotiates in rounds: so it and the rest take one and not two.
             with tf.control_dependencies([rest]):
                 large[0] = tf.identity(large[0])
-        total, *reduced = self._reduced(large, rest)
-        return [total, bad, ready_at, *reduced]
+        total, spoiled, *reduced = self._reduced(large, rest)
+        return [total, bad + spoiled, ready_at, *reduced]
 
     def _carry_graph(self, *arguments: tf.Tensor) -> list[tf.Tensor]:
         """What the pieces of a batch so far have for the sums, with one more. Arguments: see `_ours`."""
@@ -215,10 +221,17 @@ class OverlappedStep(StepGraphs):
 
     def _reduced(self, large: list[tf.Tensor], rest: tf.Tensor) -> list[tf.Tensor]:
         """The same operations under the same names, whether there is a batch or not: the sums of the control
-        vectors, of large gradients, and of what else there is."""
-        sums = [self._total(g, str(i)) for i, g in zip(self._large, large, strict=True)]
+        vectors; 1 where nothing was wrong before the sums and something is now; the sums of large gradients,
+        and of what else there is."""
+        sums = [self._total(g, str(i), self._wire) for i, g in zip(self._large, large, strict=True)]
         rest = self._total(rest, "rest")
-        return [rest[self._rest :], *sums, rest[: self._rest]]
+        told, spoiled = rest[self._rest :], tf.constant(0.0)
+        if self._wire != "float32" and sums:  # a narrower type has a smaller largest number
+            # All ranks have the same sums, and see the same.
+            finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(total)) for total in sums])
+            spoiled = tf.where(finite | (told[control.NONFINITE] > 0), 0.0, 1.0)
+            told += spoiled * tf.one_hot(control.NONFINITE, control.LENGTH)
+        return [told, spoiled, *sums, rest[: self._rest]]
 
     def _prepare(self, layout: Layout) -> None:
         """What follows from the layout, before the rest of the graph is made."""

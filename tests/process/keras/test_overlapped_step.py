@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 from keras import optimizers as o
 
+from edl.errors import ModelError
 from tests.process.keras.models import dense, plain, sgd, tagged, tagger, weighted
 from tests.process.keras.ranks import on_ranks
 from tests.process.keras.rings import Case, batch
@@ -41,10 +42,10 @@ def wide(optimizer: Any = None) -> keras.Model:
 class Rank:
     """One learner, in a ring that breaks at the sum that it is told."""
 
-    def __init__(self, case: Case):
+    def __init__(self, case: Case, wire: str = "float32"):
         self.case, self.ring = case, LocalRing()
         self.made, self.breaks_at = 0, 0  # sums; counted from 1
-        self.learner = KerasLearner(case.build(), batch(case, 0, 5), (), self.reduce)
+        self.learner = KerasLearner(case.build(), batch(case, 0, 5), (), self.reduce, wire=wire)
 
     def reduce(self, vector: Any) -> Any:
         self.made += 1
@@ -57,8 +58,8 @@ class Rank:
         return self.learner.sums(part, control.write(step), step, rank, records)
 
 
-def ranks_of(case: Case, size: int) -> list[Rank]:
-    ranks = [Rank(case) for _ in range(size)]
+def ranks_of(case: Case, size: int, wire: str = "float32") -> list[Rank]:
+    ranks = [Rank(case, wire) for _ in range(size)]
     for rank in ranks[1:]:
         rank.learner.load(ranks[0].learner.state())
     return ranks
@@ -91,6 +92,38 @@ def test_a_rank_without_records_ends_with_the_same_bits(name: str) -> None:
             assert (sums.agreed.records, sums.agreed.nonfinite) == (12, False)
             rank.learner.apply(sums)
     assert len({rank.learner.digest() for rank in ranks}) == 1
+
+
+def test_compressed_gradients_end_with_the_same_bits_and_what_is_counted_is_not_compressed() -> None:
+    case, step = Case(wide, plain), 4001  # three times that, float16 does not hold
+    exact, rounded = ranks_of(case, 3), ranks_of(case, 3, wire="float16")
+    for rank in rounded:
+        rank.learner.load(exact[0].learner.state())
+    for ranks in (exact, rounded):
+        for rank, sums in zip(ranks, made(ranks, step, (0, 5, 5, 12)), strict=True):
+            assert sums.agreed.all_at(step, 3)
+            assert sums.agreed.records == 12
+            rank.learner.apply(sums)
+    assert len({rank.learner.digest() for rank in rounded}) == 1
+    weights = [ranks[0].learner.model.get_weights() for ranks in (exact, rounded)]
+    off = max(float(np.max(np.abs(a - b))) for a, b in zip(*weights, strict=True))
+    assert 0 < off < 1e-3
+
+
+@pytest.mark.parametrize("non_finite", [False, True])
+def test_what_is_too_large_for_the_compressed_sum_all_see_and_nobody_applies(non_finite: bool) -> None:
+    """Each rank's part is finite in float16; only their sum is not."""
+    x, y, _ = plain()
+    large = np.array(y, np.float32) * 0 + (np.nan if non_finite else 3e6)
+    ranks = ranks_of(Case(wide, lambda: (x, large, None)), 2, wire="float16")
+    found = made(ranks, 0, (0, 6, 12))
+    assert [sums.agreed.nonfinite for sums in found] == [True] * 2
+    assert [sums.at_fault for sums in found] == [True] * 2
+
+
+def test_a_step_of_one_vector_cannot_be_compressed() -> None:
+    with pytest.raises(ModelError, match=r"training\.compression must be none for this model"):
+        Rank(Case(lambda: dense(run_eagerly=True), plain), wire="float16")
 
 
 def test_records_that_are_missing_are_not_in_the_mean() -> None:
