@@ -60,6 +60,7 @@ class Training(Section):
     inexact_loss: Literal["warn", "refuse", "allow"]
     balance: Literal["even", "speed"]
     accumulate_steps: Int = Field(ge=1, lt=1 << 24)
+    compression: Literal["none", "float16", "bfloat16"]
 
 
 class Data(Section):
