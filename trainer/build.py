@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from threading import Event
-from typing import Any
+from typing import Any, Protocol
 
 import keras
 import tensorflow as tf
@@ -32,11 +32,14 @@ from trainer.data import Batch, Batches
 from trainer.evaluation import RingEvaluation
 from trainer.evaluation_metrics import EvaluationMetrics
 from trainer.export import Exporter
+from trainer.exports.verification import Verification
 from trainer.history import HistoryFiles, as_json
 from trainer.last_words import described
 from trainer.learner import KerasLearner
 from trainer.log import log
+from trainer.memory_copy import MemoryCopy
 from trainer.model_support import has_own_step, refuse_unless_compiled
+from trainer.overlapped_step import RingSums
 from trainer.own_step import OwnStepLearner
 from trainer.records import Records
 from trainer.rehearsal import refuse_empty, rehearse
@@ -58,8 +61,11 @@ AHEAD = 0.25  # of the buffer: batches that are read ahead; the rest: open block
 TRIED_RECORDS = 5  # to build, trace and try the model with: so that it divides into two unlike parts
 
 
-def build(stream: MasterStream) -> Worker:
+def build(stream: MasterStream, memory: MemoryCopy | None = None) -> Worker:
     """The worker of an open stream, warmed up.
+
+    Args:
+        memory: of its place, for copies of the state.
 
     Raises:
         EdlError: the values, the model or the data are not what they should be, or the master has
@@ -112,6 +118,10 @@ def build(stream: MasterStream) -> Worker:
         output=Path(stream.output) if stream.output else None,
         salvage=Path(stream.salvage) if stream.salvage else None,
         room_seconds=config.elastic.disk_full_timeout_seconds,
+        further=config.export.further,
+        verify=partial(Verification, config.elastic.startup_timeout_seconds, config.local.threads)
+        if config.export.verify else None,
+        source=config.model.source,
     )  # fmt: skip
     batches = Batches(records, training.batch_size, buffer * AHEAD)
     evaluation = evaluation_of(config, module, model, samples, batches.steps, watchdog.watch, warn)
@@ -121,7 +131,9 @@ def build(stream: MasterStream) -> Worker:
         learner.warm_up()
         if stream.rehearses:
             keeps = bool(stream.output)
-            rehearse(model, module, watchdog.watch, config.data.allow_empty, session.warn, keeps)
+            features = samples[0].x if samples else None
+            rehearse(model, module, watchdog.watch, config.data.allow_empty, session.warn, keeps,
+                     config.export.further, features)  # fmt: skip
         learner.load(before)
     checkpoints = of_job(config, session, learner, stream.run_id)
     warm_start = warm_start_of_job(config, model, learner, session.began_with)
@@ -131,16 +143,29 @@ def build(stream: MasterStream) -> Worker:
             warm_start.check()  # now, and not when all are there
     begin = warm_start.begin if warm_start is not None else None
     report = Telemetry(session, batches.steps)
+    if memory is not None:
+        memory.open(stream.run_id, learner.fingerprint(), [len(part) for part in learner.parts()])
     callbacks = callbacks_of(config, module, learner, batches.steps, watchdog.watch, warn)
-    worker = Worker(config, session, ring, learner, batches, report, export, checkpoints, begin, evaluation,
-                    callbacks, history)  # fmt: skip
+    worker = Worker(
+        config, session, ring, learner, batches, report, export,
+        checkpoints, begin, evaluation, callbacks, history, memory,
+    )  # fmt: skip
     return worker
+
+
+class Sums(Protocol):
+    """What of a ring a learner is made with."""
+
+    @property
+    def in_graph(self) -> RingSums | None: ...
+
+    def reduce(self, vector: Any) -> Any: ...
 
 
 def learner_of(
     model: Any,
     samples: Sequence[Batch],
-    ring: HorovodRing,
+    ring: Sums,
     inexact: str,
     warn: Callable[[str], None],
     pieces: int = 1,

@@ -26,6 +26,7 @@ import numpy as np
 
 import edl
 from edl.checkpoints import (
+    Best,
     CheckpointError,
     Loaded,
     Manifest,
@@ -106,6 +107,10 @@ class Checkpointing:
         self._busy = 0  # pieces of work in the background that are not done
         self._begun_at = clock()  # the last one in which this worker took part
         self._restored: Manifest | None = None  # what it has begun from
+        every = config.checkpoint
+        self._best = Best(every.best, every.best_mode == "max") if every.best else None
+        self._metrics: tuple[int, dict[str, float]] = 0, {}  # of the last epoch, and the step that ended it
+        self._told = False  # that there is no such metric
         self._saves = 0
         self._pending: dict[tuple[int, str], Manifest] = {}  # to be finished, but for their parts
         session.commits(self.commit)
@@ -130,7 +135,18 @@ class Checkpointing:
         if every.steps and step % every.steps == 0:
             return True
         old = self._clock() - self._begun_at >= EPOCH_SHARE * every.seconds
-        return steps.ends_epoch(step) and old
+        return steps.ends_epoch(step) and (old or self._best is not None)
+
+    def epoch_ended(self, step: int, metrics: dict[str, float]) -> None:
+        """With this step an epoch is whole: this is how good a checkpoint of it is."""
+        self._metrics = step, metrics
+        name = self._best.metric if self._best is not None else ""
+        if name and name not in metrics and name != "loss" and not self._told:  # who comes knows no loss yet
+            self._told = True
+            self._session.warn(
+                f"checkpoint.best is {name!r}, and the metrics of an epoch are "
+                f"{', '.join(metrics) or 'none'}: no checkpoint is the best one"
+            )
 
     def begin(self, place: Place, ledger: Ledger, steps: Steps, layout: Layout) -> None:
         """Have this rank's part of the present state written. All ranks begin at the same step."""
@@ -181,6 +197,7 @@ class Checkpointing:
             epoch=steps.epoch(ledger.step), records=steps.begins_at(ledger.step), model=self._model,
             variables=tuple(variables), parts=(), skipped=tuple(ledger.skipped), bad=dict(ledger.bad),
             config=lineage.kept(self._config), edl=edl.__version__,
+            metrics=self._metrics[1] if self._metrics[0] == ledger.step else {},
             state={
                 "layout": asdict(layout), "forced": list(self.forced), "epochs": ledger.epochs.described(),
             },
@@ -216,7 +233,7 @@ class Checkpointing:
     def _finish(self, key: tuple[int, str], manifest: Manifest) -> None:
         self._store.begin(*key).commit(replace(manifest, created=utc_now()))
         self._session.say(checkpointed=_told(manifest))
-        self._store.prune(self._config.checkpoint.keep)
+        self._store.prune(self._config.checkpoint.keep, self._best)
 
     def _do(self, key: tuple[int, str], work: Callable[[], None]) -> None:
         """In the background; a failure ends nothing but this attempt."""

@@ -70,6 +70,7 @@ from trainer.described import Described
 from trainer.epochs import Epochs, Turn
 from trainer.last_words import described
 from trainer.ledger import Ledger, LedgerBroken
+from trainer.memory_copy import MemoryCopy
 from trainer.ring.base import Arrival, Ring, RingBroken
 from trainer.session.orders import End, Export, FormRing, WriteCheckpoint
 from trainer.session.state import Session
@@ -223,6 +224,7 @@ class Worker:
         warm_start: has the model begin with what another training has learned; None: with its own weights.
         callbacks: None: there are none.
         history: takes the history of all whole epochs, again and again.
+        memory: takes a copy of each state; None: nobody keeps one.
     """
 
     def __init__(
@@ -239,11 +241,12 @@ class Worker:
         evaluation: Evaluation | None = None,
         callbacks: Callbacks | None = None,
         history: Callable[[Sequence[Mapping[str, float]]], None] = lambda history: None,
+        memory: MemoryCopy | None = None,
     ):
         self.config, self.session, self.ring, self.learner = config, session, ring, learner
         self.batches, self.report, self.export = batches, report, export
         self.checkpoints, self.warm_start, self.evaluation = checkpoints, warm_start, evaluation
-        self.callbacks, self.history = callbacks, history
+        self.callbacks, self.history, self.memory = callbacks, history, memory
         self.steps = batches.steps
         # The state, which all members share: the learner's variables, and
         self.ledger = Ledger()
@@ -289,7 +292,8 @@ class Worker:
                 raise RingBroken("the ring was cut before it was formed")
             self.ring.form(rank, size)
             in_flight_at = self.step
-            if form.sync and form.root == self.session.worker and not self.holds_state:
+            behind = not self.holds_state or self.ledger.step < form.step  # with a copy that is too old
+            if form.sync and form.root == self.session.worker and behind:
                 self.restore(form.step)
             if form.sync:
                 self.sync(form.members.index(form.root), rank)
@@ -330,6 +334,20 @@ class Worker:
     def epochs(self) -> int:
         """How many are to be trained."""
         return min(self.task, self.stop) if self.stop else self.task
+
+    def begin_from_memory(self) -> pb.LeftRing | None:
+        """Take over what a worker before this one has left in the memory of their place.
+
+        Returns:
+            which state it is; None: none is there.
+        """
+        if self.memory is None or (found := self.memory.newest()) is None:
+            return None
+        ledger, parts = found
+        self.learner.take_over(self.learner.prepared(parts))
+        self.go_on_from(ledger)
+        self.holds_state = True
+        return self.left("")
 
     def sync(self, root: int, rank: int) -> None:
         """All take the root's state: ledger and model together, or neither."""
@@ -394,9 +412,13 @@ class Worker:
 
     def say_out(self, generation: int, broken: str) -> None:
         """Report how the ring was left: the state that the master goes on from."""
+        self.session.say(generation, left_ring=self.left(broken))
+
+    def left(self, broken: str) -> pb.LeftRing:
+        """The state that it has outside of rings."""
         complete = self.holds_state and self.steps.ends_epoch(self.ledger.step)  # it may be the last
         digest = self.learner.digest() if complete else ""
-        self.session.say(generation, left_ring=self.ledger.left_ring(self.holds_state, broken, digest))
+        return self.ledger.left_ring(self.holds_state, broken, digest)
 
     # --- checkpoints
 
@@ -410,6 +432,13 @@ class Worker:
         """Of the state that this worker holds, by itself."""
         if self.checkpoints is not None:
             self.checkpoints.save(self.ledger, self.steps, self.batches.layout)
+
+    def epoch_ends(self, epochs: int, metrics: dict[str, float]) -> None:
+        """So many epochs are whole: tell how good the last one was, and have a checkpoint of it say so."""
+        self.report.epoch_ends(epochs, metrics)
+        if self.checkpoints is not None:
+            records = self.steps.records - self.ledger.bad.get(epochs - 1, 0)
+            self.checkpoints.epoch_ended(self.step, self.report.epoch_loss(epochs - 1, records) | metrics)
 
     def write(self) -> None:
         """All can, as all see at this step: begin to write the state that it has led to."""
@@ -453,13 +482,13 @@ class Worker:
             self.refuse_nonfinite(batch, sums)
         self.refuse_too_many_bad(agreed, bad)
         metrics = self.commit(generation, sums) if training else None
-        if agreed.writers == size and not agreed.nonfinite:
-            self.write()
         if bad:
             self.report.left_out(generation, self.steps.epoch(self.step - 1), bad)
         self.report.step_done(generation, rank, self.step, self.in_flight, agreed)
         if metrics is not None:
-            self.report.epoch_ends(self.steps.epoch(self.step), metrics)
+            self.epoch_ends(self.steps.epoch(self.step), metrics)
+        if agreed.writers == size and not agreed.nonfinite:
+            self.write()
         self.in_flight = 0
         self.settle(agreed, size)
         return not agreed.leave and (training or not self.steps.ended(self.step, self.epochs))
@@ -563,10 +592,12 @@ class Worker:
         if not agreed.nonfinite and agreed.records:
             self.learner.apply(sums)
         self.ledger = self.ledger.after(agreed, self.steps.epoch(self.ledger.step))
-        if not self.steps.ends_epoch(self.ledger.step):
-            return None
-        metrics = self.learner.take_metrics()
-        self.ledger = replace(self.ledger, epochs=self.ledger.epochs.whole(metrics))
+        metrics: dict[str, float] | None = None
+        if self.steps.ends_epoch(self.ledger.step):
+            metrics = self.learner.take_metrics()
+            self.ledger = replace(self.ledger, epochs=self.ledger.epochs.whole(metrics))
+        if self.memory is not None:  # before the next step, which is then proof that all have this one twice
+            self.memory.put(self.ledger, self.learner.parts())
         return metrics
 
     # --- callbacks

@@ -80,6 +80,8 @@ class Elastic(Section):
     grace_period_seconds: NotNegative
     master_outage_timeout_seconds: NotNegative
     max_failures: Count = Field(ge=0)
+    warm_process: Literal["none", "imported"]
+    memory_copy: bool
     disk_full_timeout_seconds: NotNegative
 
 
@@ -95,12 +97,25 @@ class Checkpoint(Section):
     seconds: NotNegative
     steps: Count = Field(ge=0)
     keep: Count = Field(ge=0)
+    best: str
+    best_mode: Literal["min", "max"]
     resume: bool
     force: bool
     from_: str = Field(alias="from")
     from_state: Literal["weights", "everything"]
     existing_claim: ObjectName
+    existing_secret: ObjectName
     host_path: str
+
+
+class Export(Section):
+    formats: list[Literal["keras", "savedmodel", "onnx"]]
+    verify: bool
+
+    @property
+    def further(self) -> tuple[str, ...]:
+        """The formats beside Keras' own, in which each model is kept anyhow."""
+        return tuple(dict.fromkeys(name for name in self.formats if name != "keras"))
 
 
 class Journal(Section):
@@ -121,12 +136,14 @@ class Config(Section):
     suspend: bool = Field(json_schema_extra=LIVE)
     high_priority_workers: Share = Field(json_schema_extra=LIVE | SHARE)
     ttl_seconds_after_finished: Count = Field(ge=-1, json_schema_extra=LIVE)
+    active_deadline_seconds: Count = Field(ge=0, json_schema_extra=LIVE)
     model: Model
     training: Training
     data: Data
     evaluation: Evaluation
     checkpoint: Checkpoint
     elastic: Elastic
+    export: Export
     log_level: Literal["debug", "info", "warning", "error"] = Field(json_schema_extra=LIVE)
     journal: Journal
     local: Local
@@ -173,6 +190,11 @@ RULES = [
         ("elastic.joinDelaySeconds", "elastic.startupTimeoutSeconds"),
         operator.ge,
         "joinDelaySeconds must be smaller",
+    ),
+    Rule(
+        ("elastic.memoryCopy", "elastic.warmProcess"),
+        lambda copies, warm: bool(copies) and warm == "none",
+        "the copy is kept by the process that is kept warm (warmProcess must be imported)",
     ),
     *(
         Rule((f"{place}.existingClaim", f"{place}.hostPath"), _both, "mutually exclusive")

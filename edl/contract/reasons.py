@@ -75,6 +75,7 @@ class Reason(StrEnum):
     Checkpointed = "Checkpointed", NORMAL, MINOR  # the first one; the status tells of those after it
     CheckpointsOff = "CheckpointsOff", NORMAL, MAJOR  # nothing is left when all workers are lost
     Stopping = "Stopping", NORMAL, MAJOR  # the job ends once its state is in a checkpoint
+    DeadlineExceeded = "DeadlineExceeded", WARNING, MAJOR  # activeDeadlineSeconds
     NotStopped = "NotStopped", WARNING, MAJOR  # it goes on, because it is in none
 
     # What people change.

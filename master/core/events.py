@@ -59,6 +59,7 @@ class Adopted:
     workers: tuple[tuple[WorkerId, str], ...]  # that may live, with their handles; "": does not run yet
     next_id: int  # how many workers there have been; also the next id
     within_seconds: float = 10.0  # they come back: they ask twice a second
+    active_seconds: float = 0.0  # since the job has begun, as far as is known
     safe: int = 0  # steps that all in its last ring had, as far as is known
 
 
@@ -71,6 +72,7 @@ class Hello:
 
     worker: WorkerId
     resumes: bool = False  # it is ready already, and `Resume` follows
+    brings_state: bool = False  # it may have a copy of the state when it is ready
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,7 @@ class Ready:
     checkpoint: int = 0  # the step of the newest checkpoint that it could begin from
     held_out: dict[str, int] = field(default_factory=dict)  # records of each split that the ring evaluates on
     forced: tuple[str, ...] = ()  # values that are others than that was made with, in words
+    held: LeftRing | None = None  # the state that a worker before it in its place has left there
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,6 +341,7 @@ class Live:
     min_workers: int
     suspended: bool
     epochs: int
+    active_deadline_seconds: int | None = None  # None: as before
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,14 +91,13 @@ class Job(State):
     def next_deadline(self) -> float | None:
         """When time alone will call for something: a `Tick` is due then, at the latest."""
         checkpoint = self.checkpoints.next_deadline()
-        farewell = stopping.next_deadline(self)
         waits = (
             self.regroup_at,
             self.judge_at,
             self.backoff.until,
             self.failover.until,
             checkpoint,
-            farewell,
+            *stopping.deadlines(self),
         )
         times = [at for at in waits if at is not None and at > self.now]
         if (timeout := self.timeouts.next()) is not None:
@@ -117,10 +116,12 @@ class Job(State):
                 self.notice(Reason.Resumed, "resumed: the workers form a ring and train on")
         self.target, self.min_size, self.suspended = event.workers, event.min_workers, event.suspended
         self.regroup_at = self.now
+        if event.active_deadline_seconds is not None:
+            self.active_deadline = event.active_deadline_seconds
         training.change_epochs(self, event.epochs)
 
     def _on_adopted(self, event: ev.Adopted) -> None:
-        self.safe_before = event.safe
+        self.safe_before, self.active_before = event.safe, event.active_seconds
         for w in self.failover.begin(event, self.now):
             self.timeouts.watch(w)
         if event.workers:
@@ -176,6 +177,8 @@ class Job(State):
                     self.pool.change(w, "hello")
                 if not event.resumes:
                     self._told_its_state(w)
+                if event.brings_state and w.is_starting:
+                    self.pool.bringing.add(w.id)
                 if w.stopped:  # before it could listen; a container's first process misses its SIGTERM, too
                     self.do(ev.Stop(w.id, f"worker {w.id} is not needed any more"))
             case ev.Ready():
@@ -242,6 +245,9 @@ class Job(State):
                 self.forced.append(words)
                 self.notice(Reason.Forced, f"forced: {words}")
         if self._admit(w, event):
+            if event.held is not None:
+                self.pool.copies[w.id] = event.held
+                rendezvous.count_a_late_copy(self, w)
             self.notice(Reason.WorkerReady, f"worker {w.id} is ready after {self.now - w.since:.1f} s")
 
     def _on_warned(self, event: ev.Warned) -> None:
@@ -361,6 +367,7 @@ class Job(State):
     def _reconcile(self) -> None:
         membership.drop_the_overdue(self)
         known = self.ending is None and self._take_over()
+        stopping.meet_the_deadline(self)
         if known:
             stopping.proceed(self)
         if self.ending is not None:

@@ -64,6 +64,11 @@ def form(job: State) -> None:
     if job.ring.running or job.pool.any(lambda kind: kind.place != OUT):
         return
     fresh = not job.pool.any(_holds)
+    if job.pool.bringing and not job.pool.any(_survives):  # one of them may have the latest state
+        _wait(job, "workers with a copy of the state are initializing")
+        return
+    if fresh:
+        fresh = not _count_copies(job)
     late = job.pool.any(lambda kind: kind.stays and not kind.is_ready)
     if fresh and late and job.regroup_at is not None and job.regroup_at > job.now:
         return  # nobody waits with the state: give those who are late for the start a moment
@@ -96,6 +101,30 @@ def form(job: State) -> None:
 
 def _holds(kind: Kind) -> bool:
     return kind.has_state and not kind.stopped
+
+
+def _count_copies(job: State) -> bool:
+    """Nobody holds the state: it is that of copies, which others have left to some. Whether there are any."""
+    copies = {w: c for w, c in job.pool.copies.items() if c.step >= job.checkpoints.step}
+    for worker, copy in copies.items():
+        job.pool.left(job.pool[worker], copy)
+    if copies:
+        step = max(copy.step for copy in copies.values())
+        job.notice(Reason.Restored, f"the state of step {step:,} was kept in memory (elastic.memoryCopy)")
+    return bool(copies)
+
+
+def count_a_late_copy(job: State, w: WorkerRecord) -> None:
+    """Others hold the state, and go on from an earlier one."""
+    copy, holders = job.pool.copies[w.id], job.pool.where(_holds)
+    known = [o.step for o in holders] + [job.step if job.ring.members else 0, job.checkpoints.step]
+    if holders and copy.step > max(known):
+        job.pool.left(w, copy)
+
+
+def _survives(kind: Kind) -> bool:
+    """It has the state from a ring that it was in, and not from a copy."""
+    return _holds(kind) and kind.state != WorkerState.READY
 
 
 def _plan(job: State, limits: Limits) -> RingPlan:

@@ -131,6 +131,8 @@ class State:
         self.stale = 0  # messages that came too late to mean anything
         self.reason = "starting"
         self.began_at: float | None = None
+        self.active_before = 0.0  # seconds, under earlier masters
+        self.active_deadline = config.active_deadline_seconds  # in seconds; 0: none
         self.ended_at: float | None = None
         self.goodput = Goodput()
         self.now = 0.0  # of the event in hand

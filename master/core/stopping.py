@@ -1,4 +1,5 @@
-"""A job that is to end before its training is complete, by people's will: at once, or with its state kept.
+"""A job that is to end before its training is complete, by people's will or by its deadline: at once, or with
+its state kept.
 
     asked ──▶ all leave the ring at a step boundary ──▶ the most advanced one writes the state ──▶ the end
 
@@ -8,12 +9,17 @@ If it cannot be written, the job goes on, and says so; unless it was to end anyw
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from edl.contract.phases import Phase
 from edl.contract.reasons import Reason
 from master.core import events as ev
+from master.core import training
 from master.core.checkpoints import Farewell
 from master.core.state import State
 from master.core.workers import OUT, Kind
+
+LAST_SECONDS = 60.0  # that a job whose deadline has passed may take to write its state
 
 
 def asked(job: State, event: ev.StopAsked) -> None:
@@ -32,7 +38,7 @@ def begin(job: State, farewell: Farewell) -> None:
     """End it like this, once its state is kept."""
     if job.ending is not None:
         return
-    if job.farewell is None:
+    if job.farewell is None and farewell.phase is Phase.Stopped:
         job.notice(Reason.Stopping, f"{farewell.reason}: the state is written, and then the job ends")
     job.farewell = farewell
     job.checkpoints.write_now(job.now)
@@ -60,6 +66,7 @@ def proceed(job: State) -> None:
         return
     last = max(holders, key=lambda w: (w.step, -w.id))
     if job.checkpoints.has(last.step):
+        training.go_on_from(job, last.step)  # so far it is
         job.step = last.step
         job.end(farewell.phase, f"{farewell.reason}; its state is in the checkpoint of step {last.step:,}")
     elif job.exporter is None:  # who saves the model has written the state before
@@ -76,9 +83,33 @@ def failed(job: State, why: str) -> None:
         _give_up(job, why)
 
 
-def next_deadline(job: State) -> float | None:
+def meet_the_deadline(job: State) -> None:
+    """End the job if it has been active for as long as is allowed."""
+    at, farewell = _deadline(job), job.farewell
+    if at is None or at > job.now or job.ending is not None:
+        return
+    until = job.now + LAST_SECONDS
+    if farewell is not None:
+        if farewell.until is None:  # people have asked for its end already
+            job.farewell = replace(farewell, force=True, until=until)
+        return
+    why = f"DeadlineExceeded: the job has been active for {job.active_deadline:,} s (activeDeadlineSeconds)"
+    job.notice(Reason.DeadlineExceeded, why)
+    if job.checkpoints.enabled:
+        begin(job, Farewell(Phase.Failed, why, force=True, until=until))
+    else:
+        job.end(Phase.Failed, why)
+
+
+def deadlines(job: State) -> tuple[float | None, float | None]:
     """When time alone ends it."""
-    return job.farewell.until if job.farewell is not None else None
+    return _deadline(job), job.farewell.until if job.farewell is not None else None
+
+
+def _deadline(job: State) -> float | None:
+    if not job.active_deadline or job.began_at is None:
+        return None
+    return job.began_at - job.active_before + job.active_deadline
 
 
 def _give_up(job: State, why: str) -> None:

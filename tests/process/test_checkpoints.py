@@ -21,6 +21,7 @@ from edl.client import Client
 from edl.contract import artifacts
 from edl.contract.reasons import Reason
 from master.core import events as ev
+from master.core import view
 from tests.checkpoints import write
 from tests.evidence import check_weights
 from tests.process.conftest import ROOT, Running
@@ -79,6 +80,22 @@ async def test_scaled_to_zero_and_back_nothing_is_lost(a_job: A_Job, tmp_path: P
     assert job.noticed(Reason.Restored)
 
 
+async def test_a_job_at_its_deadline_fails_with_its_state_in_a_checkpoint(
+    a_job: A_Job, tmp_path: Path
+) -> None:
+    where = tmp_path / "checkpoints"
+    async with a_job(f"checkpoint.dir={where}", "checkpoint.seconds=0", workers=2, records=RECORDS) as job:
+        await job.ring_of(2)
+        await job.stepping()
+        job.master.emit(ev.Live(2, 1, False, job.job.epochs, active_deadline_seconds=1))
+        await job.until(lambda: job.job.ended)
+        summary = view.summary(job.job)
+    assert summary["phase"] == "Failed" and "DeadlineExceeded: the job has been active" in summary["reason"]
+    (kept,) = Store.open(str(where)).checkpoints()
+    assert kept.step == summary["step"] == summary["task"]["steps_done"] > 0
+    assert f"its state is in the checkpoint of step {kept.step:,}" in summary["reason"]
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small file system, which takes root")
 async def test_a_full_disk_is_told_and_the_training_goes_on(a_job: A_Job, tmp_path: Path) -> None:
     where = tmp_path / "checkpoints"
@@ -123,7 +140,7 @@ class Jobs:
 
     def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [*EDL, *arguments], capture_output=True, text=True, env=self.environment, timeout=60
+            [*EDL, *arguments], capture_output=True, text=True, env=self.environment, timeout=90
         )
 
     @contextmanager
@@ -240,6 +257,18 @@ def test_a_job_is_resumed_after_a_stop_and_after_a_kill_of_everything_with_other
     assert check_weights(fifth / artifacts.MODEL, RECORDS, 4) == ""
     summary = artifacts.read_summary(fifth)
     assert summary["records"]["applied"] == RECORDS and str(where) in summary["began_with"]
+    # Of checkpoints alone, by their step; and the trained model in another format.
+    late = tmp_path / "late.keras"
+    last = Store.open(str(where)).checkpoints()[-1].step
+    done = jobs.command("export", str(where), "--step", str(last), "--output", str(late))
+    assert (done.returncode, check_weights(late, RECORDS, 3)) == (0, ""), done.stderr
+    served = tmp_path / "served"
+    done = jobs.command("export", str(fourth), "--format", "savedmodel", "--output", str(served))
+    assert f"{served}: the trained model as savedmodel, loaded again" in done.stdout, done.stderr
+    refused = jobs.command("export", str(fourth), "--format", "savedmodel", "--output", str(served))
+    assert (refused.returncode, "already exists; choose another" in refused.stderr) == (1, True)
+    refused = jobs.command("export", str(where), "--step", "7", "--output", str(tmp_path / "7.keras"))
+    assert "neither a job's output directory nor a whole checkpoint of step 7" in refused.stderr
 
 
 def test_a_warm_start_from_nothing_or_from_another_model_ends_before_the_first_step(tmp_path: Path) -> None:

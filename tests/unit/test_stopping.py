@@ -8,6 +8,7 @@ from edl.contract.ids import WorkerId
 from edl.contract.reasons import Reason
 from master.core import events as ev
 from master.core import view
+from master.core.job import Job
 from tests.stories import Story, of, only
 from tests.unit.test_job_checkpoints import a_story, whole
 
@@ -100,3 +101,71 @@ def test_where_none_are_written_it_goes_on() -> None:
     story = Story(workers=2).running()
     story.tell(STOP)
     assert story.job.phase == "Training" and "checkpoint.dir is empty" in answer(story)["failed"]
+
+
+# --- the deadline of the job
+
+
+def with_deadline(seconds: int, **checkpoint: Any) -> Story:
+    """It has begun, and its deadline was set."""
+    story = a_story(**checkpoint)
+    story.tell(ev.Live(2, 2, False, 1, seconds))
+    return story
+
+
+def test_a_job_that_has_been_active_for_too_long_fails_with_its_state_in_a_checkpoint() -> None:
+    story = with_deadline(100).running()
+    assert not of(story.waits(98 - (story.now - 100)), ev.Leave)
+    assert only(story.waits(3), ev.Leave).members == (0, 1)
+    assert only(story.out(0, 1, step=5), ev.WriteCheckpoint).worker == 0
+    assert len(of(whole(story, 5), ev.Stop)) == 2
+    assert story.job.ending == (
+        "Failed",
+        "DeadlineExceeded: the job has been active for 100 s (activeDeadlineSeconds); its state is in the "
+        "checkpoint of step 5",
+    )
+    assert len(story.noticed(Reason.DeadlineExceeded)) == 1
+
+
+def test_it_fails_also_if_that_cannot_be_written_or_takes_too_long() -> None:
+    story = with_deadline(100).running()
+    story.waits(100)
+    story.out(0, 1, step=5)
+    assert len(of(fails(story, 5), ev.Stop)) == 2 and story.job.phase == "Ending"
+    story = with_deadline(100).running()
+    story.waits(100)
+    story.out(0, 1, step=5)
+    assert len(of(story.waits(61), ev.Stop)) == 2
+    assert story.job.reason.endswith("its state could not be written in time")
+
+
+def test_without_checkpoints_or_workers_it_fails_at_once() -> None:
+    story = with_deadline(100, dir="").running()
+    assert len(of(story.waits(100), ev.Stop)) == 2
+    story = with_deadline(100)
+    story.waits(100)
+    assert story.job.ending is not None and story.job.ending[0] == "Failed"
+
+
+def test_the_time_under_earlier_masters_counts_and_a_deadline_may_be_moved() -> None:
+    job = Job(a_story().job.config)
+    job.handle(ev.Adopted((), 0, active_seconds=95), 1000.0)
+    job.handle(ev.Begin(), 1000.0)
+    for now, deadline, ends in (
+        (1000.1, 100, False),
+        (1004.9, 100, False),
+        (1004.9, 200, False),
+        (1050, 140, True),
+    ):
+        job.handle(ev.Live(2, 2, False, 1, deadline), now)
+        assert (job.ending is not None) == ends, now
+        if not ends:
+            assert job.next_deadline() == 1000 - 95 + deadline
+
+
+def test_a_job_that_is_being_stopped_at_its_deadline_is_stopped_in_time() -> None:
+    story = with_deadline(100).running()
+    story.tell(STOP)
+    story.out(0, 1, step=5)
+    story.waits(170)
+    assert story.job.ending is not None and story.job.ending[0] == "Stopped"
