@@ -54,6 +54,7 @@ from trainer.warm_start import of_job as warm_start_of_job
 from trainer.watchdog import Watch, Watchdog
 from trainer.worker import Learner, Worker
 
+MOST_TOLD = 1_000  # epochs of the history in the summary, which a ConfigMap has to hold
 SAMPLE_RECORDS = 2  # to warm up with
 MEBIBYTE = 1 << 20
 AHEAD = 0.25  # of the buffer: batches that are read ahead; the rest: open blocks
@@ -111,7 +112,7 @@ def build(stream: MasterStream, memory: MemoryCopy | None = None) -> Worker:
             return callbacks is not None and callbacks.end(worker.ledger.epochs)
         finally:
             history.end(worker.ledger.epochs.history)
-            session.say(history=pb.History(json=as_json(worker.ledger.epochs.history)))
+            session.say(history=pb.History(json=as_json(worker.ledger.epochs.history[-MOST_TOLD:])))
 
     export = Exporter(
         model, module, session, watchdog.watch, finish,

@@ -115,14 +115,14 @@ class A:
     def form(
         self, circle: Circle, generation: int, members: list[int], root: int = 0, *, sync: bool = True,
         epochs: int = EPOCHS, shares: tuple[int, ...] = (), block: int = 1, step: int = 0,
-        joining: Sequence[int] = (), round: int = 0,
+        joining: Sequence[int] = (), round: int = 0, turn: int = 0,
     ) -> None:  # fmt: skip
         self.ring.open(circle)
         layout = pb.Layout(records=SIZE, block=block, shards=1)
         even = [1] * len(members)
         order = pb.Form(
             members=members, root=root, sync=sync, epochs=epochs, shares=shares or even, layout=layout,
-            step=step, joining=joining, round=round,
+            step=step, joining=joining, round=round, turn=turn,
         )  # fmt: skip
         self.hears(generation, form=order)
         if not self.thread.is_alive():
