@@ -137,6 +137,8 @@ def _verdict(books: Books, summary: dict[str, Any]) -> str:
     )
     if books.resumed:
         text += f"; the first {books.resumed:,} steps are of the checkpoint that it went on from"
+    if forced := summary.get("forced"):
+        text += f"; forced, and not proved here: {'; '.join(map(one_line, forced))}"
     if books.losses:
         text += f"; the newest state was lost {books.losses} times and training went on from what was left"
     return text

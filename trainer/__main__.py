@@ -63,7 +63,10 @@ def work(stream: MasterStream, start: Start) -> int:
     begins_from, found = worker.checkpoints.newest(worker.batches.layout) if worker.checkpoints else (0, None)
     layout = pb.Layout(**asdict(found or worker.batches.layout))
     model = worker.learner.fingerprint()
-    stream.session.say(ready=pb.Ready(layout=layout, model=model, checkpoint=begins_from))
+    held_out = worker.evaluation.sizes if worker.evaluation is not None else {}
+    forced = worker.checkpoints.forced if worker.checkpoints else ()
+    ready = pb.Ready(layout=layout, model=model, checkpoint=begins_from, held_out=held_out, forced=forced)
+    stream.session.say(ready=ready)
     end = worker.train()
     print(f"edl worker {stream.session.worker}: {end.why}", file=sys.stderr)
     return _lost(end.why) if end.lost else WorkerExit.STOPPED

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from threading import Event
@@ -18,15 +18,23 @@ import tensorflow as tf
 
 from edl import config as config_module
 from edl.config import Config
+from edl.contract.evaluation import FINAL, EvaluationPlan
 from edl.contract.exit_codes import WorkerExit
 from edl.contract.layout import Layout, Part
 from edl.contract.proto import edl_pb2 as pb
+from edl.contract.steps import Steps
 from edl.errors import ModelError
 from trainer import output_lock, user_model
+from trainer.callback_rules import accepted
+from trainer.callbacks import Callbacks
 from trainer.checkpointing import of_job
 from trainer.data import Batch, Batches
+from trainer.evaluation import RingEvaluation
+from trainer.evaluation_metrics import EvaluationMetrics
 from trainer.export import Exporter
 from trainer.exports.verification import Verification
+from trainer.history import HistoryFiles, as_json
+from trainer.last_words import described
 from trainer.learner import KerasLearner
 from trainer.log import log
 from trainer.model_support import has_own_step, refuse_unless_compiled
@@ -40,7 +48,9 @@ from trainer.session.client import MasterStream
 from trainer.session.orders import FormRing
 from trainer.session.state import Session
 from trainer.telemetry import Telemetry
-from trainer.watchdog import Watchdog
+from trainer.user_model import UserModel
+from trainer.warm_start import of_job as warm_start_of_job
+from trainer.watchdog import Watch, Watchdog
 from trainer.worker import Learner, Worker
 
 SAMPLE_RECORDS = 2  # to warm up with
@@ -84,8 +94,22 @@ def build(stream: MasterStream) -> Worker:
     warn = session.warn if stream.rehearses else log.warning  # one worker tells it for all
     learner = learner_of(model, samples, ring, training.inexact_loss, warn, training.accumulate_steps)
 
+    history = HistoryFiles(Path(stream.output) if stream.output else None)
+
+    def finish() -> bool:
+        """What is left to be done to the trained model. True: it is another one then."""
+        try:
+            worker.end_epoch()
+        finally:
+            learner.finish_training()
+        try:
+            return callbacks is not None and callbacks.end(worker.ledger.epochs)
+        finally:
+            history.end(worker.ledger.epochs.history)
+            session.say(history=pb.History(json=as_json(worker.ledger.epochs.history)))
+
     export = Exporter(
-        model, module, session, watchdog.watch, learner.finish_training,
+        model, module, session, watchdog.watch, finish,
         output=Path(stream.output) if stream.output else None,
         salvage=Path(stream.salvage) if stream.salvage else None,
         room_seconds=config.elastic.disk_full_timeout_seconds,
@@ -95,6 +119,7 @@ def build(stream: MasterStream) -> Worker:
         source=config.model.source,
     )  # fmt: skip
     batches = Batches(records, training.batch_size, buffer * AHEAD)
+    evaluation = evaluation_of(config, module, model, samples, batches.steps, watchdog.watch, warn)
     if size:
         before = learner.state()
         warm_up(config, ring, learner, records)
@@ -106,8 +131,17 @@ def build(stream: MasterStream) -> Worker:
                      config.export.further, features)  # fmt: skip
         learner.load(before)
     checkpoints = of_job(config, session, learner, stream.run_id)
+    warm_start = warm_start_of_job(config, model, learner, session.began_with)
+    if warm_start is not None and stream.rehearses:
+        own, _ = checkpoints.newest(batches.layout) if checkpoints else (0, None)
+        if not own:
+            warm_start.check()  # now, and not when all are there
+    begin = warm_start.begin if warm_start is not None else None
     report = Telemetry(session, batches.steps)
-    return Worker(config, session, ring, learner, batches, report, export, checkpoints)
+    callbacks = callbacks_of(config, module, learner, batches.steps, watchdog.watch, warn)
+    worker = Worker(config, session, ring, learner, batches, report, export, checkpoints, begin, evaluation,
+                    callbacks, history)  # fmt: skip
+    return worker
 
 
 class Sums(Protocol):
@@ -142,6 +176,56 @@ def learner_of(
             raise ModelError("training.accumulateSteps must be 1 for a model with its own train_step()")
         return OwnStepLearner(model, sample, ring.reduce, inexact, warn)
     return KerasLearner(model, sample, samples[1:], ring.reduce, inexact, warn, ring.in_graph, pieces)
+
+
+def evaluation_of(
+    config: Config,
+    module: UserModel,
+    model: Any,
+    samples: Sequence[Batch],
+    steps: Steps,
+    watch: Watch,
+    warn: Callable[[str], None],
+) -> RingEvaluation | None:
+    """How the ring evaluates the model; None: there is nothing that it could be evaluated on, or with."""
+    of, buffer = config.evaluation, config.data.buffer_mebibytes * MEBIBYTE
+    sources = {}
+    for split in dict.fromkeys((of.split, FINAL)):
+        if (reader := module.reader(split)) is not None and len(reader):
+            sources[split] = Records(reader, module.feed, module.name, watch)
+        elif split != FINAL:
+            raise ModelError(
+                f"evaluation.split is {split!r}, and {module.name}: data({split!r}) has no records"
+            )
+    if not sources or not samples:
+        return None
+    try:
+        metrics = EvaluationMetrics(model, samples[0], warn)
+    except Exception as error:  # the rehearsal tells it, of which one worker is in charge
+        log.warning(f"the ring does not evaluate the model: {described(error)}")
+        return None
+    batches = {split: Batches(source, of.batch_size, buffer * AHEAD) for split, source in sources.items()}
+    sizes = {split: source.layout.records for split, source in sources.items()}
+    plan = EvaluationPlan(steps, of.batch_size, of.steps, of.epochs, of.split, sizes)
+    return RingEvaluation(plan, batches, metrics)
+
+
+def callbacks_of(
+    config: Config,
+    module: UserModel,
+    learner: KerasLearner | OwnStepLearner,
+    steps: Steps,
+    watch: Watch,
+    notify: Callable[[str], None],
+) -> Callbacks | None:
+    """Those of the user's module; None: it has none that are to be called.
+
+    Raises:
+        ModelError: one of them cannot be honoured.
+    """
+    given = accepted(module.callbacks(), config, notify) if module.callbacks is not None else []
+    epochs = config.training.epochs
+    return Callbacks(given, learner, steps.per_epoch, epochs, watch) if given and steps.records else None
 
 
 def _hung(stream: MasterStream, why: str, stack: str) -> None:
@@ -190,5 +274,5 @@ def warm_up(config: Config, ring: Ring, learner: Learner, records: Records) -> N
         raise RingBroken(broken)
 
 
-def _nothing() -> None:
+def _nothing(worth: Mapping[str, float] | None) -> None:
     pass

@@ -12,7 +12,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from edl.contract import artifacts
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.ranges import Range
 from edl.data import Reader
-from edl.errors import EdlError
+from edl.errors import EdlError, UserCodeError
 from edl.full_disk import PASSING
 from trainer import saved_file
 from trainer.exports import catalog, formats, samples
@@ -181,7 +181,8 @@ class Exporter:
 
     Args:
         watch: goes around each call of the user's code that reads.
-        finish: what the model still needs, such as the final average of its weights.
+        finish: what the model still needs, such as the final average of its weights. True: it is another one
+            then than the ring has evaluated.
         output: where the model is wanted; None: nowhere.
         salvage: where to save it when that fails; None: in a temporary directory.
         room_seconds: how long to wait for room in `output` when it is full.
@@ -194,7 +195,7 @@ class Exporter:
     module: UserModel
     session: Session
     watch: Watch
-    finish: Callable[[], None]
+    finish: Callable[[], bool]
     output: Path | None
     salvage: Path | None
     room_seconds: float
@@ -202,8 +203,12 @@ class Exporter:
     verify: Callable[[], Verification] | None = None
     source: str = ""
 
-    def __call__(self) -> None:
-        """Save, say so, evaluate, say so."""
+    def __call__(self, worth: Mapping[str, float] | None = None) -> None:
+        """Save, say so, evaluate, say so.
+
+        Args:
+            worth: the loss and metrics of the model, where the ring has evaluated it.
+        """
         verification, failed = None, []
         if self.verify is not None and self.output is not None:
             try:  # first, for it takes seconds to begin
@@ -211,24 +216,31 @@ class Exporter:
             except OSError as error:  # no memory, no room for a process
                 failed.append(_part(VERIFICATION, error))
         try:
-            self._export(verification, failed)
+            self._export(worth, verification, failed)
         finally:
             if verification is not None:
                 verification.close()
 
-    def _export(self, verification: Verification | None, failed: list[pb.PartFailed]) -> None:
+    def _export(
+        self,
+        worth: Mapping[str, float] | None,
+        verification: Verification | None,
+        failed: list[pb.PartFailed],
+    ) -> None:
         try:
-            self.finish()
+            if self.finish():
+                worth = None
         except FAILURES as error:
             failed.append(_part(SAVING, error))
         kept = self._keep()
         self.session.say_saved(pb.Saved(failed=[*failed, *_trouble(kept)], **self._place(kept)))
         # What may still be moved is handed over when it is where it stays.
         handed = self._hand_over(kept, verification) if kept.trouble is None else None
-        metrics: dict[str, float] = {}
+        metrics = dict(worth or {})
         evaluation = []
         try:
-            metrics = evaluate(self.model, self.module, self.module.reader("test"), self.watch)
+            if worth is None:
+                metrics = evaluate(self.model, self.module, self.module.reader("test"), self.watch)
         except FAILURES as error:
             evaluation.append(_part(EVALUATION, error))
         kept = self._put_right(kept)
@@ -357,6 +369,6 @@ def _trouble(kept: Kept) -> list[pb.PartFailed]:
 
 def _part(part: str, error: BaseException, what: str = "") -> pb.PartFailed:
     """An error, for the master. Errors in our own words need no traceback."""
-    ours = isinstance(error, EdlError)
+    ours = isinstance(error, EdlError) and not isinstance(error, UserCodeError)
     why = f"{what}{described(error)}"
     return pb.PartFailed(part=part, why=why, traceback="" if ours else traced(error))

@@ -26,6 +26,9 @@
 {{- $mounts = concat $mounts (include "edl.tlsMount" .root | fromYamlArray) -}}
 {{- $volumes = concat $volumes (include "edl.tlsVolume" .root | fromYamlArray) -}}
 {{- $container := dict "command" (list "python" "-m" "trainer") "env" $env -}}
+{{- with $v.checkpoint.existingSecret -}}
+  {{- $_ := set $container "envFrom" (list (dict "secretRef" (dict "name" .))) -}}
+{{- end -}}
 {{- $spec := dict "restartPolicy" "Never" "automountServiceAccountToken" false -}}
 {{- with .priorityClass }}{{ $_ := set $spec "priorityClassName" . }}{{ end -}}
 apiVersion: v1

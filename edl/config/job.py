@@ -83,13 +83,26 @@ class Elastic(Section):
     disk_full_timeout_seconds: NotNegative
 
 
+class Evaluation(Section):
+    split: Literal["test", "validation"]
+    steps: Count = Field(ge=0)
+    epochs: Count = Field(ge=0)
+    batch_size: Int = Field(ge=1, lt=1 << 24)
+
+
 class Checkpoint(Section):
     dir: str
     seconds: NotNegative
     steps: Count = Field(ge=0)
     keep: Count = Field(ge=0)
+    best: str
+    best_mode: Literal["min", "max"]
     resume: bool
+    force: bool
+    from_: str = Field(alias="from")
+    from_state: Literal["weights", "everything"]
     existing_claim: ObjectName
+    existing_secret: ObjectName
     host_path: str
 
 
@@ -126,9 +139,11 @@ class Config(Section):
     suspend: bool = Field(json_schema_extra=LIVE)
     high_priority_workers: Share = Field(json_schema_extra=LIVE | SHARE)
     ttl_seconds_after_finished: Count = Field(ge=-1, json_schema_extra=LIVE)
+    active_deadline_seconds: Count = Field(ge=0, json_schema_extra=LIVE)
     model: Model
     training: Training
     data: Data
+    evaluation: Evaluation
     checkpoint: Checkpoint
     elastic: Elastic
     export: Export
@@ -190,6 +205,21 @@ RULES = [
             "dir must be the absolute path at which it is mounted",
         )
         for place in ("checkpoint.existingClaim", "checkpoint.hostPath")
+    ),
+    Rule(
+        ("checkpoint.force", "checkpoint.resume"),
+        lambda force, resume: force and not resume,
+        "force says how to go on with another run's checkpoints",
+    ),
+    Rule(
+        ("checkpoint.from", "checkpoint.dir"),
+        lambda source, where: bool(source) and source.rstrip("/") == where.rstrip("/"),
+        "a new training must not write where it begins from (to go on with that one: checkpoint.resume=true)",
+    ),
+    Rule(
+        ("checkpoint.from", "checkpoint.fromState"),
+        lambda source, state: state == "everything" and source.endswith((".keras", ".weights.h5")),
+        "a file holds the weights only; everything is in a checkpoint",
     ),
     Rule(
         ("output.size", "output.existingClaim"), _both, "mutually exclusive (a new claim, or one that exists)"

@@ -76,6 +76,7 @@ class Books:
     losses: int = 0
     begins: bool = False  # the ring's root had no state, or has it from a checkpoint
     resumed: int = 0  # the step that the first ring began with
+    stopped: int = 0  # epochs with which the training ends, because a callback wants it
 
     @staticmethod
     def load(kept: Any) -> Books:
@@ -104,6 +105,7 @@ class Books:
         try:
             training, data = values["training"], values["data"]
             self.epochs, self.batch = int(training["epochs"]), int(training["batchSize"])
+            self.stopped = 0  # it is told again by those whose state it is in
             self.seed, self.shuffle = int(training["seed"]), bool(data["shuffle"])
         except (LookupError, TypeError, ValueError, OverflowError) as error:
             raise ValueError(f"{type(error).__name__}: {error}") from error
@@ -137,6 +139,9 @@ class Books:
                 self._joined(event, where)
             case "LeftRing":
                 self.out[event["worker"]] = Out.of(event)
+                if stop := event.get("stop", 0):
+                    self.stopped = min(self.stopped or stop, stop)
+                    self.epochs = min(self.epochs, self.stopped)
                 if event["has_state"]:
                     self.holders.add(event["worker"])
             case "Gone":  # for good: it is nobody's root any more
@@ -152,7 +157,8 @@ class Books:
                 steps = Steps(self.layout.records, self.batch)
                 self.safe = max(self.safe, event["epochs"] * steps.per_epoch)
             case "Live" if not any(e.get("reason") == Reason.SpecRefused for e in entry["effects"]):
-                self.epochs = int(event["epochs"])
+                epochs = int(event["epochs"])
+                self.epochs = min(epochs, self.stopped or epochs)
         lost = any(effect.get("reason") == Reason.StateLost for effect in entry["effects"])
         for effect in entry["effects"]:
             match effect["type"]:

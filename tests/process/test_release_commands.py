@@ -454,6 +454,52 @@ async def test_stop_ends_the_run_says_what_stays_and_may_be_said_twice(cluster: 
     assert (late.code, late.err) == (1, "edl: release edl: the job has ended: Stopped\n")
 
 
+def asks(cluster: Cluster, key: str) -> overrides.Asked | None:
+    return overrides.Asked.read(data(cluster), key)
+
+
+async def test_stop_with_a_checkpoint_waits_until_the_job_ends_or_says_why_it_goes_on(
+    cluster: Cluster,
+) -> None:
+    install(cluster, "edl", "checkpoint.dir=s3://bucket/here")
+    says(cluster, "Training")
+
+    def goes_on() -> dict[str, str] | None:
+        asked = asks(cluster, overrides.FAREWELL)
+        failed = {"failed": "worker 0: No space left on device"}
+        return {"stop": json.dumps({"id": asked.id, **failed})} if asked and not asked.force else None
+
+    stop = ("stop", "--checkpoint", "--release", "edl")
+    done, _ = await asyncio.gather(cluster.edl(*stop), answering(cluster, goes_on))
+    assert done.code == 1 and "the job goes on: worker 0: No space left on device." in done.err
+    assert "waiting for the checkpoint" in done.out
+    assert asks(cluster, overrides.FAREWELL) is None, "the next master does not try it again"
+
+    def ends() -> dict[str, str] | None:
+        asked = asks(cluster, overrides.FAREWELL)
+        return {"phase": "Stopped", "reason": "by edl stop"} if asked == overrides.Asked(
+            RUN, asked.id if asked else "", True
+        ) else None  # fmt: skip
+
+    done, _ = await asyncio.gather(cluster.edl(*stop, "--force"), answering(cluster, ends))
+    assert done.code == 0 and "the job has ended: Stopped, by edl stop\n" in done.out
+
+
+async def test_a_checkpoint_is_asked_of_a_release(cluster: Cluster) -> None:
+    says(cluster, "Training")
+    none = await cluster.edl("checkpoint", "--release", "edl")
+    assert none.code == 1 and "its checkpoint.dir is empty" in none.err
+    install(cluster, "edl", "checkpoint.dir=s3://bucket/here")
+    says(cluster, "Training")
+
+    def written() -> dict[str, str] | None:
+        asked = asks(cluster, overrides.CHECKPOINT)
+        return {"checkpointStep": "1200"} if asked is not None and asked.run == RUN else None
+
+    done, _ = await asyncio.gather(cluster.edl("checkpoint", "--release", "edl"), answering(cluster, written))
+    assert (done.code, done.out) == (0, "the checkpoint of step 1,200 is in s3://bucket/here\n")
+
+
 async def test_a_run_that_has_not_begun_cannot_be_stopped(cluster: Cluster) -> None:
     done = await cluster.edl("stop", "--release", "edl")
     assert done.code == 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from edl.contract.exit_codes import WorkerExit
@@ -145,7 +145,8 @@ class Fleet:
         w.is_ready = True
         layout = pb.Layout(records=self.world.size, block=1, shards=1)
         found = w.checkpoints.newest(Layout(self.world.size))[0] if w.checkpoints else 0
-        w.session.say(ready=pb.Ready(layout=layout, checkpoint=found))
+        held_out = w.worker.evaluation.sizes if w.worker.evaluation else {}
+        w.session.say(ready=pb.Ready(layout=layout, checkpoint=found, held_out=held_out))
         self.beats(w)
         w.go_on()
 
@@ -164,13 +165,21 @@ class Fleet:
         """As soon as it has been heard."""
         self.does(w, max(w.outbox_at - self.clock.now, 0.0), lambda: self.exit(w, code=code))
 
+    def evaluates(self, w: Sim) -> None:
+        """A forward pass over held-out records."""
+        w.evaluating = True
+        try:
+            self.works(w)
+        finally:
+            w.evaluating = False
+
     def works(self, w: Sim) -> None:
         """A forward pass."""
         w.waits(seconds=self.random.uniform(0.5, 1.5) * self.world.pace)
 
-    def export(self, w: Sim) -> None:
+    def export(self, w: Sim, worth: Mapping[str, float] | None) -> None:
         """First it saves, then it evaluates; it may be lost during either."""
-        self.world.checks.exports(w)
+        self.world.checks.exports(w, worth)
         w.waits(seconds=self.random.uniform(0.05, 1))
         w.session.say(saved=pb.Saved(model="model.keras"))
         w.waits(seconds=self.random.uniform(0.05, 1))
@@ -227,7 +236,11 @@ class Fleet:
             self.does(w, 0, lambda: w.session.say(leaving=pb.Leaving(why="SIGTERM")))
 
     def fail(self, w: Sim, error: Exception, blame: bool = True) -> None:
-        """It says why, and ends when that has been heard."""
+        """It says why, and ends when that has been heard; what an evaluation raises ends nothing but that."""
+        if w.evaluating:
+            self.world.checks.evaluation_failed = True
+            w.hit(error)
+            return
         if blame:
             self.world.faults.to_blame.add(w.id)
         w.failed = True
