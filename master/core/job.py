@@ -91,12 +91,14 @@ class Job(State):
     def next_deadline(self) -> float | None:
         """When time alone will call for something: a `Tick` is due then, at the latest."""
         checkpoint = self.checkpoints.next_deadline()
+        copies = self.copies_until if self.copies_awaited else None
         waits = (
             self.regroup_at,
             self.judge_at,
             self.backoff.until,
             self.failover.until,
             checkpoint,
+            copies,
             *stopping.deadlines(self),
         )
         times = [at for at in waits if at is not None and at > self.now]
@@ -179,6 +181,7 @@ class Job(State):
                     self._told_its_state(w)
                 if event.brings_state and w.is_starting:
                     self.pool.bringing.add(w.id)
+                    self.copies_awaited = max(self.copies_awaited - 1, 0)
                 if w.stopped:  # before it could listen; a container's first process misses its SIGTERM, too
                     self.do(ev.Stop(w.id, f"worker {w.id} is not needed any more"))
             case ev.Ready():
