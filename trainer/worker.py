@@ -120,12 +120,9 @@ class Learner(Protocol):
         """How large the state is."""
         ...
 
-    def state(self) -> np.ndarray:
-        """Everything that `apply` changes, uint8 [bytes]."""
-        ...
-
     def parts(self) -> list[np.ndarray]:
-        """The same, uint8 [bytes] for each variable: as it is now, whatever is applied later."""
+        """Everything that `apply` changes, uint8 [bytes] for each variable: as it is now, whatever is applied
+        later."""
         ...
 
     def prepared(self, parts: list[np.ndarray]) -> Any:
@@ -135,10 +132,6 @@ class Learner(Protocol):
 
     def take_over(self, values: Any) -> None:
         """Take over what was prepared."""
-        ...
-
-    def load(self, state: np.ndarray) -> None:
-        """Take over another worker's `state`."""
         ...
 
     def change(self, values: Mapping[int, np.ndarray]) -> None:
@@ -221,7 +214,8 @@ class Worker:
             the model to be worth, None: the model is still to be evaluated.
         evaluation: None: the ring makes none.
         checkpoints: None: the job writes none.
-        warm_start: has the model begin with what another training has learned; None: with its own weights.
+        warm_start: has the model begin with what another training has learned, and returns what of the job is
+            done already; None: with its own weights.
         callbacks: None: there are none.
         history: takes the history of all whole epochs, again and again.
         memory: takes a copy of each state; None: nobody keeps one.
@@ -237,7 +231,7 @@ class Worker:
         report: Telemetry,
         export: Callable[[Mapping[str, float] | None], None],
         checkpoints: Checkpointing | None = None,
-        warm_start: Callable[[], None] | None = None,
+        warm_start: Callable[[], Ledger | None] | None = None,
         evaluation: Evaluation | None = None,
         callbacks: Callbacks | None = None,
         history: Callable[[Sequence[Mapping[str, float]]], None] = lambda history: None,
@@ -322,8 +316,8 @@ class Worker:
         there is none, with a warm start."""
         if self.checkpoints is not None and (found := self.checkpoints.restore(expected)) is not None:
             self.go_on_from(found)
-        elif self.warm_start is not None:
-            self.warm_start()
+        elif self.warm_start is not None and (begun := self.warm_start()) is not None:
+            self.go_on_from(begun)
 
     def go_on_from(self, ledger: Ledger) -> None:
         """That is what is in this worker's state."""
@@ -675,9 +669,9 @@ class Worker:
             return self.evaluation.nothing(now.split)
         try:
             values, told[control.RECORDS] = self.evaluation.part(now, self.round)
-        except RingBroken:
-            raise
         except Exception as error:
+            if isinstance(error, RingBroken) or not self.config.trains:
+                raise
             told[control.NONFINITE] = 1
             self.session.warn(f"the model could not be evaluated on data({now.split!r}): {described(error)}")
             return self.evaluation.nothing(now.split)
@@ -700,6 +694,8 @@ class Worker:
         try:
             return self.evaluation.results(split, np.frombuffer(self.ledger.totals))
         except Exception as error:
+            if not self.config.trains:
+                raise
             self.session.warn(f"the metrics over data({split!r}) could not be computed: {described(error)}")
             return {}
 
@@ -712,7 +708,7 @@ class Worker:
 
     def worth(self) -> Mapping[str, float] | None:
         """What the ring has found this state to be worth; None: it was not evaluated, or could not be."""
-        found = self.ledger.evaluated.get(FINAL)
+        found = self.ledger.evaluated.get(FINAL if self.config.trains else self.config.evaluation.split)
         if self.evaluation is None or not self.evaluation.is_whole or found is None:
             return None
         return found.metrics or None if found.step == self.ledger.step else None

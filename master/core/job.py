@@ -53,7 +53,7 @@ class Job(State):
             case ev.Begin():
                 self.began_at = now
                 self.goodput.turn("starting", now)
-                if not self.checkpoints.enabled:
+                if not self.checkpoints.enabled and self.config.trains:
                     self.notice(Reason.CheckpointsOff, CHECKPOINTS_OFF)
             case ev.Scale():
                 self.notice(Reason.Scaled, f"workers {self.target} -> {event.workers}")
@@ -120,7 +120,8 @@ class Job(State):
         self.regroup_at = self.now
         if event.active_deadline_seconds is not None:
             self.active_deadline = event.active_deadline_seconds
-        training.change_epochs(self, event.epochs)
+        if self.config.trains:
+            training.change_epochs(self, event.epochs)
 
     def _on_adopted(self, event: ev.Adopted) -> None:
         self.safe_before, self.active_before = event.safe, event.active_seconds
