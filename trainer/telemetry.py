@@ -102,6 +102,7 @@ class Telemetry:
         """
         at = self._clock()
         self._comes_back(generation, rank, step, at)
+        self._session.progress = Progress(generation, step, self._records, self._seconds, self._loss, round)
         if at >= self._logged_at + LOG_SECONDS:
             self._logged_at = at
             done = now.positions(round)[0]

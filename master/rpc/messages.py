@@ -57,7 +57,9 @@ def event_of(worker: WorkerId, message: pb.FromWorker) -> ev.Event | ev.Heartbea
             beat = message.heartbeat
             loss = _finite(beat.loss) if beat.HasField("loss") else None
             epoch = _epoch_loss(beat.epoch_loss) if beat.HasField("epoch_loss") else None
-            return ev.Heartbeat(worker, g, beat.step, beat.rate, loss, beat.memory, epoch, beat.speed)
+            return ev.Heartbeat(
+                worker, g, beat.step, beat.rate, loss, beat.memory, epoch, beat.speed, beat.round
+            )
         case "left_ring":
             return _out(worker, g, message.left_ring)
         case "leaving":
