@@ -598,6 +598,9 @@ class Worker:
             self.ledger = replace(self.ledger, epochs=self.ledger.epochs.whole(metrics))
         if self.memory is not None:  # before the next step, which is then proof that all have this one twice
             self.memory.put(self.ledger, self.learner.parts())
+            if self.memory.full:
+                self.session.warn(f"no second copy of the state is kept in memory: {self.memory.full}")
+                self.memory = None
         return metrics
 
     # --- callbacks
