@@ -97,7 +97,8 @@ def build(stream: MasterStream, memory: MemoryCopy | None = None) -> Worker:
     tried = records.first(TRIED_RECORDS)
     samples = [records.these(several) for several in (tried, *([i] for i in tried))] if tried else []
     warn = session.warn if stream.rehearses else log.warning  # one worker tells it for all
-    learner = learner_of(model, samples, ring, training.inexact_loss, warn, training.accumulate_steps)
+    learner = learner_of(model, samples, ring, training.inexact_loss, warn, training.accumulate_steps,
+                         training.compression)  # fmt: skip
 
     history = HistoryFiles(Path(stream.output) if stream.output else None)
 
@@ -126,7 +127,7 @@ def build(stream: MasterStream, memory: MemoryCopy | None = None) -> Worker:
     batches = Batches(records, training.batch_size, buffer * AHEAD)
     evaluation = evaluation_of(config, module, model, samples, batches.steps, watchdog.watch, warn)
     if size:
-        before = learner.state()
+        before = learner.kept()
         warm_up(config, ring, learner, records)
         learner.warm_up()
         if stream.rehearses:
@@ -134,7 +135,7 @@ def build(stream: MasterStream, memory: MemoryCopy | None = None) -> Worker:
             features = samples[0].x if samples else None
             rehearse(model, module, watchdog.watch, config.data.allow_empty, session.warn, keeps,
                      config.export.further, features)  # fmt: skip
-        learner.load(before)
+        learner.restore(before)
     checkpoints = of_job(config, session, learner, stream.run_id)
     warm_start = warm_start_of_job(config, model, learner, session.began_with)
     if warm_start is not None and stream.rehearses:
@@ -169,22 +170,31 @@ def learner_of(
     inexact: str,
     warn: Callable[[str], None],
     pieces: int = 1,
+    compression: str = "none",
 ) -> KerasLearner | OwnStepLearner:
     """
     Args:
         samples: batches of real records; none when there are none.
         inexact, warn, pieces: see KerasLearner.
+        compression: the type as which large gradients travel.
 
     Raises:
         ModelError: the model cannot be trained over a ring; the text says why.
     """
     refuse_unless_compiled(model)
     sample = samples[0] if samples else None
+    wire = "float32" if compression == "none" else compression
+    if ring.in_graph is not None and wire not in ring.in_graph.WIRES:
+        raise ModelError(
+            f"training.compression must be none or float16: the ring's engine, Gloo, cannot sum {wire}"
+        )
     if has_own_step(model):
         if pieces > 1:
             raise ModelError("training.accumulateSteps must be 1 for a model with its own train_step()")
+        if wire != "float32":
+            raise ModelError("training.compression must be none for a model with its own train_step()")
         return OwnStepLearner(model, sample, ring.reduce, inexact, warn)
-    return KerasLearner(model, sample, samples[1:], ring.reduce, inexact, warn, ring.in_graph, pieces)
+    return KerasLearner(model, sample, samples[1:], ring.reduce, inexact, warn, ring.in_graph, pieces, wire)
 
 
 def evaluation_of(

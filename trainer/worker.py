@@ -62,7 +62,7 @@ from edl.config import Config
 from edl.contract.evaluation import FINAL, Pass
 from edl.contract.layout import Part
 from edl.contract.proto import edl_pb2 as pb
-from edl.errors import DataError, EdlError
+from edl.errors import DataError, EdlError, ModelError
 from trainer import control
 from trainer.checkpointing import Checkpointing, Place
 from trainer.data import BadRecord, Batch, Batches
@@ -71,7 +71,7 @@ from trainer.epochs import Epochs, Turn
 from trainer.last_words import described
 from trainer.ledger import Ledger, LedgerBroken
 from trainer.memory_copy import MemoryCopy
-from trainer.ring.base import Arrival, Ring, RingBroken
+from trainer.ring.base import Arrival, Ring, RingBroken, broadcast_parts
 from trainer.session.orders import End, Export, FormRing, WriteCheckpoint
 from trainer.session.state import Session
 from trainer.telemetry import Telemetry
@@ -352,18 +352,20 @@ class Worker:
     def sync(self, root: int, rank: int) -> None:
         """All take the root's state: ledger and model together, or neither."""
         ledger = self.ledger.pack() if rank == root else np.zeros(0, np.uint8)
-        state = self.learner.state() if rank == root else np.zeros(0, np.uint8)
+        parts = self.learner.parts()  # of the root; of the others, as long as those
         # First how long everything is, so that the others can make room for it.
-        header = np.array([len(ledger), len(state)], np.int64)
+        header = np.array([len(ledger), sum(map(len, parts))], np.int64)
         lengths = self.ring.broadcast(header, root).tolist()
         if rank != root:
-            ledger, state = (np.zeros(length, np.uint8) for length in lengths)
+            ledger = np.zeros(lengths[0], np.uint8)
+        if lengths[1] != header[1]:
+            raise ModelError(f"the ring's state has {lengths[1]} bytes, this worker's model has {header[1]}")
         ledger = self.ring.broadcast(ledger, root)
-        state = self.ring.broadcast(state, root)
+        parts = broadcast_parts(self.ring, parts, root)
         # Nothing is taken over before all of it is here.
         if rank != root:
             found = Ledger.unpack(ledger)
-            self.learner.load(state)
+            self.learner.take_over(self.learner.prepared(parts))
             self.go_on_from(found)
 
     def take_part(self, form: FormRing, rank: int) -> None:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, Field, JsonValue, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, Field, JsonValue, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
@@ -60,6 +60,7 @@ class Training(Section):
     inexact_loss: Literal["warn", "refuse", "allow"]
     balance: Literal["even", "speed"]
     accumulate_steps: Int = Field(ge=1, lt=1 << 24)
+    compression: Literal["none", "float16", "bfloat16"]
 
 
 class Data(Section):
@@ -108,14 +109,19 @@ class Checkpoint(Section):
     host_path: str
 
 
+def _with_keras(formats: list[str]) -> list[str]:
+    """Keras' own comes first: each model is kept in it anyhow."""
+    return list(dict.fromkeys(["keras", *formats]))
+
+
 class Export(Section):
-    formats: list[Literal["keras", "savedmodel", "onnx"]]
+    formats: Annotated[list[Literal["keras", "savedmodel", "onnx"]], AfterValidator(_with_keras)]
     verify: bool
 
     @property
     def further(self) -> tuple[str, ...]:
-        """The formats beside Keras' own, in which each model is kept anyhow."""
-        return tuple(dict.fromkeys(name for name in self.formats if name != "keras"))
+        """The formats beside Keras' own."""
+        return tuple(self.formats[1:])
 
 
 class Journal(Section):

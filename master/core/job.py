@@ -91,12 +91,14 @@ class Job(State):
     def next_deadline(self) -> float | None:
         """When time alone will call for something: a `Tick` is due then, at the latest."""
         checkpoint = self.checkpoints.next_deadline()
+        copies = self.copies_until if self.copies_awaited else None
         waits = (
             self.regroup_at,
             self.judge_at,
             self.backoff.until,
             self.failover.until,
             checkpoint,
+            copies,
             *stopping.deadlines(self),
         )
         times = [at for at in waits if at is not None and at > self.now]
@@ -179,6 +181,7 @@ class Job(State):
                     self._told_its_state(w)
                 if event.brings_state and w.is_starting:
                     self.pool.bringing.add(w.id)
+                    self.copies_awaited = max(self.copies_awaited - 1, 0)
                 if w.stopped:  # before it could listen; a container's first process misses its SIGTERM, too
                     self.do(ev.Stop(w.id, f"worker {w.id} is not needed any more"))
             case ev.Ready():
@@ -386,8 +389,19 @@ class Job(State):
             )
             membership.release(self)
 
+    def _keep_the_ring(self) -> None:
+        """Its members train on. What only the earlier master knew of it is nothing that they need."""
+        ring = self.ring
+        ring.changes[-1].up_seconds, ring.shares = 0.0, (1,) * len(ring.members)
+        self.reason = f"ring {ring.generation}: taken over"
+        self.checkpoints.ring_is_up(self.now)
+        self.goodput.turn("useful", self.now)
+        self.do(
+            ev.Train(ring.generation, ring.members, self.epochs)
+        )  # it may not have heard of the last change
+
     def _take_over(self) -> bool:
-        """Whether the ring is known. If an earlier master had it, it is left as soon as it is known."""
+        """Whether the ring is known. An earlier master's trains on if it is whole; else it is left."""
         if self.failover.until is None:
             return True
         missing = self.failover.missing(self.now)
@@ -398,6 +412,10 @@ class Job(State):
             membership.give_up(self, w, ev.FenceReason.ReconnectTimeout, why)
         if self.ring.members:
             whole = len(self.ring.inside) == len(self.ring.members) and self.ring.up
+            # Parts by speed are not told by those who have them.
+            if whole and not self.ring.closing and self.config.training.balance == "even":
+                self._keep_the_ring()
+                return True
             self.ring.lost_member = not whole
             self.close("a new master took over", planned=whole)
             self.do(*self.ring.ask_the_rest())

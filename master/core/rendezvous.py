@@ -64,7 +64,8 @@ def form(job: State) -> None:
     if job.ring.running or job.pool.any(lambda kind: kind.place != OUT):
         return
     fresh = not job.pool.any(_holds)
-    if job.pool.bringing and not job.pool.any(_survives):  # one of them may have the latest state
+    due = job.copies_awaited and job.copies_until > job.now
+    if (job.pool.bringing or due) and not job.pool.any(_survives):  # one of them may have the latest state
         _wait(job, "workers with a copy of the state are initializing")
         return
     if fresh:
@@ -142,7 +143,7 @@ def _publish(job: State, plan: RingPlan, root: WorkerRecord) -> None:
     first = job.ring.generation == 0
     cause = job.ring.closing or ("start" if first else job.waited or "start again")
     job.ring.form(plan.members, cause, job.now)
-    job.waited, job.regroup_at = "", None
+    job.waited, job.regroup_at, job.copies_awaited = "", None, 0
     job.step = job.train.done
     job.checkpoints.restoring = NO_RING if root.has_state else job.ring.generation
     members = [job.pool[m] for m in plan.members]

@@ -105,6 +105,8 @@ class State:
         self.model = ""  # the hash of how the first worker that was ready made it
         self.regroup_at: float | None = None  # when the ring is looked at anew: changes come in one go
         self.judge_at: float | None = None  # when the parts of a step are: members have told other speeds
+        self.copies_awaited = 0  # of the state, which holders that have crashed may have left
+        self.copies_until = 0.0  # they are
         self.waited = ""  # for what, when there was no ring
         self.backoff = RestartBackoff()
         self.failures: list[Failure] = []

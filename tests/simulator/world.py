@@ -89,7 +89,7 @@ class World:
             "data": {"maxBadRecords": len(self.bad)},
             "elastic": {"heartbeatTimeoutSeconds": self.silence, "startupTimeoutSeconds": 10,
                         "joinDelaySeconds": join, "gracePeriodSeconds": grace,
-                        "maxFailures": self.most_failures},
+                        "maxFailures": self.most_failures, "memoryCopy": self.copies is not None},
         })  # fmt: skip
         self.config = config.parse(self.values)
         self.clock = Clock()

@@ -190,11 +190,11 @@ class Parts(CountingLearner):
 
     def __init__(self) -> None:
         super().__init__(POSITIONS)
-        self.parts: dict[int, list[int]] = {}
+        self.given: dict[int, list[int]] = {}
 
     def sums(self, batch: Batch | None, contribution: np.ndarray, step: int, *others: int) -> control.Sums:
         if batch is not None:
-            self.parts[step] = batch.x.tolist()
+            self.given[step] = batch.x.tolist()
         return super().sums(batch, contribution, step, *others)
 
 
@@ -205,7 +205,7 @@ def test_the_parts_of_all_ranks_are_the_whole_step(shares: tuple[int, ...]) -> N
     ring_of(*workers, shares=shares)
     assert [w.says("left_ring", 1).step for w in workers] == [STEPS] * len(shares)
     for step, (start, stop) in enumerate([(0, 5), (5, 10), (10, 12), (12, 17), (17, 22), (22, 24)]):
-        parts = [learner.parts.get(step, []) for learner in learners]
+        parts = [learner.given.get(step, []) for learner in learners]
         assert [record for part in parts for record in part] == list(range(start, stop)), (
             "each record once, by one rank"
         )
