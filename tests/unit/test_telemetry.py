@@ -186,3 +186,17 @@ def test_an_epoch_of_which_every_step_was_left_out_has_no_loss() -> None:
         t.step(step=step, loss=float("nan"), nonfinite=True)
     t.step(step=27)
     assert t.ended[1:] == [pb.EpochEnded(epochs=2, metrics=METRICS)]
+
+
+def test_goodput_is_the_share_of_time_in_steps_that_came_back() -> None:
+    t = Teller()
+    t.report.ring_up(redone=0)
+    assert t.report.goodput == 1.0, "nothing is lost yet"
+    t.step(seconds=3.0)
+    t.report.step_begins()
+    t.now += 0.5
+    t.report.step_breaks()
+    t.now += 0.5  # until the next ring
+    assert t.report.goodput == pytest.approx(3 / 4)
+    t.step(seconds=4.0)
+    assert t.report.goodput == pytest.approx(7 / 8)
