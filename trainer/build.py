@@ -32,7 +32,7 @@ from trainer.data import Batch, Batches
 from trainer.evaluation import RingEvaluation
 from trainer.evaluation_metrics import EvaluationMetrics
 from trainer.export import Exporter
-from trainer.exports.verification import Verification
+from trainer.exports.verification import Ahead, Verification
 from trainer.history import HistoryFiles, as_json
 from trainer.last_words import described
 from trainer.learner import KerasLearner
@@ -108,14 +108,17 @@ def build(stream: MasterStream) -> Worker:
             history.end(worker.ledger.epochs.history)
             session.say(history=pb.History(json=as_json(worker.ledger.epochs.history)))
 
+    ahead = None
+    if config.export.verify and stream.output:
+        seconds, threads = config.elastic.startup_timeout_seconds, config.local.threads
+        ahead = Ahead(partial(Verification, seconds, threads))
     export = Exporter(
         model, module, session, watchdog.watch, finish,
         output=Path(stream.output) if stream.output else None,
         salvage=Path(stream.salvage) if stream.salvage else None,
         room_seconds=config.elastic.disk_full_timeout_seconds,
         further=config.export.further,
-        verify=partial(Verification, config.elastic.startup_timeout_seconds, config.local.threads)
-        if config.export.verify else None,
+        verify=ahead.take if ahead is not None else None,
         source=config.model.source,
     )  # fmt: skip
     batches = Batches(records, training.batch_size, buffer * AHEAD)
@@ -137,7 +140,7 @@ def build(stream: MasterStream) -> Worker:
         if not own:
             warm_start.check()  # now, and not when all are there
     begin = warm_start.begin if warm_start is not None else None
-    report = Telemetry(session, batches.steps)
+    report = Telemetry(session, batches.steps, near_end=ahead.prepare if ahead is not None else None)
     callbacks = callbacks_of(config, module, learner, batches.steps, watchdog.watch, warn)
     worker = Worker(config, session, ring, learner, batches, report, export, checkpoints, begin, evaluation,
                     callbacks, history)  # fmt: skip

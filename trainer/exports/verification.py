@@ -117,6 +117,10 @@ class Verification:
         why = f"the process that loads what was exported has died ({_how(code)}): {last}"
         return dict.fromkeys(self._names, Found(why))
 
+    @property
+    def lives(self) -> bool:
+        return self._process.poll() is None
+
     def close(self) -> None:
         """It is not needed any more."""
         if self._process.poll() is None:
@@ -129,6 +133,34 @@ class Verification:
             with contextlib.suppress(OSError):
                 os.close(descriptor)
         self._request = self._result = self._log = -1
+
+
+class Ahead:
+    """A process that is begun before the end, when that is near: its imports take as long as the last steps.
+
+    Args:
+        begin: begins one.
+    """
+
+    def __init__(self, begin: Callable[[], Verification]):
+        self._begin = begin
+        self._begun: Verification | None = None
+
+    def prepare(self) -> None:
+        if self._begun is None:
+            with contextlib.suppress(OSError):  # no memory, no room for a process: `take` tries again
+                self._begun = self._begin()
+
+    def take(self) -> Verification:
+        """The process, which is waited for from now on.
+
+        Raises:
+            OSError: it cannot be begun.
+        """
+        begun, self._begun = self._begun, None
+        if begun is not None and begun.lives:
+            return begun
+        return self._begin()
 
 
 def environment(threads: int) -> dict[str, str]:
