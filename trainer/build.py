@@ -131,7 +131,7 @@ def build(stream: MasterStream) -> Worker:
             keeps = bool(stream.output)
             features = samples[0].x if samples else None
             rehearse(model, module, watchdog.watch, config.data.allow_empty, session.warn, keeps,
-                     config.export.further, features)  # fmt: skip
+                     config.export.further, features, config.export.verify)  # fmt: skip
         learner.load(before)
     checkpoints = of_job(config, session, learner, stream.run_id)
     warm_start = warm_start_of_job(config, model, learner, session.began_with)

@@ -21,9 +21,12 @@ from typing import Any, NamedTuple
 
 import keras
 
-from trainer.exports import formats, samples
+from edl.errors import EdlError
+from trainer.exports import formats, room, samples
 from trainer.last_words import clean
 
+BASE_BYTES = 500 << 20  # of a process with TensorFlow and Keras
+COPIES = 3  # of what is in a file, while it is loaded
 MOST_LOG = 1_000  # characters of what the process has written, when it dies
 PATIENCE_SECONDS = 0.5  # between two looks whether this worker has to end
 # Variables that are no business of who loads a model: how this worker reaches its master, and its ring.
@@ -50,9 +53,14 @@ class Verification:
     Args:
         seconds: that it may take, from when it is asked.
         threads: of TensorFlow, as in this process: sums depend on it; 0: TensorFlow decides.
+
+    Raises:
+        EdlError: there is no memory for it.
+        OSError: it cannot be begun.
     """
 
     def __init__(self, seconds: float, threads: int = 0):
+        room.refuse_without(BASE_BYTES)
         self._seconds = seconds
         self._request, self._result, self._log = (
             os.memfd_create(f"edl-{name}") for name in ("request", "result", "log")
@@ -79,7 +87,12 @@ class Verification:
             model: as it is in memory.
             exports: by the names of their formats.
             module, source: the user's module, as in the job's values.
+
+        Raises:
+            EdlError: there is no memory for another copy of the model.
         """
+        largest = max(sum(f.stat().st_size for f in formats.files_of(path)) for path in exports.values())
+        room.refuse_without(COPIES * largest)
         about: dict[str, Any] = {
             "exports": {name: str(path.resolve()) for name, path in exports.items()},
             "inputs": [] if sample.features is None else formats.input_names(model, sample.features),
@@ -148,14 +161,14 @@ class Ahead:
 
     def prepare(self) -> None:
         if self._begun is None:
-            with contextlib.suppress(OSError):  # no memory, no room for a process: `take` tries again
+            with contextlib.suppress(OSError, EdlError):  # no memory, no room: `take` tries again
                 self._begun = self._begin()
 
     def take(self) -> Verification:
         """The process, which is waited for from now on.
 
         Raises:
-            OSError: it cannot be begun.
+            EdlError, OSError: it cannot be begun.
         """
         begun, self._begun = self._begun, None
         if begun is not None and begun.lives:
