@@ -44,14 +44,13 @@ from edl.contract.ranges import RangeSet
 from edl.contract.steps import Steps
 from edl.errors import DataError, ModelError
 from trainer.described import Described
-from trainer.epochs import Epochs
+from trainer.epochs import MEMORY, Epochs
 from trainer.ledger import Ledger
 from trainer.log import log
 from trainer.session.state import Session
 
 NICE = 10  # of the thread that writes
 KEPT = 2  # attempts that this worker can finish
-MEMORY = "callbacks"  # the name of what they remember, among the tensors
 EPOCH_SHARE = 0.1  # of the interval: an epoch's end makes a checkpoint if the last one is as old
 
 

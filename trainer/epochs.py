@@ -18,6 +18,8 @@ import numpy as np
 
 from trainer.plain_values import decode, encode
 
+MEMORY = "callbacks"  # what they remember, among the tensors of a checkpoint
+
 
 @dataclass(frozen=True, slots=True)
 class Epochs:

@@ -229,6 +229,15 @@ class OwnStepLearner:
         self._put_back()
         snapshot.change(self._all, values)
 
+    def kept(self) -> snapshot.Kept:
+        """All of it, for `restore`, after something was tried."""
+        self._put_back()
+        return snapshot.Kept(self._all)
+
+    def restore(self, kept: snapshot.Kept) -> None:
+        self._put_back()
+        kept.put_back()
+
     def digest(self) -> str:
         """SHA-256 of the state: equal on two workers when their models are, bit for bit."""
         return snapshot.digest(self.parts())

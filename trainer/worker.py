@@ -62,7 +62,7 @@ from edl.config import Config
 from edl.contract.evaluation import FINAL, Pass
 from edl.contract.layout import Part
 from edl.contract.proto import edl_pb2 as pb
-from edl.errors import DataError, EdlError
+from edl.errors import DataError, EdlError, ModelError
 from trainer import control
 from trainer.checkpointing import Checkpointing, Place
 from trainer.data import BadRecord, Batch, Batches
@@ -70,7 +70,8 @@ from trainer.described import Described
 from trainer.epochs import Epochs, Turn
 from trainer.last_words import described
 from trainer.ledger import Ledger, LedgerBroken
-from trainer.ring.base import Arrival, Ring, RingBroken
+from trainer.memory_copy import MemoryCopy
+from trainer.ring.base import Arrival, Ring, RingBroken, broadcast_parts
 from trainer.session.orders import End, Export, FormRing, WriteCheckpoint
 from trainer.session.state import Session
 from trainer.telemetry import Telemetry
@@ -119,12 +120,9 @@ class Learner(Protocol):
         """How large the state is."""
         ...
 
-    def state(self) -> np.ndarray:
-        """Everything that `apply` changes, uint8 [bytes]."""
-        ...
-
     def parts(self) -> list[np.ndarray]:
-        """The same, uint8 [bytes] for each variable: as it is now, whatever is applied later."""
+        """Everything that `apply` changes, uint8 [bytes] for each variable: as it is now, whatever is applied
+        later."""
         ...
 
     def prepared(self, parts: list[np.ndarray]) -> Any:
@@ -134,10 +132,6 @@ class Learner(Protocol):
 
     def take_over(self, values: Any) -> None:
         """Take over what was prepared."""
-        ...
-
-    def load(self, state: np.ndarray) -> None:
-        """Take over another worker's `state`."""
         ...
 
     def change(self, values: Mapping[int, np.ndarray]) -> None:
@@ -220,9 +214,11 @@ class Worker:
             the model to be worth, None: the model is still to be evaluated.
         evaluation: None: the ring makes none.
         checkpoints: None: the job writes none.
-        warm_start: has the model begin with what another training has learned; None: with its own weights.
+        warm_start: has the model begin with what another training has learned, and returns what of the job is
+            done already; None: with its own weights.
         callbacks: None: there are none.
         history: takes the history of all whole epochs, again and again.
+        memory: takes a copy of each state; None: nobody keeps one.
     """
 
     def __init__(
@@ -235,15 +231,16 @@ class Worker:
         report: Telemetry,
         export: Callable[[Mapping[str, float] | None], None],
         checkpoints: Checkpointing | None = None,
-        warm_start: Callable[[], None] | None = None,
+        warm_start: Callable[[], Ledger | None] | None = None,
         evaluation: Evaluation | None = None,
         callbacks: Callbacks | None = None,
         history: Callable[[Sequence[Mapping[str, float]]], None] = lambda history: None,
+        memory: MemoryCopy | None = None,
     ):
         self.config, self.session, self.ring, self.learner = config, session, ring, learner
         self.batches, self.report, self.export = batches, report, export
         self.checkpoints, self.warm_start, self.evaluation = checkpoints, warm_start, evaluation
-        self.callbacks, self.history = callbacks, history
+        self.callbacks, self.history, self.memory = callbacks, history, memory
         self.steps = batches.steps
         # The state, which all members share: the learner's variables, and
         self.ledger = Ledger()
@@ -289,7 +286,8 @@ class Worker:
                 raise RingBroken("the ring was cut before it was formed")
             self.ring.form(rank, size)
             in_flight_at = self.step
-            if form.sync and form.root == self.session.worker and not self.holds_state:
+            behind = not self.holds_state or self.ledger.step < form.step  # with a copy that is too old
+            if form.sync and form.root == self.session.worker and behind:
                 self.restore(form.step)
             if form.sync:
                 self.sync(form.members.index(form.root), rank)
@@ -318,8 +316,8 @@ class Worker:
         there is none, with a warm start."""
         if self.checkpoints is not None and (found := self.checkpoints.restore(expected)) is not None:
             self.go_on_from(found)
-        elif self.warm_start is not None:
-            self.warm_start()
+        elif self.warm_start is not None and (begun := self.warm_start()) is not None:
+            self.go_on_from(begun)
 
     def go_on_from(self, ledger: Ledger) -> None:
         """That is what is in this worker's state."""
@@ -331,21 +329,37 @@ class Worker:
         """How many are to be trained."""
         return min(self.task, self.stop) if self.stop else self.task
 
+    def begin_from_memory(self) -> pb.LeftRing | None:
+        """Take over what a worker before this one has left in the memory of their place.
+
+        Returns:
+            which state it is; None: none is there.
+        """
+        if self.memory is None or (found := self.memory.newest()) is None:
+            return None
+        ledger, parts = found
+        self.learner.take_over(self.learner.prepared(parts))
+        self.go_on_from(ledger)
+        self.holds_state = True
+        return self.left("")
+
     def sync(self, root: int, rank: int) -> None:
         """All take the root's state: ledger and model together, or neither."""
         ledger = self.ledger.pack() if rank == root else np.zeros(0, np.uint8)
-        state = self.learner.state() if rank == root else np.zeros(0, np.uint8)
+        parts = self.learner.parts()  # of the root; of the others, as long as those
         # First how long everything is, so that the others can make room for it.
-        header = np.array([len(ledger), len(state)], np.int64)
+        header = np.array([len(ledger), sum(map(len, parts))], np.int64)
         lengths = self.ring.broadcast(header, root).tolist()
         if rank != root:
-            ledger, state = (np.zeros(length, np.uint8) for length in lengths)
+            ledger = np.zeros(lengths[0], np.uint8)
+        if lengths[1] != header[1]:
+            raise ModelError(f"the ring's state has {lengths[1]} bytes, this worker's model has {header[1]}")
         ledger = self.ring.broadcast(ledger, root)
-        state = self.ring.broadcast(state, root)
+        parts = broadcast_parts(self.ring, parts, root)
         # Nothing is taken over before all of it is here.
         if rank != root:
             found = Ledger.unpack(ledger)
-            self.learner.load(state)
+            self.learner.take_over(self.learner.prepared(parts))
             self.go_on_from(found)
 
     def take_part(self, form: FormRing, rank: int) -> None:
@@ -394,9 +408,13 @@ class Worker:
 
     def say_out(self, generation: int, broken: str) -> None:
         """Report how the ring was left: the state that the master goes on from."""
+        self.session.say(generation, left_ring=self.left(broken))
+
+    def left(self, broken: str) -> pb.LeftRing:
+        """The state that it has outside of rings."""
         complete = self.holds_state and self.steps.ends_epoch(self.ledger.step)  # it may be the last
         digest = self.learner.digest() if complete else ""
-        self.session.say(generation, left_ring=self.ledger.left_ring(self.holds_state, broken, digest))
+        return self.ledger.left_ring(self.holds_state, broken, digest)
 
     # --- checkpoints
 
@@ -572,10 +590,12 @@ class Worker:
         if not agreed.nonfinite and agreed.records:
             self.learner.apply(sums)
         self.ledger = self.ledger.after(agreed, self.steps.epoch(self.ledger.step))
-        if not self.steps.ends_epoch(self.ledger.step):
-            return None
-        metrics = self.learner.take_metrics()
-        self.ledger = replace(self.ledger, epochs=self.ledger.epochs.whole(metrics))
+        metrics: dict[str, float] | None = None
+        if self.steps.ends_epoch(self.ledger.step):
+            metrics = self.learner.take_metrics()
+            self.ledger = replace(self.ledger, epochs=self.ledger.epochs.whole(metrics))
+        if self.memory is not None:  # before the next step, which is then proof that all have this one twice
+            self.memory.put(self.ledger, self.learner.parts())
         return metrics
 
     # --- callbacks
@@ -651,9 +671,9 @@ class Worker:
             return self.evaluation.nothing(now.split)
         try:
             values, told[control.RECORDS] = self.evaluation.part(now, self.round)
-        except RingBroken:
-            raise
         except Exception as error:
+            if isinstance(error, RingBroken) or not self.config.trains:
+                raise
             told[control.NONFINITE] = 1
             self.session.warn(f"the model could not be evaluated on data({now.split!r}): {described(error)}")
             return self.evaluation.nothing(now.split)
@@ -676,6 +696,8 @@ class Worker:
         try:
             return self.evaluation.results(split, np.frombuffer(self.ledger.totals))
         except Exception as error:
+            if not self.config.trains:
+                raise
             self.session.warn(f"the metrics over data({split!r}) could not be computed: {described(error)}")
             return {}
 
@@ -688,7 +710,7 @@ class Worker:
 
     def worth(self) -> Mapping[str, float] | None:
         """What the ring has found this state to be worth; None: it was not evaluated, or could not be."""
-        found = self.ledger.evaluated.get(FINAL)
+        found = self.ledger.evaluated.get(FINAL if self.config.trains else self.config.evaluation.split)
         if self.evaluation is None or not self.evaluation.is_whole or found is None:
             return None
         return found.metrics or None if found.step == self.ledger.step else None

@@ -31,6 +31,8 @@ from edl.config.types import (
     Share,
     number,
 )
+from edl.contract.evaluation import ROUND_PARTS, EvaluationPlan
+from edl.contract.steps import Steps
 from edl.errors import ConfigError
 
 LIVE: dict[str, JsonValue] = {"live": True}
@@ -60,6 +62,7 @@ class Training(Section):
     inexact_loss: Literal["warn", "refuse", "allow"]
     balance: Literal["even", "speed"]
     accumulate_steps: Int = Field(ge=1, lt=1 << 24)
+    compression: Literal["none", "float16", "bfloat16"]
 
 
 class Data(Section):
@@ -80,6 +83,8 @@ class Elastic(Section):
     grace_period_seconds: NotNegative
     master_outage_timeout_seconds: NotNegative
     max_failures: Count = Field(ge=0)
+    warm_process: Literal["none", "imported"]
+    memory_copy: bool
     disk_full_timeout_seconds: NotNegative
 
 
@@ -88,6 +93,11 @@ class Evaluation(Section):
     steps: Count = Field(ge=0)
     epochs: Count = Field(ge=0)
     batch_size: Int = Field(ge=1, lt=1 << 24)
+
+
+class Prediction(Section):
+    part_records: Int = Field(ge=1, lt=1 << 24)
+    format: Literal["npz", "parquet"]
 
 
 class Checkpoint(Section):
@@ -140,16 +150,33 @@ class Config(Section):
     high_priority_workers: Share = Field(json_schema_extra=LIVE | SHARE)
     ttl_seconds_after_finished: Count = Field(ge=-1, json_schema_extra=LIVE)
     active_deadline_seconds: Count = Field(ge=0, json_schema_extra=LIVE)
+    mode: Literal["train", "evaluate", "predict"]
     model: Model
     training: Training
     data: Data
     evaluation: Evaluation
+    prediction: Prediction
     checkpoint: Checkpoint
     elastic: Elastic
     export: Export
     log_level: Literal["debug", "info", "warning", "error"] = Field(json_schema_extra=LIVE)
     journal: Journal
     local: Local
+
+    @property
+    def trains(self) -> bool:
+        """Whether there is anything to be trained."""
+        return self.mode == "train"
+
+    def evaluation_plan(self, steps: Steps, sizes: Mapping[str, int]) -> EvaluationPlan:
+        """When the ring evaluates the model, or predicts.
+
+        Args:
+            sizes: the records of each split that there is.
+        """
+        how, predicts = self.evaluation, self.mode == "predict"
+        batch = self.prediction.part_records * ROUND_PARTS if predicts else how.batch_size
+        return EvaluationPlan(steps, batch, how.steps, how.epochs, how.split, dict(sizes), not self.trains)
 
     def high_priority(self, workers: int) -> int:
         """How many of so many workers get the higher priority. A share is rounded up."""
@@ -194,6 +221,11 @@ RULES = [
         operator.ge,
         "joinDelaySeconds must be smaller",
     ),
+    Rule(
+        ("elastic.memoryCopy", "elastic.warmProcess"),
+        lambda copies, warm: bool(copies) and warm == "none",
+        "the copy is kept by the process that is kept warm (warmProcess must be imported)",
+    ),
     *(
         Rule((f"{place}.existingClaim", f"{place}.hostPath"), _both, "mutually exclusive")
         for place in ("model", "data", "output", "checkpoint")
@@ -228,6 +260,11 @@ RULES = [
         ("output.size", "output.hostPath"),
         _both,
         "mutually exclusive (a new claim, or a folder of the nodes)",
+    ),
+    Rule(
+        ("mode", "checkpoint.dir"),
+        lambda mode, where: bool(where) and mode != "train",
+        "nothing is trained, so there is nothing to keep (checkpoint.from says with which weights)",
     ),
     Rule(("token.existingSecret", "token.value"), _both, "mutually exclusive"),
     Rule(

@@ -72,6 +72,7 @@ class Hello:
 
     worker: WorkerId
     resumes: bool = False  # it is ready already, and `Resume` follows
+    brings_state: bool = False  # it may have a copy of the state when it is ready
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +85,7 @@ class Ready:
     checkpoint: int = 0  # the step of the newest checkpoint that it could begin from
     held_out: dict[str, int] = field(default_factory=dict)  # records of each split that the ring evaluates on
     forced: tuple[str, ...] = ()  # values that are others than that was made with, in words
+    held: LeftRing | None = None  # the state that a worker before it in its place has left there
 
 
 @dataclass(frozen=True, slots=True)

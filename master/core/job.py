@@ -53,7 +53,7 @@ class Job(State):
             case ev.Begin():
                 self.began_at = now
                 self.goodput.turn("starting", now)
-                if not self.checkpoints.enabled:
+                if not self.checkpoints.enabled and self.config.trains:
                     self.notice(Reason.CheckpointsOff, CHECKPOINTS_OFF)
             case ev.Scale():
                 self.notice(Reason.Scaled, f"workers {self.target} -> {event.workers}")
@@ -91,12 +91,14 @@ class Job(State):
     def next_deadline(self) -> float | None:
         """When time alone will call for something: a `Tick` is due then, at the latest."""
         checkpoint = self.checkpoints.next_deadline()
+        copies = self.copies_until if self.copies_awaited else None
         waits = (
             self.regroup_at,
             self.judge_at,
             self.backoff.until,
             self.failover.until,
             checkpoint,
+            copies,
             *stopping.deadlines(self),
         )
         times = [at for at in waits if at is not None and at > self.now]
@@ -118,7 +120,8 @@ class Job(State):
         self.regroup_at = self.now
         if event.active_deadline_seconds is not None:
             self.active_deadline = event.active_deadline_seconds
-        training.change_epochs(self, event.epochs)
+        if self.config.trains:
+            training.change_epochs(self, event.epochs)
 
     def _on_adopted(self, event: ev.Adopted) -> None:
         self.safe_before, self.active_before = event.safe, event.active_seconds
@@ -177,6 +180,9 @@ class Job(State):
                     self.pool.change(w, "hello")
                 if not event.resumes:
                     self._told_its_state(w)
+                if event.brings_state and w.is_starting:
+                    self.pool.bringing.add(w.id)
+                    self.copies_awaited = max(self.copies_awaited - 1, 0)
                 if w.stopped:  # before it could listen; a container's first process misses its SIGTERM, too
                     self.do(ev.Stop(w.id, f"worker {w.id} is not needed any more"))
             case ev.Ready():
@@ -243,6 +249,9 @@ class Job(State):
                 self.forced.append(words)
                 self.notice(Reason.Forced, f"forced: {words}")
         if self._admit(w, event):
+            if event.held is not None:
+                self.pool.copies[w.id] = event.held
+                rendezvous.count_a_late_copy(self, w)
             self.notice(Reason.WorkerReady, f"worker {w.id} is ready after {self.now - w.since:.1f} s")
 
     def _on_warned(self, event: ev.Warned) -> None:
@@ -381,8 +390,19 @@ class Job(State):
             )
             membership.release(self)
 
+    def _keep_the_ring(self) -> None:
+        """Its members train on. What only the earlier master knew of it is nothing that they need."""
+        ring = self.ring
+        ring.changes[-1].up_seconds, ring.shares = 0.0, (1,) * len(ring.members)
+        self.reason = f"ring {ring.generation}: taken over"
+        self.checkpoints.ring_is_up(self.now)
+        self.goodput.turn("useful", self.now)
+        self.do(
+            ev.Train(ring.generation, ring.members, self.epochs)
+        )  # it may not have heard of the last change
+
     def _take_over(self) -> bool:
-        """Whether the ring is known. If an earlier master had it, it is left as soon as it is known."""
+        """Whether the ring is known. An earlier master's trains on if it is whole; else it is left."""
         if self.failover.until is None:
             return True
         missing = self.failover.missing(self.now)
@@ -393,6 +413,10 @@ class Job(State):
             membership.give_up(self, w, ev.FenceReason.ReconnectTimeout, why)
         if self.ring.members:
             whole = len(self.ring.inside) == len(self.ring.members) and self.ring.up
+            # Parts by speed are not told by those who have them.
+            if whole and not self.ring.closing and self.config.training.balance == "even":
+                self._keep_the_ring()
+                return True
             self.ring.lost_member = not whole
             self.close("a new master took over", planned=whole)
             self.do(*self.ring.ask_the_rest())

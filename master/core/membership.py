@@ -9,6 +9,8 @@ from master.core.failures import MOST_IN_VAIN, Failure, nobody_knows_why, own_fa
 from master.core.state import State
 from master.core.workers import DRAINING, OUT, WorkerRecord
 
+COPY_SECONDS = 10.0  # for the next process in a crashed worker's place to greet, with its copy of the state
+
 
 def drop_the_overdue(job: State) -> None:
     """Give up the workers whose timeouts have passed."""
@@ -108,6 +110,9 @@ def lose(job: State, w: WorkerRecord, why: str, delete: bool = True) -> None:
     # Not `closing`: the peers of one that crashes often say that the ring broke before its end is seen.
     w.in_broken_ring = w.in_ring and job.ring.lost_member
     in_ring = w.in_ring
+    if job.config.elastic.memory_copy and w.has_state and not (w.stopped or w.failure_reason):
+        job.copies_awaited += 1
+        job.copies_until = job.now + COPY_SECONDS
     job.pool.lose(w)
     job.failover.awaits_no_longer(w)
     if w.id == job.exporter:

@@ -97,7 +97,7 @@ class State:
         self.ring = Ring(self.pool)
         self.timeouts = Timeouts(self.pool, config.elastic)
         self.failover = Failover(self.pool, self.ring, config.elastic.startup_timeout_seconds)
-        self.epochs = config.training.epochs  # to train
+        self.epochs = config.training.epochs if config.trains else 0  # to train
         self.stopped = 0  # with so many the training ends, because a callback wants it; 0: none does
         self.safe_before = 0  # as an earlier master knew it: TrainTask.safe
         self.train: TrainTask | None = None  # unknown until a worker has counted the records
@@ -105,6 +105,8 @@ class State:
         self.model = ""  # the hash of how the first worker that was ready made it
         self.regroup_at: float | None = None  # when the ring is looked at anew: changes come in one go
         self.judge_at: float | None = None  # when the parts of a step are: members have told other speeds
+        self.copies_awaited = 0  # of the state, which holders that have crashed may have left
+        self.copies_until = 0.0  # they are
         self.waited = ""  # for what, when there was no ring
         self.backoff = RestartBackoff()
         self.failures: list[Failure] = []

@@ -155,6 +155,8 @@ class Pool:
         self._workers: dict[WorkerId, WorkerRecord] = {}
         self.lost: dict[WorkerId, WorkerRecord] = {}  # out of the job, their exit not yet heard of
         self.next_id = 0  # also how many there have been
+        self.bringing: set[WorkerId] = set()  # who start with a copy of the state
+        self.copies: dict[WorkerId, ev.LeftRing] = {}  # of the state, of those who are ready, and for a while
         # Follow from the workers, and are there so that nobody has to look at all of them.
         self._kinds: dict[Kind, dict[WorkerId, WorkerRecord]] = {}
         self._delays = Counter[str]()
@@ -189,6 +191,10 @@ class Pool:
     ) -> None:
         """The worker is of another kind now. `event` is one of the table's."""
         self._forget(w)
+        if event:
+            self.bringing.discard(w.id)
+        if has_state:
+            self.copies.pop(w.id, None)
         w.state = step(w.state, event) if event else w.state
         w.place = w.place if place is None else place
         w.has_state = w.has_state if has_state is None else has_state
@@ -216,6 +222,8 @@ class Pool:
         forgotten: a long job has had thousands."""
         self.delay(w, "")
         self._forget(w)
+        self.bringing.discard(w.id)
+        self.copies.pop(w.id, None)
         w.state, w.place = step(w.state, "gone"), OUT
         self.lost[w.id] = self._workers.pop(w.id)
 

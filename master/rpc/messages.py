@@ -22,12 +22,12 @@ def event_of(worker: WorkerId, message: pb.FromWorker) -> ev.Event | ev.Heartbea
     g = Generation(message.generation)
     match message.WhichOneof("body"):
         case "hello":
-            return ev.Hello(worker, message.hello.resumes)
+            return hello_of(worker, message.hello)
         case "ready":
             r = message.ready
-            return ev.Ready(
-                worker, _layout(r.layout), r.model, r.checkpoint, dict(r.held_out), tuple(r.forced)
-            )
+            held = _out(worker, Generation(0), r.held) if r.HasField("held") else None
+            held_out, forced = dict(r.held_out), tuple(r.forced)
+            return ev.Ready(worker, _layout(r.layout), r.model, r.checkpoint, held_out, forced, held)
         case "resume":
             b = message.resume
             members = tuple(WorkerId(m) for m in b.members)
@@ -35,8 +35,8 @@ def event_of(worker: WorkerId, message: pb.FromWorker) -> ev.Event | ev.Heartbea
             out = (
                 _out(worker, g if b.left else Generation(0), b.left_ring) if b.HasField("left_ring") else None
             )
-            held = dict(b.held_out)
-            return ev.Resume(worker, _layout(b.layout), g, members, b.left, b.joined, out, b.model, held)
+            held_out = dict(b.held_out)
+            return ev.Resume(worker, _layout(b.layout), g, members, b.left, b.joined, out, b.model, held_out)
         case "joined_ring":
             joined = message.joined_ring
             return ev.JoinedRing(worker, g, joined.step, joined.round, joined.turn)
@@ -84,6 +84,16 @@ def event_of(worker: WorkerId, message: pb.FromWorker) -> ev.Event | ev.Heartbea
         case "warned":
             return ev.Warned(worker, message.warned.text)
     return None
+
+
+def hello_of(worker: WorkerId, hello: pb.Hello) -> ev.Hello:
+    return ev.Hello(worker, hello.resumes, hello.brings_state)
+
+
+def ended_before(s: pb.Succession) -> ev.Gone:
+    """How the process before one has ended, of the worker that their place was made for."""
+    code = None if s.signal else s.code
+    return ev.Gone(WorkerId(s.place), code=code, signal=s.signal, why=s.why)
 
 
 def message_of(effect: ev.Effect) -> tuple[Sequence[WorkerId], pb.ToWorker] | None:

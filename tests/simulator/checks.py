@@ -81,6 +81,8 @@ class Checks:
             return
         given_up = self.world.watchdog.stopped | {e.worker for e in effects if isinstance(e, ev.Fence)}
         there = [w for w in workers.values() if w.alive and not (w.fenced or w.failed)]
+        newest = self.world.job.checkpoints.step  # before which a copy that was left counts for nothing
+        there = [w for w in there if not w.from_memory or w.step >= newest]
         kept = [w.id for w in there if w.has_state and w.id not in given_up]
         if (
             self.world.two

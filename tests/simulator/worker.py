@@ -18,6 +18,7 @@ from tests.counting import AtOnce, CountingLearner, CountingMetrics, Positions
 from trainer.checkpointing import Checkpointing
 from trainer.data import Batches
 from trainer.evaluation import RingEvaluation
+from trainer.memory_copy import MemoryCopy
 from trainer.ring.local import Circle, LocalRing
 from trainer.telemetry import Telemetry
 from trainer.worker import Worker
@@ -31,8 +32,9 @@ MOST_EPOCHS = 5  # that people may ask for
 class Sim:
     """One simulated worker of a fleet."""
 
-    def __init__(self, worker: WorkerId, fleet: Fleet):
+    def __init__(self, worker: WorkerId, fleet: Fleet, memory: MemoryCopy | None = None):
         world = fleet.world
+        self.memory = memory
         self.id, self.fleet, self.clock = worker, fleet, world.clock
         self.session = fleet.session(self)
         self.learner = CountingLearner(
@@ -71,6 +73,7 @@ class Sim:
             lambda worth: fleet.export(self, worth),
             self.checkpoints,
             evaluation=evaluation,
+            memory=memory,
         )
         self._main = greenlet(lambda: fleet.live(self))
         self._hub = getcurrent()
@@ -96,6 +99,7 @@ class Sim:
         self.outbox_at = 0.0
         # what is known of it here, whatever it says of itself
         self.has_state = False  # it has had the ring's state
+        self.from_memory = False  # or one that was left to it
 
     @property
     def step(self) -> int:

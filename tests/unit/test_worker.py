@@ -115,14 +115,14 @@ class A:
     def form(
         self, circle: Circle, generation: int, members: list[int], root: int = 0, *, sync: bool = True,
         epochs: int = EPOCHS, shares: tuple[int, ...] = (), block: int = 1, step: int = 0,
-        joining: Sequence[int] = (), round: int = 0,
+        joining: Sequence[int] = (), round: int = 0, turn: int = 0,
     ) -> None:  # fmt: skip
         self.ring.open(circle)
         layout = pb.Layout(records=SIZE, block=block, shards=1)
         even = [1] * len(members)
         order = pb.Form(
             members=members, root=root, sync=sync, epochs=epochs, shares=shares or even, layout=layout,
-            step=step, joining=joining, round=round,
+            step=step, joining=joining, round=round, turn=turn,
         )  # fmt: skip
         self.hears(generation, form=order)
         if not self.thread.is_alive():
@@ -190,11 +190,11 @@ class Parts(CountingLearner):
 
     def __init__(self) -> None:
         super().__init__(POSITIONS)
-        self.parts: dict[int, list[int]] = {}
+        self.given: dict[int, list[int]] = {}
 
     def sums(self, batch: Batch | None, contribution: np.ndarray, step: int, *others: int) -> control.Sums:
         if batch is not None:
-            self.parts[step] = batch.x.tolist()
+            self.given[step] = batch.x.tolist()
         return super().sums(batch, contribution, step, *others)
 
 
@@ -205,7 +205,7 @@ def test_the_parts_of_all_ranks_are_the_whole_step(shares: tuple[int, ...]) -> N
     ring_of(*workers, shares=shares)
     assert [w.says("left_ring", 1).step for w in workers] == [STEPS] * len(shares)
     for step, (start, stop) in enumerate([(0, 5), (5, 10), (10, 12), (12, 17), (17, 22), (22, 24)]):
-        parts = [learner.parts.get(step, []) for learner in learners]
+        parts = [learner.given.get(step, []) for learner in learners]
         assert [record for part in parts for record in part] == list(range(start, stop)), (
             "each record once, by one rank"
         )

@@ -51,6 +51,8 @@ class SessionState:
         match message.WhichOneof("body"):
             case "ready":
                 self._ready = message.ready
+                if message.ready.HasField("held"):
+                    self._out = message.ready.held
             case "joined_ring" if message.generation == self.generation:
                 self._up = True
             case "left_ring":
