@@ -450,6 +450,8 @@ class Worker:
             return self.take_round(now, generation, rank, size)
         end = self.steps.end(self.step, self.epochs)
         training = self.step < end
+        if rank == 0:
+            self.report.to_go(end - self.step)
         if training and self.callbacks is not None and self.begins_epoch and not self.turn:
             return self.take_turn(self.callbacks, generation, rank)
         if rank == 0 and not self.follows:
