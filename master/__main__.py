@@ -13,6 +13,7 @@ import secrets
 import signal
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -78,6 +79,9 @@ async def _processes(spec: JobSpec, output: Path, listen: str, salvage: Path | N
 async def _by_hand(spec: JobSpec, output: Path, listen: str, salvage: Path | None) -> int:
     known = journal.unfinished(output, spec)  # in a directory whose master was killed, this one goes on
     run_id, adopted = known if known is not None else (RunId(secrets.token_hex(8)), None)
+    if adopted is not None:
+        since = adopted.active_seconds + journal.silent_seconds(output)
+        adopted = replace(adopted, active_seconds=since)
     master = Master(spec, run_id, adopted=adopted)
     _on_signals(lambda name: master.stop(f"the master got {name}"))
     await serve(master, output, listen, token_for(output), partial(External, master.emit), salvage=salvage)

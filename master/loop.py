@@ -178,7 +178,8 @@ class Master:
         self.spec = spec
         new = spec.config
         log_at(new.log_level)
-        self.emit(ev.Live(new.workers, new.min_workers, new.suspend, new.training.epochs))
+        deadline = new.active_deadline_seconds
+        self.emit(ev.Live(new.workers, new.min_workers, new.suspend, new.training.epochs, deadline))
 
     def refuse(self, why: str) -> None:
         """Somebody wants what cannot be: say so, and change nothing."""
@@ -189,9 +190,21 @@ class Master:
         self.abandoned = True
         self.emit(ev.Tick())
 
-    def stop(self, why: str) -> str:
-        self.emit(ev.StopAsked(why))
-        return "the job is ending"
+    def stop(self, why: str, checkpoint: bool = False, force: bool = False, id: str = "") -> str:
+        """Ask the job to end.
+
+        Args:
+            checkpoint: once its state is in a checkpoint.
+            force: also if that fails.
+            id: of this asking; the status says with it what has come of it.
+
+        Raises:
+            ConfigError: the job writes none.
+        """
+        if checkpoint:
+            self._checkpoints()
+        self.emit(ev.StopAsked(why, checkpoint, force, id))
+        return "the job ends once its state is in a checkpoint" if checkpoint else "the job is ending"
 
     def checkpoint(self) -> str:
         """Ask for a checkpoint.
@@ -199,10 +212,15 @@ class Master:
         Raises:
             ConfigError: the job writes none.
         """
-        if not (where := self.spec.config.checkpoint.dir):
-            raise ConfigError("the job writes no checkpoints: its checkpoint.dir is empty")
+        where = self._checkpoints()
         self.emit(ev.CheckpointAsked())
         return f"a checkpoint is written to {where} after one of the next steps"
+
+    def _checkpoints(self) -> str:
+        """Where they are."""
+        if not (where := self.spec.config.checkpoint.dir):
+            raise ConfigError("the job writes no checkpoints: its checkpoint.dir is empty")
+        return where
 
     def summary(self) -> dict[str, Any]:
         """What is kept of the job."""

@@ -170,7 +170,8 @@ class Watchdog:
         members = [job.pool[m] for m in form.members]  # all of them live
         assert not any(w.stopped for w in members), "a member that was told to end"
         assert all(w.state == "member" or (w.state == "draining" and w.has_state) for w in members)
-        least = job.config.min_workers
+        assert job.train is not None
+        least = 1 if job.train.complete else job.config.min_workers  # what is left is to evaluate it
         assert len(members) >= min(least, max(job.target, 1)), f"{len(members)} members, {least} needed"
 
         holders = [w for w in job.pool if w.has_state and not w.stopped]

@@ -76,7 +76,12 @@ def work(stream: MasterStream, start: Start, memory: MemoryCopy | None = None) -
     layout = pb.Layout(**asdict(found or worker.batches.layout))
     model = worker.learner.fingerprint()
     held = worker.begin_from_memory()
-    stream.session.say(ready=pb.Ready(layout=layout, model=model, checkpoint=begins_from, held=held))
+    held_out = worker.evaluation.sizes if worker.evaluation is not None else {}
+    forced = worker.checkpoints.forced if worker.checkpoints else ()
+    ready = pb.Ready(
+        layout=layout, model=model, checkpoint=begins_from, held_out=held_out, forced=forced, held=held
+    )
+    stream.session.say(ready=ready)
     end = worker.train()
     print(f"edl worker {stream.session.worker}: {end.why}", file=sys.stderr)
     return _lost(end.why) if end.lost else WorkerExit.STOPPED

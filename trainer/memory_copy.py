@@ -26,7 +26,7 @@ from trainer.ledger import Ledger
 
 PAGE = 4096
 OF_WHAT = slice(0, 32)  # SHA-256 of run, model and sizes
-LEDGER = 1 << 16  # bytes that a ledger may have: steps and epochs in which something was left out
+LEDGER = 1 << 20  # bytes that a ledger may have: what was left out, the history, sums of an evaluation
 # Of each of the two entries, as uint64: where they are, in units of 8 bytes.
 ENTRIES = (8, 16)
 SEQUENCE, LEDGER_BYTES = 0, 1

@@ -28,6 +28,9 @@
 {{- $volumes = concat $volumes (include "edl.tlsVolume" .root | fromYamlArray) -}}
 {{- $program := eq $v.elastic.warmProcess "none" | ternary "trainer" "trainer.supervisor" -}}
 {{- $container := dict "command" (list "python" "-m" $program) "env" $env -}}
+{{- with $v.checkpoint.existingSecret -}}
+  {{- $_ := set $container "envFrom" (list (dict "secretRef" (dict "name" .))) -}}
+{{- end -}}
 {{- $spec := dict "restartPolicy" "Never" "automountServiceAccountToken" false -}}
 {{- with .priorityClass }}{{ $_ := set $spec "priorityClassName" . }}{{ end -}}
 apiVersion: v1

@@ -77,6 +77,9 @@ class Books:
     losses: int = 0
     begins: bool = False  # the ring's root had no state, or has it from a checkpoint
     resumed: int = 0  # the step that the first ring began with
+    mode: str = "train"
+    evaluated: dict[str, int] = field(default_factory=dict)  # by split: records of the last whole pass
+    stopped: int = 0  # epochs with which the training ends, because a callback wants it
 
     @staticmethod
     def load(kept: Any) -> Books:
@@ -104,11 +107,14 @@ class Books:
         """
         try:
             training, data = values["training"], values["data"]
-            self.epochs, self.batch = int(training["epochs"]), int(training["batchSize"])
+            self.mode = str(values.get("mode", "train"))
+            self.epochs = int(training["epochs"]) if self.mode == "train" else 0
+            self.batch = int(training["batchSize"])
+            self.stopped = 0  # it is told again by those whose state it is in
             self.seed, self.shuffle = int(training["seed"]), bool(data["shuffle"])
         except (LookupError, TypeError, ValueError, OverflowError) as error:
             raise ValueError(f"{type(error).__name__}: {error}") from error
-        if min(self.epochs, self.batch) < 1:
+        if self.batch < 1 or (self.mode == "train" and self.epochs < 1):
             raise ValueError(f"{self.epochs} epochs, batches of {self.batch}")
 
     def note(self, entry: Entry, where: str) -> None:
@@ -140,6 +146,9 @@ class Books:
                 self._joined(event, where)
             case "LeftRing":
                 self.out[event["worker"]] = Out.of(event)
+                if stop := event.get("stop", 0):
+                    self.stopped = min(self.stopped or stop, stop)
+                    self.epochs = min(self.epochs, self.stopped)
                 if event["has_state"]:
                     self.holders.add(event["worker"])
             case "Gone":  # for good: it is nobody's root any more
@@ -150,13 +159,16 @@ class Books:
             case "Progress" if event["generation"] == self.generation:
                 # A member has made a step in this ring. All took part in it, so they have the one before.
                 self.safe = max(self.safe, event["step"] - 1)
+            case "Evaluated" if event["generation"] == self.generation and event["metrics"]:
+                self.evaluated[event["split"]] = event["records"]
             case "BadRecords" if event["generation"] == self.generation:
                 self.named |= {(event["epoch"], int(record)) for record in event["records"]}
             case "EpochEnded" if event["generation"] == self.generation and self.layout is not None:
                 steps = Steps(self.layout.records, self.batch)
                 self.safe = max(self.safe, event["epochs"] * steps.per_epoch)
             case "Live" if not any(e.get("reason") == Reason.SpecRefused for e in entry["effects"]):
-                self.epochs = int(event["epochs"])
+                epochs = int(event["epochs"])
+                self.epochs = min(epochs, self.stopped or epochs)
         lost = any(effect.get("reason") == Reason.StateLost for effect in entry["effects"])
         for effect in entry["effects"]:
             match effect["type"]:

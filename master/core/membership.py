@@ -128,9 +128,21 @@ def charge(job: State, w: WorkerRecord, why: str, traceback: str = "") -> None:
     job.failures.append(Failure(w.id, why, traceback))
     most = job.config.elastic.max_failures
     job.notice(Reason.WorkerFailed, f"{why} (failure {len(job.failures)}; elastic.maxFailures is {most})")
-    if len(job.failures) > most:
+    if len(job.failures) > most and not give_up_evaluation(job, why):
         job.traceback = traceback or job.traceback
         job.end(Phase.Failed, why)
+
+
+def give_up_evaluation(job: State, why: str) -> bool:
+    """Too many have failed. True: of evaluating what is trained, so it is saved without; the worker that
+    saves it tries once more, alone."""
+    task = job.train
+    holders = job.pool.any(lambda kind: kind.has_state and not kind.stopped)
+    if task is None or not task.complete or not task.rounds or job.exporter is not None or not holders:
+        return False
+    task.evaluation = None
+    job.notice(Reason.Degraded, f"the ring does not evaluate the trained model: {why}")
+    return True
 
 
 def blame_export(job: State, w: WorkerRecord, why: str) -> None:

@@ -93,7 +93,9 @@ def form(job: State) -> None:
         training.go_on_from(job, root.step)
     else:
         training.go_on_from(job, job.checkpoints.step, checkpoint=True)
-    if task.complete and (root.has_state or not task.end):  # what is in a checkpoint is read in a ring
+    evaluated = root.round >= task.rounds
+    nothing_to_do = not (task.end or task.rounds)
+    if task.complete and (evaluated if root.has_state else nothing_to_do):  # a checkpoint is read in a ring
         completion.export(job, root)
     else:
         _publish(job, plan, root)
@@ -155,6 +157,7 @@ def _publish(job: State, plan: RingPlan, root: WorkerRecord) -> None:
         ev.Form(
             job.ring.generation, plan.members, root.id, plan.sync,
             job.train.epochs, job.ring.shares, job.train.layout, job.train.done, plan.joining,
+            root.round, root.turn,
         )
     )  # fmt: skip
     if job.ring.ranks.keys() != {w.id for w in candidates(list(job.pool), plan.members, job.limits)}:

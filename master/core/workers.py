@@ -114,6 +114,8 @@ class WorkerRecord:
     place: Place = OUT
     has_state: bool = False  # it has synced: its memory is a copy of the job's state
     step: int = 0  # as of when it last joined or left a ring
+    round: int = 0  # of the evaluation after that step, as of then
+    turn: int = 0  # 1: callbacks had been called after that step
     skipped: RangeSet = field(default_factory=RangeSet)  # steps, as of when it last left a ring
     bad: dict[int, int] = field(default_factory=dict)  # records left out by epoch, as of then
     digest: str = ""
@@ -127,6 +129,11 @@ class WorkerRecord:
     @property
     def kind(self) -> Kind:
         return Kind(self.state, self.place, self.has_state, self.stopped)
+
+    @property
+    def progress(self) -> tuple[int, int, int]:
+        """How far its state is: steps, and what was done after the last of them. Equal for equal states."""
+        return self.step, self.round, self.turn
 
     @property
     def in_ring(self) -> bool:
@@ -197,7 +204,8 @@ class Pool:
     def left(self, w: WorkerRecord, out: ev.LeftRing) -> None:
         """It has left a ring, and this is what it then said of itself."""
         self.change(w, place=OUT, has_state=w.has_state or out.has_state)
-        w.step, w.skipped, w.bad, w.digest = out.step, out.skipped, out.bad, out.digest
+        w.step, w.round, w.turn = out.step, out.round, out.turn
+        w.skipped, w.bad, w.digest = out.skipped, out.bad, out.digest
 
     def delay(self, w: WorkerRecord, why: str) -> bool:
         """It does not run yet, or (empty) is delayed no longer. Whether it is the first one that waits for

@@ -63,8 +63,17 @@ class Handler(Protocol):
             EdlError: that cannot be.
         """
 
-    def stop(self, why: str) -> str:
-        """Ask the job to end."""
+    def stop(self, why: str, checkpoint: bool = False, force: bool = False, id: str = "") -> str:
+        """Ask the job to end.
+
+        Args:
+            checkpoint: once its state is in a checkpoint.
+            force: also if that fails.
+            id: of this asking.
+
+        Raises:
+            EdlError: the job writes none.
+        """
 
     def checkpoint(self) -> str:
         """Ask for a checkpoint.
@@ -305,4 +314,10 @@ class Server(rpc.MasterServicer):
             raise
 
     async def Stop(self, request: pb.StopRequest, context: Context) -> pb.Reply:
-        return pb.Reply(text=self._handler.stop(request.why))
+        try:
+            return pb.Reply(
+                text=self._handler.stop(request.why, request.checkpoint, request.force, request.id)
+            )
+        except EdlError as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+            raise

@@ -557,6 +557,9 @@ def test_data_models_and_results_have_their_places(rendered: dict[str, Rendered]
     assert mounts.keys() == {"/tmp", "/var/lib/edl", "/data", "/models", "/checkpoints"}
     assert mounts["/data"]["readOnly"] and mounts["/models"]["readOnly"]
     assert mounts["/checkpoints"] == {"name": "checkpoints", "mountPath": "/checkpoints"}
+    account = {"secretRef": {"name": "store-account"}}
+    assert release.worker["spec"]["containers"][0]["envFrom"] == [account]
+    assert "envFrom" not in release.master["spec"]["template"]["spec"]["containers"][0]
     claim = release.one("PersistentVolumeClaim", "edl-output")
     assert claim["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
     assert claim["spec"]["resources"] == {"requests": {"storage": "5Gi"}}

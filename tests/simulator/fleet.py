@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from edl.contract.exit_codes import WorkerExit
@@ -162,9 +162,10 @@ class Fleet:
         w.is_ready = True
         layout = pb.Layout(records=self.world.size, block=1, shards=1)
         found = w.checkpoints.newest(Layout(self.world.size))[0] if w.checkpoints else 0
+        held_out = w.worker.evaluation.sizes if w.worker.evaluation else {}
         held = w.worker.begin_from_memory()
         w.has_state = w.from_memory = held is not None
-        w.session.say(ready=pb.Ready(layout=layout, checkpoint=found, held=held))
+        w.session.say(ready=pb.Ready(layout=layout, checkpoint=found, held_out=held_out, held=held))
         self.beats(w)
         w.go_on()
 
@@ -183,13 +184,21 @@ class Fleet:
         """As soon as it has been heard."""
         self.does(w, max(w.outbox_at - self.clock.now, 0.0), lambda: self.exit(w, code=code))
 
+    def evaluates(self, w: Sim) -> None:
+        """A forward pass over held-out records."""
+        w.evaluating = True
+        try:
+            self.works(w)
+        finally:
+            w.evaluating = False
+
     def works(self, w: Sim) -> None:
         """A forward pass."""
         w.waits(seconds=self.random.uniform(0.5, 1.5) * self.world.pace)
 
-    def export(self, w: Sim) -> None:
+    def export(self, w: Sim, worth: Mapping[str, float] | None) -> None:
         """First it saves, then it evaluates; it may be lost during either."""
-        self.world.checks.exports(w)
+        self.world.checks.exports(w, worth)
         w.waits(seconds=self.random.uniform(0.05, 1))
         w.session.say(saved=pb.Saved(model="model.keras"))
         w.waits(seconds=self.random.uniform(0.05, 1))
@@ -246,7 +255,11 @@ class Fleet:
             self.does(w, 0, lambda: w.session.say(leaving=pb.Leaving(why="SIGTERM")))
 
     def fail(self, w: Sim, error: Exception, blame: bool = True) -> None:
-        """It says why, and ends when that has been heard."""
+        """It says why, and ends when that has been heard; what an evaluation raises ends nothing but that."""
+        if w.evaluating:
+            self.world.checks.evaluation_failed = True
+            w.hit(error)
+            return
         if blame:
             self.world.faults.to_blame.add(w.id)
         w.failed = True

@@ -77,7 +77,11 @@ class World:
         others_too = random.Random(f"copies of {seed}")
         self.copies = others_too if others_too.random() < 0.2 else None  # whether workers leave their state
         self.store = Store(Memory(lambda: others.random() < full))
+        others = random.Random(f"evaluations of {seed}")
+        self.held_out = 0 if hours else others.choice((0, 1, 10, 30))  # records
         self.values = values.merge(BASE, {
+            "evaluation": {"steps": others.choice((0, 0, 5)), "epochs": others.choice((0, 1, 2)),
+                           "batchSize": 8},
             "checkpoint": {"dir": "memory" if writes else "", "seconds": others.choice((0.1, 1, 5)),
                            "steps": others.choice((0, 0, 7)), "keep": 2},
             "workers": workers, "minWorkers": least, "maxWorkers": 8,
