@@ -571,11 +571,21 @@ class Worker:
             self.take_over(self.arrival)
         for _ in range(min(len(self.kept), AT_ONCE)):
             metrics = self.put(self.kept.popleft())
+        self.copy()
         if self.kept:
             return None
         if not self.is_up:
             self.hold(generation)
         return metrics
+
+    def copy(self) -> None:
+        """Into the memory of its place: before the next step, which is then proof that all have this one
+        twice."""
+        if self.memory is not None:
+            self.memory.put(self.ledger, self.learner.parts())
+            if self.memory.full:
+                self.session.warn(f"no second copy of the state is kept in memory: {self.memory.full}")
+                self.memory = None
 
     def put(self, sums: control.Sums | Turn) -> dict[str, float] | None:
         """Model and ledger, one after the other, nothing in between that can fail."""
@@ -594,11 +604,6 @@ class Worker:
         if self.steps.ends_epoch(self.ledger.step):
             metrics = self.learner.take_metrics()
             self.ledger = replace(self.ledger, epochs=self.ledger.epochs.whole(metrics))
-        if self.memory is not None:  # before the next step, which is then proof that all have this one twice
-            self.memory.put(self.ledger, self.learner.parts())
-            if self.memory.full:
-                self.session.warn(f"no second copy of the state is kept in memory: {self.memory.full}")
-                self.memory = None
         return metrics
 
     # --- callbacks
