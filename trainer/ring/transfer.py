@@ -19,7 +19,8 @@ import secrets
 import socket
 import struct
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from typing import TypeAlias
 
 import numpy as np
@@ -60,6 +61,8 @@ class Giver:
         port = self._listener.getsockname()[1]
         self.address = f"{host} {port} {self._secret.hex()}"  # for `take`
         self._left = takers
+        self._digest: Future[bytes] = Future()  # one for all takers
+        threading.Thread(target=self._make_digest, name="digest", daemon=True).start()
         threading.Thread(target=self._serve, name="give", daemon=True).start()
 
     def close(self) -> None:
@@ -108,14 +111,27 @@ class Giver:
                 self._parts = ()
 
     def _send(self, connection: socket.socket) -> None:
-        parts, digest = self._parts, hashlib.sha256()
-        header = struct.pack(f"<{1 + len(parts)}Q", len(parts), *(part.nbytes for part in parts))
-        for view in (memoryview(header), *(part.data for part in parts)):
-            for start in range(0, len(view), PIECE):
-                piece = view[start : start + PIECE]
-                digest.update(piece)
-                connection.sendall(piece)
-        connection.sendall(digest.digest())
+        for piece in _pieces(self._parts):
+            connection.sendall(piece)
+        connection.sendall(self._digest.result())
+
+    def _make_digest(self) -> None:
+        give_way()
+        digest = hashlib.sha256()
+        for piece in _pieces(self._parts):
+            if self._closed:
+                self._digest.set_exception(TransferFailed("it was broken off"))
+                return
+            digest.update(piece)
+        self._digest.set_result(digest.digest())
+
+
+def _pieces(parts: Parts) -> Iterator[memoryview]:
+    """What is sent, but for the digest."""
+    header = struct.pack(f"<{1 + len(parts)}Q", len(parts), *(part.nbytes for part in parts))
+    for view in (memoryview(header), *(part.data for part in parts)):
+        for start in range(0, len(view), PIECE):
+            yield view[start : start + PIECE]
 
 
 def give_way() -> None:
