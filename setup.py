@@ -32,13 +32,15 @@ setup(
         "typing-extensions>=4.16",
     ],
     extras_require={
-        # Checkpoints at s3://...: not in the images, which most use without (docs/checkpoints.md).
-        "s3": ["s3fs>=2026.9"],
+        "s3": ["s3fs>=2026.9"],  # for the commands about checkpoints at s3://...
+        # The trained model as ONNX: export.formats and `edl export` (docs/export.md).
+        "onnx": ["onnx>=1.23", "onnxruntime>=1.32", "tf2onnx>=1.17"],
         "worker": [
             "cloudpickle>=3",  # Horovod imports it
             "keras>=3.15",
             "numpy>=2.4",
             "pyarrow>=26",
+            "s3fs>=2026.9",  # checkpoints at s3://...
             "scikit-learn>=1.9",
             "tensorflow-cpu>=2.21",
         ],

@@ -58,9 +58,15 @@ class Client:
         """Ask for a checkpoint; returns the master's answer."""
         return self._ask(self._stub.Checkpoint, pb.CheckpointRequest())
 
-    def stop(self, why: str) -> str:
-        """Ask the master to stop the job; returns its answer."""
-        return self._ask(self._stub.Stop, pb.StopRequest(why=why))
+    def stop(self, why: str, checkpoint: bool = False, force: bool = False, id: str = "") -> str:
+        """Ask the master to stop the job; returns its answer.
+
+        Args:
+            checkpoint: once its state is in a checkpoint.
+            force: also if that fails.
+            id: of this asking; the status says with it what has come of it.
+        """
+        return self._ask(self._stub.Stop, pb.StopRequest(why=why, checkpoint=checkpoint, force=force, id=id))
 
     def _ask(self, method: Any, request: Any) -> str:
         try:

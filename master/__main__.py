@@ -13,6 +13,7 @@ import secrets
 import signal
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -27,7 +28,7 @@ from edl.text import plain
 from master import journal
 from master.backends.base import Backend
 from master.backends.external import External
-from master.backends.processes import ForkServer, Launcher, Processes, Spawn
+from master.backends.processes import ForkServer, Launcher, Memories, Processes, Spawn
 from master.log import log_at
 from master.loop import Master
 from master.service import serve, token_for
@@ -78,6 +79,9 @@ async def _processes(spec: JobSpec, output: Path, listen: str, salvage: Path | N
 async def _by_hand(spec: JobSpec, output: Path, listen: str, salvage: Path | None) -> int:
     known = journal.unfinished(output, spec)  # in a directory whose master was killed, this one goes on
     run_id, adopted = known if known is not None else (RunId(secrets.token_hex(8)), None)
+    if adopted is not None:
+        since = adopted.active_seconds + journal.silent_seconds(output)
+        adopted = replace(adopted, active_seconds=since)
     master = Master(spec, run_id, adopted=adopted)
     _on_signals(lambda name: master.stop(f"the master got {name}"))
     await serve(master, output, listen, token_for(output), partial(External, master.emit), salvage=salvage)
@@ -106,7 +110,8 @@ def processes(master: Master, output: Path, token: str) -> Callable[[str], Backe
         launcher: Launcher = Spawn([sys.executable, "-m", "trainer", *arguments], environment)
         if master.spec.config.local.start_method == "fork":
             launcher = ForkServer([sys.executable, "-m", "trainer.forkserver"], arguments, environment)
-        return Processes(master.emit, launcher, output / artifacts.LOGS)
+        memories = Memories() if master.spec.config.elastic.memory_copy else None
+        return Processes(master.emit, launcher, output / artifacts.LOGS, memories)
 
     return backend
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -228,6 +229,8 @@ class ReleaseMaster:
         if self._candidate.followed:  # it was there to see which workers reach a master
             adopted = replace(adopted, within_seconds=todo.spec.config.elastic.heartbeat_timeout_seconds)
             self._candidate.followed = False
+        if installed.left.run_id == todo.run_id and (began := installed.left.started_at):
+            adopted = replace(adopted, active_seconds=max(0.0, time.time() - began))
         master = Master(todo.spec, todo.run_id, adopted=adopted)
         run = TrainingRun(master)
         backend = Kubernetes(installed, run)

@@ -14,6 +14,7 @@ import json
 import os
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -346,9 +347,16 @@ def unfinished(output: Path, spec: JobSpec) -> tuple[RunId, ev.Adopted] | None:
     if job.ended:
         raise EdlError(f"{output}: its job has ended: {job.phase}")
     workers = tuple((w.id, w.handle or "external") for w in job.pool if w.state != WorkerState.PENDING)
+    lived = 0.0 if job.began_at is None else job.now - job.began_at
     return RunId(reader.head["run_id"]), ev.Adopted(
-        workers, job.pool.next_id, safe=job.train.safe if job.train else 0
-    )
+        workers, job.pool.next_id, safe=job.train.safe if job.train else 0,
+        active_seconds=job.active_before + lived,
+    )  # fmt: skip
+
+
+def silent_seconds(output: Path) -> float:
+    """For how long nobody has written the journal there, by the clock of its disk."""
+    return max(0.0, time.time() - artifacts.journals(output)[-1].stat().st_mtime)
 
 
 def _books_after(path: Path) -> tuple[Books, str]:

@@ -57,6 +57,7 @@ class Master:
         self.telemetry = Telemetry(spec.config)
         self.inbox: asyncio.Queue[ev.Event] = asyncio.Queue()
         self.abandoned = False
+        self._backend: Backend | None = None  # while it runs
         self._journal_trouble = ""  # as the core knows it
         self.news: list[dict[str, Any]] = []
         if adopted is not None:  # before any of its workers can speak
@@ -80,8 +81,10 @@ class Master:
         """
         try:
             await backend.start()
+            self._backend = backend
             await self.live(server, backend, journal)
         finally:
+            self._backend = None
             await backend.close()
 
     async def live(self, server: Server, backend: Backend, journal: Journal) -> None:
@@ -161,6 +164,10 @@ class Master:
         """The oldest worker that is needed and that nobody has started."""
         return self.job.pool.vacant
 
+    async def succeed(self, ended: ev.Gone) -> WorkerId | None:
+        """Which worker follows one that has ended, in its place; None: no one is needed there."""
+        return await self._backend.succeed(ended) if self._backend is not None else None
+
     def take(self, spec: JobSpec) -> None:
         """The values have been changed: live ones hold from now on, a change of others is refused."""
         if changes := self.spec.frozen_changes(spec):
@@ -171,7 +178,8 @@ class Master:
         self.spec = spec
         new = spec.config
         log_at(new.log_level)
-        self.emit(ev.Live(new.workers, new.min_workers, new.suspend, new.training.epochs))
+        deadline = new.active_deadline_seconds
+        self.emit(ev.Live(new.workers, new.min_workers, new.suspend, new.training.epochs, deadline))
 
     def refuse(self, why: str) -> None:
         """Somebody wants what cannot be: say so, and change nothing."""
@@ -182,9 +190,21 @@ class Master:
         self.abandoned = True
         self.emit(ev.Tick())
 
-    def stop(self, why: str) -> str:
-        self.emit(ev.StopAsked(why))
-        return "the job is ending"
+    def stop(self, why: str, checkpoint: bool = False, force: bool = False, id: str = "") -> str:
+        """Ask the job to end.
+
+        Args:
+            checkpoint: once its state is in a checkpoint.
+            force: also if that fails.
+            id: of this asking; the status says with it what has come of it.
+
+        Raises:
+            ConfigError: the job writes none.
+        """
+        if checkpoint:
+            self._checkpoints()
+        self.emit(ev.StopAsked(why, checkpoint, force, id))
+        return "the job ends once its state is in a checkpoint" if checkpoint else "the job is ending"
 
     def checkpoint(self) -> str:
         """Ask for a checkpoint.
@@ -192,10 +212,15 @@ class Master:
         Raises:
             ConfigError: the job writes none.
         """
-        if not (where := self.spec.config.checkpoint.dir):
-            raise ConfigError("the job writes no checkpoints: its checkpoint.dir is empty")
+        where = self._checkpoints()
         self.emit(ev.CheckpointAsked())
         return f"a checkpoint is written to {where} after one of the next steps"
+
+    def _checkpoints(self) -> str:
+        """Where they are."""
+        if not (where := self.spec.config.checkpoint.dir):
+            raise ConfigError("the job writes no checkpoints: its checkpoint.dir is empty")
+        return where
 
     def summary(self) -> dict[str, Any]:
         """What is kept of the job."""

@@ -25,7 +25,18 @@ from typing import Any, Protocol
 import numpy as np
 
 import edl
-from edl.checkpoints import CheckpointError, Loaded, Manifest, Part, Store, Tensor, Variable, utc_now
+from edl.checkpoints import (
+    Best,
+    CheckpointError,
+    Loaded,
+    Manifest,
+    Part,
+    Store,
+    Tensor,
+    Variable,
+    check_values,
+    utc_now,
+)
 from edl.config import Config, lineage
 from edl.contract.layout import Layout
 from edl.contract.proto import edl_pb2 as pb
@@ -33,6 +44,7 @@ from edl.contract.ranges import RangeSet
 from edl.contract.steps import Steps
 from edl.errors import DataError, ModelError
 from trainer.described import Described
+from trainer.epochs import MEMORY, Epochs
 from trainer.ledger import Ledger
 from trainer.log import log
 from trainer.session.state import Session
@@ -90,10 +102,15 @@ class Checkpointing:
         self._run_id, self._clock = run_id, clock
         self._background = background or ThreadPoolExecutor(1, "checkpoints", _give_way).submit
         self._model = ""  # the fingerprint, once it was asked for
+        self.forced: tuple[str, ...] = ()  # what is another value than before a checkpoint, in words
         self._lock = threading.Lock()
         self._busy = 0  # pieces of work in the background that are not done
         self._begun_at = clock()  # the last one in which this worker took part
-        self._restored = 0  # the step of what it has begun from
+        self._restored: Manifest | None = None  # what it has begun from
+        every = config.checkpoint
+        self._best = Best(every.best, every.best_mode == "max") if every.best else None
+        self._metrics: tuple[int, dict[str, float]] = 0, {}  # of the last epoch, and the step that ended it
+        self._told = False  # that there is no such metric
         self._saves = 0
         self._pending: dict[tuple[int, str], Manifest] = {}  # to be finished, but for their parts
         session.commits(self.commit)
@@ -118,7 +135,18 @@ class Checkpointing:
         if every.steps and step % every.steps == 0:
             return True
         old = self._clock() - self._begun_at >= EPOCH_SHARE * every.seconds
-        return steps.ends_epoch(step) and old
+        return steps.ends_epoch(step) and (old or self._best is not None)
+
+    def epoch_ended(self, step: int, metrics: dict[str, float]) -> None:
+        """With this step an epoch is whole: this is how good a checkpoint of it is."""
+        self._metrics = step, metrics
+        name = self._best.metric if self._best is not None else ""
+        if name and name not in metrics and name != "loss" and not self._told:  # who comes knows no loss yet
+            self._told = True
+            self._session.warn(
+                f"checkpoint.best is {name!r}, and the metrics of an epoch are "
+                f"{', '.join(metrics) or 'none'}: no checkpoint is the best one"
+            )
 
     def begin(self, place: Place, ledger: Ledger, steps: Steps, layout: Layout) -> None:
         """Have this rank's part of the present state written. All ranks begin at the same step."""
@@ -135,7 +163,8 @@ class Checkpointing:
         For a state of which this worker alone is asked to take care: the last one of a training, or the last
         copy.
         """
-        if ledger.step == self._restored:
+        if (found := self._restored) is not None and ledger.step == found.step:
+            self._session.say(checkpointed=_told(found))  # a new master may not know of it
             return
         me = self._session.worker
         self._saves += 1
@@ -154,6 +183,9 @@ class Checkpointing:
         """The state as it is now: what it takes to finish a checkpoint of it, this rank's part, and what of
         that must be finite."""
         described, parts = self._learner.described(), self._learner.parts()
+        if memory := ledger.epochs.memory:
+            described = [*described, Described(MEMORY, "uint8", (len(memory),))]
+            parts = [*parts, np.frombuffer(memory, np.uint8)]
         parts_of = deal([part.nbytes for part in parts], place.size)
         variables = [
             Variable(d.name, d.dtype, d.shape, part) for d, part in zip(described, parts_of, strict=True)
@@ -164,7 +196,11 @@ class Checkpointing:
             step=ledger.step, run=self._run_id, attempt=attempt,
             epoch=steps.epoch(ledger.step), records=steps.begins_at(ledger.step), model=self._model,
             variables=tuple(variables), parts=(), skipped=tuple(ledger.skipped), bad=dict(ledger.bad),
-            config=lineage.kept(self._config), state={"layout": asdict(layout)}, edl=edl.__version__,
+            config=lineage.kept(self._config), edl=edl.__version__,
+            metrics=self._metrics[1] if self._metrics[0] == ledger.step else {},
+            state={
+                "layout": asdict(layout), "forced": list(self.forced), "epochs": ledger.epochs.described(),
+            },
         )  # fmt: skip
         while len(self._pending) > KEPT:
             del self._pending[next(iter(self._pending))]
@@ -196,9 +232,8 @@ class Checkpointing:
 
     def _finish(self, key: tuple[int, str], manifest: Manifest) -> None:
         self._store.begin(*key).commit(replace(manifest, created=utc_now()))
-        done = pb.Checkpointed(step=manifest.step, attempt=manifest.attempt, nbytes=manifest.nbytes)
-        self._session.say(checkpointed=done)
-        self._store.prune(self._config.checkpoint.keep)
+        self._session.say(checkpointed=_told(manifest))
+        self._store.prune(self._config.checkpoint.keep, self._best)
 
     def _do(self, key: tuple[int, str], work: Callable[[], None]) -> None:
         """In the background; a failure ends nothing but this attempt."""
@@ -269,27 +304,45 @@ class Checkpointing:
             return None
         manifest = loaded.checkpoint.manifest
         self._check(manifest)
-        found = [np.frombuffer(loaded.tensors[v.name].data, np.uint8) for v in manifest.variables]
+        found = [np.frombuffer(loaded.tensors[v.name].data, np.uint8) for v in _of_model(manifest)]
+        remembered = loaded.tensors.get(MEMORY)
+        epochs = _epochs(manifest, b"" if remembered is None else bytes(remembered.data))
         loaded.tensors.clear()
         self._learner.take_over(self._learner.prepared(found))
-        self._restored = manifest.step
+        self._restored = manifest
         try:  # those that were passed over: the training that begins here is not theirs
             self._store.supersede(manifest.step)
         except CheckpointError as error:
             log.warning(str(error))
-        return Ledger(manifest.step, RangeSet.of(manifest.skipped), dict(manifest.bad))
+        epochs = epochs.going_on(self._config.training.epochs)
+        return Ledger(manifest.step, RangeSet.of(manifest.skipped), dict(manifest.bad), epochs=epochs)
 
     def _check(self, manifest: Manifest) -> None:
         where, step = self._config.checkpoint.dir, manifest.step
-        lineage.check(where, step, manifest.run, manifest.config, self._config, self._run_id)
+        forced = check_values(where, manifest, self._config, self._run_id)
         self._model = self._model or self._learner.fingerprint()
-        theirs = [(v.dtype, v.shape) for v in manifest.variables]
+        theirs = [(v.dtype, v.shape) for v in _of_model(manifest)]
         ours = [(d.dtype, d.shape) for d in self._learner.described()]
         if manifest.model != self._model or theirs != ours:
             raise ModelError(
                 f"the checkpoint of step {step:,} in {where} is of another model: its layers, variables, "
                 "loss or optimizer differ from those of this one"
             )
+        self.forced = tuple(dict.fromkeys((*manifest.state.get("forced", ()), *forced)))
+
+
+def _told(manifest: Manifest) -> pb.Checkpointed:
+    return pb.Checkpointed(step=manifest.step, attempt=manifest.attempt, nbytes=manifest.nbytes)
+
+
+def _of_model(manifest: Manifest) -> list[Variable]:
+    return [v for v in manifest.variables if v.name != MEMORY]
+
+
+def _epochs(manifest: Manifest, memory: bytes) -> Epochs:
+    """What the epochs before a checkpoint have given; an older edl has not written that."""
+    described = manifest.state.get("epochs")
+    return Epochs.unknown(manifest.epoch) if described is None else Epochs.of(described, memory)
 
 
 def _give_way() -> None:

@@ -12,3 +12,4 @@ class Described(NamedTuple):
     dtype: str  # as NumPy and TensorFlow call it
     shape: tuple[int, ...]
     weight: bool = False  # it is trained: its values must be finite
+    of_model: bool = False  # a weight or a moving average; else the optimizer's, or a count

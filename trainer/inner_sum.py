@@ -34,6 +34,8 @@ class InnerSum:
         reduce: of the ring (trainer/ring/base.py), in whatever generation it then is.
     """
 
+    WIRES: tuple[str, ...] = ("float32",)
+
     def __init__(self, reduce: Callable[[Vector], Vector]):
         self._reduce = reduce
         self._broken: RingBroken | None = None

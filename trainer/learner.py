@@ -19,7 +19,7 @@ on each rank, the same when a step is done again, with no state to keep.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -84,6 +84,7 @@ class KerasLearner:
         refuse_unless_compiled(model)
         if sample is not None:
             self._build(sample)
+        self._fingerprint = ""
         self._variables = _state_of(model)
         self._metrics: TrainingMetrics | None = None
         if sample is not None:
@@ -170,7 +171,7 @@ class KerasLearner:
         return snapshot.joined(self.parts())
 
     def described(self) -> list[Described]:
-        return snapshot.described(self._variables, self.model.trainable_variables)
+        return snapshot.described(self._variables, self.model)
 
     def parts(self) -> list[np.ndarray]:
         """The same, each variable by itself, as it is now: it stays so, and nothing is copied."""
@@ -192,6 +193,10 @@ class KerasLearner:
         """Take over what was prepared."""
         snapshot.take_over(self._variables, values)
 
+    def change(self, values: Mapping[int, np.ndarray]) -> None:
+        """Give some of the variables of `parts` other values."""
+        snapshot.change(self._variables, values)
+
     def kept(self) -> snapshot.Kept:
         """The same, for `restore`, after something was tried."""
         return snapshot.Kept(self._variables)
@@ -200,7 +205,8 @@ class KerasLearner:
         kept.put_back()
 
     def fingerprint(self) -> str:
-        return fingerprint(self.model)
+        self._fingerprint = self._fingerprint or fingerprint(self.model)  # as it was before any callback
+        return self._fingerprint
 
     def digest(self) -> str:
         """SHA-256 of the state: equal on two workers when their models are, bit for bit."""

@@ -45,6 +45,8 @@ class CannotOverlap(Exception):
 class RingSums(Protocol):
     """Sums over the ring, made by a graph (trainer/ring/horovod.py, trainer/inner_sum.py)."""
 
+    WIRES: tuple[str, ...]  # the types as which numbers can travel
+
     def __call__(self, tensor: tf.Tensor, /, name: str, wire: str = "float32") -> tf.Tensor:
         """
         Args:

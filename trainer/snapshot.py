@@ -12,7 +12,7 @@ import ctypes
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -28,13 +28,16 @@ def parts(variables: Sequence[Any]) -> list[np.ndarray]:
     return [_array(_value(v)).reshape(-1).view(np.uint8) for v in variables]
 
 
-def described(variables: Sequence[Any], weights: Sequence[Any]) -> list[Described]:
-    """Each of them; of several of one name, the later ones are numbered.
+def described(variables: Sequence[Any], model: keras.Model) -> list[Described]:
+    """Each of them, Keras' or TensorFlow's; of several of one name, the later ones are numbered.
 
     Args:
-        weights: those of the model that are trained.
+        model: whose weights are among them.
     """
-    trained = {id(v) for v in weights}
+    trained, of_model = (
+        {id(each) for v in those for each in (v, v.value)}
+        for those in (model.trainable_variables, model.weights)
+    )
     found: list[Described] = []
     times = Counter[str]()
     for v in variables:
@@ -42,7 +45,7 @@ def described(variables: Sequence[Any], weights: Sequence[Any]) -> list[Describe
         times[name] += 1
         unlike = name if times[name] == 1 else f"{name}#{times[name]}"
         shape = tuple(int(n) for n in value.shape)
-        found.append(Described(unlike, str(value.dtype.name), shape, id(v) in trained))
+        found.append(Described(unlike, str(value.dtype.name), shape, id(v) in trained, id(v) in of_model))
     return found
 
 
@@ -88,6 +91,12 @@ def take_over(variables: Sequence[Any], values: Sequence[Any]) -> None:
     """Give the variables the values that were prepared for them: nothing is copied."""
     for v, value in zip(variables, values, strict=True):
         v.assign(value)
+
+
+def change(variables: Sequence[Any], values: Mapping[int, np.ndarray]) -> None:
+    """Give some of the variables, by their place, other values: uint8 [bytes] each."""
+    some = [variables[place] for place in values]
+    take_over(some, prepared(some, list(values.values())))
 
 
 class Kept:

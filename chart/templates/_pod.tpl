@@ -64,7 +64,7 @@ spec:
     - name: {{ .component }}
       image: {{ include "edl.image" . | quote }}
       imagePullPolicy: {{ .root.Values.image.pullPolicy }}
-      {{- toYaml (omit .container "env") | nindent 6 }}
+      {{- toYaml (omit .container "env" "envFrom") | nindent 6 }}
       env:
         {{- /* The root file system is read-only: /tmp is a home directory that can be written to. */}}
         {{- $env := concat (include "edl.tokenEnv" .root | fromYamlArray) (list (dict "name" "HOME" "value" "/tmp")) .container.env }}
@@ -78,7 +78,7 @@ spec:
         {{- with $values.env }}
         {{- toYaml . | nindent 8 }}
         {{- end }}
-      {{- with $values.envFrom }}
+      {{- with concat (.container.envFrom | default list) ($values.envFrom | default list) }}
       envFrom:
         {{- toYaml . | nindent 8 }}
       {{- end }}

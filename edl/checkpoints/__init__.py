@@ -13,11 +13,12 @@ truncated, altered or half-uploaded is passed over with a word. A checkpoint is 
 """
 
 from edl.checkpoints.manifest import VERSION, Manifest, Part, Variable, utc_now
-from edl.checkpoints.store import Best, Checkpoint, Loaded, Store, Writing
+from edl.checkpoints.resumed import check_values
+from edl.checkpoints.store import Best, Checkpoint, Loaded, Store, Writing, one_of
 from edl.checkpoints.tensors import Tensor
 from edl.errors import CheckpointDamaged, CheckpointError
 
 __all__ = [
     "VERSION", "Best", "Checkpoint", "CheckpointDamaged", "CheckpointError", "Loaded", "Manifest", "Part",
-    "Store", "Tensor", "Variable", "Writing", "utc_now",
+    "Store", "Tensor", "Variable", "Writing", "check_values", "one_of", "utc_now",
 ]  # fmt: skip

@@ -441,6 +441,37 @@ class Loaded:
     tensors: dict[str, Tensor]
 
 
+def one_of(where: str, warn: Callable[[str], None] | None = None) -> Checkpoint:
+    """The newest whole checkpoint of a directory, or the one whose own directory this is.
+
+    Args:
+        where: a path or an address, as of `Store.open`.
+        warn: if given, all bytes are read, and it is given a line for each that is passed over; else only
+            manifests and sizes are looked at.
+
+    Raises:
+        CheckpointDamaged: the one that was named is not whole.
+        CheckpointError: there is none, or the store cannot be read.
+    """
+    above, _, last = where.rstrip("/").rpartition("/")
+    if not (above and _DIRECTORY.fullmatch(last)):
+        store = Store.open(where)
+        found = store.newest(warn) if warn is not None else _sound(store.checkpoints())
+        if found is None:
+            raise CheckpointError(f"{where}: no whole checkpoint found")
+        return found
+    named = next((c for c in Store.open(above).checkpoints() if c.directory == last), None)
+    if named is None:
+        raise CheckpointError(f"{where}: no checkpoint found")
+    if wrong := named.wrong():
+        raise CheckpointDamaged(wrong)
+    return named
+
+
+def _sound(checkpoints: Sequence[Checkpoint]) -> Checkpoint | None:
+    return next((c for c in reversed(checkpoints) if not c.wrong()), None)
+
+
 class _Counted:
     """Pieces on their way, counted and hashed."""
 

@@ -201,7 +201,8 @@ def result(summary: dict[str, Any], kept: str, model: str) -> str:
         kept: where the summary is.
         model: where the trained model is, if one was saved.
     """
-    saved = summary["phase"] == Phase.Succeeded or summary.get("model")
+    trained = summary.get("task", {"kind": "train"})["kind"] == "train"
+    saved = (summary["phase"] == Phase.Succeeded and trained) or summary.get("model")
     summary = clean(summary)
     where = f"  model     {plain(model)}\n" if saved else ""
     where += f"  kept in   {plain(kept)}"
@@ -211,7 +212,7 @@ def result(summary: dict[str, Any], kept: str, model: str) -> str:
     lines = [f"{summary['phase']} after {summary['seconds']:.1f} s: {summary['reason']}"]
     if summary["traceback"]:
         lines.append(summary["traceback"].rstrip())
-    if records["size"] is not None:
+    if records["size"] is not None and task["kind"] == "train":
         loss = f", loss {_losses(summary)}" if summary["loss"] is not None else ""
         lines.append(
             f"  trained   {records['applied']:,} of {records['size'] * task['epochs']:,} records "

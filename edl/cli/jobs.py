@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from edl.contract.phases import ENDED as ENDED
@@ -60,6 +61,19 @@ class LogSource:
         return int(number) if number else None
 
 
+def not_stopped(status: Mapping[str, Any], asked: str) -> str:
+    """Why a job goes on that was to end with a checkpoint; empty: it has not come to that.
+
+    Args:
+        status: the master's.
+        asked: the id of the asking.
+    """
+    answer = status.get("stop") or {}
+    if answer.get("id") != asked or not (why := answer.get("failed")):
+        return ""
+    return f"the job goes on: {why}. (`edl stop --checkpoint --force` ends it all the same)"
+
+
 class JobHandle(Protocol):
     """What all commands ask of a job.
 
@@ -85,5 +99,20 @@ class JobHandle(Protocol):
     def checkpoint(self) -> str:
         """Have a checkpoint written; returns the outcome in words."""
 
+    def fetch(self, name: str, target: Path) -> str:
+        """Copy what was exported in this format; returns the outcome in words.
+
+        Args:
+            name: of the format.
+            target: the file or directory to make. Nothing lies there.
+        """
+
     def stop(self) -> str:
         """End it; returns the outcome in words. A job that has ended stays as it is."""
+
+    def stop_with_checkpoint(self, force: bool) -> str:
+        """End it once its state is in a checkpoint, and wait for that; returns the outcome in words.
+
+        Args:
+            force: end it also if the checkpoint fails; else the job goes on then, and that is an EdlError.
+        """

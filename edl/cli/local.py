@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
-from edl.cli import latest
-from edl.cli.jobs import NO_STATUS, JobSnapshot, LogSource, Phase
+from edl.cli import latest, received
+from edl.cli.jobs import ENDED, NO_STATUS, JobSnapshot, LogSource, Phase, not_stopped
 from edl.client import Client
 from edl.contract import artifacts
 from edl.errors import EdlError
@@ -71,10 +72,35 @@ class Local:
             raise EdlError(f"{self._output}: the job has ended: {summary['phase']}")
         return self._client().checkpoint()
 
+    def fetch(self, name: str, target: Path) -> str:
+        if self._summary() is None:
+            raise EdlError(
+                f"{self._output}: the job has not ended; `edl export` writes its model as it is now"
+            )
+        files = received.listed(received.read_list(self._output), name, self._output)
+        with received.Receiving(target) as made:
+            for file, about in files.items():
+                with open(self._output / file, "rb") as source, made.file(file, about) as write:
+                    while piece := source.read(received.PIECE):
+                        write(piece)
+        return made.outcome
+
     def stop(self) -> str:
         if (summary := self._summary()) is not None:
             return f"the job has already ended: {summary['phase']}, {summary['reason']}"
         return self._client().stop("stopped by edl stop")
+
+    def stop_with_checkpoint(self, force: bool) -> str:
+        if self._summary() is None:
+            asked = secrets.token_hex(4)
+            self._client().stop("stopped by edl stop", checkpoint=True, force=force, id=asked)
+            for status in self._client().follow():
+                if status["phase"] in (*ENDED, Phase.Ending):
+                    return f"the job is ending: {status['reason']}"
+                if why := not_stopped(status, asked):
+                    raise EdlError(why)
+        phase, reason = self.wait(Phase.Stopped, None)
+        return f"the job has ended: {phase}, {reason}"
 
     def _logs(self, source: LogSource) -> Iterator[Path]:
         for component in source.components:

@@ -13,6 +13,7 @@ import typer
 from edl.cli import display
 from edl.cli.jobs import ENDED, JobHandle, LogSource, Phase
 from edl.cli.target import about_a_job
+from edl.errors import ConfigError
 
 TIMED_OUT = 124  # as of the command `timeout`
 
@@ -94,6 +95,23 @@ def checkpoint(job: JobHandle) -> None:
 
 
 @about_a_job
-def stop(job: JobHandle) -> None:
+def stop(
+    job: JobHandle,
+    with_checkpoint: Annotated[
+        bool,
+        typer.Option("--checkpoint", help="Write its state to a checkpoint first, and wait for that. If it "
+                     "fails, the job goes on."),
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="With --checkpoint: end the job also if the checkpoint fails.")
+    ] = False,
+) -> None:  # fmt: skip
     """End a running job."""
-    display.line(job.stop())
+    if force and not with_checkpoint:
+        raise ConfigError("--force: only valid with --checkpoint")
+    if not with_checkpoint:
+        display.line(job.stop())
+        return
+    display.line("waiting for the checkpoint; `edl stop` without --checkpoint ends the job at once")
+    sys.stdout.flush()
+    display.line(job.stop_with_checkpoint(force))

@@ -1,7 +1,7 @@
 """A release of the chart as a job of the command line, through the Kubernetes API.
 
 `connect` finds it by its labels, in one list of ConfigMaps. Users who may read these, the pods and the
-Events can use the commands that show; `scale` and `stop` write a key of the job's ConfigMap
+Events can use the commands that show; `scale`, `checkpoint` and `stop` write a key of the job's ConfigMap
 (`edl.kubernetes.overrides`), which the master watches.
 """
 
@@ -18,7 +18,7 @@ from pathlib import Path
 import structlog
 from lightkube.config.kubeconfig import KubeConfig
 
-from edl.cli import pod_logs, release_status
+from edl.cli import pod_logs, release_model, release_status
 from edl.cli.jobs import ENDED, JobSnapshot, LogSource, Phase
 from edl.cli.release_status import FoundRelease
 from edl.config import unscalable
@@ -96,13 +96,16 @@ class Release:
         return self._loop.run(self._scale(workers))
 
     def checkpoint(self) -> str:
-        raise EdlError(
-            "a release cannot be asked for a checkpoint yet; it writes one every checkpoint.seconds, and at "
-            "the end of each epoch"
-        )
+        return self._loop.run(self._checkpoint())
+
+    def fetch(self, name: str, target: Path) -> str:
+        return self._loop.run(release_model.fetch(self._api, self._found, name, target))
 
     def stop(self) -> str:
         return self._loop.run(self._stop())
+
+    def stop_with_checkpoint(self, force: bool) -> str:
+        return self._loop.run(self._stop_with_checkpoint(force))
 
     # --- what is shown
 
@@ -158,21 +161,79 @@ class Release:
         )
         return f"workers {found.told.get('workers', scale.instead)} -> {workers}"
 
+    async def _checkpoint(self) -> str:
+        found = self._found
+        if found.ended:
+            raise EdlError(f"release {found.release}: the job has ended: {found.phase}")
+        run, where = self._run_id(), self._checkpoints()
+        before = found.told.get("checkpointStep")
+        await self._ask(overrides.CHECKPOINT, overrides.Asked(run, secrets.token_hex(4)).text())
+        if problem := release_status.master_problem(await self._pods("master")):
+            raise EdlError(f"requested a checkpoint; the master will do it when it runs: {problem}")
+        found = await self._until(
+            lambda now: now.ended or now.told.get("checkpointStep") != before, ANSWER_SECONDS
+        )
+        step = found.told.get("checkpointStep")
+        if step == before:
+            return f"requested a checkpoint; it is not complete yet ({found.phase}, {found.reason})"
+        return f"the checkpoint of step {int(step or 0):,} is in {where}"
+
+    async def _stop_with_checkpoint(self, force: bool) -> str:
+        if self._found.ended:
+            return self._left(self._found)
+        run, asked = self._run_id(), secrets.token_hex(4)
+        self._checkpoints()
+        await self._ask(overrides.FAREWELL, overrides.Asked(run, asked, force).text())
+        what = "requested the end of the job with a checkpoint"
+        if problem := release_status.master_problem(await self._pods("master")):
+            raise EdlError(f"{what}; the master will do it when it runs: {problem}")
+        stopped = (*ENDED, Phase.Ending)
+        found = await self._until(lambda now: now.phase in stopped or bool(now.not_stopped(asked)), None)
+        if why := found.not_stopped(asked):
+            await self._ask(overrides.FAREWELL, None)  # or the next master would try it again
+            raise EdlError(why)
+        return self._left(found)
+
+    def _checkpoints(self) -> str:
+        """Where the job writes them.
+
+        Raises:
+            EdlError: it writes none.
+        """
+        where = self._found.values.get("checkpoint", {}).get("dir")
+        if not where:
+            raise EdlError(
+                f"release {self._found.release}: the job writes no checkpoints: its checkpoint.dir is empty"
+            )
+        return str(where)
+
+    def _run_id(self) -> str:
+        """Of the run.
+
+        Raises:
+            EdlError: there is none yet.
+        """
+        found = self._found
+        if not (run := found.state.get("runId")):
+            raise EdlError(
+                f"release {found.release}: the job has not started a run yet; to remove it: "
+                f"{_uninstall(found)}"
+            )
+        return str(run)
+
     async def _stop(self) -> str:
         found = self._found
-        uninstall = shlex.join(["helm", "uninstall", found.release, "-n", found.namespace])
         if not found.ended:
-            run = found.state.get("runId")
-            if not run:
-                raise EdlError(
-                    f"release {found.release}: the job has not started a run yet; to remove it: {uninstall}"
-                )
-            await self._ask(overrides.STOP, run)
+            await self._ask(overrides.STOP, self._run_id())
             stopped = (*ENDED, Phase.Ending)
             found = await self._answer(lambda now: now.phase in stopped, "requested the end of the job")
+        return self._left(found)
+
+    def _left(self, found: FoundRelease) -> str:
+        """How it has ended, and what there is of it."""
         outcome = f"the job has ended: {found.phase}, {found.reason}" if found.ended else "the job is ending"
         left = f"its master, the summary in configmap/{found.names.status}, the logs of ended pods"
-        return f"{outcome}\nThe release remains: {left}.\nTo remove it: {uninstall}"
+        return f"{outcome}\nThe release remains: {left}.\nTo remove it: {_uninstall(found)}"
 
     async def _ask(self, key: str, text: str | None) -> None:
         path = self._path("configmaps", self._found.names.job)
@@ -234,6 +295,10 @@ async def _find(api: Api, name: str, namespace: str) -> FoundRelease:
     if names.status not in found:
         raise EdlError(f"configmap {names.status} not found in namespace {namespace}")
     return FoundRelease(namespace, releases[names], names, found[names.job], found[names.status])
+
+
+def _uninstall(found: FoundRelease) -> str:
+    return shlex.join(["helm", "uninstall", found.release, "-n", found.namespace])
 
 
 async def _next(lines: AsyncGenerator[str, None]) -> str | None:

@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from edl.cli import display
-from edl.cli.jobs import ENDED, NO_STATUS, JobSnapshot, Phase
+from edl.cli.jobs import ENDED, NO_STATUS, JobSnapshot, Phase, not_stopped
 from edl.contract import artifacts
 from edl.contract.reasons import Reason
 from edl.errors import EdlError
@@ -65,6 +65,13 @@ class FoundRelease:
                 if "records" in report and report["phase"] == self.phase:
                     return report | in_short
         return in_short
+
+    def not_stopped(self, asked: str) -> str:
+        """Why it goes on though it was asked, under this id, to end with a checkpoint; empty: it has not come
+        to that."""
+        with suppress(ValueError):
+            return not_stopped({"stop": json.loads(self.told.get("stop", "null"))}, asked)
+        return ""
 
     @property
     def state(self) -> dict[str, Any]:

@@ -15,10 +15,10 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from edl import config
-from edl.checkpoints import Store
+from edl.checkpoints import CheckpointError, Store, check_values, one_of
 from edl.cli import display, latest, models
 from edl.client import Client
-from edl.config import lineage, values
+from edl.config import values
 from edl.config.address import Address
 from edl.contract import artifacts
 from edl.contract.phases import Phase
@@ -68,11 +68,18 @@ def run(
                      help="Go on with the job of this output directory, from its newest checkpoint, and with "
                      "its values; others may be given, such as more workers or epochs."),
     ] = None,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="With --resume: go on also with another seed or order of the "
+                     "records, or another file of the same model. What was forced is told."),
+    ] = False,
 ) -> None:  # fmt: skip
     """Train a model on this machine, with workers as processes."""
+    if force and resume is None:
+        raise ConfigError("--force: only valid with --resume")
     if resume is not None:
         values_files = [_values_of(resume), *values_files]
-        sets = [*sets, "checkpoint.resume=true"]
+        sets = [*sets, f"checkpoint.resume=true,checkpoint.force={str(force).lower()}"]
     merged, typed = _merged(model, values_files, sets, set_strings, set_files)
     _check_checkpoints(typed, resume)
     if not typed.model.source:
@@ -239,8 +246,11 @@ def _merged(
     if model:
         merged = values.merge(merged, {"model": {"module": model, "source": ""}})
     typed = config.parse(merged)
-    if (where := typed.checkpoint.dir) and "://" not in where:  # whoever resumes the job may be elsewhere
-        merged = values.merge(merged, {"checkpoint": {"dir": str(Path(where).resolve())}})
+    places = {"dir": typed.checkpoint.dir, "from": typed.checkpoint.from_}
+    if paths := {key: where for key, where in places.items() if where and "://" not in where}:
+        # Whoever resumes the job may be elsewhere.
+        whole = {key: str(Path(where).resolve()) for key, where in paths.items()}
+        merged = values.merge(merged, {"checkpoint": whole})
         typed = config.parse(merged)
     return merged, typed
 
@@ -272,11 +282,18 @@ def _check_checkpoints(typed: config.Config, resume: Path | None) -> None:
     where = typed.checkpoint.dir
     found = Store.open(where).checkpoints() if where else []
     if newest := next((c for c in reversed(found) if not c.wrong()), None):
-        manifest = newest.manifest
-        lineage.check(where, newest.step, manifest.run, manifest.config, typed, "")
+        check_values(where, newest.manifest, typed, "")
     elif resume is not None:
         why = f"{where} holds no whole checkpoint" if where else "the job wrote none: checkpoint.dir is empty"
         raise ConfigError(f"--resume {resume}: there is nothing to go on from: {why}")
+    elif source := typed.checkpoint.from_:
+        try:
+            if not source.endswith((".keras", ".weights.h5")):
+                one_of(source)
+            elif "://" not in source and not Path(source).is_file():
+                raise ConfigError(f"{source}: no such file")
+        except (CheckpointError, ConfigError) as error:
+            raise ConfigError(f"checkpoint.from: {error}") from error
 
 
 def _prepare(output: Path, merged: dict[str, Any], salvage: Path | None, may_exist: bool = False) -> int:

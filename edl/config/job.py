@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, Field, JsonValue, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, Field, JsonValue, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
@@ -31,6 +31,8 @@ from edl.config.types import (
     Share,
     number,
 )
+from edl.contract.evaluation import ROUND_PARTS, EvaluationPlan
+from edl.contract.steps import Steps
 from edl.errors import ConfigError
 
 LIVE: dict[str, JsonValue] = {"live": True}
@@ -81,7 +83,21 @@ class Elastic(Section):
     grace_period_seconds: NotNegative
     master_outage_timeout_seconds: NotNegative
     max_failures: Count = Field(ge=0)
+    warm_process: Literal["none", "imported"]
+    memory_copy: bool
     disk_full_timeout_seconds: NotNegative
+
+
+class Evaluation(Section):
+    split: Literal["test", "validation"]
+    steps: Count = Field(ge=0)
+    epochs: Count = Field(ge=0)
+    batch_size: Int = Field(ge=1, lt=1 << 24)
+
+
+class Prediction(Section):
+    part_records: Int = Field(ge=1, lt=1 << 24)
+    format: Literal["npz", "parquet"]
 
 
 class Checkpoint(Section):
@@ -89,9 +105,30 @@ class Checkpoint(Section):
     seconds: NotNegative
     steps: Count = Field(ge=0)
     keep: Count = Field(ge=0)
+    best: str
+    best_mode: Literal["min", "max"]
     resume: bool
+    force: bool
+    from_: str = Field(alias="from")
+    from_state: Literal["weights", "everything"]
     existing_claim: ObjectName
+    existing_secret: ObjectName
     host_path: str
+
+
+def _with_keras(formats: list[str]) -> list[str]:
+    """Keras' own comes first: each model is kept in it anyhow."""
+    return list(dict.fromkeys(["keras", *formats]))
+
+
+class Export(Section):
+    formats: Annotated[list[Literal["keras", "savedmodel", "onnx"]], AfterValidator(_with_keras)]
+    verify: bool
+
+    @property
+    def further(self) -> tuple[str, ...]:
+        """The formats beside Keras' own."""
+        return tuple(self.formats[1:])
 
 
 class Journal(Section):
@@ -112,14 +149,34 @@ class Config(Section):
     suspend: bool = Field(json_schema_extra=LIVE)
     high_priority_workers: Share = Field(json_schema_extra=LIVE | SHARE)
     ttl_seconds_after_finished: Count = Field(ge=-1, json_schema_extra=LIVE)
+    active_deadline_seconds: Count = Field(ge=0, json_schema_extra=LIVE)
+    mode: Literal["train", "evaluate", "predict"]
     model: Model
     training: Training
     data: Data
+    evaluation: Evaluation
+    prediction: Prediction
     checkpoint: Checkpoint
     elastic: Elastic
+    export: Export
     log_level: Literal["debug", "info", "warning", "error"] = Field(json_schema_extra=LIVE)
     journal: Journal
     local: Local
+
+    @property
+    def trains(self) -> bool:
+        """Whether there is anything to be trained."""
+        return self.mode == "train"
+
+    def evaluation_plan(self, steps: Steps, sizes: Mapping[str, int]) -> EvaluationPlan:
+        """When the ring evaluates the model, or predicts.
+
+        Args:
+            sizes: the records of each split that there is.
+        """
+        how, predicts = self.evaluation, self.mode == "predict"
+        batch = self.prediction.part_records * ROUND_PARTS if predicts else how.batch_size
+        return EvaluationPlan(steps, batch, how.steps, how.epochs, how.split, dict(sizes), not self.trains)
 
     def high_priority(self, workers: int) -> int:
         """How many of so many workers get the higher priority. A share is rounded up."""
@@ -164,6 +221,11 @@ RULES = [
         operator.ge,
         "joinDelaySeconds must be smaller",
     ),
+    Rule(
+        ("elastic.memoryCopy", "elastic.warmProcess"),
+        lambda copies, warm: bool(copies) and warm == "none",
+        "the copy is kept by the process that is kept warm (warmProcess must be imported)",
+    ),
     *(
         Rule((f"{place}.existingClaim", f"{place}.hostPath"), _both, "mutually exclusive")
         for place in ("model", "data", "output", "checkpoint")
@@ -177,12 +239,32 @@ RULES = [
         for place in ("checkpoint.existingClaim", "checkpoint.hostPath")
     ),
     Rule(
+        ("checkpoint.force", "checkpoint.resume"),
+        lambda force, resume: force and not resume,
+        "force says how to go on with another run's checkpoints",
+    ),
+    Rule(
+        ("checkpoint.from", "checkpoint.dir"),
+        lambda source, where: bool(source) and source.rstrip("/") == where.rstrip("/"),
+        "a new training must not write where it begins from (to go on with that one: checkpoint.resume=true)",
+    ),
+    Rule(
+        ("checkpoint.from", "checkpoint.fromState"),
+        lambda source, state: state == "everything" and source.endswith((".keras", ".weights.h5")),
+        "a file holds the weights only; everything is in a checkpoint",
+    ),
+    Rule(
         ("output.size", "output.existingClaim"), _both, "mutually exclusive (a new claim, or one that exists)"
     ),
     Rule(
         ("output.size", "output.hostPath"),
         _both,
         "mutually exclusive (a new claim, or a folder of the nodes)",
+    ),
+    Rule(
+        ("mode", "checkpoint.dir"),
+        lambda mode, where: bool(where) and mode != "train",
+        "nothing is trained, so there is nothing to keep (checkpoint.from says with which weights)",
     ),
     Rule(("token.existingSecret", "token.value"), _both, "mutually exclusive"),
     Rule(

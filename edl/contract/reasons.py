@@ -52,6 +52,8 @@ class Reason(StrEnum):
     RingPending = "RingPending", NORMAL, MAJOR  # too few workers are ready
     StateLost = "StateLost", WARNING, MAJOR  # every worker that had the state is gone
     Restored = "Restored", NORMAL, MAJOR  # from a checkpoint
+    Forced = "Forced", WARNING, MAJOR  # it goes on from a checkpoint that was made with other values
+    WarmStarted = "WarmStarted", NORMAL, MAJOR  # with what another training has learned
     FailedOver = "FailedOver", NORMAL, MAJOR  # a new master has taken over the workers
 
     # The workers.
@@ -72,6 +74,9 @@ class Reason(StrEnum):
 
     Checkpointed = "Checkpointed", NORMAL, MINOR  # the first one; the status tells of those after it
     CheckpointsOff = "CheckpointsOff", NORMAL, MAJOR  # nothing is left when all workers are lost
+    Stopping = "Stopping", NORMAL, MAJOR  # the job ends once its state is in a checkpoint
+    DeadlineExceeded = "DeadlineExceeded", WARNING, MAJOR  # activeDeadlineSeconds
+    NotStopped = "NotStopped", WARNING, MAJOR  # it goes on, because it is in none
 
     # What people change.
     Scaled = "Scaled", NORMAL, MAJOR
@@ -89,7 +94,7 @@ class Reason(StrEnum):
     EpochApplied = "EpochApplied", NORMAL, MINOR
     Saving = "Saving", NORMAL, MAJOR
     Evaluating = "Evaluating", NORMAL, MAJOR
-    Evaluated = "Evaluated", NORMAL, MAJOR
+    Evaluated = "Evaluated", NORMAL, MINOR
     Succeeded = "Succeeded", NORMAL, MAJOR
     Failed = "Failed", WARNING, MAJOR
     Stopped = "Stopped", NORMAL, MAJOR

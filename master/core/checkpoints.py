@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from edl.config import Config
 from edl.contract.ids import Generation, WorkerId
+from edl.contract.phases import Phase
 from master.core import events as ev
 from master.core.ring import Ring
 from master.core.workers import NO_RING, Pool, WorkerRecord
@@ -23,6 +24,16 @@ MOST_DOUBLINGS = 5
 LONGEST_PAUSE_SECONDS = 300.0
 UNDER_WAY_SECONDS = 60.0  # after which an order is given again that has led to nothing
 STEPS_PAUSE_SECONDS = 10.0  # after a failure, where time makes no checkpoints
+
+
+@dataclass(frozen=True, slots=True)
+class Farewell:
+    """The job is to end, and its state is to be in a checkpoint before."""
+
+    phase: Phase
+    reason: str
+    force: bool = False  # it ends also if that fails
+    until: float | None = None  # and at this time at the latest
 
 
 @dataclass(slots=True)
@@ -83,6 +94,10 @@ class Checkpoints:
         """All who hold the state are to go, and train on until they must: one is due at once."""
         if ring.running and ring.up and ring.generation != self._hurried:
             self._hurried, self.due_at = ring.generation, now
+
+    def write_now(self, now: float) -> None:
+        """The next `write` does not wait, whatever has failed before."""
+        self.due_at, self._alone = now, None
 
     def has(self, step: int) -> bool:
         """Whether nothing is lost with a state of that step."""

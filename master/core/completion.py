@@ -6,6 +6,7 @@ it is evaluated, and what fails of the two ends the job, with the model kept and
 
 from __future__ import annotations
 
+from edl.contract.evaluation import FINAL
 from edl.contract.phases import Phase
 from edl.contract.reasons import Reason
 from master.core import events as ev
@@ -20,16 +21,17 @@ SAVING = "saving"  # the name of that part, in `PartFailed`
 def export(job: State, root: WorkerRecord) -> None:
     """The state is complete: have one holder evaluate and save it. The others keep theirs."""
     job.ring.dissolve()
-    same = [w for w in job.pool if w.has_state and w.step == root.step and w.digest]
+    same = [w for w in job.pool if w.has_state and w.progress == root.progress and w.digest]
     digests = job.result.digests = {w.id: w.digest for w in same}
     if len(set(digests.values())) > 1:
         job.end(Phase.Failed, f"the weights differ between workers: {digests}")
         return
     job.exporter, job.step = root.id, root.step
     job.goodput.turn("useful", job.now)  # evaluating is not a price of elasticity
-    job.reason = (
-        f"all records are applied at step {root.step}; worker {root.id} saves and evaluates the model"
-    )
+    then = "saves the model" if _is_evaluated(job) else "saves and evaluates the model"
+    job.reason = f"all records are applied at step {root.step}; worker {root.id} {then}"
+    if not job.config.trains:
+        job.reason = f"{_done(job)}; worker {root.id} ends the job"
     job.notice(Reason.Saving, job.reason)
     job.do(ev.Export(root.id))
 
@@ -41,8 +43,25 @@ def saved(job: State, w: WorkerRecord, event: ev.Saved) -> None:
         return
     _keep(job, w, event)
     where = _where(w, event)
-    job.reason = f"the model is saved: {where}; worker {w.id} evaluates it" if where else job.reason
+    then = "" if _is_evaluated(job) else f"; worker {w.id} evaluates it"
+    job.reason = f"the model is saved: {where}{then}" if where else job.reason
     job.notice(Reason.Evaluating, job.reason)
+
+
+def _done(job: State) -> str:
+    """What is in the result."""
+    assert job.train is not None
+    if job.config.trains:
+        return f"every record of {job.train.last_epoch} epochs is applied exactly once"
+    what = "predicted" if job.config.mode == "predict" else "evaluated"
+    ((split, records),) = job.held_out.items()
+    return f"each of the {records:,} records of data({split!r}) is {what} exactly once"
+
+
+def _is_evaluated(job: State) -> bool:
+    """Whether the ring has told what the trained model is worth."""
+    found = job.evaluations.get(FINAL)
+    return found is not None and found.step == job.step and bool(found.metrics)
 
 
 def _was_exporting(job: State, w: WorkerRecord) -> bool:
@@ -63,11 +82,13 @@ def finished(job: State, w: WorkerRecord, event: ev.Finished) -> None:
     if event.note:
         job.notice(Reason.ModelWarning, event.note)
     assert job.train is not None
-    reason = f"every record of {job.train.last_epoch} epochs is applied exactly once"
+    reason = _done(job)
     if w.skipped:
         reason += f", except {job.train.steps.records_of(w.skipped)} skipped records (non-finite)"
     if job.result.bad:
         reason += f", except {job.result.bad} bad records that were left out"
+    if job.forced:
+        reason += f"; forced: {'; '.join(job.forced)}"
     if not event.failed:
         job.end(Phase.Succeeded, reason)
         return

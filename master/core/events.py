@@ -59,6 +59,7 @@ class Adopted:
     workers: tuple[tuple[WorkerId, str], ...]  # that may live, with their handles; "": does not run yet
     next_id: int  # how many workers there have been; also the next id
     within_seconds: float = 10.0  # they come back: they ask twice a second
+    active_seconds: float = 0.0  # since the job has begun, as far as is known
     safe: int = 0  # steps that all in its last ring had, as far as is known
 
 
@@ -71,6 +72,7 @@ class Hello:
 
     worker: WorkerId
     resumes: bool = False  # it is ready already, and `Resume` follows
+    brings_state: bool = False  # it may have a copy of the state when it is ready
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,9 @@ class Ready:
     layout: Layout  # of the data, as this worker would have it: the first one's is the job's
     model: str = ""  # a hash of how its model is made
     checkpoint: int = 0  # the step of the newest checkpoint that it could begin from
+    held_out: dict[str, int] = field(default_factory=dict)  # records of each split that the ring evaluates on
+    forced: tuple[str, ...] = ()  # values that are others than that was made with, in words
+    held: LeftRing | None = None  # the state that a worker before it in its place has left there
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +100,7 @@ class Resume:
     joined: bool  # whether it had joined it
     left_ring: LeftRing | None  # what it said when it last left a ring
     model: str = ""  # as in Ready
+    held_out: dict[str, int] = field(default_factory=dict)  # as in Ready
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +110,8 @@ class JoinedRing:
     worker: WorkerId
     generation: Generation
     step: int
+    round: int = 0  # of the evaluation after that step
+    turn: int = 0  # 1: callbacks have been called after that step
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +147,18 @@ class EpochEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class Evaluated:
+    """The ring has evaluated its model on all records of a split. May come more than once."""
+
+    worker: WorkerId
+    generation: Generation
+    step: int  # that the model was at
+    split: str
+    records: int
+    metrics: dict[str, float | None] = field(default_factory=dict)  # None: not finite; none at all: it failed
+
+
+@dataclass(frozen=True, slots=True)
 class LeftRing:
     """The worker has left the ring `generation` and keeps its state."""
 
@@ -150,6 +170,10 @@ class LeftRing:
     broken: str = ""  # what broke; empty when it left with the others at a step boundary
     digest: str = ""  # of the state, once nothing is left to train
     bad: dict[int, int] = field(default_factory=dict)  # by epoch, from 0: records that were left out
+    round: int = 0  # of the evaluation after that step
+    turn: int = 0  # 1: callbacks have been called after that step
+    stop: int = 0  # epochs with which the training ends, because a callback wants it; 0: none does
+    stopped_by: str = ""  # which one
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,8 +235,24 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True)
+class History:
+    """The worker saves the model of a training that was so. May come more than once."""
+
+    worker: WorkerId
+    epochs: dict[str, tuple[float | None, ...]]  # by name, as Keras' `fit` returns it; None: not finite
+
+
+@dataclass(frozen=True, slots=True)
 class Warned:
     """The worker has found something that people should know in time; it goes on."""
+
+    worker: WorkerId
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class WarmStarted:
+    """The root has begun with what another training has learned."""
 
     worker: WorkerId
     text: str
@@ -301,6 +341,7 @@ class Live:
     min_workers: int
     suspended: bool
     epochs: int
+    active_deadline_seconds: int | None = None  # None: as before
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,9 +353,12 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class StopAsked:
-    """Somebody wants the job to end now."""
+    """Somebody wants the job to end."""
 
     why: str
+    checkpoint: bool = False  # once its state is in a checkpoint; else now
+    force: bool = False  # also if that fails
+    id: str = ""  # of this asking: by it people find the answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,13 +379,17 @@ WorkerMessage = (
     | Failed
     | Saved
     | Finished
+    | History
     | Warned
+    | WarmStarted
     | PartsWritten
     | CheckpointFailed
     | Checkpointed
     | Closed
 )
-RingMessage = JoinedRing | Stepped | EpochEnded | BadRecords | LeftRing  # worth nothing in another ring
+RingMessage = (
+    JoinedRing | Stepped | EpochEnded | Evaluated | BadRecords | LeftRing
+)  # worth nothing in another ring
 Event = (
     Seen
     | Delayed
@@ -392,6 +440,8 @@ class Form:
     layout: Layout  # of the data
     step: int = 0  # at which the ring begins
     joining: tuple[WorkerId, ...] = ()  # members that are sent the state while the others train
+    round: int = 0  # of the evaluation after that step
+    turn: int = 0  # 1: callbacks have been called after that step
 
 
 @dataclass(frozen=True, slots=True)

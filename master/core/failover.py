@@ -2,8 +2,9 @@
 
 The backend says which workers may live (`Adopted`). Each of those finds the new master and says
 its present state (`Resume`): the ring it is in, or what it said when it left its last one. Once all
-members of the newest ring are back, the new master has that ring left, and what they say then is all
-that is needed to go on. Until then they train on what they have, and no ring is formed.
+members of the newest ring are back, and all have its state, it trains on as if nothing had happened. If
+one is missing, the new master has that ring left, and what its members say then is all that is needed to go
+on. Until then they train on what they have, and no ring is formed.
 
 Nobody starts anew while a worker that may hold the state can still come back.
 """

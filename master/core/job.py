@@ -13,6 +13,7 @@ A job's life, and where each part of it is:
     who is lost or silent breaks it         membership.lose, timeouts: cut, formed anew of the others
     who failed is charged, or is not        membership.charge, failures
     all is applied: one of them saves it    completion.export, completion.saved
+    people end it before that               stopping
     all are stopped                         completion.let_all_go
 
 All of that works on one `State`. The truth about progress is in the ring (the number of the step travels
@@ -22,10 +23,11 @@ could contradict it. So another master can go on from what the workers tell it: 
 
 from __future__ import annotations
 
-from edl.contract.layout import Layout
-from edl.contract.phases import Phase, WorkerState
+from collections.abc import Mapping
+
+from edl.contract.phases import WorkerState
 from edl.contract.reasons import Reason
-from master.core import completion, membership, rendezvous, training
+from master.core import completion, membership, rendezvous, stopping, training
 from master.core import events as ev
 from master.core.state import State
 from master.core.workers import UP, WorkerRecord
@@ -51,7 +53,7 @@ class Job(State):
             case ev.Begin():
                 self.began_at = now
                 self.goodput.turn("starting", now)
-                if not self.checkpoints.enabled:
+                if not self.checkpoints.enabled and self.config.trains:
                     self.notice(Reason.CheckpointsOff, CHECKPOINTS_OFF)
             case ev.Scale():
                 self.notice(Reason.Scaled, f"workers {self.target} -> {event.workers}")
@@ -61,7 +63,7 @@ class Job(State):
             case ev.Refused():
                 self.notice(Reason.SpecRefused, event.why)
             case ev.StopAsked():
-                self.end(Phase.Stopped, event.why)
+                stopping.asked(self, event)
             case ev.CheckpointAsked():
                 self._on_checkpoint_asked()
             case ev.Adopted():
@@ -89,7 +91,16 @@ class Job(State):
     def next_deadline(self) -> float | None:
         """When time alone will call for something: a `Tick` is due then, at the latest."""
         checkpoint = self.checkpoints.next_deadline()
-        waits = (self.regroup_at, self.judge_at, self.backoff.until, self.failover.until, checkpoint)
+        copies = self.copies_until if self.copies_awaited else None
+        waits = (
+            self.regroup_at,
+            self.judge_at,
+            self.backoff.until,
+            self.failover.until,
+            checkpoint,
+            copies,
+            *stopping.deadlines(self),
+        )
         times = [at for at in waits if at is not None and at > self.now]
         if (timeout := self.timeouts.next()) is not None:
             times.append(timeout)
@@ -107,10 +118,13 @@ class Job(State):
                 self.notice(Reason.Resumed, "resumed: the workers form a ring and train on")
         self.target, self.min_size, self.suspended = event.workers, event.min_workers, event.suspended
         self.regroup_at = self.now
-        training.change_epochs(self, event.epochs)
+        if event.active_deadline_seconds is not None:
+            self.active_deadline = event.active_deadline_seconds
+        if self.config.trains:
+            training.change_epochs(self, event.epochs)
 
     def _on_adopted(self, event: ev.Adopted) -> None:
-        self.safe_before = event.safe
+        self.safe_before, self.active_before = event.safe, event.active_seconds
         for w in self.failover.begin(event, self.now):
             self.timeouts.watch(w)
         if event.workers:
@@ -166,6 +180,9 @@ class Job(State):
                     self.pool.change(w, "hello")
                 if not event.resumes:
                     self._told_its_state(w)
+                if event.brings_state and w.is_starting:
+                    self.pool.bringing.add(w.id)
+                    self.copies_awaited = max(self.copies_awaited - 1, 0)
                 if w.stopped:  # before it could listen; a container's first process misses its SIGTERM, too
                     self.do(ev.Stop(w.id, f"worker {w.id} is not needed any more"))
             case ev.Ready():
@@ -180,8 +197,13 @@ class Job(State):
                 completion.saved(self, w, event)
             case ev.Finished():
                 completion.finished(self, w, event)
+            case ev.History():
+                self.result.history = event.epochs
             case ev.Warned():
                 self._on_warned(event)
+            case ev.WarmStarted():
+                self.began_with = event.text
+                self.notice(Reason.WarmStarted, event.text)
             case ev.PartsWritten():
                 self.do(*self.checkpoints.parts_written(event))
             case ev.CheckpointFailed():
@@ -195,6 +217,8 @@ class Job(State):
 
     def _on_ring_message(self, w: WorkerRecord, event: ev.RingMessage) -> None:
         """It counts only from one who is in the ring that is, and about that ring."""
+        if isinstance(event, ev.LeftRing):
+            training.stopped(self, event)
         if not w.in_ring or event.generation != self.ring.generation:
             self.stale += 1
             return
@@ -205,6 +229,8 @@ class Job(State):
                 self._on_stepped(event)
             case ev.BadRecords():
                 training.left_out(self, event)
+            case ev.Evaluated():
+                training.evaluated(self, event)
             case ev.EpochEnded():
                 training.epoch_ended(self, event)
             case ev.LeftRing():
@@ -218,7 +244,14 @@ class Job(State):
         if w.state != WorkerState.INITIALIZING:
             self.pool.change(w, "hello")
         self.checkpoints.step = max(self.checkpoints.step, event.checkpoint)
-        if self._admit(w, event.layout, event.model):
+        for words in event.forced:
+            if words not in self.forced:
+                self.forced.append(words)
+                self.notice(Reason.Forced, f"forced: {words}")
+        if self._admit(w, event):
+            if event.held is not None:
+                self.pool.copies[w.id] = event.held
+                rendezvous.count_a_late_copy(self, w)
             self.notice(Reason.WorkerReady, f"worker {w.id} is ready after {self.now - w.since:.1f} s")
 
     def _on_warned(self, event: ev.Warned) -> None:
@@ -232,7 +265,9 @@ class Job(State):
             self.stale += 1
             return
         self._told_its_state(w)
-        if self._admit(w, event.layout, event.model):
+        if event.left_ring is not None:
+            training.stopped(self, event.left_ring)
+        if self._admit(w, event):
             for outdated in self.failover.place(w, event, self.now):
                 why = "it was in a ring that the others have left"
                 membership.give_up(self, outdated, ev.FenceReason.OutdatedRing, why)
@@ -241,19 +276,26 @@ class Job(State):
         w.expected = False
         self.failover.awaits_no_longer(w)
 
-    def _admit(self, w: WorkerRecord, layout: Layout, model: str) -> bool:
+    def _admit(self, w: WorkerRecord, event: ev.Ready | ev.Resume) -> bool:
         """The worker can train; False: not this job's model, or not on its data."""
+        layout = event.layout
         self.pool.change(w, "ready")
         self.backoff.got_ready()
         if self.train is None:
-            training.open_task(self, layout)
+            training.open_task(self, layout, event.held_out)
+            self.held_out = event.held_out
         elif self.train.layout.records != layout.records:
             has = self.train.layout.records
             why = f"worker {w.id} found {layout.records} records in the data; the job has {has}"
             membership.failed(self, w, ev.Failed(w.id, why))
             return False
-        self.model = self.model or model
-        if self.model != model:
+        if self.held_out != event.held_out:
+            expected, found = _in_words(self.held_out), _in_words(event.held_out)
+            why = f"worker {w.id} found {found} in the held-out data; the job has {expected}"
+            membership.failed(self, w, ev.Failed(w.id, why))
+            return False
+        self.model = self.model or event.model
+        if self.model != event.model:
             why = (
                 f"worker {w.id} made another model than the workers before it: its layers, variables, loss "
                 "or optimizer differ. model() must return the same in each process; does it depend on a "
@@ -267,7 +309,7 @@ class Job(State):
 
     def _on_joined(self, w: WorkerRecord, event: ev.JoinedRing) -> None:
         self.pool.change(w, place=UP, has_state=True)
-        w.step = event.step
+        w.step, w.round, w.turn = event.step, event.round, event.turn
         if self.checkpoints.restoring == event.generation:
             training.restored(self, event.step)
         change = self.ring.changes[-1]
@@ -322,15 +364,21 @@ class Job(State):
             )
             why = f"worker {w.id}: {event.why}; the training goes on, {last}"
             self._on_degraded(ev.Degraded(CHECKPOINTS, why))
+            stopping.failed(self, why)
 
     # --- what follows from the state
 
     def _reconcile(self) -> None:
         membership.drop_the_overdue(self)
+        known = self.ending is None and self._take_over()
+        stopping.meet_the_deadline(self)
+        if known:
+            stopping.proceed(self)
         if self.ending is not None:
             completion.let_all_go(self)
             return
-        known = self._take_over()
+        if self.farewell is not None:
+            return
         membership.scale(self)
         if known:
             rendezvous.regroup(self)
@@ -342,8 +390,19 @@ class Job(State):
             )
             membership.release(self)
 
+    def _keep_the_ring(self) -> None:
+        """Its members train on. What only the earlier master knew of it is nothing that they need."""
+        ring = self.ring
+        ring.changes[-1].up_seconds, ring.shares = 0.0, (1,) * len(ring.members)
+        self.reason = f"ring {ring.generation}: taken over"
+        self.checkpoints.ring_is_up(self.now)
+        self.goodput.turn("useful", self.now)
+        self.do(
+            ev.Train(ring.generation, ring.members, self.epochs)
+        )  # it may not have heard of the last change
+
     def _take_over(self) -> bool:
-        """Whether the ring is known. If an earlier master had it, it is left as soon as it is known."""
+        """Whether the ring is known. An earlier master's trains on if it is whole; else it is left."""
         if self.failover.until is None:
             return True
         missing = self.failover.missing(self.now)
@@ -354,7 +413,15 @@ class Job(State):
             membership.give_up(self, w, ev.FenceReason.ReconnectTimeout, why)
         if self.ring.members:
             whole = len(self.ring.inside) == len(self.ring.members) and self.ring.up
+            # Parts by speed are not told by those who have them.
+            if whole and not self.ring.closing and self.config.training.balance == "even":
+                self._keep_the_ring()
+                return True
             self.ring.lost_member = not whole
             self.close("a new master took over", planned=whole)
             self.do(*self.ring.ask_the_rest())
         return True
+
+
+def _in_words(sizes: Mapping[str, int]) -> str:
+    return " and ".join(f"{records} records of {split!r}" for split, records in sizes.items()) or "no records"

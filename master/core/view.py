@@ -53,7 +53,7 @@ def status(
             "applied": applied,
         },
         "task": {
-            "kind": "train",
+            "kind": job.config.mode,
             "epoch": min(task.epochs_done + 1, task.last_epoch) if task else 0,
             "epochs": task.last_epoch if task else job.epochs,
             "step": task.done if task else 0,
@@ -65,6 +65,7 @@ def status(
         "loss": job.loss if ahead.loss is None else ahead.loss,
         "epoch_loss": loss.mean if loss else None,
         "epoch_metrics": job.epoch_metrics,
+        "evaluations": _evaluations(job),
         "metrics": job.result.metrics,
         "generation": ring.generation,
         "target": job.target,
@@ -82,6 +83,7 @@ def status(
             for w in job.pool
         ],
         "checkpoint": _checkpoint(job, now),
+        "stop": {"id": job.stop_asked, "failed": job.not_stopped} if job.stop_asked else None,
         "failures": len(job.failures),
         "degraded": dict(job.degraded),
         "warnings": list(job.warnings),
@@ -105,7 +107,7 @@ def summary(job: Job) -> dict[str, Any]:
             "bad": job.result.bad,
         },
         "task": {
-            "kind": "train",
+            "kind": job.config.mode,
             "epochs_done": task.epochs_done if task else 0,
             "epochs": task.last_epoch if task else job.epochs,
             "steps_done": task.done if task else 0,
@@ -116,11 +118,15 @@ def summary(job: Job) -> dict[str, Any]:
         "loss": job.loss,
         "epoch_loss": job.epoch_loss.mean if job.epoch_loss else None,
         "epoch_metrics": job.epoch_metrics,
+        "evaluations": _evaluations(job),
         "metrics": job.result.metrics,
+        "history": {name: list(values) for name, values in job.result.history.items()},
         "model": job.result.model,
         "model_note": job.result.note,
         "failed_parts": [{"part": f.part, "why": f.why} for f in job.result.failed],
         "warnings": list(job.warnings),
+        "forced": list(job.forced),
+        "began_with": job.began_with,
         "digests": {str(w): d for w, d in job.result.digests.items()},
         "goodput_seconds": job.goodput.at(job.ended_at or 0.0),
         "generations": [_change(change) for change in job.ring.changes],
@@ -140,6 +146,11 @@ def _checkpoint(job: Job, now: float) -> dict[str, Any] | None:
         return None
     age = None if found.written_at is None else now - found.written_at
     return {"dir": job.config.checkpoint.dir, "step": found.step, "seconds_ago": age, "bytes": found.nbytes}
+
+
+def _evaluations(job: Job) -> dict[str, Any]:
+    """The last one on each split."""
+    return {split: asdict(found) for split, found in job.evaluations.items()}
 
 
 def _change(change: Change) -> dict[str, Any]:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -13,8 +17,10 @@ import fsspec
 import numpy as np
 import pytest
 
-from edl.checkpoints import Best, CheckpointDamaged, CheckpointError, Store, Tensor
+from edl.checkpoints import Best, CheckpointDamaged, CheckpointError, Store, Tensor, one_of
 from tests.checkpoints import TENSORS, equal, manifest_of, of_size, unexpected, write
+
+ROOT = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True)
@@ -92,6 +98,25 @@ def test_the_newest_is_that_of_the_largest_step(place: Place) -> None:
     assert [c.step for c in place.store.checkpoints()] == [9, 100, 1200]
     newest = place.store.newest(unexpected)
     assert newest is not None and newest.step == 1200
+
+
+def test_one_to_begin_with_is_the_newest_whole_one_or_the_one_that_is_named(place: Place) -> None:
+    with pytest.raises(CheckpointError, match="no whole checkpoint found"):
+        one_of(place.url)
+    first, second = (write(place.store, step) for step in (1, 2))
+    said: list[str] = []
+    assert one_of(place.url).step == one_of(place.url, said.append).step == 2
+    assert one_of(f"{place.url}/{first.directory}").step == 1
+    part = place.files(second.directory)[-1]
+    data = place.client.cat_file(part)
+    place.client.pipe_file(part, data[:-1] + bytes([data[-1] ^ 1]))
+    assert one_of(place.url, said.append).step == 1 and "step 2 is passed over" in said[0]
+    place.client.pipe_file(part, data[:-1])
+    assert one_of(place.url).step == 1
+    with pytest.raises(CheckpointDamaged, match="bytes"):
+        one_of(f"{place.url}/{second.directory}")
+    with pytest.raises(CheckpointError, match="no checkpoint found"):
+        one_of(f"{place.url}/step-000000000009-1")
 
 
 def test_what_is_not_completed_is_no_checkpoint(place: Place) -> None:
@@ -295,3 +320,72 @@ def test_a_store_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) 
                 Store.open("s3://bucket/a").begin(1, "1").write_part(0, 1, TENSORS)
         finally:
             client.clear_instance_cache()
+
+
+ACCOUNT = {
+    "Version": "2012-10-17",
+    "Statement": [
+        {"Effect": "Allow", "Action": "s3:ListBucket", "Resource": "arn:aws:s3:::bucket"},
+        {
+            "Effect": "Allow",
+            "Action": ["s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"],
+            "Resource": "arn:aws:s3:::bucket/jobs/*",
+        },
+    ],
+}
+
+
+@pytest.fixture
+def guarded_s3() -> Iterator[dict[str, str]]:
+    """A server that speaks S3 and looks at who asks: an account that docs/checkpoints.md describes."""
+    import boto3
+    import httpx2
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    url = "http://{}:{}".format(*server.get_host_and_port())
+    admin = {
+        "endpoint_url": url, "aws_access_key_id": "a", "aws_secret_access_key": "b",
+        "region_name": "us-east-1",
+    }  # fmt: skip
+    boto3.client("s3", **admin).create_bucket(Bucket="bucket")
+    iam = boto3.client("iam", **admin)
+    iam.create_user(UserName="edl")
+    iam.put_user_policy(UserName="edl", PolicyName="edl", PolicyDocument=json.dumps(ACCOUNT))
+    key = iam.create_access_key(UserName="edl")["AccessKey"]
+    httpx2.post(f"{url}/moto-api/reset-auth", content=b"0").raise_for_status()
+    yield {
+        "AWS_ENDPOINT_URL": url,
+        "AWS_ACCESS_KEY_ID": key["AccessKeyId"],
+        "AWS_SECRET_ACCESS_KEY": key["SecretAccessKey"],
+    }
+    httpx2.post(f"{url}/moto-api/reset-auth", content=b"inf")
+    server.stop()
+
+
+WRITE_AND_PRUNE = """
+import sys
+from edl.checkpoints import Store
+from tests.checkpoints import TENSORS, equal, unexpected, write
+store = Store.open("s3://bucket/jobs/one")
+for step in (1, 2, 3):
+    write(store, step)
+assert len(store.prune(2)) == 1
+assert equal(store.load_newest(unexpected).tensors, TENSORS)
+"""
+
+
+def test_an_account_comes_by_the_environment_as_from_the_charts_secret(guarded_s3: dict[str, str]) -> None:
+    def as_a_worker(**account: str) -> subprocess.CompletedProcess[str]:
+        own = {key: text for key, text in os.environ.items() if not key.startswith("AWS_")}
+        return subprocess.run(
+            [sys.executable, "-c", WRITE_AND_PRUNE], env={**own, **account}, cwd=ROOT,
+            capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+
+    done = as_a_worker(**guarded_s3)
+    assert done.returncode == 0, done.stderr
+    refused = as_a_worker(**{**guarded_s3, "AWS_SECRET_ACCESS_KEY": "another"})
+    assert "CheckpointError: s3://bucket/jobs/one: cannot write the checkpoint of step 1" in refused.stderr
+    assert guarded_s3["AWS_SECRET_ACCESS_KEY"] not in refused.stderr

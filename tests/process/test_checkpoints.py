@@ -21,6 +21,8 @@ from edl.client import Client
 from edl.contract import artifacts
 from edl.contract.reasons import Reason
 from master.core import events as ev
+from master.core import view
+from tests.checkpoints import write
 from tests.evidence import check_weights
 from tests.process.conftest import ROOT, Running
 from tests.process.test_full_disk import fill
@@ -78,6 +80,22 @@ async def test_scaled_to_zero_and_back_nothing_is_lost(a_job: A_Job, tmp_path: P
     assert job.noticed(Reason.Restored)
 
 
+async def test_a_job_at_its_deadline_fails_with_its_state_in_a_checkpoint(
+    a_job: A_Job, tmp_path: Path
+) -> None:
+    where = tmp_path / "checkpoints"
+    async with a_job(f"checkpoint.dir={where}", "checkpoint.seconds=0", workers=2, records=RECORDS) as job:
+        await job.ring_of(2)
+        await job.stepping()
+        job.master.emit(ev.Live(2, 1, False, job.job.epochs, active_deadline_seconds=1))
+        await job.until(lambda: job.job.ended)
+        summary = view.summary(job.job)
+    assert summary["phase"] == "Failed" and "DeadlineExceeded: the job has been active" in summary["reason"]
+    (kept,) = Store.open(str(where)).checkpoints()
+    assert kept.step == summary["step"] == summary["task"]["steps_done"] > 0
+    assert f"its state is in the checkpoint of step {kept.step:,}" in summary["reason"]
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small file system, which takes root")
 async def test_a_full_disk_is_told_and_the_training_goes_on(a_job: A_Job, tmp_path: Path) -> None:
     where = tmp_path / "checkpoints"
@@ -122,7 +140,7 @@ class Jobs:
 
     def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [*EDL, *arguments], capture_output=True, text=True, env=self.environment, timeout=60
+            [*EDL, *arguments], capture_output=True, text=True, env=self.environment, timeout=90
         )
 
     @contextmanager
@@ -182,8 +200,14 @@ def test_a_job_is_resumed_after_a_stop_and_after_a_kill_of_everything_with_other
         assert "a checkpoint is written to" in jobs.command("checkpoint", str(first)).stdout
         read_until(job, "the checkpoint of step")
         assert json.loads(jobs.command("status", str(first), "--json").stdout)["checkpoint"]["step"] > 0
-        jobs.command("stop", str(first))
+        stopped = jobs.command("stop", str(first), "--checkpoint")
+        assert stopped.returncode == 0, stopped.stderr
         read_until(job, "Stopped after")
+    summary = artifacts.read_summary(first)
+    last = summary["checkpoint"]["step"]
+    assert (
+        last == summary["step"] > 0 and f"; its state is in the checkpoint of step {last:,}" in stopped.stdout
+    )
 
     # Others are refused by name, before anything begins.
     refused = jobs.command("run", model, "--set", sets, "--output", str(tmp_path / "no"))
@@ -194,24 +218,69 @@ def test_a_job_is_resumed_after_a_stop_and_after_a_kill_of_everything_with_other
     often = "workers=2,checkpoint.seconds=0.1"
     with jobs.run("--resume", str(first), "--set", often) as (job, second):
         said = read_until(job, "the checkpoint of step")
-        assert "is restored from" in said
+        assert f"the state of step {last:,} is restored from" in said
         assert several_more(second)
         kill_all(second)  # most of the time one is being written
 
     jobs.idle(False)
-    with jobs.run("--resume", str(second), "--set", "workers=1,training.epochs=3") as (job, third):
+    copy = tmp_path / "the same model.py"
+    copy.write_text(Path(model).read_text())
+    other = ("--resume", str(second), "--set", f"workers=1,training.epochs=3,model.module={copy}")
+    refused = jobs.command("run", *other)
+    assert refused.returncode == 2 and "goes on all the same" in refused.stderr, refused
+    with jobs.run(*other, "--force") as (job, third):
         assert job.stdout is not None
         said = job.stdout.read()
         assert job.wait() == 0, said
+    (forced,) = artifacts.read_summary(third)["forced"]
+    assert forced.startswith(f"model.module '{model}' -> '{copy}' at step ") and f"; forced: {forced}" in said
     assert check_weights(third / artifacts.MODEL, RECORDS, 3) == ""
     proved = audit.audit(third)
     assert "exactly once" in proved and "of the checkpoint that it went on from" in proved
 
-    with jobs.run("--resume", str(third)) as (job, fourth):  # it is complete: only saved again
+    with jobs.run("--resume", str(third)) as (
+        job,
+        fourth,
+    ):  # by no force any more; it is complete: only saved again
         assert job.stdout is not None
         said = job.stdout.read()
         assert job.wait() == 0, said
     assert check_weights(fourth / artifacts.MODEL, RECORDS, 3) == ""
+
+    # A training of its own begins with these weights: they say how often each record is in them, in all.
+    begins = f"workers=2,training.epochs=1,training.seed=9,local.startMethod=fork,checkpoint.from={where}"
+    with jobs.run(model, "--set", begins) as (job, fifth):
+        assert job.stdout is not None
+        said = job.stdout.read()
+        assert job.wait() == 0, said
+    assert "the training begins with the weights of the checkpoint of step" in said
+    assert check_weights(fifth / artifacts.MODEL, RECORDS, 4) == ""
+    summary = artifacts.read_summary(fifth)
+    assert summary["records"]["applied"] == RECORDS and str(where) in summary["began_with"]
+    # Of checkpoints alone, by their step; and the trained model in another format.
+    late = tmp_path / "late.keras"
+    last = Store.open(str(where)).checkpoints()[-1].step
+    done = jobs.command("export", str(where), "--step", str(last), "--output", str(late))
+    assert (done.returncode, check_weights(late, RECORDS, 3)) == (0, ""), done.stderr
+    served = tmp_path / "served"
+    done = jobs.command("export", str(fourth), "--format", "savedmodel", "--output", str(served))
+    assert f"{served}: the trained model as savedmodel, loaded again" in done.stdout, done.stderr
+    refused = jobs.command("export", str(fourth), "--format", "savedmodel", "--output", str(served))
+    assert (refused.returncode, "already exists; choose another" in refused.stderr) == (1, True)
+    refused = jobs.command("export", str(where), "--step", "7", "--output", str(tmp_path / "7.keras"))
+    assert "neither a job's output directory nor a whole checkpoint of step 7" in refused.stderr
+
+
+def test_a_warm_start_from_nothing_or_from_another_model_ends_before_the_first_step(tmp_path: Path) -> None:
+    jobs = Jobs(tmp_path)
+    nothing = jobs.command("run", "digits", "--set", f"checkpoint.from={tmp_path / 'none'}")
+    assert nothing.returncode == 2 and "checkpoint.from" in nothing.stderr, nothing
+    assert "no whole checkpoint found" in nothing.stderr
+    write(Store.open(str(tmp_path / "other")), 7)
+    sets = f"workers=1,checkpoint.from={tmp_path / 'other'}"
+    refused = jobs.command("run", "counting", "--set", sets, "--output", str(tmp_path / "out"))
+    assert refused.returncode == 1, refused
+    assert f"count/count is float32 [{RECORDS}] here, and missing there" in refused.stdout
 
 
 def test_what_cannot_be_resumed_is_refused_in_words(tmp_path: Path) -> None:

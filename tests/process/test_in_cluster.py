@@ -89,6 +89,7 @@ async def test_a_master_whose_pod_was_deleted_by_force_is_followed_and_does_noth
         await until(lambda: small_release.pods == ["edl-worker-0", "edl-worker-1"])
         assert small_release.holder == "a"
         await until(lambda: small_release.acting == ["a"])
+        started = json.loads(small_release.status["state"])["startedAt"]
         server.drop("pods", "a")  # its process goes on
         async with small_release.master("b") as second:
             await until(lambda: "superseded by another master" in first.log)
@@ -100,6 +101,7 @@ async def test_a_master_whose_pod_was_deleted_by_force_is_followed_and_does_noth
             server.drop("pods", "edl-worker-0")
             await until(lambda: small_release.pods == ["edl-worker-1", "edl-worker-2"])
             await until(lambda: json.loads(small_release.status["state"])["nextId"] == 3)
+            assert json.loads(small_release.status["state"])["startedAt"] == started
             assert server.count(before)["create", "pods"] == 1
             assert server.names == ["edl-worker-0", "edl-worker-1", "edl-worker-2"]
         assert small_release.pods == ["edl-worker-1", "edl-worker-2"], "they wait for the next master"

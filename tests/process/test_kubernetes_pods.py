@@ -509,6 +509,25 @@ async def test_a_run_is_stopped_once_whichever_master_reads_of_it(server: Kubern
         assert another.of(ev.StopAsked) == []
 
 
+async def test_a_checkpoint_and_an_end_with_one_are_asked_of_one_run_and_once(server: KubernetesApi) -> None:
+    asked = {
+        overrides.CHECKPOINT: overrides.Asked("run-1", "a").text(),
+        overrides.FAREWELL: overrides.Asked("run-1", "b", force=True).text(),
+    }
+    stop = ev.StopAsked("stopped by edl stop", True, True, "b")
+    async with driving(server) as job:
+        job.told = a_status()
+        ask(server, **{key: text.replace("run-1", "run-0") for key, text in asked.items()})
+        install(server, "workers=3", "suspend=true", **asked)
+        await job.until(lambda: job.of(ev.StopAsked))
+        asked[overrides.CHECKPOINT] = overrides.Asked("run-1", "c").text()
+        install(server, "workers=3", **asked)
+        await job.until(lambda: len(job.of(ev.CheckpointAsked)) == 2)
+        assert job.of(ev.StopAsked) == [stop]
+    async with driving(server) as next_master:
+        assert next_master.of(ev.StopAsked) == [stop], "it was not done yet"
+
+
 # --- what fails beside the workers is told, too
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -43,10 +44,13 @@ async def test_the_status_is_written_when_it_changes_and_not_more_often_than_onc
         in_full = json.loads(data()["status.json"])
         assert in_full["records"]["applied"] == 130
         assert "goodput" not in in_full, "it changes all the time"
-        assert {k: v for k, v in data().items() if k not in ("updated", "values", "status.json")} == {
+        state = json.loads(data()["state"])
+        assert abs(state.pop("startedAt") - time.time()) < 60
+        assert state == {"runId": "run-1", "nextId": 0, "version": edl.__version__}
+        left_out = ("updated", "values", "state", "status.json")
+        assert {k: v for k, v in data().items() if k not in left_out} == {
             "phase": "Training", "reason": "ring 1: 2 ready", "progress": "31%", "etaSeconds": "1200",
             "ringSize": "2", "workers": "2", "goodput": "90%", "epoch": "2/4", "loss": "0.1235",
-            "state": json.dumps({"runId": "run-1", "nextId": 0, "version": edl.__version__}),
         }  # fmt: skip
         before = patches()
         for _ in range(50):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,11 @@ from edl.checkpoints import CheckpointError, Store
 from edl.config import lineage, values
 from edl.contract.layout import Layout
 from edl.contract.proto import edl_pb2 as pb
+from edl.contract.steps import Steps
 from edl.errors import ConfigError, DataError, ModelError
 from tests.counting import CountingLearner
 from tests.unit.test_worker import BATCH, POSITIONS, SIZE, A, Held, come_to_sum, ring_of
-from trainer.checkpointing import Checkpointing, deal
+from trainer.checkpointing import Checkpointing, Place, deal
 
 LAYOUT = Layout(SIZE)
 
@@ -198,6 +200,52 @@ def test_an_epochs_end_and_so_many_steps_make_one_too(tmp_path: Path) -> None:
         assert parts == at, "the end of the training is written by who saves the model"
 
 
+class Judged(CountingLearner):
+    """Its epochs are the better the earlier they are."""
+
+    epochs = 0
+
+    def take_metrics(self) -> dict[str, float]:
+        self.epochs += 1
+        return {"accuracy": 1 / self.epochs}
+
+
+def test_the_best_one_by_a_metric_is_kept_beside_the_newest(tmp_path: Path) -> None:
+    best = {"best": "accuracy", "bestMode": "max", "seconds": 1000, "steps": 1, "keep": 1}
+    w = Writer(0, tmp_path, learner=Judged(POSITIONS), changes={"checkpoint": best})
+    ring_of(w)
+    for step in (1, 3, 5):  # while one is written, none begins
+        come_to_sum(step + 1, w)
+        w.beside.does()
+        part = [m.checkpoint_part for m in w.said if m.WhichOneof("body") == "checkpoint_part"][-1]
+        w.hears(commit_checkpoint=pb.CommitCheckpoint(step=step, attempt=part.attempt, parts=[part]))
+        w.beside.does()
+    w.ring.free()
+    w.says("left_ring", 1)
+    w.hears(export=pb.Export())
+    w.says("finished", 0)
+    w.stop()
+    kept = Store.open(str(tmp_path)).checkpoints()
+    assert [(c.step, c.manifest.metrics) for c in kept] == [
+        (3, {"accuracy": 1.0, "loss": 0.5}),
+        (6, {"accuracy": 0.5, "loss": 0.5}),
+    ]
+
+
+def test_for_the_best_one_each_epochs_end_makes_a_checkpoint_and_an_unknown_metric_is_told(
+    tmp_path: Path,
+) -> None:
+    place, steps = Place(1, 0, 0, 1), Steps(SIZE, BATCH)
+    w = Writer(0, tmp_path, changes={"checkpoint": {"best": "acc", "seconds": 1000}})
+    plain = Writer(0, tmp_path, changes={"checkpoint": {"seconds": 1000}})
+    assert w.checkpoints.ready(place, 3, steps, 2) and not plain.checkpoints.ready(place, 3, steps, 2)
+    assert not w.checkpoints.ready(place, 2, steps, 2)
+    for step in (3, 6):
+        w.checkpoints.epoch_ended(step, {"loss": 1.0, "accuracy": 0.5})
+    (told,) = [m.warned.text for m in w.said if m.WhichOneof("body") == "warned"]
+    assert told.startswith("checkpoint.best is 'acc', and the metrics of an epoch are loss, accuracy")
+
+
 def test_one_that_is_expected_and_not_there_ends_the_job_instead_of_its_first_step(tmp_path: Path) -> None:
     w = Writer(0, tmp_path)
     with pytest.raises(CheckpointError, match="of step 4 was written, and none is whole now"):
@@ -224,6 +272,33 @@ def test_what_differs_from_the_checkpoint_is_refused_by_name(pair: list[Writer],
         of().newest(Layout(13))
     with pytest.raises(ModelError, match="of another model"):
         of(learner=CountingLearner(POSITIONS + 1)).newest(LAYOUT)
+
+
+def test_by_force_the_order_may_be_another_and_it_is_told_for_ever(
+    pair: list[Writer], tmp_path: Path
+) -> None:
+    write(pair, 2)
+
+    def of(run_id: str = "run-2", force: bool = True, **training: Any) -> Checkpointing:
+        checkpoint = {"resume": True, "force": force}
+        return Writer(
+            5, tmp_path, run_id=run_id, changes={"checkpoint": checkpoint, "training": training}
+        ).checkpoints
+
+    with pytest.raises(ConfigError, match="cannot change, not even by force"):
+        of(batchSize=BATCH + 1).newest(LAYOUT)
+    with pytest.raises(ConfigError, match="goes on all the same"):
+        of(force=False, seed=9).newest(LAYOUT)
+    forced = of(seed=9)
+    assert forced.newest(LAYOUT)[0] == 2
+    assert forced.forced == (
+        "training.seed 1 -> 9 at step 2, in epoch 1, of which records may count twice or not at all",
+    )
+    ledger = forced.restore(expected=2)
+    assert ledger is not None
+    forced.save(replace(ledger, step=3), Steps(SIZE, BATCH), LAYOUT)
+    later = of(run_id="run-3", force=False, seed=9)
+    assert later.newest(LAYOUT)[0] == 3 and later.forced == forced.forced
 
 
 def test_a_checkpoint_keeps_the_values_that_decide_which_records_are_in_a_step(tmp_path: Path) -> None:

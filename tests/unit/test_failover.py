@@ -18,10 +18,11 @@ class NewMaster:
     """The core of a master that finds workers of an earlier one."""
 
     def __init__(
-        self, *adopted: int, next_id: int = 0, pending: tuple[int, ...] = (), workers: int = 3, safe: int = 0
-    ):
+        self, *adopted: int, next_id: int = 0, pending: tuple[int, ...] = (), workers: int = 3, safe: int = 0,
+        balance: str = "even",
+    ):  # fmt: skip
         overrides = {
-            "workers": workers, "training": {"epochs": 1, "batchSize": 10},
+            "workers": workers, "training": {"epochs": 1, "batchSize": 10, "balance": balance},
             "elastic": {"joinDelaySeconds": 0, "startupTimeoutSeconds": 60},
         }  # fmt: skip
         self.job = Job(config.parse(values.merge(values.defaults(), overrides)))
@@ -59,16 +60,37 @@ def of(effects: list[ev.Effect], kind: type) -> list:
     return [e for e in effects if isinstance(e, kind)]
 
 
-def test_a_ring_that_is_whole_is_left_at_a_step_boundary_and_goes_on() -> None:
+def test_a_ring_that_is_whole_trains_on_and_is_told_its_task_anew() -> None:
     new = NewMaster(0, 1, 2, next_id=3)
     assert of(new.first, ev.Create) == []
-    assert of(new.back(2) + new.back(0), ev.Leave) == []
-    assert of(new.back(1), ev.Leave) == [ev.Leave(Generation(7), (0, 1, 2))]
+    assert of(new.back(2) + new.back(0), ev.Train) == []
+    effects = new.back(1)
+    assert of(effects, ev.Train) == [ev.Train(Generation(7), (0, 1, 2), 1)]
+    assert new.job.phase == "Training" and new.job.ring.up
+    new.tell(ev.Progress(Generation(7), 4))
+    assert not of(effects + new.tell(ev.Tick(), after=100), ev.Leave)
+    assert new.job.train is not None and new.job.train.done == 3
+    effects = new.tell(ev.Live(4, 1, False, 1), ev.Hello(WorkerId(3)), ev.Ready(WorkerId(3), DATA))
+    assert of(effects, ev.Leave) == [ev.Leave(Generation(7), (0, 1, 2))], "as any other ring"
     (form,) = of(new.out(0, 1, 2), ev.Form)
-    assert (form.generation, form.members, form.sync) == (8, (0, 1, 2), False)
-    assert new.job.train is not None
+    assert (form.generation, form.members, form.sync, form.joining) == (8, (0, 1, 2, 3), False, (3,))
     assert (new.job.train.done, form.layout) == (4, DATA)
     assert new.job.restarts == 0
+
+
+def test_a_member_that_is_lost_after_that_breaks_it_as_any_other_ring() -> None:
+    new = NewMaster(0, 1, 2, next_id=3)
+    for w in (0, 1, 2):
+        new.back(w)
+    assert of(new.tell(ev.Gone(WorkerId(1), signal="SIGKILL")), ev.Cut) == [ev.Cut(Generation(7), (0, 2))]
+    (form,) = of(new.out(0, 2, broken="cut"), ev.Form)
+    assert (form.generation, form.members) == (8, (0, 2))
+
+
+def test_a_ring_whose_parts_are_by_speed_is_left_at_a_step_boundary() -> None:
+    new = NewMaster(0, 1, 2, next_id=3, balance="speed")
+    assert of([e for w in (0, 1, 2) for e in new.back(w)], ev.Leave) == [ev.Leave(Generation(7), (0, 1, 2))]
+    assert of(new.out(0, 1, 2), ev.Form)
 
 
 def test_while_it_waits_for_the_ring_it_forms_nothing() -> None:
@@ -128,7 +150,7 @@ def test_one_whom_the_earlier_master_had_given_up_is_fenced_whoever_comes_first(
         for w in order:
             effects += new.back(w, 5, (0, 1, 2, 3)) if w == 3 else new.back(w)
         assert [f.worker for f in of(effects, ev.Fence)] == [3]
-        assert of(effects, ev.Leave) == [ev.Leave(Generation(7), (0, 1, 2))]
+        assert of(effects, ev.Train) == [ev.Train(Generation(7), (0, 1, 2), 1)]
 
 
 def test_newcomers_wait_until_the_ring_is_known() -> None:
@@ -164,7 +186,8 @@ def test_workers_that_wait_for_room_are_waited_for_and_not_made_twice() -> None:
     new = NewMaster(0, 1, pending=(2,), next_id=3)
     assert of(new.first, ev.Create) == []
     new.back(0, 7, (0, 1))
-    assert of(new.back(1, 7, (0, 1)), ev.Leave)
+    effects = new.back(1, 7, (0, 1))
+    assert of(effects, ev.Train) and not of(effects, ev.Create)
 
 
 def test_a_finished_state_is_exported_again() -> None:

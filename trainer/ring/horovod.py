@@ -282,7 +282,7 @@ class GraphSums:
         self._size = size
         self._alone.assign(False)
 
-    WIRES = ("float32", "float16")  # types that Gloo sums
+    WIRES: tuple[str, ...] = ("float32", "float16")  # types that Gloo sums
 
     def __call__(self, tensor: tf.Tensor, name: str, wire: str = "float32") -> tf.Tensor:
         """The sum over all ranks of a float32 tensor; shape and name are the same on all ranks. It has no

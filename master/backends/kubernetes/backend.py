@@ -10,6 +10,7 @@ worker's `Gone`, and one that is for all (a watch, the status, labels) is `Degra
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol
@@ -27,6 +28,7 @@ from master.backends.kubernetes.installed import Installed
 from master.backends.kubernetes.labels import Labels
 from master.backends.kubernetes.leader_election import Superseded
 from master.backends.kubernetes.nodes import Nodes
+from master.backends.kubernetes.places import Places
 from master.backends.kubernetes.pod_control import PodCreation, PodDeletion
 from master.backends.kubernetes.pod_template import Identity, digest, excluding, render
 from master.backends.kubernetes.status import Snapshot, Status
@@ -77,6 +79,10 @@ class Kubernetes:
         # A run keeps the values that it began with, but those of the backend itself are live.
         self._config: Config = (wanted if isinstance(wanted, JobSpec) else run.spec).config
         self._stopping = False
+        left = installed.left
+        known = left.started_at if left.run_id == run.run_id else 0.0
+        self._started_at = known or time.time()
+        self._done: dict[str, str] = {}  # of what people have asked: the last id, by key
         self.events = EventRecorder(api, place.namespace, installed.owner, place.pod)
         degraded = partial(ev.Degraded, STATUS)
         self.status = Status(
@@ -89,6 +95,7 @@ class Kubernetes:
             run.run_id, run.emit, installed.found.next_id, api.pace, self._nodes, self._creation,
             self._deletion, self.events,
         )  # fmt: skip
+        self._places = Places(api, place, self._workers, run.spec.config.elastic.warm_process != "none")
         self._labels = Labels(api, place, self._workers, self._now)
 
     # --- the backend
@@ -105,7 +112,7 @@ class Kubernetes:
         self._installed.on_pod.append(self._workers.changed)
         self._installed.on_job.append(self._job_changed)
         self._tell_notices()
-        self._stop_if_asked()
+        self._do_what_is_asked()
         pause = self._api.pace.status
         for part, work in {
             "watching pods": self._installed.pods.run,
@@ -128,6 +135,10 @@ class Kubernetes:
                 self._remove(worker, grace_period_seconds)
             case ev.Notice(reason, text):
                 self.events.record(reason, text)
+
+    async def succeed(self, ended: ev.Gone) -> WorkerId | None:
+        """Have another worker live in the pod of one that has crashed, if one is needed."""
+        return await self._places.offer(ended)
 
     def observe(self, now: float, event: ev.Event, effects: list[ev.Effect]) -> None:
         """An observer of the master's loop: what people see may have changed."""
@@ -157,7 +168,8 @@ class Kubernetes:
     # --- pods
 
     async def _create(self, w: WorkerPod) -> None:
-        await self._workers.create(w, partial(self._rendered, w), self._installed)
+        if not await self._places.take(w):
+            await self._workers.create(w, partial(self._rendered, w), self._installed)
         if w.unwanted and w.pod is not None and not w.over.is_set():
             w.asked = True
             await self._deletion.delete(w.pod)
@@ -233,14 +245,24 @@ class Kubernetes:
             self._config = wanted.config
             self._replace_the_outdated()
             self._creation.retry()  # the template may have been what was wrong
-            self._stop_if_asked()
+            self._do_what_is_asked()
 
     def _tell_notices(self) -> None:
         while self._installed.notices:
             self.events.record(*self._installed.notices.pop(0))
 
-    def _stop_if_asked(self) -> None:
-        if not self._stopping and self._installed.data.get(overrides.STOP) == self._workers.run_id:
+    def _do_what_is_asked(self) -> None:
+        data = self._installed.data
+        for key in (overrides.CHECKPOINT, overrides.FAREWELL):
+            asked = overrides.Asked.read(data, key)
+            if asked is None or asked.run != self._workers.run_id or self._done.get(key) == asked.id:
+                continue
+            self._done[key] = asked.id
+            if key == overrides.CHECKPOINT:
+                self._run.emit(ev.CheckpointAsked())
+            else:
+                self._run.emit(ev.StopAsked("stopped by edl stop", True, asked.force, asked.id))
+        if not self._stopping and data.get(overrides.STOP) == self._workers.run_id:
             self._stopping = True
             self._run.emit(ev.StopAsked("stopped by edl stop"))
 
@@ -248,7 +270,10 @@ class Kubernetes:
         job, run = self._now(), self._run
         if not job:
             return None
-        return Snapshot(job, run.run_id, run.spec.values, self._workers.next_id, self._installed.scale_over)
+        return Snapshot(
+            job, run.run_id, run.spec.values, self._workers.next_id, self._installed.scale_over,
+            self._started_at,
+        )  # fmt: skip
 
     def _now(self) -> dict[str, Any]:
         return self._run.status(asyncio.get_running_loop().time())

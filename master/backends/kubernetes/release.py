@@ -78,6 +78,7 @@ class Left:
         source: the digest of the model's text, which the values lack; "" if they lack none.
         version: of edl, of the run's masters and workers; "" if unknown.
         phase: the last one.
+        started_at: when the run has begun, in seconds since 1970; 0 if unknown.
     """
 
     run_id: str = ""
@@ -89,6 +90,7 @@ class Left:
     source: str = ""
     version: str = ""
     phase: str = ""
+    started_at: float = 0.0
 
     @classmethod
     def read(cls, data: Mapping[str, str]) -> Left:
@@ -110,8 +112,9 @@ class Left:
                     source=str(state.get("source", "")),
                     version=str(state.get("version", SAYS_NO_VERSION)),
                     phase=str(data.get("phase", "")),
+                    started_at=float(state.get("startedAt", 0)),
                 )
-        except (KeyError, ValueError, AttributeError) as error:
+        except (KeyError, ValueError, TypeError, AttributeError) as error:
             log.warning(f"the status of an earlier master cannot be read, and is not used: {error!r}")
         return left
 

@@ -59,6 +59,7 @@ class Snapshot:
         values: the job's values that the run began with.
         next_id: of workers.
         scale_over: the id of the last `edl scale` that no longer holds.
+        started_at: when the run has begun, in seconds since 1970.
     """
 
     job: Mapping[str, Any]
@@ -66,6 +67,7 @@ class Snapshot:
     values: Mapping[str, Any]
     next_id: int
     scale_over: str
+    started_at: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -277,6 +279,8 @@ def render(snapshot: Snapshot, ended: Ended | None) -> Data:
     progress = 100 * task["step"] // task["steps"] if task["steps"] else 0
     spent = sum(job["goodput"].values())
     state = {"runId": snapshot.run_id, "nextId": snapshot.next_id, "version": edl.__version__}
+    if snapshot.started_at:
+        state["startedAt"] = int(snapshot.started_at)
     if snapshot.scale_over:
         state["scaleOver"] = snapshot.scale_over
     text, digest = source(snapshot.values)
@@ -296,6 +300,7 @@ def render(snapshot: Snapshot, ended: Ended | None) -> Data:
         "epoch": f"{task['epoch']}/{task['epochs']}",
         "loss": None if loss is None else f"{loss:.4g}",
         "checkpointStep": str(kept["step"]) if (kept := job.get("checkpoint")) else None,
+        "stop": json.dumps(asked) if (asked := job.get("stop")) else None,
         "state": json.dumps(state),
         "values": json.dumps(values, sort_keys=True),
         "endedAt": None if ended is None else ended.at,

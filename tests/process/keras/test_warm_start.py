@@ -1,0 +1,149 @@
+"""A training that begins with what another one has learned: which variables it takes, and what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+from edl.checkpoints import CheckpointError, Store, Tensor
+from edl.errors import ConfigError, EdlError, ModelError
+from tests.checkpoints import write
+from tests.process.keras.models import dense, plain
+from tests.process.keras.rings import Case, Meeting, learner_of, parts_of, ring_step
+from trainer.learner import KerasLearner
+from trainer.warm_start import WarmStart
+
+pytestmark = pytest.mark.process
+
+
+def adam(outputs: int = 2) -> Callable[[], keras.Model]:
+    def build() -> keras.Model:
+        keras.backend.clear_session()  # names as in a process of its own
+        layers = [keras.layers.BatchNormalization()]
+        return dense(keras.optimizers.Adam(0.01), outputs=outputs, layers=layers, metrics=["mae"])
+
+    return build
+
+
+CASE = Case(adam(), plain)
+
+
+def learner(case: Case = CASE, steps: int = 0) -> KerasLearner:
+    meeting = Meeting()
+    made = learner_of(case, meeting)
+    for step in range(steps):
+        ring_step(made, meeting, parts_of(case, 1, 0, 12), step)
+    return made
+
+
+def state(of: KerasLearner) -> dict[str, bytes]:
+    return {d.name: part.tobytes() for d, part in zip(of.described(), of.parts(), strict=True)}
+
+
+def kept(of: KerasLearner, where: Path, step: int = 7) -> Path:
+    """A checkpoint of it."""
+    parts = zip(of.described(), of.parts(), strict=True)
+    tensors = {d.name: Tensor(d.dtype, d.shape, part.data) for d, part in parts}
+    written = write(Store.open(str(where)), step, tensors=tensors, model=of.fingerprint())
+    return where / written.directory
+
+
+def warm(of: KerasLearner, where: Path | str, everything: bool = False, told: Any = print) -> WarmStart:
+    return WarmStart(str(where), everything, of.model, of, told)
+
+
+@pytest.fixture(scope="module")
+def trained() -> KerasLearner:
+    return learner(steps=3)
+
+
+def saved(of: KerasLearner, path: Path) -> Path:
+    of.model.save(path) if path.suffix == ".keras" else of.model.save_weights(path)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["checkpoints", "one of them", "m.keras", "m.weights.h5"])
+def test_the_weights_and_averages_are_taken_and_the_optimizer_begins_anew(
+    trained: KerasLearner, tmp_path: Path, kind: str
+) -> None:
+    if kind in ("checkpoints", "one of them"):
+        one = kept(trained, tmp_path / "c")
+        where = tmp_path / "c" if kind == "checkpoints" else one
+    else:
+        where = saved(trained, tmp_path / kind)
+    ours, told = learner(), list[str]()
+    before, there = state(ours), state(trained)
+    start = warm(ours, where, told=told.append)
+    start.check()
+    assert state(ours) == before
+    start.begin()
+    weights = {d.name for d in ours.described() if d.of_model}
+    assert {w.path for w in ours.model.weights} == weights
+    assert any("moving_mean" in name for name in weights)
+    for name, value in state(ours).items():
+        assert value == (there if name in weights else before)[name], name
+    assert before["dense/kernel"] != there["dense/kernel"] and str(where) in told[0]
+
+
+def test_everything_of_a_checkpoint_is_taken_but_what_it_had_counted_of_an_epoch(
+    trained: KerasLearner, tmp_path: Path
+) -> None:
+    kept(trained, tmp_path)
+    ours = learner()
+    warm(ours, tmp_path, everything=True).begin()
+    there, here = state(trained), state(ours)
+    counts = {name for name in there if there[name] != here[name]}
+    assert counts and all("mean_absolute_error" in name or "mae" in name for name in counts), counts
+    assert np.frombuffer(here["adam/iteration"], np.int64) == 3
+
+
+def test_what_does_not_fit_is_refused_variable_by_variable_and_nothing_is_changed(
+    trained: KerasLearner, tmp_path: Path
+) -> None:
+    kept(trained, tmp_path)
+    other = learner(Case(adam(outputs=3), lambda: (plain()[0], np.zeros((30, 3), "f4"), None)))
+    before = state(other)
+    for start in (warm(other, tmp_path), warm(other, saved(trained, tmp_path / "m.keras"))):
+        for attempt in (start.check, start.begin):
+            with pytest.raises(ModelError) as refused:
+                attempt()
+            text = str(refused.value)
+            assert "float32 [8, 3] here, and float32 [8, 2] there" in text
+            assert "dense_1" in text and "float32 [4, 8]" not in text
+    assert state(other) == before
+
+
+def test_an_optimizer_of_another_kind_keeps_its_own_beginning_and_cannot_take_everything(
+    trained: KerasLearner, tmp_path: Path
+) -> None:
+    kept(trained, tmp_path)
+
+    def build() -> keras.Model:
+        model = adam()()
+        model.compile(keras.optimizers.SGD(0.1), loss="mse")
+        return model
+
+    ours = learner(Case(build, plain))
+    warm(ours, tmp_path).begin()
+    assert state(ours)["dense/kernel"] == state(trained)["dense/kernel"]
+    with pytest.raises(ModelError, match=r"sgd/iteration is int64 \[\] here, and missing there"):
+        warm(ours, tmp_path, everything=True).check()
+
+
+def test_what_is_not_there_or_is_no_such_file_is_refused_in_words(tmp_path: Path) -> None:
+    ours = learner()
+    (tmp_path / "empty.keras").write_bytes(b"PK")
+    cases: list[tuple[str, type[EdlError], str]] = [
+        ("none.keras", ConfigError, "none.keras: no such file on this worker"),
+        ("empty.keras", CheckpointError, "empty.keras is not a file that Keras has saved"),
+        ("nothing", CheckpointError, "no whole checkpoint found"),
+        ("step-000000000007-a", CheckpointError, "no checkpoint found"),
+    ]
+    for name, kind, words in cases:
+        with pytest.raises(kind, match=words):
+            warm(ours, tmp_path / name).check()
