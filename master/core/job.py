@@ -369,7 +369,8 @@ class Job(State):
         """Its members train on. What only the earlier master knew of it is nothing that they need."""
         ring = self.ring
         ring.changes[-1].up_seconds, ring.shares = 0.0, (1,) * len(ring.members)
-        self.reason = f"ring {ring.generation}: taken over"
+        self.reason = f"a new master took over, and the ring of {len(ring.members)} trains on"
+        self.notice(Reason.FailedOver, self.reason)
         self.checkpoints.ring_is_up(self.now)
         self.goodput.turn("useful", self.now)
         self.do(
