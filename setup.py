@@ -33,6 +33,8 @@ setup(
     ],
     extras_require={
         "s3": ["s3fs>=2026.9"],  # for the commands about checkpoints at s3://...
+        # The trained model as ONNX: export.formats and `edl export` (docs/export.md).
+        "onnx": ["onnx>=1.23", "onnxruntime>=1.32", "tf2onnx>=1.17"],
         "worker": [
             "cloudpickle>=3",  # Horovod imports it
             "keras>=3.15",

@@ -28,7 +28,7 @@ from edl.text import plain
 from master import journal
 from master.backends.base import Backend
 from master.backends.external import External
-from master.backends.processes import ForkServer, Launcher, Processes, Spawn
+from master.backends.processes import ForkServer, Launcher, Memories, Processes, Spawn
 from master.log import log_at
 from master.loop import Master
 from master.service import serve, token_for
@@ -110,7 +110,8 @@ def processes(master: Master, output: Path, token: str) -> Callable[[str], Backe
         launcher: Launcher = Spawn([sys.executable, "-m", "trainer", *arguments], environment)
         if master.spec.config.local.start_method == "fork":
             launcher = ForkServer([sys.executable, "-m", "trainer.forkserver"], arguments, environment)
-        return Processes(master.emit, launcher, output / artifacts.LOGS)
+        memories = Memories() if master.spec.config.elastic.memory_copy else None
+        return Processes(master.emit, launcher, output / artifacts.LOGS, memories)
 
     return backend
 

@@ -57,6 +57,7 @@ class Master:
         self.telemetry = Telemetry(spec.config)
         self.inbox: asyncio.Queue[ev.Event] = asyncio.Queue()
         self.abandoned = False
+        self._backend: Backend | None = None  # while it runs
         self._journal_trouble = ""  # as the core knows it
         self.news: list[dict[str, Any]] = []
         if adopted is not None:  # before any of its workers can speak
@@ -80,8 +81,10 @@ class Master:
         """
         try:
             await backend.start()
+            self._backend = backend
             await self.live(server, backend, journal)
         finally:
+            self._backend = None
             await backend.close()
 
     async def live(self, server: Server, backend: Backend, journal: Journal) -> None:
@@ -160,6 +163,10 @@ class Master:
     def vacant(self) -> WorkerId | None:
         """The oldest worker that is needed and that nobody has started."""
         return self.job.pool.vacant
+
+    async def succeed(self, ended: ev.Gone) -> WorkerId | None:
+        """Which worker follows one that has ended, in its place; None: no one is needed there."""
+        return await self._backend.succeed(ended) if self._backend is not None else None
 
     def take(self, spec: JobSpec) -> None:
         """The values have been changed: live ones hold from now on, a change of others is refused."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Executor, Future
 from typing import Any
 
@@ -108,11 +108,37 @@ class CountingLearner:
         assert len(state) == self._variables.nbytes, "the state of another model"
         self._variables = state.view(np.int16).copy()
 
+    def change(self, values: Mapping[int, np.ndarray]) -> None:
+        for value in values.values():
+            self.load(value)
+
     def fingerprint(self) -> str:
         return "counting"
 
     def digest(self) -> str:
         return hashlib.sha256(self._variables.tobytes()).hexdigest()
+
+
+class CountingMetrics:
+    """How often each record of the held-out data was evaluated.
+
+    Args:
+        works: called in each forward pass.
+    """
+
+    all_count = True
+
+    def __init__(self, records: int, works: Callable[[], None] = lambda: None):
+        self.size, self._works = records, works
+
+    def added(self, batch: Batch) -> np.ndarray:
+        self._works()
+        values = np.zeros(self.size, np.float32)
+        values[batch.x] = 1
+        return values
+
+    def results(self, totals: np.ndarray) -> dict[str, float]:
+        return {"least": float(totals.min()), "most": float(totals.max())}
 
 
 class Positions:

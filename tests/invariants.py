@@ -37,7 +37,8 @@ class Watchdog:
         self.cut: set[tuple[Generation, WorkerId]] = set()
         self.up: set[tuple[WorkerId, Generation]] = set()
         self.outs: dict[WorkerId, ev.LeftRing] = {}  # the last of each worker
-        self.holders: set[WorkerId] = set()  # who has synced, ever
+        self.copies: dict[WorkerId, ev.LeftRing] = {}  # of the state, that were left to workers
+        self.holders: set[WorkerId] = set()  # who has synced, ever; or has a copy that counts
         self.safe = 0  # a step that every member of a ring had
         self.checkpoint = 0  # the step of the newest one
         self.stopped: set[WorkerId] = set()
@@ -64,6 +65,7 @@ class Watchdog:
                 self.checkpoint = event.step
             case ev.Ready() if worker in before:
                 self.checkpoint = max(self.checkpoint, event.checkpoint)
+                self.copies |= {event.worker: event.held} if event.held is not None else {}
             case ev.Resume() if warming:
                 self._note_back(event)
             case ev.JoinedRing(_, g) if inside and g == generation:
@@ -78,6 +80,11 @@ class Watchdog:
             case ev.LeftRing(_, g) if inside and g == generation:
                 self.outs[event.worker] = event
                 self.holders |= {event.worker} if event.has_state else set()
+        for w, copy in self.copies.items():
+            if w not in self.holders and (known := job.pool.get(w)) is not None and known.has_state:
+                assert copy.step >= self.checkpoint, "a copy that is older than a checkpoint counts"
+                self.holders.add(w)
+                self.outs[w] = copy
         if self.ended:
             assert all(isinstance(e, ev.Fence | ev.Notice) for e in effects), "the job has ended"
         for effect in effects:
@@ -163,7 +170,8 @@ class Watchdog:
         members = [job.pool[m] for m in form.members]  # all of them live
         assert not any(w.stopped for w in members), "a member that was told to end"
         assert all(w.state == "member" or (w.state == "draining" and w.has_state) for w in members)
-        least = job.config.min_workers
+        assert job.train is not None
+        least = 1 if job.train.complete else job.config.min_workers  # what is left is to evaluate it
         assert len(members) >= min(least, max(job.target, 1)), f"{len(members)} members, {least} needed"
 
         holders = [w for w in job.pool if w.has_state and not w.stopped]

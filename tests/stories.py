@@ -19,7 +19,7 @@ class Story:
     """A job whose workers do what the test says. Sizes: 100 records, 1 epoch, batches of 10."""
 
     def __init__(
-        self, workers: int = 3, records: int = 100, checkpoint: dict[str, Any] | None = None, **elastic: float
+        self, workers: int = 3, records: int = 100, checkpoint: dict[str, Any] | None = None, **elastic: Any
     ):
         overrides = {
             "workers": workers,

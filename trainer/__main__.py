@@ -8,6 +8,7 @@ peers broke.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 import threading
@@ -19,6 +20,7 @@ from edl.contract.exit_codes import WorkerExit
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.workers import WORKER_ENVIRONMENT
 from trainer.last_words import traced
+from trainer.memory_copy import MemoryCopy
 from trainer.session.client import MasterStream, NoMaster
 from trainer.termination import end_children, when_asked_to_end
 
@@ -32,14 +34,20 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--master", required=not address, default=address, metavar="HOST:PORT")
     parser.add_argument("--worker", type=int, default=worker, metavar="ID", help="default: any vacant one")
     parser.add_argument("--run-id", default=os.environ.get("EDL_RUN_ID", ""))
+    parser.add_argument("--succeeds", type=_succession, help=argparse.SUPPRESS)  # of trainer.supervisor
+    parser.add_argument("--memory", type=MemoryCopy, help=argparse.SUPPRESS)  # of who keeps it: a path
     args = parser.parse_args(argv)
     full_disk.outlive()
     os.environ.update(WORKER_ENVIRONMENT)  # for Keras, which is not imported yet; hashes are seeded earlier
-    stream = MasterStream(args.master, os.environ.get("EDL_TOKEN", ""), args.worker, args.run_id)
+    token, worker_id = os.environ.get("EDL_TOKEN", ""), -1 if args.succeeds else args.worker
+    brings_state = args.memory is not None and args.memory.is_there
+    stream = MasterStream(
+        args.master, token, worker_id, args.run_id, succeeds=args.succeeds, brings_state=brings_state
+    )
     start = Start(stream)
     when_asked_to_end(start.asked_to_end)
     try:
-        code = work(stream, start)
+        code = work(stream, start, args.memory)
     except NoMaster as error:
         print(f"edl worker {args.worker}: {error}", file=sys.stderr)
         code = _lost(str(error))
@@ -51,20 +59,29 @@ def main(argv: list[str] | None = None) -> int:
     _exit(code)
 
 
-def work(stream: MasterStream, start: Start) -> int:
+def _succession(text: str) -> pb.Succession:
+    return pb.Succession(**json.loads(text))
+
+
+def work(stream: MasterStream, start: Start, memory: MemoryCopy | None = None) -> int:
     """Greet the master, build, warm up, say ready, and train until told to stop; returns the exit code."""
     stream.open()
     start.begin()
     from trainer.build import build  # takes seconds, in which the master already knows of this worker
 
-    worker = build(stream)
+    worker = build(stream, memory)
     start.over()
     stream.start_heartbeats(worker.config.elastic.heartbeat_timeout_seconds / HEARTBEATS)
     begins_from, found = worker.checkpoints.newest(worker.batches.layout) if worker.checkpoints else (0, None)
     layout = pb.Layout(**asdict(found or worker.batches.layout))
     model = worker.learner.fingerprint()
+    held = worker.begin_from_memory()
+    held_out = worker.evaluation.sizes if worker.evaluation is not None else {}
     forced = worker.checkpoints.forced if worker.checkpoints else ()
-    stream.session.say(ready=pb.Ready(layout=layout, model=model, checkpoint=begins_from, forced=forced))
+    ready = pb.Ready(
+        layout=layout, model=model, checkpoint=begins_from, held_out=held_out, forced=forced, held=held
+    )
+    stream.session.say(ready=ready)
     end = worker.train()
     print(f"edl worker {stream.session.worker}: {end.why}", file=sys.stderr)
     return _lost(end.why) if end.lost else WorkerExit.STOPPED

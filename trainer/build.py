@@ -7,28 +7,39 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from threading import Event
-from typing import Any
+from typing import Any, Protocol
 
 import keras
 import tensorflow as tf
 
 from edl import config as config_module
 from edl.config import Config
+from edl.contract.evaluation import FINAL, EvaluationPlan
 from edl.contract.exit_codes import WorkerExit
 from edl.contract.layout import Layout, Part
 from edl.contract.proto import edl_pb2 as pb
+from edl.contract.steps import Steps
 from edl.errors import ModelError
 from trainer import output_lock, user_model
+from trainer.callback_rules import accepted
+from trainer.callbacks import Callbacks
 from trainer.checkpointing import of_job
 from trainer.data import Batch, Batches
+from trainer.evaluation import RingEvaluation
+from trainer.evaluation_metrics import EvaluationMetrics
 from trainer.export import Exporter
+from trainer.exports.verification import Verification
+from trainer.history import HistoryFiles, as_json
+from trainer.last_words import described
 from trainer.learner import KerasLearner
 from trainer.log import log
+from trainer.memory_copy import MemoryCopy
 from trainer.model_support import has_own_step, refuse_unless_compiled
+from trainer.overlapped_step import RingSums
 from trainer.own_step import OwnStepLearner
 from trainer.records import Records
 from trainer.rehearsal import refuse_empty, rehearse
@@ -38,18 +49,23 @@ from trainer.session.client import MasterStream
 from trainer.session.orders import FormRing
 from trainer.session.state import Session
 from trainer.telemetry import Telemetry
+from trainer.user_model import UserModel
 from trainer.warm_start import of_job as warm_start_of_job
-from trainer.watchdog import Watchdog
+from trainer.watchdog import Watch, Watchdog
 from trainer.worker import Learner, Worker
 
+MOST_TOLD = 1_000  # epochs of the history in the summary, which a ConfigMap has to hold
 SAMPLE_RECORDS = 2  # to warm up with
 MEBIBYTE = 1 << 20
 AHEAD = 0.25  # of the buffer: batches that are read ahead; the rest: open blocks
 TRIED_RECORDS = 5  # to build, trace and try the model with: so that it divides into two unlike parts
 
 
-def build(stream: MasterStream) -> Worker:
+def build(stream: MasterStream, memory: MemoryCopy | None = None) -> Worker:
     """The worker of an open stream, warmed up.
+
+    Args:
+        memory: of its place, for copies of the state.
 
     Raises:
         EdlError: the values, the model or the data are not what they should be, or the master has
@@ -81,23 +97,45 @@ def build(stream: MasterStream) -> Worker:
     tried = records.first(TRIED_RECORDS)
     samples = [records.these(several) for several in (tried, *([i] for i in tried))] if tried else []
     warn = session.warn if stream.rehearses else log.warning  # one worker tells it for all
-    learner = learner_of(model, samples, ring, training.inexact_loss, warn, training.accumulate_steps)
+    learner = learner_of(model, samples, ring, training.inexact_loss, warn, training.accumulate_steps,
+                         training.compression)  # fmt: skip
+
+    history = HistoryFiles(Path(stream.output) if stream.output else None)
+
+    def finish() -> bool:
+        """What is left to be done to the trained model. True: it is another one then."""
+        try:
+            worker.end_epoch()
+        finally:
+            learner.finish_training()
+        try:
+            return callbacks is not None and callbacks.end(worker.ledger.epochs)
+        finally:
+            history.end(worker.ledger.epochs.history)
+            session.say(history=pb.History(json=as_json(worker.ledger.epochs.history[-MOST_TOLD:])))
 
     export = Exporter(
-        model, module, session, watchdog.watch, learner.finish_training,
+        model, module, session, watchdog.watch, finish,
         output=Path(stream.output) if stream.output else None,
         salvage=Path(stream.salvage) if stream.salvage else None,
         room_seconds=config.elastic.disk_full_timeout_seconds,
+        further=config.export.further,
+        verify=partial(Verification, config.elastic.startup_timeout_seconds, config.local.threads)
+        if config.export.verify else None,
+        source=config.model.source,
     )  # fmt: skip
     batches = Batches(records, training.batch_size, buffer * AHEAD)
+    evaluation = evaluation_of(config, module, model, samples, batches.steps, watchdog.watch, warn)
     if size:
-        before = learner.state()
+        before = learner.kept()
         warm_up(config, ring, learner, records)
         learner.warm_up()
         if stream.rehearses:
             keeps = bool(stream.output)
-            rehearse(model, module, watchdog.watch, config.data.allow_empty, session.warn, keeps)
-        learner.load(before)
+            features = samples[0].x if samples else None
+            rehearse(model, module, watchdog.watch, config.data.allow_empty, session.warn, keeps,
+                     config.export.further, features)  # fmt: skip
+        learner.restore(before)
     checkpoints = of_job(config, session, learner, stream.run_id)
     warm_start = warm_start_of_job(config, model, learner, session.began_with)
     if warm_start is not None and stream.rehearses:
@@ -106,32 +144,107 @@ def build(stream: MasterStream) -> Worker:
             warm_start.check()  # now, and not when all are there
     begin = warm_start.begin if warm_start is not None else None
     report = Telemetry(session, batches.steps)
-    return Worker(config, session, ring, learner, batches, report, export, checkpoints, begin)
+    if memory is not None:
+        memory.open(stream.run_id, learner.fingerprint(), [len(part) for part in learner.parts()])
+    callbacks = callbacks_of(config, module, learner, batches.steps, watchdog.watch, warn)
+    worker = Worker(
+        config, session, ring, learner, batches, report, export,
+        checkpoints, begin, evaluation, callbacks, history, memory,
+    )  # fmt: skip
+    return worker
+
+
+class Sums(Protocol):
+    """What of a ring a learner is made with."""
+
+    @property
+    def in_graph(self) -> RingSums | None: ...
+
+    def reduce(self, vector: Any) -> Any: ...
 
 
 def learner_of(
     model: Any,
     samples: Sequence[Batch],
-    ring: HorovodRing,
+    ring: Sums,
     inexact: str,
     warn: Callable[[str], None],
     pieces: int = 1,
+    compression: str = "none",
 ) -> KerasLearner | OwnStepLearner:
     """
     Args:
         samples: batches of real records; none when there are none.
         inexact, warn, pieces: see KerasLearner.
+        compression: the type as which large gradients travel.
 
     Raises:
         ModelError: the model cannot be trained over a ring; the text says why.
     """
     refuse_unless_compiled(model)
     sample = samples[0] if samples else None
+    wire = "float32" if compression == "none" else compression
+    if ring.in_graph is not None and wire not in ring.in_graph.WIRES:
+        raise ModelError(
+            f"training.compression must be none or float16: the ring's engine, Gloo, cannot sum {wire}"
+        )
     if has_own_step(model):
         if pieces > 1:
             raise ModelError("training.accumulateSteps must be 1 for a model with its own train_step()")
+        if wire != "float32":
+            raise ModelError("training.compression must be none for a model with its own train_step()")
         return OwnStepLearner(model, sample, ring.reduce, inexact, warn)
-    return KerasLearner(model, sample, samples[1:], ring.reduce, inexact, warn, ring.in_graph, pieces)
+    return KerasLearner(model, sample, samples[1:], ring.reduce, inexact, warn, ring.in_graph, pieces, wire)
+
+
+def evaluation_of(
+    config: Config,
+    module: UserModel,
+    model: Any,
+    samples: Sequence[Batch],
+    steps: Steps,
+    watch: Watch,
+    warn: Callable[[str], None],
+) -> RingEvaluation | None:
+    """How the ring evaluates the model; None: there is nothing that it could be evaluated on, or with."""
+    of, buffer = config.evaluation, config.data.buffer_mebibytes * MEBIBYTE
+    sources = {}
+    for split in dict.fromkeys((of.split, FINAL)):
+        if (reader := module.reader(split)) is not None and len(reader):
+            sources[split] = Records(reader, module.feed, module.name, watch)
+        elif split != FINAL:
+            raise ModelError(
+                f"evaluation.split is {split!r}, and {module.name}: data({split!r}) has no records"
+            )
+    if not sources or not samples:
+        return None
+    try:
+        metrics = EvaluationMetrics(model, samples[0], warn)
+    except Exception as error:  # the rehearsal tells it, of which one worker is in charge
+        log.warning(f"the ring does not evaluate the model: {described(error)}")
+        return None
+    batches = {split: Batches(source, of.batch_size, buffer * AHEAD) for split, source in sources.items()}
+    sizes = {split: source.layout.records for split, source in sources.items()}
+    plan = EvaluationPlan(steps, of.batch_size, of.steps, of.epochs, of.split, sizes)
+    return RingEvaluation(plan, batches, metrics)
+
+
+def callbacks_of(
+    config: Config,
+    module: UserModel,
+    learner: KerasLearner | OwnStepLearner,
+    steps: Steps,
+    watch: Watch,
+    notify: Callable[[str], None],
+) -> Callbacks | None:
+    """Those of the user's module; None: it has none that are to be called.
+
+    Raises:
+        ModelError: one of them cannot be honoured.
+    """
+    given = accepted(module.callbacks(), config, notify) if module.callbacks is not None else []
+    epochs = config.training.epochs
+    return Callbacks(given, learner, steps.per_epoch, epochs, watch) if given and steps.records else None
 
 
 def _hung(stream: MasterStream, why: str, stack: str) -> None:
@@ -180,5 +293,5 @@ def warm_up(config: Config, ring: Ring, learner: Learner, records: Records) -> N
         raise RingBroken(broken)
 
 
-def _nothing() -> None:
+def _nothing(worth: Mapping[str, float] | None) -> None:
     pass

@@ -44,6 +44,7 @@ from edl.contract.ranges import RangeSet
 from edl.contract.steps import Steps
 from edl.errors import DataError, ModelError
 from trainer.described import Described
+from trainer.epochs import MEMORY, Epochs
 from trainer.ledger import Ledger
 from trainer.log import log
 from trainer.session.state import Session
@@ -182,6 +183,9 @@ class Checkpointing:
         """The state as it is now: what it takes to finish a checkpoint of it, this rank's part, and what of
         that must be finite."""
         described, parts = self._learner.described(), self._learner.parts()
+        if memory := ledger.epochs.memory:
+            described = [*described, Described(MEMORY, "uint8", (len(memory),))]
+            parts = [*parts, np.frombuffer(memory, np.uint8)]
         parts_of = deal([part.nbytes for part in parts], place.size)
         variables = [
             Variable(d.name, d.dtype, d.shape, part) for d, part in zip(described, parts_of, strict=True)
@@ -194,7 +198,9 @@ class Checkpointing:
             variables=tuple(variables), parts=(), skipped=tuple(ledger.skipped), bad=dict(ledger.bad),
             config=lineage.kept(self._config), edl=edl.__version__,
             metrics=self._metrics[1] if self._metrics[0] == ledger.step else {},
-            state={"layout": asdict(layout), "forced": list(self.forced)},
+            state={
+                "layout": asdict(layout), "forced": list(self.forced), "epochs": ledger.epochs.described(),
+            },
         )  # fmt: skip
         while len(self._pending) > KEPT:
             del self._pending[next(iter(self._pending))]
@@ -298,7 +304,9 @@ class Checkpointing:
             return None
         manifest = loaded.checkpoint.manifest
         self._check(manifest)
-        found = [np.frombuffer(loaded.tensors[v.name].data, np.uint8) for v in manifest.variables]
+        found = [np.frombuffer(loaded.tensors[v.name].data, np.uint8) for v in _of_model(manifest)]
+        remembered = loaded.tensors.get(MEMORY)
+        epochs = _epochs(manifest, b"" if remembered is None else bytes(remembered.data))
         loaded.tensors.clear()
         self._learner.take_over(self._learner.prepared(found))
         self._restored = manifest
@@ -306,13 +314,14 @@ class Checkpointing:
             self._store.supersede(manifest.step)
         except CheckpointError as error:
             log.warning(str(error))
-        return Ledger(manifest.step, RangeSet.of(manifest.skipped), dict(manifest.bad))
+        epochs = epochs.going_on(self._config.training.epochs)
+        return Ledger(manifest.step, RangeSet.of(manifest.skipped), dict(manifest.bad), epochs=epochs)
 
     def _check(self, manifest: Manifest) -> None:
         where, step = self._config.checkpoint.dir, manifest.step
         forced = check_values(where, manifest, self._config, self._run_id)
         self._model = self._model or self._learner.fingerprint()
-        theirs = [(v.dtype, v.shape) for v in manifest.variables]
+        theirs = [(v.dtype, v.shape) for v in _of_model(manifest)]
         ours = [(d.dtype, d.shape) for d in self._learner.described()]
         if manifest.model != self._model or theirs != ours:
             raise ModelError(
@@ -324,6 +333,16 @@ class Checkpointing:
 
 def _told(manifest: Manifest) -> pb.Checkpointed:
     return pb.Checkpointed(step=manifest.step, attempt=manifest.attempt, nbytes=manifest.nbytes)
+
+
+def _of_model(manifest: Manifest) -> list[Variable]:
+    return [v for v in manifest.variables if v.name != MEMORY]
+
+
+def _epochs(manifest: Manifest, memory: bytes) -> Epochs:
+    """What the epochs before a checkpoint have given; an older edl has not written that."""
+    described = manifest.state.get("epochs")
+    return Epochs.unknown(manifest.epoch) if described is None else Epochs.of(described, memory)
 
 
 def _give_way() -> None:

@@ -3,10 +3,13 @@
 It is a part of what a step sums over the ring. So all ranks read the same values at the same step, and that
 is all the agreement the protocol needs.
 
-    [ records, leave, step, change, bad records, holders, checkpoint, loss sum, non-finite ]
+    [ records, leave, step, round, change, bad records, holders, checkpoint, loss sum, non-finite ]
 
 Its length does not depend on the ring. float32 holds whole numbers up to 2^24, so the number of the step is
 told by its last digits.
+
+A round of an evaluation (edl/contract/evaluation.py) is summed with one, too. Non-finite says then that a
+rank could not evaluate its part.
 """
 
 from __future__ import annotations
@@ -16,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-RECORDS, LEAVE, STEP, CHANGE, BAD, HOLDS, CHECKPOINT, LOSS, NONFINITE = range(9)
-LENGTH = 9
+RECORDS, LEAVE, STEP, ROUND, CHANGE, BAD, HOLDS, CHECKPOINT, LOSS, NONFINITE = range(10)
+LENGTH = 10
 STEPS = 4096  # told modulo this: the sum is exact for as many ranks
 
 
@@ -28,6 +31,7 @@ def write(
     bad: int = 0,
     holds: bool = True,
     checkpoint: bool = False,
+    round: int = 0,
 ) -> np.ndarray:
     """This rank's contribution, float32 [LENGTH].
 
@@ -41,9 +45,10 @@ def write(
         bad: how many records are missing in the rank's part, because they are bad.
         holds: whether the rank has the state of this step.
         checkpoint: whether the rank can write its part of one after this step; of rank 0: and one is due.
+        round: which round after that step it takes, if it takes one.
     """
     vector = np.zeros(LENGTH, np.float32)
-    vector[LEAVE:LOSS] = leave, step % STEPS, change, bad, holds, checkpoint
+    vector[LEAVE:LOSS] = leave, step % STEPS, round % STEPS, change, bad, holds, checkpoint
     return vector
 
 
@@ -60,10 +65,11 @@ class Agreed:
     bad: int  # records that are left out of the step
     holders: int  # how many ranks have the state
     writers: int = 0  # how many ranks can write their part of a checkpoint; of all: one is due
+    rounds: int = 0  # the sum of what the ranks said
 
-    def all_at(self, step: int, ranks: int) -> bool:
-        """Whether all ranks took this step."""
-        return self.steps == step % STEPS * ranks
+    def all_at(self, step: int, round: int, ranks: int) -> bool:
+        """Whether all ranks took this step, or this round after it."""
+        return self.steps == step % STEPS * ranks and self.rounds == round % STEPS * ranks
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,6 +81,7 @@ class Sums:
     waited: float  # seconds, for the other ranks: from the moment at which its part was ready
     nbytes: int  # that it takes to keep them
     given: Any  # what is to be applied to the model, as the learner that made the sums has it
+    round: int = 0  # of a round of an evaluation: which one is next
 
 
 def read(vector: np.ndarray) -> Agreed:
@@ -90,4 +97,5 @@ def read(vector: np.ndarray) -> Agreed:
         bad=int(vector[BAD]),
         holders=int(vector[HOLDS]),
         writers=int(vector[CHECKPOINT]),
+        rounds=int(vector[ROUND]),
     )

@@ -12,7 +12,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,17 +23,21 @@ from edl.contract import artifacts
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.ranges import Range
 from edl.data import Reader
-from edl.errors import EdlError
+from edl.errors import EdlError, UserCodeError
 from edl.full_disk import PASSING
 from trainer import saved_file
+from trainer.exports import catalog, formats, samples
+from trainer.exports.verification import Verification
 from trainer.last_words import described, traced
+from trainer.log import log
 from trainer.records import Records
 from trainer.session.state import Session
 from trainer.user_model import UserModel
 from trainer.watchdog import Watch
 
 EVALUATION_BATCH = 256
-SAVING, EVALUATION = "saving", "evaluation"  # the parts of the end, as the master knows them
+# The parts of the end, as the master knows them.
+SAVING, EXPORTING, VERIFICATION, EVALUATION = "saving", "export", "verification", "evaluation"
 LOOK_SECONDS = 0.5  # between two looks whether there is room now
 FAILURES = (Exception, SystemExit)  # what the user's code may raise
 
@@ -177,39 +181,129 @@ class Exporter:
 
     Args:
         watch: goes around each call of the user's code that reads.
-        finish: what the model still needs, such as the final average of its weights.
+        finish: what the model still needs, such as the final average of its weights. True: it is another one
+            then than the ring has evaluated.
         output: where the model is wanted; None: nowhere.
         salvage: where to save it when that fails; None: in a temporary directory.
         room_seconds: how long to wait for room in `output` when it is full.
+        further: the formats beside Keras' own, in which the model is written too.
+        verify: begins a process that loads again what was written; None: that is not wanted.
+        source: the text of the module, where it has no name.
     """
 
     model: keras.Model
     module: UserModel
     session: Session
     watch: Watch
-    finish: Callable[[], None]
+    finish: Callable[[], bool]
     output: Path | None
     salvage: Path | None
     room_seconds: float
+    further: tuple[str, ...] = ()
+    verify: Callable[[], Verification] | None = None
+    source: str = ""
 
-    def __call__(self) -> None:
-        """Save, say so, evaluate, say so."""
-        failed = []
+    def __call__(self, worth: Mapping[str, float] | None = None) -> None:
+        """Save, say so, evaluate, say so.
+
+        Args:
+            worth: the loss and metrics of the model, where the ring has evaluated it.
+        """
+        verification, failed = None, []
+        if self.verify is not None and self.output is not None:
+            try:  # first, for it takes seconds to begin
+                verification = self.verify()
+            except OSError as error:  # no memory, no room for a process
+                failed.append(_part(VERIFICATION, error))
         try:
-            self.finish()
+            self._export(worth, verification, failed)
+        finally:
+            if verification is not None:
+                verification.close()
+
+    def _export(
+        self,
+        worth: Mapping[str, float] | None,
+        verification: Verification | None,
+        failed: list[pb.PartFailed],
+    ) -> None:
+        try:
+            if self.finish():
+                worth = None
         except FAILURES as error:
             failed.append(_part(SAVING, error))
         kept = self._keep()
         self.session.say_saved(pb.Saved(failed=[*failed, *_trouble(kept)], **self._place(kept)))
-        metrics: dict[str, float] = {}
+        # What may still be moved is handed over when it is where it stays.
+        handed = self._hand_over(kept, verification) if kept.trouble is None else None
+        metrics = dict(worth or {})
         evaluation = []
         try:
-            metrics = evaluate(self.model, self.module, self.module.reader("test"), self.watch)
+            if worth is None:
+                metrics = evaluate(self.model, self.module, self.module.reader("test"), self.watch)
         except FAILURES as error:
             evaluation.append(_part(EVALUATION, error))
         kept = self._put_right(kept)
-        failed += [*_trouble(kept), *evaluation]
-        self.session.say(finished=pb.Finished(metrics=metrics, failed=failed, **self._place(kept)))
+        exports, missing = handed or self._hand_over(kept, verification)
+        note = ""
+        if verification is not None and exports and not missing:
+            note, missing = self._verified(verification, exports)
+        self._list(exports, verified=verification is not None and not missing)
+        place = self._place(kept)
+        place["note"] = note or place["note"]
+        failed += [*_trouble(kept), *missing, *evaluation]
+        self.session.say(finished=pb.Finished(metrics=metrics, failed=failed, **place))
+
+    def _hand_over(
+        self, kept: Kept, verification: Verification | None
+    ) -> tuple[dict[str, Path], list[pb.PartFailed]]:
+        """Write the further formats and have all loaded again: what there is by the names of the formats, and
+        what has failed of it already."""
+        if kept.path is None:
+            return {}, []
+        exports = {"keras": kept.path} if kept.is_whole else {}
+        failed = []
+        try:
+            part = EXPORTING
+            for name in self.further if self.output is not None else ():
+                assert self.output is not None
+                features = samples.features_of(self.module, self.watch)
+                path = formats.put(self.model, name, self.output, features, self.session.worker)
+                exports[name] = path
+            part = VERIFICATION
+            if verification is not None and exports:
+                features = samples.features_of(self.module, self.watch)
+                sample = samples.of(
+                    self.model, features, "" if features is not None else "there are no records"
+                )
+                if sample.why:
+                    log.info(f"of the saved model, the weights are compared: {sample.why}")
+                verification.ask(self.model, sample, exports, self.module.name, self.source)
+        except FAILURES as error:
+            failed.append(_part(part, error, f"{name}: " if part == EXPORTING else ""))
+        return exports, failed
+
+    def _verified(
+        self, verification: Verification, exports: dict[str, Path]
+    ) -> tuple[str, list[pb.PartFailed]]:
+        """What one has to know beyond the file's note, and what is wrong with what was written."""
+        found = verification.result(lambda: self._must_end)
+        for name, path in exports.items():
+            if not found[name].wrong:
+                log.info(
+                    f"{path.name} was loaded again in a process of its own, and is as the model in memory"
+                )
+        note = "; ".join(saved_file.by_its_code(f.needs_code) for f in found.values() if f.needs_code)
+        return note, [pb.PartFailed(part=VERIFICATION, why=f.wrong) for f in found.values() if f.wrong]
+
+    def _list(self, exports: dict[str, Path], verified: bool) -> None:
+        """Say in a file beside them what was written; without room for it, nobody misses it."""
+        if self.output is None or not exports:
+            return
+        try:
+            catalog.write(self.output, exports, verified)
+        except OSError as error:
+            log.warning(f"{artifacts.EXPORTS} cannot be written: {error}")
 
     def _keep(self) -> Kept:
         return keep(self.model, list(self._directories()), self.session.worker) if self.output else Kept(None)
@@ -273,7 +367,8 @@ def _trouble(kept: Kept) -> list[pb.PartFailed]:
     return [] if kept.trouble is None else [_part(SAVING, kept.trouble)]
 
 
-def _part(part: str, error: BaseException) -> pb.PartFailed:
+def _part(part: str, error: BaseException, what: str = "") -> pb.PartFailed:
     """An error, for the master. Errors in our own words need no traceback."""
-    ours = isinstance(error, EdlError)
-    return pb.PartFailed(part=part, why=described(error), traceback="" if ours else traced(error))
+    ours = isinstance(error, EdlError) and not isinstance(error, UserCodeError)
+    why = f"{what}{described(error)}"
+    return pb.PartFailed(part=part, why=why, traceback="" if ours else traced(error))

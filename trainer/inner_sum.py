@@ -34,6 +34,8 @@ class InnerSum:
         reduce: of the ring (trainer/ring/base.py), in whatever generation it then is.
     """
 
+    WIRES: tuple[str, ...] = ("float32",)
+
     def __init__(self, reduce: Callable[[Vector], Vector]):
         self._reduce = reduce
         self._broken: RingBroken | None = None
@@ -44,12 +46,15 @@ class InnerSum:
         """Of no model: who collects the variables of a graph leaves it out."""
         return self._turn
 
-    def __call__(self, vector: tf.Tensor, name: str = "") -> tf.Tensor:
+    def __call__(self, vector: tf.Tensor, name: str = "", wire: str = "float32") -> tf.Tensor:
         """The sum over all ranks of `vector`, float32, of the same shape on all. It has no gradient.
 
         Args:
             name: not needed here, where the order says which sums belong together.
+            wire: the type of the numbers that are summed: here they are rounded to what it can hold.
         """
+        if wire != "float32":
+            return _rounded(self(_rounded(vector, wire), name), wire)
         if tf.executing_eagerly():
             return tf.convert_to_tensor(self._reduce(vector))
         turn = self._turn.read_value()
@@ -102,3 +107,7 @@ class InnerSum:
         except RingBroken as error:
             self._broken = error  # TensorFlow makes an error of its own of it, with our traceback as its text
             raise
+
+
+def _rounded(tensor: tf.Tensor, wire: str) -> tf.Tensor:
+    return tf.cast(tf.cast(tensor, wire), tf.float32)

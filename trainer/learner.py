@@ -19,7 +19,7 @@ on each rank, the same when a step is done again, with no state to keep.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -62,6 +62,7 @@ class KerasLearner:
         warn: is told of it.
         in_graph: sums over the ring that a graph can make while it computes; None: they are made by `reduce`.
         pieces: of a batch, that are computed one after the other.
+        wire: the type as which large gradients travel.
 
     Raises:
         ModelError: the model cannot be trained this way; the text says why.
@@ -77,11 +78,13 @@ class KerasLearner:
         warn: Callable[[str], None] = print,
         in_graph: RingSums | None = None,
         pieces: int = 1,
+        wire: str = "float32",
     ):
         self.model, self._pieces = model, pieces
         refuse_unless_compiled(model)
         if sample is not None:
             self._build(sample)
+        self._fingerprint = ""
         self._variables = _state_of(model)
         self._metrics: TrainingMetrics | None = None
         if sample is not None:
@@ -93,8 +96,15 @@ class KerasLearner:
             made_from = model, self._types, sample, self._metrics, inner_sum, trial
             self._step: StepGraphs
             try:
-                self._step = OverlappedStep(*made_from, total=in_graph or inner_sum, divided=pieces > 1)
+                self._step = OverlappedStep(
+                    *made_from, total=in_graph or inner_sum, divided=pieces > 1, wire=wire
+                )
             except CannotOverlap:
+                if wire != "float32":
+                    raise ModelError(
+                        "training.compression must be none for this model, because its gradients and what is "
+                        "counted travel as one vector (docs/ring.md, A step)"
+                    ) from None
                 self._step = vector = VectorStep(*made_from, reduce=reduce)
                 if pieces > 1 and vector.indivisible:
                     raise ModelError(
@@ -183,8 +193,20 @@ class KerasLearner:
         """Take over what was prepared."""
         snapshot.take_over(self._variables, values)
 
+    def change(self, values: Mapping[int, np.ndarray]) -> None:
+        """Give some of the variables of `parts` other values."""
+        snapshot.change(self._variables, values)
+
+    def kept(self) -> snapshot.Kept:
+        """The same, for `restore`, after something was tried."""
+        return snapshot.Kept(self._variables)
+
+    def restore(self, kept: snapshot.Kept) -> None:
+        kept.put_back()
+
     def fingerprint(self) -> str:
-        return fingerprint(self.model)
+        self._fingerprint = self._fingerprint or fingerprint(self.model)  # as it was before any callback
+        return self._fingerprint
 
     def digest(self) -> str:
         """SHA-256 of the state: equal on two workers when their models are, bit for bit."""

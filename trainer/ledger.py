@@ -1,12 +1,14 @@
-"""What of the job is in a model: the number beside the weights, and what was left out.
+"""What of the job is in a model: the number beside the weights, what was left out, and what an evaluation has
+found so far, and what the epochs have given.
 
 Model and ledger are one state: they are changed together, and taken over together.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
 
@@ -14,8 +16,12 @@ from edl.contract.proto import edl_pb2 as pb
 from edl.contract.ranges import RangeSet
 from edl.errors import EdlError
 from trainer.control import Agreed
+from trainer.epochs import Epochs
 
-VERSION = 3  # of what travels; 1: with ranges of records instead of steps; 2: without bad records
+VERSION = (
+    4  # of what travels; 1: with ranges of records instead of steps; 2: without bad records; 3: or rounds
+)
+HEADER = 16  # bytes: the version, and how long the text is that follows
 
 
 class LedgerBroken(EdlError):
@@ -23,14 +29,28 @@ class LedgerBroken(EdlError):
 
 
 @dataclass(frozen=True, slots=True)
+class Evaluated:
+    """What the last evaluation on a split has found."""
+
+    step: int  # that the model was at
+    records: int
+    metrics: Mapping[str, float]  # none: it failed
+
+
+@dataclass(frozen=True, slots=True)
 class Ledger:
-    """A value; `after` gives the next one."""
+    """A value; `after` and `after_round` give the next one."""
 
     step: int = 0  # so many are in the model
     skipped: RangeSet = field(
         default_factory=RangeSet
     )  # those of them that were left out: their gradients were not finite
     bad: Mapping[int, int] = field(default_factory=dict)  # by epoch, from 0: records left out of its steps
+    round: int = 0  # so many of the evaluation after that step are made
+    totals: bytes = b""  # what the rounds of the present pass have summed up, float64
+    evaluated: Mapping[str, Evaluated] = field(default_factory=dict)  # by split
+    turn: int = 0  # 1: after that step callbacks have been called, for the next epoch to begin
+    epochs: Epochs = field(default_factory=Epochs)
 
     def after(self, agreed: Agreed, epoch: int) -> Ledger:
         """With the next step.
@@ -38,18 +58,40 @@ class Ledger:
         Args:
             epoch: in which it is.
         """
-        step = self.step + 1
+        next_ = replace(self, step=self.step + 1, round=0, totals=b"", turn=0)
+        if agreed.records and not agreed.nonfinite:
+            next_ = replace(next_, epochs=self.epochs.after(agreed.loss, agreed.records))
         if agreed.nonfinite:
-            return replace(self, step=step, skipped=self.skipped.add(self.step, step))
+            return replace(next_, skipped=self.skipped.add(self.step, next_.step))
         if agreed.bad:
-            return replace(self, step=step, bad={**self.bad, epoch: self.bad.get(epoch, 0) + agreed.bad})
-        return replace(self, step=step)
+            return replace(next_, bad={**self.bad, epoch: self.bad.get(epoch, 0) + agreed.bad})
+        return next_
+
+    def after_round(self, round: int, values: np.ndarray) -> Ledger:
+        """With the next round of a pass.
+
+        Args:
+            round: which one follows it.
+            values: what it adds to the totals, [n].
+        """
+        before = np.frombuffer(self.totals) if self.totals else 0.0
+        return replace(self, round=round, totals=(before + values.astype(np.float64)).tobytes())
+
+    def after_pass(self, round: int, split: str, records: int, metrics: Mapping[str, float]) -> Ledger:
+        """With the last round of a pass, and what the pass has found."""
+        found = Evaluated(self.step, records, metrics)
+        return replace(self, round=round, totals=b"", evaluated={**self.evaluated, split: found})
 
     def pack(self) -> np.ndarray:
         """As uint8 [bytes]."""
-        pairs = [*self.skipped, *self.bad.items()]
-        flat = [VERSION, self.step, len(self.skipped.ranges), *(n for pair in pairs for n in pair)]
-        return np.array(flat, np.int64).view(np.uint8)
+        told = {
+            "step": self.step, "skipped": list(self.skipped), "bad": list(self.bad.items()),
+            "round": self.round, "evaluated": {split: asdict(e) for split, e in self.evaluated.items()},
+            "turn": self.turn, "totals": len(self.totals),
+        }  # fmt: skip
+        text = json.dumps(told).encode()
+        header = np.array([VERSION, len(text)], np.int64).tobytes()
+        return np.frombuffer(header + text + self.totals + self.epochs.pack(), np.uint8)
 
     @staticmethod
     def unpack(data: np.ndarray) -> Ledger:
@@ -58,15 +100,22 @@ class Ledger:
         Raises:
             LedgerBroken: it runs another version of edl.
         """
-        version, *numbers = data.view(np.int64).tolist()
+        version, length = data[:HEADER].view(np.int64).tolist()
         if version != VERSION:
             raise LedgerBroken(
                 f"the state to take over has version {version}, expected {VERSION}: the workers run "
                 "different versions of edl"
             )
-        step, skips, *flat = numbers
-        pairs = list(zip(flat[::2], flat[1::2], strict=True))
-        return Ledger(step, RangeSet.of(pairs[:skips]), dict(pairs[skips:]))
+        packed = data.tobytes()
+        start = HEADER + length
+        told = json.loads(packed[HEADER:start])
+        epochs = start + told["totals"]
+        return Ledger(
+            told["step"], RangeSet.of(map(tuple, told["skipped"])), dict(told["bad"]),
+            told["round"], packed[start:epochs],
+            {split: Evaluated(**e) for split, e in told["evaluated"].items()},
+            told["turn"], Epochs.unpack(memoryview(packed)[epochs:]),
+        )  # fmt: skip
 
     def left_ring(self, has_state: bool, broken: str, digest: str) -> pb.LeftRing:
         """As it is told to the master."""
@@ -76,5 +125,9 @@ class Ledger:
             skipped=[pb.Range(start=start, stop=stop) for start, stop in self.skipped],
             broken=broken,
             digest=digest,
+            round=self.round,
+            turn=self.turn,
+            stop=self.epochs.stop,
+            stopped_by=self.epochs.stopped_by,
             bad=[pb.BadCount(epoch=epoch, records=count) for epoch, count in self.bad.items()],
         )

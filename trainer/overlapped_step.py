@@ -1,36 +1,30 @@
-"""A step with several sums, as one graph in which nothing waits: forward, backward, sums, and new values.
+"""A step with several sums, which travel while it computes; and an update in place, when all are here.
 
     n        one sum for each large gradient                       as soon as backward has made it
     rest     [ small gradients | averages | counters | metrics | control ]
-    update   the optimizer's new values, each as soon as its sum is there
+    update   the optimizer's, of one variable after the other      when Python has read what was agreed
 
-The graph has no side effect: the new values are results, as the loss is. `apply` has the variables take
-them over, after Python has read what was agreed: no copy, no arithmetic. So whatever breaks, and wherever,
-the step has not happened; and who keeps the values from before `apply` has a snapshot of them without a copy.
-
-A rank without a batch takes part in the same sums with zeros. It is given the sums themselves, and `apply`
-computes the new values from them: at once, or later, as one must who has not the state yet that they are for.
+The graph of the sums has no side effect: they are its results, and nothing else. So whatever breaks in it,
+and wherever, the step has not happened. `apply` is a second graph, of the sums and the variables alone: the
+same for a rank with a batch and for one without, which takes part in the sums with zeros; at once or later,
+as one must who has not the state yet that the sums are for. In memory the gradients are there twice at most,
+and neither weights nor slots are (trainer/fused_updates.py).
 
 What keeps a model out is found before the first step (CannotOverlap): sums before its gradients (totals of
-a loss, synchronized statistics) or for each row of a table, an optimizer whose update is not known to be free
-of side effects, graphs that XLA compiles, and code that runs eagerly. It takes trainer/vector_step.py.
+a loss, synchronized statistics) or for each row of a table, graphs that XLA compiles, and code that runs
+eagerly. It takes trainer/vector_step.py.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Any, Protocol
 
-import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.backend.tensorflow.optimizer import TFOptimizer
-from keras.src.optimizers.base_optimizer import BaseOptimizer
 
 from trainer import arrays, control
 from trainer.data import Batch
@@ -49,23 +43,16 @@ class CannotOverlap(Exception):
 class RingSums(Protocol):
     """Sums over the ring, made by a graph (trainer/ring/horovod.py, trainer/inner_sum.py)."""
 
-    def __call__(self, tensor: tf.Tensor, /, name: str) -> tf.Tensor: ...
+    WIRES: tuple[str, ...]  # the types as which numbers can travel
+
+    def __call__(self, tensor: tf.Tensor, /, name: str, wire: str = "float32") -> tf.Tensor:
+        """
+        Args:
+            wire: the type as which the numbers travel.
+        """
+        ...
 
     def ring_errors(self) -> AbstractContextManager[None]: ...
-
-
-@dataclass(frozen=True, eq=False)
-class Reduced:
-    """The sums themselves, of a rank that had no batch."""
-
-    tensors: list[tf.Tensor]  # large ones, and the rest
-
-
-@dataclass(frozen=True, eq=False)
-class NewValues:
-    """What follows from the sums, for each variable that changes."""
-
-    tensors: list[tf.Tensor]
 
 
 class OverlappedStep(StepGraphs):
@@ -73,24 +60,22 @@ class OverlappedStep(StepGraphs):
     Args:
         total: makes the sums.
         divided: a batch may come in several pieces.
+        wire: as what type large gradients travel.
         others: see StepGraphs.
 
     Raises:
         CannotOverlap: it is not for this model.
     """
 
-    def __init__(self, *others: Any, total: RingSums, divided: bool = False):
+    def __init__(self, *others: Any, total: RingSums, divided: bool = False, wire: str = "float32"):
         model, sample = others[0], others[2]
         super().__init__(*others)
-        # Ranks with and without a batch compute the new values in two graphs, and must agree to the bit. This
-        # pass would reorder products, and not alike in both.
-        tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
-        self._total, self._divided = total, divided
+        self._total, self._divided, self._wire = total, divided, wire
         self._carried: list[tf.TensorSpec] = []
         self._step: Callable[..., list[tf.Tensor]]
         self._carry: Callable[..., list[tf.Tensor]]
         self._last: Callable[..., list[tf.Tensor]]
-        if self._synchronized or model.run_eagerly or model.jit_compile or not is_functional(model.optimizer):
+        if self._synchronized or model.run_eagerly or model.jit_compile:
             raise CannotOverlap
         layout: Layout | None = None
         while layout is None:
@@ -105,8 +90,7 @@ class OverlappedStep(StepGraphs):
         self._nothing = flat(concrete(self._nothing_graph, told, zeros))
 
     def warm_up(self) -> None:
-        shapes = [self.layout.trained[i].shape for i in self._large] + [[self._rest]]
-        self._later(tf.constant(1.0), *(tf.zeros(shape) for shape in shapes))
+        """Nothing is left: whoever joins applies what all apply."""
 
     def sums(
         self, pieces: Sequence[list[Any]], contribution: np.ndarray, draw: np.ndarray, records: int
@@ -121,8 +105,8 @@ class OverlappedStep(StepGraphs):
         self, pieces: Sequence[list[Any]], contribution: np.ndarray, draw: np.ndarray, records: int
     ) -> control.Sums:
         if not pieces:
-            total, *reduced = self._nothing(tf.constant(contribution), tf.zeros([len(self._large) + 1]))
-            return control.Sums(_agreed(total), False, 0.0, self._nbytes[0], Reduced(reduced))
+            total, _, *reduced = self._nothing(tf.constant(contribution), tf.zeros([len(self._large) + 1]))
+            return control.Sums(_agreed(total), False, 0.0, self._nbytes, reduced)
         whole = tf.constant(records, tf.float32)
         *first, last = (
             [*map(arrays.tensor, tensors), tf.constant(told), tf.constant(drawn), whole]
@@ -132,19 +116,14 @@ class OverlappedStep(StepGraphs):
             carried = [tf.zeros(spec.shape) for spec in self._carried]
             for given in first:
                 carried = self._carry(*given, *carried)
-            total, bad, ready_at, *new = self._last(*last, *carried)
+            total, bad, ready_at, *reduced = self._last(*last, *carried)
         else:
-            total, bad, ready_at, *new = self._step(*last)
+            total, bad, ready_at, *reduced = self._step(*last)
         waited = max(0.0, time.time() - float(ready_at))
-        return control.Sums(_agreed(total), bool(bad), waited, self._nbytes[1], NewValues(new))
+        return control.Sums(_agreed(total), bool(bad), waited, self._nbytes, reduced)
 
     def apply(self, sums: control.Sums) -> None:
-        given = sums.given
-        if isinstance(given, NewValues):
-            new = given.tensors
-        else:
-            new = self._later(tf.constant(sums.agreed.records, tf.float32), *given.tensors)
-        self._take_over(*new)
+        self._update(tf.constant(sums.agreed.records, tf.float32), *sums.given)
 
     def ring_errors(self) -> AbstractContextManager[None]:
         return self._total.ring_errors()
@@ -170,7 +149,6 @@ class OverlappedStep(StepGraphs):
 
     def _step_graph(self, *arguments: tf.Tensor) -> list[tf.Tensor]:
         """Arguments: see `_ours`."""
-        whole = arguments[len(self._types.signature) + 2]
         large, rest = self._ours(*arguments)
         with tf.control_dependencies([*large, rest]):
             ready_at = tf.timestamp()
@@ -179,8 +157,8 @@ class OverlappedStep(StepGraphs):
             # Backward makes it last. Horovod negotiates in rounds: so it and the rest take one and not two.
             with tf.control_dependencies([rest]):
                 large[0] = tf.identity(large[0])
-        total, *reduced = self._reduced(large, rest)
-        return [total, bad, ready_at, *self._update(whole, *reduced)]
+        total, spoiled, *reduced = self._reduced(large, rest)
+        return [total, bad + spoiled, ready_at, *reduced]
 
     def _carry_graph(self, *arguments: tf.Tensor) -> list[tf.Tensor]:
         """What the pieces of a batch so far have for the sums, with one more. Arguments: see `_ours`."""
@@ -245,10 +223,17 @@ class OverlappedStep(StepGraphs):
 
     def _reduced(self, large: list[tf.Tensor], rest: tf.Tensor) -> list[tf.Tensor]:
         """The same operations under the same names, whether there is a batch or not: the sums of the control
-        vectors, of large gradients, and of what else there is."""
-        sums = [self._total(g, str(i)) for i, g in zip(self._large, large, strict=True)]
+        vectors; 1 where nothing was wrong before the sums and something is now; the sums of large gradients,
+        and of what else there is."""
+        sums = [self._total(g, str(i), self._wire) for i, g in zip(self._large, large, strict=True)]
         rest = self._total(rest, "rest")
-        return [rest[self._rest :], *sums, rest[: self._rest]]
+        told, spoiled = rest[self._rest :], tf.constant(0.0)
+        if self._wire != "float32" and sums:  # a narrower type has a smaller largest number
+            # All ranks have the same sums, and see the same.
+            finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(total)) for total in sums])
+            spoiled = tf.where(finite | (told[control.NONFINITE] > 0), 0.0, 1.0)
+            told += spoiled * tf.one_hot(control.NONFINITE, control.LENGTH)
+        return [told, spoiled, *sums, rest[: self._rest]]
 
     def _prepare(self, layout: Layout) -> None:
         """What follows from the layout, before the rest of the graph is made."""
@@ -257,15 +242,12 @@ class OverlappedStep(StepGraphs):
         self._rest = sum(n for i, n in enumerate(layout.sizes) if i not in self._large)
         specs = [tf.TensorSpec(layout.trained[i].shape, tf.float32) for i in self._large]
         whole, rest = (tf.TensorSpec(shape, tf.float32) for shape in ([], [self._rest]))
-        with tf.init_scope():  # a graph of its own: ranks with and without a batch compute the same
-            self._update = concrete(lambda *given: self._update_graph(layout, *given), whole, *specs, rest)
-            new = [tf.TensorSpec(v.shape, v.dtype) for v in self._changed_variables]
-            take_over = concrete(self._take_over_graph, *new)
-        self._later, self._take_over = flat(self._update), flat(take_over)
-        self._nbytes = _nbytes([*specs, rest]), _nbytes(new)
+        with tf.init_scope():  # a graph of its own
+            update = concrete(lambda *given: self._update_graph(layout, *given), whole, *specs, rest)
+        self._update = flat(update)
+        self._nbytes = sum(4 * math.prod(spec.shape) for spec in [*specs, rest])
 
-    def _update_graph(self, layout: Layout, whole: tf.Tensor, *sums: tf.Tensor) -> list[tf.Tensor]:
-        """The new values of all variables that change; and which those are."""
+    def _update_graph(self, layout: Layout, whole: tf.Tensor, *sums: tf.Tensor) -> None:
         *large, rest = sums
         sizes = [n for i, n in enumerate(layout.sizes) if i not in self._large]
         small = iter(tf.split(rest, sizes) if sizes else ())
@@ -275,26 +257,7 @@ class OverlappedStep(StepGraphs):
         gradients = {
             id(v): tf.reshape(piece, v.shape) for v, piece in zip(layout.trained, pieces[:count], strict=True)
         }
-        share = 1.0 / whole
-        model, optimizer = self._model, self._model.optimizer
-        # What the forward pass assigns comes first, as it does in Keras: it may be a weight that is trained.
-        new = {id(v): value for v, value in zip(layout.changing, self._changed(layout, share, pieces[count:]),
-                                               strict=True)}  # fmt: skip
-        pairs = [(gradients.get(id(v)), v) for v in model.trainable_variables]
-        held = [*model.trainable_variables, *optimizer.variables]
-        before = {id(v): new.get(id(v), tf.convert_to_tensor(v.value)) for v in held}
-        with _functional(), keras.StatelessScope(state_mapping=[(v, before[id(v)]) for v in held]) as scope:
-            optimizer.apply_gradients(pairs)
-            after = {id(v): scope.get_current_value(v) for v in held}
-        new |= {key: tf.convert_to_tensor(value) for key, value in after.items() if value is not before[key]}
-        changed = [v for v in {id(v): v for v in (*held, *layout.changing)}.values() if id(v) in new]
-        self._changed_variables = changed
-        return [tf.cast(new[id(v)], v.dtype) for v in changed]
-
-    def _take_over_graph(self, *new: tf.Tensor) -> None:
-        """One call for all variables: they get other values to point at."""
-        for v, value in zip(self._changed_variables, new, strict=True):
-            v.value.assign(value, read_value=False)
+        self._put(layout, 1.0 / whole, pieces[count:], gradients)
 
 
 def finite_as(gradient: tf.Tensor) -> tf.Tensor:
@@ -324,48 +287,5 @@ def _after(first: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
         return tf.identity(tensor)
 
 
-def _nbytes(specs: list[tf.TensorSpec]) -> int:
-    return sum(math.prod(spec.shape) * spec.dtype.size for spec in specs)
-
-
 def _agreed(total: tf.Tensor) -> control.Agreed:
     return control.read(np.asarray(memoryview(total)))
-
-
-def is_functional(optimizer: Any) -> bool:
-    """Whether its update is known to be a function: of its variables, the model's, and the gradients."""
-    overwrites = optimizer.use_ema and optimizer.ema_overwrite_frequency  # by branches of TensorFlow's own
-    return type(optimizer) in FUNCTIONAL and not (optimizer.gradient_accumulation_steps or overwrites)
-
-
-o = keras.optimizers
-# Of Keras' own, those that compute the same in a StatelessScope as on variables (tests/process/keras). One
-# does not: ScheduleFreeAdamW reads a variable once more after it has changed it.
-FUNCTIONAL = frozenset({
-    o.SGD, o.RMSprop, o.Adam, o.AdamW, o.Adadelta, o.Adagrad, o.Adamax, o.Adafactor, o.Nadam, o.Ftrl, o.Lion,
-    o.Lamb, o.Muon,
-})  # fmt: skip
-
-
-@contextlib.contextmanager
-def _functional() -> Iterator[None]:
-    """Inside, Keras' optimizers work in a StatelessScope.
-
-    On TensorFlow they refuse to, because of tf.distribute, which is not used here; the methods that they
-    have for all backends do not mind. These are put into the class that all of them have in common, so that
-    what an optimizer overrides still comes first.
-    """
-    replaced = {name: getattr(BaseOptimizer, name) for name in _GENERIC}
-    # Inside a StatelessScope, `value` is a tensor.
-    replaced["_var_key"] = lambda _, v: (v._value if isinstance(v, keras.Variable) else v)._unique_id
-    before = {name: vars(TFOptimizer)[name] for name in replaced}
-    try:
-        for name, method in replaced.items():
-            setattr(TFOptimizer, name, method)
-        yield
-    finally:
-        for name, method in before.items():
-            setattr(TFOptimizer, name, method)
-
-
-_GENERIC = ("assign", "assign_add", "assign_sub", "_backend_update_step", "_apply_weight_decay")

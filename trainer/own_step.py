@@ -34,7 +34,7 @@ A rank without a batch runs the step on the sample, with weight zero: it has to 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import keras
@@ -79,6 +79,7 @@ class OwnStepLearner:
         self.model = model
         self._name = f"{type(model).__name__}.train_step()"
         self._means, self._reduce = MeanGradients(reduce), reduce
+        self._fingerprint = ""
         self._variables = _distinct(model.variables)
         self._before: list[tf.Tensor] | None = None  # values of the variables, while a step is not accepted
         self._losses: list[str] = []
@@ -223,13 +224,28 @@ class OwnStepLearner:
         self._put_back()
         snapshot.take_over(self._all, values)
 
+    def change(self, values: Mapping[int, np.ndarray]) -> None:
+        """Give some of the variables of `parts` other values."""
+        self._put_back()
+        snapshot.change(self._all, values)
+
+    def kept(self) -> snapshot.Kept:
+        """All of it, for `restore`, after something was tried."""
+        self._put_back()
+        return snapshot.Kept(self._all)
+
+    def restore(self, kept: snapshot.Kept) -> None:
+        self._put_back()
+        kept.put_back()
+
     def digest(self) -> str:
         """SHA-256 of the state: equal on two workers when their models are, bit for bit."""
         return snapshot.digest(self.parts())
 
     def fingerprint(self) -> str:
         """Of how the model is made, equal on all workers of a job."""
-        return fingerprint(self.model)
+        self._fingerprint = self._fingerprint or fingerprint(self.model)  # as it was before any callback
+        return self._fingerprint
 
     def _put_back(self) -> None:
         """Undo the step that was not accepted."""

@@ -8,7 +8,7 @@ still be trained, and its weights be kept: that is a warning. The model's state 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from edl.contract import artifacts
 from edl.errors import DataError, EdlError, UserCodeError
 from trainer import saved_file
 from trainer.export import FAILURES, disk_error, evaluate
+from trainer.exports import formats
 from trainer.last_words import described
 from trainer.user_model import UserModel
 from trainer.watchdog import Watch
@@ -33,6 +34,8 @@ def rehearse(
     allow_empty: bool,
     warn: Callable[[str], None],
     keeps: bool,
+    further: Sequence[str] = (),
+    features: Any = None,
 ) -> None:
     """Evaluate, save and load the model as the end of the job will.
 
@@ -41,10 +44,14 @@ def rehearse(
         allow_empty: held-out data without a record are allowed.
         warn: takes what people should know in time.
         keeps: whether the model will be saved at all.
+        further: in which formats beside Keras' own.
+        features: of a few records.
 
     Raises:
-        EdlError: the evaluation would fail.
+        EdlError: the evaluation would fail, or one of these formats cannot be written.
     """
+    if keeps:
+        formats.refuse_missing(further)
     _evaluation(model, module, watch, allow_empty)
     if keeps:
         # A worker may be killed meanwhile: what it leaves is a link, and not a file as large as the model.
@@ -52,6 +59,8 @@ def rehearse(
             path = Path(directory, artifacts.MODEL)
             path.symlink_to(f"/proc/self/fd/{file.fileno()}")
             _saving(model, module, path, warn)
+            for name in further:
+                _exporting(model, name, Path(directory), features, warn)
 
 
 def _evaluation(model: keras.Model, module: UserModel, watch: Watch, allow_empty: bool) -> None:
@@ -86,23 +95,30 @@ def _saving(model: keras.Model, module: UserModel, path: Path, warn: Callable[[s
         return
     if note := saved_file.note(path):
         warn(note)
-    config = saved_file.config(path)
-    known = getattr(module.model, "__globals__", {})
-    custom = {name: known[name] for name in saved_file.custom_objects(config) if name in known}
     try:
-        loaded = keras.models.load_model(
-            path, custom_objects=custom, safe_mode=not saved_file.has_lambda(config)
-        )
+        loaded = saved_file.load(path, getattr(module.model, "__globals__", {}))
         different = not _same(model, loaded)
     except FAILURES as error:
         why = f"cannot be loaded again: {described(error)}"
     else:
         why = "is loaded with other weights than it was saved with" if different else ""
     if why:
-        warn(
-            f"{artifacts.MODEL} {why}; build the model by its own code, and take the weights "
-            f"with model.load_weights({artifacts.MODEL!r})"
-        )
+        warn(saved_file.by_its_code(f"{artifacts.MODEL} {why}"))
+
+
+def _exporting(
+    model: keras.Model, name: str, directory: Path, features: Any, warn: Callable[[str], None]
+) -> None:
+    try:
+        formats.write(model, name, directory / artifacts.FORMATS[name], features)
+    except FAILURES as error:
+        if (full := disk_error(error)) is not None:
+            warn(f"whether the model can be written as {name} could not be tried out: {full}")
+            return
+        raise UserCodeError(
+            f"export.formats: the model cannot be written as {name}, tried out before the first step: "
+            f"{described(error)}"
+        ) from error
 
 
 def _same(one: Any, other: Any) -> bool:

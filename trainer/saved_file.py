@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import keras
+
+from edl.contract.artifacts import MODEL
 
 CONFIG = "config.json"
 MOST_NAMED = 8
@@ -35,6 +37,25 @@ def note(path: Path) -> str:
     if has_lambda(found):
         needs.append("with safe_mode=False (it holds Python code of a Lambda layer)")
     return f"{path.name} can be loaded only {' and '.join(needs)}" if needs else ""
+
+
+def by_its_code(why: str) -> str:
+    """What one has to know to load a file that Keras cannot load, or not as it was saved."""
+    return f"{why}; build the model by its own code, and take the weights with model.load_weights({MODEL!r})"
+
+
+def load(path: Path, known: Mapping[str, Any]) -> Any:
+    """The model in the file, as the note says that it can be loaded.
+
+    Args:
+        known: the names of the module that it was built in.
+
+    Raises:
+        what Keras raises: it cannot be loaded.
+    """
+    found = config(path)
+    custom = {name: known[name] for name in custom_objects(found) if name in known}
+    return keras.models.load_model(path, custom_objects=custom, safe_mode=not has_lambda(found))
 
 
 def config(path: Path) -> Any:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -90,6 +90,35 @@ def take_over(variables: Sequence[Any], values: Sequence[Any]) -> None:
     """Give the variables the values that were prepared for them: nothing is copied."""
     for v, value in zip(variables, values, strict=True):
         v.assign(value)
+
+
+def change(variables: Sequence[Any], values: Mapping[int, np.ndarray]) -> None:
+    """Give some of the variables, by their place, other values: uint8 [bytes] each."""
+    some = [variables[place] for place in values]
+    take_over(some, prepared(some, list(values.values())))
+
+
+class Kept:
+    """The values of the variables now, to be put back once.
+
+    What is the same number everywhere, as most slots are in the beginning, is kept as that number: then the
+    memory of the variables is all that is there while something else is tried with them.
+    """
+
+    def __init__(self, variables: Sequence[Any]):
+        self._variables, self._values = variables, [_smallest(_value(v)) for v in variables]
+
+    def put_back(self) -> None:
+        for v in reversed(self._variables):  # one after the other: what is kept is dropped
+            v.assign(tf.broadcast_to(self._values.pop(), v.shape))
+
+
+def _smallest(value: Any) -> Any:
+    """The value, or, if that is the same to the bit everywhere, one of its elements."""
+    bits = _array(value).reshape(-1)
+    bits = bits.view(f"u{bits.itemsize}") if bits.itemsize in (1, 2, 4, 8) else bits
+    same = bits.size > 1 and bool((bits == bits[0]).all())
+    return tf.constant(tf.reshape(value, [-1])[0]) if same else value
 
 
 def digest(parts: Sequence[np.ndarray]) -> str:

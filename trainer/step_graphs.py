@@ -34,6 +34,7 @@ from trainer.control import Sums
 from trainer.data import Batch
 from trainer.exactness import Findings
 from trainer.forward import Forward
+from trainer.fused_updates import fused
 from trainer.inner_sum import InnerSum
 from trainer.model_support import is_plain, is_scaled
 from trainer.training_metrics import TrainingMetrics
@@ -192,6 +193,23 @@ class StepGraphs(ABC):
             else:
                 new.append(v.value + tf.cast(total, v.dtype))
         return new
+
+    def _put(
+        self, layout: Layout, share: tf.Tensor, sums: list[tf.Tensor], gradients: dict[int, Any]
+    ) -> None:
+        """Change the model: what the forward pass has changed, and an update of the optimizer.
+
+        Args:
+            share: of one record in the step.
+            sums: of `layout.changing`.
+            gradients: means, by the id of their variable.
+        """
+        # What the forward pass assigns comes first, as it does in Keras: it may be a weight that is trained.
+        for v, new in zip(layout.changing, self._changed(layout, share, sums), strict=True):
+            v.assign(new)
+        optimizer = self._model.optimizer
+        with fused(optimizer):
+            optimizer.apply_gradients([(gradients.get(id(v)), v) for v in self._model.trainable_variables])
 
 
 def turns(

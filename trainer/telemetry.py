@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
+from edl.contract.evaluation import Pass
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.steps import Steps
 from trainer.control import Agreed
@@ -77,14 +78,7 @@ class Telemetry:
             trained: records of it that were this worker's.
         """
         now = self._clock()
-        self._began_at = None
-        if self._ended is not None:  # that step is safe now
-            if rank == 0:
-                self._session.say(generation, epoch_ended=self._ended)
-            self._ended = None
-        if self._redone is not None:
-            self._tell_the_change(generation, step, now)
-        self._stepped_at = now
+        self._comes_back(generation, rank, step, now)
         self._records += trained
         if agreed.records and not agreed.nonfinite:
             epoch = self._steps.epoch(step - 1)
@@ -98,6 +92,34 @@ class Telemetry:
                 f"{loss.last:.4f} in this step"
             )
         self._session.progress = Progress(generation, step, self._records, self._seconds, loss)
+
+    def round_done(self, generation: int, rank: int, step: int, now: Pass, round: int) -> None:
+        """A round of an evaluation is made.
+
+        Args:
+            step: how many are in the model.
+            round: which one is next.
+        """
+        at = self._clock()
+        self._comes_back(generation, rank, step, at)
+        if at >= self._logged_at + LOG_SECONDS:
+            self._logged_at = at
+            done = now.positions(round)[0]
+            self._log(
+                f"generation {generation}, rank {rank}, step {step}: Evaluation on {now.split!r}, "
+                f"{min(done, now.records):,} of {now.records:,} records"
+            )
+
+    def _comes_back(self, generation: int, rank: int, step: int, now: float) -> None:
+        """The sums of a step or round have: so the step before it is safe, and the ring works."""
+        self._began_at = None
+        if self._ended is not None:
+            if rank == 0:
+                self._session.say(generation, epoch_ended=self._ended)
+            self._ended = None
+        if self._redone is not None:
+            self._tell_the_change(generation, step, now)
+        self._stepped_at = now
 
     def left_out(self, generation: int, epoch: int, bad: Sequence[BadRecord]) -> None:
         """The step that was done last has not these records of this worker's part."""

@@ -47,12 +47,12 @@ class TrainingMetrics:
             for v, value in before:  # a layer may assign them
                 v.assign(value)
             self._update(given[0])  # which makes variables
-            self._metrics = _metrics(model)
+            self._metrics = counted_metrics(model)
             self.reset()
             self._initial = {id(v): v.numpy() for v in self.variables}
             if half:
                 self._leave_out(given, warn)
-        self._names = _names(model)
+        self._names = shown_names(model)
 
     @property
     def variables(self) -> list[keras.Variable]:
@@ -105,7 +105,7 @@ class TrainingMetrics:
         self._model.compute_metrics(x, y, y_pred, sample_weight=weights)
 
 
-def _metrics(model: keras.Model) -> list[keras.metrics.Metric]:
+def counted_metrics(model: keras.Model) -> list[keras.metrics.Metric]:
     """What `fit` would show beside the losses: those, Keras weights with batches, and not with records."""
     losses = [model._loss_tracker, *getattr(model._compile_loss, "metrics", ())]
     found: list[keras.metrics.Metric] = []
@@ -115,9 +115,9 @@ def _metrics(model: keras.Model) -> list[keras.metrics.Metric]:
     return [m for m in found if not any(m is loss for loss in losses)]
 
 
-def _names(model: keras.Model) -> dict[int, str]:
+def shown_names(model: keras.Model) -> dict[int, str]:
     """As Keras shows them: of several outputs, with the output's name; unlike, where two have one name."""
-    found = {id(m): m.name for m in _metrics(model)}
+    found = {id(m): m.name for m in counted_metrics(model)}
     if (compiled := model._compile_metrics) is not None:
         shown, inner = list(compiled.result()), compiled.metrics
         if len(shown) == len(inner):  # each has one

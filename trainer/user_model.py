@@ -1,10 +1,12 @@
 """Finding a user's model: a zoo name, a dotted module, or the path of a Python file.
 
-The contract is two plain functions and an optional third:
+The contract is two plain functions and two optional ones:
 
     model()        a compiled Keras model
-    data(split)    a reader for "train", and for "test" (or None: nothing is held out)
+    data(split)    a reader for "train", and for "test" (or None: nothing is held out); for "validation"
+                   where evaluation.split asks for it
     feed(records)  from what the reader gives to (features, labels[, weights])
+    callbacks()    Keras callbacks (trainer/callbacks.py)
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ from typing import Any
 from edl.data import Reader
 from edl.errors import ModelError
 
+OPTIONAL = ("feed", "callbacks")  # functions of the contract
+
 
 @dataclass(frozen=True)
 class UserModel:
@@ -32,15 +36,16 @@ class UserModel:
     model: Callable[[], Any]
     data: Callable[[str], Any]
     feed: Callable[[Any], Any] | None
+    callbacks: Callable[[], Any] | None = None
 
     def reader(self, split: str) -> Reader | None:
-        """The reader of `split`; only "test" may have none.
+        """The reader of `split`; only "train" must have one.
 
         Raises:
             ModelError: data(split) returned something that is no reader.
         """
         reader = self.data(split)
-        if reader is None and split == "test":
+        if reader is None and split != "train":
             return None
         if not isinstance(reader, Reader):
             raise ModelError(
@@ -66,9 +71,11 @@ def load(name: str, source: str = "") -> UserModel:
     else:
         module = _import(name)
     functions: dict[str, Any] = {}
-    for wanted in ("model", "data", "feed"):
+    for wanted in ("model", "data", *OPTIONAL):
         function = getattr(module, wanted, None)
-        if function is None and wanted == "feed":
+        if isinstance(function, ModuleType):  # as after `from keras import callbacks`
+            function = None
+        if function is None and wanted in OPTIONAL:
             functions[wanted] = None
             continue
         if not callable(function):
@@ -76,7 +83,7 @@ def load(name: str, source: str = "") -> UserModel:
                 f"{name}: the module has no function {wanted}() (model() and data(split) are due)"
             )
         functions[wanted] = function
-    return UserModel(name, functions["model"], functions["data"], functions["feed"])
+    return UserModel(name, functions["model"], functions["data"], *(functions[name] for name in OPTIONAL))
 
 
 def _import(name: str) -> ModuleType:

@@ -239,7 +239,7 @@ class VectorStep(StepGraphs):
         return (vector, all_rows) if slices else vector
 
     def _update_graph(self, vector: tf.Tensor, *all_rows: tf.Tensor) -> None:
-        layout, model = self.layout, self._model
+        layout = self.layout
         flat = [all_rows[0][i] * rows.width(v) for i, v in enumerate(layout.tables)]
         share = 1.0 / vector[sum(flat, layout.length) + control.RECORDS]
         pieces = tf.split(vector, [*layout.sizes, *flat, -1], num=len(layout.sizes) + len(flat) + 1)[:-1]
@@ -248,11 +248,8 @@ class VectorStep(StepGraphs):
             id(v): tf.reshape(piece * share if layout.divided else piece, v.shape)
             for v, piece in zip(layout.trained, pieces[:trained], strict=True)
         }
-        # What the forward pass assigns comes first, as it does in Keras: it may be a weight that is trained.
-        for v, new in zip(layout.changing, self._changed(layout, share, pieces[trained:dense]), strict=True):
-            v.assign(new)
         for v, piece in zip(layout.tables, pieces[dense:], strict=True):
             found = rows.read(piece, v)
             values = found.values * share if layout.divided else found.values
             gradients[id(v)] = tf.IndexedSlices(values, found.indices, found.dense_shape)
-        model.optimizer.apply_gradients([(gradients.get(id(v)), v) for v in model.trainable_variables])
+        self._put(layout, share, pieces[trained:dense], gradients)

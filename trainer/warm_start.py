@@ -27,6 +27,7 @@ from edl.checkpoints import CheckpointError, Manifest, one_of
 from edl.config import Config
 from edl.errors import ConfigError, EdlError, ModelError
 from trainer.described import Described
+from trainer.epochs import MEMORY
 from trainer.last_words import described as in_words
 from trainer.log import log
 
@@ -109,7 +110,7 @@ class WarmStart:
         Raises:
             ModelError: the checkpoint does not fit the model.
         """
-        there = {v.name: (v.dtype, v.shape) for v in manifest.variables}
+        there = {v.name: (v.dtype, v.shape) for v in manifest.variables if v.name != MEMORY}
         ours = [d for d in self.learner.described() if self.everything or d.of_model]
         here = {d.name: (d.dtype, d.shape) for d in ours}
         place = f"checkpoint.from: the checkpoint of step {manifest.step:,} in {self.where}"

@@ -34,6 +34,14 @@ it.
 **A checkpoint** is written by all ranks, each a part, in the background: of the state after the step at which
 all said that they can. Where nobody holds the state any more, the root begins with that of the newest one.
 
+**An evaluation** is made by all ranks between two steps, in rounds: each evaluates its part of the next
+records, and the sums are kept in the ledger. A round is one more state, with the same weights: who has step
+and round in common has the same state, and who is behind is sent it.
+
+**Callbacks** are called at the boundaries of epochs, after the evaluation, by one rank for all. What they
+change and remember is broadcast, and all take it over: one more state, as a round is. After the last epoch
+nobody calls them but who saves the model.
+
 **The task** is to train up to a number of epochs. The master may change it at any time; the ring takes the
 change up at one step: the one whose sum says that every rank knows of it.
 
@@ -44,21 +52,26 @@ it. The warm-up runs it in a ring of one, and the simulator a thousand times ove
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NoReturn, Protocol
 
 import numpy as np
 
 from edl.config import Config
+from edl.contract.evaluation import FINAL, Pass
 from edl.contract.layout import Part
 from edl.contract.proto import edl_pb2 as pb
-from edl.errors import DataError, EdlError
+from edl.errors import DataError, EdlError, ModelError
 from trainer import control
 from trainer.checkpointing import Checkpointing, Place
 from trainer.data import BadRecord, Batch, Batches
 from trainer.described import Described
+from trainer.epochs import Epochs, Turn
+from trainer.last_words import described
 from trainer.ledger import Ledger, LedgerBroken
-from trainer.ring.base import Arrival, Ring, RingBroken
+from trainer.memory_copy import MemoryCopy
+from trainer.ring.base import Arrival, Ring, RingBroken, broadcast_parts
 from trainer.session.orders import End, Export, FormRing, WriteCheckpoint
 from trainer.session.state import Session
 from trainer.telemetry import Telemetry
@@ -128,6 +141,10 @@ class Learner(Protocol):
         """Take over another worker's `state`."""
         ...
 
+    def change(self, values: Mapping[int, np.ndarray]) -> None:
+        """Give some of the variables of `parts` other values."""
+        ...
+
     def described(self) -> list[Described]:
         """The variables of `parts`."""
         ...
@@ -141,13 +158,73 @@ class Learner(Protocol):
         ...
 
 
+class Evaluation(Protocol):
+    """The held-out data, and how the model is evaluated on them."""
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """The records of each split that there is."""
+        ...
+
+    def after(self, step: int, epochs: int) -> tuple[Pass, ...]:
+        """What is to be evaluated when so many steps are done, in a job that trains so many epochs."""
+        ...
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing is left to find out about a trained model."""
+        ...
+
+    def take(self, part: Part) -> None:
+        """From now on this worker evaluates this part of each round."""
+        ...
+
+    def nothing(self, split: str) -> np.ndarray:
+        """What no records add, float32 [values]."""
+        ...
+
+    def part(self, now: Pass, round: int) -> tuple[np.ndarray, int]:
+        """What this rank's part of a round adds, float32 [values], and how many records it has. Changes
+        nothing.
+
+        Raises:
+            anything: of the user's code, or of the data.
+        """
+        ...
+
+    def results(self, split: str, totals: np.ndarray) -> dict[str, float]:
+        """The loss and the metrics that these sums over all rounds mean, float64 [values]."""
+        ...
+
+
+class Callbacks(Protocol):
+    """The user's callbacks."""
+
+    def turn(self, epochs: Epochs, whole: int, task: int, facts: Mapping[str, float]) -> Turn:
+        """Call what is due when so many epochs are whole. Changes nothing.
+
+        Args:
+            task: epochs to be trained.
+            facts: of the ring.
+
+        Raises:
+            EdlError: one of them raises, or changes what it must not.
+        """
+        ...
+
+
 class Worker:
     """One worker: a model, a ring, data, and a session with the master.
 
     Args:
-        export: saves and evaluates the final model, and tells the master how that went.
+        export: saves the final model, and tells the master how that went; it is given what the ring has found
+            the model to be worth, None: the model is still to be evaluated.
+        evaluation: None: the ring makes none.
         checkpoints: None: the job writes none.
         warm_start: has the model begin with what another training has learned; None: with its own weights.
+        callbacks: None: there are none.
+        history: takes the history of all whole epochs, again and again.
+        memory: takes a copy of each state; None: nobody keeps one.
     """
 
     def __init__(
@@ -158,26 +235,33 @@ class Worker:
         learner: Learner,
         batches: Batches,
         report: Telemetry,
-        export: Callable[[], None],
+        export: Callable[[Mapping[str, float] | None], None],
         checkpoints: Checkpointing | None = None,
         warm_start: Callable[[], None] | None = None,
+        evaluation: Evaluation | None = None,
+        callbacks: Callbacks | None = None,
+        history: Callable[[Sequence[Mapping[str, float]]], None] = lambda history: None,
+        memory: MemoryCopy | None = None,
     ):
         self.config, self.session, self.ring, self.learner = config, session, ring, learner
         self.batches, self.report, self.export = batches, report, export
-        self.checkpoints, self.warm_start = checkpoints, warm_start
+        self.checkpoints, self.warm_start, self.evaluation = checkpoints, warm_start, evaluation
+        self.callbacks, self.history, self.memory = callbacks, history, memory
         self.steps = batches.steps
         # The state, which all members share: the learner's variables, and
         self.ledger = Ledger()
         # This worker's own:
-        self.step = 0  # which the ring takes next
-        self.epochs = 0  # to train: the task, as the ring has it
+        self.step, self.round, self.turn = 0, 0, 0  # which the ring takes next
+        self.task = 0  # epochs to train, as the ring has it
+        self.stop = 0  # with so many the training ends, because a callback wants it; 0: none does
+        self.caller = 0  # the rank that calls the callbacks
         self.holds_state = False  # whether its memory is a copy of the job's state
         self.is_up = False  # whether that is the state of the ring it is in
         self.place = Place(0, 0, 0, 1)  # in that ring
         self.in_flight = 0  # its records in a step that has not come back
         # Of a member that has entered the ring without its state:
         self.arrival: Arrival | None = None  # until the state is here
-        self.kept: deque[control.Sums] = deque()  # steps that are not in the state yet
+        self.kept: deque[control.Sums | Turn] = deque()  # steps that are not in the state yet
         self.part_then: Part | None = None  # this rank's, once all members have the state
 
     # --- rings, one after the other
@@ -190,7 +274,7 @@ class Worker:
                     self.ride(form)
                 case Export():
                     self.save_checkpoint()
-                    self.export()
+                    self.export(self.worth())
                 case WriteCheckpoint():
                     self.save_checkpoint()
                 case End() as end:
@@ -199,7 +283,7 @@ class Worker:
     def ride(self, form: FormRing) -> None:
         """One ring, from meeting the others to having left it."""
         rank, size = form.members.index(self.session.worker), len(form.members)
-        self.epochs, self.is_up = form.epochs, False
+        self.task, self.is_up = form.epochs, False
         self.place = Place(form.generation, form.members[0], rank, size)
         self.report.ring_formed()
         broken = ""
@@ -208,7 +292,8 @@ class Worker:
                 raise RingBroken("the ring was cut before it was formed")
             self.ring.form(rank, size)
             in_flight_at = self.step
-            if form.sync and form.root == self.session.worker and not self.holds_state:
+            behind = not self.holds_state or self.ledger.step < form.step  # with a copy that is too old
+            if form.sync and form.root == self.session.worker and behind:
                 self.restore(form.step)
             if form.sync:
                 self.sync(form.members.index(form.root), rank)
@@ -216,6 +301,8 @@ class Worker:
             if not self.follows:
                 self.hold(form.generation)
             self.report.ring_up(redone=self.in_flight if self.step <= in_flight_at else 0)
+            for split in self.ledger.evaluated:  # the rank 0 that found it may have died before it was told
+                self.say_evaluated(form.generation, split)
             while self.take_step(form.generation, rank, size):
                 pass
         except RingBroken as error:
@@ -224,8 +311,9 @@ class Worker:
             if self.in_flight:
                 self.report.step_breaks()
         self.ring.close()
-        self.arrival, self.step = None, self.ledger.step  # what is kept is worth nothing without the others
+        self.arrival = None  # what is kept is worth nothing without the others
         self.kept.clear()
+        self.go_on_from(self.ledger)
         self.report.ring_left(self.step)
         self.say_out(form.generation, broken)
 
@@ -233,38 +321,68 @@ class Worker:
         """Nobody holds the state: begin with that of the newest checkpoint, ledger and model together; where
         there is none, with a warm start."""
         if self.checkpoints is not None and (found := self.checkpoints.restore(expected)) is not None:
-            self.ledger, self.step = found, found.step
+            self.go_on_from(found)
         elif self.warm_start is not None:
             self.warm_start()
+
+    def go_on_from(self, ledger: Ledger) -> None:
+        """That is what is in this worker's state."""
+        self.ledger, self.step, self.round, self.turn = ledger, ledger.step, ledger.round, ledger.turn
+        self.stop = ledger.epochs.stop
+
+    @property
+    def epochs(self) -> int:
+        """How many are to be trained."""
+        return min(self.task, self.stop) if self.stop else self.task
+
+    def begin_from_memory(self) -> pb.LeftRing | None:
+        """Take over what a worker before this one has left in the memory of their place.
+
+        Returns:
+            which state it is; None: none is there.
+        """
+        if self.memory is None or (found := self.memory.newest()) is None:
+            return None
+        ledger, parts = found
+        self.learner.take_over(self.learner.prepared(parts))
+        self.go_on_from(ledger)
+        self.holds_state = True
+        return self.left("")
 
     def sync(self, root: int, rank: int) -> None:
         """All take the root's state: ledger and model together, or neither."""
         ledger = self.ledger.pack() if rank == root else np.zeros(0, np.uint8)
-        state = self.learner.state() if rank == root else np.zeros(0, np.uint8)
+        parts = self.learner.parts()  # of the root; of the others, as long as those
         # First how long everything is, so that the others can make room for it.
-        header = np.array([len(ledger), len(state)], np.int64)
+        header = np.array([len(ledger), sum(map(len, parts))], np.int64)
         lengths = self.ring.broadcast(header, root).tolist()
         if rank != root:
-            ledger, state = (np.zeros(length, np.uint8) for length in lengths)
+            ledger = np.zeros(lengths[0], np.uint8)
+        if lengths[1] != header[1]:
+            raise ModelError(f"the ring's state has {lengths[1]} bytes, this worker's model has {header[1]}")
         ledger = self.ring.broadcast(ledger, root)
-        state = self.ring.broadcast(state, root)
+        parts = broadcast_parts(self.ring, parts, root)
         # Nothing is taken over before all of it is here.
         if rank != root:
             found = Ledger.unpack(ledger)
-            self.learner.load(state)
-            self.ledger, self.step = found, found.step
+            self.learner.take_over(self.learner.prepared(parts))
+            self.go_on_from(found)
 
     def take_part(self, form: FormRing, rank: int) -> None:
         """Which part of each step is this rank's. Those who join without the state have none yet: they take
         part in the sums, and are sent the state of this moment meanwhile."""
         joining = [form.members.index(worker) for worker in form.joining]
         holders = [r for r in range(len(form.members)) if r not in joining]
+        self.caller = holders[0]
         now = Part(rank, tuple(0 if r in joining else share for r, share in enumerate(form.shares)))
         self.part_then = Part(rank, form.shares) if joining else None
         self.batches.take(form.layout, now)
+        if self.evaluation is not None:
+            self.evaluation.take(now)
         givers = {taker: holders[i % len(holders)] for i, taker in enumerate(joining)}
         if rank in givers:
-            self.step, self.arrival = form.step, self.ring.take(givers[rank], self.prepared)
+            self.step, self.round, self.turn = form.step, form.round, form.turn
+            self.arrival = self.ring.take(givers[rank], self.prepared)
             if not self.learner.follows:
                 self.take_over(self.arrival)  # all wait for it
         elif takers := list(givers.values()).count(rank):
@@ -286,17 +404,23 @@ class Worker:
         ledger, values = arrival.state()
         self.learner.take_over(values)
         self.ledger, self.holds_state, self.arrival = ledger, True, None
+        self.stop = self.stop or ledger.epochs.stop
 
     def hold(self, generation: int) -> None:
         """It has the state of the step that the ring is at."""
         self.holds_state = self.is_up = True
-        self.session.say(generation, joined_ring=pb.JoinedRing(step=self.step))
+        joined = pb.JoinedRing(step=self.step, round=self.round, turn=self.turn)
+        self.session.say(generation, joined_ring=joined)
 
     def say_out(self, generation: int, broken: str) -> None:
         """Report how the ring was left: the state that the master goes on from."""
+        self.session.say(generation, left_ring=self.left(broken))
+
+    def left(self, broken: str) -> pb.LeftRing:
+        """The state that it has outside of rings."""
         complete = self.holds_state and self.steps.ends_epoch(self.ledger.step)  # it may be the last
         digest = self.learner.digest() if complete else ""
-        self.session.say(generation, left_ring=self.ledger.left_ring(self.holds_state, broken, digest))
+        return self.ledger.left_ring(self.holds_state, broken, digest)
 
     # --- checkpoints
 
@@ -328,8 +452,14 @@ class Worker:
     def take_step(self, generation: int, rank: int, size: int) -> bool:
         """The sums of one step. False: all members leave the ring after it."""
         self.report.step_begins()
+        if (now := self.due()) is not None:
+            return self.take_round(now, generation, rank, size)
         end = self.steps.end(self.step, self.epochs)
         training = self.step < end
+        if training and self.callbacks is not None and self.begins_epoch and not self.turn:
+            return self.take_turn(self.callbacks, generation, rank, size)
+        if rank == 0 and not self.follows:
+            self.history(self.ledger.epochs.history)
         batch = self.batches.of(self.step, end) if training else None
         self.in_flight = len(batch) if batch else 0
         bad = () if batch is None else batch.bad
@@ -340,6 +470,7 @@ class Worker:
             bad=len(bad),
             holds=not self.follows,
             checkpoint=training and self.can_write(),
+            round=self.round,
         )
         start, stop = self.steps.positions(self.step) if training else (0, 0)
         # A rank without a record takes part all the same, with weight zero.
@@ -361,12 +492,18 @@ class Worker:
         if agreed.writers == size and not agreed.nonfinite:
             self.write()
         self.in_flight = 0
-        if self.part_then is not None and agreed.holders == size:  # likewise seen by all at this step
-            self.batches.take(self.batches.layout, self.part_then)
-            self.part_then = None
-        if agreed.changes == size:  # every rank knows, and all see that it does at this step
-            self.epochs = self.session.take_task()
+        self.settle(agreed, size)
         return not agreed.leave and (training or not self.steps.ended(self.step, self.epochs))
+
+    def settle(self, agreed: control.Agreed, size: int) -> None:
+        """What all ranks know at the same step, they act on together."""
+        if self.part_then is not None and agreed.holders == size:
+            self.batches.take(self.batches.layout, self.part_then)
+            if self.evaluation is not None:
+                self.evaluation.take(self.part_then)
+            self.part_then = None
+        if agreed.changes == size:
+            self.task = self.session.take_task()
 
     def check(self, agreed: control.Agreed, size: int, records: int) -> None:
         """All ranks took one step, and all of its records are in it.
@@ -374,7 +511,7 @@ class Worker:
         Raises:
             LedgerBroken: it is not so.
         """
-        if not agreed.all_at(self.step, size):
+        if not agreed.all_at(self.step, self.round, size):
             raise LedgerBroken(f"the ranks take different steps (this one step {self.step + 1})")
         if (found := agreed.records + agreed.bad) != records:
             raise LedgerBroken(
@@ -423,7 +560,13 @@ class Worker:
             the metrics of an epoch that ends with it, if one does.
         """
         self.kept.append(sums)
-        self.step += 1
+        self.step, self.round = self.step + (not sums.round), sums.round
+        if not sums.round:
+            self.turn = 0
+        return self.catch_up(generation)
+
+    def catch_up(self, generation: int) -> dict[str, float] | None:
+        """Put what is kept into the state, as far as the state is here. Returns as `commit` does."""
         if self.arrival is not None:
             # Beyond that all wait for the state.
             full = sum(s.nbytes for s in self.kept) > max(KEPT, self.learner.nbytes)
@@ -438,10 +581,138 @@ class Worker:
             self.hold(generation)
         return metrics
 
-    def put(self, sums: control.Sums) -> dict[str, float] | None:
+    def put(self, sums: control.Sums | Turn) -> dict[str, float] | None:
         """Model and ledger, one after the other, nothing in between that can fail."""
+        if isinstance(sums, Turn):
+            self.learner.change(sums.changed)
+            self.ledger = replace(self.ledger, turn=1, epochs=sums.after)
+            return None
+        if sums.round:
+            self.put_round(sums)
+            return None
         agreed = sums.agreed
         if not agreed.nonfinite and agreed.records:
             self.learner.apply(sums)
         self.ledger = self.ledger.after(agreed, self.steps.epoch(self.ledger.step))
-        return self.learner.take_metrics() if self.steps.ends_epoch(self.ledger.step) else None
+        metrics: dict[str, float] | None = None
+        if self.steps.ends_epoch(self.ledger.step):
+            metrics = self.learner.take_metrics()
+            self.ledger = replace(self.ledger, epochs=self.ledger.epochs.whole(metrics))
+        if self.memory is not None:  # before the next step, which is then proof that all have this one twice
+            self.memory.put(self.ledger, self.learner.parts())
+        return metrics
+
+    # --- callbacks
+
+    @property
+    def begins_epoch(self) -> bool:
+        """Whether the next step is the first one of an epoch."""
+        return self.step == 0 or self.steps.ends_epoch(self.step)
+
+    def take_turn(self, callbacks: Callbacks, generation: int, rank: int, size: int) -> bool:
+        """One rank calls the callbacks, and all take over what they have changed. True: the ring goes on."""
+        mine: Turn | None = None
+        if rank == self.caller:
+            whole = self.steps.epoch(self.step)
+            mine = callbacks.turn(self.ledger.epochs, whole, self.task, {"ring_size": float(size)})
+        data = np.zeros(0, np.uint8) if mine is None else mine.pack()
+        length = int(self.ring.broadcast(np.array([len(data)], np.int64), self.caller)[0])
+        data = data if mine is not None else np.zeros(length, np.uint8)
+        data = self.ring.broadcast(data, self.caller)
+        turn = mine if mine is not None else Turn.unpack(data)
+        self.turn, self.stop = 1, turn.after.stop
+        self.kept.append(turn)
+        self.catch_up(generation)
+        return True
+
+    def end_epoch(self) -> None:
+        """Callbacks are told of the end of the last epoch, by who saves the model."""
+        whole = self.steps.epoch(self.ledger.step)
+        if self.callbacks is not None and self.ledger.epochs.due(whole, more=False):
+            facts = {"ring_size": float(self.place.size)}
+            turn = self.callbacks.turn(self.ledger.epochs, whole, whole, facts)
+            self.learner.change(turn.changed)
+            self.ledger = replace(self.ledger, epochs=turn.after)
+
+    # --- one round of an evaluation
+
+    def due(self) -> Pass | None:
+        """The pass of which the next round is to be made; None: a step is."""
+        if self.evaluation is None:
+            return None
+        passes = self.evaluation.after(self.step, self.epochs)
+        return next((now for now in passes if self.round < now.end), None)
+
+    def take_round(self, now: Pass, generation: int, rank: int, size: int) -> bool:
+        """The sums of one round. False: all members leave the ring after it."""
+        told = control.write(
+            self.step,
+            leave=self.session.must_leave(generation),
+            change=self.session.task is not None,
+            holds=not self.follows,
+            round=self.round,
+        )
+        values = self.evaluated(now, told)
+        summed = np.asarray(self.ring.reduce(np.concatenate([values, told])))
+        agreed = control.read(summed[len(values) :])
+        failed = agreed.nonfinite
+        start, stop = now.positions(self.round)
+        self.check(agreed, size, agreed.records if failed else stop - start)
+        given = now, summed[: len(values)]
+        round = now.end if failed else self.round + 1
+        self.commit(generation, control.Sums(agreed, False, 0.0, summed.nbytes, given, round))
+        self.report.round_done(generation, rank, self.step, now, self.round)
+        if self.round == now.end and not self.follows:
+            self.say_evaluated(generation, now.split)
+        self.settle(agreed, size)
+        return not agreed.leave
+
+    def evaluated(self, now: Pass, told: np.ndarray) -> np.ndarray:
+        """What this rank adds to a round. Who cannot evaluate its part says so: the pass ends without a
+        result, and the training goes on."""
+        assert self.evaluation is not None
+        if self.follows:
+            return self.evaluation.nothing(now.split)
+        try:
+            values, told[control.RECORDS] = self.evaluation.part(now, self.round)
+        except RingBroken:
+            raise
+        except Exception as error:
+            told[control.NONFINITE] = 1
+            self.session.warn(f"the model could not be evaluated on data({now.split!r}): {described(error)}")
+            return self.evaluation.nothing(now.split)
+        return values
+
+    def put_round(self, sums: control.Sums) -> None:
+        """Put a round into the ledger; with the last one of a pass, what the pass has found."""
+        assert self.evaluation is not None
+        now, values = sums.given
+        self.ledger = self.ledger.after_round(sums.round, values)
+        if sums.round == now.end:
+            found = {} if sums.agreed.nonfinite else self.results(now.split)
+            self.ledger = self.ledger.after_pass(sums.round, now.split, now.records, found)
+            if now.split == self.config.evaluation.split and self.steps.ends_epoch(self.ledger.step):
+                self.ledger = replace(self.ledger, epochs=self.ledger.epochs.evaluated(found))
+
+    def results(self, split: str) -> dict[str, float]:
+        """What the sums of all rounds mean: the same on all ranks; none, where the user's metrics fail."""
+        assert self.evaluation is not None
+        try:
+            return self.evaluation.results(split, np.frombuffer(self.ledger.totals))
+        except Exception as error:
+            self.session.warn(f"the metrics over data({split!r}) could not be computed: {described(error)}")
+            return {}
+
+    def say_evaluated(self, generation: int, split: str) -> None:
+        """Rank 0 tells what the last pass over a split has found."""
+        if self.place.rank == 0 and not self.follows:
+            found = self.ledger.evaluated[split]
+            told = pb.Evaluated(step=found.step, split=split, records=found.records, metrics=found.metrics)
+            self.session.say(generation, evaluated=told)
+
+    def worth(self) -> Mapping[str, float] | None:
+        """What the ring has found this state to be worth; None: it was not evaluated, or could not be."""
+        found = self.ledger.evaluated.get(FINAL)
+        if self.evaluation is None or not self.evaluation.is_whole or found is None:
+            return None
+        return found.metrics or None if found.step == self.ledger.step else None

@@ -22,10 +22,12 @@
   (dict "name" "TF_NUM_INTRAOP_THREADS" "valueFrom" (dict "resourceFieldRef" (dict "resource" "limits.cpu")))
   (dict "name" "POD_NAME" "valueFrom" (dict "fieldRef" (dict "fieldPath" "metadata.name")))
 -}}
+{{- if $v.elastic.memoryCopy }}{{ $env = append $env (dict "name" "EDL_MEMORY_COPY" "value" "true") }}{{ end -}}
 {{- $env = concat $env (include "edl.tlsEnv" .root | fromYamlArray) -}}
 {{- $mounts = concat $mounts (include "edl.tlsMount" .root | fromYamlArray) -}}
 {{- $volumes = concat $volumes (include "edl.tlsVolume" .root | fromYamlArray) -}}
-{{- $container := dict "command" (list "python" "-m" "trainer") "env" $env -}}
+{{- $program := eq $v.elastic.warmProcess "none" | ternary "trainer" "trainer.supervisor" -}}
+{{- $container := dict "command" (list "python" "-m" $program) "env" $env -}}
 {{- with $v.checkpoint.existingSecret -}}
   {{- $_ := set $container "envFrom" (list (dict "secretRef" (dict "name" .))) -}}
 {{- end -}}

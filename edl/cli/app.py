@@ -4,6 +4,8 @@ run          edl run, master, worker: processes of this machine
 manage       edl status, logs, wait, scale, checkpoint, stop: a job that was started, here or in a cluster
 history      edl audit, replay: a job's journal
 checkpoints  edl checkpoints: what is in a checkpoint directory
+export       edl export: a model out of a checkpoint, or in another format
+model        edl model get: the trained model, from where it is kept
 zoo          edl zoo ...: models, and images of them
 """
 
@@ -14,7 +16,7 @@ from typing import Annotated
 import typer
 
 import edl
-from edl.cli import checkpoints, history, manage, run, zoo
+from edl.cli import checkpoints, export, history, manage, model, run, zoo
 
 app = typer.Typer(
     name="edl",
@@ -26,9 +28,10 @@ app = typer.Typer(
 )
 for command in (
     run.run, manage.status, manage.logs, manage.wait, manage.scale, manage.checkpoint, manage.stop,
-    history.audit, history.replay, checkpoints.checkpoints, run.master, run.worker,
+    history.audit, history.replay, checkpoints.checkpoints, export.export, run.master, run.worker,
 ):  # fmt: skip
     app.command()(command)
+app.add_typer(model.app)
 app.add_typer(zoo.app)
 
 

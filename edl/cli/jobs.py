@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from edl.contract.phases import ENDED as ENDED
@@ -97,6 +98,14 @@ class JobHandle(Protocol):
 
     def checkpoint(self) -> str:
         """Have a checkpoint written; returns the outcome in words."""
+
+    def fetch(self, name: str, target: Path) -> str:
+        """Copy what was exported in this format; returns the outcome in words.
+
+        Args:
+            name: of the format.
+            target: the file or directory to make. Nothing lies there.
+        """
 
     def stop(self) -> str:
         """End it; returns the outcome in words. A job that has ended stays as it is."""

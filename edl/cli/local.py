@@ -8,7 +8,7 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
-from edl.cli import latest
+from edl.cli import latest, received
 from edl.cli.jobs import ENDED, NO_STATUS, JobSnapshot, LogSource, Phase, not_stopped
 from edl.client import Client
 from edl.contract import artifacts
@@ -71,6 +71,19 @@ class Local:
         if (summary := self._summary()) is not None:
             raise EdlError(f"{self._output}: the job has ended: {summary['phase']}")
         return self._client().checkpoint()
+
+    def fetch(self, name: str, target: Path) -> str:
+        if self._summary() is None:
+            raise EdlError(
+                f"{self._output}: the job has not ended; `edl export` writes its model as it is now"
+            )
+        files = received.listed(received.read_list(self._output), name, self._output)
+        with received.Receiving(target) as made:
+            for file, about in files.items():
+                with open(self._output / file, "rb") as source, made.file(file, about) as write:
+                    while piece := source.read(received.PIECE):
+                        write(piece)
+        return made.outcome
 
     def stop(self) -> str:
         if (summary := self._summary()) is not None:

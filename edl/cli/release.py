@@ -18,7 +18,7 @@ from pathlib import Path
 import structlog
 from lightkube.config.kubeconfig import KubeConfig
 
-from edl.cli import pod_logs, release_status
+from edl.cli import pod_logs, release_model, release_status
 from edl.cli.jobs import ENDED, JobSnapshot, LogSource, Phase
 from edl.cli.release_status import FoundRelease
 from edl.config import unscalable
@@ -97,6 +97,9 @@ class Release:
 
     def checkpoint(self) -> str:
         return self._loop.run(self._checkpoint())
+
+    def fetch(self, name: str, target: Path) -> str:
+        return self._loop.run(release_model.fetch(self._api, self._found, name, target))
 
     def stop(self) -> str:
         return self._loop.run(self._stop())

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, Field, JsonValue, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, Field, JsonValue, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
@@ -60,6 +60,7 @@ class Training(Section):
     inexact_loss: Literal["warn", "refuse", "allow"]
     balance: Literal["even", "speed"]
     accumulate_steps: Int = Field(ge=1, lt=1 << 24)
+    compression: Literal["none", "float16", "bfloat16"]
 
 
 class Data(Section):
@@ -80,7 +81,16 @@ class Elastic(Section):
     grace_period_seconds: NotNegative
     master_outage_timeout_seconds: NotNegative
     max_failures: Count = Field(ge=0)
+    warm_process: Literal["none", "imported"]
+    memory_copy: bool
     disk_full_timeout_seconds: NotNegative
+
+
+class Evaluation(Section):
+    split: Literal["test", "validation"]
+    steps: Count = Field(ge=0)
+    epochs: Count = Field(ge=0)
+    batch_size: Int = Field(ge=1, lt=1 << 24)
 
 
 class Checkpoint(Section):
@@ -97,6 +107,21 @@ class Checkpoint(Section):
     existing_claim: ObjectName
     existing_secret: ObjectName
     host_path: str
+
+
+def _with_keras(formats: list[str]) -> list[str]:
+    """Keras' own comes first: each model is kept in it anyhow."""
+    return list(dict.fromkeys(["keras", *formats]))
+
+
+class Export(Section):
+    formats: Annotated[list[Literal["keras", "savedmodel", "onnx"]], AfterValidator(_with_keras)]
+    verify: bool
+
+    @property
+    def further(self) -> tuple[str, ...]:
+        """The formats beside Keras' own."""
+        return tuple(self.formats[1:])
 
 
 class Journal(Section):
@@ -121,8 +146,10 @@ class Config(Section):
     model: Model
     training: Training
     data: Data
+    evaluation: Evaluation
     checkpoint: Checkpoint
     elastic: Elastic
+    export: Export
     log_level: Literal["debug", "info", "warning", "error"] = Field(json_schema_extra=LIVE)
     journal: Journal
     local: Local
@@ -169,6 +196,11 @@ RULES = [
         ("elastic.joinDelaySeconds", "elastic.startupTimeoutSeconds"),
         operator.ge,
         "joinDelaySeconds must be smaller",
+    ),
+    Rule(
+        ("elastic.memoryCopy", "elastic.warmProcess"),
+        lambda copies, warm: bool(copies) and warm == "none",
+        "the copy is kept by the process that is kept warm (warmProcess must be imported)",
     ),
     *(
         Rule((f"{place}.existingClaim", f"{place}.hostPath"), _both, "mutually exclusive")

@@ -3,6 +3,9 @@
 summary.json   how the job ended and what elasticity cost
 events.jsonl   the journal: every event, every decision (events.1.jsonl ...: its earlier segments)
 model.keras    the trained model (model.weights.h5, model.weights.npz: when it cannot be saved whole)
+model.onnx     the same for others to load, as export.formats says; also the directory model.savedmodel
+exports.json   of these: how large they are, their SHA-256, and whether they were loaded again
+history.json   loss and metrics of each epoch, as Keras' `fit` returns them (history.csv: a line each)
 logs/          of the master and of each worker
 master.json    where the running master listens, and its token (readable by the owner only)
 """
@@ -21,6 +24,10 @@ from edl.errors import EdlError
 
 SUMMARY, JOURNAL, MODEL, LOGS, CONTACT = "summary.json", "events.jsonl", "model.keras", "logs", "master.json"
 LOCK = ".lock"
+EXPORTS = "exports.json"
+# What a trained model is handed over as: the format's name in the values, and the file or directory.
+FORMATS = {"keras": MODEL, "savedmodel": "model.savedmodel", "onnx": "model.onnx"}
+HISTORY, HISTORY_TABLE = "history.json", "history.csv"
 WEIGHTS, VARIABLES = "model.weights.h5", "model.weights.npz"  # when the model cannot be saved whole
 
 # Of its lines. 3: a chain of hashes (edl.contract.journals); 4: steps, no leases; 5: segments, no heartbeats

@@ -71,11 +71,13 @@ class Books:
     bad: dict[int, int] = field(default_factory=dict)  # by epoch: how many records were left out
     named: set[tuple[int, int]] = field(default_factory=set)  # of these: epoch and record
     holders: set[int] = field(default_factory=set)
+    copies: dict[int, Out] = field(default_factory=dict)  # by worker: of the state, left to it in memory
     exported: int | None = None  # the step of who saved the model
     rings: int = 0
     losses: int = 0
     begins: bool = False  # the ring's root had no state, or has it from a checkpoint
     resumed: int = 0  # the step that the first ring began with
+    stopped: int = 0  # epochs with which the training ends, because a callback wants it
 
     @staticmethod
     def load(kept: Any) -> Books:
@@ -104,6 +106,7 @@ class Books:
         try:
             training, data = values["training"], values["data"]
             self.epochs, self.batch = int(training["epochs"]), int(training["batchSize"])
+            self.stopped = 0  # it is told again by those whose state it is in
             self.seed, self.shuffle = int(training["seed"]), bool(data["shuffle"])
         except (LookupError, TypeError, ValueError, OverflowError) as error:
             raise ValueError(f"{type(error).__name__}: {error}") from error
@@ -126,6 +129,8 @@ class Books:
             case "Ready" | "Resume" if self.layout is None:
                 self.layout = Layout(**event["layout"])
         match event["type"]:
+            case "Ready" if event.get("held") is not None:
+                self.copies[event["worker"]] = Out.of(event["held"])
             case "Resume":
                 if event["left_ring"] is not None:
                     self._note({"event": {**event["left_ring"], "type": "LeftRing"}, "effects": []}, where)
@@ -137,11 +142,15 @@ class Books:
                 self._joined(event, where)
             case "LeftRing":
                 self.out[event["worker"]] = Out.of(event)
+                if stop := event.get("stop", 0):
+                    self.stopped = min(self.stopped or stop, stop)
+                    self.epochs = min(self.epochs, self.stopped)
                 if event["has_state"]:
                     self.holders.add(event["worker"])
             case "Gone":  # for good: it is nobody's root any more
                 self.holders.discard(event["worker"])
                 self.out.pop(event["worker"], None)
+                self.copies.pop(event["worker"], None)
             # One of an older ring comes too late: what its members said when they left it is newer.
             case "Progress" if event["generation"] == self.generation:
                 # A member has made a step in this ring. All took part in it, so they have the one before.
@@ -152,13 +161,15 @@ class Books:
                 steps = Steps(self.layout.records, self.batch)
                 self.safe = max(self.safe, event["epochs"] * steps.per_epoch)
             case "Live" if not any(e.get("reason") == Reason.SpecRefused for e in entry["effects"]):
-                self.epochs = int(event["epochs"])
+                epochs = int(event["epochs"])
+                self.epochs = min(epochs, self.stopped or epochs)
         lost = any(effect.get("reason") == Reason.StateLost for effect in entry["effects"])
         for effect in entry["effects"]:
             match effect["type"]:
                 case "Form":
                     self._form(effect, lost, where)
                 case "Export":
+                    self._count(effect["worker"])
                     self.exported = self._goes_on(effect["worker"], lost, where)
 
     def _joined(self, event: Entry, where: str) -> None:
@@ -184,8 +195,16 @@ class Books:
             raise AuditFailed(f"{where}: the ring trains {form['epochs']} epochs, the job {self.epochs}")
         if len(form["shares"]) != len(form["members"]) or min(form["shares"]) < 0 or not any(form["shares"]):
             raise AuditFailed(f"{where}: {form['shares']} does not divide a step over {form['members']}")
+        if (copy := self.copies.get(form["root"])) is not None and copy.step == form["step"]:
+            self._count(form["root"])
         self.begins = form["root"] not in self.holders
         self.root_step = self._goes_on(form["root"], lost, where)
+
+    def _count(self, root: int) -> None:
+        """The state is that of its copy, unless it has another."""
+        if root in self.copies and root not in self.holders:
+            self.holders.add(root)
+            self.out[root] = self.copies[root]
 
     def _goes_on(self, root: int, lost: bool, where: str) -> int:
         """From the state of this worker; from none at all if it holds none.

@@ -94,7 +94,7 @@ class Reason(StrEnum):
     EpochApplied = "EpochApplied", NORMAL, MINOR
     Saving = "Saving", NORMAL, MAJOR
     Evaluating = "Evaluating", NORMAL, MAJOR
-    Evaluated = "Evaluated", NORMAL, MAJOR
+    Evaluated = "Evaluated", NORMAL, MINOR
     Succeeded = "Succeeded", NORMAL, MAJOR
     Failed = "Failed", WARNING, MAJOR
     Stopped = "Stopped", NORMAL, MAJOR

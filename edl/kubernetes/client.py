@@ -23,11 +23,12 @@ import json
 import os
 import ssl
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from typing import Any, Final
 
 import httpx2 as httpx
+import httpx2.websockets as websockets
 import structlog
 from lightkube.config.client_adapter import AsyncClient, ConnectionParams
 from lightkube.config.kubeconfig import KubeConfig, SingleConfig
@@ -45,6 +46,8 @@ log = structlog.get_logger()
 MERGE: Final = "application/merge-patch+json"
 FIELD_MANAGER: Final = "edl"
 MOST_RETRY_AFTER = 60.0
+EXEC_PROTOCOL: Final = "v4.channel.k8s.io"
+MOST_MESSAGE = 4 << 20  # bytes; a kubelet sends some 32 KiB at once
 URGENT, SOON, WHENEVER = 0, 1, 2  # creates and deletes; status and events; labels
 
 
@@ -209,6 +212,52 @@ class Api:
             async for line in lines:
                 yield line.decode(errors="replace")
 
+    async def run(
+        self, path: str, command: Sequence[str], container: str, take: Callable[[bytes], None]
+    ) -> None:
+        """Run a command in a container (the path ends in /exec) until it has ended.
+
+        Args:
+            take: is given what it writes to its standard output, piece by piece.
+
+        Raises:
+            ApiError: it could not be run, failed, or the connection broke.
+        """
+        await self._my_turn()
+        query = {"container": container, "stdout": "true", "stderr": "true", "command": list(command)}
+        said, end, lost = b"", b"", ""
+        self._http.event_hooks = {"response": [_read_refusal]}
+        sockets = websockets.AsyncWebSocketClient(
+            self._http, max_message_size_bytes=MOST_MESSAGE, keepalive_ping_interval_seconds=None
+        )
+        try:
+            async with sockets.connect(
+                path, params=query, subprotocols=[EXEC_PROTOCOL],
+                timeout=httpx.Timeout(self.pace.answer, read=self.pace.silence), extensions=self._extensions,
+            ) as socket:  # fmt: skip
+                try:
+                    while not end:
+                        message = await socket.receive_bytes()
+                        if message[:1] == b"\1":
+                            take(message[1:])
+                        elif message[:1] == b"\2":
+                            said += message[1:]
+                        elif message[:1] == b"\3":
+                            end = message[1:]
+                except websockets.HTTPXWSException as error:
+                    lost = f"{type(error).__name__}: {error}"
+        except websockets.WebSocketUpgradeError as error:
+            answer = error.response
+            self._answer("EXEC", path, answer.status_code, answer.headers, answer.content)
+        except (httpx.HTTPError, LightkubeError, OSError) as error:
+            raise self._no_answer("EXEC", path, error) from error
+        if lost:
+            raise ApiError(f"exec {_resource(path)}", 0, "", f"the connection broke ({lost})")
+        told = json.loads(end)
+        if told.get("status") != "Success":
+            why = said.decode(errors="replace").strip() or told.get("message", "no reason given")
+            raise ApiError(f"exec {_resource(path)}", 400, str(told.get("reason", "")), why)
+
     async def _lines(self, verb: str, path: str, query: Mapping[str, str]) -> AsyncGenerator[bytes, None]:
         """What the server streams, line by line, until it ends the stream."""
         await self._my_turn()
@@ -302,6 +351,12 @@ def _seconds(headers: Mapping[str, str]) -> float:
         return max(0.0, float(headers.get("retry-after", "")))
     except ValueError:
         return 0.0
+
+
+async def _read_refusal(response: httpx.Response) -> None:
+    """Of a request for a WebSocket: its text is gone once the error is there."""
+    if "Upgrade" in response.request.headers and response.status_code != 101:
+        await response.aread()
 
 
 def _resource(path: str) -> str:

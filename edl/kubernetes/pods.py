@@ -17,8 +17,8 @@ CONTAINER: Final = "worker"
 NAME, INSTANCE, COMPONENT, MANAGER, PART_OF = (
     f"app.kubernetes.io/{key}" for key in ("name", "instance", "component", "managed-by", "part-of")
 )
-WORKER_ID, RUN_ID, RANK, STATE, PRIORITY = (
-    f"edl.dev/{key}" for key in ("worker-id", "run-id", "rank", "state", "priority")
+WORKER_ID, RUN_ID, RANK, STATE, PRIORITY, PLACE = (
+    f"edl.dev/{key}" for key in ("worker-id", "run-id", "rank", "state", "priority", "place")
 )
 JOB: Final = (
     "edl.dev/job"  # the full name of the job's release: several jobs may share all labels but this one
@@ -55,7 +55,8 @@ def masters(release: str, fullname: str) -> str:
 
 
 def of(pod: Pod) -> tuple[str, WorkerId | None]:
-    """Whose pod it is: run id and worker id, as its labels say."""
+    """Whose pod it is: run id and worker id, as its labels say. The worker need not be the one that it was
+    made for: when a worker's process crashes, another worker may live on in its place."""
     labels = pod["metadata"].get("labels") or {}
     number = str(labels.get(WORKER_ID, ""))
     return str(labels.get(RUN_ID, "")), WorkerId(int(number)) if number.isdecimal() else None
@@ -64,8 +65,14 @@ def of(pod: Pod) -> tuple[str, WorkerId | None]:
 def of_release(pod: Pod, fullname: str) -> bool:
     """It is a worker of that release's job, by its name: a parent chart can have several jobs in one release,
     with the same labels."""
-    worker = of(pod)[1]
-    return worker is not None and pod["metadata"]["name"] == Names(fullname).worker(worker)
+    made_for = place(pod)
+    return made_for is not None and pod["metadata"]["name"] == Names(fullname).worker(made_for)
+
+
+def place(pod: Pod) -> WorkerId | None:
+    """The worker that it was made for, and that its name tells."""
+    number = str((pod["metadata"].get("labels") or {}).get(PLACE, ""))
+    return WorkerId(int(number)) if number.isdecimal() else of(pod)[1]
 
 
 def component(pod: Pod) -> str:

@@ -25,6 +25,9 @@ class Timing:
     # room in a quota, and what is asked for once in so many seconds waits half as long, on average.
     blocked: float = 15.0
     mercy: float = 2.0  # for a worker whose stream has ended to end by itself: its pod then keeps the log
+    offer: float = (
+        40.0  # for a place that has become vacant to be taken: longer than any pause between crashes
+    )
     overdue: float = 30.0  # past its grace, and still not ended: its node does not answer
     untaken: float = 5.0  # for a kubelet to take a pod up, on a node where a worker fell silent
     # In doubt, and avoided. Kubernetes taints a node that is silent for 50 s; from there on that is enough.

@@ -8,6 +8,9 @@ out as events. The contract, which `tests/contract/test_backend.py` holds every 
                   Create(w)   w is started. An id is created once.
                   Delete(w)   w ends: politely, and by force when the grace is over. A worker that is
                               unknown, or is deleted or gone already, is left alone.
+    succeed   A process says how the one before it has ended, of the worker that their common place was made
+              for, and waits for the id of the worker that it is to be. That one's Gone is emitted, if it was
+              not before. None: no worker is needed there, or nobody outlives a worker with this backend.
     close     returns when nothing more is emitted. Whether the workers end with it is the backend's own.
 
     Seen      at most once for each worker, before its Gone: it runs. A backend that cannot tell omits it.
@@ -27,6 +30,7 @@ from typing import Any, Protocol, TypeAlias
 
 import structlog
 
+from edl.contract.ids import WorkerId
 from master.core import events as ev
 
 log = structlog.get_logger()
@@ -47,6 +51,9 @@ class Backend(Protocol):
 
     def perform(self, effect: ev.Effect) -> None:
         """Start or end a worker, or whatever else the effect asks of a backend."""
+
+    async def succeed(self, ended: ev.Gone) -> WorkerId | None:
+        """Have another worker live in the place of one that has ended."""
 
     async def close(self) -> None:
         """End the backend."""

@@ -15,6 +15,7 @@ import contextlib
 import json
 import os
 import signal
+from collections import deque
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,6 +29,8 @@ from edl.full_disk import log_file
 from master.backends.base import Emit, Tasks, described
 from master.core import events as ev
 
+MEMORY = "edl-state"  # its name, for people who look into /proc
+ENDING_SECONDS = 2.0  # for a process whose stream has ended to have ended, too
 CLOSE_SECONDS = 10.0  # for killed processes to be reaped
 
 
@@ -54,8 +57,11 @@ class Launcher(Protocol):
     async def start(self, logs: Path, emit: Emit) -> None:
         """Before the first launch. `emit` takes Degraded."""
 
-    async def launch(self, worker: WorkerId, log: Path) -> Launched:
+    async def launch(self, worker: WorkerId, log: Path, more: Sequence[str] = ()) -> Launched:
         """
+        Args:
+            more: arguments of this worker.
+
         Raises:
             OSError: the program cannot be executed, or the log cannot be written.
             LauncherLost: the launcher itself does not work.
@@ -78,10 +84,10 @@ class Spawn:
     async def start(self, logs: Path, emit: Emit) -> None:
         pass
 
-    async def launch(self, worker: WorkerId, log: Path) -> Launched:
+    async def launch(self, worker: WorkerId, log: Path, more: Sequence[str] = ()) -> Launched:
         with open(log_file(log), "wb") as file:
             process = await asyncio.create_subprocess_exec(
-                *self._command, "--worker", str(worker),
+                *self._command, "--worker", str(worker), *more,
                 stdin=asyncio.subprocess.DEVNULL, stdout=file, stderr=file,
                 env=self._environment, start_new_session=True,
             )  # fmt: skip
@@ -119,11 +125,13 @@ class ForkServer:
         with contextlib.suppress(OSError):  # `launch` tries again, and there is a worker to tell it of
             await self._running()
 
-    async def launch(self, worker: WorkerId, log: Path) -> Launched:
+    async def launch(self, worker: WorkerId, log: Path, more: Sequence[str] = ()) -> Launched:
         try:
-            launched = await self._launch(worker, log)
+            launched = await self._launch(worker, log, more)
         except LauncherLost:
-            launched = await self._launch(worker, log)  # it died before it read the order: there is another
+            launched = await self._launch(
+                worker, log, more
+            )  # it died before it read the order: there is another
         if self._failing:
             self._failing = ""
             self._emit(ev.Degraded(PART, ""))
@@ -139,14 +147,14 @@ class ForkServer:
             await self._listener
         await self._tasks.close()
 
-    async def _launch(self, worker: WorkerId, log: Path) -> Launched:
+    async def _launch(self, worker: WorkerId, log: Path, more: Sequence[str]) -> Launched:
         process = await self._running()
         loop = asyncio.get_running_loop()
         started = self._started[worker] = loop.create_future()
         exited = self._exited[worker] = loop.create_future()
         order = {
             "worker": worker,
-            "arguments": [*self._arguments, "--worker", str(worker)],
+            "arguments": [*self._arguments, "--worker", str(worker), *more],
             "log": str(log),
         }
         assert process.stdin is not None
@@ -228,10 +236,41 @@ def _end_group(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
+class Memories:
+    """Memory for copies of the state, one for each worker that lives. It has no name, and is this process's:
+    what a worker leaves there when it crashes is for the next one that starts."""
+
+    def __init__(self) -> None:
+        self._left: deque[int] = deque()  # by descriptor; first those with a copy
+        self._of: dict[WorkerId, int] = {}
+
+    def give(self, worker: WorkerId) -> str:
+        """A worker's, as the path of a file."""
+        memory = self._of[worker] = self._left.popleft() if self._left else os.memfd_create(MEMORY)
+        return f"/proc/{os.getpid()}/fd/{memory}"
+
+    def take_back(self, worker: WorkerId, crashed: bool) -> None:
+        """It has ended. When it did so by itself, its state is with others, or wanted by nobody."""
+        if (memory := self._of.pop(worker, None)) is None:
+            return
+        if crashed:
+            self._left.appendleft(memory)
+        else:
+            os.ftruncate(memory, 0)
+            self._left.append(memory)
+
+    def close(self) -> None:
+        for memory in (*self._left, *self._of.values()):
+            os.close(memory)
+        self._left.clear()
+        self._of.clear()
+
+
 @dataclass(eq=False)
 class _Worker:
     id: WorkerId
     pid: int = 0  # 0: not started yet
+    deleted: bool = False  # it is to end
     started: asyncio.Event = field(default_factory=asyncio.Event)
     gone: asyncio.Event = field(default_factory=asyncio.Event)  # `Gone` is emitted
 
@@ -243,10 +282,11 @@ class Processes:
         emit: takes Seen and Gone.
         launcher: starts them.
         logs: directory of the workers' logs.
+        memories: for copies of their state; None: there are none.
     """
 
-    def __init__(self, emit: Emit, launcher: Launcher, logs: Path):
-        self._emit, self._launcher, self._logs = emit, launcher, logs
+    def __init__(self, emit: Emit, launcher: Launcher, logs: Path, memories: Memories | None = None):
+        self._emit, self._launcher, self._logs, self._memories = emit, launcher, logs, memories
         self._workers: dict[WorkerId, _Worker] = {}
         self._tasks = Tasks()
         self._closing = False
@@ -264,7 +304,11 @@ class Processes:
             case ev.Delete(worker, grace_period_seconds):
                 known = self._workers.get(worker)
                 if known is not None and not known.gone.is_set():
+                    known.deleted = True
                     self._tasks.start(self._delete(known, grace_period_seconds), partial(self._failed, known))
+
+    async def succeed(self, ended: ev.Gone) -> WorkerId | None:
+        return None
 
     async def close(self) -> None:
         """End whatever is left, by force. Returns when nothing is."""
@@ -274,9 +318,12 @@ class Processes:
         await self._tasks.join(CLOSE_SECONDS)
         await self._launcher.close()
         await self._tasks.close()
+        if self._memories is not None:
+            self._memories.close()
 
     async def _live(self, w: _Worker) -> None:
-        launched = await self._launcher.launch(w.id, self._logs / f"worker-{w.id}.log")
+        more = ["--memory", await self._memory(w)] if self._memories is not None else []
+        launched = await self._launcher.launch(w.id, self._logs / f"worker-{w.id}.log", more)
         w.pid = launched.pid
         if w.gone.is_set() or self._closing:  # it was deleted while it was being started
             self._signal(w, signal.SIGKILL)
@@ -297,6 +344,17 @@ class Processes:
         else:
             self._end(w, ev.Gone(w.id, code=code, free=code == WorkerExit.PEER_BROKEN))
 
+    async def _memory(self, w: _Worker) -> str:
+        """For copies of its state. A stream ends before its process is seen to have ended: the copy of one
+        that has crashed is waited for."""
+        assert self._memories is not None
+        ending = [o for o in self._workers.values() if o.deleted and o.pid and o.id < w.id]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(ENDING_SECONDS):
+                for other in ending:
+                    await other.gone.wait()
+        return self._memories.give(w.id)
+
     async def _delete(self, w: _Worker, grace_period_seconds: float) -> None:
         if not w.started.is_set():
             self._end(w, ev.Gone(w.id, free=True, why="it was not started yet"))
@@ -316,6 +374,10 @@ class Processes:
     def _end(self, w: _Worker, gone: ev.Gone) -> None:
         if not w.gone.is_set():
             w.gone.set()
+            if self._memories is not None:
+                self._memories.take_back(
+                    w.id, crashed=gone.code is None or gone.code == WorkerExit.PEER_BROKEN
+                )
             self._emit(gone)
 
     def _signal(self, w: _Worker, number: signal.Signals) -> None:

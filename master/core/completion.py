@@ -6,6 +6,7 @@ it is evaluated, and what fails of the two ends the job, with the model kept and
 
 from __future__ import annotations
 
+from edl.contract.evaluation import FINAL
 from edl.contract.phases import Phase
 from edl.contract.reasons import Reason
 from master.core import events as ev
@@ -20,16 +21,15 @@ SAVING = "saving"  # the name of that part, in `PartFailed`
 def export(job: State, root: WorkerRecord) -> None:
     """The state is complete: have one holder evaluate and save it. The others keep theirs."""
     job.ring.dissolve()
-    same = [w for w in job.pool if w.has_state and w.step == root.step and w.digest]
+    same = [w for w in job.pool if w.has_state and w.progress == root.progress and w.digest]
     digests = job.result.digests = {w.id: w.digest for w in same}
     if len(set(digests.values())) > 1:
         job.end(Phase.Failed, f"the weights differ between workers: {digests}")
         return
     job.exporter, job.step = root.id, root.step
     job.goodput.turn("useful", job.now)  # evaluating is not a price of elasticity
-    job.reason = (
-        f"all records are applied at step {root.step}; worker {root.id} saves and evaluates the model"
-    )
+    then = "saves the model" if _is_evaluated(job) else "saves and evaluates the model"
+    job.reason = f"all records are applied at step {root.step}; worker {root.id} {then}"
     job.notice(Reason.Saving, job.reason)
     job.do(ev.Export(root.id))
 
@@ -41,8 +41,15 @@ def saved(job: State, w: WorkerRecord, event: ev.Saved) -> None:
         return
     _keep(job, w, event)
     where = _where(w, event)
-    job.reason = f"the model is saved: {where}; worker {w.id} evaluates it" if where else job.reason
+    then = "" if _is_evaluated(job) else f"; worker {w.id} evaluates it"
+    job.reason = f"the model is saved: {where}{then}" if where else job.reason
     job.notice(Reason.Evaluating, job.reason)
+
+
+def _is_evaluated(job: State) -> bool:
+    """Whether the ring has told what the trained model is worth."""
+    found = job.evaluations.get(FINAL)
+    return found is not None and found.step == job.step and bool(found.metrics)
 
 
 def _was_exporting(job: State, w: WorkerRecord) -> bool:

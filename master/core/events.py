@@ -72,6 +72,7 @@ class Hello:
 
     worker: WorkerId
     resumes: bool = False  # it is ready already, and `Resume` follows
+    brings_state: bool = False  # it may have a copy of the state when it is ready
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,9 @@ class Ready:
     layout: Layout  # of the data, as this worker would have it: the first one's is the job's
     model: str = ""  # a hash of how its model is made
     checkpoint: int = 0  # the step of the newest checkpoint that it could begin from
+    held_out: dict[str, int] = field(default_factory=dict)  # records of each split that the ring evaluates on
     forced: tuple[str, ...] = ()  # values that are others than that was made with, in words
+    held: LeftRing | None = None  # the state that a worker before it in its place has left there
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +100,7 @@ class Resume:
     joined: bool  # whether it had joined it
     left_ring: LeftRing | None  # what it said when it last left a ring
     model: str = ""  # as in Ready
+    held_out: dict[str, int] = field(default_factory=dict)  # as in Ready
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +110,8 @@ class JoinedRing:
     worker: WorkerId
     generation: Generation
     step: int
+    round: int = 0  # of the evaluation after that step
+    turn: int = 0  # 1: callbacks have been called after that step
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +147,18 @@ class EpochEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class Evaluated:
+    """The ring has evaluated its model on all records of a split. May come more than once."""
+
+    worker: WorkerId
+    generation: Generation
+    step: int  # that the model was at
+    split: str
+    records: int
+    metrics: dict[str, float | None] = field(default_factory=dict)  # None: not finite; none at all: it failed
+
+
+@dataclass(frozen=True, slots=True)
 class LeftRing:
     """The worker has left the ring `generation` and keeps its state."""
 
@@ -152,6 +170,10 @@ class LeftRing:
     broken: str = ""  # what broke; empty when it left with the others at a step boundary
     digest: str = ""  # of the state, once nothing is left to train
     bad: dict[int, int] = field(default_factory=dict)  # by epoch, from 0: records that were left out
+    round: int = 0  # of the evaluation after that step
+    turn: int = 0  # 1: callbacks have been called after that step
+    stop: int = 0  # epochs with which the training ends, because a callback wants it; 0: none does
+    stopped_by: str = ""  # which one
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +232,14 @@ class Finished:
     model: str  # as in Saved
     note: str = ""
     failed: tuple[PartFailed, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """The worker saves the model of a training that was so. May come more than once."""
+
+    worker: WorkerId
+    epochs: dict[str, tuple[float | None, ...]]  # by name, as Keras' `fit` returns it; None: not finite
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,6 +379,7 @@ WorkerMessage = (
     | Failed
     | Saved
     | Finished
+    | History
     | Warned
     | WarmStarted
     | PartsWritten
@@ -356,7 +387,9 @@ WorkerMessage = (
     | Checkpointed
     | Closed
 )
-RingMessage = JoinedRing | Stepped | EpochEnded | BadRecords | LeftRing  # worth nothing in another ring
+RingMessage = (
+    JoinedRing | Stepped | EpochEnded | Evaluated | BadRecords | LeftRing
+)  # worth nothing in another ring
 Event = (
     Seen
     | Delayed
@@ -407,6 +440,8 @@ class Form:
     layout: Layout  # of the data
     step: int = 0  # at which the ring begins
     joining: tuple[WorkerId, ...] = ()  # members that are sent the state while the others train
+    round: int = 0  # of the evaluation after that step
+    turn: int = 0  # 1: callbacks have been called after that step
 
 
 @dataclass(frozen=True, slots=True)

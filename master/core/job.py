@@ -23,7 +23,8 @@ could contradict it. So another master can go on from what the workers tell it: 
 
 from __future__ import annotations
 
-from edl.contract.layout import Layout
+from collections.abc import Mapping
+
 from edl.contract.phases import WorkerState
 from edl.contract.reasons import Reason
 from master.core import completion, membership, rendezvous, stopping, training
@@ -90,12 +91,14 @@ class Job(State):
     def next_deadline(self) -> float | None:
         """When time alone will call for something: a `Tick` is due then, at the latest."""
         checkpoint = self.checkpoints.next_deadline()
+        copies = self.copies_until if self.copies_awaited else None
         waits = (
             self.regroup_at,
             self.judge_at,
             self.backoff.until,
             self.failover.until,
             checkpoint,
+            copies,
             *stopping.deadlines(self),
         )
         times = [at for at in waits if at is not None and at > self.now]
@@ -176,6 +179,9 @@ class Job(State):
                     self.pool.change(w, "hello")
                 if not event.resumes:
                     self._told_its_state(w)
+                if event.brings_state and w.is_starting:
+                    self.pool.bringing.add(w.id)
+                    self.copies_awaited = max(self.copies_awaited - 1, 0)
                 if w.stopped:  # before it could listen; a container's first process misses its SIGTERM, too
                     self.do(ev.Stop(w.id, f"worker {w.id} is not needed any more"))
             case ev.Ready():
@@ -190,6 +196,8 @@ class Job(State):
                 completion.saved(self, w, event)
             case ev.Finished():
                 completion.finished(self, w, event)
+            case ev.History():
+                self.result.history = event.epochs
             case ev.Warned():
                 self._on_warned(event)
             case ev.WarmStarted():
@@ -208,6 +216,8 @@ class Job(State):
 
     def _on_ring_message(self, w: WorkerRecord, event: ev.RingMessage) -> None:
         """It counts only from one who is in the ring that is, and about that ring."""
+        if isinstance(event, ev.LeftRing):
+            training.stopped(self, event)
         if not w.in_ring or event.generation != self.ring.generation:
             self.stale += 1
             return
@@ -218,6 +228,8 @@ class Job(State):
                 self._on_stepped(event)
             case ev.BadRecords():
                 training.left_out(self, event)
+            case ev.Evaluated():
+                training.evaluated(self, event)
             case ev.EpochEnded():
                 training.epoch_ended(self, event)
             case ev.LeftRing():
@@ -235,7 +247,10 @@ class Job(State):
             if words not in self.forced:
                 self.forced.append(words)
                 self.notice(Reason.Forced, f"forced: {words}")
-        if self._admit(w, event.layout, event.model):
+        if self._admit(w, event):
+            if event.held is not None:
+                self.pool.copies[w.id] = event.held
+                rendezvous.count_a_late_copy(self, w)
             self.notice(Reason.WorkerReady, f"worker {w.id} is ready after {self.now - w.since:.1f} s")
 
     def _on_warned(self, event: ev.Warned) -> None:
@@ -249,7 +264,9 @@ class Job(State):
             self.stale += 1
             return
         self._told_its_state(w)
-        if self._admit(w, event.layout, event.model):
+        if event.left_ring is not None:
+            training.stopped(self, event.left_ring)
+        if self._admit(w, event):
             for outdated in self.failover.place(w, event, self.now):
                 why = "it was in a ring that the others have left"
                 membership.give_up(self, outdated, ev.FenceReason.OutdatedRing, why)
@@ -258,19 +275,26 @@ class Job(State):
         w.expected = False
         self.failover.awaits_no_longer(w)
 
-    def _admit(self, w: WorkerRecord, layout: Layout, model: str) -> bool:
+    def _admit(self, w: WorkerRecord, event: ev.Ready | ev.Resume) -> bool:
         """The worker can train; False: not this job's model, or not on its data."""
+        layout = event.layout
         self.pool.change(w, "ready")
         self.backoff.got_ready()
         if self.train is None:
-            training.open_task(self, layout)
+            training.open_task(self, layout, event.held_out)
+            self.held_out = event.held_out
         elif self.train.layout.records != layout.records:
             has = self.train.layout.records
             why = f"worker {w.id} found {layout.records} records in the data; the job has {has}"
             membership.failed(self, w, ev.Failed(w.id, why))
             return False
-        self.model = self.model or model
-        if self.model != model:
+        if self.held_out != event.held_out:
+            expected, found = _in_words(self.held_out), _in_words(event.held_out)
+            why = f"worker {w.id} found {found} in the held-out data; the job has {expected}"
+            membership.failed(self, w, ev.Failed(w.id, why))
+            return False
+        self.model = self.model or event.model
+        if self.model != event.model:
             why = (
                 f"worker {w.id} made another model than the workers before it: its layers, variables, loss "
                 "or optimizer differ. model() must return the same in each process; does it depend on a "
@@ -284,7 +308,7 @@ class Job(State):
 
     def _on_joined(self, w: WorkerRecord, event: ev.JoinedRing) -> None:
         self.pool.change(w, place=UP, has_state=True)
-        w.step = event.step
+        w.step, w.round, w.turn = event.step, event.round, event.turn
         if self.checkpoints.restoring == event.generation:
             training.restored(self, event.step)
         change = self.ring.changes[-1]
@@ -397,3 +421,7 @@ class Job(State):
             self.close("a new master took over", planned=whole)
             self.do(*self.ring.ask_the_rest())
         return True
+
+
+def _in_words(sizes: Mapping[str, int]) -> str:
+    return " and ".join(f"{records} records of {split!r}" for split, records in sizes.items()) or "no records"

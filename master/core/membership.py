@@ -9,6 +9,8 @@ from master.core.failures import MOST_IN_VAIN, Failure, nobody_knows_why, own_fa
 from master.core.state import State
 from master.core.workers import DRAINING, OUT, WorkerRecord
 
+COPY_SECONDS = 10.0  # for the next process in a crashed worker's place to greet, with its copy of the state
+
 
 def drop_the_overdue(job: State) -> None:
     """Give up the workers whose timeouts have passed."""
@@ -108,6 +110,9 @@ def lose(job: State, w: WorkerRecord, why: str, delete: bool = True) -> None:
     # Not `closing`: the peers of one that crashes often say that the ring broke before its end is seen.
     w.in_broken_ring = w.in_ring and job.ring.lost_member
     in_ring = w.in_ring
+    if job.config.elastic.memory_copy and w.has_state and not (w.stopped or w.failure_reason):
+        job.copies_awaited += 1
+        job.copies_until = job.now + COPY_SECONDS
     job.pool.lose(w)
     job.failover.awaits_no_longer(w)
     if w.id == job.exporter:
@@ -123,9 +128,21 @@ def charge(job: State, w: WorkerRecord, why: str, traceback: str = "") -> None:
     job.failures.append(Failure(w.id, why, traceback))
     most = job.config.elastic.max_failures
     job.notice(Reason.WorkerFailed, f"{why} (failure {len(job.failures)}; elastic.maxFailures is {most})")
-    if len(job.failures) > most:
+    if len(job.failures) > most and not give_up_evaluation(job, why):
         job.traceback = traceback or job.traceback
         job.end(Phase.Failed, why)
+
+
+def give_up_evaluation(job: State, why: str) -> bool:
+    """Too many have failed. True: of evaluating what is trained, so it is saved without; the worker that
+    saves it tries once more, alone."""
+    task = job.train
+    holders = job.pool.any(lambda kind: kind.has_state and not kind.stopped)
+    if task is None or not task.complete or not task.rounds or job.exporter is not None or not holders:
+        return False
+    task.evaluation = None
+    job.notice(Reason.Degraded, f"the ring does not evaluate the trained model: {why}")
+    return True
 
 
 def blame_export(job: State, w: WorkerRecord, why: str) -> None:

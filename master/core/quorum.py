@@ -67,12 +67,12 @@ def plan_ring(workers: Sequence[WorkerRecord], old: Sequence[WorkerId], limits: 
         return RingPlan((), None, False, (), too_few(len(stay), limits))
     staying = {w.id for w in stay}
     holders = [w for w in workers if w.has_state and (w.id in staying or w.state == DRAINING)]
-    root = max(holders, key=lambda w: (w.step, w.id in staying, -w.id), default=None)
+    root = max(holders, key=lambda w: (w.progress, w.id in staying, -w.id), default=None)
     members = stay if root is None or root.id in staying else [root, *stay]
     reason = f"{len(stay)} ready"
     if root is not None and root.state == DRAINING:
         reason += f", worker {root.id} hands the state over before it leaves"
-    lack = tuple(w.id for w in members if root is None or not w.has_state or w.step != root.step)
+    lack = tuple(w.id for w in members if root is None or not w.has_state or w.progress != root.progress)
     few = len(lack) <= MOST_TAKERS * (len(members) - len(lack))
     return RingPlan(
         members=tuple(w.id for w in members),

@@ -64,6 +64,12 @@ def form(job: State) -> None:
     if job.ring.running or job.pool.any(lambda kind: kind.place != OUT):
         return
     fresh = not job.pool.any(_holds)
+    due = job.copies_awaited and job.copies_until > job.now
+    if (job.pool.bringing or due) and not job.pool.any(_survives):  # one of them may have the latest state
+        _wait(job, "workers with a copy of the state are initializing")
+        return
+    if fresh:
+        fresh = not _count_copies(job)
     late = job.pool.any(lambda kind: kind.stays and not kind.is_ready)
     if fresh and late and job.regroup_at is not None and job.regroup_at > job.now:
         return  # nobody waits with the state: give those who are late for the start a moment
@@ -87,7 +93,8 @@ def form(job: State) -> None:
         training.go_on_from(job, root.step)
     else:
         training.go_on_from(job, job.checkpoints.step, checkpoint=True)
-    if task.complete and (root.has_state or not task.end):  # what is in a checkpoint is read in a ring
+    evaluated = root.round >= task.rounds
+    if task.complete and (evaluated if root.has_state else not task.end):  # a checkpoint is read in a ring
         completion.export(job, root)
     else:
         _publish(job, plan, root)
@@ -95,6 +102,30 @@ def form(job: State) -> None:
 
 def _holds(kind: Kind) -> bool:
     return kind.has_state and not kind.stopped
+
+
+def _count_copies(job: State) -> bool:
+    """Nobody holds the state: it is that of copies, which others have left to some. Whether there are any."""
+    copies = {w: c for w, c in job.pool.copies.items() if c.step >= job.checkpoints.step}
+    for worker, copy in copies.items():
+        job.pool.left(job.pool[worker], copy)
+    if copies:
+        step = max(copy.step for copy in copies.values())
+        job.notice(Reason.Restored, f"the state of step {step:,} was kept in memory (elastic.memoryCopy)")
+    return bool(copies)
+
+
+def count_a_late_copy(job: State, w: WorkerRecord) -> None:
+    """Others hold the state, and go on from an earlier one."""
+    copy, holders = job.pool.copies[w.id], job.pool.where(_holds)
+    known = [o.step for o in holders] + [job.step if job.ring.members else 0, job.checkpoints.step]
+    if holders and copy.step > max(known):
+        job.pool.left(w, copy)
+
+
+def _survives(kind: Kind) -> bool:
+    """It has the state from a ring that it was in, and not from a copy."""
+    return _holds(kind) and kind.state != WorkerState.READY
 
 
 def _plan(job: State, limits: Limits) -> RingPlan:
@@ -112,7 +143,7 @@ def _publish(job: State, plan: RingPlan, root: WorkerRecord) -> None:
     first = job.ring.generation == 0
     cause = job.ring.closing or ("start" if first else job.waited or "start again")
     job.ring.form(plan.members, cause, job.now)
-    job.waited, job.regroup_at = "", None
+    job.waited, job.regroup_at, job.copies_awaited = "", None, 0
     job.step = job.train.done
     job.checkpoints.restoring = NO_RING if root.has_state else job.ring.generation
     members = [job.pool[m] for m in plan.members]
@@ -125,6 +156,7 @@ def _publish(job: State, plan: RingPlan, root: WorkerRecord) -> None:
         ev.Form(
             job.ring.generation, plan.members, root.id, plan.sync,
             job.train.epochs, job.ring.shares, job.train.layout, job.train.done, plan.joining,
+            root.round, root.turn,
         )
     )  # fmt: skip
     if job.ring.ranks.keys() != {w.id for w in candidates(list(job.pool), plan.members, job.limits)}:

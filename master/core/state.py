@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from edl.config import Config
+from edl.contract.evaluation import EvaluationPlan
 from edl.contract.ids import WorkerId
 from edl.contract.layout import Layout
 from edl.contract.phases import Phase
@@ -37,6 +38,9 @@ class Result:
     skipped: RangeSet = field(default_factory=RangeSet)  # steps
     bad: int = 0  # records that were left out, over all epochs
     digests: dict[WorkerId, str] = field(default_factory=dict)  # of the final state, at each who has it
+    history: dict[str, tuple[float | None, ...]] = field(
+        default_factory=dict
+    )  # of the epochs, as `fit` has it
 
 
 @dataclass(slots=True)
@@ -48,6 +52,7 @@ class TrainTask:
     epochs: int  # to train
     done: int = 0  # steps that every member of the ring has; the root's, when a ring is formed
     safe: int = 0  # steps that all in a ring had who had the state: to go on from less is a loss
+    evaluation: EvaluationPlan | None = None  # None: the ring makes none, or no more
 
     @property
     def epochs_done(self) -> int:
@@ -67,6 +72,20 @@ class TrainTask:
     def complete(self) -> bool:
         return self.done >= self.end
 
+    @property
+    def rounds(self) -> int:
+        """How many rounds of an evaluation are due where it is now."""
+        return self.evaluation.rounds(self.done, self.epochs) if self.evaluation else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """The last one on a split."""
+
+    step: int
+    records: int
+    metrics: dict[str, float | None]
+
 
 class State:
     """One job as it is now, and what is to be done about the event in hand."""
@@ -79,11 +98,15 @@ class State:
         self.timeouts = Timeouts(self.pool, config.elastic)
         self.failover = Failover(self.pool, self.ring, config.elastic.startup_timeout_seconds)
         self.epochs = config.training.epochs  # to train
+        self.stopped = 0  # with so many the training ends, because a callback wants it; 0: none does
         self.safe_before = 0  # as an earlier master knew it: TrainTask.safe
         self.train: TrainTask | None = None  # unknown until a worker has counted the records
+        self.held_out: dict[str, int] = {}  # records of each split that the ring evaluates on
         self.model = ""  # the hash of how the first worker that was ready made it
         self.regroup_at: float | None = None  # when the ring is looked at anew: changes come in one go
         self.judge_at: float | None = None  # when the parts of a step are: members have told other speeds
+        self.copies_awaited = 0  # of the state, which holders that have crashed may have left
+        self.copies_until = 0.0  # they are
         self.waited = ""  # for what, when there was no ring
         self.backoff = RestartBackoff()
         self.failures: list[Failure] = []
@@ -105,6 +128,7 @@ class State:
         self.loss: float | None = None  # of the last step
         self.epoch_loss: ev.EpochLoss | None = None
         self.epoch_metrics: dict[str, float | None] = {}  # of the last whole epoch
+        self.evaluations: dict[str, Evaluation] = {}  # by split
         self.restarts = 0  # how often all state was lost
         self.stale = 0  # messages that came too late to mean anything
         self.reason = "starting"

@@ -8,24 +8,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from edl.contract.evaluation import FINAL, EvaluationPlan
 from edl.contract.layout import Layout
 from edl.contract.reasons import Reason
 from edl.contract.steps import Steps
 from master.core import events as ev
-from master.core.state import State, TrainTask
+from master.core.state import Evaluation, State, TrainTask
 from master.core.workers import NO_RING
 
 BAD_TOLD = 20  # bad records of which people are told one by one
 
 
-def open_task(job: State, layout: Layout) -> None:
+def open_task(job: State, layout: Layout, held_out: Mapping[str, int]) -> None:
     """The first worker has counted the records: now it is known how many steps there are."""
-    job.train = TrainTask(layout, Steps(layout.records, job.config.training.batch_size), job.epochs)
-    job.train.safe = job.safe_before
+    steps = Steps(layout.records, job.config.training.batch_size)
+    job.train = TrainTask(layout, steps, job.epochs, safe=job.safe_before)
+    if held_out:
+        of = job.config.evaluation
+        plan = EvaluationPlan(steps, of.batch_size, of.steps, of.epochs, of.split, dict(held_out))
+        job.train.evaluation = plan
 
 
 def change_epochs(job: State, epochs: int) -> None:
     """People want more epochs, or fewer. An epoch that has begun is trained to its end."""
+    epochs = min(epochs, job.stopped or epochs)
     if epochs == job.epochs:
         return
     if job.exporter is not None or job.result.model:
@@ -39,6 +45,19 @@ def change_epochs(job: State, epochs: int) -> None:
     job.train.epochs = epochs
     if job.ring.running and (inside := tuple(w.id for w in job.ring.inside)):
         job.do(ev.Train(job.ring.generation, inside, epochs))
+
+
+def stopped(job: State, event: ev.LeftRing) -> None:
+    """A callback has stopped the training: that is in the state with which the worker has left its ring."""
+    if not event.stop or 0 < job.stopped <= event.stop:
+        return
+    job.stopped = event.stop
+    if event.stop < job.epochs:
+        why = f"{event.stopped_by} has stopped the training"
+        job.notice(Reason.EpochsChanged, f"training.epochs {job.epochs} -> {event.stop}: {why}")
+        job.epochs = event.stop
+        if job.train is not None:
+            job.train.epochs = event.stop
 
 
 def progress(job: State, step: int) -> None:
@@ -58,6 +77,19 @@ def epoch_ended(job: State, event: ev.EpochEnded) -> None:
         step = event.epochs * job.train.steps.per_epoch
         all_have(job, step)
         _reach(job, job.train, max(step, job.train.done), told)
+
+
+def evaluated(job: State, event: ev.Evaluated) -> None:
+    """The ring has evaluated its model; what the end of the job finds is told with the end."""
+    known = job.evaluations.get(event.split)
+    if job.train is None or (known is not None and known.step == event.step):
+        return
+    job.evaluations[event.split] = Evaluation(event.step, event.records, event.metrics)
+    final = event.split == FINAL and event.step >= job.train.end
+    if event.metrics and not final:
+        told = in_words(event.metrics)
+        where = f"{event.records:,} records of data({event.split!r})"
+        job.notice(Reason.Evaluated, f"Evaluation at step {event.step:,} on {where}: {told}")
 
 
 def left_out(job: State, event: ev.BadRecords) -> None:

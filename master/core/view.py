@@ -65,6 +65,7 @@ def status(
         "loss": job.loss if ahead.loss is None else ahead.loss,
         "epoch_loss": loss.mean if loss else None,
         "epoch_metrics": job.epoch_metrics,
+        "evaluations": _evaluations(job),
         "metrics": job.result.metrics,
         "generation": ring.generation,
         "target": job.target,
@@ -117,7 +118,9 @@ def summary(job: Job) -> dict[str, Any]:
         "loss": job.loss,
         "epoch_loss": job.epoch_loss.mean if job.epoch_loss else None,
         "epoch_metrics": job.epoch_metrics,
+        "evaluations": _evaluations(job),
         "metrics": job.result.metrics,
+        "history": {name: list(values) for name, values in job.result.history.items()},
         "model": job.result.model,
         "model_note": job.result.note,
         "failed_parts": [{"part": f.part, "why": f.why} for f in job.result.failed],
@@ -143,6 +146,11 @@ def _checkpoint(job: Job, now: float) -> dict[str, Any] | None:
         return None
     age = None if found.written_at is None else now - found.written_at
     return {"dir": job.config.checkpoint.dir, "step": found.step, "seconds_ago": age, "bytes": found.nbytes}
+
+
+def _evaluations(job: Job) -> dict[str, Any]:
+    """The last one on each split."""
+    return {split: asdict(found) for split, found in job.evaluations.items()}
 
 
 def _change(change: Change) -> dict[str, Any]:

@@ -114,6 +114,8 @@ class WorkerRecord:
     place: Place = OUT
     has_state: bool = False  # it has synced: its memory is a copy of the job's state
     step: int = 0  # as of when it last joined or left a ring
+    round: int = 0  # of the evaluation after that step, as of then
+    turn: int = 0  # 1: callbacks had been called after that step
     skipped: RangeSet = field(default_factory=RangeSet)  # steps, as of when it last left a ring
     bad: dict[int, int] = field(default_factory=dict)  # records left out by epoch, as of then
     digest: str = ""
@@ -127,6 +129,11 @@ class WorkerRecord:
     @property
     def kind(self) -> Kind:
         return Kind(self.state, self.place, self.has_state, self.stopped)
+
+    @property
+    def progress(self) -> tuple[int, int, int]:
+        """How far its state is: steps, and what was done after the last of them. Equal for equal states."""
+        return self.step, self.round, self.turn
 
     @property
     def in_ring(self) -> bool:
@@ -148,6 +155,8 @@ class Pool:
         self._workers: dict[WorkerId, WorkerRecord] = {}
         self.lost: dict[WorkerId, WorkerRecord] = {}  # out of the job, their exit not yet heard of
         self.next_id = 0  # also how many there have been
+        self.bringing: set[WorkerId] = set()  # who start with a copy of the state
+        self.copies: dict[WorkerId, ev.LeftRing] = {}  # of the state, of those who are ready, and for a while
         # Follow from the workers, and are there so that nobody has to look at all of them.
         self._kinds: dict[Kind, dict[WorkerId, WorkerRecord]] = {}
         self._delays = Counter[str]()
@@ -182,6 +191,10 @@ class Pool:
     ) -> None:
         """The worker is of another kind now. `event` is one of the table's."""
         self._forget(w)
+        if event:
+            self.bringing.discard(w.id)
+        if has_state:
+            self.copies.pop(w.id, None)
         w.state = step(w.state, event) if event else w.state
         w.place = w.place if place is None else place
         w.has_state = w.has_state if has_state is None else has_state
@@ -191,7 +204,8 @@ class Pool:
     def left(self, w: WorkerRecord, out: ev.LeftRing) -> None:
         """It has left a ring, and this is what it then said of itself."""
         self.change(w, place=OUT, has_state=w.has_state or out.has_state)
-        w.step, w.skipped, w.bad, w.digest = out.step, out.skipped, out.bad, out.digest
+        w.step, w.round, w.turn = out.step, out.round, out.turn
+        w.skipped, w.bad, w.digest = out.skipped, out.bad, out.digest
 
     def delay(self, w: WorkerRecord, why: str) -> bool:
         """It does not run yet, or (empty) is delayed no longer. Whether it is the first one that waits for
@@ -208,6 +222,8 @@ class Pool:
         forgotten: a long job has had thousands."""
         self.delay(w, "")
         self._forget(w)
+        self.bringing.discard(w.id)
+        self.copies.pop(w.id, None)
         w.state, w.place = step(w.state, "gone"), OUT
         self.lost[w.id] = self._workers.pop(w.id)
 

@@ -5,6 +5,7 @@ The server uses it, and so does the simulator of the tests.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -21,10 +22,12 @@ def event_of(worker: WorkerId, message: pb.FromWorker) -> ev.Event | ev.Heartbea
     g = Generation(message.generation)
     match message.WhichOneof("body"):
         case "hello":
-            return ev.Hello(worker, message.hello.resumes)
+            return hello_of(worker, message.hello)
         case "ready":
             r = message.ready
-            return ev.Ready(worker, _layout(r.layout), r.model, r.checkpoint, tuple(r.forced))
+            held = _out(worker, Generation(0), r.held) if r.HasField("held") else None
+            held_out, forced = dict(r.held_out), tuple(r.forced)
+            return ev.Ready(worker, _layout(r.layout), r.model, r.checkpoint, held_out, forced, held)
         case "resume":
             b = message.resume
             members = tuple(WorkerId(m) for m in b.members)
@@ -32,9 +35,11 @@ def event_of(worker: WorkerId, message: pb.FromWorker) -> ev.Event | ev.Heartbea
             out = (
                 _out(worker, g if b.left else Generation(0), b.left_ring) if b.HasField("left_ring") else None
             )
-            return ev.Resume(worker, _layout(b.layout), g, members, b.left, b.joined, out, b.model)
+            held_out = dict(b.held_out)
+            return ev.Resume(worker, _layout(b.layout), g, members, b.left, b.joined, out, b.model, held_out)
         case "joined_ring":
-            return ev.JoinedRing(worker, g, message.joined_ring.step)
+            joined = message.joined_ring
+            return ev.JoinedRing(worker, g, joined.step, joined.round, joined.turn)
         case "stepped":
             s = message.stepped
             return ev.Stepped(worker, g, s.step, s.stall_seconds, s.redone_records, s.wasted_seconds)
@@ -42,6 +47,9 @@ def event_of(worker: WorkerId, message: pb.FromWorker) -> ev.Event | ev.Heartbea
             ended = message.epoch_ended
             loss_of = _epoch_loss(ended.loss) if ended.HasField("loss") else None
             return ev.EpochEnded(worker, g, ended.epochs, loss_of, _metrics(ended.metrics))
+        case "evaluated":
+            e = message.evaluated
+            return ev.Evaluated(worker, g, e.step, e.split, e.records, _metrics(e.metrics))
         case "bad_records":
             records = {r.index: r.why for r in message.bad_records.records}
             return ev.BadRecords(worker, g, message.bad_records.epoch, records)
@@ -68,6 +76,9 @@ def event_of(worker: WorkerId, message: pb.FromWorker) -> ev.Event | ev.Heartbea
         case "checkpointed":
             c = message.checkpointed
             return ev.Checkpointed(worker, c.step, c.attempt, c.nbytes)
+        case "history":
+            columns = json.loads(message.history.json)
+            return ev.History(worker, {name: tuple(values) for name, values in columns.items()})
         case "warm_started":
             return ev.WarmStarted(worker, message.warm_started.text)
         case "warned":
@@ -75,13 +86,23 @@ def event_of(worker: WorkerId, message: pb.FromWorker) -> ev.Event | ev.Heartbea
     return None
 
 
+def hello_of(worker: WorkerId, hello: pb.Hello) -> ev.Hello:
+    return ev.Hello(worker, hello.resumes, hello.brings_state)
+
+
+def ended_before(s: pb.Succession) -> ev.Gone:
+    """How the process before one has ended, of the worker that their place was made for."""
+    code = None if s.signal else s.code
+    return ev.Gone(WorkerId(s.place), code=code, signal=s.signal, why=s.why)
+
+
 def message_of(effect: ev.Effect) -> tuple[Sequence[WorkerId], pb.ToWorker] | None:
     """What the effect says, and to whom: the same to all of them; None: it is another adapter's."""
     match effect:
-        case ev.Form(generation, members, root, sync, epochs, shares, layout, step, joining):
+        case ev.Form(generation, members, root, sync, epochs, shares, layout, step, joining, round, turn):
             form = pb.Form(
                 members=members, root=root, sync=sync, epochs=epochs, shares=shares,
-                layout=pb.Layout(**asdict(layout)), step=step, joining=joining,
+                layout=pb.Layout(**asdict(layout)), step=step, joining=joining, round=round, turn=turn,
             )  # fmt: skip
             return members, pb.ToWorker(generation=generation, form=form)
         case ev.Train(generation, members, epochs):
@@ -103,7 +124,10 @@ def message_of(effect: ev.Effect) -> tuple[Sequence[WorkerId], pb.ToWorker] | No
 
 def _out(worker: WorkerId, g: Generation, o: pb.LeftRing) -> ev.LeftRing:
     bad = {b.epoch: b.records for b in o.bad}
-    return ev.LeftRing(worker, g, o.step, o.has_state, _ranges(o.skipped), o.broken, o.digest, bad)
+    return ev.LeftRing(
+        worker, g, o.step, o.has_state, _ranges(o.skipped), o.broken, o.digest, bad, o.round,
+        o.turn, o.stop, o.stopped_by,
+    )  # fmt: skip
 
 
 def _metrics(metrics: Mapping[str, float]) -> dict[str, float | None]:

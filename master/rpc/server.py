@@ -26,7 +26,7 @@ from master.core import events as ev
 from master.rpc.authority import Alone, Authority
 from master.rpc.checkpoint_parts import CheckpointParts
 from master.rpc.listener import Context, Listener
-from master.rpc.messages import event_of, message_of
+from master.rpc.messages import ended_before, event_of, hello_of, message_of
 from master.rpc.outbox import Letter, Outbox
 from master.rpc.rendezvous import Rendezvous
 
@@ -84,6 +84,9 @@ class Handler(Protocol):
 
     def vacant(self) -> WorkerId | None:
         """A worker that is needed and that nobody has started, for one that comes without an id."""
+
+    async def succeed(self, ended: ev.Gone) -> WorkerId | None:
+        """The worker that is needed in the place of one that has ended so. Waits a while for one."""
 
 
 class Server(rpc.MasterServicer):
@@ -210,12 +213,7 @@ class Server(rpc.MasterServicer):
             self._authority.outranked(first.hello.term)
             why = f"this master (term {mine}) is superseded by that of term {first.hello.term}"
             await context.abort(grpc.StatusCode.UNAVAILABLE, why)
-        worker = WorkerId(first.hello.worker) if first.hello.worker >= 0 else self._handler.vacant()
-        while (
-            first.hello.worker < 0 and worker in self._streams
-        ):  # of one that came a moment ago: not heard yet
-            await asyncio.sleep(0)
-            worker = self._handler.vacant()
+        worker = await self._who(first.hello)
         if worker is None:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "no worker slot is available")
         assert worker is not None
@@ -231,7 +229,7 @@ class Server(rpc.MasterServicer):
         if rehearse:
             self._rehearser, self._rehearsals = worker, self._rehearsals + 1
         self._send((worker,), pb.ToWorker(welcome=self._welcome(worker)))
-        self._handler.emit(ev.Hello(worker, first.hello.resumes))
+        self._handler.emit(hello_of(worker, first.hello))
         listening = asyncio.create_task(self._listen(worker, requests, outbox))
         try:
             while (wire := await outbox.next()) is not None and await self._authority.confirmed():
@@ -245,6 +243,18 @@ class Server(rpc.MasterServicer):
             if self._rehearser == worker and not self._rehearsed:
                 self._rehearser = None  # the next one does it
             self._handler.emit(ev.Closed(worker, "its stream ended"))
+
+    async def _who(self, hello: pb.Hello) -> WorkerId | None:
+        """Which worker it is; None: none that is needed."""
+        if hello.worker >= 0:
+            return WorkerId(hello.worker)
+        if hello.HasField("succeeds"):
+            return await self._handler.succeed(ended_before(hello.succeeds))
+        worker = self._handler.vacant()
+        while worker in self._streams:  # of one that came a moment ago: not heard yet
+            await asyncio.sleep(0)
+            worker = self._handler.vacant()
+        return worker
 
     async def _listen(self, worker: WorkerId, requests: AsyncIterator[pb.FromWorker], outbox: Outbox) -> None:
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.CancelledError):

@@ -80,11 +80,11 @@ class Job:
         return self.pods.when(lambda change: so(change["type"], change["object"]), SECONDS)
 
     def process(self, worker: int) -> psutil.Process:
-        """The process of a worker, as the machine sees it that plays both nodes."""
+        """The process of a worker, as the machine sees it that plays both nodes; not its supervisor."""
         master = f"{self.release.full}-master.{self.namespace.name}."
-        for process in psutil.process_iter():
+        for process in sorted(psutil.process_iter(), key=psutil.Process.create_time, reverse=True):
             try:
-                if process.cmdline()[1:3] != ["-m", "trainer"]:
+                if process.cmdline()[1:2] != ["-m"] or process.cmdline()[2].partition(".")[0] != "trainer":
                     continue
                 its = process.environ()
             except psutil.Error:

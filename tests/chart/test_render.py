@@ -502,7 +502,7 @@ def test_the_workers_pod_needs_only_a_name(rendered: dict[str, Rendered]) -> Non
     assert "name" not in pod["metadata"]
     assert pod["spec"]["restartPolicy"] == "Never"
     [container] = pod["spec"]["containers"]
-    assert (container["name"], container["command"]) == ("worker", ["python", "-m", "trainer"])
+    assert (container["name"], container["command"]) == ("worker", ["python", "-m", "trainer.supervisor"])
     env = {e["name"]: e.get("value") for e in container["env"]}
     assert env["EDL_MASTER"] == "edl-master.default.svc:8500"
     assert env["EDL_RING_INTERFACE"] == "eth0"
@@ -639,7 +639,7 @@ def test_the_overlay_is_merged_by_name(rendered: dict[str, Rendered], helm: Helm
         names = [v["name"] for v in pod["spec"]["volumes"]]
         assert [n for n in names if n != "token"] == ["tmp", "output", "certificates", "scratch"]
         assert pod["spec"]["volumes"][0]["emptyDir"] == {"sizeLimit": "1Gi"}
-    pod = helm.template("worker.podTemplate.spec.containers[0].name=worker",
+    pod = helm.template("worker.podTemplate.spec.containers[0].name=worker", "elastic.warmProcess=none",
                         "worker.podTemplate.spec.containers[0].stdin=true").worker  # fmt: skip
     [container] = pod["spec"]["containers"]
     assert container["stdin"] is True

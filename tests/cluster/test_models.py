@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 
+from edl.contract import artifacts
 from edl.contract.reasons import Reason
 from tests.cluster.cluster import ROOT, Images, Namespace
 from tests.cluster.release import WORKERS, Release
+from tests.cluster.test_commands import edl
 
 pytestmark = pytest.mark.timeout(420)
 RECORDS = 256
@@ -115,11 +117,24 @@ def test_from_a_claim_with_its_data_from_another(
     assert trained(release)["records"]["size"] == RECORDS
 
 
-def test_from_a_folder_of_the_nodes(release: Release, shared: Path) -> None:
+def test_from_a_folder_of_the_nodes(release: Release, shared: Path, tmp_path: Path) -> None:
+    written = tmp_path / "written"
+    written.mkdir()
+    written.chmod(0o777)
     release.install(
-        model__hostPath=shared, model__mountPath="/elsewhere", model__module="/elsewhere/my_model.py"
-    )
+        model__hostPath=shared, model__mountPath="/elsewhere", model__module="/elsewhere/my_model.py",
+        output__hostPath=written, export__verify="true", export__formats="{savedmodel}",
+    )  # fmt: skip
     assert trained(release)["records"]["size"] == RECORDS
+    fetched = tmp_path / "mine.keras"
+    said = edl(release, "model", "get", fetched)
+    assert said == f"{fetched}: {fetched.stat().st_size:,} bytes, as they were written (SHA-256)\n"
+    assert fetched.read_bytes() == (written / artifacts.MODEL).read_bytes()
+    assert all(e["verified"] for e in json.loads((written / artifacts.EXPORTS).read_text())["exports"])
+    edl(release, "model", "get", "--format", "savedmodel", tmp_path / "served")
+    assert (tmp_path / "served" / "saved_model.pb").is_file()
+    left = release.namespace.get("pods", "-l", "app.kubernetes.io/component=model")
+    assert all("deletionTimestamp" in pod["metadata"] for pod in left), "the pod that reads it is left"
 
 
 def test_as_one_file_and_another_file_is_another_run(release: Release, tmp_path: Path) -> None:

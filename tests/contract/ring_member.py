@@ -48,6 +48,8 @@ def _obey(ring: Ring, order: list[str], say: Callable[[str], None]) -> str:
                 say("another")
         case ["twice", one, other]:  # two sums in one graph at once; of one tensor, where these are equal
             return f"twice {_two_sums(ring)(float(one), float(other))}"
+        case ["half", value]:  # a sum in a graph, of a float32 that travels as float16
+            return f"half {_half(ring)(float(value))}"
         case ["broadcast", dtype, root, value]:
             data = ring.broadcast(np.full(4, int(value), dtype), int(root))
             return f"{data.dtype} {data.tolist()}"
@@ -98,6 +100,23 @@ def _two_sums(ring: Ring) -> Callable[[float, float], list[float]]:
         graph = concrete(sums, tf.TensorSpec([1], tf.float32))
         with total.ring_errors():
             return [float(found[0]) for found in graph(tf.constant([one]))]
+
+    return call
+
+
+def _half(ring: Ring) -> Callable[[float], float]:
+    import tensorflow as tf
+
+    from trainer.graphs import concrete
+    from trainer.ring.horovod import HorovodRing
+
+    assert isinstance(ring, HorovodRing)
+    total = ring.in_graph
+
+    def call(value: float) -> float:
+        graph = concrete(lambda x: total(x, "half", "float16"), tf.TensorSpec([1], tf.float32))
+        with total.ring_errors():
+            return float(graph(tf.constant([value]))[0])
 
     return call
 

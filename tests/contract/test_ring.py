@@ -385,6 +385,18 @@ def test_sums_of_one_tensor_in_a_graph_are_as_many_as_others_have_of_several(
 
 
 @pytest.mark.parametrize("engine", [Horovod], indirect=True)
+def test_a_sum_may_travel_in_half_the_bytes(engine: Engine, members: list[Member]) -> None:
+    form(engine, members)
+    found = all_do(members, ["half 4096", "half 1", "half 0.125"], "half")
+    assert found == ["half 4096.0"] * MEMBERS, "which float16 rounds to"
+    leave(members)
+    form(engine, members[:1])
+    members[0].does("half 1", "half")  # the first one is summed all the same
+    assert members[0].does("half 4097", "half") == "half 4097.0", "alone, nothing travels"
+    leave(members[:1])
+
+
+@pytest.mark.parametrize("engine", [Horovod], indirect=True)
 def test_who_was_alone_sums_with_the_others_again(engine: Engine, members: list[Member]) -> None:
     one, *others = members
     for _ in range(2):

@@ -65,6 +65,7 @@ class KubernetesApi:
         self.requests: list[Request] = []
         self.names: list[str] = []  # of all pods that were ever made
         self.logs: dict[str, list[tuple[str, str]]] = {}  # by pod: when each line was said
+        self.files: dict[str, bytes] = {}  # in the pods, by path
         self.unanswered: set[str] = set()  # of those whose making was not confirmed
         # How it misbehaves:
         self.refusals: list[Refusal] = []
@@ -92,7 +93,9 @@ class KubernetesApi:
             path = f"{group}/namespaces/{NAMESPACE}/{{resource}}"
             app.router.add_route("*", path, self._handle)
             app.router.add_route("*", f"{path}/{{name}}", self._handle)
-        app.router.add_get(f"/api/v1/namespaces/{NAMESPACE}/{{resource:pods}}/{{name}}/log", self._handle)
+        for part in ("log", "exec"):
+            path = f"/api/v1/namespaces/{NAMESPACE}/{{resource:pods}}/{{name}}/{part}"
+            app.router.add_get(path, self._handle)
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await self._runner.setup()
         site = web.TCPSite(self._runner, self.host, self.port, reuse_address=True)
@@ -262,8 +265,8 @@ class KubernetesApi:
     async def _handle(self, http: web.Request) -> web.StreamResponse:
         resource, name = http.match_info["resource"], http.match_info.get("name", "")
         verb = {"GET": "get" if name else "list", "POST": "create"}.get(http.method, http.method.lower())
-        if http.path.endswith("/log"):
-            verb = "log"
+        if http.path.endswith(("/log", "/exec")):
+            verb = http.path.rpartition("/")[2]
         if verb == "list" and http.query.get("watch") == "true":
             verb = "watch"
         request = Request(time.monotonic(), verb, resource, name)
@@ -277,6 +280,8 @@ class KubernetesApi:
                 refusal.times -= 1
                 request.status = refusal.status
                 return _refused(refusal.status, refusal.reason, refusal.message, refusal.retry_after)
+        if verb == "exec":
+            return await self._exec(http, name, request)
         if verb in ("watch", "log"):
             task = asyncio.current_task()
             assert task is not None
@@ -447,6 +452,31 @@ class KubernetesApi:
             async with self._news:
                 if len(lines) == sent:
                     await self._news.wait()
+
+    async def _exec(self, http: web.Request, name: str, request: Request) -> web.StreamResponse:
+        """`cat` of one of the pods' files, over a WebSocket as a kubelet's: each message begins with the
+        number of its channel."""
+        if name not in self.objects["pods"]:
+            return _refused(404, "NotFound", f'pods "{name}" not found')
+        request.status = 101
+        socket = web.WebSocketResponse(protocols=("v4.channel.k8s.io",))
+        await socket.prepare(http)
+        program, path = http.query.getall("command")
+        assert program == "cat" and http.query["stdout"] == "true"
+        data = self.files.get(path)
+        status: Object = {"status": "Success"}
+        if data is None:
+            await socket.send_bytes(b"\2cat: " + path.encode() + b": No such file or directory\n")
+            status = {"status": "Failure", "reason": "NonZeroExitCode", "message": "exit code 1"}
+        for start in range(0, len(data or b""), 32768):
+            if self.broken_after and start:
+                assert http.transport is not None
+                http.transport.abort()
+                return socket
+            await socket.send_bytes(b"\1" + (data or b"")[start : start + 32768])
+        await socket.send_bytes(b"\3" + json.dumps(status).encode())
+        await socket.close()
+        return socket
 
     async def _send(self, response: web.StreamResponse, kind: str, thing: Object) -> None:
         line = json.dumps({"type": kind, "object": thing}, ensure_ascii=False).encode() + b"\n"

@@ -226,7 +226,9 @@ def a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]
         module = str(MODELS / model) if model.endswith(".py") else model
         job = Running(tmp_path / "job", records, epochs, [
             f"workers={workers}", f"model.module={module}", "local.startMethod=fork",
-            "elastic.heartbeatTimeoutSeconds=2.5", "elastic.gracePeriodSeconds=4", *sets,
+            "elastic.heartbeatTimeoutSeconds=2.5", "elastic.gracePeriodSeconds=4",
+            "export.verify=false",  # takes seconds: tests of what is exported want it
+            *sets,
         ], orders)  # fmt: skip
         backend = processes(job.master, job.output, "a-token")
         work = serve(job.master, job.output, "127.0.0.1:0", "a-token", backend, workers_stay=False)

@@ -140,7 +140,7 @@ class Jobs:
 
     def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [*EDL, *arguments], capture_output=True, text=True, env=self.environment, timeout=60
+            [*EDL, *arguments], capture_output=True, text=True, env=self.environment, timeout=90
         )
 
     @contextmanager
@@ -257,6 +257,18 @@ def test_a_job_is_resumed_after_a_stop_and_after_a_kill_of_everything_with_other
     assert check_weights(fifth / artifacts.MODEL, RECORDS, 4) == ""
     summary = artifacts.read_summary(fifth)
     assert summary["records"]["applied"] == RECORDS and str(where) in summary["began_with"]
+    # Of checkpoints alone, by their step; and the trained model in another format.
+    late = tmp_path / "late.keras"
+    last = Store.open(str(where)).checkpoints()[-1].step
+    done = jobs.command("export", str(where), "--step", str(last), "--output", str(late))
+    assert (done.returncode, check_weights(late, RECORDS, 3)) == (0, ""), done.stderr
+    served = tmp_path / "served"
+    done = jobs.command("export", str(fourth), "--format", "savedmodel", "--output", str(served))
+    assert f"{served}: the trained model as savedmodel, loaded again" in done.stdout, done.stderr
+    refused = jobs.command("export", str(fourth), "--format", "savedmodel", "--output", str(served))
+    assert (refused.returncode, "already exists; choose another" in refused.stderr) == (1, True)
+    refused = jobs.command("export", str(where), "--step", "7", "--output", str(tmp_path / "7.keras"))
+    assert "neither a job's output directory nor a whole checkpoint of step 7" in refused.stderr
 
 
 def test_a_warm_start_from_nothing_or_from_another_model_ends_before_the_first_step(tmp_path: Path) -> None:

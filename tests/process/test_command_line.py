@@ -27,7 +27,9 @@ from edl.client import Client
 from edl.contract import artifacts
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.proto import edl_pb2_grpc as rpc
+from edl.contract.steps import Steps
 from edl.errors import Unauthenticated
+from tests.evidence import saved_weights
 
 ROOT = Path(__file__).parents[2]
 EDL = [str(Path(sys.executable).with_name("edl"))]
@@ -113,6 +115,23 @@ def test_digits_trains_to_the_accuracy_that_is_promised() -> None:
     assert edl("status").stdout.startswith("Succeeded after")
     assert f"  model     {Path('job/model.keras').resolve()}\n" in edl("status").stdout
     assert "  model     job/model.keras\n" in done.stdout
+
+
+def test_the_model_of_a_running_job_is_exported_from_a_checkpoint_that_it_is_asked_for() -> None:
+    with a_long_job("checkpoint.dir=checkpoints,checkpoint.seconds=0") as (_, output):
+        done = edl("export", str(output), "--output", "early.keras")
+        edl("stop", str(output))
+    assert done.returncode == 0, done.stderr
+    found = re.search(r"early.keras: the model of step ([\d,]+) .* as keras, loaded again", done.stdout)
+    assert found is not None, done.stdout
+    step = int(found[1].replace(",", ""))
+    (counts,) = saved_weights(Path("early.keras"))
+    assert counts.sum() == Steps(20_000, 32).begins_at(step) > 0
+    refused = edl("export", "--output", "early.keras")
+    assert (refused.returncode, refused.stderr) == (
+        1,
+        "edl: early.keras already exists; choose another --output\n",
+    )
 
 
 def test_a_journal_that_was_tampered_with_is_found_out() -> None:

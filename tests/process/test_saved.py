@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Any
@@ -18,9 +19,9 @@ pytestmark = pytest.mark.process
 A_Job = Callable[..., AbstractAsyncContextManager[Running]]
 
 
-def an_ending(a_job: A_Job, workers: int) -> AbstractAsyncContextManager[Running]:
+def an_ending(a_job: A_Job, workers: int, *sets: str) -> AbstractAsyncContextManager[Running]:
     """A job whose end goes wrong when it is told to. It idles long enough for any machine to start it."""
-    return a_job("training.batchSize=2", workers=workers, model="ending.py", epochs=2)
+    return a_job("training.batchSize=2", *sets, workers=workers, model="ending.py", epochs=2)
 
 
 def seen(job: Running, kind: type) -> list[Any]:
@@ -82,16 +83,21 @@ async def test_a_model_that_cannot_be_serialised_is_told_at_once_and_its_weights
     trained_once(job, summary)
 
 
-@pytest.mark.parametrize("order", ["kill-config", "kill-read"])
+@pytest.mark.parametrize(("order", "formats"), [("kill-config", {}), ("kill-read", artifacts.FORMATS)])
 async def test_who_is_killed_while_it_saves_or_evaluates_is_followed_by_another(
-    a_job: A_Job, order: str
+    a_job: A_Job, order: str, formats: dict[str, str]
 ) -> None:
-    async with an_ending(a_job, workers=2) as job:
+    sets = [f"export.formats={{{','.join(formats)}}}", "export.verify=true"] if formats else []
+    async with an_ending(a_job, 2, *sets) as job:
         summary = await ends(job, order, "nan-read")
     assert summary["phase"] == "Succeeded"
     assert summary["metrics"] == {"loss": None, "mae": None}, "JSON has no number for what is not finite"
     assert len([e for _, _, effects in job.seen for e in effects if isinstance(e, ev.Export)]) == 2
-    assert not list(job.output.glob(".*.keras")), "a file that was not finished is left"
+    assert not list(job.output.glob(".*.*")), "a file that was not finished is left"
+    listed = json.loads((job.output / artifacts.EXPORTS).read_text())["exports"]
+    assert {e["path"]: e["verified"] for e in listed} == (
+        dict.fromkeys(formats.values(), True) or {artifacts.MODEL: False}
+    )
     assert "with custom objects (Touchy)" in summary["model_note"]
     assert summary["warnings"] == [summary["model_note"]]
     loaded(job, summary)

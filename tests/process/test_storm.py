@@ -14,11 +14,17 @@ FAULTS = 24
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize(("workers", "seed"), [(3, 11), (5, None)])
-def test_a_storm_loses_nothing(workers: int, seed: int | None) -> None:
+@pytest.mark.parametrize(
+    ("workers", "seed", "several"), [(3, 11, True), (5, None, False)], ids=["several sums", "one sum"]
+)
+def test_a_storm_loses_nothing(workers: int, seed: int | None, several: bool) -> None:
+    """What each weight counts float16 holds exactly: so it does not matter that they travel as such."""
+    model = ["--model", "counting_many.py", "--records", "20000", "--epochs", "4"]
+    more = [*model, "--set", "training.compression=float16"] if several else []
     seed = seed if seed is not None else random.SystemRandom().randrange(10**6)  # printed: repeatable
     done = subprocess.run(
-        [ROOT / "scripts/storm", "--faults", str(FAULTS), "--seed", str(seed), "--workers", str(workers)],
+        [ROOT / "scripts/storm", "--faults", str(FAULTS), "--seed", str(seed), "--workers", str(workers),
+         *more],
         capture_output=True, text=True,
     )  # fmt: skip
     print(done.stdout)
@@ -26,3 +32,5 @@ def test_a_storm_loses_nothing(workers: int, seed: int | None) -> None:
     assert done.stdout.splitlines()[-1].startswith("EXACT")
     faults = int(re.search(r"^faults +(\d+) in", done.stdout, re.M)[1])  # type: ignore[index]
     assert faults >= FAULTS, "a storm without faults proves nothing"
+    between = int(re.search(r"^between +(\d+) workers", done.stdout, re.M)[1])  # type: ignore[index]
+    assert (between > 0) == several

@@ -14,6 +14,7 @@ A run passes when
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -40,6 +41,7 @@ class Checks:
     def __init__(self, world: World) -> None:
         self.world = world
         self.waiting: dict[WorkerId, float] = {}  # who is ready or leaving, since when
+        self.evaluation_failed = False  # one at least
         self.finals: list[Sim] = []  # who had the final state when it was exported
 
     def ought_to_be_charged(self, gone: ev.Gone) -> bool | None:
@@ -79,6 +81,8 @@ class Checks:
             return
         given_up = self.world.watchdog.stopped | {e.worker for e in effects if isinstance(e, ev.Fence)}
         there = [w for w in workers.values() if w.alive and not (w.fenced or w.failed)]
+        newest = self.world.job.checkpoints.step  # before which a copy that was left counts for nothing
+        there = [w for w in there if not w.from_memory or w.step >= newest]
         kept = [w.id for w in there if w.has_state and w.id not in given_up]
         if (
             self.world.two
@@ -107,6 +111,8 @@ class Checks:
     def says_the_truth(self, w: Sim, message: pb.FromWorker) -> None:
         """What the worker says of its state is so."""
         match message.WhichOneof("body"):
+            case "evaluated":
+                self.evaluated(message.evaluated)
             case "joined_ring":
                 w.has_state = True
             case "left_ring":
@@ -131,7 +137,15 @@ class Checks:
         counted[:done] = ~np.isin(np.arange(done) % max(self.world.size, 1), list(self.world.bad))
         return counted
 
-    def exports(self, w: Sim) -> None:
+    def evaluated(self, found: pb.Evaluated) -> None:
+        """Every record of the held-out data was evaluated once."""
+        right = {"least": 1.0, "most": 1.0}
+        assert dict(found.metrics) == right or (self.evaluation_failed and not found.metrics), found
+
+    def exports(self, w: Sim, worth: Mapping[str, float] | None) -> None:
+        """The ring has evaluated the model."""
+        evaluated = not (self.world.held_out and self.world.size) or worth is not None
+        assert evaluated or self.evaluation_failed, f"worker {w.id} is to save a model that was not evaluated"
         there = [o for o in self.world.fleet.workers.values() if o.alive and o.has_state and not o.fenced]
         self.finals = [w, *(o for o in there if o.step == w.step and o is not w)]
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from edl.contract.exit_codes import WorkerExit
@@ -11,7 +12,8 @@ from edl.contract.layout import Layout
 from edl.contract.proto import edl_pb2 as pb
 from master.core import events as ev
 from master.rpc.messages import event_of
-from tests.simulator.worker import Bell, Sim
+from tests.simulator.worker import MOST_EPOCHS, Bell, Sim
+from trainer.memory_copy import MemoryCopy
 from trainer.ring.base import RingBroken
 from trainer.session.state import Session
 
@@ -25,6 +27,7 @@ class Fleet:
     def __init__(self, world: World) -> None:
         self.world, self.random, self.clock = world, world.random, world.clock
         self.workers: dict[WorkerId, Sim] = {}
+        self.left: list[MemoryCopy] = []  # by those that have crashed
 
     def does(self, w: Sim, seconds: float, action: Callable[[], None]) -> None:
         """The worker does something by itself, a little later: not when it is dead by then, and when it
@@ -100,12 +103,26 @@ class Fleet:
         """Its stream to the master is open."""
         w.greeted, w.master = True, self.world.master.number
         for message in w.session.greeting():
+            if w.memory is not None and message.HasField("hello"):
+                message.hello.brings_state = w.memory.is_there
             self.say(w, message)
 
     # --- a life
 
+    def _memory(self) -> MemoryCopy | None:
+        """What the last one that crashed has left, or one in which nothing is yet."""
+        if self.world.copies is None:
+            return None
+        if self.left:
+            return self.left.pop()
+        memory = os.memfd_create("simulated")
+        empty = MemoryCopy(f"/proc/self/fd/{memory}")
+        os.close(memory)
+        empty.open("a-run", "counting", [2 * (self.world.size * MOST_EPOCHS + 1)])
+        return empty
+
     def create(self, worker: WorkerId) -> None:
-        w = self.workers[worker] = Sim(worker, self)
+        w = self.workers[worker] = Sim(worker, self, self._memory())
         fate = self.random.random() if self.clock.now < self.world.faults.calm_at else 1.0
         placed = self.random.uniform(0.01, 3) if fate > 0.9 else 0.01
         takes = self.random.uniform(0.1, 2)
@@ -145,7 +162,10 @@ class Fleet:
         w.is_ready = True
         layout = pb.Layout(records=self.world.size, block=1, shards=1)
         found = w.checkpoints.newest(Layout(self.world.size))[0] if w.checkpoints else 0
-        w.session.say(ready=pb.Ready(layout=layout, checkpoint=found))
+        held_out = w.worker.evaluation.sizes if w.worker.evaluation else {}
+        held = w.worker.begin_from_memory()
+        w.has_state = w.from_memory = held is not None
+        w.session.say(ready=pb.Ready(layout=layout, checkpoint=found, held_out=held_out, held=held))
         self.beats(w)
         w.go_on()
 
@@ -164,13 +184,21 @@ class Fleet:
         """As soon as it has been heard."""
         self.does(w, max(w.outbox_at - self.clock.now, 0.0), lambda: self.exit(w, code=code))
 
+    def evaluates(self, w: Sim) -> None:
+        """A forward pass over held-out records."""
+        w.evaluating = True
+        try:
+            self.works(w)
+        finally:
+            w.evaluating = False
+
     def works(self, w: Sim) -> None:
         """A forward pass."""
         w.waits(seconds=self.random.uniform(0.5, 1.5) * self.world.pace)
 
-    def export(self, w: Sim) -> None:
+    def export(self, w: Sim, worth: Mapping[str, float] | None) -> None:
         """First it saves, then it evaluates; it may be lost during either."""
-        self.world.checks.exports(w)
+        self.world.checks.exports(w, worth)
         w.waits(seconds=self.random.uniform(0.05, 1))
         w.session.say(saved=pb.Saved(model="model.keras"))
         w.waits(seconds=self.random.uniform(0.05, 1))
@@ -227,7 +255,11 @@ class Fleet:
             self.does(w, 0, lambda: w.session.say(leaving=pb.Leaving(why="SIGTERM")))
 
     def fail(self, w: Sim, error: Exception, blame: bool = True) -> None:
-        """It says why, and ends when that has been heard."""
+        """It says why, and ends when that has been heard; what an evaluation raises ends nothing but that."""
+        if w.evaluating:
+            self.world.checks.evaluation_failed = True
+            w.hit(error)
+            return
         if blame:
             self.world.faults.to_blame.add(w.id)
         w.failed = True
@@ -243,6 +275,13 @@ class Fleet:
         if not w.alive:
             return
         w.alive, w.own_end, self.world.faults.last = False, own, self.clock.now
+        if (
+            w.memory is not None
+            and signal
+            and self.world.copies is not None
+            and self.world.copies.random() < 0.8
+        ):
+            self.left.append(w.memory)  # only its process has ended
         gone = ev.Gone(w.id, code=code, signal=signal, free=free)
         self.clock.later(self.random.uniform(0.001, 0.3), lambda: self.world.master.hear(gone))
         if w.greeted:

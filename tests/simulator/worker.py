@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from greenlet import getcurrent, greenlet
 
+from edl.contract.evaluation import FINAL, EvaluationPlan
 from edl.contract.ids import WorkerId
-from tests.counting import AtOnce, CountingLearner, Positions
+from tests.counting import AtOnce, CountingLearner, CountingMetrics, Positions
 from trainer.checkpointing import Checkpointing
 from trainer.data import Batches
+from trainer.evaluation import RingEvaluation
+from trainer.memory_copy import MemoryCopy
 from trainer.ring.local import Circle, LocalRing
 from trainer.telemetry import Telemetry
 from trainer.worker import Worker
@@ -29,8 +32,9 @@ MOST_EPOCHS = 5  # that people may ask for
 class Sim:
     """One simulated worker of a fleet."""
 
-    def __init__(self, worker: WorkerId, fleet: Fleet):
+    def __init__(self, worker: WorkerId, fleet: Fleet, memory: MemoryCopy | None = None):
         world = fleet.world
+        self.memory = memory
         self.id, self.fleet, self.clock = worker, fleet, world.clock
         self.session = fleet.session(self)
         self.learner = CountingLearner(
@@ -40,6 +44,13 @@ class Sim:
         self.learner.joins(self.ring)
         self.session.cuts(self.ring.cut)
         batches = Batches(Positions(world.size, world.bad), world.batch, reading=AtOnce())
+        evaluation = None
+        if world.held_out:
+            of, size = world.config.evaluation, world.held_out
+            plan = EvaluationPlan(batches.steps, of.batch_size, of.steps, of.epochs, of.split, {FINAL: size})
+            held_out = {FINAL: Batches(Positions(size), of.batch_size, reading=AtOnce())}
+            metrics = CountingMetrics(size, lambda: fleet.evaluates(self))
+            evaluation = RingEvaluation(plan, held_out, metrics)
         self.checkpoints = None
         if world.config.checkpoint.dir:
             beside = lambda work: fleet.writes(self, work)  # noqa: E731
@@ -59,8 +70,10 @@ class Sim:
             self.learner,
             batches,
             Telemetry(self.session, batches.steps, lambda: world.clock.now, log=lambda line: None),
-            lambda: fleet.export(self),
+            lambda worth: fleet.export(self, worth),
             self.checkpoints,
+            evaluation=evaluation,
+            memory=memory,
         )
         self._main = greenlet(lambda: fleet.live(self))
         self._hub = getcurrent()
@@ -71,6 +84,7 @@ class Sim:
         self.greeted = False  # its stream is open
         self.is_ready = False
         self.stopping = False
+        self.evaluating = False
         self.failed = False  # it has said why it fails
         self.own_end = False  # it ended by its own doing
         self.fenced = False  # by the master: nothing that it says is heard
@@ -85,6 +99,7 @@ class Sim:
         self.outbox_at = 0.0
         # what is known of it here, whatever it says of itself
         self.has_state = False  # it has had the ring's state
+        self.from_memory = False  # or one that was left to it
 
     @property
     def step(self) -> int:

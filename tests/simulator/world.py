@@ -74,8 +74,14 @@ class World:
             workers, least = 6, 1
         others = random.Random(f"checkpoints of {seed}")
         writes, full = others.random() < 0.7, others.choice((0.0, 0.0, 0.05, 0.3))
+        others_too = random.Random(f"copies of {seed}")
+        self.copies = others_too if others_too.random() < 0.2 else None  # whether workers leave their state
         self.store = Store(Memory(lambda: others.random() < full))
+        others = random.Random(f"evaluations of {seed}")
+        self.held_out = 0 if hours else others.choice((0, 1, 10, 30))  # records
         self.values = values.merge(BASE, {
+            "evaluation": {"steps": others.choice((0, 0, 5)), "epochs": others.choice((0, 1, 2)),
+                           "batchSize": 8},
             "checkpoint": {"dir": "memory" if writes else "", "seconds": others.choice((0.1, 1, 5)),
                            "steps": others.choice((0, 0, 7)), "keep": 2},
             "workers": workers, "minWorkers": least, "maxWorkers": 8,
@@ -83,7 +89,7 @@ class World:
             "data": {"maxBadRecords": len(self.bad)},
             "elastic": {"heartbeatTimeoutSeconds": self.silence, "startupTimeoutSeconds": 10,
                         "joinDelaySeconds": join, "gracePeriodSeconds": grace,
-                        "maxFailures": self.most_failures},
+                        "maxFailures": self.most_failures, "memoryCopy": self.copies is not None},
         })  # fmt: skip
         self.config = config.parse(self.values)
         self.clock = Clock()

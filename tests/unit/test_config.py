@@ -30,7 +30,7 @@ workers: {nodeSelector: {disk: fast}} | workers | did you mean worker.nodeSelect
 training: {epoch: 3} | training.epoch | did you mean training.epochs?
 elastic: {heartbeatTimeout: 3} | elastic.heartbeatTimeout | elastic.heartbeatTimeoutSeconds
 local: {cpu: 3} | local.cpu | keys of local: startMethod, threads
-epochs: 3 | epochs | did you mean training.epochs?
+epochs: 3 | epochs | did you mean training.epochs or evaluation.epochs?
 training: {workers: 3} | training.workers | did you mean workers?
 min_workers: 3 | min_workers | did you mean minWorkers?
 Training: {} | Training | did you mean training?

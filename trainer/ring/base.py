@@ -13,7 +13,7 @@ engine runs in there, so no text of an error has to be matched.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -99,3 +99,39 @@ class Ring(Protocol):
     def close(self) -> None:
         """Leave the ring, broken or not."""
         ...
+
+
+TOGETHER = 16 << 20
+
+
+def broadcast_parts(
+    ring: Ring, parts: Sequence[np.ndarray], root: int, together: int = TOGETHER
+) -> list[np.ndarray]:
+    """The root's parts, uint8 [bytes] each; how long each is, all ranks know: theirs are as long.
+
+    One after the other, so that no rank needs memory for all of them more than once.
+
+    Args:
+        together: bytes of small parts that travel as one.
+
+    Raises:
+        RingBroken: see `Ring.broadcast`.
+    """
+    found: list[np.ndarray] = []
+    for several in _pieces(parts, together):
+        piece = ring.broadcast(several[0] if len(several) == 1 else np.concatenate(several), root)
+        found += np.split(piece, np.cumsum([len(part) for part in several])[:-1])
+    return found
+
+
+def _pieces(parts: Sequence[np.ndarray], most: int) -> Iterator[list[np.ndarray]]:
+    several: list[np.ndarray] = []
+    nbytes = 0
+    for part in parts:
+        if several and nbytes + len(part) > most:
+            yield several
+            several, nbytes = [], 0
+        several.append(part)
+        nbytes += len(part)
+    if several:
+        yield several

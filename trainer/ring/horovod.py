@@ -281,14 +281,20 @@ class GraphSums:
         self._size = size
         self._alone.assign(False)
 
-    def __call__(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
+    WIRES: tuple[str, ...] = ("float32", "float16")  # types that Gloo sums
+
+    def __call__(self, tensor: tf.Tensor, name: str, wire: str = "float32") -> tf.Tensor:
         """The sum over all ranks of a float32 tensor; shape and name are the same on all ranks. It has no
-        gradient."""
+        gradient.
+
+        Args:
+            wire: the type as which it travels, one of WIRES.
+        """
         # In a ring of one it is the tensor itself. (A branch would be a graph of its own, to be traced.)
         ours, mine = tf.raw_ops.Switch(data=tf.stop_gradient(tensor), pred=self._alone)
-        total = _allreduce(ours, name=f"{NAMED}{name}", op=hvd.Sum, ignore_name_scope=True)
+        total = _allreduce(tf.cast(ours, wire), name=f"{NAMED}{name}", op=hvd.Sum, ignore_name_scope=True)
         total.op._set_attr(ATTRIBUTE, attr_value_pb2.AttrValue(s=name.encode()))
-        found, _ = tf.raw_ops.Merge(inputs=[total, mine])
+        found, _ = tf.raw_ops.Merge(inputs=[tf.cast(total, tensor.dtype), mine])
         return found
 
     @contextlib.contextmanager

@@ -85,10 +85,19 @@ class MasterStream:
         token: the job's token.
         worker: this worker's id.
         connect: makes a channel to host:port.
+        succeeds: how the process before this one has ended, whose place it is to have.
+        brings_state: whether there is a copy of the state that it could begin from.
     """
 
     def __init__(
-        self, address: str, token: str, worker: int, run_id: str, connect: Connect = tls.aio_channel
+        self,
+        address: str,
+        token: str,
+        worker: int,
+        run_id: str,
+        connect: Connect = tls.aio_channel,
+        succeeds: pb.Succession | None = None,
+        brings_state: bool = False,
     ):
         self.session = Session(worker, self._send, threading.Event())
         self.config_json = ""
@@ -96,6 +105,7 @@ class MasterStream:
         self.rehearses = False
         self.store_port = 0
         self.address, self._token, self._run_id, self._connect = address, token, run_id, connect
+        self._succeeds, self._brings_state = succeeds, brings_state
         self._term = 0  # the greatest of a master that it has seen
         self._caller = ""  # who has said that it acts; it is looked for there before all else
         self._patience = 0.0
@@ -116,11 +126,12 @@ class MasterStream:
     # --- the main thread's side
 
     def open(self, timeout: float = 30.0) -> None:
-        """Connect, and wait for the master's welcome.
+        """Connect, and wait for the master's welcome: twice as long to follow another worker in its place.
 
         Raises:
             NoMaster: it did not come.
         """
+        timeout = timeout if self._succeeds is None else 2 * timeout
         self._thread.start()
         if not self._welcomed.wait(timeout):
             why = tls.trouble(self.address, tls.authority())
@@ -205,6 +216,9 @@ class MasterStream:
         for message in self.session.greeting():
             if message.HasField("hello"):
                 message.hello.term = self._term
+                message.hello.brings_state = self._brings_state
+                if self._succeeds is not None and not self._welcomed.is_set():
+                    message.hello.succeeds.CopyFrom(self._succeeds)
             self._post(message)
         metadata = (("authorization", f"Bearer {self._token}"),)
         admitted: asyncio.Future[bool] = self._loop.create_future()

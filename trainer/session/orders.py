@@ -20,6 +20,8 @@ class FormRing:
     layout: Layout  # of the data
     step: int = 0  # at which the ring begins
     joining: tuple[int, ...] = ()  # members that are sent the state while the others train
+    round: int = 0  # of the evaluation after that step
+    turn: int = 0  # 1: callbacks have been called after it
 
 
 @dataclass(frozen=True, slots=True)

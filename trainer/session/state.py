@@ -51,6 +51,8 @@ class SessionState:
         match message.WhichOneof("body"):
             case "ready":
                 self._ready = message.ready
+                if message.ready.HasField("held"):
+                    self._out = message.ready.held
             case "joined_ring" if message.generation == self.generation:
                 self._up = True
             case "left_ring":
@@ -62,6 +64,7 @@ class SessionState:
         return pb.Resume(
             layout=self._ready.layout,
             model=self._ready.model,
+            held_out=self._ready.held_out,
             members=self._members,
             joined=self._up,
             left=self._left,
@@ -248,17 +251,10 @@ class Session:
                 joining = tuple(form.joining)
                 self._orders.append(
                     FormRing(
-                        generation,
-                        members,
-                        form.root,
-                        form.sync,
-                        form.epochs,
-                        shares,
-                        layout,
-                        form.step,
-                        joining,
+                        generation, members, form.root, form.sync, form.epochs, shares, layout,
+                        form.step, joining, form.round, form.turn,
                     )
-                )
+                )  # fmt: skip
             case "train" if generation == self.state.generation:
                 self._tasks.append(message.train.epochs)
             case "leave":

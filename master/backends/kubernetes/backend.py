@@ -28,6 +28,7 @@ from master.backends.kubernetes.installed import Installed
 from master.backends.kubernetes.labels import Labels
 from master.backends.kubernetes.leader_election import Superseded
 from master.backends.kubernetes.nodes import Nodes
+from master.backends.kubernetes.places import Places
 from master.backends.kubernetes.pod_control import PodCreation, PodDeletion
 from master.backends.kubernetes.pod_template import Identity, digest, excluding, render
 from master.backends.kubernetes.status import Snapshot, Status
@@ -94,6 +95,7 @@ class Kubernetes:
             run.run_id, run.emit, installed.found.next_id, api.pace, self._nodes, self._creation,
             self._deletion, self.events,
         )  # fmt: skip
+        self._places = Places(api, place, self._workers, run.spec.config.elastic.warm_process != "none")
         self._labels = Labels(api, place, self._workers, self._now)
 
     # --- the backend
@@ -134,6 +136,10 @@ class Kubernetes:
             case ev.Notice(reason, text):
                 self.events.record(reason, text)
 
+    async def succeed(self, ended: ev.Gone) -> WorkerId | None:
+        """Have another worker live in the pod of one that has crashed, if one is needed."""
+        return await self._places.offer(ended)
+
     def observe(self, now: float, event: ev.Event, effects: list[ev.Effect]) -> None:
         """An observer of the master's loop: what people see may have changed."""
         if any(isinstance(effect, ev.End) for effect in effects):
@@ -162,7 +168,8 @@ class Kubernetes:
     # --- pods
 
     async def _create(self, w: WorkerPod) -> None:
-        await self._workers.create(w, partial(self._rendered, w), self._installed)
+        if not await self._places.take(w):
+            await self._workers.create(w, partial(self._rendered, w), self._installed)
         if w.unwanted and w.pod is not None and not w.over.is_set():
             w.asked = True
             await self._deletion.delete(w.pod)

@@ -19,6 +19,8 @@ NOT_ITS_FAULT: Mapping[int, str] = {
 # The node's own doing, as container or pod reasons: the job is not to blame.
 LOST_NODE = frozenset({"ContainerStatusUnknown", "NodeLost", "NodeShutdown", "Shutdown", "Terminated"})
 
+OOM_KILLED = "OOMKilled"
+
 
 def exit_cause(
     worker: WorkerId, pod: pods.Pod, by_us: bool, disrupted: str = "", overdue: bool = False
@@ -44,8 +46,8 @@ def exit_cause(
         return ev.Gone(worker, code=code, free=True, why="somebody deleted its pod")
     if reason in LOST_NODE or (not terminated and status.get("reason") in LOST_NODE):
         return ev.Gone(worker, free=True, why=f"its node was lost ({reason or status['reason']})")
-    if reason == "OOMKilled":
-        return ev.Gone(worker, code=code, why=f"OOMKilled: container memory limit {_memory_limit(pod)}")
+    if reason == OOM_KILLED:
+        return ev.Gone(worker, code=code, why=out_of_memory(pod))
     if code is not None:
         # Also of a pod that we have deleted: a worker's stream ends before its pod does, and
         # when the master answers with a deletion, the crash is still a crash.
@@ -62,6 +64,11 @@ def exit_cause(
     if by_us:
         return ev.Gone(worker, free=True, why="the master deleted its pod")
     return ev.Gone(worker, free=True, why="its pod is gone")
+
+
+def out_of_memory(pod: pods.Pod) -> str:
+    """Its container had no memory left."""
+    return f"{OOM_KILLED}: container memory limit {_memory_limit(pod)}"
 
 
 def _exit(worker: WorkerId, code: int, number: int | None, by_us: bool) -> ev.Gone:

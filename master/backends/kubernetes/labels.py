@@ -82,7 +82,8 @@ class Labels:
         rank, state = w.labels = self._wanted(w)
         w.labelled_at = asyncio.get_running_loop().time()
         labels = {pods.RANK: rank or None, pods.STATE: state}
-        path = self._place.path("pods", self._place.names.worker(w.id))
+        assert w.pod is not None
+        path = self._place.path("pods", w.pod["metadata"]["name"])
         await self._api.patch(path, {"metadata": {"uid": w.uid, "labels": labels}}, None)
 
 

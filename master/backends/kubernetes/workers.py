@@ -1,7 +1,8 @@
 """The workers of a run and their pods: what happens to a pod becomes `Seen`, `Delayed` or `Gone`.
 
-A pod is ours by its UID. Its name tells the worker, and as ids are never reused, no two pods of a
-run ever have one name; where another one has, it is not touched, and the worker is given up.
+A pod is ours by its UID. Its name tells the worker that it was made for, and as ids are never reused, no two
+pods of a run ever have one name; where another one has, it is not touched, and the worker is given up. A
+worker may also take the place of one whose process has crashed (`places`): the pod is then its own.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ class WorkerPod:
     making: bool = False  # a create is under way
     unwanted: bool = False  # to be deleted
     asked: bool = False  # its deletion has been asked for
+    fenced: bool = False  # it was given up, and may still run
     seen: bool = False
     why: str = ""  # it does not run yet
     disrupted: str = ""  # why Kubernetes takes it away
@@ -54,6 +56,18 @@ class WorkerPod:
     def needs_pod(self) -> bool:
         """It is needed, and its pod is unknown. (A watch may know a pod before its create is answered.)"""
         return not self.unwanted and not self.uid and not self.over.is_set()
+
+    @property
+    def may_go_on(self) -> bool:
+        """When the worker's process ends, another one may follow it in the pod."""
+        pod = self.pod
+        return (
+            pod is not None
+            and not self.asked
+            and not self.disrupted
+            and pods.running(pod)
+            and not pods.deleting(pod)
+        )
 
     @property
     def kept(self) -> bool:
@@ -88,6 +102,8 @@ class Workers:
         self._creation, self._deletion, self._events = creation, deletion, events
         self._ended: list[WorkerId] = []  # whose pods stay; the oldest first
         self._all: dict[WorkerId, WorkerPod] = {}
+        self.on_end: list[Callable[[], None]] = []  # called when one is gone
+        self._moved: dict[str, WorkerId] = {}  # by UID of the pod: who lives there now, whatever a watch says
 
     def close(self) -> None:
         for w in self:
@@ -102,6 +118,26 @@ class Workers:
 
     def get(self, worker: WorkerId) -> WorkerPod | None:
         return self._all.get(worker)
+
+    def in_pod(self, name: str) -> WorkerPod | None:
+        """The last worker in the pod of that name."""
+        named = (w for w in self if w.pod is not None and w.pod["metadata"]["name"] == name)
+        return max(named, key=lambda w: w.id, default=None)
+
+    @property
+    def ending(self) -> int:
+        """How many there are whose streams have ended, and whose processes seem to have."""
+        return sum(
+            w.unwanted and w.seen and not w.over.is_set() and not w.fenced and w.may_go_on for w in self
+        )
+
+    def move(self, w: WorkerPod, before: WorkerPod, pod: pods.Pod) -> None:
+        """It lives in the pod of one that is gone."""
+        self._moved[before.uid] = w.id
+        self._all.pop(before.id, None)
+        w.high, w.making = before.high, False
+        w.labels = ("", str(WorkerState.STARTING))
+        self.made(w, pod)
 
     def add(self, worker: WorkerId) -> WorkerPod:
         """One whose pod is to be made."""
@@ -174,6 +210,7 @@ class Workers:
     def changed(self, pod: pods.Pod, vanished: bool) -> None:
         """A pod is as it is now, or gone."""
         run, worker = pods.of(pod)
+        worker = self._moved.get(pods.uid(pod), worker)
         w = self._all.get(worker) if worker is not None and run == self.run_id else None
         if w is not None and not w.uid and w.making and not vanished:
             self.made(w, pod)
@@ -184,8 +221,11 @@ class Workers:
         w.pod = pod
         if not w.over.is_set():
             self._look(w, pod, vanished)
+        elif not vanished:  # nobody has taken the place that it left
+            self._keep(w)
         if vanished:
             del self._all[w.id]
+            self._moved.pop(w.uid, None)
             if w.id in self._ended:
                 self._ended.remove(w.id)
             self._creation.look_again()
@@ -200,24 +240,34 @@ class Workers:
         """Say that it is gone; its pod may stay a while."""
         w.over.set()
         self._creation.look_again()
+        for tell in self.on_end:
+            tell()
         self._await_nothing(w)
         self._emit(gone)
         if not w.uid:
             del self._all[w.id]
-        elif w.kept:
-            assert w.pod is not None
-            if pods.goes_on(w.pod):
-                self._deletion.discard(w.pod)
-                return
-            self._ended.append(w.id)
-            if len(self._ended) > KEPT:
-                oldest = self._all[self._ended.pop(0)]
-                assert oldest.pod is not None
-                self._deletion.discard(oldest.pod)
+        else:
+            self._keep(w)
+
+    def _keep(self, w: WorkerPod) -> None:
+        """Its pod stays for a while, if it has ended, for those who read its log."""
+        if not w.kept or w.id in self._ended:
+            return
+        assert w.pod is not None
+        if pods.goes_on(w.pod):
+            self._deletion.discard(w.pod)
+            return
+        self._ended.append(w.id)
+        if len(self._ended) > KEPT:
+            oldest = self._all[self._ended.pop(0)]
+            assert oldest.pod is not None
+            self._deletion.discard(oldest.pod)
 
     def doubt(self, worker: WorkerId) -> None:
         """It is not heard of. Where nobody is, the node may be lost, and with it what is put there next."""
         w = self._all.get(worker)
+        if w is not None:
+            w.fenced = True
         if w is None or w.pod is None or not (node := pods.node(w.pod)):
             return
         if any(o.seen and o.pod and pods.node(o.pod) == node for o in self._wanted if o is not w):

@@ -44,7 +44,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "loss_scale_factor": {"loss_scale_factor": 128.0},
     "gradient_accumulation_steps": {"gradient_accumulation_steps": 2},
     "gradient_accumulation_steps, use_ema": {"gradient_accumulation_steps": 2, "use_ema": True},
-    "a schedule": {"learning_rate": o.schedules.ExponentialDecay(0.1, 2, 0.5)},
+    "a schedule": {"learning_rate": o.schedules.ExponentialDecay(0.02, 2, 0.5)},
 }
 
 

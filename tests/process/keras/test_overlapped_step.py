@@ -12,10 +12,12 @@ import pytest
 import tensorflow as tf
 from keras import optimizers as o
 
+from edl.errors import ModelError
 from tests.process.keras.models import dense, plain, sgd, tagged, tagger, weighted
 from tests.process.keras.ranks import on_ranks
 from tests.process.keras.rings import Case, batch
 from trainer import control
+from trainer.fused_updates import fused
 from trainer.graphs import concrete
 from trainer.learner import KerasLearner
 from trainer.overlapped_step import SMALL, OverlappedStep, finite_as
@@ -40,10 +42,10 @@ def wide(optimizer: Any = None) -> keras.Model:
 class Rank:
     """One learner, in a ring that breaks at the sum that it is told."""
 
-    def __init__(self, case: Case):
+    def __init__(self, case: Case, wire: str = "float32"):
         self.case, self.ring = case, LocalRing()
         self.made, self.breaks_at = 0, 0  # sums; counted from 1
-        self.learner = KerasLearner(case.build(), batch(case, 0, 5), (), self.reduce)
+        self.learner = KerasLearner(case.build(), batch(case, 0, 5), (), self.reduce, wire=wire)
 
     def reduce(self, vector: Any) -> Any:
         self.made += 1
@@ -56,8 +58,8 @@ class Rank:
         return self.learner.sums(part, control.write(step), step, rank, records)
 
 
-def ranks_of(case: Case, size: int) -> list[Rank]:
-    ranks = [Rank(case) for _ in range(size)]
+def ranks_of(case: Case, size: int, wire: str = "float32") -> list[Rank]:
+    ranks = [Rank(case, wire) for _ in range(size)]
     for rank in ranks[1:]:
         rank.learner.load(ranks[0].learner.state())
     return ranks
@@ -77,6 +79,8 @@ OPTIMIZERS: dict[str, Callable[[], Any]] = {
     "Adam, amsgrad": lambda: o.Adam(0.01, amsgrad=True),
     "RMSprop": lambda: o.RMSprop(0.01, centered=True),
     "Lamb": lambda: o.Lamb(0.01),
+    "AdamW, averaged now and again": lambda: o.AdamW(0.01, use_ema=True, ema_overwrite_frequency=2),
+    "one that accumulates": lambda: o.SGD(0.1, gradient_accumulation_steps=2),
 }
 
 
@@ -88,6 +92,38 @@ def test_a_rank_without_records_ends_with_the_same_bits(name: str) -> None:
             assert (sums.agreed.records, sums.agreed.nonfinite) == (12, False)
             rank.learner.apply(sums)
     assert len({rank.learner.digest() for rank in ranks}) == 1
+
+
+def test_compressed_gradients_end_with_the_same_bits_and_what_is_counted_is_not_compressed() -> None:
+    case, step = Case(wide, plain), 4001  # three times that, float16 does not hold
+    exact, rounded = ranks_of(case, 3), ranks_of(case, 3, wire="float16")
+    for rank in rounded:
+        rank.learner.load(exact[0].learner.state())
+    for ranks in (exact, rounded):
+        for rank, sums in zip(ranks, made(ranks, step, (0, 5, 5, 12)), strict=True):
+            assert sums.agreed.all_at(step, 3)
+            assert sums.agreed.records == 12
+            rank.learner.apply(sums)
+    assert len({rank.learner.digest() for rank in rounded}) == 1
+    weights = [ranks[0].learner.model.get_weights() for ranks in (exact, rounded)]
+    off = max(float(np.max(np.abs(a - b))) for a, b in zip(*weights, strict=True))
+    assert 0 < off < 1e-3
+
+
+@pytest.mark.parametrize("non_finite", [False, True])
+def test_what_is_too_large_for_the_compressed_sum_all_see_and_nobody_applies(non_finite: bool) -> None:
+    """Each rank's part is finite in float16; only their sum is not."""
+    x, y, _ = plain()
+    large = np.array(y, np.float32) * 0 + (np.nan if non_finite else 3e6)
+    ranks = ranks_of(Case(wide, lambda: (x, large, None)), 2, wire="float16")
+    found = made(ranks, 0, (0, 6, 12))
+    assert [sums.agreed.nonfinite for sums in found] == [True] * 2
+    assert [sums.at_fault for sums in found] == [True] * 2
+
+
+def test_a_step_of_one_vector_cannot_be_compressed() -> None:
+    with pytest.raises(ModelError, match=r"training\.compression must be none for this model"):
+        Rank(Case(lambda: dense(run_eagerly=True), plain), wire="float16")
 
 
 def test_records_that_are_missing_are_not_in_the_mean() -> None:
@@ -119,7 +155,7 @@ def test_sums_may_be_applied_later_to_the_state_that_they_are_for(name: str) -> 
     assert new.learner.digest() == old.learner.digest()
 
 
-@pytest.mark.parametrize("name", ["SGD", "Adam"])
+@pytest.mark.parametrize("name", ["SGD", "SGD, Nesterov, clipped", "Adam", "RMSprop"])
 def test_values_that_are_kept_are_those_from_before_the_step(name: str) -> None:
     [rank] = ranks_of(Case(lambda: wide(OPTIMIZERS[name]()), plain), 1)
     variables = [*rank.learner.model.variables, *rank.learner.model.optimizer.variables]
@@ -130,6 +166,42 @@ def test_values_that_are_kept_are_those_from_before_the_step(name: str) -> None:
         np.testing.assert_array_equal(value.numpy(), then)
     changed = [not np.array_equal(v.numpy(), then) for v, then in zip(variables, before, strict=True)]
     assert sum(changed) > 4
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_what_was_kept_is_put_back_to_the_bit(name: str) -> None:
+    [rank] = ranks_of(Case(lambda: wide(OPTIMIZERS[name]()), plain), 1)
+    for step in range(2):  # in the beginning slots are the same everywhere, and later they are not
+        kept, before = rank.learner.kept(), rank.learner.digest()
+        rank.learner.apply(made([rank], step, (0, 12))[0])
+        assert rank.learner.digest() != before
+        rank.learner.restore(kept)
+        assert rank.learner.digest() == before
+        rank.learner.apply(made([rank], step, (0, 12))[0])
+
+
+# Operations that an update of a variable is; all others would need memory for their result.
+FUSED: dict[str, tuple[Any, str]] = {
+    "SGD": (o.SGD(0.1), "ResourceApplyGradientDescent"),
+    "momentum": (o.SGD(0.1, momentum=0.5), "ResourceApplyKerasMomentum"),
+    "Adam": (o.Adam(0.1), "ResourceApplyAdam"),
+}
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_an_update_of_a_variable_is_one_operation(name: str) -> None:
+    optimizer, operation = FUSED[name]
+    variables = [keras.Variable(np.zeros((3, 3), np.float32)) for _ in range(2)]
+    optimizer.build(variables)
+
+    def update(*gradients: tf.Tensor) -> None:
+        with fused(optimizer):
+            optimizer.apply_gradients(zip(gradients, variables, strict=True))
+
+    graph = concrete(update, *[tf.TensorSpec((3, 3))] * 2).graph
+    assert [op.type for op in graph.get_operations()].count(operation) == 2
+    made = {op.type for op in graph.get_operations() for t in op.outputs if t.shape.rank == 2}
+    assert made <= {"Placeholder", "Identity", "IdentityN"}, "these take no memory"
 
 
 @pytest.mark.parametrize("name", ["SGD", "Adam"])
@@ -192,9 +264,9 @@ WAYS: dict[str, tuple[Case, type]] = {
     "a table, SGD": (Case(lambda: tagger(mask=False), tagged), OverlappedStep),
     "a table, by rows": (Case(lambda: tagger(mask=False, optimizer=o.Adam()), tagged), VectorStep),
     "a masked mean": (Case(tagger, tagged), VectorStep),
-    "gradient accumulation": (Case(lambda: dense(sgd(gradient_accumulation_steps=2)), plain), VectorStep),
-    "an optimizer of one's own": (Case(lambda: dense(Mine(0.1)), plain), VectorStep),
-    "reads what it has changed": (Case(lambda: dense(o.ScheduleFreeAdamW()), plain), VectorStep),
+    "gradient accumulation": (Case(lambda: dense(sgd(gradient_accumulation_steps=2)), plain), OverlappedStep),
+    "an optimizer of one's own": (Case(lambda: dense(Mine(0.1)), plain), OverlappedStep),
+    "reads what it has changed": (Case(lambda: dense(o.ScheduleFreeAdamW()), plain), OverlappedStep),
     "run eagerly": (Case(lambda: dense(run_eagerly=True), plain), VectorStep),
 }
 

@@ -11,7 +11,10 @@ from keras import ops
 
 from edl.errors import ModelError
 from tests.process.keras.models import dense, plain
+from tests.process.keras.own_models import vae
 from tests.process.keras.rings import Case, Meeting, learner_of
+from trainer import build as build_module
+from trainer.ring.horovod import HorovodRing
 
 K = keras.layers
 
@@ -143,3 +146,21 @@ EXACT: dict[str, Callable[[], keras.Model]] = {
 @pytest.mark.parametrize("name", EXACT)
 def test_what_does_not_is_not_accused(name: str) -> None:
     learner_of(Case(EXACT[name], plain), Meeting(), inexact="refuse")
+
+
+@pytest.mark.parametrize(
+    ("build", "compression", "words"),
+    [
+        (
+            dense,
+            "bfloat16",
+            "compression must be none or float16: the ring's engine, Gloo, cannot sum bfloat16",
+        ),
+        (lambda: vae(0.0), "float16", r"compression must be none for a model with its own train_step\(\)"),
+    ],
+)
+def test_a_compression_that_cannot_be_honoured_is_refused(
+    build: Callable[[], keras.Model], compression: str, words: str
+) -> None:
+    with pytest.raises(ModelError, match=words):
+        build_module.learner_of(build(), [], HorovodRing(1, "lo", "nobody"), "warn", print, 1, compression)

@@ -1,0 +1,141 @@
+"""`edl export`: a model out of a job's checkpoint, or its trained model in another format."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from edl import config
+from edl.checkpoints import Store
+from edl.cli import latest
+from edl.cli.run import VALUES
+from edl.client import Client
+from edl.config import values
+from edl.contract import artifacts
+from edl.contract.phases import ENDED
+from edl.contract.workers import WORKER_ENVIRONMENT
+from edl.errors import ConfigError, EdlError
+
+CHECKPOINT_SECONDS = 120.0  # for a running job to write one
+SUFFIXES = {"keras": ".keras", "savedmodel": ".savedmodel", "onnx": ".onnx"}
+# Not of this machine's GPU: another process may train on it.
+ENVIRONMENT = {**WORKER_ENVIRONMENT, "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "2"}
+
+
+class Format(StrEnum):
+    keras = "keras"
+    savedmodel = "savedmodel"
+    onnx = "onnx"
+
+
+def export(
+    directory: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[DIR]",
+            help="A job's output directory, or a directory of checkpoints; default: that of the last job.",
+        ),
+    ] = None,
+    name: Annotated[Format, typer.Option("--format", help="What to write.")] = Format.keras,
+    step: Annotated[
+        int | None,
+        typer.Option(
+            "--step",
+            help="The step of the checkpoint; default: the trained model, else the newest checkpoint; a "
+            "running job is asked for one.",
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", help="The file to write, or for savedmodel the directory; default: here, by "
+                     "the job's name."),
+    ] = None,
+) -> None:  # fmt: skip
+    """Write a job's model as .keras, SavedModel or ONNX; it is loaded again and compared."""
+    found = latest.find(directory)
+    request = _of_job(found, step) if (found / VALUES).exists() else _of_checkpoints(found, step)
+    suffix = SUFFIXES[name]
+    named = f"{found.resolve().name}{f'-{step}' if step is not None else ''}{suffix}"
+    output = output or Path(named)
+    if name is Format.keras and output.suffix != suffix:
+        raise ConfigError(f"--output {output}: the name of a Keras file must end in {suffix}")
+    if output.exists():
+        raise EdlError(f"{output} already exists; choose another --output")
+    raise typer.Exit(_run({**request, "step": step, "name": str(name), "output": str(output)}))
+
+
+def _of_job(output: Path, step: int | None) -> dict[str, Any]:
+    """What of a job is to be exported.
+
+    Raises:
+        EdlError: there is nothing yet.
+    """
+    kept = values.load_file(output / VALUES)
+    where = config.parse(kept).checkpoint.dir
+    ended = (output / artifacts.SUMMARY).exists()
+    trained = output / artifacts.MODEL
+    request = {"values": kept, "trained": "", "checkpoints": where}
+    if step is None and ended and trained.exists():
+        return {**request, "trained": str(trained)}
+    if not where:
+        what = f"{artifacts.MODEL} is not there" if ended else "the job has not ended"
+        raise EdlError(f"{output}: {what}, and it writes no checkpoints (checkpoint.dir is empty)")
+    if step is None and not ended:
+        _have_written(output)
+    return request
+
+
+def _have_written(output: Path) -> None:
+    """Have a running job write a checkpoint, and wait for it. One whose master is gone has what it has."""
+    if latest.is_orphaned(output):
+        return
+    client = Client(artifacts.read_contact(output))
+    before = _newest(client.status())
+    print(client.checkpoint(), file=sys.stderr)
+    for status in client.follow(CHECKPOINT_SECONDS):
+        if _newest(status) > before or status["phase"] in ENDED:
+            return
+    raise EdlError(
+        f"{output}: no checkpoint was written within {CHECKPOINT_SECONDS:g} s; `edl checkpoints` lists those "
+        "that there are, and --step exports one"
+    )
+
+
+def _newest(status: dict[str, Any]) -> int:
+    return int((status.get("checkpoint") or {}).get("step") or 0)
+
+
+def _of_checkpoints(directory: Path, step: int | None) -> dict[str, Any]:
+    """A directory of checkpoints alone: the model is the module that they name.
+
+    Raises:
+        EdlError: there are none, or the module's text was in the values.
+    """
+    found = Store.open(str(directory)).checkpoints()
+    wanted = [c for c in found if step in (None, c.step) and not c.wrong()]
+    if not wanted:
+        of = "" if step is None else f" of step {step}"
+        raise EdlError(f"{directory}: neither a job's output directory nor a whole checkpoint{of}")
+    said = wanted[-1].manifest.config
+    module = said.get("model.module")
+    if not module:
+        raise EdlError(f"{directory}: the model was given as text; name the job's output directory instead")
+    sets = [f"training.seed={said['training.seed']}", "data.allowEmpty=true"]
+    merged = values.merge(values.load([], sets), {"model": {"module": module}})
+    return {"values": merged, "trained": "", "checkpoints": str(directory)}
+
+
+def _run(request: dict[str, Any]) -> int:
+    """Have a process with TensorFlow do it; its exit code."""
+    done = subprocess.run(
+        [sys.executable, "-m", "trainer.export_checkpoint"],
+        input=json.dumps(request).encode(), env={**os.environ, **ENVIRONMENT},
+    )  # fmt: skip
+    return done.returncode if done.returncode >= 0 else 1

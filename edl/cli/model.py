@@ -1,0 +1,43 @@
+"""`edl model get`: the trained model of a job, from where it is kept to a file here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from edl.cli import display
+from edl.cli.export import Format
+from edl.cli.jobs import JobHandle
+from edl.cli.target import about_a_job
+from edl.contract.artifacts import FORMATS
+from edl.errors import EdlError
+
+app = typer.Typer(name="model", help="The trained model of a job.", no_args_is_help=True)
+
+
+@app.callback()
+def _group() -> None:
+    """The trained model of a job."""
+
+
+@app.command()
+@about_a_job
+def get(
+    job: JobHandle,
+    file: Annotated[
+        Path | None,
+        typer.Argument(metavar="[FILE]", help="Where to write it; default: under its own name, here."),
+    ] = None,
+    name: Annotated[
+        Format, typer.Option("--format", help="Which of those that were exported; savedmodel is a directory.")
+    ] = Format.keras,
+) -> None:
+    """Copy a job's trained model here, whole and verified."""
+    target = file or Path(FORMATS[name])
+    if target.is_dir() and name is not Format.savedmodel:
+        target = target / FORMATS[name]
+    if target.exists():
+        raise EdlError(f"{target} already exists; choose another FILE")
+    display.line(job.fetch(name, target))

@@ -1,0 +1,152 @@
+"""The trained model of a release, read from its output volume.
+
+The worker that wrote it has ended, and the master does not have the volume. So a pod is made that has: the
+worker's, as the chart renders it, with nothing but that volume (read-only) and `sleep`. The files are read by
+`cat` in it, through the API server, as `kubectl cp` does. The pod is deleted when that is done; if this
+command is killed before, the pod ends by itself, and goes with the release.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Sequence
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from edl.cli import received
+from edl.cli.release_status import LOST, FoundRelease
+from edl.contract import artifacts
+from edl.errors import EdlError
+from edl.kubernetes import pods
+from edl.kubernetes.client import Api, ApiError
+from edl.kubernetes.informer import Object, changes
+
+MOUNTED = "/var/lib/edl"  # as in the worker's pod
+COMPONENT = "model"
+LIFE_SECONDS = 3600  # of the pod, at most
+START_SECONDS = 180.0  # until it runs
+KEPT = (  # of the worker's pod: what it takes to be allowed, and to be placed where the volume can be
+    "affinity", "imagePullSecrets", "nodeSelector", "runtimeClassName", "schedulerName", "securityContext",
+    "serviceAccountName", "tolerations",
+)  # fmt: skip
+RESOURCES = {"requests": {"cpu": "50m", "memory": "32Mi"}, "limits": {"memory": "128Mi"}}
+
+
+async def fetch(api: Api, found: FoundRelease, name: str, target: Path) -> str:
+    """Copy what was exported in this format; the outcome in words.
+
+    Raises:
+        EdlError: there is nothing to copy, the pod does not run, or what arrived is not what was written.
+        ApiError: the API refuses, or does not answer.
+    """
+    where = f"release {found.release}"
+    if not found.model:
+        raise EdlError(f"{where}: {LOST.format('was' if found.ended else 'will be')}")
+    if not found.ended:
+        raise EdlError(f"{where}: the job has not ended: {found.phase}, {found.reason}")
+    path = f"/api/v1/namespaces/{found.namespace}/pods"
+    pod = reader(found)
+    own = pod["metadata"]["name"]
+    await api.create(path, pod)
+    try:
+        await _running(api, path, own)
+        reading = _Reading(api, f"{path}/{own}/exec")
+        files = received.listed(await reading.whole(artifacts.EXPORTS), name, where)
+        with received.Receiving(target) as made:
+            for file, about in files.items():
+                with made.file(file, about) as write:
+                    await reading.run(["cat", f"{MOUNTED}/{file}"], write)
+    finally:
+        # Nobody waits for `sleep` to end: it would not.
+        await api.delete(f"{path}/{own}", {"gracePeriodSeconds": 0})
+    return made.outcome
+
+
+def reader(found: FoundRelease) -> Object:
+    """The pod that has the release's output volume.
+
+    Raises:
+        EdlError: the worker's pod in the job's ConfigMap cannot be read.
+    """
+    try:
+        worker = yaml.safe_load(found.job["data"]["worker.yaml"])
+        spec: dict[str, Any] = worker["spec"]
+        container = next(c for c in spec["containers"] if c["name"] == pods.CONTAINER)
+        (volume,) = (v for v in spec["volumes"] if v["name"] == "output")
+    except (yaml.YAMLError, KeyError, TypeError, ValueError, StopIteration) as error:
+        raise EdlError(f"configmap {found.names.job}: cannot read worker.yaml") from error
+    meta = found.job["metadata"]
+    labels = {pods.PART_OF: "edl", pods.INSTANCE: found.release, pods.COMPONENT: COMPONENT}
+    owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": meta["name"], "uid": meta["uid"]}
+    kept = {
+        key: container[key] for key in ("image", "imagePullPolicy", "securityContext") if key in container
+    }
+    return {
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {
+            "name": f"{found.names.fullname}-model-{secrets.token_hex(3)}",
+            "labels": labels, "ownerReferences": [owner],
+        },
+        "spec": {
+            **{key: spec[key] for key in KEPT if key in spec},
+            "automountServiceAccountToken": False, "enableServiceLinks": False, "restartPolicy": "Never",
+            "activeDeadlineSeconds": LIFE_SECONDS, "terminationGracePeriodSeconds": 1,
+            "containers": [{
+                **kept, "name": COMPONENT, "command": ["sleep", str(LIFE_SECONDS)], "resources": RESOURCES,
+                "volumeMounts": [{"name": "output", "mountPath": MOUNTED, "readOnly": True}],
+            }],
+            "volumes": [volume],
+        },
+    }  # fmt: skip
+
+
+async def _running(api: Api, path: str, name: str) -> None:
+    """Until the pod runs.
+
+    Raises:
+        EdlError: it does not, or has ended.
+    """
+    pod: Object = {}
+    try:
+        async with (
+            asyncio.timeout(START_SECONDS),
+            aclosing(changes(api, path, {"fieldSelector": f"metadata.name={name}"})) as changed,
+        ):
+            while not pods.running(pod, COMPONENT):
+                pod, gone = await anext(changed)
+                if gone or pods.ended(pod):
+                    raise EdlError(f"pod {name}, which reads the model, has ended: {pods.phase(pod)}")
+    except TimeoutError:
+        why = pods.delay(pod) or "it is starting"
+        raise EdlError(
+            f"pod {name}, which reads the model, does not run after {START_SECONDS:g} s: {why}"
+        ) from None
+
+
+class _Reading:
+    """Reads files in the pod."""
+
+    def __init__(self, api: Api, path: str):
+        self._api, self._path = api, path
+
+    async def whole(self, file: str) -> bytes:
+        """A small one.
+
+        Raises:
+            EdlError: it cannot be read.
+        """
+        found: list[bytes] = []
+        await self.run(["cat", f"{MOUNTED}/{file}"], found.append)
+        return b"".join(found)
+
+    async def run(self, command: Sequence[str], take: Any) -> None:
+        try:
+            await self._api.run(self._path, command, COMPONENT, take)
+        except ApiError as error:
+            if error.reason != "NonZeroExitCode":
+                raise
+            raise EdlError(f"the output volume cannot be read: {error.message}") from error

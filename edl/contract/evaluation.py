@@ -1,0 +1,91 @@
+"""When a job evaluates its model, and on which records: arithmetic, the same for the master and for every
+worker.
+
+An evaluation is one pass over a split of the held-out data, or several, between two steps of the training. A
+pass is made in rounds: the next `batch` records of the split in each, divided over the ring as a step is. A
+round changes no weight. So a state is at (step, round): the number of steps that are in the model, and of
+rounds that have been made after the last of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from edl.contract.ranges import Range
+from edl.contract.steps import Steps
+
+FINAL = "test"  # the split on which the trained model is evaluated
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """Every record of a split, once.
+
+    Args:
+        records: of the split.
+        batch: records in a round, over all ranks.
+        first: the number of its first round, of all rounds after the same step.
+    """
+
+    split: str
+    records: int
+    batch: int
+    first: int = 0
+
+    @property
+    def rounds(self) -> int:
+        return -(-self.records // self.batch)
+
+    @property
+    def end(self) -> int:
+        """The number of the round that follows its last one."""
+        return self.first + self.rounds
+
+    def positions(self, round: int) -> Range:
+        """The records of a round, by their places in the split."""
+        start = (round - self.first) * self.batch
+        return start, min(start + self.batch, self.records)
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationPlan:
+    """The evaluations of a job.
+
+    Args:
+        batch: records in a round, over all ranks.
+        every_steps: an evaluation after as many steps; 0: after none of them.
+        every_epochs: likewise, epochs.
+        split: on which the model is evaluated while it is trained.
+        sizes: the records of each split that there is.
+    """
+
+    steps: Steps
+    batch: int
+    every_steps: int
+    every_epochs: int
+    split: str
+    sizes: Mapping[str, int] = field(default_factory=dict)
+
+    def after(self, step: int, epochs: int) -> tuple[Pass, ...]:
+        """What is evaluated when so many steps are done, in a job that trains so many epochs."""
+        ends_epoch = self.steps.ends_epoch(step)
+        if not ends_epoch and not (self.every_steps and step and step % self.every_steps == 0):
+            return ()
+        ended = ends_epoch and self.steps.ended(step, epochs)
+        due = ended or not ends_epoch or self._epoch_is_due(step)
+        splits = [self.split] * due + [FINAL] * (ended and self.split != FINAL)
+        passes: list[Pass] = []
+        for split in splits:
+            if records := self.sizes.get(split, 0):
+                passes.append(Pass(split, records, self.batch, passes[-1].end if passes else 0))
+        return tuple(passes)
+
+    def _epoch_is_due(self, step: int) -> bool:
+        steps, epochs = self.every_steps, self.every_epochs
+        return bool((epochs and self.steps.epoch(step) % epochs == 0) or (steps and step % steps == 0))
+
+    def rounds(self, step: int, epochs: int) -> int:
+        """How many rounds these are."""
+        passes = self.after(step, epochs)
+        return passes[-1].end if passes else 0

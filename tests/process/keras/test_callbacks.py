@@ -1,0 +1,345 @@
+"""Keras callbacks over rings of one and of two: what `fit` makes of them, epoch for epoch."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import callbacks as k
+
+from edl import config
+from edl.config import values
+from edl.errors import ModelError, UserCodeError
+from tests.process.keras.models import X, Y, dense, plain
+from tests.process.keras.rings import Case, Meeting, learner_of, parts_of, ring_step
+from trainer.callback_rules import accepted
+from trainer.callbacks import Callbacks
+from trainer.epochs import Epochs, Turn, columns
+from trainer.learner import KerasLearner
+
+EPOCHS, BATCH = 6, 12
+STEPS = ((0, 12), (12, 24), (24, 30))
+HELD_OUT = (X[::3] + 0.1, -Y[::3])  # so that it gets worse
+CONFIG = config.parse(values.defaults())
+
+
+def model() -> keras.Model:
+    return dense(keras.optimizers.SGD(0.1, momentum=0.5), metrics=["mae"])
+
+
+def used(*given: k.Callback) -> list[k.Callback]:
+    return accepted(list(given), CONFIG, lambda text: None)
+
+
+class Ours:
+    """A job of one learner, which plays all ranks; the worker with the callbacks may be replaced."""
+
+    def __init__(self, make: Callable[[], list[k.Callback]], size: int):
+        self.make = make
+        self.case, self.meeting = Case(model, plain), Meeting()
+        self.learner = learner_of(self.case, self.meeting)
+        self.first = self.learner.state()
+        self.begin(size)
+
+    def begin(self, size: int) -> None:
+        """Another job, with the same first weights."""
+        self.learner.load(self.first)
+        self.size, self.epochs, self.turns = size, Epochs(), 0
+        self.here = self.worker()
+
+    def worker(self) -> Callbacks:
+        return Callbacks(used(*self.make()), self.learner, len(STEPS), EPOCHS)
+
+    @property
+    def whole(self) -> int:
+        return len(self.epochs.history)
+
+    def turn(self) -> None:
+        """Between two epochs, as far as one is due."""
+        more = self.whole < self.epochs.limit(EPOCHS)
+        if not self.epochs.due(self.whole, more):
+            return
+        self.turns += 1
+        before = self.learner.digest()
+        turn = self.here.turn(self.epochs, self.whole, EPOCHS, {"ring_size": float(self.size)})
+        assert self.learner.digest() == before, "a turn changes nothing"
+        told = Turn.unpack(turn.pack())  # as the other ranks get it
+        assert told.after == turn.after
+        assert {i: v.tobytes() for i, v in told.changed.items()} == {
+            i: v.tobytes() for i, v in turn.changed.items()
+        }
+        self.learner.change(turn.changed)
+        self.epochs = turn.after
+
+    def train(self, between: Callable[[Ours], None] = lambda job: None) -> Ours:
+        """All epochs; `between` is done before each turn."""
+        self.turn()
+        while self.whole < self.epochs.limit(EPOCHS):
+            for nth, ends in enumerate(STEPS):
+                step = self.whole * len(STEPS) + nth
+                agreed = ring_step(self.learner, self.meeting, parts_of(self.case, self.size, *ends), step)
+                self.epochs = self.epochs.after(agreed.loss, agreed.records)
+            self.epochs = self.epochs.whole(self.learner.take_metrics())
+            held = self.learner.model.evaluate(*HELD_OUT, batch_size=BATCH, verbose=0, return_dict=True)
+            self.learner.model.reset_metrics()
+            self.epochs = self.epochs.evaluated(held)
+            between(self)
+            self.turn()
+        self.learner.finish_training()
+        self.here.end(self.epochs)
+        return self
+
+    @property
+    def weights(self) -> list[np.ndarray]:
+        return list(self.learner.model.get_weights())
+
+
+def fitted(like: Ours) -> tuple[dict[str, list[float]], list[np.ndarray]]:
+    """What `fit` makes of a model with the same first weights: its history, and the weights."""
+    reference = model()
+    reference.set_weights(like.weights)
+    history = reference.fit(
+        X, Y, batch_size=BATCH, shuffle=False, epochs=EPOCHS, validation_data=HELD_OUT,
+        validation_batch_size=BATCH, callbacks=like.make(), verbose=0,
+    )  # fmt: skip
+    return dict(history.history), list(reference.get_weights())
+
+
+class Halving(k.Callback):
+    """Somebody's own, that changes weights, and stops when it has done so often enough."""
+
+    def __init__(self, most: int):
+        super().__init__()
+        self.times, self.most, self.seen = 0, most, []
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
+        assert logs is not None
+        self.seen.append(logs["mae"])
+        if epoch % 2:
+            bias = self.model.layers[-1].bias
+            bias.assign(bias * 0.5 + np.float32(len(self.seen)))
+            self.times += 1
+            self.model.stop_training = self.times == self.most
+
+
+CASES: dict[str, Callable[[], list[k.Callback]]] = {
+    "none": lambda: [],
+    "stops": lambda: [k.EarlyStopping("loss", min_delta=0.02, patience=1)],
+    "stops, best weights": lambda: [k.EarlyStopping("val_loss", patience=2, restore_best_weights=True)],
+    "best weights, not stopped": lambda: [k.EarlyStopping(patience=99, restore_best_weights=True)],
+    "plateau": lambda: [k.ReduceLROnPlateau("val_loss", factor=0.5, patience=1, cooldown=1, min_lr=1e-3)],
+    "schedule": lambda: [k.LearningRateScheduler(lambda epoch, rate: rate * 0.8 if epoch else 0.15)],
+    "own": lambda: [Halving(3)],
+    "several": lambda: [
+        k.LearningRateScheduler(lambda epoch: 0.1 / (1 + epoch)),
+        k.ReduceLROnPlateau("val_loss", patience=1),
+        k.EarlyStopping("val_mae", mode="min", patience=3, restore_best_weights=True),
+        k.ProgbarLogger(),
+        k.History(),
+    ],
+}
+
+
+def same(job: Ours, expected: tuple[dict[str, list[float]], list[np.ndarray]]) -> None:
+    history, weights = expected
+    found = columns(job.epochs.history)
+    assert found.keys() == history.keys()
+    for name, column in history.items():
+        assert found[name] == pytest.approx(column, rel=2e-5, abs=1e-6), name
+    for ours, theirs in zip(job.weights, weights, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_history_learning_rates_the_last_epoch_and_the_weights_are_those_of_fit(name: str) -> None:
+    job = Ours(CASES[name], 1)
+    expected = fitted(job)
+    same(job.train(), expected)
+    job.begin(2)
+    same(job.train(), expected)
+
+
+@pytest.mark.parametrize("name", ["own", "several"])
+def test_who_takes_over_calls_them_as_they_were(name: str) -> None:
+    """In each turn another worker, after the one before it has died in the middle of the turn."""
+    job = Ours(CASES[name], 2)
+    expected = fitted(job)
+
+    def replaced(job: Ours) -> None:
+        job.here.turn(job.epochs, job.whole, EPOCHS, {})  # nobody has taken over what it gives
+        job.here = job.worker()
+
+    same(job.train(replaced), expected)
+
+
+def test_a_turn_that_was_not_taken_over_is_called_again_on_the_same_objects() -> None:
+    job = Ours(CASES["several"], 2)
+    expected = fitted(job)
+
+    def twice(job: Ours) -> None:
+        job.here.turn(job.epochs, job.whole, EPOCHS, {})
+
+    same(job.train(twice), expected)
+    assert job.turns == len(job.epochs.history) + 1
+
+
+def test_a_log_has_each_epoch_once_though_its_writer_was_replaced(tmp_path: Path) -> None:
+    loggers: list[k.CSVLogger] = []
+
+    def make() -> list[k.Callback]:
+        loggers.append(k.CSVLogger(tmp_path / "log.csv"))
+        return [loggers[-1]]
+
+    def replaced(job: Ours) -> None:
+        for _ in range(2):
+            job.here.turn(job.epochs, job.whole, EPOCHS, {})
+        loggers[-1].csv_file.close()
+        job.here = job.worker()
+
+    job = Ours(make, 2).train(replaced)
+    with open(tmp_path / "log.csv") as file:
+        rows = list(csv.DictReader(file))
+    assert [int(row["epoch"]) for row in rows] == list(range(EPOCHS))
+    assert [float(row["val_loss"]) for row in rows] == [h["val_loss"] for h in job.epochs.history]
+
+
+def test_files_of_models_are_those_of_each_epoch(tmp_path: Path) -> None:
+    seen: list[np.ndarray] = []
+    look = k.LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append(job.weights[0]))
+    make = lambda: [look, k.ModelCheckpoint(tmp_path / "{epoch}-{val_loss:.2f}.keras"),  # noqa: E731
+                    k.ModelCheckpoint(tmp_path / "best.weights.h5", save_best_only=True,
+                                      save_weights_only=True)]  # fmt: skip
+    job = Ours(make, 1)
+    job.train()
+    for epoch, history in enumerate(job.epochs.history):
+        saved = keras.models.load_model(tmp_path / f"{epoch + 1}-{history['val_loss']:.2f}.keras")
+        np.testing.assert_array_equal(saved.get_weights()[0], seen[epoch])
+    best = model()
+    best.optimizer.build(best.trainable_variables)
+    best.load_weights(tmp_path / "best.weights.h5")
+    first = int(np.argmin([h["val_loss"] for h in job.epochs.history]))
+    np.testing.assert_array_equal(best.get_weights()[0], seen[first])
+
+
+def test_tensorboard_shows_what_keras_would_and_the_ring(tmp_path: Path) -> None:
+    job = Ours(lambda: [k.TensorBoard(tmp_path)], 2).train()
+    points: dict[tuple[str, str], list[float]] = {}
+    for file in sorted(tmp_path.glob("*/events.*")):
+        for record in tf.data.TFRecordDataset(str(file)):
+            event = tf.compat.v1.Event.FromString(record.numpy())
+            for value in event.summary.value:
+                assert value.metadata.plugin_data.plugin_name in ("scalars", "")
+                points.setdefault((file.parent.name, value.tag), []).append(
+                    float(tf.make_ndarray(value.tensor))
+                )
+    history = columns(job.epochs.history)
+    assert points.pop(("ring", "ring_size")) == [2.0] * EPOCHS
+    assert points.pop(("train", "epoch_learning_rate")) == pytest.approx([0.1] * EPOCHS)
+    assert points.keys() == {
+        (run, f"epoch_{name}") for run in ("train", "validation") for name in ("loss", "mae")
+    }
+    assert points["validation", "epoch_mae"] == pytest.approx(history["val_mae"])
+
+
+def test_a_callback_that_evaluates_the_model_leaves_no_trace_in_the_metrics() -> None:
+    class Evaluates(k.Callback):
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            self.model.evaluate(X, Y, verbose=0)
+
+    looked, plain_job = Ours(lambda: [Evaluates()], 2), Ours(lambda: [], 2)
+    plain_job.learner.load(looked.learner.state())
+    assert looked.train().epochs.history == plain_job.train().epochs.history
+
+
+def test_one_that_raises_is_named_with_its_hook_and_epoch() -> None:
+    def fails(epoch: int, logs: Any) -> None:
+        if epoch == 2:
+            raise ValueError("of mine")
+
+    with pytest.raises(UserCodeError) as told:
+        Ours(lambda: [k.LambdaCallback(on_epoch_end=fails)], 1).train()
+    assert str(told.value) == "callback LambdaCallback: on_epoch_end() of epoch 3 raised ValueError: of mine"
+    assert isinstance(told.value.__cause__, ValueError)
+
+
+def compiles(job_model: keras.Model) -> None:
+    job_model.compile("adam", "mae")
+
+
+def freezes(job_model: keras.Model) -> None:
+    job_model.layers[1].trainable = False
+
+
+def tunes(job_model: keras.Model) -> None:
+    job_model.optimizer.momentum = 0.9
+
+
+@pytest.mark.parametrize("change", [compiles, freezes, tunes])
+def test_what_is_in_the_graph_cannot_be_changed(change: Callable[[keras.Model], None]) -> None:
+    job = Ours(lambda: [k.LambdaCallback(on_epoch_end=lambda *_: change(job.learner.model))], 1)
+    with pytest.raises(ModelError, match="has compiled the model anew, or has changed what is trained"):
+        job.train()
+
+
+class Odd(k.Callback):
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None: ...
+
+
+class Held(k.Callback):
+    def on_test_begin(self, logs: Any = None) -> None: ...
+
+
+REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+    "a hook of batches": (Odd, r"Odd.on_train_batch_end\(\) cannot be honoured"),
+    "the older hook": (lambda: k.LambdaCallback(on_batch_end=print), r"LambdaCallback.on_batch_end\(\)"),
+    "LambdaCallback": (
+        lambda: k.LambdaCallback(on_train_batch_begin=print),
+        r"LambdaCallback.on_train_batch_b",
+    ),
+    "a hook of tests": (Held, r"Held.on_test_begin\(\) cannot be honoured"),
+    "files by batches": (
+        lambda: k.ModelCheckpoint("a.keras", save_freq=5),
+        r"ModelCheckpoint\(save_freq=5\)",
+    ),
+    "averages": (k.SwapEMAWeights, "SwapEMAWeights .* use_ema"),
+    "backup": (lambda: k.BackupAndRestore("there"), "BackupAndRestore .* set checkpoint.dir"),
+    "histograms": (lambda: k.TensorBoard(histogram_freq=1), r"TensorBoard\(histogram_freq=1\)"),
+    "points of batches": (lambda: k.TensorBoard(update_freq="batch"), r"TensorBoard\(update_freq=1\)"),
+    "no callback": (lambda: print, "must return Keras callbacks"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_one_that_cannot_be_honoured_is_refused_by_name(name: str) -> None:
+    make, why = REFUSED[name]
+    with pytest.raises(ModelError, match=why):
+        used(make())
+
+
+def test_what_edl_does_itself_is_left_to_it_with_a_word() -> None:
+    told: list[str] = []
+    kept = config.parse(values.load([], ["checkpoint.dir=there"]))
+    given = [k.TerminateOnNaN(), k.BackupAndRestore("there"), k.ProgbarLogger(), [k.RemoteMonitor()]]
+    assert [type(one) for one in accepted(given, kept, told.append)] == [k.RemoteMonitor]
+    assert told == [
+        "TerminateOnNaN is not called: training.nonFinite=stop does what it is for",
+        "BackupAndRestore is not called: checkpoint.dir does what it is for",
+    ]
+    skips = config.parse(values.load([], ["training.nonFinite=skip"]))
+    with pytest.raises(ModelError, match="TerminateOnNaN contradicts"):
+        accepted(k.TerminateOnNaN(), skips, told.append)
+
+
+def test_the_learner_is_made_of_what_the_callbacks_change() -> None:
+    learner = learner_of(Case(model, plain), Meeting())
+    assert isinstance(learner, KerasLearner)
+    rate = learner.model.optimizer.learning_rate
+    place = [d.name for d in learner.described()].index(rate.path)
+    learner.change({place: np.array([0.25], np.float32).view(np.uint8)})
+    assert float(rate) == 0.25

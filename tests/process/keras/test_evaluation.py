@@ -1,0 +1,123 @@
+"""What a ring finds when it evaluates: the loss and metrics of Keras' `evaluate`, however the records are
+divided."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+from tests.process.keras.models import classes, dense, plain, tagged, tagger, weighted
+from tests.process.keras.rings import Case, batch
+from tests.process.keras.test_training_metrics import CASES, Largest, classifier
+from trainer.evaluation_metrics import EvaluationMetrics
+
+ROUNDS = ((0, 7), (7, 8), (8, 23), (23, 30))  # parts of 30 records, of unlike sizes
+
+
+class OwnTest(keras.Model):
+    """Says itself what an evaluation is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = keras.layers.Dense(2)
+        self.size = keras.metrics.Mean(name="size")
+
+    def call(self, x: Any) -> Any:
+        return self.inner(x)
+
+    def test_step(self, data: Any) -> Any:
+        x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
+        y_pred = self(x, training=False)
+        self.size.update_state(keras.ops.norm(y_pred, axis=-1))
+        return {"size": self.size.result()}
+
+
+def own_test() -> keras.Model:
+    keras.utils.set_random_seed(3)
+    model = OwnTest()
+    model.compile("sgd", "mse")
+    return model
+
+
+def binary() -> tuple[Any, Any, Any]:
+    x, y, _ = plain()
+    return x, (y[:, :1] > 0).astype("f4"), None
+
+
+MORE: dict[str, tuple[Callable[[], keras.Model], Any]] = {
+    "no metric": (lambda: dense(), plain),
+    "regularized": (lambda: dense(layers=[keras.layers.Dense(4, kernel_regularizer="l2")]), plain),
+    "a curve and F1": (
+        lambda: dense(
+            outputs=1, loss=keras.losses.BinaryCrossentropy(from_logits=True),
+            metrics=[keras.metrics.AUC(from_logits=True, name="auc"), keras.metrics.F1Score(threshold=0.5)],
+        ),
+        binary,
+    ),
+    "dropout and moving averages": (
+        lambda: dense(
+            layers=[keras.layers.BatchNormalization(), keras.layers.Dropout(0.5)], metrics=["mae"]
+        ),
+        plain,
+    ),
+    "confusion": (
+        lambda: classifier(metrics=[keras.metrics.MeanIoU(3, sparse_y_pred=False, name="iou")]), classes
+    ),
+    "test_step": (own_test, plain),
+}  # fmt: skip
+
+
+LOSS = "a function and a loss"  # which as a metric is a number for each batch
+
+
+@pytest.mark.parametrize("name", [name for name in (*CASES, *MORE) if name != LOSS])
+def test_it_is_what_keras_evaluate_gives(name: str) -> None:
+    case = Case(*{**CASES, **MORE}[name])
+    model, told = case.build(), list[str]()
+    whole = batch(case, 0, 30)
+    model.evaluate(whole.x, whole.y, sample_weight=whole.weights, batch_size=30, verbose=0)
+    before = [v.numpy() for v in model.variables]
+    metrics = EvaluationMetrics(model, batch(case, 0, 5), told.append)
+    totals = sum(metrics.added(batch(case, *ends)).astype(np.float64) for ends in ROUNDS)
+    found = metrics.results(totals)
+    for v, value in zip(model.variables, before, strict=True):
+        assert np.array_equal(v.numpy(), value, equal_nan=True), f"{v.path} has changed"
+    expected = model.evaluate(
+        whole.x, whole.y, sample_weight=whole.weights, batch_size=30, verbose=0, return_dict=True
+    )
+    expected = {name: float(np.mean(value)) for name, value in expected.items()}
+    if name == "masked":  # a mean over what a mask leaves in each batch: by batches, as in Keras
+        expected["loss"] = found["loss"]
+    assert found == pytest.approx(expected, rel=1e-6, abs=1e-6)
+    assert metrics.all_count and told == []
+
+
+def test_the_loss_of_masked_records_is_that_of_the_same_batches() -> None:
+    case = Case(lambda: tagger(metrics=["accuracy"]), tagged)
+    model = case.build()
+    metrics = EvaluationMetrics(model, batch(case, 0, 5))
+    totals = sum(metrics.added(batch(case, start, start + 6)).astype(np.float64) for start in range(0, 30, 6))
+    x, y, _ = case.data()
+    expected = model.evaluate(x, y, batch_size=6, verbose=0, return_dict=True)
+    assert metrics.results(totals) == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_loss_as_a_metric_counts_batches_and_is_named() -> None:
+    told: list[str] = []
+    case = Case(*CASES[LOSS])
+    metrics = EvaluationMetrics(case.build(), batch(case, 0, 5), told.append)
+    assert [line.partition(" cannot")[0] for line in told] == ["metric 'huber_loss'"]
+    found = metrics.results(metrics.added(batch(case, 0, 30)).astype(np.float64))
+    assert set(found) == {"loss", "own", "mae"}
+
+
+def test_a_metric_that_cannot_be_put_together_is_named_and_the_others_are_there() -> None:
+    case, told = Case(lambda: dense(metrics=["mae", Largest()]), weighted), list[str]()
+    metrics = EvaluationMetrics(case.build(), batch(case, 0, 12), told.append)
+    assert [line.partition(" cannot")[0] for line in told] == ["metric 'largest'"]
+    assert set(metrics.results(metrics.added(batch(case, 0, 30)).astype(np.float64))) == {"loss", "mae"}
+    assert not metrics.all_count, "so the worker that saves the model evaluates it whole"

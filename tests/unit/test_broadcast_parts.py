@@ -1,0 +1,54 @@
+"""A state that all ranks take from one, in pieces: `trainer.ring.base.broadcast_parts`."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from trainer.ring.base import broadcast_parts
+from trainer.ring.local import Circle, LocalRing
+
+RANKS, ROOT, TOGETHER = 3, 1, 10
+
+
+class Counted(LocalRing):
+    """Knows how long each of its broadcasts was."""
+
+    def __init__(self, circle: Circle):
+        super().__init__()
+        self.open(circle)
+        self.lengths: list[int] = []
+
+    def broadcast(self, data: np.ndarray, root: int) -> np.ndarray:
+        self.lengths.append(len(data))
+        return super().broadcast(data, root)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "lengths"),
+    [
+        ([], []),
+        ([4], [4]),
+        ([4, 6, 1], [10, 1]),
+        ([25, 0, 4, 3, 3], [25, 10]),
+        ([1, 25, 25], [1, 25, 25]),
+    ],
+)
+def test_all_have_the_parts_of_the_root_and_small_ones_travel_together(
+    sizes: list[int], lengths: list[int]
+) -> None:
+    circle = Circle(RANKS)
+    rings = [Counted(circle) for _ in range(RANKS)]
+
+    def take_part(rank: int) -> list[list[int]]:
+        ring = rings[rank]
+        ring.form(rank, RANKS)
+        parts = [np.full(n, 10 * rank + i, np.uint8) for i, n in enumerate(sizes)]
+        return [part.tolist() for part in broadcast_parts(ring, parts, ROOT, TOGETHER)]
+
+    with ThreadPoolExecutor(RANKS) as ranks:
+        found = list(ranks.map(take_part, range(RANKS)))
+    assert found == [[[10 * ROOT + i] * n for i, n in enumerate(sizes)]] * RANKS
+    assert [ring.lengths for ring in rings] == [lengths] * RANKS

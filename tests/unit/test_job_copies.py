@@ -1,0 +1,124 @@
+"""When a copy of the state, which a crashed worker has left in memory, is the job's state."""
+
+from __future__ import annotations
+
+from edl.contract.ids import Generation, WorkerId
+from edl.contract.layout import Layout
+from edl.contract.ranges import RangeSet
+from edl.contract.reasons import Reason
+from master.core import events as ev
+from master.core.membership import COPY_SECONDS
+from tests.stories import Story, of, only
+
+NEVER_SILENT = {"heartbeatTimeoutSeconds": 10**6}
+
+
+def left_to(worker: int, step: int) -> ev.LeftRing:
+    return ev.LeftRing(WorkerId(worker), Generation(0), step, has_state=True, skipped=RangeSet.of([(1, 2)]))
+
+
+def greets(story: Story, *workers: int) -> list[ev.Effect]:
+    """They start, with a copy."""
+    return [e for w in workers for e in story.tell(ev.Hello(WorkerId(w), brings_state=True))]
+
+
+def ready(story: Story, worker: int, step: int | None, checkpoint: int = 0) -> list[ev.Effect]:
+    held = None if step is None else left_to(worker, step)
+    return story.tell(ev.Ready(WorkerId(worker), Layout(100), checkpoint=checkpoint, held=held))
+
+
+def all_crash(checkpoint: dict[str, str] | None = None) -> Story:
+    """Workers 0 and 1 have trained to step 5 or 6, and their processes are gone; 2 and 3 follow them."""
+    story = Story(workers=2, checkpoint=checkpoint, memoryCopy=True, **NEVER_SILENT).running(0)
+    story.ready(1)
+    story.out(0)
+    story.up(step=1)
+    story.tell(ev.Progress(story.job.ring.generation, 6))
+    story.kill(0)
+    story.kill(1)
+    return story
+
+
+def test_when_all_crash_the_job_goes_on_from_the_latest_copy_once_all_who_have_one_are_ready() -> None:
+    story = all_crash()
+    greets(story, 2, 3)
+    assert of(ready(story, 2, 5), ev.Form) == [], "worker 3 may have the next step"
+    assert "copy of the state" in story.job.reason
+    form = only(ready(story, 3, 6), ev.Form)
+    assert (form.root, form.step, form.joining) == (3, 6, (2,))
+    assert story.job.pool[WorkerId(3)].skipped == RangeSet.of([(1, 2)])
+    assert story.noticed(Reason.StateLost) == []
+    assert ["step 6 was kept in memory" in text for text in story.noticed(Reason.Restored)] == [True]
+
+
+def test_nobody_starts_anew_while_one_with_a_copy_is_starting_and_it_is_not_waited_for_for_ever() -> None:
+    story = all_crash()
+    greets(story, 3)
+    story.tell(ev.Hello(WorkerId(2)))
+    assert of(ready(story, 2, None), ev.Form) == []
+    story.kill(3)  # and its copy is lost with it
+    assert story.job.restarts == 0, "another one may still come"
+    story.waits(COPY_SECONDS)
+    assert story.job.restarts == 1 and story.job.ring.members == (2,)
+
+
+def test_who_is_ready_without_a_copy_waits_a_moment_for_the_next_process_of_who_had_the_state() -> None:
+    story = Story(workers=1, memoryCopy=True).running()
+    story.tell(ev.Scale(2))
+    story.kill(0)
+    assert of(story.ready(1), ev.Form) == []
+    greets(story, 2)
+    assert only(ready(story, 2, 6), ev.Form).step == 6
+    assert story.noticed(Reason.StateLost) == []
+
+
+def test_who_says_that_it_brings_a_copy_and_has_none_holds_nobody_up() -> None:
+    story = all_crash()
+    greets(story, 2, 3)
+    ready(story, 2, None)
+    assert only(ready(story, 3, None), ev.Form).step == 0
+    assert len(story.noticed(Reason.StateLost)) == 1
+
+
+def test_a_copy_counts_for_nothing_while_others_train_on() -> None:
+    story = Story(workers=2).running()
+    story.tell(ev.Progress(story.job.ring.generation, 6))
+    story.kill(1)
+    story.out(0, step=6, broken="worker 1 died")
+    story.up(step=6)
+    greets(story, 2)
+    ready(story, 2, 6)  # the survivor has made more steps since
+    story.out(0, step=9)
+    form = story.job.ring
+    assert form.members == (0, 2)
+    assert story.job.train is not None and story.job.train.done == 9
+    assert not story.job.pool[WorkerId(2)].has_state
+
+
+def test_who_comes_late_with_the_latest_copy_is_the_next_root() -> None:
+    story = all_crash()
+    story.tell(ev.Hello(WorkerId(2)))
+    ready(story, 2, 3)  # an old one
+    story.waits(COPY_SECONDS)  # in which nobody speaks of another
+    assert len(story.noticed(Reason.StateLost)) == 1
+    story.up(step=3)
+    story.tell(ev.Hello(WorkerId(3), brings_state=True))
+    leave = only(ready(story, 3, 6), ev.Leave)
+    assert leave.members == (2,)
+    story.out(2, step=4)
+    assert story.job.ring.members == (2, 3) and story.job.train is not None and story.job.train.done == 6
+
+
+def test_a_later_checkpoint_is_preferred() -> None:
+    story = all_crash(checkpoint={"dir": "d"})
+    greets(story, 2)
+    ready(story, 2, 4, checkpoint=5)
+    form = only(story.waits(COPY_SECONDS), ev.Form)
+    assert form.step == 5 and not story.job.pool[WorkerId(2)].has_state
+
+
+def test_a_job_that_was_trained_to_its_end_is_saved_from_a_copy() -> None:
+    story = Story(workers=1, memoryCopy=True).running()
+    story.kill(0)
+    greets(story, 1)
+    assert only(ready(story, 1, 10), ev.Export).worker == 1

@@ -1,0 +1,87 @@
+"""The evaluation of a model by a ring: which part of the held-out data is this worker's, and what it adds.
+
+When, and in which rounds, is arithmetic (edl/contract/evaluation.py); how a model is evaluated on a batch is
+not known here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import numpy as np
+
+from edl.contract.evaluation import EvaluationPlan, Pass
+from edl.contract.layout import Part
+from trainer.data import Batch, Batches
+
+
+class Metrics(Protocol):
+    """The loss and the compiled metrics, as sums over records."""
+
+    @property
+    def size(self) -> int:
+        """How many numbers they are."""
+        ...
+
+    def added(self, batch: Batch) -> np.ndarray:
+        """What the records of a batch add, float32 [size]. Changes nothing."""
+        ...
+
+    @property
+    def all_count(self) -> bool:
+        """Whether `results` has all that there is to know of a trained model."""
+        ...
+
+    def results(self, totals: np.ndarray) -> dict[str, float]:
+        """What such sums over all records mean, float64 [size]."""
+        ...
+
+
+class RingEvaluation:
+    """The held-out data of a worker, and its model's metrics.
+
+    Args:
+        batches: by split; each of them has the rounds of a pass as its steps.
+    """
+
+    def __init__(self, plan: EvaluationPlan, batches: Mapping[str, Batches], metrics: Metrics):
+        self._plan, self._batches, self._metrics = plan, batches, metrics
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """The records of each split that there is."""
+        return self._plan.sizes
+
+    def after(self, step: int, epochs: int) -> tuple[Pass, ...]:
+        """What is to be evaluated when so many steps are done, in a job that trains so many epochs."""
+        return self._plan.after(step, epochs)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing is left to find out about a trained model."""
+        return self._metrics.all_count
+
+    def take(self, part: Part) -> None:
+        """From now on this worker evaluates this part of each round."""
+        for batches in self._batches.values():
+            batches.take(batches.layout, part)
+
+    def nothing(self, split: str) -> np.ndarray:
+        """What no records add, float32 [values]."""
+        return np.zeros(self._metrics.size, np.float32)
+
+    def part(self, now: Pass, round: int) -> tuple[np.ndarray, int]:
+        """What this rank's part of a round adds, float32 [values], and how many records it has.
+
+        Raises:
+            anything: of the user's code, or of the data.
+        """
+        batch = self._batches[now.split].of(round - now.first, now.rounds)
+        if batch is None:
+            return self.nothing(now.split), 0
+        return self._metrics.added(batch), len(batch)
+
+    def results(self, split: str, totals: np.ndarray) -> dict[str, float]:
+        """The loss and the metrics that these sums over all rounds mean, float64 [values]."""
+        return self._metrics.results(totals)

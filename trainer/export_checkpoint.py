@@ -1,0 +1,163 @@
+"""A model out of a checkpoint, or a trained one, in a format that is asked for: `edl export`.
+
+    python -m trainer.export_checkpoint < REQUEST
+
+Promise: what comes out is the model that would be saved if the training ended at that step. It is built by
+the job's own module, as a worker builds it, and nothing of it is trained. It needs no ring and no master.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from edl import config as config_module
+from edl.checkpoints import Checkpoint, Loaded, Store
+from edl.config import Config
+from edl.errors import CheckpointError, ConfigError, EdlError, ModelError
+from trainer import saved_file, user_model
+from trainer.build import TRIED_RECORDS, learner_of
+from trainer.exports import formats, samples
+from trainer.exports.verification import Verification
+from trainer.records import Records
+from trainer.user_model import UserModel
+
+
+@dataclass(frozen=True)
+class Request:
+    """
+    Args:
+        values: of the job.
+        trained: the file of the trained model; empty: a checkpoint is meant.
+        checkpoints: where they lie.
+        step: of the checkpoint; None: the newest one that is whole.
+        name: of the format.
+        output: the path to write to.
+    """
+
+    values: Mapping[str, Any]
+    trained: str
+    checkpoints: str
+    step: int | None
+    name: str
+    output: str
+
+
+class Alone:
+    """A ring of one, as far as a learner is made with it."""
+
+    in_graph = None
+
+    def reduce(self, vector: Any) -> Any:
+        return vector
+
+
+def main() -> int:
+    request = Request(**json.load(sys.stdin))
+    try:
+        print(export(request))
+    except EdlError as error:
+        print(f"edl: {error}", file=sys.stderr)
+        return 2 if isinstance(error, ConfigError | ModelError) else 1
+    return 0
+
+
+def export(request: Request) -> str:
+    """Write what is asked for, and load it again; the outcome in words.
+
+    Raises:
+        EdlError: there is nothing to export, it cannot be written so, or what was written is not the model.
+    """
+    config = config_module.parse(request.values)
+    formats.refuse_missing([name for name in [request.name] if name in formats.PACKAGES])
+    # Beside what follows, for it takes seconds to begin.
+    fresh = Verification(config.elastic.startup_timeout_seconds) if config.export.verify else None
+    try:
+        keras.utils.set_random_seed(config.training.seed)
+        module = user_model.load(config.model.module, config.model.source)
+        features = samples.features_of(module)
+        model, what = _trained(request, module) if request.trained else _restored(request, config, module)
+        path = Path(request.output)
+        try:
+            formats.put_at(model, request.name, path, features, os.getpid())
+        except (Exception, SystemExit) as error:  # what Keras raises, or a disk
+            raise ModelError(f"{path}: cannot be written as {request.name}: {error}") from error
+        if fresh is not None:
+            why = "" if features is not None else "there are no records"
+            sample = samples.of(model, features, why)
+            fresh.ask(model, sample, {request.name: path}, module.name, config.model.source)
+            found = fresh.result()[request.name]
+            if found.wrong:
+                raise EdlError(f"{path} was written, but {found.wrong}")
+            what += ", loaded again in a process of its own"
+    finally:
+        if fresh is not None:
+            fresh.close()
+    note = f"\n{saved_file.note(path)}" if request.name == "keras" and saved_file.note(path) else ""
+    return f"{path}: {what}{note}"
+
+
+def _trained(request: Request, module: UserModel) -> tuple[keras.Model, str]:
+    path = Path(request.trained)
+    try:
+        model = saved_file.load(path, getattr(module.model, "__globals__", {}))
+    except (Exception, SystemExit) as error:
+        raise ModelError(f"{path} cannot be loaded: {error}") from error
+    return model, f"the trained model as {request.name}"
+
+
+def _restored(request: Request, config: Config, module: UserModel) -> tuple[keras.Model, str]:
+    """The model with the state of the checkpoint, as the end of a training leaves it."""
+    reader = module.reader("train")
+    assert reader is not None
+    records = Records(reader, module.feed, module.name, lenient=True)
+    tried = records.first(TRIED_RECORDS)
+    batches = [records.these(several) for several in (tried, *([i] for i in tried))] if tried else []
+    model = module.model()
+    training = config.training
+    learner = learner_of(model, batches, Alone(), "allow", lambda _: None, training.accumulate_steps)
+    loaded = _loaded(Store.open(request.checkpoints), request)
+    manifest = loaded.checkpoint.manifest
+    theirs = [(v.dtype, v.shape) for v in manifest.variables]
+    ours = [(d.dtype, d.shape) for d in learner.described()]
+    if manifest.model != learner.fingerprint() or theirs != ours:
+        raise ModelError(
+            f"the checkpoint of step {manifest.step:,} in {request.checkpoints} is of another model than "
+            f"{module.name} builds: its layers, variables, loss or optimizer differ"
+        )
+    found = [np.frombuffer(loaded.tensors[v.name].data, np.uint8) for v in manifest.variables]
+    learner.take_over(learner.prepared(found))
+    learner.finish_training()
+    return model, f"the model of step {manifest.step:,} (epoch {manifest.epoch + 1}) as {request.name}"
+
+
+def _loaded(store: Store, request: Request) -> Loaded:
+    def tell(text: str) -> None:
+        print(f"edl: {text}", file=sys.stderr)
+
+    if request.step is None:
+        if (newest := store.load_newest(tell)) is None:
+            raise CheckpointError(f"{request.checkpoints}: no whole checkpoint found")
+        return newest
+    found: list[Checkpoint] = [c for c in store.checkpoints() if c.step == request.step]
+    if not found:
+        steps = ", ".join(str(c.step) for c in store.checkpoints()) or "none"
+        raise CheckpointError(
+            f"{request.checkpoints}: no checkpoint of step {request.step} found (there are: {steps})"
+        )
+    return Loaded(found[-1], found[-1].read())
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # threads of TensorFlow and of the user's module have nothing left to say

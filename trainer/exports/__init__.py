@@ -1,0 +1,1 @@
+"""What a trained model is handed over as: its formats, and the proof that they hold what was trained."""

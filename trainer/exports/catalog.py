@@ -1,0 +1,41 @@
+"""The list of what was exported, beside it: whoever copies it can tell whether all of it has arrived."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from edl.contract import artifacts
+from trainer.exports.formats import files_of
+
+
+def write(output: Path, exports: Mapping[str, Path], verified: bool) -> None:
+    """
+    Args:
+        exports: by the names of their formats.
+        verified: they were loaded again, and are as the model was.
+
+    Raises:
+        OSError: there is no room for it.
+    """
+    listed = [
+        {
+            "format": name,
+            "path": path.name if path.parent == output else str(path),
+            "verified": verified,
+            "files": {_name(path, file): _described(file) for file in files_of(path)},
+        }
+        for name, path in exports.items()
+    ]
+    artifacts.write_whole(output / artifacts.EXPORTS, json.dumps({"exports": listed}, indent=1) + "\n")
+
+
+def _name(path: Path, file: Path) -> str:
+    return path.name if file == path else f"{path.name}/{file.relative_to(path)}"
+
+
+def _described(file: Path) -> dict[str, object]:
+    with open(file, "rb") as opened:
+        return {"bytes": file.stat().st_size, "sha256": hashlib.file_digest(opened, "sha256").hexdigest()}

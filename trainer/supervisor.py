@@ -1,0 +1,193 @@
+"""`python -m trainer.supervisor`: process 1 of a worker's pod. It imports what a worker needs, and is forked.
+
+    import ─▶ fork the worker ─▶ wait for its end ─▶ it crashed: fork the next one, at once
+                                                     else: end as it did
+
+A process that has imported TensorFlow and run nothing has no thread but its own; so a fork of it is a worker
+whose imports cost nothing, neither at the start nor after a crash. The next worker is another one to the
+master, which may also say that none is needed here: then all ends.
+
+What follows is also this process's duty, as there is no other:
+
+    asked to end   the worker is asked, and nobody follows it
+    orphans        what a worker leaves behind is killed before the next one starts, and zombies are reaped
+    its own death  the kernel kills the worker: nobody would be there to tell how that one ends
+
+With elastic.memoryCopy it also holds memory for the state (`memory_copy`), which it never looks at.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+from edl.contract.exit_codes import WorkerExit
+from edl.contract.workers import WORKER_ENVIRONMENT
+from trainer.termination import ASKING, end_children
+
+CRASH_LOOP_SECONDS = 5.0  # a worker that does not live longer has crashed at its start
+CRASH_LOOP = 3  # so often in a row, and the pod ends: its master judges what comes next
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
+MEMORY_EVENTS = Path("/sys/fs/cgroup/memory.events")  # of the container: cgroup v2
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a worker's process has ended.
+
+    Args:
+        code: as in subprocess: negative is a signal.
+        out_of_memory: the kernel has killed a process of this container for want of memory meanwhile.
+    """
+
+    code: int
+    out_of_memory: bool = False
+
+    @property
+    def goes_on(self) -> bool:
+        """Another process may do better: this one crashed, was killed, or its peers broke its ring."""
+        return self.code < 0 or self.code == WorkerExit.PEER_BROKEN
+
+    @property
+    def exit_code(self) -> int:
+        """For the container, as shells tell a signal."""
+        return self.code if self.code >= 0 else 128 - self.code
+
+    def told(self, place: int) -> dict[str, Any]:
+        """To the master, as the fields of a Succession."""
+        if self.out_of_memory and self.code == -signal.SIGKILL:
+            return {"place": place, "code": self.exit_code, "why": "OOMKilled"}
+        if self.code < 0:
+            return {"place": place, "signal": signal.Signals(-self.code).name}
+        return {"place": place, "code": self.code}
+
+
+@dataclass
+class Supervisor:
+    """The processes of one place, one after the other.
+
+    Args:
+        work: what a worker's process does; takes the arguments of `edl worker`, returns its exit code.
+        place: the worker that the pod was made for.
+        arguments: of every worker.
+        clock: monotonic seconds.
+    """
+
+    work: Callable[[list[str]], int]
+    place: int
+    arguments: Sequence[str] = ()
+    clock: Callable[[], float] = time.monotonic
+    worker: int = 0  # its process id, while it lives
+    asked: bool = field(default=False, init=False)  # to end
+
+    def run(self) -> int:
+        """Until there is to be no worker here any more; returns the exit code of the last one."""
+        arguments: list[str] = [*self.arguments]
+        crashes = 0
+        while True:
+            began, killed = self.clock(), _killed_for_memory()
+            code = self._one(arguments)
+            ended = Ended(code, _killed_for_memory() > killed)
+            end_children()
+            if self.asked or not ended.goes_on:
+                return ended.exit_code
+            crashes = crashes + 1 if self.clock() - began < CRASH_LOOP_SECONDS else 0
+            if crashes >= CRASH_LOOP:
+                print(f"edl supervisor: {crashes} workers crashed as they started; ending", file=sys.stderr)
+                return ended.exit_code
+            told = ended.told(self.place)
+            print(f"edl supervisor: the worker's process has ended ({_words(told)}); another one follows",
+                  file=sys.stderr, flush=True)  # fmt: skip
+            arguments = [*self.arguments, "--succeeds", json.dumps(told)]
+
+    def ask(self, number: int) -> None:
+        """Have the worker end, and nobody follow it."""
+        self.asked = True
+        if self.worker:
+            os.kill(self.worker, number)
+
+    def _one(self, arguments: list[str]) -> int:
+        """One worker, from its first to its last moment; returns its exit code, as in subprocess."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # A signal between the fork and the moment at which the worker's process id is known would be lost.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, ASKING)
+        me = os.getpid()
+        self.worker = os.fork()
+        if self.worker == 0:
+            self._become(arguments, me)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        while True:
+            pid, status = os.waitpid(-1, 0)  # of others too: an orphan's parent is this process
+            if pid == self.worker:
+                self.worker = 0
+                return os.waitstatus_to_exitcode(status)
+
+    def _become(self, arguments: list[str], supervisor: int) -> NoReturn:
+        code = 1
+        try:
+            for number in ASKING:
+                signal.signal(number, signal.SIG_DFL)
+            _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != supervisor:  # it has died before that was asked for
+                os._exit(WorkerExit.LOST)
+            os.setsid()
+            asked = signal.sigpending() & ASKING
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, ASKING)  # it may end here, and has nothing to lose
+            if asked:
+                os._exit(WorkerExit.STOPPED)
+            code = self.work(arguments)
+        finally:
+            os._exit(code)
+
+
+def main() -> int:
+    os.environ.update(WORKER_ENVIRONMENT)  # before Keras is imported
+    asked_at_start = [signal.signal(number, lambda *_: os._exit(WorkerExit.STOPPED)) for number in ASKING]
+    assert asked_at_start
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+    import aiohttp.web  # noqa: F401
+    import grpc.aio  # noqa: F401
+    import horovod.tensorflow  # noqa: F401
+
+    from trainer import __main__ as worker
+    from trainer import build  # noqa: F401  TensorFlow, Keras, and all of the worker
+
+    arguments: list[str] = []
+    if os.environ.get("EDL_MEMORY_COPY"):  # it has no name, and is gone with this process and its workers
+        arguments = ["--memory", f"/proc/self/fd/{os.memfd_create('edl-state')}"]
+    supervisor = Supervisor(worker.main, int(os.environ["EDL_WORKER_ID"]), arguments)
+    for number in ASKING:
+        signal.signal(number, lambda number, _: supervisor.ask(number))
+    return supervisor.run()
+
+
+def _killed_for_memory() -> int:
+    """How many processes of this container the kernel has killed for want of memory; 0 where it cannot be
+    known."""
+    try:
+        events = dict(line.split() for line in MEMORY_EVENTS.read_text().splitlines())
+        return int(events.get("oom_kill", 0))
+    except (OSError, ValueError):
+        return 0
+
+
+def _prctl(option: int, value: int) -> None:
+    if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), f"prctl({option})")
+
+
+def _words(told: Mapping[str, Any]) -> str:
+    return str(told.get("why") or told.get("signal") or f"exit code {told['code']}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
