@@ -376,7 +376,7 @@ class Job(State):
         if self.ending is not None:
             completion.let_all_go(self)
             return
-        if self.farewell is not None:
+        if self.farewell is not None and not stopping.needs_a_ring(self):
             return
         membership.scale(self)
         if known:
