@@ -243,10 +243,6 @@ class Job(State):
         if w.state != WorkerState.INITIALIZING:
             self.pool.change(w, "hello")
         self.checkpoints.step = max(self.checkpoints.step, event.checkpoint)
-        for words in event.forced:
-            if words not in self.forced:
-                self.forced.append(words)
-                self.notice(Reason.Forced, f"forced: {words}")
         if self._admit(w, event):
             if event.held is not None:
                 self.pool.copies[w.id] = event.held
@@ -278,6 +274,10 @@ class Job(State):
     def _admit(self, w: WorkerRecord, event: ev.Ready | ev.Resume) -> bool:
         """The worker can train; False: not this job's model, or not on its data."""
         layout = event.layout
+        for words in event.forced:
+            if words not in self.forced:
+                self.forced.append(words)
+                self.notice(Reason.Forced, f"forced: {words}")
         self.pool.change(w, "ready")
         self.backoff.got_ready()
         if self.train is None:
