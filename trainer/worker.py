@@ -580,8 +580,8 @@ class Worker:
 
     def copy(self) -> None:
         """Into the memory of its place: before the next step, which is then proof that all have this one
-        twice."""
-        if self.memory is not None:
+        twice. The rounds of a pass that is not over are not worth a copy of all weights."""
+        if self.memory is not None and not self.ledger.totals:
             self.memory.put(self.ledger, self.learner.parts())
             if self.memory.full:
                 self.session.warn(f"no second copy of the state is kept in memory: {self.memory.full}")

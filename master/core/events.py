@@ -101,6 +101,7 @@ class Resume:
     left_ring: LeftRing | None  # what it said when it last left a ring
     model: str = ""  # as in Ready
     held_out: dict[str, int] = field(default_factory=dict)  # as in Ready
+    forced: tuple[str, ...] = ()  # as in Ready
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,6 +65,7 @@ class SessionState:
             layout=self._ready.layout,
             model=self._ready.model,
             held_out=self._ready.held_out,
+            forced=self._ready.forced,
             members=self._members,
             joined=self._up,
             left=self._left,
