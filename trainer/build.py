@@ -46,6 +46,7 @@ from trainer.records import Records
 from trainer.rehearsal import refuse_empty, rehearse
 from trainer.ring.base import Ring, RingBroken
 from trainer.ring.horovod import HorovodRing
+from trainer.roles import Learner
 from trainer.session.client import MasterStream
 from trainer.session.orders import FormRing
 from trainer.session.state import Session
@@ -53,7 +54,7 @@ from trainer.telemetry import Telemetry
 from trainer.user_model import UserModel
 from trainer.warm_start import of_job as warm_start_of_job
 from trainer.watchdog import Watch, Watchdog
-from trainer.worker import Learner, Worker
+from trainer.worker import Worker
 
 MOST_TOLD = 1_000  # epochs of the history in the summary, which a ConfigMap has to hold
 SAMPLE_RECORDS = 2  # to warm up with

@@ -26,6 +26,7 @@ from trainer.model_support import refuse_unless_compiled
 from trainer.prediction import DONE, FORMATS, Book, PredictionError, PredictionFiles, RingPrediction
 from trainer.records import Records
 from trainer.ring.base import Ring, RingBroken
+from trainer.roles import Evaluation
 from trainer.session.client import MasterStream
 from trainer.session.orders import FormRing
 from trainer.session.state import Session
@@ -33,7 +34,7 @@ from trainer.telemetry import Telemetry
 from trainer.user_model import UserModel
 from trainer.warm_start import of_job as warm_start_of_job
 from trainer.watchdog import Watch
-from trainer.worker import Evaluation, Worker
+from trainer.worker import Worker
 
 SAMPLE_RECORDS = 5  # to build, trace and try the model with
 MEBIBYTE = 1 << 20

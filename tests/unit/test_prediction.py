@@ -53,7 +53,7 @@ def predicting(number: int, directory: Path, **arguments: Any) -> A:
     w.worker.steps = Steps(0, 1)
     plan = CONFIG.evaluation_plan(w.worker.steps, {"predict": RECORDS})
     files = files_in(directory)
-    w.worker.evaluation = RingPrediction(plan, Numbers(), double, files, reading=AtOnce())
+    w.worker.rounds.evaluation = RingPrediction(plan, Numbers(), double, files, reading=AtOnce())
     return w
 
 
@@ -98,8 +98,8 @@ def test_who_dies_in_a_round_leaves_neither_holes_nor_doubles(tmp_path: Path) ->
             raise ValueError("gone")
 
     alive, dead = predicting(0, tmp_path), predicting(1, tmp_path)
-    assert dead.worker.evaluation is not None
-    dead.worker.evaluation.__class__ = Dies
+    assert dead.worker.rounds.evaluation is not None
+    dead.worker.rounds.evaluation.__class__ = Dies
     circle = Circle(2)
     alive.form(circle, 1, [0, 1], epochs=0)
     dead.form(circle, 1, [0, 1], epochs=0)
