@@ -110,7 +110,7 @@ def progress_line(status: dict[str, Any]) -> str:
     """Progress in one line."""
     task = status["task"]
     if now := status.get("pass"):
-        what = "predicted" if task["kind"] == "predict" else "evaluated"
+        what = "predicted" if task.get("kind") == "predict" else "evaluated"
         return f"{now['done']:,} of {now['records']:,} records of data({now['split']!r}) {what}"
     if not task["steps"]:
         return str(status["reason"])
@@ -204,7 +204,7 @@ def result(summary: dict[str, Any], kept: str, model: str) -> str:
         kept: where the summary is.
         model: where the trained model is, if one was saved.
     """
-    trained = summary.get("task", {"kind": "train"})["kind"] == "train"
+    trained = summary.get("task", {}).get("kind", "train") == "train"
     saved = (summary["phase"] == Phase.Succeeded and trained) or summary.get("model")
     summary = clean(summary)
     where = f"  model     {plain(model)}\n" if saved else ""
@@ -215,7 +215,7 @@ def result(summary: dict[str, Any], kept: str, model: str) -> str:
     lines = [f"{summary['phase']} after {summary['seconds']:.1f} s: {summary['reason']}"]
     if summary["traceback"]:
         lines.append(summary["traceback"].rstrip())
-    if records["size"] is not None and task["kind"] == "train":
+    if records["size"] is not None and task.get("kind", "train") == "train":
         loss = f", loss {_losses(summary)}" if summary["loss"] is not None else ""
         lines.append(
             f"  trained   {records['applied']:,} of {records['size'] * task['epochs']:,} records "

@@ -30,7 +30,7 @@ class Local:
         data = summary if summary is not None else self._client().status()
         name = summary["model"] if summary is not None else ""
         model = str(self._output / (name or artifacts.MODEL))
-        trains = data.get("task", {"kind": "train"})["kind"] == "train"
+        trains = data.get("task", {}).get("kind", "train") == "train"
         notes = (f"model: {model}, once the job succeeds",) if trains else ()
         return JobSnapshot(data, str(self._output), model, notes)
 
