@@ -47,6 +47,8 @@ class Telemetry:
         self._logged_at = clock() - LOG_SECONDS
         self._began_at: float | None = None  # of the step in progress; None between steps
         self._stepped_at: float | None = None  # the last step came back
+        self._since: float | None = None  # of its first step
+        self._useful_seconds = 0.0  # in steps that came back
         self._wasted_seconds = 0.0  # in steps that did not come back, not told yet
         self._redone: int | None = None  # records, of the change that is still to be told
 
@@ -59,6 +61,13 @@ class Telemetry:
 
     def step_begins(self) -> None:
         self._began_at = self._clock()
+        self._since = self._began_at if self._since is None else self._since
+
+    @property
+    def goodput(self) -> float:
+        """Of the time since its first step, the share that was spent in steps that came back."""
+        spent = self._clock() - self._since if self._since is not None else 0.0
+        return self._useful_seconds / spent if spent else 1.0
 
     def to_go(self, steps: int) -> None:
         """So many steps are left."""
@@ -116,6 +125,7 @@ class Telemetry:
         """
         at = self._clock()
         self._comes_back(generation, rank, step, at)
+        self._session.progress = Progress(generation, step, self._records, self._seconds, self._loss, round)
         if at >= self._logged_at + LOG_SECONDS:
             self._logged_at = at
             done = now.positions(round)[0]
@@ -126,6 +136,7 @@ class Telemetry:
 
     def _comes_back(self, generation: int, rank: int, step: int, now: float) -> None:
         """The sums of a step or round have: so the step before it is safe, and the ring works."""
+        self._useful_seconds += now - self._began_at if self._began_at is not None else 0.0
         self._began_at = None
         if self._ended is not None:
             if rank == 0:

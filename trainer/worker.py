@@ -453,7 +453,7 @@ class Worker:
         if rank == 0:
             self.report.to_go(end - self.step)
         if training and self.callbacks is not None and self.begins_epoch and not self.turn:
-            return self.take_turn(self.callbacks, generation, rank, size)
+            return self.take_turn(self.callbacks, generation, rank)
         if rank == 0 and not self.follows:
             self.history(self.ledger.epochs.history)
         batch = self.batches.of(self.step, end) if training else None
@@ -571,11 +571,21 @@ class Worker:
             self.take_over(self.arrival)
         for _ in range(min(len(self.kept), AT_ONCE)):
             metrics = self.put(self.kept.popleft())
+        self.copy()
         if self.kept:
             return None
         if not self.is_up:
             self.hold(generation)
         return metrics
+
+    def copy(self) -> None:
+        """Into the memory of its place: before the next step, which is then proof that all have this one
+        twice. The rounds of a pass that is not over are not worth a copy of all weights."""
+        if self.memory is not None and not self.ledger.totals:
+            self.memory.put(self.ledger, self.learner.parts())
+            if self.memory.full:
+                self.session.warn(f"no second copy of the state is kept in memory: {self.memory.full}")
+                self.memory = None
 
     def put(self, sums: control.Sums | Turn) -> dict[str, float] | None:
         """Model and ledger, one after the other, nothing in between that can fail."""
@@ -594,8 +604,6 @@ class Worker:
         if self.steps.ends_epoch(self.ledger.step):
             metrics = self.learner.take_metrics()
             self.ledger = replace(self.ledger, epochs=self.ledger.epochs.whole(metrics))
-        if self.memory is not None:  # before the next step, which is then proof that all have this one twice
-            self.memory.put(self.ledger, self.learner.parts())
         return metrics
 
     # --- callbacks
@@ -605,12 +613,17 @@ class Worker:
         """Whether the next step is the first one of an epoch."""
         return self.step == 0 or self.steps.ends_epoch(self.step)
 
-    def take_turn(self, callbacks: Callbacks, generation: int, rank: int, size: int) -> bool:
+    @property
+    def facts(self) -> dict[str, float]:
+        """Of the ring, for callbacks that show them."""
+        return {"ring_size": float(self.place.size), "goodput": self.report.goodput}
+
+    def take_turn(self, callbacks: Callbacks, generation: int, rank: int) -> bool:
         """One rank calls the callbacks, and all take over what they have changed. True: the ring goes on."""
         mine: Turn | None = None
         if rank == self.caller:
             whole = self.steps.epoch(self.step)
-            mine = callbacks.turn(self.ledger.epochs, whole, self.task, {"ring_size": float(size)})
+            mine = callbacks.turn(self.ledger.epochs, whole, self.task, self.facts)
         data = np.zeros(0, np.uint8) if mine is None else mine.pack()
         length = int(self.ring.broadcast(np.array([len(data)], np.int64), self.caller)[0])
         data = data if mine is not None else np.zeros(length, np.uint8)
@@ -625,8 +638,7 @@ class Worker:
         """Callbacks are told of the end of the last epoch, by who saves the model."""
         whole = self.steps.epoch(self.ledger.step)
         if self.callbacks is not None and self.ledger.epochs.due(whole, more=False):
-            facts = {"ring_size": float(self.place.size)}
-            turn = self.callbacks.turn(self.ledger.epochs, whole, whole, facts)
+            turn = self.callbacks.turn(self.ledger.epochs, whole, whole, self.facts)
             self.learner.change(turn.changed)
             self.ledger = replace(self.ledger, epochs=turn.after)
 

@@ -61,7 +61,7 @@ def snapshot(job: JobSnapshot) -> None:
     data = clean(job.data)
     name = f"{data['model']}: " if "model" in data else ""
     console.print(f"{name}{data['phase']}, {data['reason']}", soft_wrap=True)
-    if data.get("records", {}).get("total"):
+    if data.get("pass") or data.get("records", {}).get("total"):
         console.print(progress_line(data))
     if data["workers"]:
         console.print(workers_table(data))
@@ -109,6 +109,9 @@ def _news(status: dict[str, Any], told: int) -> Iterator[tuple[int, str]]:
 def progress_line(status: dict[str, Any]) -> str:
     """Progress in one line."""
     task = status["task"]
+    if now := status.get("pass"):
+        what = "predicted" if task["kind"] == "predict" else "evaluated"
+        return f"{now['done']:,} of {now['records']:,} records of data({now['split']!r}) {what}"
     if not task["steps"]:
         return str(status["reason"])
     parts = [

@@ -191,6 +191,20 @@ def test_an_epoch_of_which_every_step_was_left_out_has_no_loss() -> None:
     assert t.ended[1:] == [pb.EpochEnded(epochs=2, metrics=METRICS)]
 
 
+def test_goodput_is_the_share_of_time_in_steps_that_came_back() -> None:
+    t = Teller()
+    t.report.ring_up(redone=0)
+    assert t.report.goodput == 1.0, "nothing is lost yet"
+    t.step(seconds=3.0)
+    t.report.step_begins()
+    t.now += 0.5
+    t.report.step_breaks()
+    t.now += 0.5  # until the next ring
+    assert t.report.goodput == pytest.approx(3 / 4)
+    t.step(seconds=4.0)
+    assert t.report.goodput == pytest.approx(7 / 8)
+
+
 def test_that_the_last_step_is_near_is_told_once_and_in_seconds() -> None:
     teller = Teller()
     teller.report.to_go(1)
