@@ -105,6 +105,8 @@ def _verdict(books: Books, summary: dict[str, Any]) -> str:
         )
     if len(set(summary["digests"].values())) > 1:
         raise AuditFailed(f"the weights differ between workers: {summary['digests']}")
+    if books.mode != "train":
+        return _passed(books)
     size = books.layout.records
     steps = Steps(size, books.batch)
     order = Order(books.layout, books.seed, books.shuffle, WINDOW)
@@ -142,6 +144,17 @@ def _verdict(books: Books, summary: dict[str, Any]) -> str:
     if books.losses:
         text += f"; the newest state was lost {books.losses} times and training went on from what was left"
     return text
+
+
+def _passed(books: Books) -> str:
+    """Of a job that trains nothing."""
+    if not books.evaluated:
+        raise AuditFailed("no pass over all records was completed")
+    ((split, records),) = books.evaluated.items()
+    done = "predicted" if books.mode == "predict" else "evaluated"
+    return (
+        f"exactly once: each of the {records:,} records of data({split!r}) is {done}, in {books.rings} rings"
+    )
 
 
 def _check_order(order: Order, epoch: int) -> None:

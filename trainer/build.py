@@ -18,13 +18,14 @@ import tensorflow as tf
 
 from edl import config as config_module
 from edl.config import Config
-from edl.contract.evaluation import FINAL, EvaluationPlan
+from edl.contract.evaluation import FINAL
 from edl.contract.exit_codes import WorkerExit
 from edl.contract.layout import Layout, Part
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.steps import Steps
 from edl.errors import ModelError
 from trainer import output_lock, user_model
+from trainer.build_frozen import build_frozen
 from trainer.callback_rules import accepted
 from trainer.callbacks import Callbacks
 from trainer.checkpointing import of_job
@@ -32,7 +33,7 @@ from trainer.data import Batch, Batches
 from trainer.evaluation import RingEvaluation
 from trainer.evaluation_metrics import EvaluationMetrics
 from trainer.export import Exporter
-from trainer.exports.verification import Verification
+from trainer.exports.verification import Ahead, Verification
 from trainer.history import HistoryFiles, as_json
 from trainer.last_words import described
 from trainer.learner import KerasLearner
@@ -80,19 +81,21 @@ def build(stream: MasterStream, memory: MemoryCopy | None = None) -> Worker:
     keras.utils.set_random_seed(config.training.seed)
 
     module = user_model.load(config.model.module, config.model.source)
-    model, reader = module.model(), module.reader("train")
-    assert reader is not None
-    size = len(reader)
-    refuse_empty(size, "train", module.name, config.data.allow_empty)
     watchdog = Watchdog(config.elastic.step_timeout_seconds, partial(_hung, stream))
-    training, buffer = config.training, config.data.buffer_mebibytes * MEBIBYTE
-    records = Records(reader, module.feed, module.name, watchdog.watch, training.seed, config.data.shuffle,
-                      lenient=config.data.max_bad_records > 0)  # fmt: skip
-    records.fit(buffer * (1 - AHEAD), config.workers)
     session = stream.session
     interface, port = os.environ.get("EDL_RING_INTERFACE", "lo"), int(stream.address.rpartition(":")[2])
     ring = HorovodRing(stream.store_port, interface, f"worker-{session.worker}", port)
     session.cuts(ring.cut)
+    if not config.trains:
+        return build_frozen(config, stream, module, module.model(), ring, watchdog.watch)
+    model, reader = module.model(), module.reader("train")
+    assert reader is not None
+    size = len(reader)
+    refuse_empty(size, "train", module.name, config.data.allow_empty)
+    training, buffer = config.training, config.data.buffer_mebibytes * MEBIBYTE
+    records = Records(reader, module.feed, module.name, watchdog.watch, training.seed, config.data.shuffle,
+                      lenient=config.data.max_bad_records > 0)  # fmt: skip
+    records.fit(buffer * (1 - AHEAD), config.workers)
     # Several small batches too: where feed() pads each batch by itself, they differ in length.
     tried = records.first(TRIED_RECORDS)
     samples = [records.these(several) for several in (tried, *([i] for i in tried))] if tried else []
@@ -114,14 +117,17 @@ def build(stream: MasterStream, memory: MemoryCopy | None = None) -> Worker:
             history.end(worker.ledger.epochs.history)
             session.say(history=pb.History(json=as_json(worker.ledger.epochs.history[-MOST_TOLD:])))
 
+    ahead = None
+    if config.export.verify and stream.output:
+        seconds, threads = config.elastic.startup_timeout_seconds, config.local.threads
+        ahead = Ahead(partial(Verification, seconds, threads))
     export = Exporter(
         model, module, session, watchdog.watch, finish,
         output=Path(stream.output) if stream.output else None,
         salvage=Path(stream.salvage) if stream.salvage else None,
         room_seconds=config.elastic.disk_full_timeout_seconds,
         further=config.export.further,
-        verify=partial(Verification, config.elastic.startup_timeout_seconds, config.local.threads)
-        if config.export.verify else None,
+        verify=ahead.take if ahead is not None else None,
         source=config.model.source,
     )  # fmt: skip
     batches = Batches(records, training.batch_size, buffer * AHEAD)
@@ -134,7 +140,7 @@ def build(stream: MasterStream, memory: MemoryCopy | None = None) -> Worker:
             keeps = bool(stream.output)
             features = samples[0].x if samples else None
             rehearse(model, module, watchdog.watch, config.data.allow_empty, session.warn, keeps,
-                     config.export.further, features)  # fmt: skip
+                     config.export.further, features, config.export.verify)  # fmt: skip
         learner.restore(before)
     checkpoints = of_job(config, session, learner, stream.run_id)
     warm_start = warm_start_of_job(config, model, learner, session.began_with)
@@ -142,8 +148,12 @@ def build(stream: MasterStream, memory: MemoryCopy | None = None) -> Worker:
         own, _ = checkpoints.newest(batches.layout) if checkpoints else (0, None)
         if not own:
             warm_start.check()  # now, and not when all are there
-    begin = warm_start.begin if warm_start is not None else None
-    report = Telemetry(session, batches.steps)
+
+    def begin() -> None:
+        if warm_start is not None:
+            warm_start.begin()
+
+    report = Telemetry(session, batches.steps, near_end=ahead.prepare if ahead is not None else None)
     if memory is not None:
         memory.open(stream.run_id, learner.fingerprint(), [len(part) for part in learner.parts()])
     callbacks = callbacks_of(config, module, learner, batches.steps, watchdog.watch, warn)
@@ -225,8 +235,7 @@ def evaluation_of(
         return None
     batches = {split: Batches(source, of.batch_size, buffer * AHEAD) for split, source in sources.items()}
     sizes = {split: source.layout.records for split, source in sources.items()}
-    plan = EvaluationPlan(steps, of.batch_size, of.steps, of.epochs, of.split, sizes)
-    return RingEvaluation(plan, batches, metrics)
+    return RingEvaluation(config.evaluation_plan(steps, sizes), batches, metrics)
 
 
 def callbacks_of(

@@ -1,12 +1,13 @@
 """Finding a user's model: a zoo name, a dotted module, or the path of a Python file.
 
-The contract is two plain functions and two optional ones:
+The contract is two plain functions and three optional ones:
 
     model()        a compiled Keras model
     data(split)    a reader for "train", and for "test" (or None: nothing is held out); for "validation"
                    where evaluation.split asks for it
     feed(records)  from what the reader gives to (features, labels[, weights])
     callbacks()    Keras callbacks (trainer/callbacks.py)
+    write(outputs, ids)  what is to be kept of predictions
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import Any
 from edl.data import Reader
 from edl.errors import ModelError
 
-OPTIONAL = ("feed", "callbacks")  # functions of the contract
+OPTIONAL = ("feed", "callbacks", "write")  # functions of the contract
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class UserModel:
     data: Callable[[str], Any]
     feed: Callable[[Any], Any] | None
     callbacks: Callable[[], Any] | None = None
+    write: Callable[[Any, Any], Any] | None = None
 
     def reader(self, split: str) -> Reader | None:
         """The reader of `split`; only "train" must have one.

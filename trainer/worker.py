@@ -120,12 +120,9 @@ class Learner(Protocol):
         """How large the state is."""
         ...
 
-    def state(self) -> np.ndarray:
-        """Everything that `apply` changes, uint8 [bytes]."""
-        ...
-
     def parts(self) -> list[np.ndarray]:
-        """The same, uint8 [bytes] for each variable: as it is now, whatever is applied later."""
+        """Everything that `apply` changes, uint8 [bytes] for each variable: as it is now, whatever is applied
+        later."""
         ...
 
     def prepared(self, parts: list[np.ndarray]) -> Any:
@@ -135,10 +132,6 @@ class Learner(Protocol):
 
     def take_over(self, values: Any) -> None:
         """Take over what was prepared."""
-        ...
-
-    def load(self, state: np.ndarray) -> None:
-        """Take over another worker's `state`."""
         ...
 
     def change(self, values: Mapping[int, np.ndarray]) -> None:
@@ -221,7 +214,8 @@ class Worker:
             the model to be worth, None: the model is still to be evaluated.
         evaluation: None: the ring makes none.
         checkpoints: None: the job writes none.
-        warm_start: has the model begin with what another training has learned; None: with its own weights.
+        warm_start: has the model begin with what another training has learned, and returns what of the job is
+            done already; None: with its own weights.
         callbacks: None: there are none.
         history: takes the history of all whole epochs, again and again.
         memory: takes a copy of each state; None: nobody keeps one.
@@ -237,7 +231,7 @@ class Worker:
         report: Telemetry,
         export: Callable[[Mapping[str, float] | None], None],
         checkpoints: Checkpointing | None = None,
-        warm_start: Callable[[], None] | None = None,
+        warm_start: Callable[[], Ledger | None] | None = None,
         evaluation: Evaluation | None = None,
         callbacks: Callbacks | None = None,
         history: Callable[[Sequence[Mapping[str, float]]], None] = lambda history: None,
@@ -322,8 +316,8 @@ class Worker:
         there is none, with a warm start."""
         if self.checkpoints is not None and (found := self.checkpoints.restore(expected)) is not None:
             self.go_on_from(found)
-        elif self.warm_start is not None:
-            self.warm_start()
+        elif self.warm_start is not None and (begun := self.warm_start()) is not None:
+            self.go_on_from(begun)
 
     def go_on_from(self, ledger: Ledger) -> None:
         """That is what is in this worker's state."""
@@ -456,6 +450,8 @@ class Worker:
             return self.take_round(now, generation, rank, size)
         end = self.steps.end(self.step, self.epochs)
         training = self.step < end
+        if rank == 0:
+            self.report.to_go(end - self.step)
         if training and self.callbacks is not None and self.begins_epoch and not self.turn:
             return self.take_turn(self.callbacks, generation, rank)
         if rank == 0 and not self.follows:
@@ -575,11 +571,21 @@ class Worker:
             self.take_over(self.arrival)
         for _ in range(min(len(self.kept), AT_ONCE)):
             metrics = self.put(self.kept.popleft())
+        self.copy()
         if self.kept:
             return None
         if not self.is_up:
             self.hold(generation)
         return metrics
+
+    def copy(self) -> None:
+        """Into the memory of its place: before the next step, which is then proof that all have this one
+        twice. The rounds of a pass that is not over are not worth a copy of all weights."""
+        if self.memory is not None and not self.ledger.totals:
+            self.memory.put(self.ledger, self.learner.parts())
+            if self.memory.full:
+                self.session.warn(f"no second copy of the state is kept in memory: {self.memory.full}")
+                self.memory = None
 
     def put(self, sums: control.Sums | Turn) -> dict[str, float] | None:
         """Model and ledger, one after the other, nothing in between that can fail."""
@@ -598,11 +604,6 @@ class Worker:
         if self.steps.ends_epoch(self.ledger.step):
             metrics = self.learner.take_metrics()
             self.ledger = replace(self.ledger, epochs=self.ledger.epochs.whole(metrics))
-        if self.memory is not None:  # before the next step, which is then proof that all have this one twice
-            self.memory.put(self.ledger, self.learner.parts())
-            if self.memory.full:
-                self.session.warn(f"no second copy of the state is kept in memory: {self.memory.full}")
-                self.memory = None
         return metrics
 
     # --- callbacks
@@ -682,9 +683,9 @@ class Worker:
             return self.evaluation.nothing(now.split)
         try:
             values, told[control.RECORDS] = self.evaluation.part(now, self.round)
-        except RingBroken:
-            raise
         except Exception as error:
+            if isinstance(error, RingBroken) or not self.config.trains:
+                raise
             told[control.NONFINITE] = 1
             self.session.warn(f"the model could not be evaluated on data({now.split!r}): {described(error)}")
             return self.evaluation.nothing(now.split)
@@ -707,6 +708,8 @@ class Worker:
         try:
             return self.evaluation.results(split, np.frombuffer(self.ledger.totals))
         except Exception as error:
+            if not self.config.trains:
+                raise
             self.session.warn(f"the metrics over data({split!r}) could not be computed: {described(error)}")
             return {}
 
@@ -719,7 +722,7 @@ class Worker:
 
     def worth(self) -> Mapping[str, float] | None:
         """What the ring has found this state to be worth; None: it was not evaluated, or could not be."""
-        found = self.ledger.evaluated.get(FINAL)
+        found = self.ledger.evaluated.get(FINAL if self.config.trains else self.config.evaluation.split)
         if self.evaluation is None or not self.evaluation.is_whole or found is None:
             return None
         return found.metrics or None if found.step == self.ledger.step else None

@@ -31,6 +31,8 @@ from edl.config.types import (
     Share,
     number,
 )
+from edl.contract.evaluation import ROUND_PARTS, EvaluationPlan
+from edl.contract.steps import Steps
 from edl.errors import ConfigError
 
 LIVE: dict[str, JsonValue] = {"live": True}
@@ -93,6 +95,12 @@ class Evaluation(Section):
     batch_size: Int = Field(ge=1, lt=1 << 24)
 
 
+class Prediction(Section):
+    part_records: Int = Field(ge=1, lt=1 << 24)
+    format: Literal["npz", "parquet"]
+    dir: str
+
+
 class Checkpoint(Section):
     dir: str
     seconds: NotNegative
@@ -143,16 +151,33 @@ class Config(Section):
     high_priority_workers: Share = Field(json_schema_extra=LIVE | SHARE)
     ttl_seconds_after_finished: Count = Field(ge=-1, json_schema_extra=LIVE)
     active_deadline_seconds: Count = Field(ge=0, json_schema_extra=LIVE)
+    mode: Literal["train", "evaluate", "predict"]
     model: Model
     training: Training
     data: Data
     evaluation: Evaluation
+    prediction: Prediction
     checkpoint: Checkpoint
     elastic: Elastic
     export: Export
     log_level: Literal["debug", "info", "warning", "error"] = Field(json_schema_extra=LIVE)
     journal: Journal
     local: Local
+
+    @property
+    def trains(self) -> bool:
+        """Whether there is anything to be trained."""
+        return self.mode == "train"
+
+    def evaluation_plan(self, steps: Steps, sizes: Mapping[str, int]) -> EvaluationPlan:
+        """When the ring evaluates the model, or predicts.
+
+        Args:
+            sizes: the records of each split that there is.
+        """
+        how, predicts = self.evaluation, self.mode == "predict"
+        batch = self.prediction.part_records * ROUND_PARTS if predicts else how.batch_size
+        return EvaluationPlan(steps, batch, how.steps, how.epochs, how.split, dict(sizes), not self.trains)
 
     def high_priority(self, workers: int) -> int:
         """How many of so many workers get the higher priority. A share is rounded up."""
@@ -236,6 +261,11 @@ RULES = [
         ("output.size", "output.hostPath"),
         _both,
         "mutually exclusive (a new claim, or a folder of the nodes)",
+    ),
+    Rule(
+        ("mode", "checkpoint.dir"),
+        lambda mode, where: bool(where) and mode != "train",
+        "nothing is trained, so there is nothing to keep (checkpoint.from says with which weights)",
     ),
     Rule(("token.existingSecret", "token.value"), _both, "mutually exclusive"),
     Rule(

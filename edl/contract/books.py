@@ -77,6 +77,8 @@ class Books:
     losses: int = 0
     begins: bool = False  # the ring's root had no state, or has it from a checkpoint
     resumed: int = 0  # the step that the first ring began with
+    mode: str = "train"
+    evaluated: dict[str, int] = field(default_factory=dict)  # by split: records of the last whole pass
     stopped: int = 0  # epochs with which the training ends, because a callback wants it
 
     @staticmethod
@@ -105,12 +107,14 @@ class Books:
         """
         try:
             training, data = values["training"], values["data"]
-            self.epochs, self.batch = int(training["epochs"]), int(training["batchSize"])
+            self.mode = str(values.get("mode", "train"))
+            self.epochs = int(training["epochs"]) if self.mode == "train" else 0
+            self.batch = int(training["batchSize"])
             self.stopped = 0  # it is told again by those whose state it is in
             self.seed, self.shuffle = int(training["seed"]), bool(data["shuffle"])
         except (LookupError, TypeError, ValueError, OverflowError) as error:
             raise ValueError(f"{type(error).__name__}: {error}") from error
-        if min(self.epochs, self.batch) < 1:
+        if self.batch < 1 or (self.mode == "train" and self.epochs < 1):
             raise ValueError(f"{self.epochs} epochs, batches of {self.batch}")
 
     def note(self, entry: Entry, where: str) -> None:
@@ -155,6 +159,8 @@ class Books:
             case "Progress" if event["generation"] == self.generation:
                 # A member has made a step in this ring. All took part in it, so they have the one before.
                 self.safe = max(self.safe, event["step"] - 1)
+            case "Evaluated" if event["generation"] == self.generation and event["metrics"]:
+                self.evaluated[event["split"]] = event["records"]
             case "BadRecords" if event["generation"] == self.generation:
                 self.named |= {(event["epoch"], int(record)) for record in event["records"]}
             case "EpochEnded" if event["generation"] == self.generation and self.layout is not None:

@@ -16,6 +16,8 @@ from edl.contract.ranges import Range
 from edl.contract.steps import Steps
 
 FINAL = "test"  # the split on which the trained model is evaluated
+PREDICTED = "predict"  # the split of a job that predicts
+ROUND_PARTS = 16  # files of predictions that a round has
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,7 @@ class EvaluationPlan:
         every_epochs: likewise, epochs.
         split: on which the model is evaluated while it is trained.
         sizes: the records of each split that there is.
+        alone: nothing is trained: one pass is all that is to be done.
     """
 
     steps: Steps
@@ -66,9 +69,12 @@ class EvaluationPlan:
     every_epochs: int
     split: str
     sizes: Mapping[str, int] = field(default_factory=dict)
+    alone: bool = False
 
     def after(self, step: int, epochs: int) -> tuple[Pass, ...]:
         """What is evaluated when so many steps are done, in a job that trains so many epochs."""
+        if self.alone:
+            return tuple(Pass(split, records, self.batch) for split, records in self.sizes.items() if records)
         ends_epoch = self.steps.ends_epoch(step)
         if not ends_epoch and not (self.every_steps and step and step % self.every_steps == 0):
             return ()

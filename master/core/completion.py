@@ -30,6 +30,8 @@ def export(job: State, root: WorkerRecord) -> None:
     job.goodput.turn("useful", job.now)  # evaluating is not a price of elasticity
     then = "saves the model" if _is_evaluated(job) else "saves and evaluates the model"
     job.reason = f"all records are applied at step {root.step}; worker {root.id} {then}"
+    if not job.config.trains:
+        job.reason = f"{_done(job)}; worker {root.id} ends the job"
     job.notice(Reason.Saving, job.reason)
     job.do(ev.Export(root.id))
 
@@ -44,6 +46,16 @@ def saved(job: State, w: WorkerRecord, event: ev.Saved) -> None:
     then = "" if _is_evaluated(job) else f"; worker {w.id} evaluates it"
     job.reason = f"the model is saved: {where}{then}" if where else job.reason
     job.notice(Reason.Evaluating, job.reason)
+
+
+def _done(job: State) -> str:
+    """What is in the result."""
+    assert job.train is not None
+    if job.config.trains:
+        return f"every record of {job.train.last_epoch} epochs is applied exactly once"
+    what = "predicted" if job.config.mode == "predict" else "evaluated"
+    ((split, records),) = job.held_out.items()
+    return f"each of the {records:,} records of data({split!r}) is {what} exactly once"
 
 
 def _is_evaluated(job: State) -> bool:
@@ -70,7 +82,7 @@ def finished(job: State, w: WorkerRecord, event: ev.Finished) -> None:
     if event.note:
         job.notice(Reason.ModelWarning, event.note)
     assert job.train is not None
-    reason = f"every record of {job.train.last_epoch} epochs is applied exactly once"
+    reason = _done(job)
     if w.skipped:
         reason += f", except {job.train.steps.records_of(w.skipped)} skipped records (non-finite)"
     if job.result.bad:

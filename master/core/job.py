@@ -53,7 +53,7 @@ class Job(State):
             case ev.Begin():
                 self.began_at = now
                 self.goodput.turn("starting", now)
-                if not self.checkpoints.enabled:
+                if not self.checkpoints.enabled and self.config.trains:
                     self.notice(Reason.CheckpointsOff, CHECKPOINTS_OFF)
             case ev.Scale():
                 self.notice(Reason.Scaled, f"workers {self.target} -> {event.workers}")
@@ -120,7 +120,8 @@ class Job(State):
         self.regroup_at = self.now
         if event.active_deadline_seconds is not None:
             self.active_deadline = event.active_deadline_seconds
-        training.change_epochs(self, event.epochs)
+        if self.config.trains:
+            training.change_epochs(self, event.epochs)
 
     def _on_adopted(self, event: ev.Adopted) -> None:
         self.safe_before, self.active_before = event.safe, event.active_seconds
@@ -243,10 +244,6 @@ class Job(State):
         if w.state != WorkerState.INITIALIZING:
             self.pool.change(w, "hello")
         self.checkpoints.step = max(self.checkpoints.step, event.checkpoint)
-        for words in event.forced:
-            if words not in self.forced:
-                self.forced.append(words)
-                self.notice(Reason.Forced, f"forced: {words}")
         if self._admit(w, event):
             if event.held is not None:
                 self.pool.copies[w.id] = event.held
@@ -278,6 +275,10 @@ class Job(State):
     def _admit(self, w: WorkerRecord, event: ev.Ready | ev.Resume) -> bool:
         """The worker can train; False: not this job's model, or not on its data."""
         layout = event.layout
+        for words in event.forced:
+            if words not in self.forced:
+                self.forced.append(words)
+                self.notice(Reason.Forced, f"forced: {words}")
         self.pool.change(w, "ready")
         self.backoff.got_ready()
         if self.train is None:
@@ -376,7 +377,7 @@ class Job(State):
         if self.ending is not None:
             completion.let_all_go(self)
             return
-        if self.farewell is not None:
+        if self.farewell is not None and not stopping.needs_a_ring(self):
             return
         membership.scale(self)
         if known:
@@ -393,7 +394,8 @@ class Job(State):
         """Its members train on. What only the earlier master knew of it is nothing that they need."""
         ring = self.ring
         ring.changes[-1].up_seconds, ring.shares = 0.0, (1,) * len(ring.members)
-        self.reason = f"ring {ring.generation}: taken over"
+        self.reason = f"a new master took over, and the ring of {len(ring.members)} trains on"
+        self.notice(Reason.FailedOver, self.reason)
         self.checkpoints.ring_is_up(self.now)
         self.goodput.turn("useful", self.now)
         self.do(

@@ -94,7 +94,8 @@ def form(job: State) -> None:
     else:
         training.go_on_from(job, job.checkpoints.step, checkpoint=True)
     evaluated = root.round >= task.rounds
-    if task.complete and (evaluated if root.has_state else not task.end):  # a checkpoint is read in a ring
+    nothing_to_do = not (task.end or task.rounds)
+    if task.complete and (evaluated if root.has_state else nothing_to_do):  # a checkpoint is read in a ring
         completion.export(job, root)
     else:
         _publish(job, plan, root)

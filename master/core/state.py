@@ -97,7 +97,7 @@ class State:
         self.ring = Ring(self.pool)
         self.timeouts = Timeouts(self.pool, config.elastic)
         self.failover = Failover(self.pool, self.ring, config.elastic.startup_timeout_seconds)
-        self.epochs = config.training.epochs  # to train
+        self.epochs = config.training.epochs if config.trains else 0  # to train
         self.stopped = 0  # with so many the training ends, because a callback wants it; 0: none does
         self.safe_before = 0  # as an earlier master knew it: TrainTask.safe
         self.train: TrainTask | None = None  # unknown until a worker has counted the records

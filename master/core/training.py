@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from edl.contract.evaluation import FINAL, EvaluationPlan
+from edl.contract.evaluation import FINAL
 from edl.contract.layout import Layout
 from edl.contract.reasons import Reason
 from edl.contract.steps import Steps
@@ -24,9 +24,7 @@ def open_task(job: State, layout: Layout, held_out: Mapping[str, int]) -> None:
     steps = Steps(layout.records, job.config.training.batch_size)
     job.train = TrainTask(layout, steps, job.epochs, safe=job.safe_before)
     if held_out:
-        of = job.config.evaluation
-        plan = EvaluationPlan(steps, of.batch_size, of.steps, of.epochs, of.split, dict(held_out))
-        job.train.evaluation = plan
+        job.train.evaluation = job.config.evaluation_plan(steps, held_out)
 
 
 def change_epochs(job: State, epochs: int) -> None:
@@ -86,7 +84,7 @@ def evaluated(job: State, event: ev.Evaluated) -> None:
         return
     job.evaluations[event.split] = Evaluation(event.step, event.records, event.metrics)
     final = event.split == FINAL and event.step >= job.train.end
-    if event.metrics and not final:
+    if event.metrics and not final and job.config.trains:
         told = in_words(event.metrics)
         where = f"{event.records:,} records of data({event.split!r})"
         job.notice(Reason.Evaluated, f"Evaluation at step {event.step:,} on {where}: {told}")

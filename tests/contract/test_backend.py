@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -17,7 +18,7 @@ from edl.contract.exit_codes import WorkerExit
 from edl.contract.ids import WorkerId
 from master.backends.base import Backend
 from master.backends.external import External
-from master.backends.processes import ForkServer, Processes, Spawn
+from master.backends.processes import ForkServer, Memories, Processes, Spawn
 from master.core import events as ev
 from tests.fakes.backend import FakeBackend
 from tests.fakes.kubernetes_api import serving
@@ -98,7 +99,7 @@ class World(Protocol):
 
 
 class InProcesses:
-    def __init__(self, folder: Path, fork: bool):
+    def __init__(self, folder: Path, fork: bool, memories: Memories | None = None):
         self.log, self._orders = Log(), folder / "orders"
         self._orders.mkdir()
         self.command = [sys.executable, "-c", WORKER, str(self._orders)]
@@ -106,7 +107,7 @@ class InProcesses:
         spawn = Spawn(self.command, {})
         server = ForkServer([sys.executable, "-c", FORK_SERVER, WORKER], [str(self._orders)], {})
         self.launcher = server if fork else spawn
-        self.backend = Processes(self.log.emit, self.launcher, self.logs)
+        self.backend = Processes(self.log.emit, self.launcher, self.logs, memories)
 
     def end(self, worker: int, code: int) -> None:
         order = self._orders / f"{worker}.part"
@@ -290,6 +291,34 @@ async def test_nothing_is_emitted_after_close(any_world: World) -> None:
     told = len(any_world.log.events)
     await asyncio.sleep(0.1)
     assert len(any_world.log.events) == told
+
+
+# --- memory that outlives a worker
+
+
+async def test_what_a_worker_that_crashes_leaves_in_memory_is_for_the_next_one(tmp_path: Path) -> None:
+    world = InProcesses(tmp_path, fork=False, memories=Memories())
+    await world.backend.start()
+
+    async def memory(worker: int) -> Path:
+        pid = (await world.log.seen(worker)).handle
+        words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+        return Path(words[words.index("--memory") + 1])
+
+    create(world, 0, 1)
+    (await memory(0)).write_text("of 0")
+    (await memory(1)).write_text("of 1")
+    os.kill(int((await world.log.seen(0)).handle), signal.SIGKILL)
+    delete(world, 0)  # its stream has ended, and nobody has seen yet that its process has
+    create(world, 2)
+    assert (await memory(2)).read_text() == "of 0"
+    world.end(1, 0)  # by itself: nobody needs what it had
+    await world.log.gone(1)
+    create(world, 3)
+    assert (await memory(3)).read_text() == ""
+    path = await memory(3)
+    await world.backend.close()
+    assert not path.exists()
 
 
 # --- the ways in which a start fails

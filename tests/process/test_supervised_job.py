@@ -135,7 +135,7 @@ async def test_when_all_workers_are_killed_at_once_no_step_is_lost(a_job: Callab
     chance = random.Random(seed)
     async with a_job("elastic.memoryCopy=true", epochs=6) as job:
         lost: set[int] = set()
-        for _ in range(5):
+        for _ in range(int(os.environ.get("EDL_KILLS", "3"))):
             members = await job.ring_of(3, without=lost)
             await job.stepping()
             await asyncio.sleep(chance.uniform(0.0, 0.3))

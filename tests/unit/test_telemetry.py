@@ -23,7 +23,10 @@ class Teller:
         self.now = 100.0
         self.messages: list[pb.FromWorker] = []
         self.session = Session(0, self.messages.append, Event())
-        self.report = Telemetry(self.session, STEPS, lambda: self.now)
+        self.near: list[float] = []  # when it was told that the end is near
+        self.report = Telemetry(
+            self.session, STEPS, lambda: self.now, near_end=lambda: self.near.append(self.now)
+        )
         self.report.ring_formed()
 
     @property
@@ -200,3 +203,16 @@ def test_goodput_is_the_share_of_time_in_steps_that_came_back() -> None:
     assert t.report.goodput == pytest.approx(3 / 4)
     t.step(seconds=4.0)
     assert t.report.goodput == pytest.approx(7 / 8)
+
+
+def test_that_the_last_step_is_near_is_told_once_and_in_seconds() -> None:
+    teller = Teller()
+    teller.report.to_go(1)
+    assert teller.near == [], "nobody knows yet how long a step takes"
+    for step in range(3):
+        teller.step(seconds=1.0, step=step)
+    teller.report.to_go(6)
+    assert teller.near == []
+    teller.report.to_go(5)
+    teller.report.to_go(4)
+    assert teller.near == [teller.now]
