@@ -383,6 +383,9 @@ class Job(State):
         if known:
             rendezvous.regroup(self)
             rendezvous.form(self)
+            if self.ending is not None:  # nobody is left who holds what was to be saved; no event may follow
+                completion.let_all_go(self)
+                return
             if not self.pool.any(lambda kind: kind.stays and kind.has_state):
                 self.checkpoints.hurry(self.ring, self.now)
             self.do(
