@@ -383,7 +383,7 @@ class Job(State):
         if known:
             rendezvous.regroup(self)
             rendezvous.form(self)
-            if self.ending is not None:  # there is nobody left to go on with, and no event may follow
+            if self.ending is not None:  # nobody is left who holds what was to be saved; no event may follow
                 completion.let_all_go(self)
                 return
             if not self.pool.any(lambda kind: kind.stays and kind.has_state):

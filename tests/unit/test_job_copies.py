@@ -8,7 +8,7 @@ from edl.contract.ranges import RangeSet
 from edl.contract.reasons import Reason
 from master.core import events as ev
 from master.core.membership import COPY_SECONDS
-from tests.stories import Story, of, only
+from tests.stories import Story, finish, of, only
 
 NEVER_SILENT = {"heartbeatTimeoutSeconds": 10**6}
 
@@ -122,3 +122,20 @@ def test_a_job_that_was_trained_to_its_end_is_saved_from_a_copy() -> None:
     story.kill(0)
     greets(story, 1)
     assert only(ready(story, 1, 10), ev.Export).worker == 1
+
+
+def test_when_who_was_saving_is_lost_and_no_copy_comes_the_job_ends_by_the_time_alone() -> None:
+    story = Story(workers=2, memoryCopy=True, **NEVER_SILENT).running()
+    finish(story)
+    story.tell(ev.Saved(WorkerId(0), "model.keras"))
+    story.kill(1)
+    story.kill(0)
+    story.tell(ev.Hello(WorkerId(2)))
+    assert not of(ready(story, 2, None), ev.Stop), "a copy may still come"
+    effects: list[ev.Effect] = []
+    while story.job.ending is None:
+        due = story.job.next_deadline()
+        assert due is not None and due <= story.job.copies_until
+        effects = story.tell(ev.Tick(), after=due - story.now)
+    assert [e.worker for e in of(effects, ev.Stop)] == [2], "nothing else will happen"
+    assert story.job.reason.startswith("evaluation failed: every worker that held the state was lost")
