@@ -105,9 +105,11 @@ class Telemetry:
         told = self._speeds.get(beat.worker, 0.0)
         if self._by_speed and beat.speed > 0 and abs(beat.speed - told) > NOTABLE * told:
             before.speeds[beat.worker] = beat.speed
+        step, round = max((before.step, before.round), (beat.step, beat.round))
         self.ahead = replace(
             before,
-            step=max(before.step, beat.step),
+            step=step,
+            round=round,
             loss=before.loss if beat.loss is None else beat.loss,
             epoch_loss=fullest(before.epoch_loss, beat.epoch_loss),
         )

@@ -22,6 +22,7 @@ class Story:
         self, workers: int = 3, records: int = 100, checkpoint: dict[str, Any] | None = None, **elastic: Any
     ):
         overrides = {
+            "mode": elastic.pop("mode", "train"),
             "workers": workers,
             "minWorkers": int(elastic.pop("least", 1)),
             "training": {"epochs": 1, "batchSize": 10},

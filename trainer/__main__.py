@@ -76,7 +76,7 @@ def work(stream: MasterStream, start: Start, memory: MemoryCopy | None = None) -
     layout = pb.Layout(**asdict(found or worker.batches.layout))
     model = worker.learner.fingerprint()
     held = worker.begin_from_memory()
-    held_out = worker.evaluation.sizes if worker.evaluation is not None else {}
+    held_out = worker.rounds.sizes
     forced = worker.checkpoints.forced if worker.checkpoints else ()
     ready = pb.Ready(
         layout=layout, model=model, checkpoint=begins_from, held_out=held_out, forced=forced, held=held

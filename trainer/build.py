@@ -33,7 +33,7 @@ from trainer.data import Batch, Batches
 from trainer.evaluation import RingEvaluation
 from trainer.evaluation_metrics import EvaluationMetrics
 from trainer.export import Exporter
-from trainer.exports.verification import Verification
+from trainer.exports.verification import Ahead, Verification
 from trainer.history import HistoryFiles, as_json
 from trainer.last_words import described
 from trainer.learner import KerasLearner
@@ -46,6 +46,7 @@ from trainer.records import Records
 from trainer.rehearsal import refuse_empty, rehearse
 from trainer.ring.base import Ring, RingBroken
 from trainer.ring.horovod import HorovodRing
+from trainer.roles import Learner
 from trainer.session.client import MasterStream
 from trainer.session.orders import FormRing
 from trainer.session.state import Session
@@ -53,7 +54,7 @@ from trainer.telemetry import Telemetry
 from trainer.user_model import UserModel
 from trainer.warm_start import of_job as warm_start_of_job
 from trainer.watchdog import Watch, Watchdog
-from trainer.worker import Learner, Worker
+from trainer.worker import Worker
 
 MOST_TOLD = 1_000  # epochs of the history in the summary, which a ConfigMap has to hold
 SAMPLE_RECORDS = 2  # to warm up with
@@ -117,14 +118,17 @@ def build(stream: MasterStream, memory: MemoryCopy | None = None) -> Worker:
             history.end(worker.ledger.epochs.history)
             session.say(history=pb.History(json=as_json(worker.ledger.epochs.history[-MOST_TOLD:])))
 
+    ahead = None
+    if config.export.verify and stream.output:
+        seconds, threads = config.elastic.startup_timeout_seconds, config.local.threads
+        ahead = Ahead(partial(Verification, seconds, threads))
     export = Exporter(
         model, module, session, watchdog.watch, finish,
         output=Path(stream.output) if stream.output else None,
         salvage=Path(stream.salvage) if stream.salvage else None,
         room_seconds=config.elastic.disk_full_timeout_seconds,
         further=config.export.further,
-        verify=partial(Verification, config.elastic.startup_timeout_seconds, config.local.threads)
-        if config.export.verify else None,
+        verify=ahead.take if ahead is not None else None,
         source=config.model.source,
     )  # fmt: skip
     batches = Batches(records, training.batch_size, buffer * AHEAD)
@@ -137,7 +141,7 @@ def build(stream: MasterStream, memory: MemoryCopy | None = None) -> Worker:
             keeps = bool(stream.output)
             features = samples[0].x if samples else None
             rehearse(model, module, watchdog.watch, config.data.allow_empty, session.warn, keeps,
-                     config.export.further, features)  # fmt: skip
+                     config.export.further, features, config.export.verify)  # fmt: skip
         learner.restore(before)
     checkpoints = of_job(config, session, learner, stream.run_id)
     warm_start = warm_start_of_job(config, model, learner, session.began_with)
@@ -150,7 +154,7 @@ def build(stream: MasterStream, memory: MemoryCopy | None = None) -> Worker:
         if warm_start is not None:
             warm_start.begin()
 
-    report = Telemetry(session, batches.steps)
+    report = Telemetry(session, batches.steps, near_end=ahead.prepare if ahead is not None else None)
     if memory is not None:
         memory.open(stream.run_id, learner.fingerprint(), [len(part) for part in learner.parts()])
     callbacks = callbacks_of(config, module, learner, batches.steps, watchdog.watch, warn)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from edl.config import Config
+from edl.contract.artifacts import PREDICTIONS
 from edl.contract.evaluation import PREDICTED
 from edl.contract.layout import Layout, Part
 from edl.contract.proto import edl_pb2 as pb
@@ -25,6 +26,7 @@ from trainer.model_support import refuse_unless_compiled
 from trainer.prediction import DONE, FORMATS, Book, PredictionError, PredictionFiles, RingPrediction
 from trainer.records import Records
 from trainer.ring.base import Ring, RingBroken
+from trainer.roles import Evaluation
 from trainer.session.client import MasterStream
 from trainer.session.orders import FormRing
 from trainer.session.state import Session
@@ -32,10 +34,9 @@ from trainer.telemetry import Telemetry
 from trainer.user_model import UserModel
 from trainer.warm_start import of_job as warm_start_of_job
 from trainer.watchdog import Watch
-from trainer.worker import Evaluation, Worker
+from trainer.worker import Worker
 
 SAMPLE_RECORDS = 5  # to build, trace and try the model with
-DIRECTORY = "predictions"  # in the output directory
 MEBIBYTE = 1 << 20
 
 
@@ -104,13 +105,14 @@ def build_frozen(
 
 
 def _files(config: Config, stream: MasterStream, module: UserModel, records: int) -> PredictionFiles:
-    if not stream.output:
+    directory = config.prediction.dir or (stream.output and str(Path(stream.output, PREDICTIONS)))
+    if not directory:
         raise ConfigError(
-            "mode is predict, and there is no output directory for what is predicted: on Kubernetes, set "
-            "output.size, output.existingClaim or output.hostPath"
+            "mode is predict, and there is no directory for what is predicted: set prediction.dir, or on "
+            "Kubernetes output.size, output.existingClaim or output.hostPath"
         )
     form = DONE if module.write is not None else FORMATS[config.prediction.format]
-    return PredictionFiles(Path(stream.output, DIRECTORY), form, records, config.prediction.part_records)
+    return PredictionFiles(Path(directory), form, records, config.prediction.part_records)
 
 
 def _metrics(model: Any, sample: Batch) -> EvaluationMetrics:

@@ -11,14 +11,17 @@ all at once: a `Turn`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from trainer.plain_values import decode, encode
+from trainer.plain_values import LENGTH, decode, encode
 
 MEMORY = "callbacks"  # what they remember, among the tensors of a checkpoint
+
+
+History: TypeAlias = tuple[Mapping[str, float], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +39,7 @@ class Epochs:
         memory: what the callbacks remember; empty: they have not been called yet.
     """
 
-    history: tuple[Mapping[str, float], ...] = ()
+    history: History = ()
     loss: float = 0.0
     records: int = 0
     ended: int = 0
@@ -88,18 +91,41 @@ class Epochs:
         loss = float(described["loss"])
         return Epochs(**{**described, "history": history, "loss": loss}, memory=memory)
 
+    def pieces(self) -> list[bytes]:
+        """All of it. What is long, and the same for a whole epoch, is a piece that was made before."""
+        told = {name: value for name, value in self.described().items() if name != "history"}
+        history = _packed(self.history)
+        own = encode([told, len(history)])
+        return [len(own).to_bytes(LENGTH, "little"), own, history, self.memory]
+
     def pack(self) -> bytes:
-        return encode(asdict(self))
+        return b"".join(self.pieces())
 
     @staticmethod
     def unpack(data: bytes | memoryview) -> Epochs:
         """What `pack` has packed."""
-        return Epochs(**decode(data))
+        view = memoryview(data)
+        begin = LENGTH + int.from_bytes(view[:LENGTH], "little")
+        told, length = decode(view[LENGTH:begin])
+        end = begin + length
+        return Epochs(**told, history=decode(view[begin:end]), memory=bytes(view[end:]))
 
     @staticmethod
     def unknown(whole: int) -> Epochs:
         """Of a state that says nothing of its epochs, but how many there were."""
         return Epochs(history=({},) * whole, ended=whole)
+
+
+_last: tuple[History, bytes] = (), encode(())
+
+
+def _packed(history: History) -> bytes:
+    """The last one is kept: it is the same until an epoch ends. From any thread."""
+    global _last
+    last = _last
+    if last[0] is not history:
+        _last = last = history, encode(history)
+    return last[1]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -213,7 +213,7 @@ class Exporter:
         if self.verify is not None and self.output is not None:
             try:  # first, for it takes seconds to begin
                 verification = self.verify()
-            except OSError as error:  # no memory, no room for a process
+            except (EdlError, OSError) as error:  # no memory, no room for a process
                 failed.append(_part(VERIFICATION, error))
         try:
             self._export(worth, verification, failed)

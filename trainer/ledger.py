@@ -84,6 +84,10 @@ class Ledger:
 
     def pack(self) -> np.ndarray:
         """As uint8 [bytes]."""
+        return np.frombuffer(b"".join(self.pieces()), np.uint8)
+
+    def pieces(self) -> list[bytes]:
+        """What `pack` joins: some may be long, and are not copied."""
         told = {
             "step": self.step, "skipped": list(self.skipped), "bad": list(self.bad.items()),
             "round": self.round, "evaluated": {split: asdict(e) for split, e in self.evaluated.items()},
@@ -91,7 +95,7 @@ class Ledger:
         }  # fmt: skip
         text = json.dumps(told).encode()
         header = np.array([VERSION, len(text)], np.int64).tobytes()
-        return np.frombuffer(header + text + self.totals + self.epochs.pack(), np.uint8)
+        return [header, text, self.totals, *self.epochs.pieces()]
 
     @staticmethod
     def unpack(data: np.ndarray) -> Ledger:

@@ -26,7 +26,9 @@ from trainer.ledger import Ledger
 
 PAGE = 4096
 OF_WHAT = slice(0, 32)  # SHA-256 of run, model and sizes
-LEDGER = 1 << 20  # bytes that a ledger may have: what was left out, the history, sums of an evaluation
+# Bytes that a ledger may have, beside as many as the state has: EarlyStopping remembers weights. They take
+# no memory before something is written there.
+LEDGER = 1 << 22
 # Of each of the two entries, as uint64: where they are, in units of 8 bytes.
 ENTRIES = (8, 16)
 SEQUENCE, LEDGER_BYTES = 0, 1
@@ -75,33 +77,41 @@ class MemoryCopy:
             return None
         copy = self._copy(int(entry[SEQUENCE]))
         ledger = Ledger.unpack(copy[: int(entry[LEDGER_BYTES])].copy())
-        parts = np.split(copy[LEDGER:], np.cumsum(self._sizes)[:-1]) if self._sizes else []
+        parts = np.split(copy[self._ledger :], np.cumsum(self._sizes)[:-1]) if self._sizes else []
         return ledger, [part.copy() for part in parts]  # the next copies are written over it
 
     def put(self, ledger: Ledger, parts: Sequence[np.ndarray]) -> None:
         """Copy this state."""
         if self.full:
             return
-        packed = ledger.pack()
-        if len(packed) > LEDGER:
-            self.full = f"what was left out of the training does not fit into {LEDGER} bytes"
+        pieces = [np.frombuffer(piece, np.uint8) for piece in ledger.pieces()]
+        length = sum(map(len, pieces))
+        if length > self._ledger:
+            self.full = (
+                f"what the training and its callbacks remember beside the weights does not fit into "
+                f"{self._ledger:,} bytes"
+            )
             self._head[[at + SEQUENCE for at in ENTRIES]] = 0
             return
         sequence = 1 + max(int(self._head[at + SEQUENCE]) for at in ENTRIES)
         entry, copy = self._entry(ENTRIES[sequence % 2]), self._copy(sequence)
         entry[SEQUENCE] = 0
-        entry[LEDGER_BYTES] = len(packed)
-        copy[: len(packed)] = packed
-        begin = LEDGER
-        for part in parts:
-            np.copyto(copy[begin : begin + len(part)], part)
-            begin += len(part)
+        entry[LEDGER_BYTES] = length
+        for begin, all_ in ((0, pieces), (self._ledger, parts)):
+            for piece in all_:
+                np.copyto(copy[begin : begin + len(piece)], piece)
+                begin += len(piece)
         entry[SEQUENCE] = sequence
+
+    @property
+    def _ledger(self) -> int:
+        """Bytes for a ledger."""
+        return LEDGER + sum(self._sizes)
 
     @property
     def _room(self) -> int:
         """For one copy: whole pages."""
-        return -(-(LEDGER + sum(self._sizes)) // PAGE) * PAGE
+        return -(-(self._ledger + sum(self._sizes)) // PAGE) * PAGE
 
     @property
     def _head(self) -> np.ndarray:
@@ -112,4 +122,4 @@ class MemoryCopy:
 
     def _copy(self, sequence: int) -> np.ndarray:
         begin = PAGE + (sequence % 2) * self._room
-        return self._bytes[begin : begin + LEDGER + sum(self._sizes)]
+        return self._bytes[begin : begin + self._ledger + sum(self._sizes)]

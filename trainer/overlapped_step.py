@@ -1,5 +1,6 @@
 """A step with several sums, which travel while it computes; and an update in place, when all are here.
 
+    totals   of a loss that is divided by them (masks)             before backward, where there are some
     n        one sum for each large gradient                       as soon as backward has made it
     rest     [ small gradients | averages | counters | metrics | control ]
     update   the optimizer's, of one variable after the other      when Python has read what was agreed
@@ -10,9 +11,9 @@ same for a rank with a batch and for one without, which takes part in the sums w
 as one must who has not the state yet that the sums are for. In memory the gradients are there twice at most,
 and neither weights nor slots are (trainer/fused_updates.py).
 
-What keeps a model out is found before the first step (CannotOverlap): sums before its gradients (totals of
-a loss, synchronized statistics) or for each row of a table, graphs that XLA compiles, and code that runs
-eagerly. It takes trainer/vector_step.py.
+What keeps a model out is found before the first step (CannotOverlap): sums inside its layers (synchronized
+statistics) or for each row of a table, an optimizer that scales the loss by itself, and code that runs
+eagerly; totals, where XLA compiles or where there are several pieces. It takes trainer/vector_step.py.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ import tensorflow as tf
 from trainer import arrays, control
 from trainer.data import Batch
 from trainer.graphs import concrete, flat
+from trainer.model_support import is_scaled
 from trainer.step_graphs import HasRows, Layout, NeedsTotals, NotTried, StepGraphs, turns
 
 SMALL = 1 << 16  # bytes: a gradient of fewer travels with the others of its kind
@@ -75,7 +77,7 @@ class OverlappedStep(StepGraphs):
         self._step: Callable[..., list[tf.Tensor]]
         self._carry: Callable[..., list[tf.Tensor]]
         self._last: Callable[..., list[tf.Tensor]]
-        if self._synchronized or model.run_eagerly or model.jit_compile:
+        if self._synchronized or model.run_eagerly:
             raise CannotOverlap
         layout: Layout | None = None
         while layout is None:
@@ -83,10 +85,14 @@ class OverlappedStep(StepGraphs):
                 layout = self.trace(sample)
             except NotTried:
                 self._findings = self._try_model()
-            except (NeedsTotals, HasRows) as error:
+            except NeedsTotals as needs:
+                if divided or model.jit_compile or is_scaled(model):
+                    raise CannotOverlap from needs
+                self._totals = needs.count
+            except HasRows as error:
                 raise CannotOverlap from error
         self.layout = layout
-        told, zeros = (tf.TensorSpec([n], tf.float32) for n in (control.LENGTH, len(self._large) + 1))
+        told, zeros = (tf.TensorSpec([n], tf.float32) for n in (control.LENGTH, len(self._large) + 2))
         self._nothing = flat(concrete(self._nothing_graph, told, zeros))
 
     def warm_up(self) -> None:
@@ -105,7 +111,7 @@ class OverlappedStep(StepGraphs):
         self, pieces: Sequence[list[Any]], contribution: np.ndarray, draw: np.ndarray, records: int
     ) -> control.Sums:
         if not pieces:
-            total, _, *reduced = self._nothing(tf.constant(contribution), tf.zeros([len(self._large) + 1]))
+            total, _, *reduced = self._nothing(tf.constant(contribution), tf.zeros([len(self._large) + 2]))
             return control.Sums(_agreed(total), False, 0.0, self._nbytes, reduced)
         whole = tf.constant(records, tf.float32)
         *first, last = (
@@ -149,7 +155,7 @@ class OverlappedStep(StepGraphs):
 
     def _step_graph(self, *arguments: tf.Tensor) -> list[tf.Tensor]:
         """Arguments: see `_ours`."""
-        large, rest = self._ours(*arguments)
+        large, rest = self._made(*arguments)
         with tf.control_dependencies([*large, rest]):
             ready_at = tf.timestamp()
         bad = rest[-1]
@@ -162,8 +168,15 @@ class OverlappedStep(StepGraphs):
 
     def _carry_graph(self, *arguments: tf.Tensor) -> list[tf.Tensor]:
         """What the pieces of a batch so far have for the sums, with one more. Arguments: see `_ours`."""
-        large, rest = self._ours(*arguments)
+        large, rest = self._made(*arguments)
         return [*large, rest]
+
+    def _made(self, *arguments: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
+        """`_ours`, compiled by XLA where the model is to be."""
+        if not self._model.jit_compile:
+            return self._ours(*arguments)
+        large, rest = tf.function(self._ours, autograph=False, jit_compile=True)(*arguments)
+        return list(large), rest
 
     def _ours(self, *arguments: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
         """This rank's contribution to the sums: of large gradients, and of the rest.
@@ -178,11 +191,15 @@ class OverlappedStep(StepGraphs):
         records = forward.records
         # What the gradients are to be divided by is known: so the loss is, once, and not each of them.
         # (No gradient may be a constant: TensorFlow would sum it while it optimizes the graph.)
-        is_sum = self._is_sum(forward)
+        is_sum = self._is_sum(forward) and not self._totals
         with forward.tape:
+            loss = forward.loss
+            if self._totals:
+                totals = self._total(forward.terms.parts(), "totals")
+                loss = forward.terms.corrected(loss, totals)
             weight = tf.cast(whole > 0, tf.float32) if is_sum else records / whole
-            weighted = self._model.optimizer.scale_loss(forward.loss * weight)
-        told = forward.loss if is_sum else forward.loss * records
+            weighted = self._model.optimizer.scale_loss(loss * weight)
+        told = loss if is_sum else loss * records
         gradients = forward.gradients(weighted, self._model.optimizer)
         layout = self._lay_out(forward, gradients)
         if self._found is None:
@@ -215,11 +232,14 @@ class OverlappedStep(StepGraphs):
         Args:
             zeros: as many as there are sums, so that each is of another, and none of a constant.
         """
+        totals = [self._total(tf.fill([self._totals], zeros[-2]), "totals")] if self._totals else []
         shapes = [self.layout.trained[i].shape for i in self._large]
         large = [tf.fill(shape, zeros[i]) for i, shape in enumerate(shapes)]
         said = contribution[control.LEAVE : control.LOSS]
-        rest = [tf.fill([self._rest], zeros[-1]), zeros[-1:], said, tf.fill([2], zeros[-1])]
-        return self._reduced(large, tf.concat(rest, 0))
+        parts = [tf.fill([self._rest], zeros[-1]), zeros[-1:], said, tf.fill([2], zeros[-1])]
+        with tf.control_dependencies(totals):  # nobody needs them here, and they must be made
+            rest = tf.concat(parts, 0)
+        return self._reduced(large, rest)
 
     def _reduced(self, large: list[tf.Tensor], rest: tf.Tensor) -> list[tf.Tensor]:
         """The same operations under the same names, whether there is a batch or not: the sums of the control

@@ -19,7 +19,8 @@ from edl.contract import artifacts
 from edl.errors import DataError, EdlError, UserCodeError
 from trainer import saved_file
 from trainer.export import FAILURES, disk_error, evaluate
-from trainer.exports import formats
+from trainer.exports import formats, room
+from trainer.exports.verification import BASE_BYTES, COPIES
 from trainer.last_words import described
 from trainer.user_model import UserModel
 from trainer.watchdog import Watch
@@ -36,6 +37,7 @@ def rehearse(
     keeps: bool,
     further: Sequence[str] = (),
     features: Any = None,
+    verifies: bool = False,
 ) -> None:
     """Evaluate, save and load the model as the end of the job will.
 
@@ -46,6 +48,7 @@ def rehearse(
         keeps: whether the model will be saved at all.
         further: in which formats beside Keras' own.
         features: of a few records.
+        verifies: whether it will be loaded again in a process of its own.
 
     Raises:
         EdlError: the evaluation would fail, or one of these formats cannot be written.
@@ -59,6 +62,11 @@ def rehearse(
             path = Path(directory, artifacts.MODEL)
             path.symlink_to(f"/proc/self/fd/{file.fileno()}")
             _saving(model, module, path, warn)
+            if verifies:
+                try:
+                    room.refuse_without(BASE_BYTES + COPIES * path.stat().st_size)
+                except EdlError as error:
+                    warn(f"the model could not be verified at the end: {error}")
             for name in further:
                 _exporting(model, name, Path(directory), features, warn)
 

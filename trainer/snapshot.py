@@ -8,6 +8,7 @@ To take values over is quick: what takes time is done before, on any thread, by 
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import math
 from collections import Counter
@@ -135,8 +136,17 @@ def _value(variable: Any) -> Any:
 
 
 def _tensor(part: np.ndarray, like: Any) -> Any:
-    array = part.view(like.dtype.as_numpy_dtype).reshape(like.shape)
-    return tf.constant(np.require(array, requirements="A"))
+    """A copy of it. Other threads go on meanwhile: TensorFlow's own way holds Python's lock, for a tenth of a
+    second where there is much to copy into memory that is touched for the first time."""
+    array = np.require(part.view(like.dtype.as_numpy_dtype).reshape(like.shape), requirements=["A", "C"])
+    with tf.device("CPU:0"):
+        value = tf.raw_ops.Empty(shape=like.shape, dtype=like.dtype)
+    try:
+        memory = np.asarray(memoryview(value))
+    except ValueError:  # bfloat16: Python has no name for it
+        return tf.constant(array)
+    ctypes.memmove(memory.ctypes.data, array.ctypes.data, array.nbytes)  # nobody has seen it yet
+    return value
 
 
 def _array(value: Any) -> np.ndarray:

@@ -14,6 +14,8 @@ from trainer.log import log
 from trainer.session.state import EpochLoss, Progress, Session
 
 LOG_SECONDS = 10.0
+NEAR_SECONDS = 6.0  # before the last step: about what a process takes to import TensorFlow
+MEMORY = 0.9  # of the present pace, at each step
 
 
 class Telemetry:
@@ -24,6 +26,7 @@ class Telemetry:
         steps: of the job.
         clock: seconds, never going back.
         log: takes a line about the training now and again.
+        near_end: called once, when the last step is near: whoever saves the model can prepare for that.
     """
 
     def __init__(
@@ -32,8 +35,10 @@ class Telemetry:
         steps: Steps,
         clock: Callable[[], float] = time.monotonic,
         log: Callable[[str], None] = log.info,
+        near_end: Callable[[], None] | None = None,
     ):
-        self._session, self._clock, self._log = session, clock, log
+        self._session, self._clock, self._log, self._near_end = session, clock, log, near_end
+        self._pace: float | None = None  # seconds from one step to the next
         self._records = 0  # trained here in this ring
         self._steps = steps
         self._loss: EpochLoss | None = None
@@ -42,6 +47,8 @@ class Telemetry:
         self._logged_at = clock() - LOG_SECONDS
         self._began_at: float | None = None  # of the step in progress; None between steps
         self._stepped_at: float | None = None  # the last step came back
+        self._since: float | None = None  # of its first step
+        self._useful_seconds = 0.0  # in steps that came back
         self._wasted_seconds = 0.0  # in steps that did not come back, not told yet
         self._redone: int | None = None  # records, of the change that is still to be told
 
@@ -54,6 +61,19 @@ class Telemetry:
 
     def step_begins(self) -> None:
         self._began_at = self._clock()
+        self._since = self._began_at if self._since is None else self._since
+
+    @property
+    def goodput(self) -> float:
+        """Of the time since its first step, the share that was spent in steps that came back."""
+        spent = self._clock() - self._since if self._since is not None else 0.0
+        return self._useful_seconds / spent if spent else 1.0
+
+    def to_go(self, steps: int) -> None:
+        """So many steps are left."""
+        if self._near_end is not None and self._pace is not None and steps * self._pace < NEAR_SECONDS:
+            self._near_end()
+            self._near_end = None
 
     def step_summed(self, waited: float) -> None:
         """The sums of the step have come back.
@@ -78,6 +98,9 @@ class Telemetry:
             trained: records of it that were this worker's.
         """
         now = self._clock()
+        if self._stepped_at is not None and self._records:
+            took = now - self._stepped_at
+            self._pace = took if self._pace is None else MEMORY * self._pace + (1 - MEMORY) * took
         self._comes_back(generation, rank, step, now)
         self._records += trained
         if agreed.records and not agreed.nonfinite:
@@ -102,6 +125,7 @@ class Telemetry:
         """
         at = self._clock()
         self._comes_back(generation, rank, step, at)
+        self._session.progress = Progress(generation, step, self._records, self._seconds, self._loss, round)
         if at >= self._logged_at + LOG_SECONDS:
             self._logged_at = at
             done = now.positions(round)[0]
@@ -112,6 +136,7 @@ class Telemetry:
 
     def _comes_back(self, generation: int, rank: int, step: int, now: float) -> None:
         """The sums of a step or round have: so the step before it is safe, and the ring works."""
+        self._useful_seconds += now - self._began_at if self._began_at is not None else 0.0
         self._began_at = None
         if self._ended is not None:
             if rank == 0:

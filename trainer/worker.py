@@ -54,156 +54,31 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NoReturn, Protocol
+from typing import Any
 
 import numpy as np
 
 from edl.config import Config
-from edl.contract.evaluation import FINAL, Pass
+from edl.contract.evaluation import Pass
 from edl.contract.layout import Part
 from edl.contract.proto import edl_pb2 as pb
-from edl.errors import DataError, EdlError, ModelError
+from edl.errors import ModelError
 from trainer import control
 from trainer.checkpointing import Checkpointing, Place
-from trainer.data import BadRecord, Batch, Batches
-from trainer.described import Described
-from trainer.epochs import Epochs, Turn
-from trainer.last_words import described
-from trainer.ledger import Ledger, LedgerBroken
+from trainer.data import Batches
+from trainer.epochs import Turn
+from trainer.ledger import Ledger
 from trainer.memory_copy import MemoryCopy
+from trainer.refusals import check, refuse_nonfinite, refuse_too_many_bad
 from trainer.ring.base import Arrival, Ring, RingBroken, broadcast_parts
+from trainer.roles import Callbacks, Evaluation, Learner
+from trainer.rounds import Rounds
 from trainer.session.orders import End, Export, FormRing, WriteCheckpoint
 from trainer.session.state import Session
 from trainer.telemetry import Telemetry
 
 KEPT = 256 << 20  # bytes of sums that a member keeps, or as many as its state has, while that is on its way
 AT_ONCE = 2  # steps that it applies in the time of one, so that nobody waits for it long
-
-
-class NonFinite(EdlError):
-    """A gradient or loss is not finite, and the job does not go on after one."""
-
-
-class Learner(Protocol):
-    """A model, as two halves of a step: its sums over the ring, and what they change."""
-
-    def sums(
-        self, batch: Batch | None, contribution: np.ndarray, step: int, rank: int, records: int
-    ) -> control.Sums:
-        """Take part in all sums of a step. Changes nothing.
-
-        Args:
-            batch: this rank's part; None: it has none, and takes part with weight zero.
-            contribution: the control vector of this rank; what depends on the batch is added here.
-            records: of the whole step, on all ranks, bad ones included.
-
-        Raises:
-            RingBroken: one of the sums did not come back here.
-        """
-        ...
-
-    def apply(self, sums: control.Sums) -> None:
-        """Apply what the sums have given to the model."""
-        ...
-
-    def take_metrics(self) -> dict[str, float]:
-        """The compiled metrics over the epoch that has ended; the next one begins with none."""
-        ...
-
-    @property
-    def follows(self) -> bool:
-        """Whether sums can be applied later than they are made, in another state."""
-        ...
-
-    @property
-    def nbytes(self) -> int:
-        """How large the state is."""
-        ...
-
-    def parts(self) -> list[np.ndarray]:
-        """Everything that `apply` changes, uint8 [bytes] for each variable: as it is now, whatever is applied
-        later."""
-        ...
-
-    def prepared(self, parts: list[np.ndarray]) -> Any:
-        """Another worker's `parts`, for `take_over`: what takes time, on any thread. Changes nothing; each
-        part is dropped from the list as soon as it is used."""
-        ...
-
-    def take_over(self, values: Any) -> None:
-        """Take over what was prepared."""
-        ...
-
-    def change(self, values: Mapping[int, np.ndarray]) -> None:
-        """Give some of the variables of `parts` other values."""
-        ...
-
-    def described(self) -> list[Described]:
-        """The variables of `parts`."""
-        ...
-
-    def fingerprint(self) -> str:
-        """Of how the model is made: equal on two workers that can share a ring."""
-        ...
-
-    def digest(self) -> str:
-        """Of the state: equal on two workers when their models are equal, bit for bit."""
-        ...
-
-
-class Evaluation(Protocol):
-    """The held-out data, and how the model is evaluated on them."""
-
-    @property
-    def sizes(self) -> Mapping[str, int]:
-        """The records of each split that there is."""
-        ...
-
-    def after(self, step: int, epochs: int) -> tuple[Pass, ...]:
-        """What is to be evaluated when so many steps are done, in a job that trains so many epochs."""
-        ...
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether nothing is left to find out about a trained model."""
-        ...
-
-    def take(self, part: Part) -> None:
-        """From now on this worker evaluates this part of each round."""
-        ...
-
-    def nothing(self, split: str) -> np.ndarray:
-        """What no records add, float32 [values]."""
-        ...
-
-    def part(self, now: Pass, round: int) -> tuple[np.ndarray, int]:
-        """What this rank's part of a round adds, float32 [values], and how many records it has. Changes
-        nothing.
-
-        Raises:
-            anything: of the user's code, or of the data.
-        """
-        ...
-
-    def results(self, split: str, totals: np.ndarray) -> dict[str, float]:
-        """The loss and the metrics that these sums over all rounds mean, float64 [values]."""
-        ...
-
-
-class Callbacks(Protocol):
-    """The user's callbacks."""
-
-    def turn(self, epochs: Epochs, whole: int, task: int, facts: Mapping[str, float]) -> Turn:
-        """Call what is due when so many epochs are whole. Changes nothing.
-
-        Args:
-            task: epochs to be trained.
-            facts: of the ring.
-
-        Raises:
-            EdlError: one of them raises, or changes what it must not.
-        """
-        ...
 
 
 class Worker:
@@ -239,7 +114,8 @@ class Worker:
     ):
         self.config, self.session, self.ring, self.learner = config, session, ring, learner
         self.batches, self.report, self.export = batches, report, export
-        self.checkpoints, self.warm_start, self.evaluation = checkpoints, warm_start, evaluation
+        self.checkpoints, self.warm_start = checkpoints, warm_start
+        self.rounds = Rounds(evaluation, config, session)
         self.callbacks, self.history, self.memory = callbacks, history, memory
         self.steps = batches.steps
         # The state, which all members share: the learner's variables, and
@@ -268,7 +144,7 @@ class Worker:
                     self.ride(form)
                 case Export():
                     self.save_checkpoint()
-                    self.export(self.worth())
+                    self.export(self.rounds.worth(self.ledger))
                 case WriteCheckpoint():
                     self.save_checkpoint()
                 case End() as end:
@@ -295,8 +171,8 @@ class Worker:
             if not self.follows:
                 self.hold(form.generation)
             self.report.ring_up(redone=self.in_flight if self.step <= in_flight_at else 0)
-            for split in self.ledger.evaluated:  # the rank 0 that found it may have died before it was told
-                self.say_evaluated(form.generation, split)
+            for split in self.ledger.evaluated if rank == 0 and not self.follows else ():
+                self.rounds.say(form.generation, self.ledger, split)  # who found it may not have told it
             while self.take_step(form.generation, rank, size):
                 pass
         except RingBroken as error:
@@ -371,8 +247,7 @@ class Worker:
         now = Part(rank, tuple(0 if r in joining else share for r, share in enumerate(form.shares)))
         self.part_then = Part(rank, form.shares) if joining else None
         self.batches.take(form.layout, now)
-        if self.evaluation is not None:
-            self.evaluation.take(now)
+        self.rounds.take(now)
         givers = {taker: holders[i % len(holders)] for i, taker in enumerate(joining)}
         if rank in givers:
             self.step, self.round, self.turn = form.step, form.round, form.turn
@@ -446,12 +321,14 @@ class Worker:
     def take_step(self, generation: int, rank: int, size: int) -> bool:
         """The sums of one step. False: all members leave the ring after it."""
         self.report.step_begins()
-        if (now := self.due()) is not None:
+        if (now := self.rounds.due(self.step, self.round, self.epochs)) is not None:
             return self.take_round(now, generation, rank, size)
         end = self.steps.end(self.step, self.epochs)
         training = self.step < end
+        if rank == 0:
+            self.report.to_go(end - self.step)
         if training and self.callbacks is not None and self.begins_epoch and not self.turn:
-            return self.take_turn(self.callbacks, generation, rank, size)
+            return self.take_turn(self.callbacks, generation, rank)
         if rank == 0 and not self.follows:
             self.history(self.ledger.epochs.history)
         batch = self.batches.of(self.step, end) if training else None
@@ -473,10 +350,11 @@ class Worker:
         # From here on the step has happened, for this rank. And all have the one before it.
         self.report.step_summed(sums.waited)
         agreed = sums.agreed
-        self.check(agreed, size, stop - start)
+        check(agreed, self.step, self.round, size, stop - start)
         if agreed.nonfinite and self.config.training.non_finite == "stop":
-            self.refuse_nonfinite(batch, sums)
-        self.refuse_too_many_bad(agreed, bad)
+            refuse_nonfinite(batch, sums, self.step, self.session.worker)
+        epoch, most = self.steps.epoch(self.step), self.config.data.max_bad_records
+        refuse_too_many_bad(agreed, bad, epoch, self.ledger.bad.get(epoch, 0), most)
         metrics = self.commit(generation, sums) if training else None
         if bad:
             self.report.left_out(generation, self.steps.epoch(self.step - 1), bad)
@@ -493,59 +371,10 @@ class Worker:
         """What all ranks know at the same step, they act on together."""
         if self.part_then is not None and agreed.holders == size:
             self.batches.take(self.batches.layout, self.part_then)
-            if self.evaluation is not None:
-                self.evaluation.take(self.part_then)
+            self.rounds.take(self.part_then)
             self.part_then = None
         if agreed.changes == size:
             self.task = self.session.take_task()
-
-    def check(self, agreed: control.Agreed, size: int, records: int) -> None:
-        """All ranks took one step, and all of its records are in it.
-
-        Raises:
-            LedgerBroken: it is not so.
-        """
-        if not agreed.all_at(self.step, self.round, size):
-            raise LedgerBroken(f"the ranks take different steps (this one step {self.step + 1})")
-        if (found := agreed.records + agreed.bad) != records:
-            raise LedgerBroken(
-                f"step {self.step + 1} has {found} records of {size} ranks, expected {records}"
-            )
-
-    def refuse_nonfinite(self, batch: Batch | None, sums: control.Sums) -> NoReturn:
-        """A part of the step is not finite. No rank has changed anything.
-
-        Raises:
-            NonFinite: it is this rank's, and the job ends.
-            RingBroken: it is another's, which says so; this one waits for what follows.
-        """
-        if batch is None or not sums.at_fault:
-            raise RingBroken("the loss or a gradient of another worker is not finite")
-        raise NonFinite(
-            f"the loss or a gradient is not finite at step {self.step + 1}, on worker {self.session.worker}, "
-            f"in the {batch}"
-        )
-
-    def refuse_too_many_bad(self, agreed: control.Agreed, mine: Sequence[BadRecord]) -> None:
-        """Bad records are left out of the step, if the job allows as many in an epoch.
-
-        Args:
-            mine: those in this rank's part.
-
-        Raises:
-            DataError: some are this rank's, and they are too many: the job ends.
-            RingBroken: they are others', who say so; this one waits for what follows.
-        """
-        epoch, most = self.steps.epoch(self.step), self.config.data.max_bad_records
-        total = self.ledger.bad.get(epoch, 0) + agreed.bad
-        if not agreed.bad or total <= most:
-            return
-        if not mine:
-            raise RingBroken("another worker has found more bad records than data.maxBadRecords allows")
-        raise DataError(
-            f"record {mine[-1].index} is bad: {mine[-1].why}. With it, {total} records of epoch {epoch + 1} "
-            f"are; data.maxBadRecords is {most}"
-        )
 
     def commit(self, generation: int, sums: control.Sums) -> dict[str, float] | None:
         """Put the step into the state, or keep it until the state is here.
@@ -569,13 +398,21 @@ class Worker:
             self.take_over(self.arrival)
         for _ in range(min(len(self.kept), AT_ONCE)):
             metrics = self.put(self.kept.popleft())
-        if self.memory is not None:  # before the next step, which is then proof that all have this one twice
-            self.memory.put(self.ledger, self.learner.parts())
+        self.copy()
         if self.kept:
             return None
         if not self.is_up:
             self.hold(generation)
         return metrics
+
+    def copy(self) -> None:
+        """Into the memory of its place: before the next step, which is then proof that all have this one
+        twice. The rounds of a pass that is not over are not worth a copy of all weights."""
+        if self.memory is not None and not self.ledger.totals:
+            self.memory.put(self.ledger, self.learner.parts())
+            if self.memory.full:
+                self.session.warn(f"no second copy of the state is kept in memory: {self.memory.full}")
+                self.memory = None
 
     def put(self, sums: control.Sums | Turn) -> dict[str, float] | None:
         """Model and ledger, one after the other, nothing in between that can fail."""
@@ -584,7 +421,8 @@ class Worker:
             self.ledger = replace(self.ledger, turn=1, epochs=sums.after)
             return None
         if sums.round:
-            self.put_round(sums)
+            ends_epoch = self.steps.ends_epoch(self.ledger.step)
+            self.ledger = self.rounds.put(self.ledger, sums, ends_epoch)
             return None
         agreed = sums.agreed
         if not agreed.nonfinite and agreed.records:
@@ -603,12 +441,17 @@ class Worker:
         """Whether the next step is the first one of an epoch."""
         return self.step == 0 or self.steps.ends_epoch(self.step)
 
-    def take_turn(self, callbacks: Callbacks, generation: int, rank: int, size: int) -> bool:
+    @property
+    def facts(self) -> dict[str, float]:
+        """Of the ring, for callbacks that show them."""
+        return {"ring_size": float(self.place.size), "goodput": self.report.goodput}
+
+    def take_turn(self, callbacks: Callbacks, generation: int, rank: int) -> bool:
         """One rank calls the callbacks, and all take over what they have changed. True: the ring goes on."""
         mine: Turn | None = None
         if rank == self.caller:
             whole = self.steps.epoch(self.step)
-            mine = callbacks.turn(self.ledger.epochs, whole, self.task, {"ring_size": float(size)})
+            mine = callbacks.turn(self.ledger.epochs, whole, self.task, self.facts)
         data = np.zeros(0, np.uint8) if mine is None else mine.pack()
         length = int(self.ring.broadcast(np.array([len(data)], np.int64), self.caller)[0])
         data = data if mine is not None else np.zeros(length, np.uint8)
@@ -623,19 +466,11 @@ class Worker:
         """Callbacks are told of the end of the last epoch, by who saves the model."""
         whole = self.steps.epoch(self.ledger.step)
         if self.callbacks is not None and self.ledger.epochs.due(whole, more=False):
-            facts = {"ring_size": float(self.place.size)}
-            turn = self.callbacks.turn(self.ledger.epochs, whole, whole, facts)
+            turn = self.callbacks.turn(self.ledger.epochs, whole, whole, self.facts)
             self.learner.change(turn.changed)
             self.ledger = replace(self.ledger, epochs=turn.after)
 
     # --- one round of an evaluation
-
-    def due(self) -> Pass | None:
-        """The pass of which the next round is to be made; None: a step is."""
-        if self.evaluation is None:
-            return None
-        passes = self.evaluation.after(self.step, self.epochs)
-        return next((now for now in passes if self.round < now.end), None)
 
     def take_round(self, now: Pass, generation: int, rank: int, size: int) -> bool:
         """The sums of one round. False: all members leave the ring after it."""
@@ -646,69 +481,15 @@ class Worker:
             holds=not self.follows,
             round=self.round,
         )
-        values = self.evaluated(now, told)
+        values = self.rounds.part(now, self.round, told, self.follows)
         summed = np.asarray(self.ring.reduce(np.concatenate([values, told])))
-        agreed = control.read(summed[len(values) :])
-        failed = agreed.nonfinite
-        start, stop = now.positions(self.round)
-        self.check(agreed, size, agreed.records if failed else stop - start)
-        given = now, summed[: len(values)]
+        agreed, given = control.read(summed[len(values) :]), (now, summed[: len(values)])
+        failed, (start, stop) = agreed.nonfinite, now.positions(self.round)
+        check(agreed, self.step, self.round, size, agreed.records if failed else stop - start)
         round = now.end if failed else self.round + 1
         self.commit(generation, control.Sums(agreed, False, 0.0, summed.nbytes, given, round))
         self.report.round_done(generation, rank, self.step, now, self.round)
-        if self.round == now.end and not self.follows:
-            self.say_evaluated(generation, now.split)
+        if self.round == now.end and rank == 0 and not self.follows:
+            self.rounds.say(generation, self.ledger, now.split)
         self.settle(agreed, size)
         return not agreed.leave
-
-    def evaluated(self, now: Pass, told: np.ndarray) -> np.ndarray:
-        """What this rank adds to a round. Who cannot evaluate its part says so: the pass ends without a
-        result, and the training goes on."""
-        assert self.evaluation is not None
-        if self.follows:
-            return self.evaluation.nothing(now.split)
-        try:
-            values, told[control.RECORDS] = self.evaluation.part(now, self.round)
-        except Exception as error:
-            if isinstance(error, RingBroken) or not self.config.trains:
-                raise
-            told[control.NONFINITE] = 1
-            self.session.warn(f"the model could not be evaluated on data({now.split!r}): {described(error)}")
-            return self.evaluation.nothing(now.split)
-        return values
-
-    def put_round(self, sums: control.Sums) -> None:
-        """Put a round into the ledger; with the last one of a pass, what the pass has found."""
-        assert self.evaluation is not None
-        now, values = sums.given
-        self.ledger = self.ledger.after_round(sums.round, values)
-        if sums.round == now.end:
-            found = {} if sums.agreed.nonfinite else self.results(now.split)
-            self.ledger = self.ledger.after_pass(sums.round, now.split, now.records, found)
-            if now.split == self.config.evaluation.split and self.steps.ends_epoch(self.ledger.step):
-                self.ledger = replace(self.ledger, epochs=self.ledger.epochs.evaluated(found))
-
-    def results(self, split: str) -> dict[str, float]:
-        """What the sums of all rounds mean: the same on all ranks; none, where the user's metrics fail."""
-        assert self.evaluation is not None
-        try:
-            return self.evaluation.results(split, np.frombuffer(self.ledger.totals))
-        except Exception as error:
-            if not self.config.trains:
-                raise
-            self.session.warn(f"the metrics over data({split!r}) could not be computed: {described(error)}")
-            return {}
-
-    def say_evaluated(self, generation: int, split: str) -> None:
-        """Rank 0 tells what the last pass over a split has found."""
-        if self.place.rank == 0 and not self.follows:
-            found = self.ledger.evaluated[split]
-            told = pb.Evaluated(step=found.step, split=split, records=found.records, metrics=found.metrics)
-            self.session.say(generation, evaluated=told)
-
-    def worth(self) -> Mapping[str, float] | None:
-        """What the ring has found this state to be worth; None: it was not evaluated, or could not be."""
-        found = self.ledger.evaluated.get(FINAL if self.config.trains else self.config.evaluation.split)
-        if self.evaluation is None or not self.evaluation.is_whole or found is None:
-            return None
-        return found.metrics or None if found.step == self.ledger.step else None

@@ -61,7 +61,7 @@ def snapshot(job: JobSnapshot) -> None:
     data = clean(job.data)
     name = f"{data['model']}: " if "model" in data else ""
     console.print(f"{name}{data['phase']}, {data['reason']}", soft_wrap=True)
-    if data.get("records", {}).get("total"):
+    if data.get("pass") or data.get("records", {}).get("total"):
         console.print(progress_line(data))
     if data["workers"]:
         console.print(workers_table(data))
@@ -109,6 +109,9 @@ def _news(status: dict[str, Any], told: int) -> Iterator[tuple[int, str]]:
 def progress_line(status: dict[str, Any]) -> str:
     """Progress in one line."""
     task = status["task"]
+    if now := status.get("pass"):
+        what = "predicted" if task.get("kind") == "predict" else "evaluated"
+        return f"{now['done']:,} of {now['records']:,} records of data({now['split']!r}) {what}"
     if not task["steps"]:
         return str(status["reason"])
     parts = [
@@ -201,7 +204,7 @@ def result(summary: dict[str, Any], kept: str, model: str) -> str:
         kept: where the summary is.
         model: where the trained model is, if one was saved.
     """
-    trained = summary.get("task", {"kind": "train"})["kind"] == "train"
+    trained = summary.get("task", {}).get("kind", "train") == "train"
     saved = (summary["phase"] == Phase.Succeeded and trained) or summary.get("model")
     summary = clean(summary)
     where = f"  model     {plain(model)}\n" if saved else ""
@@ -212,7 +215,7 @@ def result(summary: dict[str, Any], kept: str, model: str) -> str:
     lines = [f"{summary['phase']} after {summary['seconds']:.1f} s: {summary['reason']}"]
     if summary["traceback"]:
         lines.append(summary["traceback"].rstrip())
-    if records["size"] is not None and task["kind"] == "train":
+    if records["size"] is not None and task.get("kind", "train") == "train":
         loss = f", loss {_losses(summary)}" if summary["loss"] is not None else ""
         lines.append(
             f"  trained   {records['applied']:,} of {records['size'] * task['epochs']:,} records "

@@ -30,7 +30,9 @@ class Local:
         data = summary if summary is not None else self._client().status()
         name = summary["model"] if summary is not None else ""
         model = str(self._output / (name or artifacts.MODEL))
-        return JobSnapshot(data, str(self._output), model, (f"model: {model}, once the job succeeds",))
+        trains = data.get("task", {}).get("kind", "train") == "train"
+        notes = (f"model: {model}, once the job succeeds",) if trains else ()
+        return JobSnapshot(data, str(self._output), model, notes)
 
     def wait(self, phase: Phase, seconds: float | None) -> tuple[str, str]:
         deadline = time.monotonic() + seconds if seconds is not None else None

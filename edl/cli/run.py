@@ -81,6 +81,8 @@ def run(
         values_files = [_values_of(resume), *values_files]
         sets = [*sets, f"checkpoint.resume=true,checkpoint.force={str(force).lower()}"]
     merged, typed = _merged(model, values_files, sets, set_strings, set_files)
+    if resume is not None and typed.mode == "predict" and not typed.prediction.dir:
+        merged["prediction"]["dir"] = str((resume / artifacts.PREDICTIONS).resolve())
     _check_checkpoints(typed, resume)
     if not typed.model.source:
         models.check(typed.model.module)
@@ -283,7 +285,7 @@ def _check_checkpoints(typed: config.Config, resume: Path | None) -> None:
     found = Store.open(where).checkpoints() if where else []
     if newest := next((c for c in reversed(found) if not c.wrong()), None):
         check_values(where, newest.manifest, typed, "")
-    elif resume is not None:
+    elif resume is not None and typed.trains:  # what is predicted is its own checkpoint
         why = f"{where} holds no whole checkpoint" if where else "the job wrote none: checkpoint.dir is empty"
         raise ConfigError(f"--resume {resume}: there is nothing to go on from: {why}")
     elif source := typed.checkpoint.from_:

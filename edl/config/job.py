@@ -98,6 +98,7 @@ class Evaluation(Section):
 class Prediction(Section):
     part_records: Int = Field(ge=1, lt=1 << 24)
     format: Literal["npz", "parquet"]
+    dir: str
 
 
 class Checkpoint(Section):

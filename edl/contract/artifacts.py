@@ -5,6 +5,7 @@ events.jsonl   the journal: every event, every decision (events.1.jsonl ...: its
 model.keras    the trained model (model.weights.h5, model.weights.npz: when it cannot be saved whole)
 model.onnx     the same for others to load, as export.formats says; also the directory model.savedmodel
 exports.json   of these: how large they are, their SHA-256, and whether they were loaded again
+predictions    a directory: what a job with mode=predict has predicted (trainer/prediction.py)
 history.json   loss and metrics of each epoch, as Keras' `fit` returns them (history.csv: a line each)
 logs/          of the master and of each worker
 master.json    where the running master listens, and its token (readable by the owner only)
@@ -27,6 +28,7 @@ LOCK = ".lock"
 EXPORTS = "exports.json"
 # What a trained model is handed over as: the format's name in the values, and the file or directory.
 FORMATS = {"keras": MODEL, "savedmodel": "model.savedmodel", "onnx": "model.onnx"}
+PREDICTIONS = "predictions"
 HISTORY, HISTORY_TABLE = "history.json", "history.csv"
 WEIGHTS, VARIABLES = "model.weights.h5", "model.weights.npz"  # when the model cannot be saved whole
 

@@ -101,6 +101,7 @@ class Resume:
     left_ring: LeftRing | None  # what it said when it last left a ring
     model: str = ""  # as in Ready
     held_out: dict[str, int] = field(default_factory=dict)  # as in Ready
+    forced: tuple[str, ...] = ()  # as in Ready
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,6 +309,7 @@ class Progress:
     loss: float | None = None  # of the whole ring's last step
     epoch_loss: EpochLoss | None = None
     speeds: dict[WorkerId, float] = field(default_factory=dict)  # of whom they are others than told before
+    round: int = 0  # of the evaluation after that step
 
 
 @dataclass(frozen=True, slots=True)
@@ -576,3 +578,4 @@ class Heartbeat:
     memory: int = 0  # bytes resident
     epoch_loss: EpochLoss | None = None
     speed: float = 0.0  # records per second of computing: what it could do if it never waited
+    round: int = 0  # of the evaluation after that step

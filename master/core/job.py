@@ -244,10 +244,6 @@ class Job(State):
         if w.state != WorkerState.INITIALIZING:
             self.pool.change(w, "hello")
         self.checkpoints.step = max(self.checkpoints.step, event.checkpoint)
-        for words in event.forced:
-            if words not in self.forced:
-                self.forced.append(words)
-                self.notice(Reason.Forced, f"forced: {words}")
         if self._admit(w, event):
             if event.held is not None:
                 self.pool.copies[w.id] = event.held
@@ -279,6 +275,10 @@ class Job(State):
     def _admit(self, w: WorkerRecord, event: ev.Ready | ev.Resume) -> bool:
         """The worker can train; False: not this job's model, or not on its data."""
         layout = event.layout
+        for words in event.forced:
+            if words not in self.forced:
+                self.forced.append(words)
+                self.notice(Reason.Forced, f"forced: {words}")
         self.pool.change(w, "ready")
         self.backoff.got_ready()
         if self.train is None:
@@ -377,12 +377,15 @@ class Job(State):
         if self.ending is not None:
             completion.let_all_go(self)
             return
-        if self.farewell is not None:
+        if self.farewell is not None and not stopping.needs_a_ring(self):
             return
         membership.scale(self)
         if known:
             rendezvous.regroup(self)
             rendezvous.form(self)
+            if self.ending is not None:  # there is nobody left to go on with, and no event may follow
+                completion.let_all_go(self)
+                return
             if not self.pool.any(lambda kind: kind.stays and kind.has_state):
                 self.checkpoints.hurry(self.ring, self.now)
             self.do(
@@ -394,7 +397,8 @@ class Job(State):
         """Its members train on. What only the earlier master knew of it is nothing that they need."""
         ring = self.ring
         ring.changes[-1].up_seconds, ring.shares = 0.0, (1,) * len(ring.members)
-        self.reason = f"ring {ring.generation}: taken over"
+        self.reason = f"a new master took over, and the ring of {len(ring.members)} trains on"
+        self.notice(Reason.FailedOver, self.reason)
         self.checkpoints.ring_is_up(self.now)
         self.goodput.turn("useful", self.now)
         self.do(

@@ -59,6 +59,8 @@ def proceed(job: State) -> None:
     if job.pool.any(lambda kind: kind.place != OUT):
         return
     holders = job.pool.where(_holds)
+    if needs_a_ring(job):
+        return
     if not holders:
         newest = job.checkpoints.step
         kept = f"the newest checkpoint is of step {newest:,}" if newest else "there is no checkpoint"
@@ -71,6 +73,15 @@ def proceed(job: State) -> None:
         job.end(farewell.phase, f"{farewell.reason}; its state is in the checkpoint of step {last.step:,}")
     elif job.exporter is None:  # who saves the model has written the state before
         job.do(*job.checkpoints.write([last], job.now))
+
+
+def needs_a_ring(job: State) -> bool:
+    """Nobody holds the state now, and workers come that bring copies: they take it up in a ring first."""
+    if job.farewell is None or job.pool.any(_holds):
+        return False
+    copies = any(copy.step >= job.checkpoints.step for copy in job.pool.copies.values())
+    awaited = job.copies_awaited > 0 and job.copies_until > job.now
+    return copies or bool(job.pool.bringing) or awaited
 
 
 def failed(job: State, why: str) -> None:

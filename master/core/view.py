@@ -42,6 +42,7 @@ def status(
     }
     rate = sum(beat.rate for beat in here.values())
     loss = training.fullest(job.epoch_loss, ahead.epoch_loss)
+    now_on = _pass(job, ahead)
     return {
         "phase": job.phase,
         "reason": job.reason,
@@ -65,6 +66,7 @@ def status(
         "loss": job.loss if ahead.loss is None else ahead.loss,
         "epoch_loss": loss.mean if loss else None,
         "epoch_metrics": job.epoch_metrics,
+        "pass": now_on,
         "evaluations": _evaluations(job),
         "metrics": job.result.metrics,
         "generation": ring.generation,
@@ -146,6 +148,20 @@ def _checkpoint(job: Job, now: float) -> dict[str, Any] | None:
         return None
     age = None if found.written_at is None else now - found.written_at
     return {"dir": job.config.checkpoint.dir, "step": found.step, "seconds_ago": age, "bytes": found.nbytes}
+
+
+def _pass(job: Job, ahead: ev.Progress) -> dict[str, Any] | None:
+    """Over which records the ring evaluates its model, or predicts; None: it does not."""
+    task, step = job.train, max(job.step, ahead.step)
+    if task is None or task.evaluation is None or not job.ring.members:
+        return None
+    began = max((w.progress[:2] for w in job.ring.inside), default=(0, 0))
+    at, round = max(began, (ahead.step, ahead.round))
+    now = next((p for p in task.evaluation.after(step, task.epochs) if round < p.end), None)
+    if now is None or at != step:
+        return None
+    done = now.positions(max(round, now.first))[0]
+    return {"split": now.split, "done": done, "records": now.records}
 
 
 def _evaluations(job: Job) -> dict[str, Any]:

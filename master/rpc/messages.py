@@ -35,8 +35,8 @@ def event_of(worker: WorkerId, message: pb.FromWorker) -> ev.Event | ev.Heartbea
             out = (
                 _out(worker, g if b.left else Generation(0), b.left_ring) if b.HasField("left_ring") else None
             )
-            held_out = dict(b.held_out)
-            return ev.Resume(worker, _layout(b.layout), g, members, b.left, b.joined, out, b.model, held_out)
+            as_in_ready = b.model, dict(b.held_out), tuple(b.forced)
+            return ev.Resume(worker, _layout(b.layout), g, members, b.left, b.joined, out, *as_in_ready)
         case "joined_ring":
             joined = message.joined_ring
             return ev.JoinedRing(worker, g, joined.step, joined.round, joined.turn)
@@ -57,7 +57,9 @@ def event_of(worker: WorkerId, message: pb.FromWorker) -> ev.Event | ev.Heartbea
             beat = message.heartbeat
             loss = _finite(beat.loss) if beat.HasField("loss") else None
             epoch = _epoch_loss(beat.epoch_loss) if beat.HasField("epoch_loss") else None
-            return ev.Heartbeat(worker, g, beat.step, beat.rate, loss, beat.memory, epoch, beat.speed)
+            return ev.Heartbeat(
+                worker, g, beat.step, beat.rate, loss, beat.memory, epoch, beat.speed, beat.round
+            )
         case "left_ring":
             return _out(worker, g, message.left_ring)
         case "leaving":

@@ -343,6 +343,6 @@ def process(pod: Object, module: str) -> int:
 
 
 def taken_over(events: list[Object]) -> int:
-    """How often the ring was re-formed because a new master took over."""
-    reshaped = [e for e in events if e["reason"] == Reason.RingReshaped]
-    return sum(e.get("count", 1) for e in reshaped if "a new master took over" in e["message"])
+    """How often a new master took a ring over: it trains on, or is formed anew."""
+    told = [e for e in events if e["reason"] in (Reason.FailedOver, Reason.RingReshaped)]
+    return sum(e.get("count", 1) for e in told if "a new master took over" in e["message"])

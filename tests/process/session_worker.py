@@ -2,7 +2,7 @@
 is up only when all of its members have found each other, through the master as in Horovod's rendezvous.
 
 Each message that it obeys is a line of JSON: when, of which master (term), what, and in which generation; and
-so is each ring that is up (`up`).
+so is each ring that is up (`up`), also when another master has it train on.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ class Telling(MasterStream):
         super().__init__(address, token, worker, "")
         self.found: defaultdict[int, set[str]] = defaultdict(set)  # the other members, by generation
         self.terms: dict[int, int] = {}
+        self.up: dict[int, list[int]] = {}  # the members of the ring that is up, by generation
 
     def tell(self, term: int, what: str, generation: int, members: list[int]) -> None:
         told = {
@@ -66,6 +67,8 @@ class Telling(MasterStream):
         self.tell(message.term, what, generation, list(message.form.members))
         if what == "form":
             self.terms[generation] = message.term
+        elif what == "train" and generation in self.up:
+            self.tell(message.term, "up", generation, self.up[generation])
         elif what == "key_value":
             self.found[generation].add(message.key_value.key)
         super()._hear(message)
@@ -90,6 +93,7 @@ def main(address: str, worker: int) -> NoReturn:
                 while not (session.must_leave(generation) or session.was_cut(generation)):
                     if not up and len(stream.found[generation]) == len(order.members) - 1:
                         up = True
+                        stream.up = {generation: list(order.members)}
                         stream.tell(stream.terms[generation], "up", generation, list(order.members))
                         session.say(generation, joined_ring=pb.JoinedRing(step=step))
                         session.say(generation, stepped=pb.Stepped(step=step))
@@ -97,6 +101,7 @@ def main(address: str, worker: int) -> NoReturn:
                         step += 1
                         session.progress = Progress(generation, step, step, 1.0)
                     broken.wait(STEP_SECONDS)
+                stream.up = {}
                 why = "cut" if session.was_cut(generation) else ""
                 session.say(generation, left_ring=pb.LeftRing(step=step, has_state=True, broken=why))
             case End():

@@ -188,6 +188,7 @@ def several_more(output: Path) -> bool:
     return False
 
 
+@pytest.mark.timeout(360)  # seven processes, one after the other, import TensorFlow
 def test_a_job_is_resumed_after_a_stop_and_after_a_kill_of_everything_with_other_workers_and_epochs(
     tmp_path: Path,
 ) -> None:

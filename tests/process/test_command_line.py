@@ -109,7 +109,12 @@ def test_digits_trains_to_the_accuracy_that_is_promised() -> None:
     }
     assert re.search(r"held out  accuracy (0\.9|1\.0)", done.stdout)
     kept = {p.name for p in Path("job").iterdir()}
-    assert {"summary.json", "events.jsonl", "model.keras", "logs"} <= kept
+    assert {"summary.json", "events.jsonl", "model.keras", "exports.json", "logs"} <= kept
+    (exported,) = json.loads(Path("job/exports.json").read_text())["exports"]
+    assert exported["verified"]
+    fetched = edl("model", "get", "mine.keras", "job")
+    assert fetched.stdout.endswith(" bytes, as they were written (SHA-256)\n"), fetched.stderr
+    assert Path("mine.keras").read_bytes() == Path("job/model.keras").read_bytes()
     assert edl("audit", "job").stdout.startswith("exactly once: 1,438 records x 20 epochs")
     assert edl("replay", "job").stdout.startswith("the same end: Succeeded")
     assert edl("status").stdout.startswith("Succeeded after")
@@ -139,7 +144,7 @@ def test_a_journal_that_was_tampered_with_is_found_out() -> None:
         "run",
         "counting",
         "--set",
-        "local.startMethod=fork,workers=2,training.epochs=1",
+        "local.startMethod=fork,workers=2,training.epochs=1,export.verify=false",
         "--output",
         "job",
         check=True,
@@ -237,7 +242,7 @@ def test_on_a_terminal_it_draws_a_bar_and_a_table() -> None:
     environment = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")} | {"TERM": "xterm"}
     job = subprocess.Popen(
         [*EDL, "run", "counting", "--output", "job",
-         "--set", "local.startMethod=fork,workers=2,training.epochs=3"],
+         "--set", "local.startMethod=fork,workers=2,training.epochs=3,export.verify=false"],
         stdin=follower, stdout=follower, stderr=follower, env=environment, close_fds=True,
     )  # fmt: skip
     os.close(follower)

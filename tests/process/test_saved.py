@@ -92,7 +92,9 @@ async def test_who_is_killed_while_it_saves_or_evaluates_is_followed_by_another(
         summary = await ends(job, order, "nan-read")
     assert summary["phase"] == "Succeeded"
     assert summary["metrics"] == {"loss": None, "mae": None}, "JSON has no number for what is not finite"
-    assert len([e for _, _, effects in job.seen for e in effects if isinstance(e, ev.Export)]) == 2
+    # The ring evaluates the model before one saves it.
+    exports = [e for _, _, effects in job.seen for e in effects if isinstance(e, ev.Export)]
+    assert len(exports) == (2 if order == "kill-config" else 1)
     assert not list(job.output.glob(".*.*")), "a file that was not finished is left"
     listed = json.loads((job.output / artifacts.EXPORTS).read_text())["exports"]
     assert {e["path"]: e["verified"] for e in listed} == (

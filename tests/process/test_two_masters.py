@@ -62,10 +62,9 @@ class Workers:
         return told_in(self._folder)
 
     def formed(self, size: int, term: int) -> list[Told]:
-        """The orders of a master to form a ring of that size."""
-        return [
-            t for t in self.told() if t["what"] == "form" and t["term"] == term and len(t["members"]) == size
-        ]
+        """The orders of a master to form a ring of that size, or to train on in one."""
+        ordered = [t for t in self.told() if t["what"] in ("form", "up") and t["term"] == term]
+        return [t for t in ordered if len(t["members"]) == size]
 
     def kill(self, *workers: int) -> None:
         """These; all, if none are named."""

@@ -15,8 +15,8 @@ import pytest
 import tensorflow as tf
 
 from edl.contract import artifacts
-from edl.errors import ConfigError, UserCodeError
-from trainer.exports import formats, samples
+from edl.errors import ConfigError, EdlError, UserCodeError
+from trainer.exports import formats, room, samples
 from trainer.exports.verification import Verification, environment
 from trainer.rehearsal import rehearse
 from trainer.user_model import UserModel
@@ -179,6 +179,21 @@ def test_the_environment_of_the_job_is_not_handed_on(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("MINE", "needed")
     found = environment(threads=1)
     assert (found.get("EDL_TOKEN"), found["MINE"], found["TF_NUM_INTRAOP_THREADS"]) == (None, "needed", "1")
+
+
+def test_without_memory_for_it_no_process_is_begun(tmp_path: Path) -> None:
+    for name, text in {
+        "max": "2000000000",
+        "current": "1800000000",
+        "stat": "inactive_file 300000000",
+    }.items():
+        (tmp_path / f"memory.{name}").write_text(f"{text}\n")
+    room.refuse_without(400_000_000, tmp_path)
+    with pytest.raises(EdlError, match="about 572 MiB, and the container's memory limit leaves 476 MiB"):
+        room.refuse_without(600_000_000, tmp_path)
+    (tmp_path / "memory.max").write_text("max\n")
+    room.refuse_without(600_000_000, tmp_path)
+    assert room.left(tmp_path / "none") is None
 
 
 class EagerOnly(keras.Model):

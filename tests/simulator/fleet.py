@@ -162,7 +162,7 @@ class Fleet:
         w.is_ready = True
         layout = pb.Layout(records=self.world.size, block=1, shards=1)
         found = w.checkpoints.newest(Layout(self.world.size))[0] if w.checkpoints else 0
-        held_out = w.worker.evaluation.sizes if w.worker.evaluation else {}
+        held_out = w.worker.rounds.sizes
         held = w.worker.begin_from_memory()
         w.has_state = w.from_memory = held is not None
         w.session.say(ready=pb.Ready(layout=layout, checkpoint=found, held_out=held_out, held=held))

@@ -11,7 +11,7 @@ from edl.contract.reasons import Reason
 from master.core import events as ev
 from master.core import view
 from master.rpc.checkpoint_parts import CheckpointParts
-from tests.stories import Story, of, only
+from tests.stories import Story, finish, of, only
 
 SECONDS = 10.0
 
@@ -173,6 +173,19 @@ def test_a_job_that_resumes_begins_where_the_other_one_has_ended() -> None:
     assert form.step == 6 and not story.noticed(Reason.StateLost)
     story.up(step=6)
     assert story.job.train is not None and story.job.train.done == 6
+
+
+def test_what_was_forced_is_told_once_and_stays_in_the_summary_and_in_how_the_job_ends() -> None:
+    words = "training.seed 1 -> 9 at step 6"
+    story = a_story()
+    for w in (0, 1):
+        story.tell(ev.Hello(WorkerId(w)), ev.Ready(WorkerId(w), Layout(100), checkpoint=6, forced=(words,)))
+    story.up(step=6)
+    finish(story)
+    story.tell(ev.Finished(WorkerId(0), {}, "model.keras"))
+    assert story.noticed(Reason.Forced) == [f"forced: {words}"]
+    assert story.job.reason.endswith(f"exactly once; forced: {words}")
+    assert view.summary(story.job)["forced"] == [words]
 
 
 def test_a_state_that_is_complete_is_read_in_a_ring_before_it_is_saved() -> None:

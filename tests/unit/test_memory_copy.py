@@ -10,6 +10,7 @@ import pytest
 
 from edl.contract.ranges import RangeSet
 from trainer import memory_copy
+from trainer.epochs import Epochs
 from trainer.ledger import Ledger
 from trainer.memory_copy import LEDGER, MemoryCopy
 
@@ -110,7 +111,7 @@ def test_what_is_of_another_run_or_model_is_not_taken(path: str, other: dict[str
 def test_a_ledger_that_has_no_room_leaves_no_copy_at_all(path: str) -> None:
     memory = opened(path)
     memory.put(Ledger(1), state(1))
-    memory.put(Ledger(2, totals=bytes(LEDGER)), state(2))
+    memory.put(Ledger(2, epochs=Epochs(memory=bytes(LEDGER + sum(SIZES)))), state(2))
     assert found(path) is None, "an old one would be taken for the newest"
     memory.put(Ledger(3), state(3))
     assert memory.full and found(path) is None

@@ -23,7 +23,10 @@ class Teller:
         self.now = 100.0
         self.messages: list[pb.FromWorker] = []
         self.session = Session(0, self.messages.append, Event())
-        self.report = Telemetry(self.session, STEPS, lambda: self.now)
+        self.near: list[float] = []  # when it was told that the end is near
+        self.report = Telemetry(
+            self.session, STEPS, lambda: self.now, near_end=lambda: self.near.append(self.now)
+        )
         self.report.ring_formed()
 
     @property
@@ -186,3 +189,30 @@ def test_an_epoch_of_which_every_step_was_left_out_has_no_loss() -> None:
         t.step(step=step, loss=float("nan"), nonfinite=True)
     t.step(step=27)
     assert t.ended[1:] == [pb.EpochEnded(epochs=2, metrics=METRICS)]
+
+
+def test_goodput_is_the_share_of_time_in_steps_that_came_back() -> None:
+    t = Teller()
+    t.report.ring_up(redone=0)
+    assert t.report.goodput == 1.0, "nothing is lost yet"
+    t.step(seconds=3.0)
+    t.report.step_begins()
+    t.now += 0.5
+    t.report.step_breaks()
+    t.now += 0.5  # until the next ring
+    assert t.report.goodput == pytest.approx(3 / 4)
+    t.step(seconds=4.0)
+    assert t.report.goodput == pytest.approx(7 / 8)
+
+
+def test_that_the_last_step_is_near_is_told_once_and_in_seconds() -> None:
+    teller = Teller()
+    teller.report.to_go(1)
+    assert teller.near == [], "nobody knows yet how long a step takes"
+    for step in range(3):
+        teller.step(seconds=1.0, step=step)
+    teller.report.to_go(6)
+    assert teller.near == []
+    teller.report.to_go(5)
+    teller.report.to_go(4)
+    assert teller.near == [teller.now]

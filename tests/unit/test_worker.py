@@ -19,12 +19,13 @@ from tests.counting import AtOnce, CountingLearner, Positions
 from trainer import control
 from trainer.data import Batch, Batches
 from trainer.ledger import Ledger, LedgerBroken
+from trainer.refusals import NonFinite
 from trainer.ring.base import RingBroken
 from trainer.ring.local import Circle, LocalRing
 from trainer.session.orders import End, FormRing
 from trainer.session.state import Session
 from trainer.telemetry import Telemetry
-from trainer.worker import NonFinite, Worker
+from trainer.worker import Worker
 
 SIZE, EPOCHS, BATCH = 12, 2, 4
 POSITIONS, STEPS = SIZE * EPOCHS, 6

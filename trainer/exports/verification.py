@@ -21,9 +21,12 @@ from typing import Any, NamedTuple
 
 import keras
 
-from trainer.exports import formats, samples
+from edl.errors import EdlError
+from trainer.exports import formats, room, samples
 from trainer.last_words import clean
 
+BASE_BYTES = 500 << 20  # of a process with TensorFlow and Keras
+COPIES = 3  # of what is in a file, while it is loaded
 MOST_LOG = 1_000  # characters of what the process has written, when it dies
 PATIENCE_SECONDS = 0.5  # between two looks whether this worker has to end
 # Variables that are no business of who loads a model: how this worker reaches its master, and its ring.
@@ -50,9 +53,14 @@ class Verification:
     Args:
         seconds: that it may take, from when it is asked.
         threads: of TensorFlow, as in this process: sums depend on it; 0: TensorFlow decides.
+
+    Raises:
+        EdlError: there is no memory for it.
+        OSError: it cannot be begun.
     """
 
     def __init__(self, seconds: float, threads: int = 0):
+        room.refuse_without(BASE_BYTES)
         self._seconds = seconds
         self._request, self._result, self._log = (
             os.memfd_create(f"edl-{name}") for name in ("request", "result", "log")
@@ -79,7 +87,12 @@ class Verification:
             model: as it is in memory.
             exports: by the names of their formats.
             module, source: the user's module, as in the job's values.
+
+        Raises:
+            EdlError: there is no memory for another copy of the model.
         """
+        largest = max(sum(f.stat().st_size for f in formats.files_of(path)) for path in exports.values())
+        room.refuse_without(COPIES * largest)
         about: dict[str, Any] = {
             "exports": {name: str(path.resolve()) for name, path in exports.items()},
             "inputs": [] if sample.features is None else formats.input_names(model, sample.features),
@@ -117,6 +130,10 @@ class Verification:
         why = f"the process that loads what was exported has died ({_how(code)}): {last}"
         return dict.fromkeys(self._names, Found(why))
 
+    @property
+    def lives(self) -> bool:
+        return self._process.poll() is None
+
     def close(self) -> None:
         """It is not needed any more."""
         if self._process.poll() is None:
@@ -129,6 +146,34 @@ class Verification:
             with contextlib.suppress(OSError):
                 os.close(descriptor)
         self._request = self._result = self._log = -1
+
+
+class Ahead:
+    """A process that is begun before the end, when that is near: its imports take as long as the last steps.
+
+    Args:
+        begin: begins one.
+    """
+
+    def __init__(self, begin: Callable[[], Verification]):
+        self._begin = begin
+        self._begun: Verification | None = None
+
+    def prepare(self) -> None:
+        if self._begun is None:
+            with contextlib.suppress(OSError, EdlError):  # no memory, no room: `take` tries again
+                self._begun = self._begin()
+
+    def take(self) -> Verification:
+        """The process, which is waited for from now on.
+
+        Raises:
+            EdlError, OSError: it cannot be begun.
+        """
+        begun, self._begun = self._begun, None
+        if begun is not None and begun.lives:
+            return begun
+        return self._begin()
 
 
 def environment(threads: int) -> dict[str, str]:

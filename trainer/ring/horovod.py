@@ -38,7 +38,7 @@ from tensorflow.core.framework import attr_value_pb2
 from edl.contract.exit_codes import WorkerExit
 from trainer.graphs import compiled
 from trainer.ring.base import Prepare, RingBroken
-from trainer.ring.transfer import Giver, TransferFailed, take
+from trainer.ring.transfer import Giver, TransferFailed, give_way, take
 from trainer.termination import shielded
 
 INTERNET = (socket.AF_INET, socket.AF_INET6)
@@ -239,6 +239,7 @@ class Taking:
                 self._connection.shutdown(socket.SHUT_RDWR)
 
     def _take(self, address: Callable[[], str]) -> None:
+        give_way()
         try:
             self._state = self._prepare(take(address(), self._is_connected))
         except Exception as error:  # for who waits for it

@@ -14,11 +14,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import hmac
+import os
 import secrets
 import socket
 import struct
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from typing import TypeAlias
 
 import numpy as np
@@ -28,6 +30,7 @@ Parts: TypeAlias = Sequence[np.ndarray]  # uint8 [bytes] each
 PIECE = 4 << 20  # bytes that are sent, or received, and digested at once
 SILENCE_SECONDS = 60.0  # without a byte: the other side is gone
 SECRET_BYTES = 32
+NICE = 10
 MOST_PARTS = 1 << 20
 
 
@@ -58,6 +61,8 @@ class Giver:
         port = self._listener.getsockname()[1]
         self.address = f"{host} {port} {self._secret.hex()}"  # for `take`
         self._left = takers
+        self._digest: Future[bytes] = Future()  # one for all takers
+        threading.Thread(target=self._make_digest, name="digest", daemon=True).start()
         threading.Thread(target=self._serve, name="give", daemon=True).start()
 
     def close(self) -> None:
@@ -79,6 +84,7 @@ class Giver:
             threading.Thread(target=self._give, args=(connection,), name="give", daemon=True).start()
 
     def _give(self, connection: socket.socket) -> None:
+        give_way()
         with connection:
             with self._lock:
                 if self._closed:
@@ -105,14 +111,34 @@ class Giver:
                 self._parts = ()
 
     def _send(self, connection: socket.socket) -> None:
-        parts, digest = self._parts, hashlib.sha256()
-        header = struct.pack(f"<{1 + len(parts)}Q", len(parts), *(part.nbytes for part in parts))
-        for view in (memoryview(header), *(part.data for part in parts)):
-            for start in range(0, len(view), PIECE):
-                piece = view[start : start + PIECE]
-                digest.update(piece)
-                connection.sendall(piece)
-        connection.sendall(digest.digest())
+        for piece in _pieces(self._parts):
+            connection.sendall(piece)
+        connection.sendall(self._digest.result())
+
+    def _make_digest(self) -> None:
+        give_way()
+        digest = hashlib.sha256()
+        for piece in _pieces(self._parts):
+            if self._closed:
+                self._digest.set_exception(TransferFailed("it was broken off"))
+                return
+            digest.update(piece)
+        self._digest.set_result(digest.digest())
+
+
+def _pieces(parts: Parts) -> Iterator[memoryview]:
+    """What is sent, but for the digest."""
+    header = struct.pack(f"<{1 + len(parts)}Q", len(parts), *(part.nbytes for part in parts))
+    for view in (memoryview(header), *(part.data for part in parts)):
+        for start in range(0, len(view), PIECE):
+            yield view[start : start + PIECE]
+
+
+def give_way() -> None:
+    """This thread gets what the others leave: nobody waits for a state that is on its way, and all wait for
+    whoever is late with a step."""
+    with contextlib.suppress(OSError):  # where that is not for each thread by itself
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
 
 
 def take(address: str, connected: Callable[[socket.socket], None] = lambda _: None) -> list[np.ndarray]:

@@ -65,6 +65,7 @@ class SessionState:
             layout=self._ready.layout,
             model=self._ready.model,
             held_out=self._ready.held_out,
+            forced=self._ready.forced,
             members=self._members,
             joined=self._up,
             left=self._left,
@@ -99,6 +100,7 @@ class Progress:
     records: int = 0  # trained by this worker in this ring, for its rate
     seconds: float = 0.0  # that they took to compute, for its speed
     loss: EpochLoss | None = None
+    round: int = 0  # of the evaluation after that step
 
 
 class Bell(Protocol):
@@ -232,7 +234,7 @@ class Session:
         """
         progress = self.progress
         speed = progress.records / progress.seconds if progress.seconds else 0.0
-        beat = pb.Heartbeat(step=progress.step, rate=rate, speed=speed, memory=memory)
+        beat = pb.Heartbeat(step=progress.step, round=progress.round, rate=rate, speed=speed, memory=memory)
         if (loss := progress.loss) is not None:
             beat.loss = loss.last
             beat.epoch_loss.CopyFrom(loss.message())

@@ -105,7 +105,7 @@ class Succession(_message.Message):
     def __init__(self, place: _Optional[int] = ..., signal: _Optional[str] = ..., code: _Optional[int] = ..., why: _Optional[str] = ...) -> None: ...
 
 class Resume(_message.Message):
-    __slots__ = ("layout", "members", "joined", "left", "left_ring", "model", "held_out")
+    __slots__ = ("layout", "members", "joined", "left", "left_ring", "model", "held_out", "forced")
     class HeldOutEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -120,6 +120,7 @@ class Resume(_message.Message):
     LEFT_RING_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     HELD_OUT_FIELD_NUMBER: _ClassVar[int]
+    FORCED_FIELD_NUMBER: _ClassVar[int]
     layout: Layout
     members: _containers.RepeatedScalarFieldContainer[int]
     joined: bool
@@ -127,7 +128,8 @@ class Resume(_message.Message):
     left_ring: LeftRing
     model: str
     held_out: _containers.ScalarMap[str, int]
-    def __init__(self, layout: _Optional[_Union[Layout, _Mapping]] = ..., members: _Optional[_Iterable[int]] = ..., joined: _Optional[bool] = ..., left: _Optional[bool] = ..., left_ring: _Optional[_Union[LeftRing, _Mapping]] = ..., model: _Optional[str] = ..., held_out: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    forced: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, layout: _Optional[_Union[Layout, _Mapping]] = ..., members: _Optional[_Iterable[int]] = ..., joined: _Optional[bool] = ..., left: _Optional[bool] = ..., left_ring: _Optional[_Union[LeftRing, _Mapping]] = ..., model: _Optional[str] = ..., held_out: _Optional[_Mapping[str, int]] = ..., forced: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Ready(_message.Message):
     __slots__ = ("layout", "model", "checkpoint", "held_out", "forced", "held")
@@ -195,20 +197,22 @@ class Stepped(_message.Message):
     def __init__(self, step: _Optional[int] = ..., stall_seconds: _Optional[float] = ..., redone_records: _Optional[int] = ..., wasted_seconds: _Optional[float] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("step", "rate", "loss", "memory", "epoch_loss", "speed")
+    __slots__ = ("step", "rate", "loss", "memory", "epoch_loss", "speed", "round")
     STEP_FIELD_NUMBER: _ClassVar[int]
     RATE_FIELD_NUMBER: _ClassVar[int]
     LOSS_FIELD_NUMBER: _ClassVar[int]
     MEMORY_FIELD_NUMBER: _ClassVar[int]
     EPOCH_LOSS_FIELD_NUMBER: _ClassVar[int]
     SPEED_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
     step: int
     rate: float
     loss: float
     memory: int
     epoch_loss: EpochLoss
     speed: float
-    def __init__(self, step: _Optional[int] = ..., rate: _Optional[float] = ..., loss: _Optional[float] = ..., memory: _Optional[int] = ..., epoch_loss: _Optional[_Union[EpochLoss, _Mapping]] = ..., speed: _Optional[float] = ...) -> None: ...
+    round: int
+    def __init__(self, step: _Optional[int] = ..., rate: _Optional[float] = ..., loss: _Optional[float] = ..., memory: _Optional[int] = ..., epoch_loss: _Optional[_Union[EpochLoss, _Mapping]] = ..., speed: _Optional[float] = ..., round: _Optional[int] = ...) -> None: ...
 
 class EpochLoss(_message.Message):
     __slots__ = ("epoch", "records", "mean")

@@ -1,0 +1,46 @@
+"""The values of variables of all types, taken, prepared and put back: `trainer.snapshot`."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from trainer import snapshot
+
+TYPES = ("float32", "float64", "float16", "bfloat16", "int8", "uint8", "int32", "int64", "bool")
+SHAPES = ((), (1,), (0, 3), (5, 7))
+
+
+def variables(chance: int) -> list[tf.Variable]:
+    some = np.random.default_rng(chance)
+    return [
+        tf.Variable(tf.cast(some.integers(0, 2 if dtype == "bool" else 100, shape), dtype))
+        for dtype in TYPES
+        for shape in SHAPES
+    ]
+
+
+def values(of: list[tf.Variable]) -> list[bytes]:
+    return [v.numpy().tobytes() for v in of]
+
+
+def test_the_values_of_one_are_taken_over_by_another_and_stay_what_they_were() -> None:
+    one, other = variables(1), variables(2)
+    assert values(one) != values(other)
+    parts = snapshot.parts(one)
+    before, prepared = values(one), snapshot.prepared(other, [part.copy() for part in parts])
+    for v in one:
+        v.assign(tf.zeros_like(v))
+    snapshot.take_over(other, prepared)
+    assert values(other) == before == [part.tobytes() for part in parts]
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_what_was_kept_is_put_back(same: bool) -> None:
+    tried = [tf.Variable(tf.ones_like(v)) for v in variables(1)] if same else variables(1)
+    before, kept = values(tried), snapshot.Kept(tried)
+    for v in tried:
+        v.assign(tf.zeros_like(v))
+    kept.put_back()
+    assert values(tried) == before

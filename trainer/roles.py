@@ -1,0 +1,137 @@
+"""What a worker's loop is given: a model, the evaluation of it, and the user's callbacks, as it sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from edl.contract.evaluation import Pass
+from edl.contract.layout import Part
+from trainer import control
+from trainer.data import Batch
+from trainer.described import Described
+from trainer.epochs import Epochs, Turn
+
+
+class Learner(Protocol):
+    """A model, as two halves of a step: its sums over the ring, and what they change."""
+
+    def sums(
+        self, batch: Batch | None, contribution: np.ndarray, step: int, rank: int, records: int
+    ) -> control.Sums:
+        """Take part in all sums of a step. Changes nothing.
+
+        Args:
+            batch: this rank's part; None: it has none, and takes part with weight zero.
+            contribution: the control vector of this rank; what depends on the batch is added here.
+            records: of the whole step, on all ranks, bad ones included.
+
+        Raises:
+            RingBroken: one of the sums did not come back here.
+        """
+        ...
+
+    def apply(self, sums: control.Sums) -> None:
+        """Apply what the sums have given to the model."""
+        ...
+
+    def take_metrics(self) -> dict[str, float]:
+        """The compiled metrics over the epoch that has ended; the next one begins with none."""
+        ...
+
+    @property
+    def follows(self) -> bool:
+        """Whether sums can be applied later than they are made, in another state."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """How large the state is."""
+        ...
+
+    def parts(self) -> list[np.ndarray]:
+        """Everything that `apply` changes, uint8 [bytes] for each variable: as it is now, whatever is applied
+        later."""
+        ...
+
+    def prepared(self, parts: list[np.ndarray]) -> Any:
+        """Another worker's `parts`, for `take_over`: what takes time, on any thread. Changes nothing; each
+        part is dropped from the list as soon as it is used."""
+        ...
+
+    def take_over(self, values: Any) -> None:
+        """Take over what was prepared."""
+        ...
+
+    def change(self, values: Mapping[int, np.ndarray]) -> None:
+        """Give some of the variables of `parts` other values."""
+        ...
+
+    def described(self) -> list[Described]:
+        """The variables of `parts`."""
+        ...
+
+    def fingerprint(self) -> str:
+        """Of how the model is made: equal on two workers that can share a ring."""
+        ...
+
+    def digest(self) -> str:
+        """Of the state: equal on two workers when their models are equal, bit for bit."""
+        ...
+
+
+class Evaluation(Protocol):
+    """The held-out data, and how the model is evaluated on them."""
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """The records of each split that there is."""
+        ...
+
+    def after(self, step: int, epochs: int) -> tuple[Pass, ...]:
+        """What is to be evaluated when so many steps are done, in a job that trains so many epochs."""
+        ...
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing is left to find out about a trained model."""
+        ...
+
+    def take(self, part: Part) -> None:
+        """From now on this worker evaluates this part of each round."""
+        ...
+
+    def nothing(self, split: str) -> np.ndarray:
+        """What no records add, float32 [values]."""
+        ...
+
+    def part(self, now: Pass, round: int) -> tuple[np.ndarray, int]:
+        """What this rank's part of a round adds, float32 [values], and how many records it has. Changes
+        nothing.
+
+        Raises:
+            anything: of the user's code, or of the data.
+        """
+        ...
+
+    def results(self, split: str, totals: np.ndarray) -> dict[str, float]:
+        """The loss and the metrics that these sums over all rounds mean, float64 [values]."""
+        ...
+
+
+class Callbacks(Protocol):
+    """The user's callbacks."""
+
+    def turn(self, epochs: Epochs, whole: int, task: int, facts: Mapping[str, float]) -> Turn:
+        """Call what is due when so many epochs are whole. Changes nothing.
+
+        Args:
+            task: epochs to be trained.
+            facts: of the ring.
+
+        Raises:
+            EdlError: one of them raises, or changes what it must not.
+        """
+        ...
