@@ -18,6 +18,7 @@ With elastic.memoryCopy it also holds memory for the state (`memory_copy`), whic
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -36,7 +37,8 @@ from trainer.termination import ASKING, end_children
 CRASH_LOOP_SECONDS = 5.0  # a worker that does not live longer has crashed at its start
 CRASH_LOOP = 3  # so often in a row, and the pod ends: its master judges what comes next
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
-MEMORY_EVENTS = Path("/sys/fs/cgroup/memory.events")  # of the container: cgroup v2
+# Of the container, with a line `oom_kill N`: cgroup v2, and v1.
+OOM_KILLS = (Path("/sys/fs/cgroup/memory.events"), Path("/sys/fs/cgroup/memory/memory.oom_control"))
 
 
 @dataclass(frozen=True)
@@ -173,11 +175,10 @@ def main() -> int:
 def _killed_for_memory() -> int:
     """How many processes of this container the kernel has killed for want of memory; 0 where it cannot be
     known."""
-    try:
-        events = dict(line.split() for line in MEMORY_EVENTS.read_text().splitlines())
-        return int(events.get("oom_kill", 0))
-    except (OSError, ValueError):
-        return 0
+    for path in OOM_KILLS:
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            return int(dict(line.split() for line in path.read_text().splitlines())["oom_kill"])
+    return 0
 
 
 def _prctl(option: int, value: int) -> None:

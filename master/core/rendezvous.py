@@ -75,6 +75,7 @@ def form(job: State) -> None:
         return  # nobody waits with the state: give those who are late for the start a moment
     limits, task = job.limits, job.train
     if fresh and task.end and completion.ends_without_holders(job):
+        completion.let_all_go(job)  # now: it may be the last event for a while
         return  # never by training again what has been trained and saved
     furthest = max((w.step for w in job.pool.where(_holds)), default=0)
     if not fresh and task.steps.ended(furthest, task.epochs):
