@@ -254,8 +254,8 @@ def test_the_control_vector_is_exact_for_many_ranks_and_steps() -> None:
         [control.write(step, leave=r == 7, change=True) for r in range(ranks)], axis=0, dtype=np.float32
     )
     agreed = control.read(total)
-    assert agreed.all_at(step, ranks)
-    assert not agreed.all_at(step + 1, ranks)
+    assert agreed.all_at(step, 0, ranks)
+    assert not agreed.all_at(step + 1, 0, ranks)
     assert (agreed.leave, agreed.changes, agreed.records) == (True, ranks, 0)
     mixed = control.read(control.write(5) + control.write(6))
-    assert not mixed.all_at(5, 2) and not mixed.all_at(6, 2)
+    assert not mixed.all_at(5, 0, 2) and not mixed.all_at(6, 0, 2)

@@ -54,7 +54,7 @@ def test_a_step_in_pieces_is_the_same_step(name: str) -> None:
         [expected] = on_ranks([alone], lambda r, step=step: sums(whole, step, r, 0, ENDS[-1]))
         for agreed in (s.agreed for s in found):
             assert (agreed.records, agreed.nonfinite) == (ENDS[-1], False)
-            assert agreed.all_at(step, len(rings))
+            assert agreed.all_at(step, 0, len(rings))
             assert agreed.loss == pytest.approx(expected.agreed.loss, rel=1e-5)
         for learner, s in zip([*learners, whole], [*found, expected], strict=True):
             learner.apply(s)
