@@ -117,18 +117,23 @@ class Checkpointing:
 
     # --- writing
 
-    def ready(self, place: Place, step: int, steps: Steps, epochs: int) -> bool:
+    @property
+    def waits_for_evaluation(self) -> bool:
+        """Whether a checkpoint of the end of an epoch is to say what its evaluation has found."""
+        return self._best is not None and self._best.metric.startswith("val_")
+
+    def ready(self, place: Place, step: int, steps: Steps, epochs: int, evaluated: bool = False) -> bool:
         """Whether this rank can take part in a checkpoint after the next step; of rank 0: and one is due.
 
         Args:
             step: how many there will be in the model.
             epochs: to train. The state that they end with is written by who saves the model.
+            evaluated: it is that of the end of an epoch, after its evaluation.
         """
         if self._busy or steps.ended(step, epochs):
             return False
-        return (
-            place.rank != 0 or self._session.checkpoint_is_due(place.generation) or self._is_due(step, steps)
-        )
+        asked = self._session.checkpoint_is_due(place.generation)
+        return place.rank != 0 or evaluated or asked or self._is_due(step, steps)
 
     def _is_due(self, step: int, steps: Steps) -> bool:
         every = self._config.checkpoint
@@ -137,11 +142,12 @@ class Checkpointing:
         old = self._clock() - self._begun_at >= EPOCH_SHARE * every.seconds
         return steps.ends_epoch(step) and (old or self._best is not None)
 
-    def epoch_ended(self, step: int, metrics: dict[str, float]) -> None:
+    def epoch_ended(self, step: int, metrics: dict[str, float], evaluated: bool = False) -> None:
         """With this step an epoch is whole: this is how good a checkpoint of it is."""
         self._metrics = step, metrics
         name = self._best.metric if self._best is not None else ""
-        if name and name not in metrics and name != "loss" and not self._told:  # who comes knows no loss yet
+        later = name.startswith("val_") and not evaluated
+        if name and name not in metrics and not later and not self._told:
             self._told = True
             self._session.warn(
                 f"checkpoint.best is {name!r}, and the metrics of an epoch are "

@@ -161,12 +161,6 @@ class Telemetry:
         loss = self._loss.message() if self._loss is not None and known else None
         self._ended = pb.EpochEnded(epochs=epochs, loss=loss, metrics=metrics)
 
-    def epoch_loss(self, epoch: int, records: int) -> dict[str, float]:
-        """The mean loss of an epoch that has ended, if this worker knows that of so many of its records."""
-        loss = self._loss
-        known = loss is not None and loss.epoch == epoch and loss.records == records
-        return {"loss": loss.mean} if loss is not None and known else {}
-
     def ring_left(self, step: int) -> None:
         self._session.progress = Progress(step=step)
 

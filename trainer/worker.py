@@ -293,11 +293,18 @@ class Worker:
 
     # --- checkpoints
 
-    def can_write(self) -> bool:
-        """Whether it can write its part of one after the next step; of rank 0: and one is due."""
+    def can_write(self, step: int, evaluated: bool = False) -> bool:
+        """Whether it can write its part of one of the state of that step; of rank 0: and one is due.
+
+        Args:
+            evaluated: after the evaluation of that state.
+        """
         if self.checkpoints is None or self.follows:
             return False
-        return self.checkpoints.ready(self.place, self.step + 1, self.steps, self.epochs)
+        waits = self.checkpoints.waits_for_evaluation and self.steps.ends_epoch(step)
+        if evaluated != (waits and self.rounds.due(step, 0, self.epochs) is not None):
+            return False
+        return self.checkpoints.ready(self.place, step, self.steps, self.epochs, evaluated)
 
     def save_checkpoint(self) -> None:
         """Of the state that this worker holds, by itself."""
@@ -308,8 +315,7 @@ class Worker:
         """So many epochs are whole: tell how good the last one was, and have a checkpoint of it say so."""
         self.report.epoch_ends(epochs, metrics)
         if self.checkpoints is not None:
-            records = self.steps.records - self.ledger.bad.get(epochs - 1, 0)
-            self.checkpoints.epoch_ended(self.step, self.report.epoch_loss(epochs - 1, records) | metrics)
+            self.checkpoints.epoch_ended(self.step, dict(self.ledger.epochs.history[-1]))
 
     def write(self) -> None:
         """All can, as all see at this step: begin to write the state that it has led to."""
@@ -340,7 +346,7 @@ class Worker:
             change=self.session.task is not None,
             bad=len(bad),
             holds=not self.follows,
-            checkpoint=training and self.can_write(),
+            checkpoint=training and self.can_write(self.step + 1),
             round=self.round,
         )
         start, stop = self.steps.positions(self.step) if training else (0, 0)
@@ -474,11 +480,13 @@ class Worker:
 
     def take_round(self, now: Pass, generation: int, rank: int, size: int) -> bool:
         """The sums of one round. False: all members leave the ring after it."""
+        last = self.round + 1 == now.end and self.is_of_epoch(now)
         told = control.write(
             self.step,
             leave=self.session.must_leave(generation),
             change=self.session.task is not None,
             holds=not self.follows,
+            checkpoint=last and self.can_write(self.step, evaluated=True),
             round=self.round,
         )
         values = self.rounds.part(now, self.round, told, self.follows)
@@ -491,5 +499,13 @@ class Worker:
         self.report.round_done(generation, rank, self.step, now, self.round)
         if self.round == now.end and rank == 0 and not self.follows:
             self.rounds.say(generation, self.ledger, now.split)
+        if last and self.checkpoints is not None and not self.follows:
+            self.checkpoints.epoch_ended(self.step, dict(self.ledger.epochs.history[-1]), evaluated=True)
+        if agreed.writers == size and not failed:
+            self.write()
         self.settle(agreed, size)
         return not agreed.leave
+
+    def is_of_epoch(self, now: Pass) -> bool:
+        """Whether the pass is the evaluation of an epoch that has ended, as its history has it."""
+        return now.split == self.config.evaluation.split and self.steps.ends_epoch(self.step)

@@ -14,13 +14,16 @@ import pytest
 from edl import config
 from edl.checkpoints import CheckpointError, Store
 from edl.config import lineage, values
+from edl.contract.evaluation import EvaluationPlan
 from edl.contract.layout import Layout
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.steps import Steps
 from edl.errors import ConfigError, DataError, ModelError
-from tests.counting import CountingLearner
+from tests.counting import AtOnce, CountingLearner, CountingMetrics, Positions
 from tests.unit.test_worker import BATCH, POSITIONS, SIZE, A, Held, come_to_sum, ring_of
 from trainer.checkpointing import Checkpointing, Place, deal
+from trainer.data import Batches
+from trainer.evaluation import RingEvaluation
 
 LAYOUT = Layout(SIZE)
 
@@ -244,6 +247,27 @@ def test_for_the_best_one_each_epochs_end_makes_a_checkpoint_and_an_unknown_metr
         w.checkpoints.epoch_ended(step, {"loss": 1.0, "accuracy": 0.5})
     (told,) = [m.warned.text for m in w.said if m.WhichOneof("body") == "warned"]
     assert told.startswith("checkpoint.best is 'acc', and the metrics of an epoch are loss, accuracy")
+
+
+def test_one_that_is_judged_by_held_out_records_is_written_when_these_are_evaluated(tmp_path: Path) -> None:
+    w = Writer(0, tmp_path, changes={"checkpoint": {"best": "val_least", "seconds": 1000}})
+    plan = EvaluationPlan(Steps(SIZE, BATCH), 5, 0, 1, "test", {"test": 10})  # two rounds after three steps
+    held_out = {"test": Batches(Positions(10), 5, reading=AtOnce())}
+    w.worker.rounds.evaluation = RingEvaluation(plan, held_out, CountingMetrics(10))
+    ring_of(w)
+    said = [come_to_sum(number, w).writers for number in range(1, 6)]
+    assert said == [0, 0, 0, 0, 1], "not with the last step of the epoch, but with the last round"
+    come_to_sum(6, w)
+    w.beside.does()
+    part = part_of(w)
+    w.hears(commit_checkpoint=pb.CommitCheckpoint(step=3, attempt=part.attempt, parts=[part]))
+    w.beside.does()
+    w.ring.free()
+    w.says("left_ring", 1)
+    w.stop()
+    (kept,) = Store.open(str(tmp_path)).checkpoints()
+    assert (kept.step, kept.manifest.metrics["val_least"]) == (3, 1.0)
+    assert not [m for m in w.said if m.WhichOneof("body") == "warned"]
 
 
 def test_one_that_is_expected_and_not_there_ends_the_job_instead_of_its_first_step(tmp_path: Path) -> None:
