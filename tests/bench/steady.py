@@ -166,17 +166,17 @@ class Paced(Telemetry):
 
     def __init__(self, session: Session, pace: Timing, batch: int, warm_up: Callable[[], None]):
         super().__init__(session, Steps(MOST, batch), log=lambda line: None)
-        self._pace, self._warm_up = pace, [warm_up]  # after the first step, as a worker does it
+        self._timing, self._warm_up = pace, [warm_up]  # after the first step, as a worker does it
 
     def step_begins(self) -> None:
         super().step_begins()
-        self._pace.begins()
+        self._timing.begins()
 
     def step_done(self, *arguments: Any) -> None:
         super().step_done(*arguments)
         if self._warm_up:
             self._warm_up.pop()()
-        self._pace.ends()
+        self._timing.ends()
 
 
 class Endless:
@@ -206,7 +206,7 @@ def ours(
     session = Session(rank, lambda message: None, threading.Event())
     batches = Batches(Endless(x, y, model.batch), whole)
     report = Paced(session, Timing(), whole, learner.warm_up)
-    worker = Worker(config.parse(values_), session, ring, learner, batches, report, lambda: None)
+    worker = Worker(config.parse(values_), session, ring, learner, batches, report, lambda worth: None)
     members, shares = tuple(range(ranks)), (1,) * ranks
     worker.ride(FormRing(1, members, 0, sync=True, epochs=1, shares=shares, layout=Layout(MOST)))
 
