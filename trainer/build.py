@@ -160,7 +160,7 @@ def build(stream: MasterStream, memory: MemoryCopy | None = None) -> Worker:
     callbacks = callbacks_of(config, module, learner, batches.steps, watchdog.watch, warn)
     worker = Worker(
         config, session, ring, learner, batches, report, export,
-        checkpoints, begin, evaluation, callbacks, history, memory,
+        checkpoints, begin, evaluation, callbacks, history, memory, export.keep,
     )  # fmt: skip
     return worker
 

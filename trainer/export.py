@@ -221,6 +221,13 @@ class Exporter:
             if verification is not None:
                 verification.close()
 
+    def keep(self, step: int) -> None:
+        """Save the model as it is at this step, before the ring evaluates it, and say so: a copy, in case
+        that nobody lives to hand the model over."""
+        if self.output is not None:
+            place = self._place(self._keep())
+            self.session.say_saved(pb.Saved(model=place["model"], note=place["note"], step=step))
+
     def _export(
         self,
         worth: Mapping[str, float] | None,
@@ -233,7 +240,9 @@ class Exporter:
         except FAILURES as error:
             failed.append(_part(SAVING, error))
         kept = self._keep()
-        self.session.say_saved(pb.Saved(failed=[*failed, *_trouble(kept)], **self._place(kept)))
+        place = self._place(kept)
+        trouble = [*failed, *_trouble(kept)]
+        self.session.say_saved(pb.Saved(model=place["model"], note=place["note"], failed=trouble))
         # What may still be moved is handed over when it is where it stays.
         handed = self._hand_over(kept, verification) if kept.trouble is None else None
         metrics = dict(worth or {})

@@ -62,7 +62,7 @@ class Rounds:
             return self.evaluation.nothing(now.split)
         try:
             values, told[control.RECORDS] = self.evaluation.part(now, round)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             if isinstance(error, RingBroken) or not self._config.trains:
                 raise
             told[control.NONFINITE] = 1
@@ -91,7 +91,7 @@ class Rounds:
         assert self.evaluation is not None
         try:
             return self.evaluation.results(split, totals)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             if not self._config.trains:
                 raise
             self._session.warn(f"the metrics over data({split!r}) could not be computed: {described(error)}")

@@ -92,6 +92,7 @@ class Worker:
         warm_start: has the model begin with what another training has learned, and returns what of the job is
             done already; None: with its own weights.
         callbacks: None: there are none.
+        keep: saves a copy of the trained model, whose step this is, before the ring evaluates it.
         history: takes the history of all whole epochs, again and again.
         memory: takes a copy of each state; None: nobody keeps one.
     """
@@ -111,12 +112,13 @@ class Worker:
         callbacks: Callbacks | None = None,
         history: Callable[[Sequence[Mapping[str, float]]], None] = lambda history: None,
         memory: MemoryCopy | None = None,
+        keep: Callable[[int], None] = lambda step: None,
     ):
         self.config, self.session, self.ring, self.learner = config, session, ring, learner
         self.batches, self.report, self.export = batches, report, export
         self.checkpoints, self.warm_start = checkpoints, warm_start
         self.rounds = Rounds(evaluation, config, session)
-        self.callbacks, self.history, self.memory = callbacks, history, memory
+        self.callbacks, self.history, self.memory, self.keep = callbacks, history, memory, keep
         self.steps = batches.steps
         # The state, which all members share: the learner's variables, and
         self.ledger = Ledger()
@@ -480,6 +482,9 @@ class Worker:
 
     def take_round(self, now: Pass, generation: int, rank: int, size: int) -> bool:
         """The sums of one round. False: all members leave the ring after it."""
+        ended = self.config.trains and self.steps.ended(self.step, self.epochs)
+        if ended and self.round == 0 and rank == self.caller:
+            self.keep(self.step)  # what is trained is kept, whoever dies of its evaluation
         last = self.round + 1 == now.end and self.is_of_epoch(now)
         told = control.write(
             self.step,

@@ -38,6 +38,9 @@ def export(job: State, root: WorkerRecord) -> None:
 
 def saved(job: State, w: WorkerRecord, event: ev.Saved) -> None:
     """The exporter has the model in a file; from now on only its evaluation can be lost."""
+    if event.step:
+        _kept_before(job, w, event)
+        return
     if w.id != job.exporter and not _was_exporting(job, w):
         job.stale += 1
         return
@@ -46,6 +49,15 @@ def saved(job: State, w: WorkerRecord, event: ev.Saved) -> None:
     then = "" if _is_evaluated(job) else f"; worker {w.id} evaluates it"
     job.reason = f"the model is saved: {where}{then}" if where else job.reason
     job.notice(Reason.Evaluating, job.reason)
+
+
+def _kept_before(job: State, w: WorkerRecord, event: ev.Saved) -> None:
+    """The ring is about to evaluate the trained model; a copy of it is in a file, whoever dies of that."""
+    if job.exporter is not None or not w.in_ring or not event.model:
+        job.stale += 1
+        return
+    job.result.model, job.result.note, job.result.kept_at = event.model, event.note, event.step
+    job.notice(Reason.Evaluating, f"the model is saved: {_where(w, event)}; the ring evaluates it")
 
 
 def _done(job: State) -> str:
@@ -104,7 +116,8 @@ def ends_without_holders(job: State) -> bool:
 
     Either its model is in a file, or too many have died of saving it.
     """
-    if job.result.model:
+    kept_at, task = job.result.kept_at, job.train
+    if job.result.model and (kept_at is None or task is None or kept_at >= task.end):
         why = "every worker that held the state was lost before the evaluation was done"
         job.result.failed = (*job.result.failed, ev.PartFailed("evaluation", why))
         job.end(Phase.Failed, f"evaluation failed: {why}; the trained model is kept: {job.result.model}")
@@ -120,6 +133,7 @@ def _keep(job: State, w: WorkerRecord, event: ev.Saved | ev.Finished) -> None:
     """Take down what is saved where, and tell people as long as it is not where it ought to be."""
     result = job.result
     result.model, result.note, result.failed = event.model, event.note, event.failed
+    result.kept_at = None
     result.skipped, result.bad = w.skipped, sum(w.bad.values())
     trouble = next((f.why for f in event.failed if f.part == SAVING), "")
     if trouble and SAVING not in job.degraded:

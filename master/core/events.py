@@ -222,6 +222,7 @@ class Saved:
     model: str  # file name in the output directory, or the path of a file elsewhere; "": none is kept
     note: str = ""  # what one has to know to load it
     failed: tuple[PartFailed, ...] = ()
+    step: int = 0  # of a copy that is kept while the ring evaluates the model; 0: it is what is handed over
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,9 @@ class Result:
     metrics: dict[str, float | None] = field(default_factory=dict)
     model: str = ""  # file name in the output directory, or the path of a file elsewhere
     note: str = ""  # what one has to know to load it
+    kept_at: int | None = (
+        None  # the step of `model`, if it is a copy that was kept before the last evaluation
+    )
     failed: tuple[ev.PartFailed, ...] = ()  # what did not work at the end
     lost_exporters: int = 0  # who were lost while they saved or evaluated
     skipped: RangeSet = field(default_factory=RangeSet)  # steps

@@ -32,7 +32,7 @@ def change_epochs(job: State, epochs: int) -> None:
     epochs = min(epochs, job.stopped or epochs)
     if epochs == job.epochs:
         return
-    if job.exporter is not None or job.result.model:
+    if job.exporter is not None or (job.result.model and job.result.kept_at is None):
         why = "training has ended, and the model is being saved"
         job.notice(Reason.SpecRefused, f"training.epochs {job.epochs} -> {epochs}: {why}")
         return

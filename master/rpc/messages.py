@@ -68,7 +68,7 @@ def event_of(worker: WorkerId, message: pb.FromWorker) -> ev.Event | ev.Heartbea
             return ev.Failed(worker, message.failed.why, message.failed.traceback, message.failed.fatal)
         case "saved":
             kept = message.saved
-            return ev.Saved(worker, kept.model, kept.note, _failed(kept.failed))
+            return ev.Saved(worker, kept.model, kept.note, _failed(kept.failed), kept.step)
         case "finished":
             end = message.finished
             return ev.Finished(worker, _metrics(end.metrics), end.model, end.note, _failed(end.failed))

@@ -204,6 +204,11 @@ class Fleet:
         w.waits(seconds=self.random.uniform(0.05, 1))
         w.session.say(finished=pb.Finished(metrics={"loss": 0.5}, model="model.keras"))
 
+    def keeps(self, w: Sim, step: int) -> None:
+        """Before the last evaluation, it saves a copy of the model."""
+        w.waits(seconds=self.random.uniform(0.05, 0.5))
+        w.session.say(saved=pb.Saved(model="model.keras", step=step))
+
     def writes(self, w: Sim, work: Callable[[], None]) -> None:
         """Its part of a checkpoint, or the manifest: beside the training, for a moment or for long."""
         at = w.writes_until = (

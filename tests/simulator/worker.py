@@ -74,6 +74,7 @@ class Sim:
             self.checkpoints,
             evaluation=evaluation,
             memory=memory,
+            keep=lambda step: fleet.keeps(self, step),
         )
         self._main = greenlet(lambda: fleet.live(self))
         self._hub = getcurrent()

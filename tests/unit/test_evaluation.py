@@ -217,6 +217,30 @@ def test_the_model_is_saved_when_it_is_evaluated_and_not_before() -> None:
     assert only(left(story, SECOND, 10, 5, "d"), ev.Export).worker == 1
 
 
+def kept(story: Story, step: int) -> None:
+    story.tell(ev.Saved(FIRST, "model.keras", step=step))
+
+
+def test_a_model_that_is_kept_before_its_evaluation_is_never_trained_again() -> None:
+    story = evaluating_story(joinDelaySeconds=0)
+    story.tell(ev.EpochEnded(FIRST, Generation(1), 1, None))
+    kept(story, 10)
+    assert story.noticed(Reason.Evaluating) == ["the model is saved: model.keras; the ring evaluates it"]
+    story.kill(0)
+    story.kill(1)
+    phase, reason = story.job.ending
+    assert phase == "Failed" and reason.endswith("the trained model is kept: model.keras")
+
+
+def test_a_copy_of_an_earlier_end_does_not_end_a_job_that_was_given_more_epochs() -> None:
+    story = evaluating_story(joinDelaySeconds=0)
+    kept(story, 10)
+    story.tell(ev.Live(2, 1, False, 3))
+    story.kill(0)
+    story.kill(1)
+    assert story.job.ending is None and story.job.epochs == 3
+
+
 def test_who_has_one_round_more_gives_the_state() -> None:
     story = evaluating_story(joinDelaySeconds=9)
     third = WorkerId(2)

@@ -341,14 +341,16 @@ class PartFailed(_message.Message):
     def __init__(self, part: _Optional[str] = ..., why: _Optional[str] = ..., traceback: _Optional[str] = ...) -> None: ...
 
 class Saved(_message.Message):
-    __slots__ = ("model", "note", "failed")
+    __slots__ = ("model", "note", "failed", "step")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     NOTE_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
     model: str
     note: str
     failed: _containers.RepeatedCompositeFieldContainer[PartFailed]
-    def __init__(self, model: _Optional[str] = ..., note: _Optional[str] = ..., failed: _Optional[_Iterable[_Union[PartFailed, _Mapping]]] = ...) -> None: ...
+    step: int
+    def __init__(self, model: _Optional[str] = ..., note: _Optional[str] = ..., failed: _Optional[_Iterable[_Union[PartFailed, _Mapping]]] = ..., step: _Optional[int] = ...) -> None: ...
 
 class Finished(_message.Message):
     __slots__ = ("metrics", "model", "note", "failed")
