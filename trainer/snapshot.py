@@ -107,11 +107,12 @@ class Kept:
     """
 
     def __init__(self, variables: Sequence[Any]):
-        self._variables, self._values = variables, [_smallest(_value(v)) for v in variables]
+        values = [_value(v) for v in variables]
+        self._variables, self._values = variables, [(_smallest(value), value.shape) for value in values]
 
     def put_back(self) -> None:
         for v in reversed(self._variables):  # one after the other: what is kept is dropped
-            v.assign(tf.broadcast_to(self._values.pop(), v.shape))
+            v.assign(tf.broadcast_to(*self._values.pop()))  # of its shape then, which may be any
 
 
 def _smallest(value: Any) -> Any:

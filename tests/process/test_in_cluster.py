@@ -88,7 +88,7 @@ async def test_a_master_whose_pod_was_deleted_by_force_is_followed_and_does_noth
     async with small_release.master("a") as first:
         await until(lambda: small_release.pods == ["edl-worker-0", "edl-worker-1"])
         assert small_release.holder == "a"
-        await until(lambda: small_release.acting == ["a"])
+        await until(lambda: small_release.acting == ["a"] and "state" in small_release.status)
         started = json.loads(small_release.status["state"])["startedAt"]
         server.drop("pods", "a")  # its process goes on
         async with small_release.master("b") as second:

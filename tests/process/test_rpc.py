@@ -46,7 +46,7 @@ class Idle:
     def scale(self, workers: int) -> str:
         return ""
 
-    def stop(self, why: str) -> str:
+    def stop(self, why: str, checkpoint: bool = False, force: bool = False, asked: str = "") -> str:
         return ""
 
     def vacant(self) -> WorkerId | None:
