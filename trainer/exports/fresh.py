@@ -73,6 +73,8 @@ def _built(path: Path, sample: Sample, about: Mapping[str, Any]) -> str:
     model = _module(about).model()
     if sample.features is not None:
         samples.outputs_of(model, sample.features)  # one of its own class has no variables before
+    elif model.weights:
+        model.built = True  # one that has no call() is never built; its layers are, and Keras asks for no more
     model.load_weights(path)
     return _as_in_memory(path, model, sample)
 
