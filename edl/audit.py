@@ -110,7 +110,7 @@ def _verdict(books: Books, summary: dict[str, Any]) -> str:
     size = books.layout.records
     steps = Steps(size, books.batch)
     order = Order(books.layout, books.seed, books.shuffle, WINDOW)
-    done = books.safe if books.exported is None else books.exported
+    done = max(books.safe, books.kept) if books.exported is None else books.exported
     end = steps.end(done, books.epochs)
     if done < end:
         position = steps.begins_at(done)

@@ -73,6 +73,7 @@ class Books:
     holders: set[int] = field(default_factory=set)
     copies: dict[int, Out] = field(default_factory=dict)  # by worker: of the state, left to it in memory
     exported: int | None = None  # the step of who saved the model
+    kept: int = 0  # the step of a copy of it that is in a file
     rings: int = 0
     losses: int = 0
     begins: bool = False  # the ring's root had no state, or has it from a checkpoint
@@ -161,6 +162,8 @@ class Books:
                 self.safe = max(self.safe, event["step"] - 1)
             case "Evaluated" if event["generation"] == self.generation and event["metrics"]:
                 self.evaluated[event["split"]] = event["records"]
+            case "Saved" if event.get("step"):
+                self.kept = event["step"]
             case "BadRecords" if event["generation"] == self.generation:
                 self.named |= {(event["epoch"], int(record)) for record in event["records"]}
             case "EpochEnded" if event["generation"] == self.generation and self.layout is not None:

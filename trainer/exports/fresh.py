@@ -74,7 +74,9 @@ def _built(path: Path, sample: Sample, about: Mapping[str, Any]) -> str:
     if sample.features is not None:
         samples.outputs_of(model, sample.features)  # one of its own class has no variables before
     elif model.weights:
-        model.built = True  # one that has no call() is never built; its layers are, and Keras asks for no more
+        model.built = (
+            True  # one that has no call() is never built; its layers are, and Keras asks for no more
+        )
     model.load_weights(path)
     return _as_in_memory(path, model, sample)
 
