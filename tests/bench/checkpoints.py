@@ -68,17 +68,17 @@ def _round(directory: Path, state: dict[str, Tensor], number: int) -> dict[str, 
         made[parts] = write(store, 2 * number + parts, tensors=state, parts=parts)
 
     found = {
-        "write: plain": _timed(lambda: _write(plain, state, hashed=False)),
-        "write: plain, SHA-256": _timed(lambda: _write(plain, state, hashed=True)),
+        "write: plain": _timed(lambda: write_plain(plain, state, hashed=False)),
+        "write: plain, SHA-256": _timed(lambda: write_plain(plain, state, hashed=True)),
         "write: checkpoint": _timed(lambda: keep(1)),
         "write: checkpoint, 2 parts in turn": _timed(lambda: keep(2)),
-        "read: plain": _timed(lambda: _read(plain, hashed=False)),
-        "read: plain, SHA-256": _timed(lambda: _read(plain, hashed=True)),
+        "read: plain": _timed(lambda: read_plain(plain, hashed=False)),
+        "read: plain, SHA-256": _timed(lambda: read_plain(plain, hashed=True)),
         "read: checkpoint": _timed(made[1].read),
         "read: checkpoint of 2 parts": _timed(made[2].read),
     }
     _forget(plain)
-    found["read: plain, cold"] = _timed(lambda: _read(plain, hashed=False))
+    found["read: plain, cold"] = _timed(lambda: read_plain(plain, hashed=False))
     for parts, checkpoint in made.items():
         for name in checkpoint.files:
             _forget(directory / "checkpoints" / checkpoint.directory / name)
@@ -94,7 +94,7 @@ def _timed(do: Callable[[], object]) -> Taken:
     return Taken(time.perf_counter() - began, time.process_time() - cpu)
 
 
-def _write(path: Path, state: dict[str, Tensor], hashed: bool) -> None:
+def write_plain(path: Path, state: dict[str, Tensor], hashed: bool) -> None:
     path.unlink(missing_ok=True)
     digest = hashlib.sha256()
     with open(path, "wb", buffering=0) as file:
@@ -107,7 +107,7 @@ def _write(path: Path, state: dict[str, Tensor], hashed: bool) -> None:
         os.fsync(file.fileno())
 
 
-def _read(path: Path, hashed: bool) -> None:
+def read_plain(path: Path, hashed: bool) -> None:
     room = memoryview(bytearray(path.stat().st_size))
     digest = hashlib.sha256()
     with open(path, "rb", buffering=0) as file:

@@ -55,7 +55,7 @@ class OurJob:
             f"local.startMethod={start}", *sets,
         ])  # fmt: skip
         (self.output / "values.json").write_text(json.dumps(merged))
-        environment = {**os.environ, "EDL_COUNTING_SLEEP": "0.01", "EDL_COUNTING_RECORDS": "100000"}
+        environment = {"EDL_COUNTING_SLEEP": "0.01", "EDL_COUNTING_RECORDS": "100000", **os.environ}
         self.log = open(self.output / "master.log", "wb")
         arguments = ["--values", self.output / "values.json", "--output", self.output]
         self.master = subprocess.Popen(
