@@ -3,7 +3,7 @@
 import edl
 
 def data(split):
-    return edl.arrays(x, y)     # or edl.npz(path), edl.csv(path), or a Reader of your own
+    return edl.arrays(x, y)     # or edl.npz, edl.csv, edl.parquet, edl.criteo(path), or a Reader of your own
 """
 
 from typing import TYPE_CHECKING, Any
@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from edl.errors import EdlError
 
 if TYPE_CHECKING:
-    from edl.data import Reader, arrays, csv, npz
+    from edl.data import Reader, arrays, criteo, csv, npz, parquet
 
 __version__ = "0.2.0"
-__all__ = ["EdlError", "Reader", "arrays", "csv", "npz"]
+__all__ = ["EdlError", "Reader", "arrays", "criteo", "csv", "npz", "parquet"]
 
 
 def __getattr__(name: str) -> Any:

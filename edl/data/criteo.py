@@ -1,0 +1,153 @@
+"""The public click logs of Criteo, in the formats in which they are published.
+
+A record is an impression: whether it was clicked, 13 numbers and 26 categories. The text (Criteo Display
+Advertising Challenge, Criteo 1TB) has a line for each, tab-separated, without a header; the categories are
+32-bit hashes in hexadecimal digits, and what is missing is empty. The Parquet files have the same columns,
+named `label`, `I1` to `I13`, `C1` to `C26`, or `integer_feature_1`, `categorical_feature_1` and so on, with
+categories as text or as numbers.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edl.data.lines import Lines
+from edl.data.parquet_file import Parquet
+from edl.errors import DataError
+
+NUMBERS, FIELDS = 13, 26
+MISSING = -1  # in the place of a category
+NAMES = ["label", *(f"I{n + 1}" for n in range(NUMBERS)), *(f"C{n + 1}" for n in range(FIELDS))]
+OTHER_NAMES = [
+    "label",
+    *(f"integer_feature_{n + 1}" for n in range(NUMBERS)),
+    *(f"categorical_feature_{n + 1}" for n in range(FIELDS)),
+]
+
+
+class Criteo:
+    """A reader of one file.
+
+    Args:
+        records: how many it has.
+        columns: gives those of the records [start, stop), in the order of NAMES, as pyarrow's.
+        source: what errors call the file.
+    """
+
+    def __init__(self, records: int, columns: Callable[[int, int], list[Any]], source: str):
+        self._records, self._columns, self._source = records, columns, source
+
+    def __len__(self) -> int:
+        return self._records
+
+    def read(self, start: int, stop: int) -> dict[str, np.ndarray]:
+        """The records [start, stop).
+
+        Returns:
+            clicked: float32 [n], 0 or 1.
+            numbers: float32 [n, 13]: log(1 + x), as is usual for counts; 0 where x is missing or negative.
+            ids: int64 [n, 26]: the field, from 0, in front of the category's 32 bits, so that no two fields
+                have an id in common; MISSING where there is none.
+
+        Raises:
+            DataError: a record is not what it should be; the text names it.
+        """
+        label, *rest = self._columns(start, stop)
+        clicked = _filled(label, -1)
+        if (wrong := ~np.isin(clicked, (0, 1))).any():
+            raise DataError(f"{self._source}: record {start + int(wrong.argmax())}: the label must be 0 or 1")
+        numbers = np.stack([_filled(column, 0) for column in rest[:NUMBERS]], -1)
+        ids = np.stack([self._ids(n, column, start) for n, column in enumerate(rest[NUMBERS:])], -1)
+        return {
+            "clicked": clicked.astype(np.float32),
+            "numbers": np.log1p(np.maximum(numbers, 0)).astype(np.float32),
+            "ids": ids,
+        }
+
+    def _ids(self, field: int, column: Any, start: int) -> np.ndarray:
+        import pyarrow
+
+        there = ~np.asarray(column.is_null())
+        if pyarrow.types.is_integer(column.type):
+            values = _filled(column, 0).astype(np.int64) & 0xFFFFFFFF
+        else:
+            try:
+                values = _hexadecimal(column)
+            except ValueError:
+                wrong = next(n for n, text in enumerate(column.to_pylist()) if text and not _is_hash(text))
+                raise DataError(
+                    f"{self._source}: record {start + wrong}: category C{field + 1} must be up to eight "
+                    f"hexadecimal digits, and is {column[wrong].as_py()!r}"
+                ) from None
+        return np.where(there, values | (field << 32), MISSING)
+
+
+def criteo(path: str | os.PathLike[str]) -> Criteo:
+    """A reader over a file of Criteo's click logs: `.parquet`, or else text. Only a block is in memory.
+
+    Raises:
+        DataError: the file cannot be read, or is of another format.
+    """
+    path = Path(path)
+    if path.suffix == ".parquet":
+        parquet = Parquet(path)
+        for names in (NAMES, OTHER_NAMES):
+            if set(names) <= set(parquet.names):
+                return Criteo(len(parquet), partial(parquet.columns, names), str(path))
+        missing = [name for name in NAMES if name not in parquet.names]
+        raise DataError(
+            f"{path}: is not one of Criteo's: column {missing[0]!r} is missing; expected are {NAMES[0]}, "
+            f"I1 to I{NUMBERS}, C1 to C{FIELDS}"
+        )
+    if path.suffix in (".gz", ".zst", ".zip"):
+        raise DataError(f"{path}: is compressed; records are read from anywhere in it. Unpack it first")
+    lines = Lines(path)
+    return Criteo(len(lines), partial(_parsed, lines), str(path))
+
+
+def _parsed(lines: Lines, start: int, stop: int) -> list[Any]:
+    import pyarrow
+    from pyarrow import csv as pa_csv
+
+    types = {name: pyarrow.string() if name[0] == "C" else pyarrow.int64() for name in NAMES}
+    if start == stop:  # which is no CSV file to pyarrow
+        return [pyarrow.array([], types[name]) for name in NAMES]
+    try:
+        table = pa_csv.read_csv(
+            BytesIO(lines.read(start, stop)),
+            read_options=pa_csv.ReadOptions(column_names=NAMES, use_threads=False),
+            parse_options=pa_csv.ParseOptions(delimiter="\t", quote_char=False, ignore_empty_lines=False),
+            convert_options=pa_csv.ConvertOptions(
+                column_types=types, null_values=[""], strings_can_be_null=True
+            ),
+        )
+    except pyarrow.ArrowInvalid as error:
+        raise DataError(
+            f"{lines.path}: lines {start + 1} to {stop}: not a click log of Criteo: {error}"
+        ) from error
+    return [table[name].combine_chunks() for name in NAMES]
+
+
+def _filled(column: Any, value: int) -> np.ndarray:
+    import pyarrow.compute
+
+    return np.asarray(pyarrow.compute.fill_null(column, value))
+
+
+def _hexadecimal(column: Any) -> np.ndarray:
+    """The values of texts of up to eight hexadecimal digits, int64 [n]; 0 for none."""
+    import pyarrow.compute
+
+    texts = np.asarray(pyarrow.compute.fill_null(column, "0"), dtype=object)
+    return np.array([int(text or "0", 16) if len(text) <= 8 else int("", 16) for text in texts], np.int64)
+
+
+def _is_hash(text: str) -> bool:
+    return len(text) <= 8 and all(c in "0123456789abcdefABCDEF" for c in text)

@@ -1,0 +1,117 @@
+"""Parquet files, of which one group of rows at a time is in memory."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edl.errors import DataError
+
+
+class Parquet:
+    """A reader over a file; a record is a dict of its columns.
+
+    Args:
+        names: the columns to keep; all by default.
+
+    Raises:
+        DataError: it is not a Parquet file, or a column is missing.
+    """
+
+    def __init__(self, path: Path, names: Sequence[str] = ()):
+        import pyarrow
+        from pyarrow import parquet
+
+        self.path = path
+        try:
+            self._file = parquet.ParquetFile(path)
+        except (OSError, pyarrow.ArrowInvalid) as error:
+            raise DataError(f"{path}: cannot be read as Parquet: {error}") from error
+        metadata = self._file.metadata
+        sizes = [metadata.row_group(n).num_rows for n in range(metadata.num_row_groups)]
+        self._ends = np.cumsum(sizes, dtype=np.int64)
+        self.names = list(self._file.schema_arrow.names)
+        for name in names:
+            if name not in self.names:
+                raise DataError(f"{path}: column {name!r} is missing; there are {', '.join(self.names)}")
+        self._kept = list(names) or self.names
+        self._lock = threading.Lock()
+        self._read: tuple[int, tuple[str, ...], Any] = -1, (), None  # the last group of rows
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def read(self, start: int, stop: int) -> dict[str, np.ndarray]:
+        """The records [start, stop).
+
+        Raises:
+            DataError: a value is missing, or is a list of another length than the first one.
+        """
+        columns = self.columns(self._kept, start, stop)
+        return {
+            name: self._array(name, column, start) for name, column in zip(self._kept, columns, strict=True)
+        }
+
+    def columns(self, names: Sequence[str], start: int, stop: int) -> list[Any]:
+        """The same as pyarrow has them, each in one piece, with what is missing."""
+        import pyarrow
+
+        found = []
+        group = int(np.searchsorted(self._ends, start, "right"))
+        while start < stop:
+            first = int(self._ends[group - 1]) if group else 0
+            last = min(stop, int(self._ends[group]))
+            found.append(self._group(group, tuple(names)).slice(start - first, last - start))
+            start, group = last, group + 1
+        table = (
+            pyarrow.concat_tables(found)
+            if found
+            else self._file.schema_arrow.empty_table().select(list(names))
+        )
+        return [table[name].combine_chunks() for name in names]
+
+    def _group(self, group: int, names: tuple[str, ...]) -> Any:
+        import pyarrow
+
+        with self._lock:
+            if self._read[:2] != (group, names):
+                try:
+                    table = self._file.read_row_group(group, columns=list(names), use_threads=False)
+                except (OSError, pyarrow.ArrowInvalid) as error:
+                    raise DataError(f"{self.path}: row group {group} cannot be read: {error}") from error
+                self._read = group, names, table
+            return self._read[2]
+
+    def _array(self, name: str, column: Any, start: int) -> np.ndarray:
+        import pyarrow
+
+        if column.null_count:
+            record = int(np.asarray(column.is_null()).argmax()) + start
+            raise DataError(f"{self.path}: record {record}: column {name!r} is empty; a value is needed")
+        if pyarrow.types.is_list(column.type) or pyarrow.types.is_fixed_size_list(column.type):
+            lengths = {len(value) for value in column}
+            if len(lengths) > 1:
+                raise DataError(
+                    f"{self.path}: records {start} to {start + len(column)}: column {name!r} has lists of "
+                    f"lengths {sorted(lengths)}; all must be of one length"
+                )
+            return np.asarray(column.flatten()).reshape(len(column), -1)
+        return np.asarray(column.to_numpy(zero_copy_only=False))
+
+
+def parquet(path: str | os.PathLike[str], names: Sequence[str] = ()) -> Parquet:
+    """A reader over a Parquet file, as a dict of its columns: numbers, text, or lists of one length. One
+    group of rows at a time is in memory.
+
+    Args:
+        names: the columns to keep; all by default.
+
+    Raises:
+        DataError: the file cannot be read, or a column is missing.
+    """
+    return Parquet(Path(path), names)
