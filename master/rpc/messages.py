@@ -71,7 +71,8 @@ def event_of(worker: WorkerId, message: pb.FromWorker) -> ev.Event | ev.Heartbea
             return ev.Saved(worker, kept.model, kept.note, _failed(kept.failed), kept.step)
         case "finished":
             end = message.finished
-            return ev.Finished(worker, _metrics(end.metrics), end.model, end.note, _failed(end.failed))
+            kept_as = end.model, end.note, _failed(end.failed), dict(end.exports)
+            return ev.Finished(worker, _metrics(end.metrics), *kept_as)
         case "checkpoint_failed":
             f = message.checkpoint_failed
             return ev.CheckpointFailed(worker, f.step, f.attempt, f.why)

@@ -1,4 +1,4 @@
-"""The protocol. All but this file is generated, from edl.proto by scripts/proto.
+"""The protocol. All but this file is generated, from edl.proto and ps.proto by scripts/proto.
 
 ADMITTED is in the initial metadata of a worker's stream from the moment at which the master listens to it.
 Before that the worker says nothing.

@@ -353,7 +353,7 @@ class Saved(_message.Message):
     def __init__(self, model: _Optional[str] = ..., note: _Optional[str] = ..., failed: _Optional[_Iterable[_Union[PartFailed, _Mapping]]] = ..., step: _Optional[int] = ...) -> None: ...
 
 class Finished(_message.Message):
-    __slots__ = ("metrics", "model", "note", "failed")
+    __slots__ = ("metrics", "model", "note", "failed", "exports")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -361,15 +361,24 @@ class Finished(_message.Message):
         key: str
         value: float
         def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    class ExportsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     METRICS_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     NOTE_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
+    EXPORTS_FIELD_NUMBER: _ClassVar[int]
     metrics: _containers.ScalarMap[str, float]
     model: str
     note: str
     failed: _containers.RepeatedCompositeFieldContainer[PartFailed]
-    def __init__(self, metrics: _Optional[_Mapping[str, float]] = ..., model: _Optional[str] = ..., note: _Optional[str] = ..., failed: _Optional[_Iterable[_Union[PartFailed, _Mapping]]] = ...) -> None: ...
+    exports: _containers.ScalarMap[str, str]
+    def __init__(self, metrics: _Optional[_Mapping[str, float]] = ..., model: _Optional[str] = ..., note: _Optional[str] = ..., failed: _Optional[_Iterable[_Union[PartFailed, _Mapping]]] = ..., exports: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class CheckpointPart(_message.Message):
     __slots__ = ("step", "attempt", "index", "of", "name", "nbytes", "sha256")
