@@ -250,14 +250,15 @@ class Worker:
         self.part_then = Part(rank, form.shares) if joining else None
         self.batches.take(form.layout, now)
         self.rounds.take(now)
-        givers = {taker: holders[i % len(holders)] for i, taker in enumerate(joining)}
+        # Each gives to one: who takes it passes it on, so that many who join cost a holder no more than one.
+        givers = dict(zip(joining, [*holders, *joining], strict=False))
         if rank in givers:
             self.step, self.round, self.turn = form.step, form.round, form.turn
-            self.arrival = self.ring.take(givers[rank], self.prepared)
+            self.arrival = self.ring.take(givers[rank], self.prepared, rank in givers.values())
             if not self.learner.follows:
                 self.take_over(self.arrival)  # all wait for it
-        elif takers := list(givers.values()).count(rank):
-            self.ring.give([self.ledger.pack(), *self.learner.parts()], takers)
+        elif rank in givers.values():
+            self.ring.give([self.ledger.pack(), *self.learner.parts()])
 
     # --- a member that has entered the ring without the state
 

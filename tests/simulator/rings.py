@@ -78,6 +78,7 @@ class Delivery:
         self._at_least = 0 if has_state else world.newest_checkpoint
         self._noted = False  # that it is broken
         self._await_state: set[Sim] = set()
+        self._came: set[int] = set()  # the ranks to whom a state has come
 
     def wait(self, slot: Slot) -> None:
         self.members[slot.rank].waits(lambda: slot.done)
@@ -123,11 +124,14 @@ class Delivery:
 
         def arrives() -> None:
             if giver.alive and not giver.frozen and not circle.broken and taker.circle is circle:
-                coming.given = parts
+                self._came.add(coming.rank)
+                coming.arrives(parts)
                 taker.go_on()
 
         self.world.faults.moment("sending")
-        self.fleet.does(taker, self.random.choice((0.001, 0.05, 0.5, 3.0)) * self.random.random(), arrives)
+        # Who passes it on does so piece by piece, so it is nearly there when that one has all of it.
+        takes = (0.001, 0.05) if coming.giver in self._came else (0.001, 0.05, 0.5, 3.0)
+        self.fleet.does(taker, self.random.choice(takes) * self.random.random(), arrives)
 
     def await_state(self, coming: Coming) -> None:
         w = self.members[coming.rank]

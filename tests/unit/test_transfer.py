@@ -5,11 +5,12 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
-from trainer.ring.transfer import PIECE, Giver, StateDamaged, TransferFailed, take
+from trainer.ring.transfer import PIECE, Giver, Offer, StateDamaged, TransferFailed, take
 
 SIZES = (0, 1, 8, PIECE - 1, PIECE, 2 * PIECE + 3)
 
@@ -22,23 +23,53 @@ def parts() -> list[np.ndarray]:
 
 @pytest.fixture
 def giver(parts: list[np.ndarray]) -> Iterator[Giver]:
-    giver = Giver("127.0.0.1", parts, 2)
+    giver = Giver("127.0.0.1", parts)
     yield giver
     giver.close()
+
+
+@pytest.fixture
+def onward() -> Iterator[Offer]:
+    offer = Offer("127.0.0.1")
+    yield offer
+    offer.close()
 
 
 def same(found: list[np.ndarray], parts: list[np.ndarray]) -> bool:
     return all(np.array_equal(a, b) for a, b in zip(found, parts, strict=True))
 
 
-def test_a_state_comes_as_it_was_given_to_each_who_takes_it(giver: Giver, parts: list[np.ndarray]) -> None:
-    found: list[list[np.ndarray]] = []
-    takers = [threading.Thread(target=lambda: found.append(take(giver.address))) for _ in range(2)]
-    for taker in takers:
-        taker.start()
-    for taker in takers:
-        taker.join(10)
-    assert len(found) == 2 and all(same(each, parts) for each in found)
+def test_a_state_comes_as_it_was_given_to_each_to_whom_it_is_passed_on(
+    giver: Giver, parts: list[np.ndarray]
+) -> None:
+    between = [Offer("127.0.0.1") for _ in range(3)]
+    with ThreadPoolExecutor(4) as threads:
+        addresses = [giver.address, *(offer.address for offer in between)]
+        found = list(threads.map(lambda at, to: take(at, onward=to), addresses, [*between, None]))
+    assert len(found) == 4 and all(same(each, parts) for each in found)
+
+
+@pytest.mark.parametrize("bytes_taken", [0, 8, PIECE])
+def test_who_passes_it_on_has_it_even_if_the_next_one_takes_it_no_longer(
+    giver: Giver, parts: list[np.ndarray], onward: Offer, bytes_taken: int
+) -> None:
+    host, port, secret = onward.address.split()
+    with ThreadPoolExecutor(1) as thread:
+        taken = thread.submit(take, giver.address, onward=onward)
+        with socket.create_connection((host, int(port)), 10) as next_one:
+            next_one.sendall(bytes.fromhex(secret))
+            next_one.recv(bytes_taken, socket.MSG_WAITALL)
+        assert same(taken.result(10), parts)
+
+
+def test_who_waits_for_somebody_to_pass_it_on_to_is_told_when_it_is_broken_off(
+    giver: Giver, onward: Offer
+) -> None:
+    with ThreadPoolExecutor(1) as thread:
+        taken = thread.submit(take, giver.address, onward=onward)
+        onward.close()
+        with pytest.raises(TransferFailed, match="broken off"):
+            taken.result(10)
 
 
 def test_who_does_not_know_the_secret_gets_nothing_and_takes_nobodys_place(
@@ -51,7 +82,8 @@ def test_who_does_not_know_the_secret_gets_nothing_and_takes_nobodys_place(
             stranger.shutdown(socket.SHUT_WR)
             assert stranger.recv(1) == b""
     assert same(take(giver.address), parts)
-    assert same(take(giver.address), parts)
+    with pytest.raises(TransferFailed, match="refused"):  # there is one place
+        take(giver.address)
 
 
 def test_a_giver_that_is_closed_gives_nothing(giver: Giver) -> None:
@@ -93,6 +125,17 @@ LENGTH = 8 * (1 + len(SIZES)) + sum(SIZES) + 32
 def test_one_bit_that_is_not_as_it_was_sent_is_found(giver: Giver, place: int) -> None:
     with pytest.raises(StateDamaged, match="another digest than it was sent with"):
         take(between(giver.address, {place: 4}))
+
+
+def test_what_is_passed_on_damaged_is_found_by_all_who_come_after(giver: Giver, onward: Offer) -> None:
+    with ThreadPoolExecutor(2) as threads:
+        damaged = between(giver.address, {PIECE + 5: 4})
+        for taken in [
+            threads.submit(take, damaged, onward=onward),
+            threads.submit(take, onward.address),
+        ]:
+            with pytest.raises(StateDamaged, match="another digest than it was sent with"):
+                taken.result(10)
 
 
 def test_what_is_no_state_is_refused_before_memory_is_taken_for_it(giver: Giver) -> None:

@@ -398,8 +398,8 @@ class Later(LocalRing):
         self.coming: Any = None
         self.may_come = threading.Event()
 
-    def take(self, giver: int, prepare: Any) -> Any:
-        self.coming = super().take(giver, prepare)
+    def take(self, giver: int, prepare: Any, passes_on: bool = False) -> Any:
+        self.coming = super().take(giver, prepare, passes_on)
         return self
 
     @property
@@ -450,6 +450,31 @@ def test_who_joins_takes_part_with_weight_zero_until_the_state_has_come_and_what
     assert (new.learner.weights == 1).all() and new.learner.updates == STEPS
     for w in (old, new):
         w.stop()
+
+
+class Noted(LocalRing):
+    """Who gives a state, and who takes it from whom, and passes it on, by rank."""
+
+    def __init__(self, given: list[tuple[int, int, bool]], rank: int):
+        super().__init__()
+        self.given, self.rank = given, rank
+
+    def give(self, parts: Any) -> None:
+        self.given.append((self.rank, self.rank, True))
+
+    def take(self, giver: int, prepare: Any, passes_on: bool = False) -> Any:
+        self.given.append((self.rank, giver, passes_on))
+        return self
+
+
+def test_each_gives_the_state_to_one_however_many_join() -> None:
+    given: list[tuple[int, int, bool]] = []
+    members, joining = (3, 4, 0, 1, 2, 5), (0, 1, 2, 5)
+    form = FormRing(2, members, 3, False, EPOCHS, (1,) * 6, Layout(SIZE), step=2, joining=joining)
+    for rank, number in enumerate(members):
+        A(number, ring=Noted(given, rank)).worker.take_part(form, rank)
+    #                 who has it               two from those          and two from these
+    assert given == [(0, 0, True), (1, 1, True), (2, 0, True), (3, 1, True), (4, 2, False), (5, 3, False)]
 
 
 def test_a_ring_that_breaks_while_the_state_travels_leaves_nothing_of_it() -> None:

@@ -76,18 +76,19 @@ class Ring(Protocol):
         """
         ...
 
-    def give(self, parts: Sequence[np.ndarray], takers: int) -> None:
-        """Give a state to so many members, which ask for it with `take`. Returns at once.
+    def give(self, parts: Sequence[np.ndarray]) -> None:
+        """Give a state to the one member that asks for it with `take`. Returns at once.
 
         Args:
             parts: uint8 [bytes] each; they must not change until the ring is closed.
         """
         ...
 
-    def take(self, giver: int, prepare: Prepare) -> Arrival:
-        """Have the state come that this rank gives. Returns at once.
+    def take(self, giver: int, prepare: Prepare, passes_on: bool = False) -> Arrival:
+        """Have the state come that this rank gives, or passes on. Returns at once.
 
         Args:
+            passes_on: one more member takes it, from this one.
             prepare: makes of the parts what is wanted of them, on the thread that has received them.
         """
         ...

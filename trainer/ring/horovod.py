@@ -38,7 +38,7 @@ from tensorflow.core.framework import attr_value_pb2
 from edl.contract.exit_codes import WorkerExit
 from trainer.graphs import compiled
 from trainer.ring.base import Prepare, RingBroken
-from trainer.ring.transfer import Giver, TransferFailed, give_way, take
+from trainer.ring.transfer import Giver, Offer, TransferFailed, give_way, take
 from trainer.termination import shielded
 
 INTERNET = (socket.AF_INET, socket.AF_INET6)
@@ -114,14 +114,17 @@ class HorovodRing:
         with _broken("broadcast"):
             return np.asarray(hvd.broadcast(tf.constant(data), root, name="state"))
 
-    def give(self, parts: Sequence[np.ndarray], takers: int) -> None:
-        giver = Giver(_address_of(self._interface), parts, takers)
+    def give(self, parts: Sequence[np.ndarray]) -> None:
+        giver = Giver(_address_of(self._interface), parts)
         self._transfers.append(giver)
         self._store("PUT", self._rank, giver.address)
 
-    def take(self, giver: int, prepare: Prepare) -> Taking:
-        taking = Taking(lambda: self._store("GET", giver), prepare)
+    def take(self, giver: int, prepare: Prepare, passes_on: bool = False) -> Taking:
+        onward = Offer(_address_of(self._interface)) if passes_on else None
+        taking = Taking(lambda: self._store("GET", giver), prepare, onward)
         self._transfers.append(taking)
+        if onward is not None:
+            self._store("PUT", self._rank, onward.address)
         return taking
 
     def _store(self, method: str, rank: int, address: str = "") -> str:
@@ -211,11 +214,12 @@ class Taking:
     Args:
         address: asks for the giver's; may wait.
         prepare: see `take`.
+        onward: where it is passed on, if it is.
     """
 
-    def __init__(self, address: Callable[[], str], prepare: Prepare):
+    def __init__(self, address: Callable[[], str], prepare: Prepare, onward: Offer | None):
         self._done = threading.Event()
-        self._prepare, self._state = prepare, None
+        self._prepare, self._onward, self._state = prepare, onward, None
         self._error: Exception | None = None
         self._connection: socket.socket | None = None
         threading.Thread(target=self._take, args=(address,), name="take", daemon=True).start()
@@ -234,6 +238,8 @@ class Taking:
         return state
 
     def close(self) -> None:
+        if self._onward is not None:
+            self._onward.close()
         if self._connection is not None:
             with contextlib.suppress(OSError):
                 self._connection.shutdown(socket.SHUT_RDWR)
@@ -241,7 +247,7 @@ class Taking:
     def _take(self, address: Callable[[], str]) -> None:
         give_way()
         try:
-            self._state = self._prepare(take(address(), self._is_connected))
+            self._state = self._prepare(take(address(), self._is_connected, self._onward))
         except Exception as error:  # for who waits for it
             self._error = error
         self._done.set()

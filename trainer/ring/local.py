@@ -47,11 +47,17 @@ class Coming:
     giver: int
     circle: Circle
     prepare: Prepare
+    passes_on: bool = False
     given: list[np.ndarray] | None = None
 
     @property
     def here(self) -> bool:
         return self.given is not None
+
+    def arrives(self, parts: list[np.ndarray]) -> None:
+        self.given = parts
+        if self.passes_on:
+            self.circle.give(self.rank, parts)
 
     def state(self) -> Any:
         self.circle.delivery.await_state(self)
@@ -113,7 +119,7 @@ class Threads:
         self.lock.notify_all()
 
     def send(self, circle: Circle, coming: Coming, parts: list[np.ndarray]) -> None:
-        coming.given = parts
+        coming.arrives(parts)
         self.lock.notify_all()
 
     def await_state(self, coming: Coming) -> None:
@@ -167,8 +173,8 @@ class Circle:
                 self._coming.remove(coming)
                 self.delivery.send(self, coming, parts)
 
-    def take(self, rank: int, giver: int, prepare: Prepare) -> Coming:
-        coming = Coming(rank, giver, self, prepare)
+    def take(self, rank: int, giver: int, prepare: Prepare, passes_on: bool) -> Coming:
+        coming = Coming(rank, giver, self, prepare, passes_on)
         with self.delivery.lock:
             if giver in self._given:
                 self.delivery.send(self, coming, self._given[giver])
@@ -221,13 +227,13 @@ class LocalRing:
         assert result is not None
         return result
 
-    def give(self, parts: Sequence[np.ndarray], takers: int) -> None:
+    def give(self, parts: Sequence[np.ndarray]) -> None:
         assert self.circle is not None, "not in a ring"
         self.circle.give(self._rank, [part.copy() for part in parts])
 
-    def take(self, giver: int, prepare: Prepare) -> Coming:
+    def take(self, giver: int, prepare: Prepare, passes_on: bool = False) -> Coming:
         assert self.circle is not None, "not in a ring"
-        return self.circle.take(self._rank, giver, prepare)
+        return self.circle.take(self._rank, giver, prepare, passes_on)
 
     def cut(self) -> None:
         self.is_cut = True

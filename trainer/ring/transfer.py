@@ -4,9 +4,13 @@ The giver listens at an address of the ring's interface; who takes asks for it w
 the members' authenticated streams. What is sent is how many parts there are and how long each is, the parts,
 and the SHA-256 of all of it. The parts are sent as they lie in memory: nothing is copied here.
 
+A giver gives to one. Where several lack the state, that one passes on what comes, piece by piece, to the
+next, and so on: the giver, for whose steps all wait, sends it once, however many there are, and the last one
+has it hardly later than the first.
+
     number of parts, uint64 | bytes of each part, uint64 ... | parts | digest
 
-A taker has all of it, as its digest says, or nothing.
+A taker has all of it, as its digest says, or nothing. The digest is the giver's, whoever passes it on.
 """
 
 from __future__ import annotations
@@ -42,38 +46,42 @@ class StateDamaged(Exception):
     """It came, but not as it was sent."""
 
 
-class Giver:
-    """Gives a state to whoever knows the secret, until it is closed.
+class Offer:
+    """A place where one who knows the secret is waited for.
 
     Args:
         host: to listen at, an address of this machine.
-        parts: of the state. They must not change.
-        takers: how many will come.
     """
 
-    def __init__(self, host: str, parts: Parts, takers: int):
-        self._parts, self._secret = parts, secrets.token_bytes(SECRET_BYTES)
+    def __init__(self, host: str):
+        self._secret = secrets.token_bytes(SECRET_BYTES)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._listener = socket.create_server((host, 0), family=family, backlog=takers)
-        self._connections: set[socket.socket] = set()
-        self._lock = threading.Lock()
-        self._closed = False
+        self._listener = socket.create_server((host, 0), family=family)
         port = self._listener.getsockname()[1]
         self.address = f"{host} {port} {self._secret.hex()}"  # for `take`
-        self._left = takers
-        self._digest: Future[bytes] = Future()  # one for all takers
-        threading.Thread(target=self._make_digest, name="digest", daemon=True).start()
-        threading.Thread(target=self._serve, name="give", daemon=True).start()
+        self._lock = threading.Lock()
+        self._came = threading.Event()  # or will not
+        self._taker: socket.socket | None = None
+        threading.Thread(target=self._serve, name="offer", daemon=True).start()
+
+    def taker(self) -> socket.socket:
+        """The connection to whoever came; waits for it. Its timeout is set.
+
+        Raises:
+            TransferFailed: the offer was closed before.
+        """
+        self._came.wait()
+        if self._taker is None:
+            raise TransferFailed("it was broken off")
+        return self._taker
 
     def close(self) -> None:
         """Break off what is under way."""
         with self._lock:
-            self._closed = True
-            for connection in self._connections:
-                _shut(connection)
-            self._parts = ()
-        _shut(self._listener)
-        self._listener.close()
+            self._came.set()
+            if self._taker is not None:
+                _shut(self._taker)
+        self._hear_no_more()
 
     def _serve(self) -> None:
         while True:
@@ -81,39 +89,58 @@ class Giver:
                 connection, _ = self._listener.accept()
             except OSError:
                 return  # closed
-            threading.Thread(target=self._give, args=(connection,), name="give", daemon=True).start()
+            threading.Thread(target=self._greet, args=(connection,), name="greet", daemon=True).start()
 
-    def _give(self, connection: socket.socket) -> None:
-        give_way()
-        with connection:
-            with self._lock:
-                if self._closed:
-                    return
-                self._connections.add(connection)
-            try:
-                connection.settimeout(SILENCE_SECONDS)
-                said = bytearray(SECRET_BYTES)
-                _receive(connection, memoryview(said))
-                if hmac.compare_digest(said, self._secret):
-                    self._send(connection)
-                    self._given()
-            except (OSError, TransferFailed):
-                pass  # the taker sees it, and says so
-            finally:
-                with self._lock:
-                    self._connections.discard(connection)
-
-    def _given(self) -> None:
-        """To one more; when all have it, it need not be kept any longer."""
+    def _greet(self, connection: socket.socket) -> None:
+        said = bytearray(SECRET_BYTES)
+        try:
+            connection.settimeout(SILENCE_SECONDS)
+            _receive(connection, memoryview(said))
+        except (OSError, TransferFailed):
+            connection.close()
+            return
         with self._lock:
-            self._left -= 1
-            if not self._left:
-                self._parts = ()
+            if self._came.is_set() or not hmac.compare_digest(said, self._secret):
+                connection.close()
+                return
+            self._taker = connection
+            self._came.set()
+        self._hear_no_more()
 
-    def _send(self, connection: socket.socket) -> None:
-        for piece in _pieces(self._parts):
-            connection.sendall(piece)
-        connection.sendall(self._digest.result())
+    def _hear_no_more(self) -> None:
+        _shut(self._listener)
+        self._listener.close()
+
+
+class Giver:
+    """Gives a state to the one who knows the secret, unless it is closed before.
+
+    Args:
+        host: to listen at, an address of this machine.
+        parts: of the state. They must not change.
+    """
+
+    def __init__(self, host: str, parts: Parts):
+        self._parts, self._offer = parts, Offer(host)
+        self.address = self._offer.address
+        self._closed = False
+        self._digest: Future[bytes] = Future()
+        threading.Thread(target=self._make_digest, name="digest", daemon=True).start()
+        threading.Thread(target=self._give, name="give", daemon=True).start()
+
+    def close(self) -> None:
+        """Break off what is under way."""
+        self._closed = True
+        self._offer.close()
+
+    def _give(self) -> None:
+        give_way()
+        # What goes wrong the taker sees, and says so.
+        with contextlib.suppress(OSError, TransferFailed), self._offer.taker() as connection:
+            for piece in _pieces(self._parts):
+                connection.sendall(piece)
+            connection.sendall(self._digest.result())
+        self._parts = ()  # it need not be kept any longer
 
     def _make_digest(self) -> None:
         give_way()
@@ -141,27 +168,46 @@ def give_way() -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
 
 
-def take(address: str, connected: Callable[[socket.socket], None] = lambda _: None) -> list[np.ndarray]:
-    """The state that a `Giver` gives at `address`.
+def take(
+    address: str, connected: Callable[[socket.socket], None] = lambda _: None, onward: Offer | None = None
+) -> list[np.ndarray]:
+    """The state that is given, or passed on, at `address`.
 
     Args:
         connected: is shown the socket, so that somebody can break it off.
+        onward: what comes is passed on to who comes there, who is waited for first.
 
     Raises:
         TransferFailed: it did not come.
         StateDamaged: it came, but not as it was sent.
     """
     host, port, secret = address.split()
-    try:
-        with socket.create_connection((host, int(port)), SILENCE_SECONDS) as connection:
-            connected(connection)
-            connection.sendall(bytes.fromhex(secret))
-            return _take(connection)
-    except OSError as error:
-        raise TransferFailed(f"{host}:{port}: {error.strerror or error}") from error
+    with contextlib.ExitStack() as until_the_end:
+        further = _Further(until_the_end.enter_context(onward.taker()) if onward is not None else None)
+        try:
+            with socket.create_connection((host, int(port)), SILENCE_SECONDS) as connection:
+                connected(connection)
+                connection.sendall(bytes.fromhex(secret))
+                return _take(connection, further)
+        except OSError as error:
+            raise TransferFailed(f"{host}:{port}: {error.strerror or error}") from error
 
 
-def _take(connection: socket.socket) -> list[np.ndarray]:
+class _Further:
+    """To whom a state is passed on, if to anybody. Who does not take it any more sees that itself."""
+
+    def __init__(self, connection: socket.socket | None):
+        self._connection = connection
+
+    def send(self, piece: memoryview) -> None:
+        if self._connection is not None:
+            try:
+                self._connection.sendall(piece)
+            except OSError:
+                self._connection = None
+
+
+def _take(connection: socket.socket, further: _Further) -> list[np.ndarray]:
     digest = hashlib.sha256()
 
     def block(nbytes: int) -> np.ndarray:
@@ -170,6 +216,7 @@ def _take(connection: socket.socket) -> list[np.ndarray]:
         for start in range(0, nbytes, PIECE):
             piece = view[start : start + PIECE]
             _receive(connection, piece)
+            further.send(piece)
             digest.update(piece)
         return data
 
@@ -180,6 +227,7 @@ def _take(connection: socket.socket) -> list[np.ndarray]:
     parts = [block(size) for size in sizes]
     said = bytearray(digest.digest_size)
     _receive(connection, memoryview(said))
+    further.send(memoryview(said))
     if bytes(said) != digest.digest():
         raise StateDamaged("a state was received with another digest than it was sent with")
     return parts
