@@ -230,7 +230,8 @@ class ReleaseMaster:
             adopted = replace(adopted, within_seconds=todo.spec.config.elastic.heartbeat_timeout_seconds)
             self._candidate.followed = False
         if installed.left.run_id == todo.run_id and (began := installed.left.started_at):
-            adopted = replace(adopted, active_seconds=max(0.0, time.time() - began))
+            since = max(0.0, time.time() - began)
+            adopted = replace(adopted, active_seconds=since, began_with=installed.left.began_with)
         master = Master(todo.spec, todo.run_id, adopted=adopted)
         run = TrainingRun(master)
         backend = Kubernetes(installed, run)

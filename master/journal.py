@@ -350,7 +350,7 @@ def unfinished(output: Path, spec: JobSpec) -> tuple[RunId, ev.Adopted] | None:
     lived = 0.0 if job.began_at is None else job.now - job.began_at
     return RunId(reader.head["run_id"]), ev.Adopted(
         workers, job.pool.next_id, safe=job.train.safe if job.train else 0,
-        active_seconds=job.active_before + lived,
+        active_seconds=job.active_before + lived, began_with=job.began_with,
     )  # fmt: skip
 
 

@@ -261,7 +261,8 @@ class Exporter:
         place = self._place(kept)
         place["note"] = note or place["note"]
         failed += [*_trouble(kept), *missing, *evaluation]
-        self.session.say(finished=pb.Finished(metrics=metrics, failed=failed, **place))
+        listed = {name: catalog.place(self.output, path) for name, path in exports.items()}
+        self.session.say(finished=pb.Finished(metrics=metrics, failed=failed, exports=listed, **place))
 
     def _hand_over(
         self, kept: Kept, verification: Verification | None

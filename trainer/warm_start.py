@@ -34,6 +34,7 @@ from trainer.log import log
 FILES = (".keras", ".weights.h5")  # as Keras saves models, and weights
 IN_KERAS = "model.weights.h5"  # of a .keras file
 MOST_NAMED = 5  # variables that do not fit
+WORK = {"evaluate": "evaluation", "predict": "prediction"}  # of the modes that do not train
 Shape = tuple[int, ...]
 
 
@@ -60,6 +61,7 @@ class WarmStart:
     Args:
         where: `checkpoint.from`.
         everything: optimizer included.
+        work: what begins with it: the training.
         tell: takes a line about what has been taken over.
     """
 
@@ -68,6 +70,7 @@ class WarmStart:
     model: keras.Model
     learner: Learner
     tell: Callable[[str], None]
+    work: str = "training"
 
     def check(self) -> None:
         """Find out whether it is there and fits. Changes nothing, and reads no more than it takes.
@@ -88,7 +91,7 @@ class WarmStart:
         what = self._take_file() if _is_file(self.where) else self._take_checkpoint()
         if self.everything:
             self.learner.take_metrics()  # what it had counted of an epoch that was not over
-        self.tell(f"the training begins with {what}")
+        self.tell(f"the {self.work} begins with {what}")
 
     # --- from a checkpoint
 
@@ -182,7 +185,8 @@ def of_job(
     checkpoint = config.checkpoint
     if not checkpoint.from_:
         return None
-    return WarmStart(checkpoint.from_, checkpoint.from_state == "everything", model, learner, tell)
+    everything = checkpoint.from_state == "everything"
+    return WarmStart(checkpoint.from_, everything, model, learner, tell, WORK.get(config.mode, "training"))
 
 
 def _is_file(where: str) -> bool:

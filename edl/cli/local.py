@@ -30,9 +30,16 @@ class Local:
         data = summary if summary is not None else self._client().status()
         name = summary["model"] if summary is not None else ""
         model = str(self._output / (name or artifacts.MODEL))
-        trains = data.get("task", {}).get("kind", "train") == "train"
-        notes = (f"model: {model}, once the job succeeds",) if trains else ()
-        return JobSnapshot(data, str(self._output), model, notes)
+        return JobSnapshot(data, str(self._output), model, self._left(data, model))
+
+    def _left(self, data: dict[str, Any], model: str) -> tuple[str, ...]:
+        """What the job will leave, and where."""
+        match data.get("task", {}).get("kind", "train"):
+            case "evaluate":
+                return ()
+            case "predict":
+                return (f"predictions: {data.get('predictions') or self._output / artifacts.PREDICTIONS}",)
+        return (f"model: {model}, once the job succeeds",)
 
     def wait(self, phase: Phase, seconds: float | None) -> tuple[str, str]:
         deadline = time.monotonic() + seconds if seconds is not None else None

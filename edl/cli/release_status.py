@@ -25,6 +25,10 @@ from edl.kubernetes.names import Names
 
 MOST_EVENTS = 8
 LOST = "the trained model {} lost with the worker's pod; set output.size or output.existingClaim"
+LOST_PREDICTIONS = (
+    "the predictions will be lost with the workers' pods; set output.size, output.existingClaim or "
+    "prediction.dir"
+)
 
 
 @dataclass(frozen=True)
@@ -100,16 +104,46 @@ class FoundRelease:
         return None if over else scale
 
     @property
+    def mode(self) -> str:
+        """What the job does: train, evaluate or predict."""
+        with suppress(EdlError):
+            return str(self.report.get("task", {}).get("kind") or self.values.get("mode") or "train")
+        return "train"
+
+    @property
     def model(self) -> str:
         """Where the trained model is kept; empty: nowhere that outlives the worker's pod."""
+        name = (str(self.report.get("model", "")) if self.ended else "") or artifacts.MODEL
+        if name.startswith("/"):
+            return f"{name} in the container of the worker that saved it"
+        return self._kept(name)
+
+    @property
+    def predictions(self) -> str:
+        """Where predictions are kept; empty: nowhere that outlives the workers' pods."""
+        with suppress(EdlError):
+            if elsewhere := self.values.get("prediction", {}).get("dir"):
+                return f"{elsewhere} of the workers' containers"
+        return self._kept(artifacts.PREDICTIONS)
+
+    def result(self) -> str:
+        """What the job will leave, and where; a warning, if that will be lost. Empty: nothing but numbers."""
+        match self.mode:
+            case "evaluate":
+                return ""
+            case "predict":
+                where = self.predictions
+                return f"predictions: {where}" if where else f"warning: {LOST_PREDICTIONS}"
+        where = self.model
+        return f"model: {where}, once the job succeeds" if where else f"warning: {LOST.format('will be')}"
+
+    def _kept(self, name: str) -> str:
+        """Where a file of the output directory is, for people; empty: the directory goes with the pod."""
         try:
             pod = yaml.safe_load(self.job["data"]["worker.yaml"])
             volume = next(v for v in pod["spec"]["volumes"] if v["name"] == "output")
         except (yaml.YAMLError, KeyError, TypeError, StopIteration):
             return ""
-        name = (str(self.report.get("model", "")) if self.ended else "") or artifacts.MODEL
-        if name.startswith("/"):
-            return f"{name} in the container of the worker that saved it"
         if claim := volume.get("persistentVolumeClaim"):
             return f"{name} in persistentvolumeclaim/{claim['claimName']}"
         if folder := volume.get("hostPath"):
@@ -151,11 +185,8 @@ def snapshot(found: FoundRelease, there: Sequence[Object], happened: Sequence[Ob
     if scale := found.scaled:
         applied = "" if found.told.get("workers") == str(scale.workers) else "; not yet applied by the master"
         notes.append(f"edl scale: {scale.workers} workers in place of the chart's {scale.instead}{applied}")
-    notes.append(
-        f"model: {found.model}, once the job succeeds"
-        if found.model
-        else f"warning: {LOST.format('will be')}"
-    )
+    if left := found.result():
+        notes.append(left)
     if news:
         notes.append("")
     notes += [f"{display.age(e['at']):>7} ago  {e['reason']}: {e['message']}" for e in news]

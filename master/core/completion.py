@@ -88,7 +88,7 @@ def finished(job: State, w: WorkerRecord, event: ev.Finished) -> None:
         job.stale += 1
         return
     _keep(job, w, event)
-    job.result.metrics = dict(event.metrics)
+    job.result.metrics, job.result.exports = dict(event.metrics), dict(event.exports)
     if event.metrics:
         job.notice(Reason.Evaluated, f"Evaluation on the held-out records: {in_words(event.metrics)}")
     if event.note:

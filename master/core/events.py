@@ -61,6 +61,7 @@ class Adopted:
     within_seconds: float = 10.0  # they come back: they ask twice a second
     active_seconds: float = 0.0  # since the job has begun, as far as is known
     safe: int = 0  # steps that all in its last ring had, as far as is known
+    began_with: str = ""  # WarmStarted.text, where the job has begun with another training's state
 
 
 # --- events: from the workers' streams
@@ -234,6 +235,7 @@ class Finished:
     model: str  # as in Saved
     note: str = ""
     failed: tuple[PartFailed, ...] = ()
+    exports: dict[str, str] = field(default_factory=dict)  # by format: where it is, like `model`
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,6 +125,7 @@ class Job(State):
 
     def _on_adopted(self, event: ev.Adopted) -> None:
         self.safe_before, self.active_before = event.safe, event.active_seconds
+        self.began_with = event.began_with
         for w in self.failover.begin(event, self.now):
             self.timeouts.watch(w)
         if event.workers:

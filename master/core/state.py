@@ -33,6 +33,7 @@ class Result:
     metrics: dict[str, float | None] = field(default_factory=dict)
     model: str = ""  # file name in the output directory, or the path of a file elsewhere
     note: str = ""  # what one has to know to load it
+    exports: dict[str, str] = field(default_factory=dict)  # by format: where it is, like `model`
     kept_at: int | None = (
         None  # the step of `model`, if it is a copy that was kept before the last evaluation
     )

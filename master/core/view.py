@@ -84,6 +84,8 @@ def status(
             }
             for w in job.pool
         ],
+        "began_with": job.began_with,
+        "predictions": job.config.prediction.dir if job.config.mode == "predict" else "",
         "checkpoint": _checkpoint(job, now),
         "stop": {"id": job.stop_asked, "failed": job.not_stopped} if job.stop_asked else None,
         "failures": len(job.failures),
@@ -125,6 +127,7 @@ def summary(job: Job) -> dict[str, Any]:
         "history": {name: list(values) for name, values in job.result.history.items()},
         "model": job.result.model,
         "model_note": job.result.note,
+        "exports": dict(job.result.exports),
         "failed_parts": [{"part": f.part, "why": f.why} for f in job.result.failed],
         "warnings": list(job.warnings),
         "forced": list(job.forced),

@@ -700,6 +700,10 @@ def test_the_notes_name_what_was_made(helm: Helm, notes: Path) -> None:
     assert text.count("WARNING") == 2
     kept = Rendered(helm("template", "vision", str(notes), *flags, "--set", "checkpoint.dir=/shared"))
     assert "checkpoints" not in kept.one("Notes")["text"]
+    predicts = Rendered(helm("template", "vision", str(notes), *flags, "--set", "mode=predict")).one("Notes")
+    assert "predicts the records of digits with 3 workers" in predicts["text"]
+    assert "WARNING: the predictions will be lost with the worker's pod" in predicts["text"]
+    assert predicts["text"].count("WARNING") == 1 and "edl model get" not in predicts["text"]
 
 
 def test_the_masters_policy_allows_what_the_releases_own_workers_have(helm: Helm) -> None:

@@ -8,6 +8,7 @@ from edl.contract.ids import Generation, WorkerId
 from edl.contract.layout import Layout
 from edl.contract.reasons import Reason
 from master.core import events as ev
+from master.core import view
 from master.core.job import Job
 
 DATA = Layout(100)
@@ -19,7 +20,7 @@ class NewMaster:
 
     def __init__(
         self, *adopted: int, next_id: int = 0, pending: tuple[int, ...] = (), workers: int = 3, safe: int = 0,
-        balance: str = "even",
+        balance: str = "even", began_with: str = "",
     ):  # fmt: skip
         overrides = {
             "workers": workers, "training": {"epochs": 1, "batchSize": 10, "balance": balance},
@@ -28,7 +29,7 @@ class NewMaster:
         self.job = Job(config.parse(values.merge(values.defaults(), overrides)))
         self.now = 100.0
         known = [(WorkerId(w), f"pod-{w}") for w in adopted] + [(WorkerId(w), "") for w in pending]
-        self.tell(ev.Adopted(tuple(known), next_id, safe=safe))
+        self.tell(ev.Adopted(tuple(known), next_id, safe=safe, began_with=began_with))
         self.first = self.tell(ev.Begin())
 
     def tell(self, *events: ev.Event, after: float = 0.01) -> list[ev.Effect]:
@@ -58,6 +59,15 @@ def said(worker: int, step: int = 4, generation: int = 7, broken: str = "") -> e
 
 def of(effects: list[ev.Effect], kind: type) -> list:
     return [e for e in effects if isinstance(e, kind)]
+
+
+def test_with_what_the_job_has_begun_is_known_to_the_master_after_the_next_one() -> None:
+    began = ev.WarmStarted(WorkerId(0), "the training begins with the weights of m.keras")
+    first = NewMaster(0, next_id=1)
+    first.tell(ev.Hello(WorkerId(0), resumes=True), began)
+    second = NewMaster(0, next_id=1, began_with=first.job.began_with)
+    assert view.status(second.job, 0.0)["began_with"] == began.text
+    assert view.summary(second.job)["began_with"] == began.text
 
 
 def test_a_ring_that_is_whole_trains_on_and_is_told_its_task_anew() -> None:

@@ -33,8 +33,9 @@ def test_a_run_that_goes_on_is_left_by_its_id_and_its_values() -> None:
     assert (left.phase, left.version) == ("Training", "0.1.0"), "which did not say so yet"
     state = json.dumps({"runId": "run-1", "nextId": 4, "version": "1.2.3"})
     assert Left.read({"state": state}).version == "1.2.3"
-    state = json.dumps({"runId": "run-1", "nextId": 4, "startedAt": 1234})
+    state = json.dumps({"runId": "run-1", "nextId": 4, "startedAt": 1234, "beganWith": "the weights"})
     assert (left.started_at, Left.read({"state": state}).started_at) == (0, 1234)
+    assert (left.began_with, Left.read({"state": state}).began_with) == ("", "the weights")
 
 
 def test_a_run_that_has_ended_is_left_with_how_and_when() -> None:

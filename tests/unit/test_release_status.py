@@ -32,6 +32,26 @@ def test_finished_epochs_do_not_push_out_what_else_has_happened() -> None:
     ]
 
 
+def test_what_a_job_will_leave_is_what_its_mode_makes() -> None:
+    claim = {"name": "output", "persistentVolumeClaim": {"claimName": "kept"}}
+
+    def told(mode: str, volume: Any = claim, directory: str = "") -> str:
+        values = json.dumps({"workers": 4, "mode": mode, "prediction": {"dir": directory}})
+        pod = json.dumps({"spec": {"volumes": [volume]}})
+        job = {"metadata": {"labels": {}}, "data": {"values.json": values, "worker.yaml": pod}}
+        found = FoundRelease("team", "edl", Names("edl"), job, {"data": {"phase": "Training"}})
+        notes = snapshot(found, [], []).notes
+        return next((n for n in notes if n.startswith(("model: ", "predictions: ", "warning: "))), "")
+
+    lost = {"name": "output", "emptyDir": {}}
+    assert told("train") == "model: model.keras in persistentvolumeclaim/kept, once the job succeeds"
+    assert told("predict") == "predictions: predictions in persistentvolumeclaim/kept"
+    assert told("evaluate") == told("evaluate", lost) == ""
+    assert told("train", lost).startswith("warning: the trained model will be lost")
+    assert told("predict", lost).startswith("warning: the predictions will be lost")
+    assert told("predict", lost, directory="/data/out") == "predictions: /data/out of the workers' containers"
+
+
 def test_of_several_jobs_in_a_release_only_the_own_pods_are_looked_at() -> None:
     labels = {"app.kubernetes.io/name": "job", "edl.dev/job": "job-one"}
     for its, selector in (

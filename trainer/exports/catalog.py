@@ -23,13 +23,18 @@ def write(output: Path, exports: Mapping[str, Path], verified: bool) -> None:
     listed = [
         {
             "format": name,
-            "path": path.name if path.parent == output else str(path),
+            "path": place(output, path),
             "verified": verified,
             "files": {_name(path, file): _described(file) for file in files_of(path)},
         }
         for name, path in exports.items()
     ]
     artifacts.write_whole(output / artifacts.EXPORTS, json.dumps({"exports": listed}, indent=1) + "\n")
+
+
+def place(output: Path | None, path: Path) -> str:
+    """Where an export is: its name in the output directory, or the path of what is elsewhere."""
+    return path.name if path.parent == output else str(path)
 
 
 def _name(path: Path, file: Path) -> str:

@@ -79,6 +79,7 @@ class Left:
         version: of edl, of the run's masters and workers; "" if unknown.
         phase: the last one.
         started_at: when the run has begun, in seconds since 1970; 0 if unknown.
+        began_with: what of another training it has begun with, in words.
     """
 
     run_id: str = ""
@@ -91,6 +92,7 @@ class Left:
     version: str = ""
     phase: str = ""
     started_at: float = 0.0
+    began_with: str = ""
 
     @classmethod
     def read(cls, data: Mapping[str, str]) -> Left:
@@ -113,6 +115,7 @@ class Left:
                     version=str(state.get("version", SAYS_NO_VERSION)),
                     phase=str(data.get("phase", "")),
                     started_at=float(state.get("startedAt", 0)),
+                    began_with=str(state.get("beganWith", "")),
                 )
         except (KeyError, ValueError, TypeError, AttributeError) as error:
             log.warning(f"the status of an earlier master cannot be read, and is not used: {error!r}")

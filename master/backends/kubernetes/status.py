@@ -283,6 +283,8 @@ def render(snapshot: Snapshot, ended: Ended | None) -> Data:
         state["startedAt"] = int(snapshot.started_at)
     if snapshot.scale_over:
         state["scaleOver"] = snapshot.scale_over
+    if began_with := job.get("began_with"):
+        state["beganWith"] = cut(began_with, MAX_TEXT)
     text, digest = source(snapshot.values)
     values = dict(snapshot.values)
     if text:
