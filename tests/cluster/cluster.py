@@ -17,7 +17,7 @@ import secrets
 import shutil
 import subprocess
 import urllib.parse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -200,6 +200,7 @@ class Nodes:
     """The two real nodes, and what may be done to them."""
 
     names: tuple[str, ...] = ("n1", "n2")
+    machine: str = "10.231.0.1"  # the address of the API server and DNS (machine/settings.py: HOST)
 
     def cut(self, name: str) -> None:
         script("node", "cut", name)
@@ -213,8 +214,13 @@ class Nodes:
     def on(self, name: str) -> None:
         script("node", "on", name)
 
+    def part(self, pairs: Iterable[tuple[str, str]] = ()) -> None:
+        """Cut these addresses off from each other, and nobody else: pods', or `machine`."""
+        script("part", *(f"{a}={b}" for a, b in pairs))
+
     def mend(self, cluster: Cluster) -> None:
         """Have them whole again, whatever was done."""
+        self.part()
         for name in self.names:
             self.on(name)
             self.join(name)

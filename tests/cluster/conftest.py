@@ -132,6 +132,39 @@ def new_release(namespace: Namespace, images: Images, output: Path, name: str, *
     return Release(namespace, {**images.values, "output.hostPath": str(folder), **values}, name)
 
 
+def _volume(namespace: Namespace, name: str, path: Path, access: str) -> None:
+    """A claim for a folder that all nodes see."""
+    unique = f"{namespace.name}-{name}"
+    spec = {"accessModes": [access], "storageClassName": ""}
+    size = {"storage": "1Gi"}
+    of = {"claimRef": {"namespace": namespace.name, "name": name}, "hostPath": {"path": str(path)}}
+    made = {"persistentVolumeReclaimPolicy": "Delete", "capacity": size, **spec, **of}
+    claim = {**spec, "volumeName": unique, "resources": {"requests": size}}
+    namespace.cluster.apply(
+        {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": unique}, "spec": made}
+    )
+    namespace.apply(
+        {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": name}, "spec": claim}
+    )
+
+
+@pytest.fixture
+def claim(namespace: Namespace) -> Any:
+    """Makes a claim for a folder of this machine; its volume, which has no namespace, goes after the test."""
+    if not namespace.cluster.own:
+        pytest.skip("a given cluster's nodes do not see the folders of this machine")
+    made: list[str] = []
+
+    def make(name: str, path: Path, access: str = "ReadOnlyMany") -> None:
+        made.append(f"{namespace.name}-{name}")
+        _volume(namespace, name, path, access)
+
+    yield make
+    namespace.kubectl("delete", "pods", "--all", "--now")
+    for name in made:
+        namespace.cluster.kubectl("delete", "persistentvolume", name, "--wait=false")
+
+
 @pytest.fixture(scope="module")
 def shared_job(
     cluster: Cluster, images: Images, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 
 from edl.client import Client
@@ -26,8 +27,9 @@ from edl.contract.proto import edl_pb2
 from edl.contract.reasons import Reason
 from edl.errors import MasterUnavailable
 from tests.certificates import Authority
-from tests.cluster.cluster import Images, Namespace, Nodes, Object
-from tests.cluster.release import WORKERS, Release, idling, in_ring, on
+from tests.cluster.cluster import ROOT, Images, Namespace, Nodes, Object
+from tests.cluster.release import WORKERS, Release, in_ring, on
+from tests.cluster.test_commands import edl
 
 pytestmark = pytest.mark.timeout(600)
 METHODS = edl_pb2.DESCRIPTOR.services_by_name["Master"].methods
@@ -39,7 +41,8 @@ def prepare(namespace: Namespace, folder: Path) -> dict[str, str]:
     """A certificate as cert-manager would write it; the job's whole traffic with its master then is TLS."""
     files = certificate(namespace, Authority.new(folder / "authority"), folder / "certificate")
     namespace.kubectl("create", "secret", "generic", SECRET, *files)
-    return {"tls.existingSecret": SECRET, "admissionPolicy.enabled": "true"}
+    more = {"admissionPolicy.enabled": "true", "elastic.memoryCopy": "true"}
+    return {"tls.existingSecret": SECRET, **more}
 
 
 def certificate(namespace: Namespace, authority: Authority, folder: Path) -> list[str]:
@@ -48,10 +51,18 @@ def certificate(namespace: Namespace, authority: Authority, folder: Path) -> lis
     return [f"--from-file={file}" for file in sorted(made.iterdir())]
 
 
-def test_four_workers_train_to_the_end_and_nothing_is_left(namespace: Namespace, images: Images) -> None:
+def test_four_workers_train_evaluate_and_predict_and_nothing_is_left_but_what_they_wrote(
+    namespace: Namespace, images: Images, claim: Callable[..., None], tmp_path: Path
+) -> None:
+    """One release, as docs/evaluation.md and docs/export.md show it: a training, and two upgrades of it."""
     namespace.restrict()
-    job = Release(namespace, images.values)
-    job.install("--wait", workers=4)
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    kept.chmod(0o777)
+    claim("kept", kept, "ReadWriteMany")
+    model = {"model.source": str(ROOT / "tests" / "models" / "waiting.py"), "output.existingClaim": "kept"}
+    job = Release(namespace, {**images.values, **model})
+    job.install("--wait", workers=4, evaluation__epochs=5, evaluation__steps=300)
     namespace.kubectl(
         "wait", "--for=jsonpath={.data.phase}=Succeeded", "configmap/edl-status", "--timeout=240s",
         seconds=270,
@@ -59,8 +70,32 @@ def test_four_workers_train_to_the_end_and_nothing_is_left(namespace: Namespace,
     summary = job.summary()
     assert summary["metrics"]["accuracy"] >= 0.97
     assert (summary["records"]["applied"], summary["step"]) == (20 * 1438, 20 * 45)
-    assert "Evaluation" in namespace.kubectl("logs", "deployment/edl-master")
+    told = namespace.kubectl("logs", "deployment/edl-master")
+    steps = [int(step) for step in re.findall(r"Evaluation at step (\d+) on 359 records of data", told)]
+    assert steps == [225, 300, 450, 600, 675], "after each five epochs, and after each 300 steps"
+    assert "Evaluation on the held-out records: " in told, "at the end"
     job.told(reason=Reason.Succeeded)
+    fetched = tmp_path / "mine.keras"
+    edl(job, "model", "get", fetched)
+    assert fetched.read_bytes() == (kept / artifacts.MODEL).read_bytes()
+
+    trained = {"checkpoint__from": f"/var/lib/edl/{artifacts.MODEL}", "workers": 2}
+    job.upgrade(mode="evaluate", **trained)
+    evaluated = another(job, "evaluate")
+    assert evaluated["metrics"] == pytest.approx(summary["metrics"], rel=1e-6, abs=1e-6)
+
+    parts = kept / artifacts.PREDICTIONS
+    job.upgrade(mode="predict", prediction__partRecords=5, **trained)
+    job.until(lambda data: (json.loads(data.get("status.json", "{}")).get("pass") or {}).get("done") == 80)
+    assert len(list(parts.glob("part-*"))) == 16, "a round; of the next one nobody has written a part yet"
+    namespace.kubectl("delete", "pod", job.workers()[0], "--grace-period=0", "--force")
+    (kept / "go").touch()
+    assert another(job, "predict")["workers_created"] >= 3
+    files = sorted(parts.glob("part-*.npz"))
+    assert np.concatenate([np.load(file)["ids"] for file in files]).tolist() == list(range(359))
+    assert all(np.isfinite(np.load(file)["output"]).all() for file in files)
+    assert json.loads((parts / "predictions.json").read_text())["complete"] is True
+
     namespace.helm("uninstall", "edl", "--wait")
     namespace.until("pods", lambda pods: not pods, seconds=60)
     for kind in ("configmaps", "secrets", "services", "deployments", "leases"):
@@ -68,21 +103,16 @@ def test_four_workers_train_to_the_end_and_nothing_is_left(namespace: Namespace,
         assert left == [], f"{kind} are left"
 
 
-def test_a_release_that_is_installed_again_at_once_is_another_job(release: Callable[..., Release]) -> None:
-    job = release(**idling(workers="2"))
-    job.install()
-    job.ring_of(2)
-    old = {p["metadata"]["uid"] for p in job.namespace.get("pods", "-l", WORKERS)}
-    job.namespace.helm("uninstall", "edl")  # its pods are there for a while
-    job.install()
-    job.ring_of(2)
+def another(job: Release, kind: str) -> dict[str, Any]:
+    """The summary of the run of this kind that an upgrade has begun, once it has succeeded."""
 
-    def are_new(pods: list[Object]) -> bool:
-        return len({p["metadata"]["uid"] for p in in_ring(pods)} - old) == 2
+    def ended(data: dict[str, str]) -> bool:
+        found = json.loads(data.get("summary.json", "{}"))
+        return data.get("phase") in ("Failed", "Stopped") or found.get("task", {}).get("kind") == kind
 
-    job.namespace.until("pods", are_new, WORKERS)
-    assert not any(event.startswith(Reason.FailedOver) for event in job.events())
-    assert job.is_exact()["state_losses"] == 0
+    data = job.until(ended)
+    assert data["phase"] == "Succeeded", data
+    return job.summary()
 
 
 def test_a_start_asks_the_api_server_for_little_and_training_for_nothing(
@@ -326,17 +356,38 @@ def test_the_master_is_killed_and_the_next_one_takes_over(job: Release) -> None:
     assert {p["metadata"]["uid"] for p in namespace.get("pods", "-l", WORKERS)} == workers
 
 
+def test_when_all_workers_are_killed_at_once_no_step_is_lost(job: Release) -> None:
+    """There is no checkpoint to begin from: at the end of this job no state was lost."""
+    workers = job.namespace.get("pods", "-l", WORKERS)
+    had = json.loads(job.status["status.json"])
+    for worker in [process(pod, "trainer.supervisor", forked=True) for pod in workers]:
+        os.kill(worker, signal.SIGKILL)
+    job.told("was kept in memory", reason=Reason.Restored)
+    job.until(lambda data: set(members(data)).isdisjoint(members({"status.json": json.dumps(had)})))
+    now = job.ring_of(4)
+    assert json.loads(now["status.json"])["step"] >= had["step"]
+    there = job.namespace.get("pods", "-l", WORKERS)
+    assert {p["metadata"]["uid"] for p in there} == {p["metadata"]["uid"] for p in workers}, "no pod was made"
+
+
+def members(data: dict[str, str]) -> list[int]:
+    """Of the last ring, by the status ConfigMap."""
+    return list(json.loads(data["status.json"])["last_change"]["members"])
+
+
 def restarts(pod: Object) -> int:
     return int(pod["status"]["containerStatuses"][0]["restartCount"])
 
 
-def process(pod: Object, module: str) -> int:
-    """The process of this machine that runs a Python module in a pod."""
+def process(pod: Object, module: str, forked: bool = False) -> int:
+    """The process of this machine that runs a Python module in a pod: its first one, or a fork of it."""
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             command = (folder / "cmdline").read_text().split("\0")
             if command[1:3] == ["-m", module] and pod["metadata"]["uid"] in (folder / "cgroup").read_text():
-                return int(folder.name)
+                inside = re.search(r"^NSpid:.*\s(\d+)$", (folder / "status").read_text(), re.MULTILINE)
+                if inside is not None and forked == (inside[1] != "1"):
+                    return int(folder.name)
         except OSError:
             continue  # it has just ended
     raise AssertionError(f"no process of {pod['metadata']['name']} runs {module}")

@@ -1,18 +1,34 @@
-"""Masters follow each other: what docs/lost-nodes.md and docs/ring.md say of it, on a real Kubernetes."""
+"""Masters follow each other: what docs/lost-nodes.md and docs/ring.md say of it, on a real Kubernetes.
+
+EDL_SEED and EDL_ROUNDS choose what is cut off from what, and how often.
+"""
 
 from __future__ import annotations
 
+import json
+import os
+import random
 import re
-from collections.abc import Callable
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
 
 import pytest
 
+from edl.audit import audit
 from edl.contract.reasons import Reason
 from tests.cluster.cluster import Nodes, Object
 from tests.cluster.release import MASTER, WORKERS, Release, idling, on
+from tests.process import session_worker
 
 pytestmark = pytest.mark.timeout(600)
 
+SEED = int(os.environ.get("EDL_SEED", "6873"))
+ROUNDS = int(os.environ.get("EDL_ROUNDS", "5"))
 # That survivors stand still when the node of the master and of a worker is lost, by the number of masters.
 # With one, Kubernetes has to find it out: 40 s by its default times, and then 10 by the chart's.
 MOST_SECONDS = {1: 90.0, 2: 10.0}
@@ -130,3 +146,110 @@ def test_a_second_master_stands_by_and_the_service_leads_to_the_first(
     print("stood still:", changes(job, known))
     summary = job.is_exact()
     assert summary["state_losses"] == 0
+
+
+@dataclass(frozen=True)
+class Told:
+    """What the workers have written down (tests/models/obedient.py)."""
+
+    folder: Path
+
+    def rings(self) -> list[session_worker.Told]:
+        """Those that came up, also under another master, in the order of time."""
+        return [t for t in session_worker.told_in(self.folder) if t["what"] == "up"]
+
+    def train_together(self, number: int, since: float) -> bool:
+        """So many are in the last ring, and each has trained in it, and heard a master, since then."""
+        told = session_worker.told_in(self.folder)
+        last = next((t for t in reversed(told) if t["what"] == "up"), None)
+        begun = max(since, last["at"]) if last else since
+        done = {(t["what"], t["worker"]) for t in told if t["at"] > begun}
+        return (
+            last is not None
+            and len(last["members"]) == number
+            and done >= {(what, member) for what in ("fed", "acting") for member in last["members"]}
+        )
+
+
+@contextmanager
+def leases(job: Release, file: Path) -> Iterator[Callable[[], list[tuple[int, str]]]]:
+    """Whom the Lease has named since: each term, and its holder."""
+    listed, command = job.namespace.cluster.watching("leases", job.namespace.name, seconds=400)
+
+    def seen() -> list[tuple[int, str]]:
+        lines = [line for line in file.read_text().splitlines(True) if line.endswith("\n")]
+        specs = [thing["spec"] for thing in (*listed, *(json.loads(line)["object"] for line in lines))]
+        return [(spec["leaseTransitions"], str(spec.get("holderIdentity") or "")) for spec in specs]
+
+    with (
+        open(file, "wb") as out,
+        subprocess.Popen(command, stdout=out, env=job.namespace.cluster.env) as watch,
+    ):
+        try:
+            yield seen
+        finally:
+            watch.kill()
+
+
+def test_masters_workers_and_the_api_server_are_cut_off_from_each_other(
+    release: Callable[..., Release], nodes: Nodes, tmp_path: Path
+) -> None:
+    chance, job = random.Random(SEED), release(**idling())
+    told = Told(Path(job.values["output.hostPath"]) / "obeyed")
+    told.folder.mkdir()
+    told.folder.chmod(0o777)
+    parties = ("acting", "standby", "API server", "worker", "other worker")
+    rounds: list[list[tuple[str, str]]] = [[] for _ in range(ROUNDS)]
+    for pair in combinations(parties, 2):  # each as often, whatever the seed
+        for number in chance.sample(range(ROUNDS), max(1, round(0.4 * ROUNDS))):
+            rounds[number].append(pair)
+    installed(job, 2)
+    with leases(job, tmp_path / "leases") as held:
+        for cuts in rounds:
+            masters = {m["metadata"]["name"]: m for m in job.namespace.get("pods", "-l", MASTER)}
+            first = acting(job)
+            (second,) = masters.keys() - {first}
+            workers = [w for w in job.namespace.get("pods", "-l", WORKERS) if w["status"].get("podIP")]
+            alive = sorted(w["status"]["podIP"] for w in workers if "deletionTimestamp" not in w["metadata"])
+            addresses = [masters[name]["status"]["podIP"] for name in (first, second)]
+            where = dict(zip(parties, [*addresses, nodes.machine, *alive[:2]], strict=True))
+            seconds = chance.uniform(2, 9)
+            nodes.part((where[a], where[b]) for a, b in cuts)
+            time.sleep(seconds)  # for whatever happens meanwhile
+            nodes.part()
+            healed = time.monotonic()
+            until(lambda since=healed: told.train_together(2, since))
+            found = f"whole again after {time.monotonic() - healed:.1f} s, term {held()[-1][0]}"
+            print(f"{seconds:.1f} s without {', '.join(map(' - '.join, cuts))}: {found}", flush=True)
+        summary = job.is_exact()
+        terms = held()
+    # One master for each term, and terms only grow.
+    assert [term for term, _ in terms] == sorted(term for term, _ in terms)
+    assert len(dict(terms)) == len({(term, name) for term, name in terms if name})
+    assert len(dict(terms)) > 1, "no master followed another one: choose another seed"
+    session_worker.check_terms(told.rings())
+    every = session_worker.told_in(told.folder)
+    for worker in {t["worker"] for t in every}:
+        session_worker.check_terms([t for t in every if t["worker"] == worker and t["what"] != "fed"])
+    acts = [m for m in job.namespace.get("pods", "-l", MASTER) if "edl.dev/acting" in m["metadata"]["labels"]]
+    assert [m["metadata"]["name"] for m in acts] == [acting(job)]
+    assert summary["failures"] == []
+    # Its journal lacks what others did between its terms, and nothing else.
+    assert audit(journal_of(job, tmp_path / "journal")).startswith("exactly once")
+
+
+def journal_of(job: Release, folder: Path) -> Path:
+    """What the master that acts has written down, here."""
+    folder.mkdir()
+    there = ("exec", acting(job), "--", "sh", "-c")
+    for name in job.namespace.kubectl(*there, "cd /var/lib/edl; ls events*.jsonl summary.json").split():
+        (folder / name).write_text(job.namespace.kubectl(*there, f"cat /var/lib/edl/{name}"))
+    return folder
+
+
+def until(so: Callable[[], bool], seconds: float = 60) -> None:
+    """Workers write into files: they are looked at now and again."""
+    deadline = time.monotonic() + seconds
+    while not so():
+        assert time.monotonic() < deadline, f"not so after {seconds:.0f} s"
+        time.sleep(0.1)

@@ -66,39 +66,6 @@ def trained(job: Release) -> dict[str, Any]:
     return summary
 
 
-def volume(namespace: Namespace, name: str, path: Path) -> None:
-    """A claim for a folder that all nodes see."""
-    unique = f"{namespace.name}-{name}"
-    spec = {"accessModes": ["ReadOnlyMany"], "storageClassName": ""}
-    size = {"storage": "1Gi"}
-    of = {"claimRef": {"namespace": namespace.name, "name": name}, "hostPath": {"path": str(path)}}
-    made = {"persistentVolumeReclaimPolicy": "Delete", "capacity": size, **spec, **of}
-    claim = {**spec, "volumeName": unique, "resources": {"requests": size}}
-    namespace.cluster.apply(
-        {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": unique}, "spec": made}
-    )
-    namespace.apply(
-        {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": name}, "spec": claim}
-    )
-
-
-@pytest.fixture
-def claim(namespace: Namespace) -> Any:
-    """Makes a claim; its volume, which has no namespace, goes after the test."""
-    if not namespace.cluster.own:
-        pytest.skip("a given cluster's nodes do not see the folders of this machine")
-    made: list[str] = []
-
-    def make(name: str, path: Path) -> None:
-        made.append(f"{namespace.name}-{name}")
-        volume(namespace, name, path)
-
-    yield make
-    namespace.kubectl("delete", "pods", "--all", "--now")
-    for name in made:
-        namespace.cluster.kubectl("delete", "persistentvolume", name, "--wait=false")
-
-
 def test_from_a_claim_with_its_data_from_another(
     release: Release, shared: Path, claim: Callable[[str, Path], None]
 ) -> None:

@@ -1,4 +1,7 @@
-"""Nodes are lost: what docs/lost-nodes.md shows, with the same commands."""
+"""A node is cut off: what docs/lost-nodes.md shows, with the same commands.
+
+That one loses its power, with the master that acts, is in test_masters.py.
+"""
 
 from __future__ import annotations
 
@@ -47,16 +50,6 @@ def test_a_node_that_is_cut_off_is_not_waited_for(release: Callable[..., Release
     nodes.join(node)
     # Their place is taken: the workers that were cut off learn it as soon as they can, and end.
     job.namespace.until("pods", lambda pods: not lost & {p["metadata"]["name"] for p in pods}, WORKERS)
-    summary = job.is_exact()
-    assert summary["failures"] == []
-    assert summary["state_losses"] == 0
-
-
-def test_a_node_that_loses_its_power_is_not_waited_for(release: Callable[..., Release], nodes: Nodes) -> None:
-    job, node = spread(release(**idling()), nodes, 2), nodes.names[1]
-    lost = on(job.namespace, node)
-    nodes.off(node)
-    goes_on_without(job, lost, node, 2)
     summary = job.is_exact()
     assert summary["failures"] == []
     assert summary["state_losses"] == 0

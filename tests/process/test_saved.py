@@ -102,6 +102,7 @@ async def test_who_is_killed_while_it_saves_or_evaluates_is_followed_by_another(
     assert {e["path"]: e["verified"] for e in listed} == (
         dict.fromkeys(formats.values(), True) or {artifacts.MODEL: False}
     )
+    assert summary["exports"] == (formats or {"keras": artifacts.MODEL})
     assert "with custom objects (Touchy)" in summary["model_note"]
     assert summary["warnings"] == [summary["model_note"]]
     loaded(job, summary)

@@ -7,6 +7,7 @@
     scripts/cluster kwok N                add fake nodes f1..fN
     scripts/cluster node cut|join NAME    take a node (n1, n2) off the network, put it back
     scripts/cluster node off|on NAME      power a node off (all it runs is killed), and on
+    scripts/cluster part [A=B ...]        cut these addresses off from each other, and nobody else
     scripts/cluster build                 only install and build
     scripts/cluster image-base            localhost/python:3.11-slim for buildah, where it cannot be pulled
 
@@ -249,6 +250,27 @@ def change_node(change: str, name: str) -> None:
         {"cut": node.cut, "join": node.join, "off": node.power_off, "on": node.power_on}[change](chosen)
 
 
+def part(pairs: list[str]) -> None:
+    """Cut off from each other those of these pairs, and nobody else.
+
+    Raises:
+        ClusterError: something is no pair of addresses, or there is no cluster.
+    """
+    need_root()
+    found: list[tuple[str, str]] = []
+    for pair in pairs:
+        a, _, b = pair.partition("=")
+        try:
+            found.append((str(ipaddress.IPv4Address(a)), str(ipaddress.IPv4Address(b))))
+        except ValueError as error:
+            raise ClusterError(f"invalid pair {pair!r}: {error} (expected ADDRESS=ADDRESS)") from error
+    with only_one():
+        need_up()
+        for each in NODES:
+            if node.state(each) == "on":
+                node.part(each, found)
+
+
 def need_up() -> None:
     if not STARTED.exists():
         raise ClusterError("is not up (scripts/cluster up)")
@@ -287,6 +309,8 @@ def parse(words: list[str]) -> argparse.Namespace:
     changing = verbs.add_parser("node")
     changing.add_argument("change", choices=("cut", "join", "off", "on"))
     changing.add_argument("name", metavar="NAME")
+    parting = verbs.add_parser("part")
+    parting.add_argument("pairs", nargs="*", metavar="A=B")
     return parser.parse_args(words)
 
 
@@ -312,6 +336,8 @@ def main(words: list[str]) -> int:
                 add_kwok(args.nodes)
             case "node":
                 change_node(args.change, args.name)
+            case "part":
+                part(args.pairs)
             case "build":
                 build()
             case "image-base":

@@ -70,6 +70,24 @@ def join(node: Node) -> None:
     run("ip", "link", "set", node.on_machine, "up")
 
 
+def part(node: Node, pairs: list[tuple[str, str]]) -> None:
+    """Lose all that these addresses send each other through the node, and nothing else: nobody is told, and
+    connections outlive it. Without pairs, nothing is lost any more.
+
+    An address is a pod's, or the machine's, where the API server and DNS are.
+    """
+    _need_power(node)
+    lost = ", ".join(f"{a} . {b}, {b} . {a}" for a, b in pairs)
+    # Also between pods of one node: what its bridge forwards is filtered too (bridge-nf-call-iptables).
+    table = f"""\
+        table ip edl_parted {{
+            set lost {{ type ipv4_addr . ipv4_addr; elements = {{ {lost} }}; }}
+            chain forward {{ type filter hook forward priority -10; ip saddr . ip daddr @lost drop; }}
+        }}"""
+    rules = f"table ip edl_parted {{}}\ndelete table ip edl_parted\n{table if pairs else ''}\n"
+    run("nsenter", f"--net=/run/netns/{node.on_machine}", "nft", "-f", "-", text=rules)
+
+
 def _need_power(node: Node) -> None:
     if state(node) == "off":
         raise ClusterError(f"{node.name} is off (scripts/cluster node on {node.name})")
