@@ -12,7 +12,7 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.11,<3.14",
     classifiers=[f"Programming Language :: Python :: {version}" for version in ("3.11", "3.12", "3.13")],
-    packages=find_packages(include=["edl*", "master*", "trainer*", "model_zoo*"]),
+    packages=find_packages(include=["edl*", "master*", "ps*", "trainer*", "model_zoo*"]),
     entry_points={"console_scripts": ["edl = edl.cli:main"]},
     # What the master and the command line need; an image of the master has no TensorFlow.
     install_requires=[
@@ -35,6 +35,8 @@ setup(
         "s3": ["s3fs>=2026.9"],  # for the commands about checkpoints at s3://...
         # The trained model as ONNX: export.formats and `edl export` (docs/export.md).
         "onnx": ["onnx>=1.23", "onnxruntime>=1.32", "tf2onnx>=1.17"],
+        # Parameter servers, in the image of the master.
+        "ps": ["numba>=0.62", "numpy>=2.4"],
         "worker": [
             "cloudpickle>=3",  # Horovod imports it
             "keras>=3.15",

@@ -1,8 +1,10 @@
-"""What a worker's loop is given: a model, the evaluation of it, and the user's callbacks, as it sees them."""
+"""What a worker's loop is given: a model, the servers of its rows, the evaluation of it, and the user's
+callbacks, as it sees them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,6 +15,90 @@ from trainer import control
 from trainer.data import Batch
 from trainer.described import Described
 from trainer.epochs import Epochs, Turn
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table of embeddings whose rows are on parameter servers (ps.proto, Table)."""
+
+    name: str
+    dim: int
+    initializer: str  # JSON, as `keras.initializers.serialize` has it
+    optimizer: str  # JSON, as `keras.optimizers.serialize` has it
+    own_learning_rate: bool = False  # its optimizer's; else that of the model's
+    min_count: int = 0
+    ttl_steps: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """What became of the step that was taken at `step` (ps.proto, Commit)."""
+
+    step: int
+    skipped: bool  # it was left out: its gradients are dropped
+    scale: float  # what the sum of all ranks' gradients is multiplied with
+    learning_rate: float  # of the model's optimizer in this step
+    iteration: int  # updates of the model before it
+
+
+class Rows(Protocol):
+    """The rows of a model's tables, as its step sees them."""
+
+    def pull(self, step: int, ids: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Rows of the state at `step`.
+
+        Args:
+            ids: of each table, int64 [n], each once; they may be none.
+
+        Returns:
+            of each table, float32 [n, dim].
+
+        Raises:
+            RingBroken: the ring was cut before they were here.
+        """
+        ...
+
+    def stage(self, step: int, rank: int, gradients: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
+        """This rank's gradients for the step that is taken at `step`: before it takes part in the step's
+        sums, so that they are there when these have come back anywhere.
+
+        Args:
+            gradients: of each table, ids int64 [n], each once, and values float32 [n, dim].
+
+        Raises:
+            RingBroken: the ring was cut before all servers had them.
+        """
+        ...
+
+
+class Servers(Rows, Protocol):
+    """The same, as the loop sees them."""
+
+    def enter(self, generation: int, step: int, root: bool) -> int | None:
+        """This worker is in a new ring, which is at `step`.
+
+        Args:
+            root: whether it is the one that settles: it tells all servers where the ring is.
+
+        Returns:
+            None: they are there too. Otherwise the ring has to go back, to a checkpoint of this step or one
+            before it; 0: to the beginning. Of a worker that does not settle: always None.
+
+        Raises:
+            RingBroken: the ring was cut before all servers had answered.
+        """
+        ...
+
+    def restore(self, generation: int, step: int, attempt: str) -> None:
+        """All servers go back to the checkpoint of this step; 0: they begin anew."""
+        ...
+
+    def took(self, commit: Commit | None) -> None:
+        """This worker's state is the one after that step; None: it was restored, or sent by another.
+
+        The servers hear of it with the next call.
+        """
+        ...
 
 
 class Learner(Protocol):
@@ -35,6 +121,15 @@ class Learner(Protocol):
 
     def apply(self, sums: control.Sums) -> None:
         """Apply what the sums have given to the model."""
+        ...
+
+    @property
+    def tables(self) -> tuple[Table, ...]:
+        """Whose rows are on servers."""
+        ...
+
+    def commit(self, step: int, sums: control.Sums) -> Commit:
+        """What the servers have to know of the step that was taken at `step`, before it is applied."""
         ...
 
     def take_metrics(self) -> dict[str, float]:

@@ -1,0 +1,1 @@
+"""Parameter servers: the processes that keep the rows of embedding tables."""
