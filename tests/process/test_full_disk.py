@@ -62,8 +62,8 @@ async def test_with_room_in_time_nothing_is_missing(a_job: A_Job, small_disk: Pa
     async with a_job(workers=2, records=RECORDS, epochs=1) as job:
         await job.ring_of(2)
         ballast = fill(small_disk)
+        job.master.scale(3)  # a decision, which is written down
         assert "No space left on device; it is kept in memory" in await degraded(job, "the journal")
-        job.master.scale(3)
         await job.ring_of(3)  # a worker whose log has no room
         job.go()
         assert "No space left on device" in await degraded(job, "saving")
