@@ -329,6 +329,8 @@ class Worker:
 
     def take_step(self, generation: int, rank: int, size: int) -> bool:
         """The sums of one step. False: all members leave the ring after it."""
+        if self.session.was_cut(generation):  # a ring of one sums nothing that could break
+            raise RingBroken("the ring was cut")
         self.report.step_begins()
         if (now := self.rounds.due(self.step, self.round, self.epochs)) is not None:
             return self.take_round(now, generation, rank, size)

@@ -596,6 +596,34 @@ def test_a_ring_that_was_cut_before_it_is_entered_is_left_at_once() -> None:
     assert w.ended == End("given up", lost=True)
 
 
+class Alone(Held):
+    """As Horovod's ring of one: it makes no sum that could break."""
+
+    def cut(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("why", ["ended", "stopped", "cut"])
+def test_a_ring_of_one_ends_as_well_when_it_is_cut(why: str) -> None:
+    ring = Alone()
+    only = A(0, ring=ring)
+    ring_of(only)
+    ring.comes()
+    if why == "ended":  # the master is gone
+        only.session.end("gone")
+    elif why == "stopped":
+        only.hears(stop=pb.Stop(why="the end"))
+    else:
+        only.hears(1, cut=pb.Cut())
+    ring.free()
+    assert only.says("left_ring", 1).broken == "the ring was cut"
+    if why == "cut":
+        only.session.end("gone")
+    only.thread.join(10)
+    assert isinstance(only.ended, End) and only.ended.lost == (why != "stopped")
+    assert len(ring.sums) == 1, "no step more"
+
+
 class Infinite(CountingLearner):
     def gradients(self, *arguments: Any) -> np.ndarray:
         vector = super().gradients(*arguments)

@@ -180,7 +180,7 @@ class Session:
         self._noted.wait(seconds)
 
     def was_cut(self, generation: int) -> bool:
-        return self._cut_generation == generation or bool(self.ended)
+        return self._cut_generation == generation or self.stopped or bool(self.ended)
 
     # --- from any thread
 
