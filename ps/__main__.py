@@ -1,7 +1,7 @@
 """`python -m ps`: where a parameter server's process begins. Wiring only: flags, signals, where it listens.
 
-Exit codes: 0 it was asked to end (SIGTERM, SIGINT), and all that it was told is on its disk; 2 it could not be
-started.
+Exit codes: 0 it was asked to end (SIGTERM, SIGINT), and all that it was told is on its disk; 2 it could not
+be started.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """One server's state: what it is told goes into its log first, and then into its tables.
 
-A log begins with a base: nothing, the rows of a checkpoint, or a snapshot of its own, which is written when the log
-has become large. Base and log give the state, bit for bit; when they do not (lost, damaged, of another machine), the
-server is empty and says so.
+A log begins with a base: nothing, the rows of a checkpoint, or a snapshot of its own, which is written when
+the log has become large. Base and log give the state, bit for bit; when they do not (lost, damaged, of
+another machine), the server is empty and says so.
 
-Promise: a call is refused, and has changed nothing, or is logged and has changed all. One thread calls all of it;
-only `Capture.copy` runs beside that: rows can be pulled meanwhile, and the next step waits until it is done.
+Promise: a call is refused, and has changed nothing, or is logged and has changed all. One thread calls all of
+it; only `Capture.copy` runs beside that: rows can be pulled meanwhile, and the next step waits until it is
+done.
 """
 
 from __future__ import annotations
@@ -228,10 +229,9 @@ class Server:
     # --- snapshots: where there is no checkpoint, the log would grow for ever
 
     def snapshot(self) -> Capture | None:
-        """The state as it is, if it is time for a snapshot; its `copy` must be called, then `write_snapshot`, then
-        `use_snapshot`."""
-        most = max(self._snapshot_bytes, SNAPSHOT_TIMES * self._memory())
-        if self._snapshot is not None or not self.tables or not self.steps.began or self._log.nbytes < most:
+        """The state as it is, if it is time for a snapshot; its `copy` must be called, then `write_snapshot`,
+        then `use_snapshot`.""" most = max(self._snapshot_bytes, SNAPSHOT_TIMES * self._memory()) if
+        self._snapshot is not None or not self.tables or not self.steps.began or self._log.nbytes < most:
             return None
         self._snapshot = self._begin_capture()
         return self._snapshot

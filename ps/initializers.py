@@ -19,7 +19,8 @@ from typing import Any
 from ps import native
 from ps.errors import Invalid
 
-# Of a normal distribution that is cut at two standard deviations, its own standard deviation; as Keras has it.
+# Of a normal distribution that is cut at two standard deviations, its own standard deviation; as Keras has
+# it.
 TRUNCATED_STDDEV = 0.87962566103423978
 _SCALED = {
     "GlorotUniform": (1.0, "fan_avg", "uniform"),

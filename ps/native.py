@@ -1,9 +1,10 @@
 """What is done with rows by the thousand, compiled: find, gather, initialise, add up, update.
 
-An index maps ids to slots: open addressing over pairs (id, slot), int64, as one flat array of a power of two of
-pairs; a slot of -1 is a free place. Rows lie one after the other in one flat float32 array, `stride` values
-each: the row itself and then what its optimizer keeps of it. `meta` has for each slot the id, the last step that
-had it, and how many steps had it.
+An index maps ids to slots: open addressing over pairs (id, slot), int64, as one flat array of a power of two
+of pairs; a slot of -1 is a free place. Rows lie one after the other in one flat float32 array, `stride`
+values
+each: the row itself and then what its optimizer keeps of it. `meta` has for each slot the id, the last step
+that had it, and how many steps had it.
 
 Promise: what comes out depends on the numbers that go in, and on nothing else: not on the order of the ids,
 and not on what else a table holds. Nothing here holds the GIL.
@@ -25,10 +26,11 @@ META = 3  # numbers for each slot: id, last step, count
 
 
 def _prepare_cache() -> None:
-    """Where compiled code is kept between starts: compiling takes half a minute, loading it a tenth of a second.
+    """Where compiled code is kept between starts: compiling takes half a minute, loading it a tenth of a
+    second.
 
-    In an image it was compiled when the image was made, and lies where nobody may write: Numba wants to, so a copy
-    is used.
+    In an image it was compiled when the image was made, and lies where nobody may write: Numba wants to, so a
+    copy is used.
     """
     given = os.environ.get("NUMBA_CACHE_DIR")
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
@@ -268,8 +270,8 @@ def place(
     undo,
     undo_meta,
 ):
-    """Give each id a slot, those that have none a new one with their initial row; returns how many slots there
-    are then. There is room for all of them.
+    """Give each id a slot, those that have none a new one with their initial row; returns how many slots
+    there are then. There is room for all of them.
 
     Args:
         first, second: what the optimizer's slots hold at the beginning.

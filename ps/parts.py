@@ -1,11 +1,13 @@
 """A server's part of a checkpoint: all rows of all tables, as tensors of one file.
 
-The manifest names the files of all servers, under `state["servers"]`: {"parts": [names], "count": n}. A server
-reads the files of all of them and takes the rows whose buckets are its own: so another number of servers can go on.
+The manifest names the files of all servers, under `state["servers"]`: {"parts": [names], "count": n}. A
+server
+reads the files of all of them and takes the rows whose buckets are its own: so another number of servers can
+go on.
 
-`ps.I.about` (JSON) says of which step and which server it is, and what the tables are. For table T: `ps.I.T.ids`,
-`.steps` (the last one that had the id), `.counts` (of steps that had it), `.rows`, `.slots` (what the optimizer keeps),
-and `.seen` (ids that are not learned yet: id, last step, count).
+`ps.I.about` (JSON) says of which step and which server it is, and what the tables are. For table T:
+`ps.I.T.ids`, `.steps` (the last one that had the id), `.counts` (of steps that had it), `.rows`, `.slots`
+(what the optimizer keeps), and `.seen` (ids that are not learned yet: id, last step, count).
 """
 
 from __future__ import annotations

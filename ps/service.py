@@ -1,15 +1,17 @@
 """The calls of ps.proto over gRPC.
 
-Native work and the log have one thread of their own, so that the loop stays free to take and send bytes: calls are
-done one after the other, in the order in which they came. A call of a generation that is not settled yet waits.
+Native work and the log have one thread of their own, so that the loop stays free to take and send bytes:
+calls are done one after the other, in the order in which they came. A call of a generation that is not
+settled yet waits.
 
-Statuses: UNAUTHENTICATED without a token of the job; INVALID_ARGUMENT, the request cannot be right; ABORTED, its
-generation has passed; FAILED_PRECONDITION, the server is not in the state that was asked for (it was just started and
-knows no tables, or is at another step); RESOURCE_EXHAUSTED, its memory limit; UNAVAILABLE, its disk is full or a
-checkpoint cannot be read. After each of them nothing has changed, and each has a text for a person.
+Statuses: UNAUTHENTICATED without a token of the job; INVALID_ARGUMENT, the request cannot be right; ABORTED,
+its generation has passed; FAILED_PRECONDITION, the server is not in the state that was asked for (it was just
+started and knows no tables, or is at another step); RESOURCE_EXHAUSTED, its memory limit; UNAVAILABLE, its
+disk is full or a checkpoint cannot be read. After each of them nothing has changed, and each has a text for a
+person.
 
-What the workers owe: at each step at least one of them calls `Pull` on every server, without ids if need be, so that
-every server hears what became of every step.
+What the workers owe: at each step at least one of them calls `Pull` on every server, without ids if need be,
+so that every server hears what became of every step.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""Which calls count: the generation that is settled, the step that is reached, what is staged for the next one.
+"""Which calls count: the generation that is settled, the step that is reached, what is staged for the next
+one.
 
     stage ──▶ staged ──commit──▶ applied ──settle at the step before──▶ taken back
                  └──newer generation──▶ dropped
 
-Promise: pure. A call gives the state after it and what is to be done to the tables; a call that comes twice, or
-late, gives the same state and nothing to do, or a refusal. What is staged for a step is applied once, in the order
-of the ranks, or dropped.
+Promise: pure. A call gives the state after it and what is to be done to the tables; a call that comes twice,
+or late, gives the same state and nothing to do, or a refusal. What is staged for a step is applied once, in
+the order of the ranks, or dropped.
 """
 
 from __future__ import annotations
@@ -69,7 +70,8 @@ class Steps:
     Args:
         generation: that is settled; 0: none is.
         step: of the state that the rows are.
-        began: whether the rows are those of a job; otherwise the server has just been started, and knows nothing.
+        began: whether the rows are those of a job; otherwise the server has just been started, and knows
+        nothing.
         last: the step that led here; None: it was not made here.
         can_undo: that step can be taken back.
         staged: by rank, for the step that is taken at `step`.
@@ -85,7 +87,8 @@ class Steps:
     restored: tuple[int, int, str] = (0, 0, "")
 
     def settle(self, generation: int, step: int, last: Commit | None) -> tuple[Steps, tuple[Effect, ...]]:
-        """The ring is at `step`, in a new generation. If that cannot be reached from here, the step stays what it
+        """The ring is at `step`, in a new generation. If that cannot be reached from here, the step stays
+        what it
         is: the ring has to go back.
 
         Raises:

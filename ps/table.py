@@ -3,8 +3,8 @@
 Promise: two servers that were told the same of an id have the same row of it, bit for bit, whatever else they
 were told. Memory grows with what is there, and nothing large is copied for that.
 
-Knows nothing of steps in flight, logs and calls. Not for several threads, but that rows may be read and copied
-while nothing else is done.
+Knows nothing of steps in flight, logs and calls. Not for several threads, but that rows may be read and
+copied while nothing else is done.
 """
 
 from __future__ import annotations
