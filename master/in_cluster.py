@@ -32,6 +32,7 @@ from edl.contract.tokens import Tokens
 from edl.kubernetes.client import SOON, Api
 from edl.kubernetes.pods import Pod
 from edl.kubernetes.timing import Timing
+from edl.listener import Listener
 from master.backends.base import Tasks
 from master.backends.kubernetes import (
     EndedRun,
@@ -47,7 +48,6 @@ from master.http.metrics import Metrics
 from master.http.server import Server
 from master.log import log_at
 from master.loop import Master
-from master.rpc.listener import Listener
 from master.rpc.standby import vouches
 from master.service import certificate_for, serve, token_for
 from master.spec import Invalid, JobSpec, Wanted

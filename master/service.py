@@ -24,13 +24,13 @@ from edl.contract import artifacts
 from edl.contract.tokens import Tokens
 from edl.errors import EdlError
 from edl.full_disk import places
+from edl.listener import Listener
 from master.backends.base import Backend
 from master.core import events as ev
 from master.core import snapshot
 from master.journal import Journal
 from master.loop import Master
 from master.rpc.authority import Alone, Authority
-from master.rpc.listener import Listener
 from master.rpc.server import Server
 from master.servers import NoServers, ParameterServers
 

@@ -22,10 +22,10 @@ from edl.contract.proto import ADMITTED
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.proto import edl_pb2_grpc as rpc
 from edl.errors import EdlError
+from edl.listener import Context, Listener
 from master.core import events as ev
 from master.rpc.authority import Alone, Authority
 from master.rpc.checkpoint_parts import CheckpointParts
-from master.rpc.listener import Context, Listener
 from master.rpc.messages import ended_before, event_of, hello_of, message_of
 from master.rpc.outbox import Letter, Outbox
 from master.rpc.rendezvous import Rendezvous
