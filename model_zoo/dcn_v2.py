@@ -1,4 +1,4 @@
-"""DCN-v2: which of synthetic adverts are clicked; or of Criteo's (EDL_CRITEO=FILE). For `mode: hybrid`.
+"""DCN-v2: clicks on adverts, by ids; of a synthetic log, or of Criteo's (EDL_CRITEO=FILE).
 
 Cross layers multiply the features with each other, once more in each layer, and a network follows (Wang et
 al., 2021). What it learns from, and the environment variables that change it: model_zoo/datasets/clicks.py.

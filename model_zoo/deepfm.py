@@ -1,4 +1,4 @@
-"""DeepFM: which of synthetic adverts are clicked; or of Criteo's (EDL_CRITEO=FILE). For `mode: hybrid`.
+"""DeepFM: clicks on adverts, by ids; of a synthetic log, or of Criteo's (EDL_CRITEO=FILE).
 
 A factorization machine and a network share the vectors of the ids (Guo et al., 2017). What it learns from,
 and the environment variables that change it: model_zoo/datasets/clicks.py.

@@ -1,4 +1,4 @@
-"""Handwritten digits as ids: each pixel of scikit-learn's 1,797 real images is an id. For `mode: hybrid`.
+"""Handwritten digits as ids: each shade of each pixel of scikit-learn's 1,797 real images is one.
 
 A pixel has 17 shades, so an image is 64 ids of 1,088: which pixel, and how dark it is.
 """

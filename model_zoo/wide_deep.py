@@ -1,4 +1,4 @@
-"""Wide & deep: which of synthetic adverts are clicked; or of Criteo's (EDL_CRITEO=FILE). For `mode: hybrid`.
+"""Wide & deep: clicks on adverts, by ids; of a synthetic log, or of Criteo's (EDL_CRITEO=FILE).
 
 The wide part has a weight for each id and for each pair of ids of two fields, and learns them by FTRL; the
 deep part is a network over the ids' vectors (Cheng et al., 2016). What it learns from, and the environment

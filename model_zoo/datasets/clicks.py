@@ -20,7 +20,6 @@ other.
     EDL_CRITEO_TEST     the file of the records that are held out; none are without it
     EDL_CLICKS_BUCKETS  ids are hashed into so many (default 262,144); 0: they stay as they are, 64 bits wide,
                         which needs `mode: hybrid`
-
 """
 
 from __future__ import annotations
