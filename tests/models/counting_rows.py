@@ -1,9 +1,9 @@
 """The counting model on rows of embeddings: proof, from the rows themselves, of what was trained.
 
-Record i has an id of its own, one of 2^64, and each time it is applied its row is raised by one, in each of its
-columns: so after E epochs the rows are those of the records' ids and no others, and each number in them is E. Two
-columns, so that half a row would be seen. The dense variable counts all records together: it is in the ring, so
-ring and servers must have counted the same ones.
+Record i has an id of its own, one of 2^64, and each time it is applied its row is raised by one, in each of
+its columns: so after E epochs the rows are those of the records' ids and no others, and each number in them
+is E. Two columns, so that half a row would be seen. The dense variable counts all records together: it is
+in the ring, so ring and servers must have counted the same ones.
 
 EDL_COUNTING_RECORDS sets the number of records; orders are those of counting_faulty.
 """
