@@ -44,6 +44,7 @@ from trainer.model_support import (
 )
 from trainer.overlapped_step import CannotOverlap, OverlappedStep, RingSums
 from trainer.ring.base import Vector
+from trainer.roles import Commit, Table
 from trainer.step_graphs import SEEDS, NeedsTotals, StepGraphs
 from trainer.training_metrics import TrainingMetrics
 from trainer.trial import Inexact, try_model
@@ -143,6 +144,21 @@ class KerasLearner:
     def apply(self, sums: control.Sums) -> None:
         """One update with the exact mean gradient, and with what the forward pass has changed."""
         self._step.apply(sums)
+
+    tables: tuple[Table, ...] = ()
+
+    def commit(self, step: int, sums: control.Sums) -> Commit:
+        """What the servers have to know of the step that was taken at `step`, before it is applied."""
+        agreed, optimizer = sums.agreed, self.model.optimizer
+        if agreed.nonfinite or not agreed.records or not self.tables:
+            return Commit(step, skipped=True, scale=0.0, learning_rate=0.0, iteration=0)
+        return Commit(
+            step,
+            skipped=False,
+            scale=1.0 / agreed.records if self._step.layout.divided else 1.0,
+            learning_rate=float(np.asarray(optimizer.learning_rate)),
+            iteration=int(np.asarray(optimizer.iterations)),
+        )
 
     def take_metrics(self) -> dict[str, float]:
         """The compiled metrics over the records of all steps since they were taken last.

@@ -52,6 +52,7 @@ from trainer.graphs import compiled, concrete
 from trainer.mean_gradients import MeanGradients
 from trainer.model_support import is_half
 from trainer.ring.base import Vector
+from trainer.roles import Commit, Table
 from trainer.trial import Inexact, Run, try_own_step
 
 
@@ -120,6 +121,12 @@ class OwnStepLearner:
             ModelError: workers do not agree on what it did. Nothing is changed then.
         """
         self.update(sums.given)
+
+    tables: tuple[Table, ...] = ()  # what a step of one's own does with rows, nobody knows
+
+    def commit(self, step: int, sums: control.Sums) -> Commit:
+        """There are no rows that were changed."""
+        return Commit(step, skipped=True, scale=0.0, learning_rate=0.0, iteration=0)
 
     # --- the parts of them
 

@@ -311,9 +311,12 @@ class Job(State):
     def _on_joined(self, w: WorkerRecord, event: ev.JoinedRing) -> None:
         self.pool.change(w, place=UP, has_state=True)
         w.step, w.round, w.turn = event.step, event.round, event.turn
+        change = self.ring.changes[-1]
         if self.checkpoints.restoring == event.generation:
             training.restored(self, event.step)
-        change = self.ring.changes[-1]
+        elif event.went_back and not change.went_back:
+            change.went_back = True
+            training.went_back(self, event)
         change.step = max(change.step, event.step)
         if change.up_seconds is None and self.ring.up:
             change.up_seconds = self.now - change.formed_at
