@@ -17,6 +17,8 @@ from trainer.data import Batch
 from trainer.described import Described
 from trainer.epochs import Epochs, Turn
 
+NOW = -1  # of a `pull`: the state that this worker is at, whichever that is
+
 
 @dataclass(frozen=True, slots=True)
 class Table:
@@ -49,6 +51,7 @@ class Rows(Protocol):
         """Rows of the state at `step`.
 
         Args:
+            step: NOW: of what `enter` and `took` have told last; for an evaluation, which no step is part of.
             ids: of each table, int64 [n], each once; they may be none.
 
         Returns:
@@ -68,6 +71,14 @@ class Rows(Protocol):
 
         Raises:
             RingBroken: the ring was cut before all servers had them.
+        """
+        ...
+
+    def all_rows(self, table: int) -> tuple[np.ndarray, np.ndarray]:
+        """All rows of the table of this number that there are at the state that this worker is at.
+
+        Returns:
+            ids int64 [n], each once, in any order, and rows float32 [n, dim].
         """
         ...
 
