@@ -1,7 +1,7 @@
 """`python -m ps`: where a parameter server's process begins. Wiring only: flags, signals, where it listens.
 
-Exit codes: 0 it was asked to end (SIGTERM, SIGINT), and all that it was told is on its disk; 2 it could not
-be started.
+Exit codes: 0 it was asked to end (SIGTERM, SIGINT; with --attached, the end of standard input), and all that
+it was told is on its disk; 2 it could not be started.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--checkpoint-dir", default="", help="where the job writes its checkpoints")
     parser.add_argument("--memory-limit", type=int, default=0, metavar="BYTES", help="of rows; 0: none")
     parser.add_argument("--address-file", type=Path, help="gets host:port when the server listens")
+    parser.add_argument("--attached", action="store_true", help="end when standard input ends")
     parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
     parser.add_argument("--compile", action="store_true", help="only compile, for when an image is made")
     args = parser.parse_args(argv)
@@ -66,6 +67,8 @@ async def _serve(args: argparse.Namespace) -> int:
     ending = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, ending.set)
+    if args.attached:
+        _on_end_of_input(ending)
     server = Server(
         args.index,
         args.servers,
@@ -89,6 +92,19 @@ async def _serve(args: argparse.Namespace) -> int:
     await service.close()
     log.info("asked to end: the log is on the disk")
     return 0
+
+
+def _on_end_of_input(ending: asyncio.Event) -> None:
+    """Standard input is a pipe that only the process that has started this one holds: it ends with that,
+    also when that is killed."""
+    loop = asyncio.get_running_loop()
+
+    def read() -> None:
+        if not os.read(0, 4096):
+            loop.remove_reader(0)
+            ending.set()
+
+    loop.add_reader(0, read)
 
 
 def _write_whole(path: Path, text: str) -> None:
