@@ -229,9 +229,10 @@ class Server:
     # --- snapshots: where there is no checkpoint, the log would grow for ever
 
     def snapshot(self) -> Capture | None:
-        """The state as it is, if it is time for a snapshot; its `copy` must be called, then `write_snapshot`,
-        then `use_snapshot`.""" most = max(self._snapshot_bytes, SNAPSHOT_TIMES * self._memory()) if
-        self._snapshot is not None or not self.tables or not self.steps.began or self._log.nbytes < most:
+        """The state as it is, if it is time for a snapshot: call its `copy`, then `write_snapshot`, then
+        `use_snapshot`."""
+        most = max(self._snapshot_bytes, SNAPSHOT_TIMES * self._memory())
+        if self._snapshot is not None or not self.tables or not self.steps.began or self._log.nbytes < most:
             return None
         self._snapshot = self._begin_capture()
         return self._snapshot
@@ -471,9 +472,9 @@ class Server:
     def _too_large(self, needed: int) -> str:
         rows = sum(len(table) for table in self.tables)
         return (
-            f"parameter server {self.index} has {rows:,} rows and would need {needed / 2**20:,.0f} MiB, its limit is "
-            f"{self._limit / 2**20:,.0f} MiB: use more servers (ps.servers), give each more memory (ps.resources), or "
-            "keep fewer rows (min_count, ttl_steps)"
+            f"parameter server {self.index} has {rows:,} rows and would need {needed / 2**20:,.0f} MiB, its "
+            f"limit is {self._limit / 2**20:,.0f} MiB: use more servers (ps.servers), give each more memory "
+            "(ps.resources), or keep fewer rows (min_count, ttl_steps)"
         )
 
 

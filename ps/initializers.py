@@ -4,8 +4,8 @@ A row's values depend on the job's seed, the table's name and the id (and on the
 the user has given it one): on no order, and not on the number of servers.
 
 Keras draws a whole matrix [input_dim, dim]. Here is no `input_dim`: ids are any 64-bit numbers. What scales
-with it (`fan_in`, and the `fan_avg` of Glorot's) is refused, instead of being something else than its name says;
-`fan_out` is `dim`, as in Keras.
+with it (`fan_in`, and the `fan_avg` of Glorot's) is refused, instead of being something else than its name
+says; `fan_out` is `dim`, as in Keras.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ def parse(text: str, table: str, dim: int) -> Initializer:
         raise Invalid(
             f"table {table!r}: the initializer {name} {json.dumps(config)} is not one for rows on parameter "
             "servers: expected Zeros, Ones, Constant, RandomUniform, RandomNormal, TruncatedNormal or "
-            "VarianceScaling(mode='fan_out'). What scales with the number of ids (fan_in, fan_avg, so Glorot's, "
-            "He's and Lecun's) has none here: give the scale itself, as in RandomUniform(-0.05, 0.05)"
+            "VarianceScaling(mode='fan_out'). What scales with the number of ids (fan_in, fan_avg, so "
+            "Glorot's, He's and Lecun's) has none here: give the scale itself, as in RandomUniform(-0.05, 0.05)"
         )
     return found
 

@@ -22,7 +22,8 @@ from ps.initializers import serialized
 f32 = np.float32
 Update: TypeAlias = Callable[[np.ndarray, int, int, np.ndarray, np.ndarray, float, float, int], None]
 _REFUSED = (
-    "weight_decay", "clipnorm", "clipvalue", "global_clipnorm", "use_ema", "gradient_accumulation_steps", "amsgrad",
+    "weight_decay", "clipnorm", "clipvalue", "global_clipnorm", "use_ema", "gradient_accumulation_steps",
+    "amsgrad",
 )  # fmt: skip
 
 
@@ -56,7 +57,8 @@ def parse(text: str, table: str) -> Optimizer:
     where = f"table {table!r}: optimizer {name}"
     if used := [key for key in _REFUSED if config.get(key)]:
         raise Invalid(
-            f"{where}: {used[0]}={config[used[0]]!r} is not supported for rows on parameter servers: leave it out"
+            f"{where}: {used[0]}={config[used[0]]!r} is not supported for rows on parameter servers: "
+            "leave it out"
         )
     if config.get("loss_scale_factor") not in (None, 1, 1.0):
         raise Invalid(

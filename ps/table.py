@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,10 +38,8 @@ class _Array:
 
     def _view(self) -> np.ndarray:
         if hasattr(self._map, "madvise") and hasattr(mmap, "MADV_HUGEPAGE"):
-            try:
+            with suppress(OSError):  # a kernel without them
                 self._map.madvise(mmap.MADV_HUGEPAGE)
-            except OSError:
-                pass  # a kernel without them
         return np.frombuffer(self._map, self._dtype)
 
     def reserve(self, count: int) -> None:
@@ -154,8 +153,8 @@ class Table:
         if described.own_learning_rate:
             if self._optimizer.learning_rate is None:
                 raise Invalid(
-                    f"table {name!r}: the learning rate of its optimizer is a schedule: expected a number, or leave "
-                    "the table's optimizer out, so that the rows learn at the rate of the model's"
+                    f"table {name!r}: the learning rate of its optimizer is a schedule: expected a number, or "
+                    "leave the table's optimizer out, so that the rows learn at the rate of the model's"
                 )
             self._own_rate = self._optimizer.learning_rate
         self._key = native.table_key(seed, name, self._initial.seed)
