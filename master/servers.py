@@ -33,9 +33,7 @@ Emit: TypeAlias = Callable[[ev.Event], None]
 
 
 class ParameterServers(Protocol):
-    """Those of one job. `moved` is called when a server has another address than the one that was told."""
-
-    moved: Callable[[tuple[str, ...]], object]
+    """Those of one job. A server that comes back is where it was."""
 
     async def start(self) -> None:
         """Have them started, if that is to be done, and watched.
@@ -60,8 +58,6 @@ class ParameterServers(Protocol):
 class NoServers:
     """A job without any."""
 
-    moved: Callable[[tuple[str, ...]], object] = staticmethod(lambda addresses: None)
-
     async def start(self) -> None:
         pass
 
@@ -85,7 +81,6 @@ class Named:
 
     def __init__(self, emit: Emit, token: Callable[[], str], addresses: Sequence[str]):
         self._addresses = tuple(addresses)
-        self.moved: Callable[[tuple[str, ...]], object] = lambda addresses: None
         self._watch = Watch(emit, token, len(addresses))
 
     async def start(self) -> None:

@@ -17,7 +17,7 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -115,7 +115,6 @@ class ServerProcesses:
         self._tasks = Tasks()
         self._known = asyncio.Event()  # all addresses are
         self._closing = False
-        self.moved: Callable[[tuple[str, ...]], object] = lambda addresses: None
 
     async def start(self) -> None:
         """Start them all. If an earlier master of this job had servers, they go on where those were."""
@@ -184,8 +183,9 @@ class ServerProcesses:
         loop, file = asyncio.get_running_loop(), self._plan.address_of(server.index)
         began = loop.time()
         file.unlink(missing_ok=True)
-        # It keeps its address, unless another process has taken that meanwhile.
-        listen = server.address if server.address and server.in_vain < 2 else f"{self._plan.host}:0"
+        # It keeps the address that the workers know.
+        keeps = server.address and (server.listened or not server.in_vain)
+        listen = server.address if keeps else f"{self._plan.host}:0"
         with open(self._plan.log_of(server.index), "ab") as log:
             process = await asyncio.create_subprocess_exec(
                 *self._command, *self._plan.arguments(server.index, listen),
@@ -206,13 +206,10 @@ class ServerProcesses:
         return await ended, listened_at
 
     def _listens(self, server: _Server, address: str, seconds: float) -> None:
-        moved = bool(server.address) and server.address != address
         server.address, server.in_vain, server.state, server.listened = address, 0, "running", True
         self._watch.find(server.index, address)
         self._emit(ev.ServerListens(server.index, seconds, server.starts > 1))
-        if moved and self._known.is_set():
-            self.moved(tuple(each.address for each in self._servers))
-        elif all(each.listened for each in self._servers):
+        if all(each.listened for each in self._servers):
             self._known.set()
 
     def _last_words(self, server: _Server) -> str:

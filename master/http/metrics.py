@@ -108,24 +108,32 @@ class Metrics:
 
 def _of_servers(servers: list[dict[str, Any]]) -> Iterator[Metric]:
     """One value for each parameter server, by its index."""
-    gauges = {
+    gauges: dict[str, tuple[str, Callable[[dict[str, Any]], float]]] = {
         "edl_server_up": ("1 while the parameter server answers", lambda s: s["state"] == "running"),
         "edl_server_rows": ("Rows of embeddings on the parameter server", lambda s: s["rows"]),
         "edl_server_memory_bytes": ("Memory that they take", lambda s: s["memory"]),
         "edl_server_log_bytes": ("Size of its log", lambda s: s["log_bytes"]),
     }
-    counters = {
+    counters: dict[str, tuple[str, Callable[[dict[str, Any]], float]]] = {
         "edl_server_rows_pulled": ("Rows that it has sent", lambda s: s["rows_pulled"]),
         "edl_server_rows_staged": ("Rows whose gradients it has got", lambda s: s["rows_staged"]),
         "edl_server_busy_seconds": ("Time that its calls took", lambda s: s["busy_seconds"]),
         "edl_server_restarts": ("How often it was started again", lambda s: s["restarts"]),
     }
-    for kind, named in ((GaugeMetricFamily, gauges), (CounterMetricFamily, counters)):
-        for name, (text, value) in named.items():
-            family = kind(name, text, labels=["server"])
-            for server in servers:
-                family.add_metric([str(server["index"])], value(server))
-            yield family
+    for name, (text, value) in gauges.items():
+        yield _by_server(GaugeMetricFamily(name, text, labels=["server"]), servers, value)
+    for name, (text, value) in counters.items():
+        yield _by_server(CounterMetricFamily(name, text, labels=["server"]), servers, value)
+
+
+def _by_server(
+    family: GaugeMetricFamily | CounterMetricFamily,
+    servers: list[dict[str, Any]],
+    value: Callable[[dict[str, Any]], float],
+) -> Metric:
+    for server in servers:
+        family.add_metric([str(server["index"])], value(server))
+    return family
 
 
 def _of_backend(numbers: dict[str, Any]) -> Iterator[Metric]:

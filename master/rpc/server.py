@@ -115,7 +115,6 @@ class Server(rpc.MasterServicer):
     ):
         self._servers = servers
         self._addresses: tuple[str, ...] = ()  # of the servers, once they are known
-        servers.moved = self._moved
         self._handler, self._run_id, self._authority = handler, handler.run_id, authority
         self._config_json, self._output, self._patience = config_json, output, patience
         self._salvage = salvage
@@ -187,13 +186,6 @@ class Server(rpc.MasterServicer):
     def take(self, config_json: str) -> None:
         """The job's values have changed: workers are told as when they were welcomed."""
         self._config_json = config_json
-        self._welcome_again()
-
-    def _moved(self, addresses: tuple[str, ...]) -> None:
-        self._addresses = addresses
-        self._welcome_again()
-
-    def _welcome_again(self) -> None:
         for worker in self._streams:
             self._send((worker,), pb.ToWorker(welcome=self._welcome(worker)))
 

@@ -103,6 +103,7 @@ class MasterStream:
         self.config_json = ""
         self.output = self.salvage = ""
         self.rehearses = False
+        self.servers: tuple[str, ...] = ()  # host:port of the parameter servers, by index
         self.store_port = 0
         self.address, self._token, self._run_id, self._connect = address, token, run_id, connect
         self._succeeds, self._brings_state = succeeds, brings_state
@@ -122,6 +123,11 @@ class MasterStream:
     def run_id(self) -> str:
         """Of the job, once the master has said it."""
         return self._run_id
+
+    @property
+    def token(self) -> str:
+        """Of the job."""
+        return self._token
 
     # --- the main thread's side
 
@@ -309,6 +315,7 @@ class MasterStream:
                 log.follow(self.config_json)
                 self.salvage, self.rehearses = message.welcome.salvage, message.welcome.rehearse
                 self.session.worker, self._run_id = message.welcome.worker, message.run_id
+                self.servers = tuple(message.welcome.servers)
                 self._patience = message.welcome.master_outage_timeout_seconds
                 self._welcomed.set()
             case "key_value":
