@@ -1,12 +1,11 @@
 """A server's log: what it was told, written before it answers.
 
 The directory holds segments `log-000000000001` and on, and `base.json`, which says in which segment the log
-begins and what the rows were there: nothing, those of a checkpoint, or those of a snapshot that lies beside it.
-Whoever reads the base and then all records from that segment on is where the server was.
+begins and what the rows were there: nothing, those of a checkpoint, or those of a snapshot beside it. Whoever reads the base and then all records from that segment on is where the server was.
 
 A record is 12 bytes (length, CRC-32 of the data, CRC-32 of these two) and the data. A record that ends after
-the end of the file was not answered: it is cut off. Anything else that is not as it was written is damage, and
-then nothing of the log counts.
+the end of the file was not answered: it is cut off. Anything else that is not as it was written is damage,
+and then nothing of the log counts.
 
 Promise: what `append` has returned from survives the end of the process; it is written whole or not at all.
 It does not wait for the disk. So a log counts only on the machine, and until the reboot, on which it was

@@ -191,7 +191,8 @@ def pull(index, meta, rows, stride, dim, ids, oldest, key, kind, a, b, out):
         for i in range(size):
             slot = slots[i]
             to = (start + i) * dim
-            if slot >= 0 and meta[META * slot + 1] >= oldest:
+            # Where nothing is ever forgotten, `meta` is left alone: it lies elsewhere in memory.
+            if slot >= 0 and (oldest < 0 or meta[META * slot + 1] >= oldest):
                 at = slot * stride
                 for j in range(dim):
                     out[to + j] = rows[at + j]
@@ -205,9 +206,10 @@ def find(index, meta, ids, oldest, slots):
     mask = index.size // 2 - 1
     for i in range(ids.size):
         slots[i] = _find(index, mask, ids[i])
-    for i in range(ids.size):
-        if slots[i] >= 0 and meta[META * slots[i] + 1] < oldest:
-            slots[i] = -1
+    if oldest > 0:
+        for i in range(ids.size):
+            if slots[i] >= 0 and meta[META * slots[i] + 1] < oldest:
+                slots[i] = -1
 
 
 @numba.njit(types.void(_INDEX, _META, _I, _I), cache=True, nogil=True)

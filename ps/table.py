@@ -153,8 +153,8 @@ class Table:
         if described.own_learning_rate:
             if self._optimizer.learning_rate is None:
                 raise Invalid(
-                    f"table {name!r}: the learning rate of its optimizer is a schedule: expected a number, or "
-                    "leave the table's optimizer out, so that the rows learn at the rate of the model's"
+                    f"table {name!r}: the learning rate of its optimizer is a schedule: expected a number, "
+                    "or leave the table's optimizer out, so that the rows learn at the rate of the model's"
                 )
             self._own_rate = self._optimizer.learning_rate
         self._key = native.table_key(seed, name, self._initial.seed)
