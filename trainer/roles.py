@@ -17,8 +17,6 @@ from trainer.data import Batch
 from trainer.described import Described
 from trainer.epochs import Epochs, Turn
 
-NOW = -1  # of a `pull`: the state that this worker is at, whichever that is
-
 
 @dataclass(frozen=True, slots=True)
 class Table:
@@ -51,7 +49,6 @@ class Rows(Protocol):
         """Rows of the state at `step`.
 
         Args:
-            step: NOW: of what `enter` and `took` have told last; for an evaluation, which no step is part of.
             ids: of each table, int64 [n], each once; they may be none.
 
         Returns:
