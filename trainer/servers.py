@@ -65,8 +65,8 @@ class ParameterServers:
         self._interrupt.arm()
 
     def claim(self, worker: int) -> int:
-        """Greater than all that a server knows. Of two roots that ask at the same time, as after one was taken
-        for dead, each gets another number: it ends with the worker's."""
+        """Greater than all that a server knows. Of two roots that ask at the same time, as when one has been
+        given up, each gets another number: it ends with the worker's."""
         newest = max((position.generation for position in self._declare().values()), default=0)
         return (newest // WORKERS + 1) * WORKERS + worker % WORKERS
 

@@ -427,8 +427,10 @@ class Worker:
         start, stop = self.steps.positions(self.step) if training else (0, 0)
         # A rank without a record takes part all the same, with weight zero.
         part = batch if self.in_flight else None
-        if self.servers is not None and training and part is None and not self.follows:
-            self.servers.pull(self.step, ())  # all servers hear of each step, also of one without a record
+        if self.servers is not None and part is None and not self.follows:
+            self.servers.pull(
+                self.step, ()
+            )  # all servers hear of each step, also before one without a record
         sums = self.learner.sums(part, told, self.step, rank, stop - start)
         # From here on the step has happened, for this rank. And all have the one before it.
         self.report.step_summed(sums.waited)
