@@ -29,7 +29,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--index", type=int, default=0, help="which server this is, from 0")
     parser.add_argument("--servers", type=int, default=1, help="how many there are")
     parser.add_argument("--listen", default="127.0.0.1:0", metavar="HOST:PORT")
-    parser.add_argument("--run-id", default="", help="of the job")
+    parser.add_argument("--run-id", default="", help="of the job; default: of whose workers come")
     parser.add_argument("--token-file", type=Path, help="with the job's token; else it is in EDL_TOKEN")
     parser.add_argument("--log-dir", type=Path, help="of this server alone")
     parser.add_argument("--checkpoint-dir", default="", help="where the job writes its checkpoints")
@@ -46,8 +46,8 @@ def main(argv: list[str] | None = None) -> int:
             from ps import native  # noqa: F401
 
             return 0
-        if args.log_dir is None or not args.run_id:
-            parser.error("--run-id and --log-dir are required")
+        if args.log_dir is None:
+            parser.error("--log-dir is required")
         if not 0 <= args.index < args.servers:
             parser.error(f"--index {args.index}: expected 0 to {args.servers - 1}")
         return asyncio.run(_serve(args))
@@ -69,16 +69,18 @@ async def _serve(args: argparse.Namespace) -> int:
         asyncio.get_running_loop().add_signal_handler(number, ending.set)
     if args.attached:
         _on_end_of_input(ending)
-    server = Server(
-        args.index,
-        args.servers,
-        args.run_id,
-        args.log_dir,
-        args.checkpoint_dir,
-        args.memory_limit,
-        log.warning,
-    )
-    service = Service(server)
+    kept = args.log_dir / "run"  # whose log it is, where nobody says whose server this is
+
+    def of_run(run_id: str) -> Server:
+        server = Server(args.index, args.servers, run_id, args.log_dir, args.checkpoint_dir, args.memory_limit,
+                        log.warning)  # fmt: skip
+        if not args.run_id:
+            _write_whole(kept, run_id)
+        return server
+
+    known = kept.read_text(encoding="utf-8") if kept.exists() else ""
+    server = of_run(args.run_id or known)
+    service = Service(server, None if args.run_id else of_run)
     listener = Listener(tokens, options=OPTIONS)
     port = await listener.start(args.listen, service.register)
     address = f"{args.listen.rpartition(':')[0]}:{port}"

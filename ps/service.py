@@ -51,10 +51,14 @@ log = structlog.get_logger()
 
 
 class Service:
-    """Answers the calls for one server, until `close`."""
+    """Answers the calls for one server, until `close`.
 
-    def __init__(self, server: Server):
-        self._server = server
+    Args:
+        another: makes a server of another run, should one begin; None: this one is of one run for good.
+    """
+
+    def __init__(self, server: Server, another: Callable[[str], Server] | None = None):
+        self._server, self._another = server, another
         self._native = ThreadPoolExecutor(1, "native")
         self._beside = ThreadPoolExecutor(2, "beside")  # copies, and files that are written
         self._settled = asyncio.Event()
@@ -96,6 +100,9 @@ class Service:
     # --- calls
 
     async def _declare(self, request: pb.Tables, _: Context) -> pb.Position:
+        if self._another is not None and request.run_id != self._server.run_id:
+            await self._on(self._native, lambda: self._begin(request.run_id))
+            self._wake()  # who waits is of the run before, and is told so
         return await self._do(self._server.declare, request)
 
     async def _settle(self, request: pb.SettleRequest, _: Context) -> pb.Position:
@@ -144,6 +151,14 @@ class Service:
         except Unavailable as error:
             log.warning(str(error))
         self._snapshot = None
+
+    def _begin(self, run_id: str) -> None:
+        """From now on be a server of that run. What there is of another one has ended with it."""
+        if run_id != self._server.run_id:
+            assert self._another is not None
+            log.info(f"run {run_id} begins; the rows of run {self._server.run_id or '(none)'} are dropped")
+            self._server.close()
+            self._server = self._another(run_id)
 
     # --- how they are done
 
