@@ -1,7 +1,8 @@
 """A server's log: what it was told, written before it answers.
 
 The directory holds segments `log-000000000001` and on, and `base.json`, which says in which segment the log
-begins and what the rows were there: nothing, those of a checkpoint, or those of a snapshot beside it. Whoever reads the base and then all records from that segment on is where the server was.
+begins and what the rows were there: nothing, those of a checkpoint, or those of a snapshot beside it. Whoever
+reads the base and then all records from that segment on is where the server was.
 
 A record is 12 bytes (length, CRC-32 of the data, CRC-32 of these two) and the data. A record that ends after
 the end of the file was not answered: it is cut off. Anything else that is not as it was written is damage,
