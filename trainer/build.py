@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from threading import Event
@@ -25,7 +24,7 @@ from edl.contract.layout import Layout, Part
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.steps import Steps
 from edl.errors import ModelError
-from edl.layers.embedding import rows_elsewhere
+from edl.layers.embedding import keep_rows_elsewhere
 from trainer import output_lock, user_model
 from trainer.build_frozen import build_frozen
 from trainer.callback_rules import accepted
@@ -92,9 +91,9 @@ def build(stream: MasterStream, memory: MemoryCopy | None = None) -> Worker:
     session.cuts(ring.cut)
     if not config.trains:
         return build_frozen(config, stream, module, module.model(), ring, watchdog.watch)
-    elsewhere = rows_elsewhere if config.servers else nullcontext
-    with elsewhere():
-        model, reader = module.model(), module.reader("train")
+    if config.servers:
+        keep_rows_elsewhere()
+    model, reader = module.model(), module.reader("train")
     assert reader is not None
     size = len(reader)
     refuse_empty(size, "train", module.name, config.data.allow_empty)
@@ -106,9 +105,8 @@ def build(stream: MasterStream, memory: MemoryCopy | None = None) -> Worker:
     tried = records.first(TRIED_RECORDS)
     samples = [records.these(several) for several in (tried, *([i] for i in tried))] if tried else []
     warn = session.warn if stream.rehearses else log.warning  # one worker tells it for all
-    with elsewhere():
-        learner = learner_of(model, samples, ring, training.inexact_loss, warn, training.accumulate_steps,
-                             training.compression)  # fmt: skip
+    learner = learner_of(model, samples, ring, training.inexact_loss, warn, training.accumulate_steps,
+                         training.compression)  # fmt: skip
     servers = servers_of(config, stream, learner)
 
     history = HistoryFiles(Path(stream.output) if stream.output else None)
@@ -137,9 +135,10 @@ def build(stream: MasterStream, memory: MemoryCopy | None = None) -> Worker:
         further=config.export.further,
         verify=ahead.take if ahead is not None else None,
         source=config.model.source,
+        whole=learner.whole,
     )  # fmt: skip
     batches = Batches(records, training.batch_size, buffer * AHEAD)
-    evaluation = evaluation_of(config, module, model, samples, batches.steps, watchdog.watch, warn)
+    evaluation = evaluation_of(config, module, learner, samples, batches.steps, watchdog.watch, warn)
     if size:
         before = learner.kept()
         warm_up(config, ring, learner, records)
@@ -147,8 +146,9 @@ def build(stream: MasterStream, memory: MemoryCopy | None = None) -> Worker:
         if stream.rehearses:
             keeps = bool(stream.output)
             features = samples[0].x if samples else None
-            rehearse(model, module, watchdog.watch, config.data.allow_empty, session.warn, keeps,
-                     config.export.further, features, config.export.verify)  # fmt: skip
+            with learner.whole():  # of rows, there are those of the warm-up
+                rehearse(model, module, watchdog.watch, config.data.allow_empty, session.warn, keeps,
+                         config.export.further, features, config.export.verify)  # fmt: skip
         learner.restore(before)
     if servers is not None:
         assert isinstance(learner, KerasLearner)
@@ -244,7 +244,7 @@ def learner_of(
 def evaluation_of(
     config: Config,
     module: UserModel,
-    model: Any,
+    learner: KerasLearner | OwnStepLearner,
     samples: Sequence[Batch],
     steps: Steps,
     watch: Watch,
@@ -263,7 +263,7 @@ def evaluation_of(
     if not sources or not samples:
         return None
     try:
-        metrics = EvaluationMetrics(model, samples[0], warn)
+        metrics = EvaluationMetrics(learner.model, samples[0], warn, learner.reading)
     except Exception as error:  # the rehearsal tells it, of which one worker is in charge
         log.warning(f"the ring does not evaluate the model: {described(error)}")
         return None
