@@ -47,6 +47,7 @@ from trainer.rehearsal import refuse_empty, rehearse
 from trainer.ring.base import Ring, RingBroken
 from trainer.ring.horovod import HorovodRing
 from trainer.roles import Learner
+from trainer.servers import ParameterServers
 from trainer.session.client import MasterStream
 from trainer.session.orders import FormRing
 from trainer.session.state import Session
@@ -143,7 +144,11 @@ def build(stream: MasterStream, memory: MemoryCopy | None = None) -> Worker:
             rehearse(model, module, watchdog.watch, config.data.allow_empty, session.warn, keeps,
                      config.export.further, features, config.export.verify)  # fmt: skip
         learner.restore(before)
-    checkpoints = of_job(config, session, learner, stream.run_id)
+    servers = None
+    if isinstance(learner, KerasLearner) and learner.tables:
+        servers = servers_of(stream, ring, training.seed)
+        learner.use(servers, lambda: worker.ledger.step)
+    checkpoints = of_job(config, session, learner, stream.run_id, servers)
     warm_start = warm_start_of_job(config, model, learner, session.began_with)
     if warm_start is not None and stream.rehearses:
         own, _ = checkpoints.newest(batches.layout) if checkpoints else (0, None)
@@ -158,11 +163,23 @@ def build(stream: MasterStream, memory: MemoryCopy | None = None) -> Worker:
     if memory is not None:
         memory.open(stream.run_id, learner.fingerprint(), [len(part) for part in learner.parts()])
     callbacks = callbacks_of(config, module, learner, batches.steps, watchdog.watch, warn)
-    worker = Worker(
+    worker: Worker = Worker(
         config, session, ring, learner, batches, report, export,
-        checkpoints, begin, evaluation, callbacks, history, memory, export.keep,
+        checkpoints, begin, evaluation, callbacks, history, memory, export.keep, servers,
     )  # fmt: skip
     return worker
+
+
+def servers_of(stream: MasterStream, ring: Ring, seed: int) -> ParameterServers:
+    """Those of the job, which are not waited for when the ring is cut."""
+    servers = ParameterServers.at(stream.servers, stream.token, stream.run_id, seed)
+
+    def cut() -> None:
+        ring.cut()
+        servers.cut()
+
+    stream.session.cuts(cut)
+    return servers
 
 
 class Sums(Protocol):

@@ -71,14 +71,6 @@ class Rows(Protocol):
         """
         ...
 
-    def all_rows(self, table: int) -> tuple[np.ndarray, np.ndarray]:
-        """All rows of the table of this number that there are at the state that this worker is at.
-
-        Returns:
-            ids int64 [n], each once, in any order, and rows float32 [n, dim].
-        """
-        ...
-
 
 class Servers(Rows, Protocol):
     """The same, as the loop sees them."""

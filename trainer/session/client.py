@@ -102,6 +102,7 @@ class MasterStream:
         self.session = Session(worker, self._send, threading.Event())
         self.config_json = ""
         self.output = self.salvage = ""
+        self.servers: tuple[str, ...] = ()  # host:port of the parameter servers, by index
         self.rehearses = False
         self.store_port = 0
         self.address, self._token, self._run_id, self._connect = address, token, run_id, connect
@@ -117,6 +118,11 @@ class MasterStream:
         self._store = KeyValueStore(self._relay)
         self._members: tuple[int, ...] = ()  # of the ring whose store it is, by rank
         self._drained = threading.Event()
+
+    @property
+    def token(self) -> str:
+        """The job's."""
+        return self._token
 
     @property
     def run_id(self) -> str:
@@ -309,6 +315,7 @@ class MasterStream:
                 log.follow(self.config_json)
                 self.salvage, self.rehearses = message.welcome.salvage, message.welcome.rehearse
                 self.session.worker, self._run_id = message.welcome.worker, message.run_id
+                self.servers = tuple(message.welcome.servers)
                 self._patience = message.welcome.master_outage_timeout_seconds
                 self._welcomed.set()
             case "key_value":
