@@ -24,6 +24,7 @@ from edl.contract.layout import Layout, Part
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.steps import Steps
 from edl.errors import ModelError
+from edl.layers.embedding import keep_rows_elsewhere
 from trainer import output_lock, user_model
 from trainer.build_frozen import build_frozen
 from trainer.callback_rules import accepted
@@ -90,6 +91,8 @@ def build(stream: MasterStream, memory: MemoryCopy | None = None) -> Worker:
     session.cuts(ring.cut)
     if not config.trains:
         return build_frozen(config, stream, module, module.model(), ring, watchdog.watch)
+    if config.servers:
+        keep_rows_elsewhere()
     model, reader = module.model(), module.reader("train")
     assert reader is not None
     size = len(reader)
@@ -131,9 +134,10 @@ def build(stream: MasterStream, memory: MemoryCopy | None = None) -> Worker:
         further=config.export.further,
         verify=ahead.take if ahead is not None else None,
         source=config.model.source,
+        whole=learner.whole,
     )  # fmt: skip
     batches = Batches(records, training.batch_size, buffer * AHEAD)
-    evaluation = evaluation_of(config, module, model, samples, batches.steps, watchdog.watch, warn)
+    evaluation = evaluation_of(config, module, learner, samples, batches.steps, watchdog.watch, warn)
     if size:
         before = learner.kept()
         warm_up(config, ring, learner, records)
@@ -141,8 +145,9 @@ def build(stream: MasterStream, memory: MemoryCopy | None = None) -> Worker:
         if stream.rehearses:
             keeps = bool(stream.output)
             features = samples[0].x if samples else None
-            rehearse(model, module, watchdog.watch, config.data.allow_empty, session.warn, keeps,
-                     config.export.further, features, config.export.verify)  # fmt: skip
+            with learner.whole():  # of rows, there are those of the warm-up
+                rehearse(model, module, watchdog.watch, config.data.allow_empty, session.warn, keeps,
+                         config.export.further, features, config.export.verify)  # fmt: skip
         learner.restore(before)
     servers = None
     if isinstance(learner, KerasLearner) and learner.tables:
@@ -228,7 +233,7 @@ def learner_of(
 def evaluation_of(
     config: Config,
     module: UserModel,
-    model: Any,
+    learner: KerasLearner | OwnStepLearner,
     samples: Sequence[Batch],
     steps: Steps,
     watch: Watch,
@@ -247,7 +252,7 @@ def evaluation_of(
     if not sources or not samples:
         return None
     try:
-        metrics = EvaluationMetrics(model, samples[0], warn)
+        metrics = EvaluationMetrics(learner.model, samples[0], warn, learner.reading)
     except Exception as error:  # the rehearsal tells it, of which one worker is in charge
         log.warning(f"the ring does not evaluate the model: {described(error)}")
         return None

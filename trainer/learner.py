@@ -90,7 +90,7 @@ class KerasLearner:
         if sample is not None:
             self._build(sample)
         self.lookups = Lookups(model)
-        self.lookups.rows = rows or LocalRows(self.lookups.tables)
+        self.use(rows or LocalRows(self.lookups.tables))
         self._fingerprint = ""
         self._variables = _state_of(model)
         self._metrics: TrainingMetrics | None = None
@@ -163,6 +163,14 @@ class KerasLearner:
             at: the step of the state that the model has: of which its rows are where it is evaluated.
         """
         self.lookups.rows, self.lookups.at = rows, at
+
+    def whole(self) -> contextlib.AbstractContextManager[None]:
+        """Within it, the model has the rows of its tables as variables: so it can be saved."""
+        return self.lookups.filled()
+
+    def reading(self) -> contextlib.AbstractContextManager[None]:
+        """Around what runs the model outside of a step: a ring that was cut meanwhile is RingBroken."""
+        return self.lookups.errors()
 
     def commit(self, step: int, sums: control.Sums) -> Commit:
         """What the servers have to know of the step that was taken at `step`, before it is applied."""

@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import keras
 import numpy as np
@@ -33,6 +33,19 @@ WHOLE = ("clipnorm", "global_clipnorm", "weight_decay", "use_ema", "loss_scale_f
          "gradient_accumulation_steps")  # fmt: skip
 
 
+@runtime_checkable
+class WholeTables(Protocol):
+    """Rows that can be had all at once."""
+
+    def all_rows(self, table: int) -> tuple[np.ndarray, np.ndarray]:
+        """All rows that the table of this number has, at the state that this worker is at.
+
+        Returns:
+            ids int64 [n], each once, in any order, and rows float32 [n, dim].
+        """
+        ...
+
+
 class Lookups:
     """Those of one model.
 
@@ -44,7 +57,10 @@ class Lookups:
     """
 
     def __init__(self, model: keras.Model):
+        self._model = model
         self.layers = [layer for layer in model._flatten_layers() if _is_on_servers(layer)]
+        if self.layers:
+            _refuse_optimizer(getattr(model, "optimizer", None))
         self.tables = tuple(_table(layer, model) for layer in self.layers)
         names = [table.name for table in self.tables]
         if twice := sorted({name for name in names if names.count(name) > 1}):
@@ -52,8 +68,6 @@ class Lookups:
                 f"several layers are named {twice[0]!r}: each edl.layers.Embedding is a table of its own, "
                 "and its rows are told by its name. Give them different names, or use one layer several times"
             )
-        if self.tables:
-            _refuse_optimizer(model.optimizer)
         self.rows: Rows | None = None
         self.at: Callable[[], int] = lambda: 0  # the step of the state that the model has
         self._numbers = {id(layer): number for number, layer in enumerate(self.layers)}
@@ -133,18 +147,32 @@ class Lookups:
 
     @contextmanager
     def filled(self) -> Iterator[None]:
-        """Inside, the model has all rows that there are, as variables: it can be saved."""
-        if not self.tables:
-            yield
-            return
-        assert self.rows is not None, "nobody has any rows"
+        """Inside, the model has all rows that there are, as variables: it can be saved.
+
+        Raises:
+            ModelError: they cannot be had.
+        """
+        if self.tables and not isinstance(self.rows, WholeTables):
+            names = ", ".join(repr(table.name) for table in self.tables)
+            raise ModelError(
+                f"the saved model has no rows of {names}: they are on the servers, which cannot be asked for "
+                "all of them yet, and in the job's checkpoints"
+            )
         try:
             for number, layer in enumerate(self.layers):
+                assert isinstance(self.rows, WholeTables)
                 layer.fill(*self.rows.all_rows(number))
+            self._forget_graphs()
             yield
         finally:
             for layer in self.layers:
                 layer.empty()
+            self._forget_graphs()
+
+    def _forget_graphs(self) -> None:
+        """Those that Keras keeps: what they look up is decided when they are traced."""
+        if self.tables:
+            self._model.train_function = self._model.test_function = self._model.predict_function = None
 
 
 @dataclass

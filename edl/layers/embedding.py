@@ -4,7 +4,8 @@ Where a table's rows are is not the model's affair:
 
     variable    an ordinary variable of `input_dim` rows: in plain Keras, and where a ring has the whole model
     servers     nowhere in this process: they are asked for (trainer/lookups.py)
-    saved       a variable of the ids that were seen, and one of their rows: what a model is saved with
+    saved       a variable of the ids that were seen, and one of their rows: what a model is saved with. They
+                are not trained, unless that is asked for (`layer.embeddings.trainable = True`)
 
 Ids are integers of up to 64 bits, or texts, of which FarmHash's 64-bit fingerprint is taken (modulo 2^63 - 1,
 or modulo `input_dim`). It is the same on every machine and in every version.
@@ -205,7 +206,11 @@ class Embedding(keras.layers.Layer):
             name="ids", shape=(count,), dtype="int64", initializer="zeros", trainable=False
         )
         self.embeddings = self.add_weight(
-            name="embeddings", shape=(count, self.dim), dtype="float32", initializer="zeros"
+            name="embeddings",
+            shape=(count, self.dim),
+            dtype="float32",
+            initializer="zeros",
+            trainable=False,  # so that the model is saved with the optimizer's variables that it has
         )
 
     # --- rows
@@ -282,6 +287,11 @@ def rows_elsewhere() -> Iterator[None]:
         yield
     finally:
         _elsewhere.rows = before
+
+
+def keep_rows_elsewhere() -> None:
+    """The same, for all layers that this process builds from now on."""
+    _elsewhere.rows = True
 
 
 @contextlib.contextmanager
