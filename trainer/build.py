@@ -107,7 +107,7 @@ def build(stream: MasterStream, memory: MemoryCopy | None = None) -> Worker:
     warn = session.warn if stream.rehearses else log.warning  # one worker tells it for all
     learner = learner_of(model, samples, ring, training.inexact_loss, warn, training.accumulate_steps,
                          training.compression)  # fmt: skip
-    servers = servers_of(config, stream, learner)
+    servers = servers_of(config, stream, ring, learner)
 
     history = HistoryFiles(Path(stream.output) if stream.output else None)
 
@@ -151,8 +151,7 @@ def build(stream: MasterStream, memory: MemoryCopy | None = None) -> Worker:
                          config.export.further, features, config.export.verify)  # fmt: skip
         learner.restore(before)
     if servers is not None:
-        assert isinstance(learner, KerasLearner)
-        learner.use(servers)
+        learner.use(servers, lambda: worker.ledger.step)
     checkpoints = of_job(config, session, learner, stream.run_id, servers)
     warm_start = warm_start_of_job(config, model, learner, session.began_with)
     if warm_start is not None and stream.rehearses:
@@ -168,7 +167,7 @@ def build(stream: MasterStream, memory: MemoryCopy | None = None) -> Worker:
     if memory is not None:
         memory.open(stream.run_id, learner.fingerprint(), [len(part) for part in learner.parts()])
     callbacks = callbacks_of(config, module, learner, batches.steps, watchdog.watch, warn)
-    worker = Worker(
+    worker: Worker = Worker(
         config, session, ring, learner, batches, report, export,
         checkpoints, begin, evaluation, callbacks, history, memory, export.keep, servers,
     )  # fmt: skip
@@ -176,9 +175,10 @@ def build(stream: MasterStream, memory: MemoryCopy | None = None) -> Worker:
 
 
 def servers_of(
-    config: Config, stream: MasterStream, learner: KerasLearner | OwnStepLearner
+    config: Config, stream: MasterStream, ring: Ring, learner: KerasLearner | OwnStepLearner
 ) -> ParameterServers | None:
-    """Who has the rows of the model's tables; None: the job has no servers.
+    """Who has the rows of the model's tables, and is not waited for when the ring is cut; None: the job has no
+    servers.
 
     Raises:
         ModelError: it has some, and the model has no use for them.
@@ -195,7 +195,14 @@ def servers_of(
             f"mode is {config.mode}, and the model has no edl.layers.Embedding, so nothing of it would be on "
             "parameter servers: set mode=train"
         )
-    return ParameterServers.at(stream.servers, stream.token, stream.run_id, config.training.seed)
+    servers = ParameterServers.at(stream.servers, stream.token, stream.run_id, config.training.seed)
+
+    def cut() -> None:
+        ring.cut()
+        servers.cut()
+
+    stream.session.cuts(cut)
+    return servers
 
 
 class Sums(Protocol):

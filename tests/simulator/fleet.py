@@ -204,7 +204,7 @@ class Fleet:
     def export(self, w: Sim, worth: Mapping[str, float] | None) -> None:
         """First it saves, then it evaluates; it may be lost during either."""
         self.world.checks.exports(w, worth)
-        if w.servers is not None:
+        if w.servers is not None and self.world.size:
             w.servers.pull(w.step, ())
             while not self.world.servers.judge(w):
                 w.servers.pull(w.step, ())

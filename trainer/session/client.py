@@ -102,8 +102,8 @@ class MasterStream:
         self.session = Session(worker, self._send, threading.Event())
         self.config_json = ""
         self.output = self.salvage = ""
-        self.rehearses = False
         self.servers: tuple[str, ...] = ()  # host:port of the parameter servers, by index
+        self.rehearses = False
         self.store_port = 0
         self.address, self._token, self._run_id, self._connect = address, token, run_id, connect
         self._succeeds, self._brings_state = succeeds, brings_state
