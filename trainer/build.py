@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from threading import Event
@@ -24,6 +25,7 @@ from edl.contract.layout import Layout, Part
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.steps import Steps
 from edl.errors import ModelError
+from edl.layers.embedding import rows_elsewhere
 from trainer import output_lock, user_model
 from trainer.build_frozen import build_frozen
 from trainer.callback_rules import accepted
@@ -47,6 +49,7 @@ from trainer.rehearsal import refuse_empty, rehearse
 from trainer.ring.base import Ring, RingBroken
 from trainer.ring.horovod import HorovodRing
 from trainer.roles import Learner
+from trainer.servers import ParameterServers
 from trainer.session.client import MasterStream
 from trainer.session.orders import FormRing
 from trainer.session.state import Session
@@ -89,7 +92,9 @@ def build(stream: MasterStream, memory: MemoryCopy | None = None) -> Worker:
     session.cuts(ring.cut)
     if not config.trains:
         return build_frozen(config, stream, module, module.model(), ring, watchdog.watch)
-    model, reader = module.model(), module.reader("train")
+    elsewhere = rows_elsewhere if config.servers else nullcontext
+    with elsewhere():
+        model, reader = module.model(), module.reader("train")
     assert reader is not None
     size = len(reader)
     refuse_empty(size, "train", module.name, config.data.allow_empty)
@@ -101,8 +106,10 @@ def build(stream: MasterStream, memory: MemoryCopy | None = None) -> Worker:
     tried = records.first(TRIED_RECORDS)
     samples = [records.these(several) for several in (tried, *([i] for i in tried))] if tried else []
     warn = session.warn if stream.rehearses else log.warning  # one worker tells it for all
-    learner = learner_of(model, samples, ring, training.inexact_loss, warn, training.accumulate_steps,
-                         training.compression)  # fmt: skip
+    with elsewhere():
+        learner = learner_of(model, samples, ring, training.inexact_loss, warn, training.accumulate_steps,
+                             training.compression)  # fmt: skip
+    servers = servers_of(config, stream, learner)
 
     history = HistoryFiles(Path(stream.output) if stream.output else None)
 
@@ -143,7 +150,10 @@ def build(stream: MasterStream, memory: MemoryCopy | None = None) -> Worker:
             rehearse(model, module, watchdog.watch, config.data.allow_empty, session.warn, keeps,
                      config.export.further, features, config.export.verify)  # fmt: skip
         learner.restore(before)
-    checkpoints = of_job(config, session, learner, stream.run_id)
+    if servers is not None:
+        assert isinstance(learner, KerasLearner)
+        learner.use(servers)
+    checkpoints = of_job(config, session, learner, stream.run_id, servers)
     warm_start = warm_start_of_job(config, model, learner, session.began_with)
     if warm_start is not None and stream.rehearses:
         own, _ = checkpoints.newest(batches.layout) if checkpoints else (0, None)
@@ -160,9 +170,32 @@ def build(stream: MasterStream, memory: MemoryCopy | None = None) -> Worker:
     callbacks = callbacks_of(config, module, learner, batches.steps, watchdog.watch, warn)
     worker = Worker(
         config, session, ring, learner, batches, report, export,
-        checkpoints, begin, evaluation, callbacks, history, memory, export.keep,
+        checkpoints, begin, evaluation, callbacks, history, memory, export.keep, servers,
     )  # fmt: skip
     return worker
+
+
+def servers_of(
+    config: Config, stream: MasterStream, learner: KerasLearner | OwnStepLearner
+) -> ParameterServers | None:
+    """Who has the rows of the model's tables; None: the job has no servers.
+
+    Raises:
+        ModelError: it has some, and the model has no use for them.
+    """
+    if not config.servers:
+        return None
+    if isinstance(learner, OwnStepLearner):
+        raise ModelError(
+            f"mode is {config.mode}, and the model has its own train_step(): what that does with rows "
+            "that are on servers, nobody knows. Take it out, or set mode=train"
+        )
+    if not learner.tables and learner.model.built:
+        raise ModelError(
+            f"mode is {config.mode}, and the model has no edl.layers.Embedding, so nothing of it would be on "
+            "parameter servers: set mode=train"
+        )
+    return ParameterServers.at(stream.servers, stream.token, stream.run_id, config.training.seed)
 
 
 class Sums(Protocol):

@@ -156,9 +156,13 @@ class KerasLearner:
         """Whose rows are on servers."""
         return self.lookups.tables
 
-    def use(self, rows: Rows) -> None:
-        """From now on the rows of the tables are these."""
-        self.lookups.rows = rows
+    def use(self, rows: Rows, at: Callable[[], int] = lambda: 0) -> None:
+        """From now on the rows of the tables are these.
+
+        Args:
+            at: the step of the state that the model has: of which its rows are where it is evaluated.
+        """
+        self.lookups.rows, self.lookups.at = rows, at
 
     def commit(self, step: int, sums: control.Sums) -> Commit:
         """What the servers have to know of the step that was taken at `step`, before it is applied."""

@@ -50,20 +50,8 @@ class LocalRows:
         with self._lock:
             return self._tables[table].all()
 
-    def enter(self, generation: int, step: int, root: bool) -> int | None:
-        return None
-
-    def restore(self, generation: int, step: int, attempt: str) -> None:
-        """There is no checkpoint: only the beginning can be gone back to."""
-        assert step == 0, "rows of this process are in no checkpoint"
-        with self._lock:
-            self._staged.clear()
-            for table in self._tables:
-                table.forget()
-
-    def took(self, commit: Commit | None) -> None:
-        if commit is None:
-            return
+    def took(self, commit: Commit) -> None:
+        """Apply the step, or drop it."""
         with self._lock:
             staged = [(rank, g) for (step, rank), g in sorted(self._staged.items(), key=lambda s: s[0])
                       if step == commit.step]  # fmt: skip
@@ -89,9 +77,6 @@ class _Rows:
         made = json.loads(table.optimizer)
         self._optimizer, self._config = made["class_name"], made["config"]
         self._rows: dict[int, _Row] = {}
-
-    def forget(self) -> None:
-        self._rows.clear()
 
     def of(self, ids: np.ndarray) -> np.ndarray:
         found = np.zeros((len(ids), self._table.dim), np.float32)

@@ -6,8 +6,8 @@
     stage       these are on the servers before this rank takes part in the step's sums
 
 The forward pass is traced twice, and asks for rows in the same order: so a table's ids are told by their
-place. Ids may depend on anything but rows. What runs a model outside of a step (an evaluation, a prediction, a
-user's callback) asks for rows while it runs, layer by layer.
+place. Ids may depend on anything but rows. What runs a model outside of a step (an evaluation, a prediction,
+a user's callback) asks for rows while it runs, layer by layer.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import tensorflow as tf
 
 from edl.errors import DataError, ModelError
 from edl.layers.embedding import Embedding, rows_from
-from trainer.roles import NOW, Rows, Table
+from trainer.roles import Rows, Table
 
 OPTIMIZERS = ("SGD", "Adagrad", "Adam", "Ftrl")  # that servers have
 # What an optimizer may have that takes more than a row and its gradient.
@@ -49,12 +49,13 @@ class Lookups:
         names = [table.name for table in self.tables]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ModelError(
-                f"several layers are named {twice[0]!r}: each edl.layers.Embedding is a table of its own, and "
-                "its rows are told by its name. Give them different names, or use one layer several times"
+                f"several layers are named {twice[0]!r}: each edl.layers.Embedding is a table of its own, "
+                "and its rows are told by its name. Give them different names, or use one layer several times"
             )
         if self.tables:
             _refuse_optimizer(model.optimizer)
         self.rows: Rows | None = None
+        self.at: Callable[[], int] = lambda: 0  # the step of the state that the model has
         self._numbers = {id(layer): number for number, layer in enumerate(self.layers)}
         self._failed: Exception | None = None
         self._failing = threading.Lock()
@@ -120,7 +121,7 @@ class Lookups:
             nothing = np.zeros(0, np.int64)
             asked = [ids if n == number else nothing for n in range(len(self.tables))]
             try:
-                return self.pull(NOW, asked)[number]
+                return self.pull(self.at(), asked)[number]
             except Exception as error:
                 with self._failing:
                     self._failed = self._failed or error
@@ -196,8 +197,8 @@ class Recorder:
             sites = [site.ids for site in self._sites if site.table == number]
             if self._graph is not None and self._depend_on_rows(sites):
                 raise ModelError(
-                    f"the ids of layer {layer.name!r} depend on rows of an edl.layers.Embedding. Its rows are "
-                    "on servers, and all ids of a step must be known before it"
+                    f"the ids of layer {layer.name!r} depend on rows of an edl.layers.Embedding. Its rows "
+                    "are on servers, and all ids of a step must be known before it"
                 )
             flat = tf.concat(sites, 0) if sites else tf.zeros([0], tf.int64)
             of_table = tf.unique(flat)
@@ -247,8 +248,8 @@ class Given:
         places = self._places[number][start : start + count]
         if self._ids is not None and not np.array_equal(self._ids[number][places.numpy()], ids.numpy()):
             raise ModelError(
-                f"the ids of layer {layer.name!r} are others in a second run of the same step: they depend on "
-                "rows of an edl.layers.Embedding. All ids of a step must be known before it"
+                f"the ids of layer {layer.name!r} are others in a second run of the same step: they depend "
+                "on rows of an edl.layers.Embedding. All ids of a step must be known before it"
             )
         return tf.gather(self.rows[number], places)
 
@@ -266,8 +267,8 @@ def _table(layer: Embedding, model: keras.Model) -> Table:
         _refuse_own_optimizer(layer)
     elif model.optimizer is not None and type(model.optimizer).__name__ not in OPTIMIZERS:
         raise ModelError(
-            f"layer {layer.name!r} has rows on servers, which train them with {', '.join(OPTIMIZERS)}, and not "
-            f"with the model's {type(model.optimizer).__name__}. Give the layer its own: Embedding(..., "
+            f"layer {layer.name!r} has rows on servers, which train them with {', '.join(OPTIMIZERS)}, and "
+            f"not with the model's {type(model.optimizer).__name__}. Give the layer its own: Embedding(..., "
             "optimizer=...)"
         )
     if not own:

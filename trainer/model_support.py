@@ -106,8 +106,8 @@ def computes_its_own_loss(model: keras.Model) -> bool:
 
 
 def is_plain(model: keras.Model) -> bool:
-    """Whether the model consists of Keras' own layers and edl's, and its loss is made of compiled losses: none
-    of them mixes the records of a batch, BatchNormalization aside."""
+    """Whether the model consists of Keras' own layers and edl's, and its loss is made of compiled losses:
+    none of them mixes the records of a batch, BatchNormalization aside."""
     layers = list(model._flatten_layers())
     operations = [op for layer in layers for op in getattr(layer, "operations", ())]
     losses = [entry.loss for entry in getattr(model._compile_loss, "_flat_losses", None) or ()]

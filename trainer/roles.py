@@ -17,8 +17,6 @@ from trainer.data import Batch
 from trainer.described import Described
 from trainer.epochs import Epochs, Turn
 
-NOW = -1  # of a `pull`: the state that this worker is at, whichever that is
-
 
 @dataclass(frozen=True, slots=True)
 class Table:
@@ -51,7 +49,6 @@ class Rows(Protocol):
         """Rows of the state at `step`.
 
         Args:
-            step: NOW: of what `enter` and `took` have told last; for an evaluation, which no step is part of.
             ids: of each table, int64 [n], each once; they may be none.
 
         Returns:
@@ -90,8 +87,22 @@ class Servers(Rows, Protocol):
         """Whose rows they have, and what tells with each call which step has led to this worker's state."""
         ...
 
-    def enter(self, generation: int) -> None:
-        """This worker is to be in a new ring: from now on all calls speak of that one."""
+    def enter(self) -> None:
+        """This worker is to be in a new ring: from now on it may be cut."""
+        ...
+
+    def claim(self, worker: int) -> int:
+        """The root of a new ring asks all servers for a generation of theirs that is newer than all before.
+
+        The master's will not do: a master that finds no worker begins to count anew.
+
+        Raises:
+            RingBroken: the ring was cut before all of them had answered.
+        """
+        ...
+
+    def speak_of(self, generation: int) -> None:
+        """The generation that the root has claimed: all calls are of it from now on."""
         ...
 
     def leave(self) -> None:

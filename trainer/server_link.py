@@ -220,14 +220,16 @@ class ServerLink:
                 what = "nothing" if position.empty else f"the state of step {position.step:,}"
                 raise RingBroken(f"{self.name} has come back with {what}: it has lost its log")
 
-    def refused(self, error: grpc.RpcError) -> None:
+    def refused(self, error: grpc.RpcError, method: str) -> None:
         """What it means that a call has failed; returns if it is to be made again."""
         code, words = error.code(), error.details()
         if self._interrupt.is_cut:
             raise self.cut() from error
         if code in AWAY:
             return
-        if code is grpc.StatusCode.ABORTED:
+        # Of a step that it is not at, or of tables that it does not know: the next root settles that.
+        misplaced = code is grpc.StatusCode.FAILED_PRECONDITION and method != "Declare"
+        if code is grpc.StatusCode.ABORTED or misplaced:
             raise RingBroken(f"{self.name}: {words}") from error
         if code is grpc.StatusCode.UNAUTHENTICATED:
             raise TokenRefused(f"{self.name}: {words}") from error
@@ -252,7 +254,7 @@ class Call:
             try:
                 answer = self._answer()
             except grpc.RpcError as error:
-                link.refused(error)
+                link.refused(error, self._method)
                 self._tell(error.details() or "")
             else:
                 if self._told:

@@ -23,6 +23,7 @@ from edl.errors import EdlError
 from trainer.roles import Commit, Table
 from trainer.server_link import Interrupt, Link, Request, ServerLink, ServerRefused, Writing
 
+WORKERS = 1 << 20  # a generation is a number of its own, and that of the worker who claimed it
 IDS, VALUES = np.dtype("<i8"), np.dtype("<f4")
 
 
@@ -60,9 +61,17 @@ class ParameterServers:
     def follow(self, tables: Sequence[Table], last: Callable[[], Commit | None]) -> None:
         self._tables, self._last = tuple(tables), last
 
-    def enter(self, generation: int) -> None:
-        self._generation = generation
+    def enter(self) -> None:
         self._interrupt.arm()
+
+    def claim(self, worker: int) -> int:
+        """Greater than all that a server knows. Of two roots that ask at the same time, as when one has been
+        given up, each gets another number: it ends with the worker's."""
+        newest = max((position.generation for position in self._declare().values()), default=0)
+        return (newest // WORKERS + 1) * WORKERS + worker % WORKERS
+
+    def speak_of(self, generation: int) -> None:
+        self._generation = generation
 
     def leave(self) -> None:
         self._interrupt.arm()
@@ -71,7 +80,6 @@ class ParameterServers:
         self._interrupt.cut()
 
     def settle(self, step: int) -> str:
-        self._declare()
         request = pb.SettleRequest(
             run_id=self._run_id, generation=self._generation, step=step, last=self._commit(step)
         )
@@ -80,7 +88,6 @@ class ParameterServers:
         return "; ".join(filter(None, behind))
 
     def restore(self, step: int, attempt: str) -> None:
-        self._declare()
         request = pb.RestoreRequest(
             run_id=self._run_id, generation=self._generation, step=step, attempt=attempt
         )
@@ -89,8 +96,10 @@ class ParameterServers:
                 raise ServerRefused(
                     f"parameter server {index} was to go back to step {step:,}, and is at {position.step:,}"
                 )
+        self._declare()  # to those that came back meanwhile with nothing
 
-    def _declare(self) -> None:
+    def _declare(self) -> dict[int, pb.Position]:
+        """To all servers; returns where they are."""
         tables = pb.Tables(
             run_id=self._run_id,
             seed=self._seed,
@@ -102,7 +111,7 @@ class ParameterServers:
                 for t in self._tables
             ],
         )  # fmt: skip
-        self._ask("Declare", dict.fromkeys(range(self.count), tables))
+        return self._ask("Declare", dict.fromkeys(range(self.count), tables))
 
     # --- the step's side
 

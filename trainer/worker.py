@@ -177,7 +177,7 @@ class Worker:
         self.report.ring_formed()
         broken = ""
         if self.servers is not None:
-            self.servers.enter(form.generation)
+            self.servers.enter()
         try:
             if self.session.was_cut(form.generation):
                 raise RingBroken("the ring was cut before it was formed")
@@ -235,15 +235,19 @@ class Worker:
         """
         if self.servers is None:
             return ""
-        why = ""
+        why, generation = "", 0
         if form.root == self.session.worker:
+            generation = self.servers.claim(self.session.worker)
+            self.servers.speak_of(generation)
             if self.ledger.step and not restored and (why := self.servers.settle(self.ledger.step)):
                 self.go_back()
                 restored = True
             if restored or not self.ledger.step:
                 attempt = self.checkpoints.attempt if self.checkpoints is not None else ""
                 self.servers.restore(self.ledger.step, attempt if self.ledger.step else "")
-        if why := broadcast_text(self.ring, why, form.members.index(form.root)):
+        root = form.members.index(form.root)
+        self.servers.speak_of(int(self.ring.broadcast(np.array([generation], np.int64), root)[0]))
+        if why := broadcast_text(self.ring, why, root):
             self.report.went_back()
         return why
 
@@ -423,8 +427,10 @@ class Worker:
         start, stop = self.steps.positions(self.step) if training else (0, 0)
         # A rank without a record takes part all the same, with weight zero.
         part = batch if self.in_flight else None
-        if self.servers is not None and training and part is None and not self.follows:
-            self.servers.pull(self.step, ())  # all servers hear of each step, also of one without a record
+        if self.servers is not None and part is None and not self.follows:
+            self.servers.pull(
+                self.step, ()
+            )  # all servers hear of each step, also before one without a record
         sums = self.learner.sums(part, told, self.step, rank, stop - start)
         # From here on the step has happened, for this rank. And all have the one before it.
         self.report.step_summed(sums.waited)

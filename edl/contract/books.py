@@ -22,6 +22,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from edl.contract.layout import Layout
+from edl.contract.modes import task_of
 from edl.contract.ranges import RangeSet
 from edl.contract.reasons import Reason
 from edl.contract.steps import Steps
@@ -108,7 +109,7 @@ class Books:
         """
         try:
             training, data = values["training"], values["data"]
-            self.mode = str(values.get("mode", "train"))
+            self.mode = task_of(str(values.get("mode", "train")))
             self.epochs = int(training["epochs"]) if self.mode == "train" else 0
             self.batch = int(training["batchSize"])
             self.stopped = 0  # it is told again by those whose state it is in

@@ -69,6 +69,10 @@ class Reason(StrEnum):
     PodExists = "PodExists", WARNING, MAJOR  # another pod has the name of a worker's
     NodeAvoided = "NodeAvoided", WARNING, MAJOR
 
+    # The parameter servers.
+    ServerReady = "ServerReady", NORMAL, MINOR
+    ServerExited = "ServerExited", WARNING, MAJOR  # another one takes its place; its rows are in its log
+
     ModelWarning = "ModelWarning", WARNING, MAJOR  # found before the first step; the training goes on
 
     BadRecord = "BadRecord", WARNING, MAJOR  # it is left out

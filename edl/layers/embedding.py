@@ -49,7 +49,8 @@ class Embedding(keras.layers.Layer):
         optimizer: of the rows, with its own learning rate; None: the model's. It counts only where the rows
             are on servers.
         input_dim: ids are smaller than that. None: they are not bounded, and the rows must be on servers.
-        mask_zero: the id 0, or an empty text, says that there is none: it is masked, or left out.
+        mask_zero: the id 0 says that there is none: it is masked, or left out where they are combined; so is
+            an empty text, there.
         min_count: on servers, a row is learned from the so many-th step on that has its id.
         ttl_steps: on servers, a row that no step has had for so long is forgotten; 0: none is.
         vocabulary: how many rows the saved table has; given by what loads a model.
@@ -105,7 +106,8 @@ class Embedding(keras.layers.Layer):
         else:
             raise ValueError(
                 f"layer {self.name!r} has no input_dim, so any number of ids, but its rows are a variable of "
-                f"the model here: train it with mode=hybrid, or give it one: Embedding({self.dim}, input_dim=...)"
+                "the model here: train it with mode=hybrid, or give it one: "
+                f"Embedding({self.dim}, input_dim=...)"
             )
         self.built = True
 
@@ -145,8 +147,9 @@ class Embedding(keras.layers.Layer):
         plain = not isinstance(inputs, tf.SparseTensor | tf.RaggedTensor) and not getattr(inputs, "ragged", 0)
         if not self.mask_zero or self.combiner is not None or not plain:
             return None
-        inputs = tf.convert_to_tensor(inputs)
-        return tf.not_equal(inputs, "" if inputs.dtype == tf.string else tf.zeros([], inputs.dtype))
+        if keras.backend.standardize_dtype(inputs.dtype) == "string":
+            raise ValueError(f"layer {self.name!r} has mask_zero for texts, which needs a combiner")
+        return keras.ops.not_equal(inputs, 0)
 
     def compute_output_spec(self, inputs: Any, weights: Any = None) -> Any:
         shape = tuple(inputs.shape)
