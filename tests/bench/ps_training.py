@@ -6,8 +6,8 @@
     quality   AUC with workers that come and go, against fixed ones: 3 seeds each
 
 A round measures both sides one after the other, on the same machine, with the same records in memory. All
-take whatever cores there are: on few of them, more workers are no faster. `python -m tests.bench.ps_training` runs
-them alone; `scripts/bench ps` has them as rows of its own.
+take whatever cores there are: on few of them, more workers are no faster. These are rows of
+`scripts/bench ps`; `python -m tests.bench.ps_training` measures nothing else.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ def auc(directory: Path, seed: int, disturbed: bool) -> float:
 
 
 def measure(only: list[str], rounds: int) -> Iterator[list[Row]]:
-    """Rows of the parts that are asked for, as they are ready. Lower is better: seconds for 100,000 records."""
+    """Rows of the parts that are asked for, as they are ready. Less is better: they are in seconds."""
     with tempfile.TemporaryDirectory(prefix="edl-bench-ps-") as folder:
         directory = Path(folder)
         pairs: dict[str, tuple[str, list[float], list[float]]] = {}

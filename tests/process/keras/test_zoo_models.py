@@ -11,16 +11,16 @@ from model_zoo.datasets import clicks
 
 @pytest.mark.parametrize("name", ["deepfm", "wide_deep", "dcn_v2"])
 def test_a_model_of_clicks_learns(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EDL_CLICKS_RECORDS", "6000")
+    monkeypatch.setenv("EDL_CLICKS_RECORDS", "4000")
     monkeypatch.setenv("EDL_CLICKS_IDS", "1000")
     monkeypatch.setenv("EDL_CLICKS_BUCKETS", "20000")
     module = importlib.import_module(f"model_zoo.{name}")
     keras.utils.set_random_seed(1)
     model = module.model()
-    x, y = module.feed(module.data("train").read(0, 6000))
+    x, y = module.feed(module.data("train").read(0, 4000))
     before = model.evaluate(x, y, batch_size=1000, verbose=0, return_dict=True)
     model.fit(x, y, batch_size=100, epochs=2, verbose=0)
-    x, y = module.feed(module.data("test").read(0, 1000))
+    x, y = module.feed(module.data("test").read(0, 666))
     after = model.evaluate(x, y, batch_size=1000, verbose=0, return_dict=True)
     assert after["loss"] < before["loss"]
     assert after["auc"] > 0.6, "of records that it has not seen"
