@@ -166,6 +166,19 @@ class Server:
             found.append(out)
         return found
 
+    def listed(self, request: pb.ListRequest) -> pb.Listed:
+        """A page of all rows of a table."""
+        if request.generation:
+            self._check_declared(request.run_id)
+            self._reach(request.generation, request.step, _commit(request))
+        if not 0 <= request.table < len(self.tables) or request.most < 1:
+            raise Invalid(
+                f"{request.most} rows of table {request.table}: there are {len(self.tables)} tables"
+            )
+        after = request.after if request.HasField("after") else None
+        ids, rows, more = self.tables[request.table].page(self.steps.step, after, request.most)
+        return pb.Listed(ids=ids.tobytes(), rows=rows.tobytes(), more=more)
+
     def stage(self, raw: bytes) -> pb.Position:
         request = pb.StageRequest.FromString(raw)
         self._check_declared(request.run_id)

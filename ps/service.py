@@ -80,6 +80,7 @@ class Service:
             "Settle": unary(self._settle, pb.SettleRequest, pb.Position),
             "Restore": unary(self._restore, pb.RestoreRequest, pb.Position),
             "Pull": unary(self._pull, pb.PullRequest, None),
+            "List": unary(self._list, pb.ListRequest, pb.Listed),
             "Stage": unary(self._stage, None, pb.Position),
             "WritePart": unary(self._write_part, pb.WritePartRequest, pb.Written),
             "Committed": unary(self._committed, pb.CommittedRequest, pb.Position),
@@ -117,6 +118,9 @@ class Service:
 
     async def _pull(self, request: pb.PullRequest, _: Context) -> bytes:
         return encode_rows(await self._when_settled(self._server.pull, request))
+
+    async def _list(self, request: pb.ListRequest, _: Context) -> pb.Listed:
+        return await self._when_settled(self._server.listed, request)
 
     async def _stage(self, request: bytes, _: Context) -> pb.Position:
         position = await self._when_settled(self._server.stage, request)

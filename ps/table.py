@@ -268,6 +268,26 @@ class Table:
             rows[:, : self.dim].copy(), rows[:, self.dim :].copy(), seen.copy(),
         )  # fmt: skip
 
+    def page(self, step: int, after: int | None, most: int) -> tuple[np.ndarray, np.ndarray, bool]:
+        """Some of the rows that are there at `step`, by rising ids: ids int64 [n], rows float32 [n, dim], and
+        whether there are further ones.
+
+        Args:
+            after: ids up to this one have been listed; None: none.
+            most: of a page.
+        """
+        s, numbers = self._store, self._store.numbers()
+        there = np.ones(s.n, bool) if after is None else numbers[:, 0] > after
+        if self._ttl:
+            there &= numbers[:, 1] >= self._oldest(step)
+        slots = np.flatnonzero(there)
+        more = len(slots) > most
+        if more:
+            slots = slots[np.argpartition(numbers[slots, 0], most)[:most]]
+        slots = slots[np.argsort(numbers[slots, 0])]
+        rows = s.rows[: s.stride * s.n].reshape(-1, s.stride)[slots, : self.dim]
+        return numbers[slots, 0].copy(), rows, more
+
     def load(self, part: Copy) -> None:
         """Take rows that are not here yet."""
         s, count = self._store, len(part.ids)
