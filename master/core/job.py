@@ -156,7 +156,7 @@ class Job(State):
             self.notice(Reason.Recovered, f"{event.part} works again")
 
     def _on_server_exited(self, event: ev.ServerExited) -> None:
-        """Its rows are in its log and in checkpoints; meanwhile the workers wait for who comes in its place."""
+        """Its rows are in its log and in checkpoints; the workers wait for the one that takes its place."""
         how = f"parameter server {event.server} exited: {event.why}"
         if event.fatal:
             self.end(Phase.Failed, how)
