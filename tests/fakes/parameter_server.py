@@ -223,6 +223,11 @@ class Listening(rpc.ParameterServerServicer):
             assert self._changed.wait_for(lambda: any(m == method for m, _ in self.calls), 20), method
             return next(request for m, request in self.calls if m == method)
 
+    def reaches(self, step: int) -> None:
+        """Wait until it is at that step."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: self.server.step == step, 20), self.server.step
+
     def _answer(self, method: str, request: Any, context: grpc.ServicerContext) -> Any:
         if dict(context.invocation_metadata()).get("authorization") != f"Bearer {self._token}":
             context.abort(grpc.StatusCode.UNAUTHENTICATED, "the token is not the job's")
