@@ -242,7 +242,7 @@ def test_a_full_disk_refuses_with_words_and_changes_nothing(
         lambda: server.pull(pull(1, 3, last=commit(2))),
         lambda: server.settle(settle(2, 2)),
     ):
-        with pytest.raises(Unavailable, match="No space left.*nothing was changed"):
+        with pytest.raises(Unavailable, match=r"No space left.*nothing was changed"):
             call()
         assert content(server) == before
         assert segment(tmp_path / "log").stat().st_size == size
