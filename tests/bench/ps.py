@@ -6,8 +6,9 @@ over the same gRPC, and no log), Redis (MGET and MSET; if there is a redis-serve
 scatter in this process, which know where each row is, and are the limit.
 
 Costs are nanoseconds of CPU time of the server's process for each row, so that other load on the machine
-counts
-less: 1000 / that is millions of rows a second and core.
+counts less: 1000 / that is millions of rows a second and core.
+
+fit, ring, servers and quality are trainings: tests/bench/ps_training.py.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ import numpy as np
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.proto import ps_pb2_grpc
 from ps.service import OPTIONS
-from tests.bench import report
+from tests.bench import ps_training, report
 from tests.bench.report import Row, say
 
 DIMS = (8, 16, 64)
@@ -271,6 +272,12 @@ def batches(kind: str, count: int, rng: np.random.Generator) -> list[np.ndarray]
 
 
 def measure(only: list[str], rounds: int) -> Iterable[list[Row]]:
+    if any(f"dim{dim}" in only for dim in DIMS):
+        yield from measure_servers(only, rounds)
+    yield from ps_training.measure(only, rounds)
+
+
+def measure_servers(only: list[str], rounds: int) -> Iterable[list[Row]]:
     if not (os.environ.get("REDIS_SERVER") or shutil.which("redis-server")):
         say("no redis-server was found (on Debian: apt-get install redis-server): measured without it")
     for dim in (dim for dim in DIMS if f"dim{dim}" in only):
@@ -333,7 +340,7 @@ def _rows(all_of_them: list[Server], dim: int, kind: str, steps: list[np.ndarray
 
 
 def main() -> int:
-    parts = [f"dim{dim}" for dim in DIMS]
+    parts = [*(f"dim{dim}" for dim in DIMS), *ps_training.PARTS]
     return report.main("scripts/bench ps", __doc__, parts, measure)
 
 
