@@ -48,7 +48,7 @@ def _prepare_cache() -> None:
         cache = copy
     os.environ["NUMBA_CACHE_DIR"] = str(cache)
     # The same code on every machine: so an image's fits, and rows do not depend on the processor. What is done
-    # here waits for memory; the instructions of a newer one make it no faster.
+    # here waits for memory: the instructions of a newer one make it no faster.
     os.environ["NUMBA_CPU_NAME"] = "generic"
 
 
