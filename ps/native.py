@@ -12,6 +12,7 @@ and not on what else a table holds. Nothing here holds the GIL.
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import math
 import os
@@ -43,8 +44,12 @@ def _prepare_cache() -> None:
         copy = Path(tempfile.mkdtemp(prefix="edl-numba-"))
         if cache.is_dir():
             shutil.copytree(cache, copy, dirs_exist_ok=True)
+        atexit.register(shutil.rmtree, copy, ignore_errors=True)
         cache = copy
     os.environ["NUMBA_CACHE_DIR"] = str(cache)
+    # The same code on every machine: so an image's fits, and rows do not depend on the processor. What is done
+    # here waits for memory: the instructions of a newer one make it no faster.
+    os.environ["NUMBA_CPU_NAME"] = "generic"
 
 
 _prepare_cache()
