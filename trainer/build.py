@@ -48,6 +48,7 @@ from trainer.rehearsal import refuse_empty, rehearse
 from trainer.ring.base import Ring, RingBroken
 from trainer.ring.horovod import HorovodRing
 from trainer.roles import Learner
+from trainer.servers import ParameterServers
 from trainer.session.client import MasterStream
 from trainer.session.orders import FormRing
 from trainer.session.state import Session
@@ -106,6 +107,7 @@ def build(stream: MasterStream, memory: MemoryCopy | None = None) -> Worker:
     warn = session.warn if stream.rehearses else log.warning  # one worker tells it for all
     learner = learner_of(model, samples, ring, training.inexact_loss, warn, training.accumulate_steps,
                          training.compression)  # fmt: skip
+    servers = servers_of(config, stream, ring, learner)
 
     history = HistoryFiles(Path(stream.output) if stream.output else None)
 
@@ -148,7 +150,9 @@ def build(stream: MasterStream, memory: MemoryCopy | None = None) -> Worker:
                 rehearse(model, module, watchdog.watch, config.data.allow_empty, session.warn, keeps,
                          config.export.further, features, config.export.verify)  # fmt: skip
         learner.restore(before)
-    checkpoints = of_job(config, session, learner, stream.run_id)
+    if servers is not None:
+        learner.use(servers, lambda: worker.ledger.step)
+    checkpoints = of_job(config, session, learner, stream.run_id, servers)
     warm_start = warm_start_of_job(config, model, learner, session.began_with)
     if warm_start is not None and stream.rehearses:
         own, _ = checkpoints.newest(batches.layout) if checkpoints else (0, None)
@@ -163,11 +167,42 @@ def build(stream: MasterStream, memory: MemoryCopy | None = None) -> Worker:
     if memory is not None:
         memory.open(stream.run_id, learner.fingerprint(), [len(part) for part in learner.parts()])
     callbacks = callbacks_of(config, module, learner, batches.steps, watchdog.watch, warn)
-    worker = Worker(
+    worker: Worker = Worker(
         config, session, ring, learner, batches, report, export,
-        checkpoints, begin, evaluation, callbacks, history, memory, export.keep,
+        checkpoints, begin, evaluation, callbacks, history, memory, export.keep, servers,
     )  # fmt: skip
     return worker
+
+
+def servers_of(
+    config: Config, stream: MasterStream, ring: Ring, learner: KerasLearner | OwnStepLearner
+) -> ParameterServers | None:
+    """Who has the rows of the model's tables, and is not waited for when the ring is cut; None: the job has no
+    servers.
+
+    Raises:
+        ModelError: it has some, and the model has no use for them.
+    """
+    if not config.servers:
+        return None
+    if isinstance(learner, OwnStepLearner):
+        raise ModelError(
+            f"mode is {config.mode}, and the model has its own train_step(): what that does with rows "
+            "that are on servers, nobody knows. Take it out, or set mode=train"
+        )
+    if not learner.tables and learner.model.built:
+        raise ModelError(
+            f"mode is {config.mode}, and the model has no edl.layers.Embedding, so nothing of it would be on "
+            "parameter servers: set mode=train"
+        )
+    servers = ParameterServers.at(stream.servers, stream.token, stream.run_id, config.training.seed)
+
+    def cut() -> None:
+        ring.cut()
+        servers.cut()
+
+    stream.session.cuts(cut)
+    return servers
 
 
 class Sums(Protocol):

@@ -184,6 +184,8 @@ class Books:
 
     def _joined(self, event: Entry, where: str) -> None:
         if event["generation"] == self.generation and event["worker"] in self.members:
+            if event.get("went_back") and event["step"] != self.root_step and not self.begins:
+                self._went_back(event, where)
             if self.begins and not self.joined:  # only now it is known from where
                 self.root_step = event["step"]
                 self.resumed = event["step"] if self.rings == 1 else self.resumed
@@ -195,6 +197,16 @@ class Books:
             self.joined.add(event["worker"])
             if self.joined == self.members:  # nobody has less than the ring began with
                 self.safe = max(self.safe, self.root_step)
+
+    def _went_back(self, event: Entry, where: str) -> None:
+        """The ring and its parameter servers begin with an earlier state, as all members say."""
+        if event["step"] > self.root_step or self.joined:
+            raise AuditFailed(
+                f"{where}: worker {event['worker']} went back to step {event['step']}, its ring is at "
+                f"{self.root_step}"
+            )
+        self.losses += event["step"] < self.safe
+        self.root_step, self.safe = event["step"], min(self.safe, event["step"])
 
     def _form(self, form: Entry, lost: bool, where: str) -> None:
         self.rings += 1

@@ -1,8 +1,8 @@
 """What a job does, and what it does that with: the words of the value `mode`.
 
-    train, allreduce   it trains, and all weights are in the ring
-    hybrid             it trains: the rows of embeddings are on parameter servers, all other weights in the ring
-    evaluate, predict  it goes over the records once, and changes no weight
+train, allreduce   it trains, and all weights are in the ring
+hybrid             it trains: the rows of embeddings are on parameter servers, all other weights in the ring
+evaluate, predict  it goes over the records once, and changes no weight
 """
 
 from __future__ import annotations

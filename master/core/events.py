@@ -133,6 +133,7 @@ class JoinedRing:
     step: int
     round: int = 0  # of the evaluation after that step
     turn: int = 0  # 1: callbacks have been called after that step
+    went_back: str = ""  # why ring and parameter servers have gone back together, to that step; empty: not
 
 
 @dataclass(frozen=True, slots=True)

@@ -156,7 +156,7 @@ class Job(State):
             self.notice(Reason.Recovered, f"{event.part} works again")
 
     def _on_server_exited(self, event: ev.ServerExited) -> None:
-        """Its rows are in its log and in checkpoints; meanwhile the workers wait for who comes in its place."""
+        """Its rows are in its log and in checkpoints; the workers wait for the one that takes its place."""
         how = f"parameter server {event.server} exited: {event.why}"
         if event.fatal:
             self.end(Phase.Failed, how)
@@ -326,9 +326,12 @@ class Job(State):
     def _on_joined(self, w: WorkerRecord, event: ev.JoinedRing) -> None:
         self.pool.change(w, place=UP, has_state=True)
         w.step, w.round, w.turn = event.step, event.round, event.turn
+        change = self.ring.changes[-1]
         if self.checkpoints.restoring == event.generation:
             training.restored(self, event.step)
-        change = self.ring.changes[-1]
+        elif event.went_back and not change.went_back:
+            change.went_back = True
+            training.went_back(self, event)
         change.step = max(change.step, event.step)
         if change.up_seconds is None and self.ring.up:
             change.up_seconds = self.now - change.formed_at

@@ -121,7 +121,8 @@ class ParameterServerServicer:
 
     def WritePart(self, request, context):
         """Write this server's part of a checkpoint of the state at `step`: it is taken at once, and written while
-        the server goes on. Answered when it is written.
+        the server goes on. The initial metadata are sent as soon as it is taken: nobody takes the next step before.
+        Answered when it is written.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
