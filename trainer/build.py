@@ -136,6 +136,8 @@ def build(stream: MasterStream, memory: MemoryCopy | None = None) -> Worker:
         verify=ahead.take if ahead is not None else None,
         source=config.model.source,
         whole=learner.whole,
+        live=learner.live,
+        missing=learner.missing,
     )  # fmt: skip
     batches = Batches(records, training.batch_size, buffer * AHEAD)
     evaluation = evaluation_of(config, module, learner, samples, batches.steps, watchdog.watch, warn)
@@ -153,6 +155,8 @@ def build(stream: MasterStream, memory: MemoryCopy | None = None) -> Worker:
     if servers is not None:
         assert isinstance(learner, KerasLearner)
         learner.use(servers, lambda: worker.ledger.step)
+        if stream.rehearses and stream.output and learner.missing():
+            session.warn(learner.missing())
     checkpoints = of_job(config, session, learner, stream.run_id, servers)
     warm_start = warm_start_of_job(config, model, learner, session.began_with)
     if warm_start is not None and stream.rehearses:

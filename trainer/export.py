@@ -191,6 +191,8 @@ class Exporter:
         verify: begins a process that loads again what was written; None: that is not wanted.
         source: the text of the module, where it has no name.
         whole: within it, the model has what else is not in this process (trainer/lookups.py).
+        live: within that, it is as it was trained, whatever could not be had.
+        missing: what could not, in words.
     """
 
     model: keras.Model
@@ -205,6 +207,8 @@ class Exporter:
     verify: Callable[[], Verification] | None = None
     source: str = ""
     whole: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
+    live: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
+    missing: Callable[[], str] = str
 
     def __call__(self, worth: Mapping[str, float] | None = None) -> None:
         """Save, say so, evaluate, say so.
@@ -264,7 +268,8 @@ class Exporter:
         evaluation = []
         try:
             if worth is None:
-                metrics = evaluate(self.model, self.module, self.module.reader("test"), self.watch)
+                with self.live():
+                    metrics = evaluate(self.model, self.module, self.module.reader("test"), self.watch)
         except FAILURES as error:
             evaluation.append(_part(EVALUATION, error))
         kept = self._put_right(kept)
@@ -274,7 +279,7 @@ class Exporter:
             note, missing = self._verified(verification, exports)
         self._list(exports, verified=verification is not None and not missing)
         place = self._place(kept)
-        place["note"] = note or place["note"]
+        place["note"] = "; ".join(filter(None, [note, self.missing()])) if note else place["note"]
         failed += [*_trouble(kept), *missing, *evaluation]
         listed = {name: catalog.place(self.output, path) for name, path in exports.items()}
         self.session.say(finished=pb.Finished(metrics=metrics, failed=failed, exports=listed, **place))
@@ -372,7 +377,8 @@ class Exporter:
         if kept.path is None:
             return {"model": "", "note": ""}
         inside = kept.path.parent == self.output
-        note = saved_file.note(kept.path) if kept.is_whole else ""
+        notes = [saved_file.note(kept.path) if kept.is_whole else "", self.missing()]
+        note = "; ".join(filter(None, notes))
         return {"model": kept.path.name if inside else str(kept.path), "note": note}
 
 

@@ -168,6 +168,14 @@ class KerasLearner:
         """Within it, the model has the rows of its tables as variables: so it can be saved."""
         return self.lookups.filled()
 
+    def live(self) -> contextlib.AbstractContextManager[None]:
+        """Within that, it has them from where they are, if not all could be had."""
+        return self.lookups.live()
+
+    def missing(self) -> str:
+        """What a saved model lacks, in words; empty: nothing."""
+        return self.lookups.missing
+
     def reading(self) -> contextlib.AbstractContextManager[None]:
         """Around what runs the model outside of a step: a ring that was cut meanwhile is RingBroken."""
         return self.lookups.errors()

@@ -145,29 +145,50 @@ class Lookups:
 
     # --- a model that is saved
 
+    @property
+    def missing(self) -> str:
+        """What a saved model lacks, in words; empty: nothing."""
+        if not self.tables or isinstance(self.rows, WholeTables):
+            return ""
+        names = ", ".join(repr(table.name) for table in self.tables)
+        return (
+            f"the saved model has zeros for all rows of {names}: the servers cannot be asked for all of them "
+            "yet. They are in the job's checkpoints"
+        )
+
     @contextmanager
     def filled(self) -> Iterator[None]:
-        """Inside, the model has all rows that there are, as variables: it can be saved.
-
-        Raises:
-            ModelError: they cannot be had.
-        """
-        if self.tables and not isinstance(self.rows, WholeTables):
-            names = ", ".join(repr(table.name) for table in self.tables)
-            raise ModelError(
-                f"the saved model has no rows of {names}: they are on the servers, which cannot be asked for "
-                "all of them yet, and in the job's checkpoints"
-            )
+        """Inside, the model has all rows that there are, as variables: it can be saved. See `missing`."""
         try:
-            for number, layer in enumerate(self.layers):
-                assert isinstance(self.rows, WholeTables)
-                layer.fill(*self.rows.all_rows(number))
-            self._forget_graphs()
+            self._fill()
             yield
         finally:
-            for layer in self.layers:
-                layer.empty()
-            self._forget_graphs()
+            self._empty()
+
+    @contextmanager
+    def live(self) -> Iterator[None]:
+        """Inside of that, the model is as it was trained, with all rows that there are."""
+        if not self.missing:
+            yield
+            return
+        self._empty()
+        try:
+            yield
+        finally:
+            self._fill()
+
+    def _fill(self) -> None:
+        for number, layer in enumerate(self.layers):
+            if isinstance(self.rows, WholeTables):
+                layer.fill(*self.rows.all_rows(number))
+            else:
+                layer.fill(np.zeros(0, np.int64), np.zeros((0, layer.dim), np.float32))
+        self._forget_graphs()
+
+    def _empty(self) -> None:
+        for layer in self.layers:
+            layer.empty()
+        self._forget_graphs()
 
     def _forget_graphs(self) -> None:
         """Those that Keras keeps: what they look up is decided when they are traced."""

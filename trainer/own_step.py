@@ -54,7 +54,7 @@ from trainer.lookups import Lookups
 from trainer.mean_gradients import MeanGradients
 from trainer.model_support import is_half
 from trainer.ring.base import Vector
-from trainer.roles import Commit, Table
+from trainer.roles import Commit, Rows, Table
 from trainer.trial import Inexact, Run, try_own_step
 
 
@@ -132,7 +132,11 @@ class OwnStepLearner:
         self.update(sums.given)
 
     tables: tuple[Table, ...] = ()
-    whole = reading = staticmethod(contextlib.nullcontext)
+    whole = live = reading = staticmethod(contextlib.nullcontext)
+    missing = staticmethod(str)
+
+    def use(self, rows: Rows, at: Callable[[], int]) -> None:
+        """There are no tables, whoever has rows."""
 
     def commit(self, step: int, sums: control.Sums) -> Commit:
         """There are no rows that were changed."""

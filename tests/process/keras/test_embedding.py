@@ -490,3 +490,31 @@ def test_a_step_of_ones_own_with_rows_on_servers_is_refused() -> None:
 def test_without_servers_a_table_has_to_be_bounded() -> None:
     with pytest.raises(ValueError, match="has no input_dim, so any number of ids"):
         E(4)(np.array([1]))
+
+
+class OnServers:
+    """Rows of which not all can be had at once, as servers have them."""
+
+    def __init__(self, rows: LocalRows):
+        self.pull, self.stage = rows.pull, rows.stage
+
+
+def test_a_model_whose_rows_cannot_be_had_is_saved_with_zeros_and_says_so(
+    trained: Beside, tmp_path: Path
+) -> None:
+    learner, x = trained.learner, trained.case.data()[0]
+    assert learner.missing() == ""
+    learner.use(OnServers(trained.rows))
+    try:
+        assert "zeros for all rows of 'embedding', 'embedding_1'" in learner.missing()
+        expected = learner.model.predict(x, verbose=0)
+        with learner.whole():
+            learner.model.save(tmp_path / "m.keras")
+            bias = learner.model.predict(x, verbose=0)
+            with learner.live():
+                np.testing.assert_allclose(learner.model.predict(x, verbose=0), expected)
+        np.testing.assert_allclose(learner.model.predict(x, verbose=0), expected)
+        assert np.ptp(bias, 0).max() == 0, "all records are alike"
+        np.testing.assert_allclose(keras.models.load_model(tmp_path / "m.keras").predict(x, verbose=0), bias)
+    finally:
+        learner.use(trained.rows)
