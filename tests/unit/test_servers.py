@@ -49,7 +49,7 @@ class Job:
         """Add one to the rows of these words."""
         some = np.array(ids, np.int64)
         self.client.pull(step, [some])
-        self.client.stage(step, 0, [(some, np.ones((len(ids), 2), np.float32))])
+        self.client.stage(step, 0, [(some, -np.ones((len(ids), 2), np.float32))])
         self.last = Commit(step, skipped, 0.5, 0.1, step)
 
     def kill(self, index: int) -> None:
@@ -92,7 +92,7 @@ def test_rows_come_back_in_the_order_of_their_ids_whichever_server_has_them(
     words, places = np.array([5, -3, 2**62, 0, 9], np.int64), np.array([4, 1], np.int64)
     values = np.arange(10, dtype=np.float32).reshape(5, 2)
     job.client.pull(0, [words, places])
-    job.client.stage(0, 0, [(words, values), (places, np.ones((2, 3), np.float32))])
+    job.client.stage(0, 0, [(words, -values), (places, np.ones((2, 3), np.float32))])
     job.last = Commit(0, False, 0.5, 0.1, 0)
     found = job.client.pull(1, [words[::-1].copy(), np.zeros(0, np.int64)])
     assert np.array_equal(found[0], values[::-1] / 2)

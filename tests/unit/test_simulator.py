@@ -7,8 +7,10 @@ import pytest
 
 from master.backends.kubernetes import LeaderElection
 from master.core import completion, training
-from tests.simulator import masters
+from tests.fakes.parameter_server import FakeServer
+from tests.simulator import masters, servers
 from tests.simulator.faults import KINDS, MOMENTS, RARE
+from tests.simulator.servers import SimServers
 from tests.simulator.world import SimulationFailed, World
 
 SEEDS = 1000
@@ -31,7 +33,8 @@ def test_a_thousand_simulated_jobs_count_every_record_once() -> None:
         losses += world.job.restarts
         takeovers += world.takeovers if world.two else 0
         ends[world.job.phase] += 1
-    assert set(faults) == {*KINDS, *RARE, *masters.KINDS}, "a kind of fault never happened"
+    kinds = {*KINDS, *RARE, *masters.KINDS, *servers.KINDS}
+    assert set(faults) == kinds, "a kind of fault never happened"
     assert set(moments) == set(MOMENTS), "a moment was never hit"
     assert faults.total() > 3 * SEEDS, "the simulator has hardly injected a fault"
     assert losses > 20, "it has hardly happened that all state was lost"
@@ -59,6 +62,18 @@ def test_a_wrong_decision_is_noticed_and_the_failure_says_how_to_repeat_it(
         SimulationFailed, match=r"seed \d+: .*\nrepeat with: python -m tests.simulator --seed"
     ):
         run(50)
+
+
+def test_a_step_that_is_not_taken_back_from_the_servers_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        FakeServer, "_is_settled", lambda server, generation: None
+    )  # whoever speaks of a ring that is over
+    monkeypatch.setattr(
+        SimServers, "settle", lambda servers, step: ""
+    )  # and nobody looks where the servers are
+    with pytest.raises(SimulationFailed, match=r"seed \d+: "):
+        for seed in range(6, 1000, 10):
+            World(seed).run()
 
 
 def test_a_job_that_does_not_end_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
