@@ -1,7 +1,7 @@
 """A parameter server in dicts: all of the protocol (edl/contract/proto/ps.proto), and none of the speed.
 
 A row begins as zeros, and a step subtracts the sum of its gradients, as SGD does at rate one. What it has
-outlives `FakeServer` being out of reach: that is a server whose log is kept. A new one is one that has lost it.
+outlives its being out of reach: that is a server whose log is kept. A new one is one that has lost it.
 """
 
 from __future__ import annotations

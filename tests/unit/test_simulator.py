@@ -10,7 +10,6 @@ from master.core import completion, training
 from tests.fakes.parameter_server import FakeServer
 from tests.simulator import masters, servers
 from tests.simulator.faults import KINDS, MOMENTS, RARE
-from tests.simulator.servers import SimServers
 from tests.simulator.world import SimulationFailed, World
 
 SEEDS = 1000
@@ -64,16 +63,13 @@ def test_a_wrong_decision_is_noticed_and_the_failure_says_how_to_repeat_it(
         run(50)
 
 
-def test_a_step_that_is_not_taken_back_from_the_servers_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        FakeServer, "_is_settled", lambda server, generation: None
-    )  # whoever speaks of a ring that is over
-    monkeypatch.setattr(
-        SimServers, "settle", lambda servers, step: ""
-    )  # and nobody looks where the servers are
-    with pytest.raises(SimulationFailed, match=r"seed \d+: "):
-        for seed in range(6, 1000, 10):
-            World(seed).run()
+def test_servers_that_are_at_another_step_than_the_ring_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def advance(server: FakeServer, request: Any) -> None:
+        server.step = request.step  # whatever was staged for the step before
+
+    monkeypatch.setattr(FakeServer, "_advance", advance)
+    with pytest.raises(SimulationFailed, match=r"seed \d+: .*count"):
+        run(50)
 
 
 def test_a_job_that_does_not_end_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
