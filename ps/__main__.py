@@ -72,8 +72,8 @@ async def _serve(args: argparse.Namespace) -> int:
     kept = args.log_dir / "run"  # whose log it is, where nobody says whose server this is
 
     def of_run(run_id: str) -> Server:
-        server = Server(args.index, args.servers, run_id, args.log_dir, args.checkpoint_dir, args.memory_limit,
-                        log.warning)  # fmt: skip
+        about = (args.index, args.servers, run_id, args.log_dir, args.checkpoint_dir, args.memory_limit)
+        server = Server(*about, log.warning)
         if not args.run_id:
             _write_whole(kept, run_id)
         return server

@@ -94,6 +94,7 @@ class Server:
         ] = {}  # checkpoints that may become whole, and their segments
         self._snapshot: Capture | None = None
         self.rows_pulled = self.rows_staged = 0
+        self._room = np.empty(0, np.float32)  # new memory costs as much as what is written there
         self._recover()
 
     # --- the calls
@@ -152,19 +153,35 @@ class Server:
         return self.position()
 
     def pull(self, request: pb.PullRequest) -> list[np.ndarray]:
-        """The rows, float32 [n * dim] for each of the ids that were asked for."""
+        """The rows, float32 [n * dim] for each of the ids that were asked for: until the next call."""
         if request.generation:
             self._check_declared(request.run_id)
             self._reach(request.generation, request.step, _commit(request))
-        found = []
-        for asked in request.ids:
-            table = self._table(asked.table)
-            ids = _ids(asked.ids)
-            out = np.empty(len(ids) * table.dim, np.float32)
+        wanted = [(self._table(asked.table), _ids(asked.ids)) for asked in request.ids]
+        size = sum(len(ids) * table.dim for table, ids in wanted)
+        if size > len(self._room):
+            self._room = np.empty(size, np.float32)
+        found, at = [], 0
+        for table, ids in wanted:
+            out = self._room[at : at + len(ids) * table.dim]
             table.pull(self.steps.step, ids, out)
             self.rows_pulled += len(ids)
             found.append(out)
+            at += len(out)
         return found
+
+    def listed(self, request: pb.ListRequest) -> pb.Listed:
+        """A page of all rows of a table."""
+        if request.generation:
+            self._check_declared(request.run_id)
+            self._reach(request.generation, request.step, _commit(request))
+        if not 0 <= request.table < len(self.tables) or request.most < 1:
+            raise Invalid(
+                f"{request.most} rows of table {request.table}: there are {len(self.tables)} tables"
+            )
+        after = request.after if request.HasField("after") else None
+        ids, rows, more = self.tables[request.table].page(self.steps.step, after, request.most)
+        return pb.Listed(ids=ids.tobytes(), rows=rows.tobytes(), more=more)
 
     def stage(self, raw: bytes) -> pb.Position:
         request = pb.StageRequest.FromString(raw)
@@ -210,6 +227,11 @@ class Server:
             self._written = {key: at for key, at in self._written.items() if at > segment}
         return self.position()
 
+    @property
+    def is_copying(self) -> bool:
+        """The next step waits until something is copied."""
+        return self._capture is not None and not self._capture.done.is_set()
+
     def position(self) -> pb.Position:
         steps = self.steps
         return pb.Position(generation=steps.generation, step=steps.step, empty=not steps.began)
@@ -234,7 +256,10 @@ class Server:
         most = max(self._snapshot_bytes, SNAPSHOT_TIMES * self._memory())
         if self._snapshot is not None or not self.tables or not self.steps.began or self._log.nbytes < most:
             return None
-        self._snapshot = self._begin_capture()
+        try:
+            self._snapshot = self._begin_capture()
+        except Unavailable as error:
+            self._warn(str(error))
         return self._snapshot
 
     def write_snapshot(self, capture: Capture) -> str:

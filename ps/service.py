@@ -47,6 +47,8 @@ _STATUS = {
     Unavailable: grpc.StatusCode.UNAVAILABLE,
 }
 
+SMALL = 16 << 10  # bytes of a request
+
 log = structlog.get_logger()
 
 
@@ -63,7 +65,8 @@ class Service:
         self._beside = ThreadPoolExecutor(2, "beside")  # copies, and files that are written
         self._settled = asyncio.Event()
         self._busy = 0.0
-        self._snapshot: asyncio.Task[None] | None = None
+        self._queued = 0  # calls that the thread for native work has not done yet
+        self._snapshot: asyncio.Task[None] | None = None  # the last one
 
     def register(self, server: grpc.aio.Server) -> None:
         def unary(
@@ -80,6 +83,7 @@ class Service:
             "Settle": unary(self._settle, pb.SettleRequest, pb.Position),
             "Restore": unary(self._restore, pb.RestoreRequest, pb.Position),
             "Pull": unary(self._pull, pb.PullRequest, None),
+            "List": unary(self._list, pb.ListRequest, pb.Listed),
             "Stage": unary(self._stage, None, pb.Position),
             "WritePart": unary(self._write_part, pb.WritePartRequest, pb.Written),
             "Committed": unary(self._committed, pb.CommittedRequest, pb.Position),
@@ -93,7 +97,7 @@ class Service:
         """What was told is on the disk then."""
         if self._snapshot is not None:
             self._snapshot.cancel()
-        await self._on(self._native, self._server.close)
+        await self._do(lambda _: self._server.close(), None)
         self._native.shutdown(wait=False)
         self._beside.shutdown(wait=False)
 
@@ -116,11 +120,20 @@ class Service:
         return position
 
     async def _pull(self, request: pb.PullRequest, _: Context) -> bytes:
-        return encode_rows(await self._when_settled(self._server.pull, request))
+        def act(request: pb.PullRequest) -> bytes:
+            return encode_rows(self._server.pull(request))
+
+        return await self._when_settled(act, request, sum(len(asked.ids) for asked in request.ids))
+
+    async def _list(self, request: pb.ListRequest, _: Context) -> pb.Listed:
+        return await self._when_settled(self._server.listed, request)
 
     async def _stage(self, request: bytes, _: Context) -> pb.Position:
-        position = await self._when_settled(self._server.stage, request)
-        if self._snapshot is None and (capture := await self._do(lambda _: self._server.snapshot(), None)):
+        def act(request: bytes) -> tuple[pb.Position, Capture | None]:
+            return self._server.stage(request), self._server.snapshot()
+
+        position, capture = await self._when_settled(act, request, len(request))
+        if capture is not None:
             self._snapshot = asyncio.create_task(self._write_snapshot(capture))
         return position
 
@@ -148,10 +161,9 @@ class Service:
         except (OSError, CheckpointError) as error:
             log.warning(f"the snapshot of step {capture.step} could not be written: {error}")
         try:
-            await self._on(self._native, lambda: self._server.use_snapshot(capture, name))
+            await self._do(lambda name: self._server.use_snapshot(capture, name), name)
         except Unavailable as error:
             log.warning(str(error))
-        self._snapshot = None
 
     def _begin(self, run_id: str) -> None:
         """From now on be a server of that run. What there is of another one has ended with it."""
@@ -176,11 +188,11 @@ class Service:
 
         return answer
 
-    async def _when_settled(self, act: Callable[[Any], T], request: Any) -> T:
+    async def _when_settled(self, act: Callable[[Any], T], request: Any, size: int = SMALL) -> T:
         while True:
             changed = self._settled
             try:
-                return await self._do(act, request)
+                return await self._do(act, request, size)
             except Unsettled:
                 await changed.wait()  # the caller's deadline ends it
 
@@ -189,7 +201,12 @@ class Service:
         self._settled.set()
         self._settled = asyncio.Event()
 
-    async def _do(self, act: Callable[[Any], T], request: Any) -> T:
+    async def _do(self, act: Callable[[Any], T], request: Any, size: int = SMALL) -> T:
+        """
+        Args:
+            size: how much there is to do. A little is done here: handing it to the other thread takes longer.
+        """
+
         def timed() -> T:
             began = time.perf_counter()
             try:
@@ -197,7 +214,17 @@ class Service:
             finally:
                 self._busy += time.perf_counter() - began
 
-        return await self._on(self._native, timed)
+        if size < SMALL and not self._queued and not self._server.is_copying:
+            return timed()
+        self._queued += 1
+        loop = asyncio.get_running_loop()
+        doing = self._native.submit(timed)
+        # Not when the caller gives up, but when the thread is free again.
+        doing.add_done_callback(lambda _: loop.call_soon_threadsafe(self._done))
+        return await asyncio.wrap_future(doing)
+
+    def _done(self) -> None:
+        self._queued -= 1
 
     async def _on(self, threads: Executor, act: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(threads, act)

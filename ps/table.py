@@ -164,15 +164,14 @@ class Table:
     def clear(self) -> None:
         self._store, self._seen = _Store(self.stride), _Store(0)
         self._undo: _Undo | None = None
+        self._room = _Room()
 
     def __len__(self) -> int:
         return self._store.n
 
     def nbytes(self, more: int = 0) -> int:
         """What it takes; at the most, with rows of so many more ids."""
-        return (
-            self._store.nbytes(more) + self._seen.nbytes() + (0 if self._undo is None else self._undo.nbytes)
-        )
+        return self._store.nbytes(more) + self._seen.nbytes() + self._room.nbytes
 
     def new_rows(self, ids: np.ndarray) -> int:
         """How many of these would get a row in the next step."""
@@ -227,8 +226,8 @@ class Table:
         n = s.n
         s.reserve(len(ids))
         slots = np.empty(len(ids), np.int64)
-        undo = np.empty(max(1, len(ids) * s.stride), np.float32)
-        undo_meta = np.empty(max(1, len(ids) * META), np.int64)
+        self._room.reserve(len(ids), s.stride)
+        undo, undo_meta = self._room.undo, self._room.undo_meta
         s.n = native.place(
             s.index, s.meta, s.rows, n, s.stride, self.dim, ids, step, oldest, self._key, i.kind, i.a, i.b,
             o.first, o.second, slots, undo, undo_meta,
@@ -268,6 +267,26 @@ class Table:
             rows[:, : self.dim].copy(), rows[:, self.dim :].copy(), seen.copy(),
         )  # fmt: skip
 
+    def page(self, step: int, after: int | None, most: int) -> tuple[np.ndarray, np.ndarray, bool]:
+        """Some of the rows that are there at `step`, by rising ids: ids int64 [n], rows float32 [n, dim], and
+        whether there are further ones.
+
+        Args:
+            after: ids up to this one have been listed; None: none.
+            most: of a page.
+        """
+        s, numbers = self._store, self._store.numbers()
+        there = np.ones(s.n, bool) if after is None else numbers[:, 0] > after
+        if self._ttl:
+            there &= numbers[:, 1] >= self._oldest(step)
+        slots = np.flatnonzero(there)
+        more = len(slots) > most
+        if more:
+            slots = slots[np.argpartition(numbers[slots, 0], most)[:most]]
+        slots = slots[np.argsort(numbers[slots, 0])]
+        rows = s.rows[: s.stride * s.n].reshape(-1, s.stride)[slots, : self.dim]
+        return numbers[slots, 0].copy(), rows, more
+
     def load(self, part: Copy) -> None:
         """Take rows that are not here yet."""
         s, count = self._store, len(part.ids)
@@ -291,7 +310,9 @@ class Table:
     def _add_up(self, parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
         total = sum(len(ids) for ids, _ in parts)
         union = np.empty(total, np.int64)
-        sums = np.empty(total * self.dim, np.float32)
+        if total * self.dim > len(self._room.sums):
+            self._room.sums = np.empty(total * self.dim, np.float32)
+        sums = self._room.sums
         scratch = np.full(1 << max(4, (2 * total).bit_length()), -1, np.int32)
         n = 0
         for ids, values in parts:
@@ -348,6 +369,24 @@ class Table:
             s.n -= len(ids)
 
 
+class _Room:
+    """Memory that every step uses again: new memory costs as much as what is written there."""
+
+    def __init__(self) -> None:
+        self.sums, self.undo = np.empty(0, np.float32), np.empty(0, np.float32)
+        self.undo_meta = np.empty(0, np.int64)
+
+    def reserve(self, ids: int, stride: int) -> None:
+        if ids * stride > len(self.undo):
+            self.undo = np.empty(ids * stride, np.float32)
+        if ids * META > len(self.undo_meta):
+            self.undo_meta = np.empty(ids * META, np.int64)
+
+    @property
+    def nbytes(self) -> int:
+        return self.sums.nbytes + self.undo.nbytes + self.undo_meta.nbytes
+
+
 @dataclass(frozen=True)
 class _SeenUndo:
     """What was counted of ids that were not learned before a step.
@@ -376,7 +415,3 @@ class _Undo:
     rows: np.ndarray
     meta: np.ndarray
     seen: _SeenUndo | None
-
-    @property
-    def nbytes(self) -> int:
-        return self.slots.nbytes + self.rows.nbytes + self.meta.nbytes

@@ -151,6 +151,7 @@ def build(stream: MasterStream, memory: MemoryCopy | None = None) -> Worker:
                          config.export.further, features, config.export.verify)  # fmt: skip
         learner.restore(before)
     if servers is not None:
+        assert isinstance(learner, KerasLearner)
         learner.use(servers, lambda: worker.ledger.step)
     checkpoints = of_job(config, session, learner, stream.run_id, servers)
     warm_start = warm_start_of_job(config, model, learner, session.began_with)
@@ -177,8 +178,7 @@ def build(stream: MasterStream, memory: MemoryCopy | None = None) -> Worker:
 def servers_of(
     config: Config, stream: MasterStream, ring: Ring, learner: KerasLearner | OwnStepLearner
 ) -> ParameterServers | None:
-    """Who has the rows of the model's tables, and is not waited for when the ring is cut; None: the job has no
-    servers.
+    """Who has the rows of the model's tables, and is not waited for when the ring is cut; None: nobody.
 
     Raises:
         ModelError: it has some, and the model has no use for them.

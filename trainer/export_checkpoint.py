@@ -118,8 +118,8 @@ def _restored(request: Request, config: Config, module: UserModel) -> tuple[kera
     """The model with the state of the checkpoint, as the end of a training leaves it."""
     if config.servers:
         raise ModelError(
-            f"{request.checkpoints}: a checkpoint of a job with parameter servers cannot be exported yet: the "
-            "rows are in the servers' parts"
+            f"{request.checkpoints}: a checkpoint of a job with parameter servers cannot be exported yet: "
+            "the rows are in the servers' parts"
         )
     reader = module.reader("train")
     assert reader is not None

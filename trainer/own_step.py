@@ -95,8 +95,8 @@ class OwnStepLearner:
         if tables := Lookups(model).tables:
             raise ModelError(
                 f"the rows of layer {tables[0].name!r} are on servers, but {self._name} is a step of its "
-                "own, which says itself how all is trained. Override compute_loss() instead, or give the layer "
-                "an input_dim and train it with mode=allreduce"
+                "own, which says itself how all is trained. Override compute_loss() instead, or give the "
+                "layer an input_dim and train it with mode=allreduce"
             )
         if sample is not None:
             if len(sample) > 1 and (inexact != "allow" or self._means.rows):

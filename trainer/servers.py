@@ -25,6 +25,7 @@ from trainer.roles import Commit, Table
 from trainer.server_link import Interrupt, Link, Request, ServerLink, ServerRefused, Writing
 
 WORKERS = 1 << 20  # a generation is a number of its own, and that of the worker who claimed it
+PAGE_BYTES = 16 << 20  # of one answer, when all rows are asked for
 IDS, VALUES = np.dtype("<i8"), np.dtype("<f4")
 
 
@@ -148,6 +149,26 @@ class ParameterServers:
                 _put(found[one.table], shares[one.table].of(index), rows, index)
         return found
 
+    def all_rows(self, table: int) -> tuple[np.ndarray, np.ndarray]:
+        """All rows of the table of this number, of the state that this worker has: ids int64 [n], each once,
+        and rows float32 [n, dim]. Where the servers have just gone back to it, it is what they have."""
+        last, dim = self._last(), self._tables[table].dim
+        request = pb.ListRequest(run_id=self._run_id, table=table, most=max(PAGE_BYTES // (8 + 4 * dim), 1))
+        if last is not None:
+            request.generation, request.step = self._generation, last.step + 1
+            request.last.CopyFrom(self._commit(last.step + 1))
+        asked = {index: _copied(request) for index in range(self.count)}
+        found: list[tuple[np.ndarray, np.ndarray]] = []
+        while asked:
+            for index, page in self._ask("List", asked, known=last is not None).items():
+                ids = np.frombuffer(page.ids, IDS)
+                found.append((ids, np.frombuffer(page.rows, VALUES).reshape(len(ids), dim)))
+                if page.more:
+                    asked[index].after = int(ids[-1])
+                else:
+                    del asked[index]
+        return np.concatenate([ids for ids, _ in found]), np.concatenate([rows for _, rows in found])
+
     def stage(self, step: int, rank: int, gradients: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
         shares = [_Shares(ids, self.count) for ids, _ in gradients]
         requests = {}
@@ -225,6 +246,12 @@ class ParameterServers:
         finally:
             for call in calls.values():
                 call.forget()
+
+
+def _copied(request: pb.ListRequest) -> pb.ListRequest:
+    copy = pb.ListRequest()
+    copy.CopyFrom(request)
+    return copy
 
 
 class _Shares:

@@ -140,10 +140,10 @@ class MasterStream:
         """
         timeout = timeout if self._succeeds is None else 2 * timeout
         self._thread.start()
-        # A master that listens says who this worker is once its parameter servers listen, too. How long a worker
-        # may take to start is the master's affair then.
+        # A master that listens says who this worker is once its parameter servers listen, too. How long a
+        # worker may take to start is the master's affair then.
         while not self._welcomed.wait(timeout) and self._admitted.is_set():
-            log.info("waiting for the master's welcome")
+            log.log.info("waiting for the master's welcome")
         if not self._welcomed.is_set():
             why = tls.trouble(self.address, tls.authority())
             raise NoMaster(
