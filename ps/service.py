@@ -137,8 +137,9 @@ class Service:
             self._snapshot = asyncio.create_task(self._write_snapshot(capture))
         return position
 
-    async def _write_part(self, request: pb.WritePartRequest, _: Context) -> pb.Written:
+    async def _write_part(self, request: pb.WritePartRequest, context: Context) -> pb.Written:
         capture = await self._when_settled(self._server.capture, request)
+        await context.send_initial_metadata(())  # it is taken: the ring goes on
         await self._on(self._beside, capture.copy)
         try:
             part = await self._on(self._beside, lambda: self._server.write(capture, request))

@@ -7,6 +7,7 @@ before it is one. The dense half counts beside it (tests/counting.py).
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,9 @@ from trainer import control
 from trainer.data import Batch
 from trainer.roles import Commit, Rows, Table
 
-TABLE = Table("positions", 1, "{}", "{}")
+SGD = {"class_name": "SGD", "config": {"learning_rate": 1.0}}
+ZEROS = {"class_name": "Zeros", "config": {}}
+TABLE = Table("positions", 1, json.dumps(ZEROS), json.dumps(SGD), own_learning_rate=True)
 LOOKED_AT = 5  # rows of earlier steps that each step looks at
 
 
@@ -39,7 +42,7 @@ class CountingRows(CountingLearner):
                 f"rank {rank}, step {step}: the rows of {own} count {counts[: len(own)]}, "
                 f"those of {others} {counts[len(own) :]}"
             )
-            self.rows.stage(step, rank, [(own, np.ones((len(own), 1), np.float32))])
+            self.rows.stage(step, rank, [(own, -np.ones((len(own), 1), np.float32))])
         return super().sums(batch, contribution, step, rank, records)
 
     def commit(self, step: int, sums: control.Sums) -> Commit:

@@ -40,6 +40,7 @@ class Commit:
     scale: float  # what the sum of all ranks' gradients is multiplied with
     learning_rate: float  # of the model's optimizer in this step
     iteration: int  # updates of the model before it
+    generation: int = 0  # of the servers, in which its gradients were staged
 
 
 class Rows(Protocol):
@@ -81,6 +82,11 @@ class Servers(Rows, Protocol):
 
     def enter(self) -> None:
         """This worker is to be in a new ring: from now on it may be cut."""
+        ...
+
+    @property
+    def generation(self) -> int:
+        """Of which all calls are."""
         ...
 
     def claim(self, worker: int) -> int:

@@ -45,6 +45,7 @@ FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.02, 1.0
 LOOK_SECONDS = 1.0  # after which a call that has no answer is looked into, again and again
 TOLD_SECONDS = 5.0  # after which people are told whom it waits for
 DESCRIBE_SECONDS = 2.0
+TELL_SECONDS = 30.0
 AWAY = {  # what a call fails with when the server is away, ends, or was cut off
     grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED,
     grpc.StatusCode.INTERNAL,
@@ -166,6 +167,7 @@ class ServerLink:
         self.name = f"parameter server {index} ({address})"
         self._address, self._interrupt, self._clock = address, interrupt, clock
         self._metadata = (("authorization", f"Bearer {token}"),)
+        self._told = set[Any]()  # calls whose answers nobody waits for
 
     @cached_property
     def _channel(self) -> grpc.Channel:
@@ -188,7 +190,9 @@ class ServerLink:
         return WritePart(self, call)
 
     def tell(self, method: str, request: Request) -> None:
-        getattr(self._stub, method).future(request, metadata=self._metadata, timeout=DESCRIBE_SECONDS)
+        future = getattr(self._stub, method).future(request, metadata=self._metadata, timeout=TELL_SECONDS)
+        self._told.add(future)  # gRPC cancels what nobody holds
+        future.add_done_callback(self._told.discard)
 
     # --- of its calls
 

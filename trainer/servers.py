@@ -12,6 +12,7 @@ knows it, however it came by it. This module only asks for it (`follow`).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,7 @@ class ParameterServers:
         self._tables: tuple[Table, ...] = ()
         self._last: Callable[[], Commit | None] = lambda: None
         self._generation = 0
+        self._found: dict[int, pb.Position] = {}  # where they were when a generation was claimed
         owners(len(links))  # computed once, not in the first step
 
     @classmethod
@@ -68,8 +70,13 @@ class ParameterServers:
     def claim(self, worker: int) -> int:
         """Greater than all that a server knows. Of two roots that ask at the same time, as when one has been
         given up, each gets another number: it ends with the worker's."""
-        newest = max((position.generation for position in self._declare().values()), default=0)
+        self._found = self._declare()
+        newest = max((position.generation for position in self._found.values()), default=0)
         return (newest // WORKERS + 1) * WORKERS + worker % WORKERS
+
+    @property
+    def generation(self) -> int:
+        return self._generation
 
     def speak_of(self, generation: int) -> None:
         self._generation = generation
@@ -81,6 +88,8 @@ class ParameterServers:
         self._interrupt.cut()
 
     def settle(self, step: int) -> str:
+        if why := "; ".join(filter(None, map(self._dropped, self._found, repeat(step)))):
+            return why
         request = pb.SettleRequest(
             run_id=self._run_id, generation=self._generation, step=step, last=self._commit(step)
         )
@@ -200,6 +209,14 @@ class ParameterServers:
             link.tell("Committed", pb.CommittedRequest(run_id=self._run_id, step=step, attempt=attempt))
 
     # --- below
+
+    def _dropped(self, index: int, step: int) -> str:
+        """Whether a server that lacks the last step has not got its gradients any more: another ring, without
+        this worker, has gone on from the step before. In words; empty: it has them."""
+        found, last = self._found[index], self._last()
+        if found.step != step - 1 or found.empty or (last and last.generation == found.generation):
+            return ""
+        return f"parameter server {index} has dropped what was staged for step {step:,}"
 
     def _commit(self, step: int) -> pb.Commit | None:
         """Which step has led to the state of this one."""

@@ -77,7 +77,7 @@ from trainer.ledger import Ledger
 from trainer.memory_copy import MemoryCopy
 from trainer.refusals import check, refuse_nonfinite, refuse_too_many_bad
 from trainer.ring.base import Arrival, Ring, RingBroken, broadcast_parts, broadcast_text
-from trainer.roles import Callbacks, Evaluation, Learner, Servers
+from trainer.roles import Callbacks, Commit, Evaluation, Learner, Servers
 from trainer.rounds import Rounds
 from trainer.session.orders import End, Export, FormRing, WriteCheckpoint
 from trainer.session.state import Session
@@ -510,7 +510,10 @@ class Worker:
             self.ledger = self.rounds.put(self.ledger, sums, ends_epoch)
             return None
         agreed = sums.agreed
-        commit = self.learner.commit(self.ledger.step, sums) if self.servers is not None else None
+        commit: Commit | None = None
+        if self.servers is not None:
+            made = self.learner.commit(self.ledger.step, sums)
+            commit = replace(made, generation=self.servers.generation)
         if not agreed.nonfinite and agreed.records:
             self.learner.apply(sums)
         self.ledger = self.ledger.after(agreed, self.steps.epoch(self.ledger.step), commit)

@@ -1,7 +1,7 @@
 """A parameter server in dicts: all of the protocol (edl/contract/proto/ps.proto), and none of the speed.
 
-A row begins as zeros, and a step adds the sum of its gradients to it: so rows count. What it has outlives
-`FakeServer` being out of reach: that is a server whose log is kept. A new one is one that has lost it.
+A row begins as zeros, and a step subtracts the sum of its gradients, as SGD does at rate one. What it has
+outlives its being out of reach: that is a server whose log is kept. A new one is one that has lost it.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class FakeServer:
                 for id_, value in zip(ids, self._shaped(one.table, one.values), strict=True):
                     key = one.table, id_
                     changed.setdefault(key, self._row(key))
-                    self.rows[key] = self._row(key) + np.float32(last.scale) * value
+                    self.rows[key] = self._row(key) - np.float32(last.scale) * value
         self._before, self.staged, self.step = changed, {}, self.step + 1
 
     def _row(self, key: tuple[int, int]) -> np.ndarray:

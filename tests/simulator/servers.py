@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from tests.simulator.worker import Sim
     from tests.simulator.world import World
 
+KINDS = ("kill server", "lose server")  # with its log, or without
 AGAIN_SECONDS = 0.05
 LOOK_SECONDS = 1.0
 
@@ -74,7 +75,7 @@ class Servers:
         self.world.faults.last = self.clock.now
         process.alive, process.waiting, process.life = False, [], process.life + 1
         kept = self.random.random() < 0.7
-        self.world.faults.kinds["kill server" if kept else "lose server"] += 1
+        self.world.faults.kinds[KINDS[not kept]] += 1
         self.clock.later(self.random.choice((0.02, 0.3, 3.0)), lambda: self._comes_back(process, kept))
 
     def _comes_back(self, process: Process, kept: bool) -> None:

@@ -49,8 +49,8 @@ class Job:
         """Add one to the rows of these words."""
         some = np.array(ids, np.int64)
         self.client.pull(step, [some])
-        self.client.stage(step, 0, [(some, np.ones((len(ids), 2), np.float32))])
-        self.last = Commit(step, skipped, 0.5, 0.1, step)
+        self.client.stage(step, 0, [(some, -np.ones((len(ids), 2), np.float32))])
+        self.last = Commit(step, skipped, 0.5, 0.1, step, self.client.generation)
 
     def kill(self, index: int) -> None:
         self.there[index].kill()
@@ -92,7 +92,7 @@ def test_rows_come_back_in_the_order_of_their_ids_whichever_server_has_them(
     words, places = np.array([5, -3, 2**62, 0, 9], np.int64), np.array([4, 1], np.int64)
     values = np.arange(10, dtype=np.float32).reshape(5, 2)
     job.client.pull(0, [words, places])
-    job.client.stage(0, 0, [(words, values), (places, np.ones((2, 3), np.float32))])
+    job.client.stage(0, 0, [(words, -values), (places, np.ones((2, 3), np.float32))])
     job.last = Commit(0, False, 0.5, 0.1, 0)
     found = job.client.pull(1, [words[::-1].copy(), np.zeros(0, np.int64)])
     assert np.array_equal(found[0], values[::-1] / 2)
@@ -205,6 +205,23 @@ def test_a_server_that_is_further_than_the_ring_can_follow_is_named(make: Callab
     job.last = Commit(0, False, 1.0, 0.1, 0)
     job.client.speak_of(job.client.claim(1))
     assert job.client.settle(1) == "parameter server 0 is at step 3, the ring at step 1"
+
+
+def test_a_last_step_whose_gradients_another_ring_has_dropped_is_not_applied_without_them(
+    make: Callable[..., Job],
+) -> None:
+    """As when a crashed worker has left a copy of the state that is one step ahead of who went on."""
+    job = make(1)
+    job.begin()
+    job.takes_a_step(0, [1])
+    job.client.pull(1, ())
+    job.takes_a_step(1, [1])
+    ahead, job.last = job.last, Commit(0, False, 0.5, 0.1, 0, job.client.generation)
+    job.client.speak_of(job.client.claim(2))
+    assert job.client.settle(1) == "", "who has only the first step goes on from there, and dies"
+    job.last = ahead
+    job.client.speak_of(job.client.claim(3))
+    assert job.client.settle(2) == "parameter server 0 has dropped what was staged for step 2"
 
 
 def test_each_ring_has_a_newer_generation_and_two_roots_never_the_same(make: Callable[..., Job]) -> None:
