@@ -6,6 +6,7 @@ def data(split):
     return edl.arrays(x, y)     # or edl.npz, edl.csv, edl.parquet, edl.criteo(path), or a Reader of your own
 """
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from edl.errors import EdlError
@@ -13,12 +14,16 @@ from edl.errors import EdlError
 if TYPE_CHECKING:
     from edl.data import Reader, arrays, criteo, csv, npz, parquet
 
+    layers: Any
+
 __version__ = "0.2.0"
 __all__ = ["EdlError", "Reader", "arrays", "criteo", "csv", "npz", "parquet"]
 
 
 def __getattr__(name: str) -> Any:
-    """The readers, on first use: the master imports edl too, and its image has no NumPy."""
+    """The readers and layers, on first use: the master imports edl too, and its image has no NumPy."""
+    if name == "layers":
+        return importlib.import_module("edl.layers")  # by its name: nothing else here may need TensorFlow
     if name not in __all__:
         raise AttributeError(f"module 'edl' has no attribute {name!r}")
     import edl.data

@@ -29,8 +29,10 @@ from master import journal
 from master.backends.base import Backend
 from master.backends.external import External
 from master.backends.processes import ForkServer, Launcher, Memories, Processes, Spawn
+from master.backends.servers import Plan, ServerProcesses
 from master.log import log_at
 from master.loop import Master
+from master.servers import NoServers, ParameterServers
 from master.service import serve, token_for
 from master.spec import JobSpec
 
@@ -72,7 +74,10 @@ async def _processes(spec: JobSpec, output: Path, listen: str, salvage: Path | N
     if attached:
         _on_end_of_input(lambda: master.stop("`edl run` was ended"))
     backend = processes(master, output, token)
-    await serve(master, output, listen, token, backend, workers_stay=False, salvage=salvage)
+    await serve(
+        master, output, listen, token, backend, workers_stay=False, salvage=salvage,
+        servers=servers_of(master, output, listen, token),
+    )  # fmt: skip
     return MasterExit.SUCCEEDED if master.succeeded else MasterExit.NOT_SUCCEEDED
 
 
@@ -84,7 +89,11 @@ async def _by_hand(spec: JobSpec, output: Path, listen: str, salvage: Path | Non
         adopted = replace(adopted, active_seconds=since)
     master = Master(spec, run_id, adopted=adopted)
     _on_signals(lambda name: master.stop(f"the master got {name}"))
-    await serve(master, output, listen, token_for(output), partial(External, master.emit), salvage=salvage)
+    token = token_for(output)
+    await serve(
+        master, output, listen, token, partial(External, master.emit), salvage=salvage,
+        servers=servers_of(master, output, listen, token),
+    )  # fmt: skip
     return MasterExit.SUCCEEDED if master.succeeded else MasterExit.NOT_SUCCEEDED
 
 
@@ -114,6 +123,26 @@ def processes(master: Master, output: Path, token: str) -> Callable[[str], Backe
         return Processes(master.emit, launcher, output / artifacts.LOGS, memories)
 
     return backend
+
+
+def servers_of(master: Master, output: Path, listen: str, token: str) -> ParameterServers:
+    """The parameter servers of a job on this machine. They listen where the master does."""
+    config = master.spec.config
+    if not config.servers:
+        return NoServers()
+    folder, logs = (output / artifacts.SERVERS).resolve(), (output / artifacts.LOGS).resolve()
+    host = listen.rpartition(":")[0]
+    plan = Plan(
+        config.servers,
+        master.run_id,
+        folder,
+        logs,
+        host,
+        config.ps.memory_mebibytes << 20,
+        config.checkpoint.dir,
+    )
+    environment = {**os.environ, **WORKER_ENVIRONMENT, "PYTHONUNBUFFERED": "1"}
+    return ServerProcesses(master.emit, plan, token, environment=environment)
 
 
 def _on_signals(act: Callable[[str], object]) -> None:

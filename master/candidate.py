@@ -17,9 +17,9 @@ from typing import Any, TypeVar
 import structlog
 
 from edl.kubernetes.client import Api
+from edl.listener import Listener
 from master.backends.base import Tasks
 from master.backends.kubernetes import LeaderElection, Place, until_answered
-from master.rpc.listener import Listener
 from master.rpc.standby import StandbyServer
 
 log = structlog.get_logger()

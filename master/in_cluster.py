@@ -32,6 +32,7 @@ from edl.contract.tokens import Tokens
 from edl.kubernetes.client import SOON, Api
 from edl.kubernetes.pods import Pod
 from edl.kubernetes.timing import Timing
+from edl.listener import Listener
 from master.backends.base import Tasks
 from master.backends.kubernetes import (
     EndedRun,
@@ -47,8 +48,8 @@ from master.http.metrics import Metrics
 from master.http.server import Server
 from master.log import log_at
 from master.loop import Master
-from master.rpc.listener import Listener
 from master.rpc.standby import vouches
+from master.servers import Named, NoServers, ParameterServers
 from master.service import certificate_for, serve, token_for
 from master.spec import Invalid, JobSpec, Wanted
 
@@ -245,11 +246,19 @@ class ReleaseMaster:
             token = token_for(self._output)
             await serve(
                 master, self._output, self._listen, token, lambda _: backend, reached_at=self._host,
-                authority=self._candidate.election,
+                authority=self._candidate.election, servers=self._servers(master),
             )  # fmt: skip
         finally:
             over.cancel()
             self._master = None
+
+    def _servers(self, master: Master) -> ParameterServers:
+        """Those of the chart."""
+        if not (count := master.spec.config.servers):
+            return NoServers()
+        tokens = Tokens.of_environment(token_for(self._output), lambda _: None)
+        addresses = [self._place.server_address.format(index) for index in range(count)]
+        return Named(master.emit, lambda: tokens.current, addresses)
 
     async def _rest(self, installed: Installed) -> None:
         ended = EndedRun(installed)

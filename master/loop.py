@@ -26,6 +26,7 @@ from master.core.job import Job
 from master.journal import Journal
 from master.log import log_at
 from master.rpc.server import Server
+from master.servers import NoServers, ParameterServers
 from master.spec import JobSpec
 from master.telemetry import Telemetry
 
@@ -56,6 +57,7 @@ class Master:
         self.job = Job(spec.config)
         self.telemetry = Telemetry(spec.config)
         self.inbox: asyncio.Queue[ev.Event] = asyncio.Queue()
+        self.servers: ParameterServers = NoServers()
         self.abandoned = False
         self._backend: Backend | None = None  # while it runs
         self._journal_trouble = ""  # as the core knows it
@@ -145,6 +147,7 @@ class Master:
             "run_id": self.run_id,
             "model": self.spec.config.model.name,
             **view.status(self.job, now, self.telemetry.beats, self.telemetry.ahead),
+            "servers": self.servers.status(),
             "news": self.news,
         }
 

@@ -24,14 +24,15 @@ from edl.contract import artifacts
 from edl.contract.tokens import Tokens
 from edl.errors import EdlError
 from edl.full_disk import places
+from edl.listener import Listener
 from master.backends.base import Backend
 from master.core import events as ev
 from master.core import snapshot
 from master.journal import Journal
 from master.loop import Master
 from master.rpc.authority import Alone, Authority
-from master.rpc.listener import Listener
 from master.rpc.server import Server
+from master.servers import NoServers, ParameterServers
 
 log = structlog.get_logger()
 
@@ -46,6 +47,7 @@ async def serve(
     salvage: Path | None = None,
     reached_at: str = "",
     authority: Authority = Alone(),  # noqa: B008
+    servers: ParameterServers = NoServers(),  # noqa: B008
 ) -> None:
     """The job from its first to its last moment, or until it is abandoned.
 
@@ -56,6 +58,7 @@ async def serve(
         salvage: where the trained model, the journal and the summary are written when `output` is full.
         reached_at: the host by which others reach it, if it is not that of `listen`.
         authority: whether this master may speak to the workers.
+        servers: the job's parameter servers.
 
     Raises:
         EdlError: the address is taken, or the backend cannot start.
@@ -74,7 +77,7 @@ async def serve(
     certificate = certificate_for(reached_at or host, degraded)
     server = Server(
         master, Listener(tokens, certificate), json.dumps(master.spec.values), str(output.resolve()), outage,
-        str(salvage.resolve()) if salvage is not None else "", authority,
+        str(salvage.resolve()) if salvage is not None else "", authority, servers,
     )  # fmt: skip
 
     def tell(_now: float, event: ev.Event, _effects: list[ev.Effect]) -> None:
@@ -91,7 +94,12 @@ async def serve(
             ca = tls.authority() if certificate is not None else ""
             artifacts.write_contact(output, artifacts.Contact(address, token, os.getpid(), ca))
             print(address, flush=True)  # the parent may now talk to us
-            await master.run(backend(address), server, journal)
+            master.servers = servers
+            try:
+                await servers.start()
+                await master.run(backend(address), server, journal)
+            finally:
+                await servers.close(ended=master.job.ended)
         finally:
             journal.close()
             written = {"foreign_messages": server.foreign, "journal": asdict(journal.link)}

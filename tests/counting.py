@@ -19,6 +19,7 @@ from trainer import control
 from trainer.data import BadRecord, Batch
 from trainer.described import Described
 from trainer.ring.base import Ring
+from trainer.roles import Commit, Table
 
 
 class CountingLearner:
@@ -81,6 +82,12 @@ class CountingLearner:
 
     def take_metrics(self) -> dict[str, float]:
         return {}
+
+    tables: tuple[Table, ...] = ()
+
+    def commit(self, step: int, sums: control.Sums) -> Commit:
+        skipped = sums.agreed.nonfinite or not sums.agreed.records
+        return Commit(step, skipped, 1.0, 0.0, self.updates)
 
     follows = True
 

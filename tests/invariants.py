@@ -69,6 +69,8 @@ class Watchdog:
             case ev.Resume() if warming:
                 self._note_back(event)
             case ev.JoinedRing(_, g) if inside and g == generation:
+                if event.went_back:
+                    self.safe = min(self.safe, event.step)
                 self.up.add((event.worker, g))
                 self.holders.add(event.worker)
             case ev.Progress(g, step) if g == generation and any(

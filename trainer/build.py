@@ -24,6 +24,7 @@ from edl.contract.layout import Layout, Part
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.steps import Steps
 from edl.errors import ModelError
+from edl.layers.embedding import keep_rows_elsewhere
 from trainer import output_lock, user_model
 from trainer.build_frozen import build_frozen
 from trainer.callback_rules import accepted
@@ -47,6 +48,7 @@ from trainer.rehearsal import refuse_empty, rehearse
 from trainer.ring.base import Ring, RingBroken
 from trainer.ring.horovod import HorovodRing
 from trainer.roles import Learner
+from trainer.servers import ParameterServers
 from trainer.session.client import MasterStream
 from trainer.session.orders import FormRing
 from trainer.session.state import Session
@@ -89,6 +91,8 @@ def build(stream: MasterStream, memory: MemoryCopy | None = None) -> Worker:
     session.cuts(ring.cut)
     if not config.trains:
         return build_frozen(config, stream, module, module.model(), ring, watchdog.watch)
+    if config.servers:
+        keep_rows_elsewhere()
     model, reader = module.model(), module.reader("train")
     assert reader is not None
     size = len(reader)
@@ -103,6 +107,7 @@ def build(stream: MasterStream, memory: MemoryCopy | None = None) -> Worker:
     warn = session.warn if stream.rehearses else log.warning  # one worker tells it for all
     learner = learner_of(model, samples, ring, training.inexact_loss, warn, training.accumulate_steps,
                          training.compression)  # fmt: skip
+    servers = servers_of(config, stream, ring, learner)
 
     history = HistoryFiles(Path(stream.output) if stream.output else None)
 
@@ -130,9 +135,12 @@ def build(stream: MasterStream, memory: MemoryCopy | None = None) -> Worker:
         further=config.export.further,
         verify=ahead.take if ahead is not None else None,
         source=config.model.source,
+        whole=learner.whole,
+        live=learner.live,
+        missing=learner.missing,
     )  # fmt: skip
     batches = Batches(records, training.batch_size, buffer * AHEAD)
-    evaluation = evaluation_of(config, module, model, samples, batches.steps, watchdog.watch, warn)
+    evaluation = evaluation_of(config, module, learner, samples, batches.steps, watchdog.watch, warn)
     if size:
         before = learner.kept()
         warm_up(config, ring, learner, records)
@@ -140,10 +148,16 @@ def build(stream: MasterStream, memory: MemoryCopy | None = None) -> Worker:
         if stream.rehearses:
             keeps = bool(stream.output)
             features = samples[0].x if samples else None
-            rehearse(model, module, watchdog.watch, config.data.allow_empty, session.warn, keeps,
-                     config.export.further, features, config.export.verify)  # fmt: skip
+            with learner.whole():  # of rows, there are those of the warm-up
+                rehearse(model, module, watchdog.watch, config.data.allow_empty, session.warn, keeps,
+                         config.export.further, features, config.export.verify)  # fmt: skip
         learner.restore(before)
-    checkpoints = of_job(config, session, learner, stream.run_id)
+    if servers is not None:
+        assert isinstance(learner, KerasLearner)
+        learner.use(servers, lambda: worker.ledger.step)
+        if stream.rehearses and stream.output and learner.missing():
+            session.warn(learner.missing())
+    checkpoints = of_job(config, session, learner, stream.run_id, servers)
     warm_start = warm_start_of_job(config, model, learner, session.began_with)
     if warm_start is not None and stream.rehearses:
         own, _ = checkpoints.newest(batches.layout) if checkpoints else (0, None)
@@ -158,11 +172,41 @@ def build(stream: MasterStream, memory: MemoryCopy | None = None) -> Worker:
     if memory is not None:
         memory.open(stream.run_id, learner.fingerprint(), [len(part) for part in learner.parts()])
     callbacks = callbacks_of(config, module, learner, batches.steps, watchdog.watch, warn)
-    worker = Worker(
+    worker: Worker = Worker(
         config, session, ring, learner, batches, report, export,
-        checkpoints, begin, evaluation, callbacks, history, memory, export.keep,
+        checkpoints, begin, evaluation, callbacks, history, memory, export.keep, servers,
     )  # fmt: skip
     return worker
+
+
+def servers_of(
+    config: Config, stream: MasterStream, ring: Ring, learner: KerasLearner | OwnStepLearner
+) -> ParameterServers | None:
+    """Who has the rows of the model's tables, and is not waited for when the ring is cut; None: nobody.
+
+    Raises:
+        ModelError: it has some, and the model has no use for them.
+    """
+    if not config.servers:
+        return None
+    if isinstance(learner, OwnStepLearner):
+        raise ModelError(
+            f"mode is {config.mode}, and the model has its own train_step(): what that does with rows "
+            "that are on servers, nobody knows. Take it out, or set mode=train"
+        )
+    if not learner.tables and learner.model.built:
+        raise ModelError(
+            f"mode is {config.mode}, and the model has no edl.layers.Embedding, so nothing of it would be on "
+            "parameter servers: set mode=train"
+        )
+    servers = ParameterServers.at(stream.servers, stream.token, stream.run_id, config.training.seed)
+
+    def cut() -> None:
+        ring.cut()
+        servers.cut()
+
+    stream.session.cuts(cut)
+    return servers
 
 
 class Sums(Protocol):
@@ -211,7 +255,7 @@ def learner_of(
 def evaluation_of(
     config: Config,
     module: UserModel,
-    model: Any,
+    learner: KerasLearner | OwnStepLearner,
     samples: Sequence[Batch],
     steps: Steps,
     watch: Watch,
@@ -230,7 +274,7 @@ def evaluation_of(
     if not sources or not samples:
         return None
     try:
-        metrics = EvaluationMetrics(model, samples[0], warn)
+        metrics = EvaluationMetrics(learner.model, samples[0], warn, learner.reading)
     except Exception as error:  # the rehearsal tells it, of which one worker is in charge
         log.warning(f"the ring does not evaluate the model: {described(error)}")
         return None

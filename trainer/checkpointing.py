@@ -7,6 +7,9 @@ writers finish the checkpoint: `commit`. It may have left that ring by then.
 
     ready ──all ranks──▶ begin ──background──▶ CheckpointPart ... CommitCheckpoint ──▶ Checkpointed
 
+Where rows are on parameter servers, each of these has a part of its own, of the same step: rank 0 has all of
+them take it before it goes on, and tells of it when they have written it.
+
 Promise: nothing here changes the model, delays a step for longer than it takes to read the variables'
 addresses, or ends the training: what fails is told, and the next checkpoint is another attempt.
 """
@@ -20,12 +23,14 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 
 import edl
 from edl.checkpoints import (
+    SERVERS,
     Best,
     CheckpointError,
     Loaded,
@@ -47,6 +52,7 @@ from trainer.described import Described
 from trainer.epochs import MEMORY, Epochs
 from trainer.ledger import Ledger
 from trainer.log import log
+from trainer.roles import PartsOfServers
 from trainer.session.state import Session
 
 NICE = 10  # of the thread that writes
@@ -85,6 +91,7 @@ class Checkpointing:
         store: where they lie.
         run_id: of the job.
         background: has work done beside the training, one piece after the other.
+        servers: have a part each; None: there are none.
         clock: seconds, never going back.
     """
 
@@ -97,7 +104,9 @@ class Checkpointing:
         run_id: str,
         background: Callable[[Callable[[], None]], object] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        servers: PartsOfServers | None = None,
     ):
+        self._servers, self._of_servers = servers, servers.count if servers is not None else 0
         self._config, self._session, self._learner, self._store = config, session, learner, store
         self._run_id, self._clock = run_id, clock
         self._background = background or ThreadPoolExecutor(1, "checkpoints", _give_way).submit
@@ -161,7 +170,8 @@ class Checkpointing:
         # A new master may count generations anew; workers are numbered once.
         attempt = f"{self._run_id}-g{place.generation}-w{place.first}"
         key, ours, finite = self._take(attempt, place, ledger, steps, layout)
-        self._do(key, lambda: self._write(key, place, ours, finite))
+        theirs = self._take_parts(key, place)
+        self._do(key, lambda: self._write(key, place, ours, finite, theirs))
 
     def save(self, ledger: Ledger, steps: Steps, layout: Layout) -> None:
         """Write a whole checkpoint of the present state, and return when it is there, or has failed.
@@ -175,11 +185,13 @@ class Checkpointing:
         me = self._session.worker
         self._saves += 1
         attempt = f"{self._run_id}-w{me}-alone{self._saves}"
-        key, tensors, finite = self._take(attempt, Place(0, me, 0, 1), ledger, steps, layout)
+        place = Place(0, me, 0, 1)
+        key, tensors, finite = self._take(attempt, place, ledger, steps, layout)
+        theirs = self._take_parts(key, place)
 
         def work() -> None:
-            part = self._store.begin(*key).write_part(0, 1, tensors, finite)
-            self._finish(key, replace(self._pending[key], parts=(part,)))
+            part = self._store.begin(*key).write_part(0, 1 + self._of_servers, tensors, finite)
+            self._finish(key, self._whole(key, (part, *theirs())))
 
         self._attempt(key, work)
 
@@ -217,28 +229,54 @@ class Checkpointing:
         }
         return key, ours, frozenset(d.name for d in described if d.weight and d.name in ours)
 
+    def _take_parts(self, key: tuple[int, str], place: Place) -> Callable[[], Sequence[Part]]:
+        """Have the servers take their parts now, if that is for this rank to do; returns what waits until
+        they have written them."""
+        if self._servers is None or place.rank:
+            return tuple
+        try:
+            return self._servers.take_parts(*key, place.size)
+        except CheckpointError as error:
+            return partial(_fail, error)
+
     def _write(
-        self, key: tuple[int, str], place: Place, tensors: dict[str, Tensor], finite: frozenset[str]
+        self,
+        key: tuple[int, str],
+        place: Place,
+        tensors: dict[str, Tensor],
+        finite: frozenset[str],
+        theirs: Callable[[], Sequence[Part]],
     ) -> None:
-        part = self._store.begin(*key).write_part(place.rank, place.size, tensors, finite)
-        step, attempt = key
-        self._session.say(
-            checkpoint_part=pb.CheckpointPart(
-                step=step, attempt=attempt, index=place.rank, of=place.size,
-                name=part.name, nbytes=part.nbytes, sha256=bytes.fromhex(part.sha256),
-            )
-        )  # fmt: skip
+        (step, attempt), of = key, place.size + self._of_servers
+        ours = self._store.begin(*key).write_part(place.rank, of, tensors, finite)
+        for index, part in [(place.rank, ours), *enumerate(theirs(), place.size)]:
+            self._session.say(
+                checkpoint_part=pb.CheckpointPart(
+                    step=step, attempt=attempt, index=index, of=of,
+                    name=part.name, nbytes=part.nbytes, sha256=bytes.fromhex(part.sha256),
+                )
+            )  # fmt: skip
+
+    def _whole(self, key: tuple[int, str], parts: Sequence[Part]) -> Manifest:
+        """With all parts, those of the servers last."""
+        manifest = replace(self._pending[key], parts=tuple(parts))
+        if self._servers is None:
+            return manifest
+        names = [part.name for part in parts[len(parts) - self._of_servers :]]
+        return replace(manifest, state={**manifest.state, SERVERS: {"count": len(names), "parts": names}})
 
     def commit(self, order: pb.CommitCheckpoint) -> None:
         """Finish a checkpoint, from any thread: all of its parts are written."""
         key = order.step, order.attempt
-        if (manifest := self._pending.get(key)) is not None:
-            parts = tuple(Part(p.name, p.nbytes, p.sha256.hex()) for p in order.parts)
-            self._do(key, lambda: self._finish(key, replace(manifest, parts=parts)))
+        if key in self._pending:
+            manifest = self._whole(key, [Part(p.name, p.nbytes, p.sha256.hex()) for p in order.parts])
+            self._do(key, lambda: self._finish(key, manifest))
 
     def _finish(self, key: tuple[int, str], manifest: Manifest) -> None:
         self._store.begin(*key).commit(replace(manifest, created=utc_now()))
         self._session.say(checkpointed=_told(manifest))
+        if self._servers is not None:
+            self._servers.committed(*key)
         self._store.prune(self._config.checkpoint.keep, self._best)
 
     def _do(self, key: tuple[int, str], work: Callable[[], None]) -> None:
@@ -264,6 +302,20 @@ class Checkpointing:
             self._session.say(checkpoint_failed=failed)
 
     # --- reading
+
+    @property
+    def attempt(self) -> str:
+        """Of the checkpoint that was restored last; empty: none was."""
+        return self._restored.attempt if self._restored is not None else ""
+
+    @property
+    def known(self) -> int:
+        """The step of the newest one that was completed, whole or not; 0: there is none.
+
+        Raises:
+            CheckpointError: the store cannot be read.
+        """
+        return max((c.step for c in self._store.checkpoints()), default=0)
 
     def newest(self, ours: Layout) -> tuple[int, Layout | None]:
         """The step of the newest checkpoint that this job could begin from, and its data's layout; 0: none.
@@ -334,7 +386,17 @@ class Checkpointing:
                 f"the checkpoint of step {step:,} in {where} is of another model: its layers, variables, "
                 "loss or optimizer differ from those of this one"
             )
+        if (manifest.state.get(SERVERS) is None) != (self._servers is None):
+            has, lacks = ("no rows", "has") if self._servers is not None else ("rows", "does not have")
+            raise ModelError(
+                f"the checkpoint of step {step:,} in {where} has {has} of parameter servers, and this job "
+                f"{lacks} rows there: go on in the mode that it was made in"
+            )
         self.forced = tuple(dict.fromkeys((*manifest.state.get("forced", ()), *forced)))
+
+
+def _fail(error: CheckpointError) -> Sequence[Part]:
+    raise error
 
 
 def _told(manifest: Manifest) -> pb.Checkpointed:
@@ -368,12 +430,17 @@ def deal(sizes: Sequence[int], of: int) -> list[int]:
     return parts
 
 
-def of_job(config: Config, session: Session, learner: Any, run_id: str) -> Checkpointing | None:
+def of_job(
+    config: Config, session: Session, learner: Any, run_id: str, servers: PartsOfServers | None = None
+) -> Checkpointing | None:
     """The checkpoints of a worker; None: the job writes none.
+
+    Args:
+        servers: have a part of each; None: there are none.
 
     Raises:
         CheckpointError: their address is invalid.
     """
     if not (where := config.checkpoint.dir):
         return None
-    return Checkpointing(config, session, learner, Store.open(where), run_id)
+    return Checkpointing(config, session, learner, Store.open(where), run_id, servers=servers)

@@ -10,6 +10,7 @@ evaluates the trained model alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import keras
@@ -31,13 +32,20 @@ class EvaluationMetrics:
         model: compiled and built.
         sample: real records, to trace and to try the metrics with.
         warn: is told of those that are left out.
+        reading: goes around each run of the model, which may ask for rows (trainer/lookups.py).
 
     Raises:
         anything: of the user's test_step, loss or metrics.
     """
 
-    def __init__(self, model: keras.Model, sample: Batch, warn: Callable[[str], None] = print):
-        self._model = model
+    def __init__(
+        self,
+        model: keras.Model,
+        sample: Batch,
+        warn: Callable[[str], None] = print,
+        reading: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ):
+        self._model, self._reading = model, reading
         self._run = model.test_step if model.run_eagerly else _traced(model.test_step, sample)
         known = {id(v): v.numpy() for v in model.metrics_variables}
         others = moving(model)
@@ -104,7 +112,8 @@ class EvaluationMetrics:
         _assign(self._variables, self._initial)
         try:
             for batch in batches:
-                self._run(tensor_tree(batch))
+                with self._reading():
+                    self._run(tensor_tree(batch))
             after = _values(self._variables)
         finally:
             _assign(self._variables, before)

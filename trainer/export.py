@@ -7,6 +7,7 @@ all, its weights are. What has failed is told to the master, with the place of w
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import shutil
@@ -189,6 +190,9 @@ class Exporter:
         further: the formats beside Keras' own, in which the model is written too.
         verify: begins a process that loads again what was written; None: that is not wanted.
         source: the text of the module, where it has no name.
+        whole: within it, the model has what else is not in this process (trainer/lookups.py).
+        live: within that, it is as it was trained, whatever could not be had.
+        missing: what could not, in words.
     """
 
     model: keras.Model
@@ -202,6 +206,9 @@ class Exporter:
     further: tuple[str, ...] = ()
     verify: Callable[[], Verification] | None = None
     source: str = ""
+    whole: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
+    live: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
+    missing: Callable[[], str] = str
 
     def __call__(self, worth: Mapping[str, float] | None = None) -> None:
         """Save, say so, evaluate, say so.
@@ -215,18 +222,30 @@ class Exporter:
                 verification = self.verify()
             except (EdlError, OSError) as error:  # no memory, no room for a process
                 failed.append(_part(VERIFICATION, error))
-        try:
-            self._export(worth, verification, failed)
-        finally:
+        with contextlib.ExitStack() as kept:
             if verification is not None:
-                verification.close()
+                kept.callback(verification.close)
+            failed += self._completed(kept)
+            self._export(worth, verification, failed)
 
     def keep(self, step: int) -> None:
         """Save the model as it is at this step, before the ring evaluates it, and say so: a copy, in case
         that nobody lives to hand the model over."""
         if self.output is not None:
-            place = self._place(self._keep())
-            self.session.say_saved(pb.Saved(model=place["model"], note=place["note"], step=step))
+            with contextlib.ExitStack() as kept:
+                failed = self._completed(kept)
+                place = self._place(self._keep())
+            self.session.say_saved(
+                pb.Saved(model=place["model"], note=place["note"], step=step, failed=failed)
+            )
+
+    def _completed(self, kept: contextlib.ExitStack) -> list[pb.PartFailed]:
+        """Until `kept` is closed, the model has all that it is made of; what has failed of that."""
+        try:
+            kept.enter_context(self.whole())
+        except FAILURES as error:
+            return [_part(SAVING, error)]
+        return []
 
     def _export(
         self,
@@ -249,7 +268,8 @@ class Exporter:
         evaluation = []
         try:
             if worth is None:
-                metrics = evaluate(self.model, self.module, self.module.reader("test"), self.watch)
+                with self.live():
+                    metrics = evaluate(self.model, self.module, self.module.reader("test"), self.watch)
         except FAILURES as error:
             evaluation.append(_part(EVALUATION, error))
         kept = self._put_right(kept)
@@ -259,7 +279,7 @@ class Exporter:
             note, missing = self._verified(verification, exports)
         self._list(exports, verified=verification is not None and not missing)
         place = self._place(kept)
-        place["note"] = note or place["note"]
+        place["note"] = "; ".join(filter(None, [note, self.missing()])) if note else place["note"]
         failed += [*_trouble(kept), *missing, *evaluation]
         listed = {name: catalog.place(self.output, path) for name, path in exports.items()}
         self.session.say(finished=pb.Finished(metrics=metrics, failed=failed, exports=listed, **place))
@@ -357,7 +377,8 @@ class Exporter:
         if kept.path is None:
             return {"model": "", "note": ""}
         inside = kept.path.parent == self.output
-        note = saved_file.note(kept.path) if kept.is_whole else ""
+        notes = [saved_file.note(kept.path) if kept.is_whole else "", self.missing()]
+        note = "; ".join(filter(None, notes))
         return {"model": kept.path.name if inside else str(kept.path), "note": note}
 
 

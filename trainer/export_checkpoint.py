@@ -116,6 +116,11 @@ def _trained(request: Request, module: UserModel) -> tuple[keras.Model, str]:
 
 def _restored(request: Request, config: Config, module: UserModel) -> tuple[keras.Model, str]:
     """The model with the state of the checkpoint, as the end of a training leaves it."""
+    if config.servers:
+        raise ModelError(
+            f"{request.checkpoints}: a checkpoint of a job with parameter servers cannot be exported yet: "
+            "the rows are in the servers' parts"
+        )
     reader = module.reader("train")
     assert reader is not None
     records = Records(reader, module.feed, module.name, lenient=True)

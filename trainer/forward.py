@@ -7,6 +7,7 @@ gradient is that of the assigned value, as where Keras trains: the way to the va
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from edl.errors import ModelError
 from trainer import rows
 from trainer.batch_norm import synchronized
 from trainer.inner_sum import InnerSum
+from trainer.lookups import Given, Recorder
 from trainer.loss_terms import Terms, Verdict
 from trainer.model_support import computes_its_own_loss, is_plain, moving, output
 
@@ -31,6 +33,7 @@ class Forward:
         ring: for layers whose statistics are those of the whole batch; None: they are those of the records.
         alive: whether the records count in it.
         metrics: their variables, and the values from which they begin; each is one of the `changes`.
+        lookups: gives layers the rows that are on servers (trainer/lookups.py).
     """
 
     def __init__(
@@ -42,35 +45,45 @@ class Forward:
         ring: InnerSum | None = None,
         alive: Any = True,
         metrics: Sequence[tuple[keras.Variable, Any]] = (),
+        lookups: Given | Recorder | None = None,
     ):
         x, y, weights = tree
         self._model = model
         self.records = tf.cast(_count(x), tf.float32)
         self.terms = Terms(self.records, is_plain(model), verdicts)
         self.tape = tf.GradientTape(watch_accessed_variables=False)  # to be opened again for what follows
+        self.of_rows: list[tf.Tensor] = []
+        self._rows = lookups.rows if lookups is not None else []
+        given = lookups.looked_up if lookups is not None else contextlib.nullcontext
         with (
             self.tape,
+            given(),
             _Scope(self.tape, model, salt, metrics) as self._scope,
             self.terms.noted(),
             synchronized(ring, alive),
         ):
+            self.tape.watch(self._rows)
             self.y_pred = output(model, x, training=True)
             loss = model._compute_loss(x=x, y=y, y_pred=self.y_pred, sample_weight=weights, training=True)
             # Whether the loss has parts that are no terms: weight decay by regularizers, a sum made by hand.
             self.more_than_terms = bool(model.losses) or computes_its_own_loss(model)
             self.loss = _number(loss)
         if metrics:
-            with self._scope:
+            with self._scope, given():
                 model.compute_metrics(x, y, self.y_pred, sample_weight=weights)
 
     def gradients(self, target: tf.Tensor, optimizer: Any = None) -> list[Any]:
-        """Of something computed under `tape`, for each trainable variable. Once only.
+        """Of something computed under `tape`, for each trainable variable; and `of_rows`, for the rows that
+        were given. Once only.
 
         Args:
             optimizer: for which gradients of tables may be slices (trainer/rows.py); None: all are dense.
         """
         leaves = [self._scope.leaves[id(v)] for v in self._model.trainable_variables]
-        flat = iter(self.tape.gradient(target, [leaf for of_one in leaves for leaf in of_one]))
+        flat = iter(
+            self.tape.gradient(target, [*self._rows, *(leaf for of_one in leaves for leaf in of_one)])
+        )
+        self.of_rows = [_of_rows(rows, next(flat)) for rows in self._rows]
         found = [[next(flat) for _ in of_one] for of_one in leaves]
         pairs = zip(self._model.trainable_variables, found, strict=True)
         return [g[0] if optimizer is not None and _are_rows(g, v, optimizer) else _added(g) for v, g in pairs]
@@ -126,6 +139,10 @@ def _are_rows(gradients: list[Any], variable: keras.Variable, optimizer: Any) ->
     if len(gradients) != 1 or not isinstance(gradients[0], tf.IndexedSlices):
         return False
     return rows.travels_as_rows(optimizer, variable.shape)
+
+
+def _of_rows(rows: tf.Tensor, gradient: Any) -> tf.Tensor:
+    return tf.zeros_like(rows) if gradient is None else tf.convert_to_tensor(gradient)
 
 
 def _added(gradients: list[Any]) -> tf.Tensor | None:

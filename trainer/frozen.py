@@ -18,6 +18,7 @@ from trainer.described import Described
 from trainer.fingerprint import fingerprint
 from trainer.model_support import moving
 from trainer.ring.base import Vector
+from trainer.roles import Commit, Table
 
 AT_ONCE = 256  # records that are predicted in one call
 
@@ -47,6 +48,12 @@ class FrozenLearner:
 
     def apply(self, sums: control.Sums) -> None:
         raise AssertionError("no record is trained on")
+
+    tables: tuple[Table, ...] = ()
+
+    def commit(self, step: int, sums: control.Sums) -> Commit:
+        """Of a step without records."""
+        return Commit(step, skipped=True, scale=0.0, learning_rate=0.0, iteration=0)
 
     def change(self, values: Mapping[int, np.ndarray]) -> None:
         snapshot.change(self._variables, values)

@@ -34,6 +34,8 @@ from trainer.data import Batch
 from trainer.described import Described
 from trainer.fingerprint import fingerprint
 from trainer.inner_sum import InnerSum
+from trainer.local_rows import LocalRows
+from trainer.lookups import Lookups
 from trainer.loss_terms import BROKEN_ASSUMPTION
 from trainer.model_support import (
     moving,
@@ -44,6 +46,7 @@ from trainer.model_support import (
 )
 from trainer.overlapped_step import CannotOverlap, OverlappedStep, RingSums
 from trainer.ring.base import Vector
+from trainer.roles import Commit, Rows, Table
 from trainer.step_graphs import SEEDS, NeedsTotals, StepGraphs
 from trainer.training_metrics import TrainingMetrics
 from trainer.trial import Inexact, try_model
@@ -63,6 +66,7 @@ class KerasLearner:
         in_graph: sums over the ring that a graph can make while it computes; None: they are made by `reduce`.
         pieces: of a batch, that are computed one after the other.
         wire: the type as which large gradients travel.
+        rows: of the model's tables; None: they are in this process.
 
     Raises:
         ModelError: the model cannot be trained this way; the text says why.
@@ -79,11 +83,14 @@ class KerasLearner:
         in_graph: RingSums | None = None,
         pieces: int = 1,
         wire: str = "float32",
+        rows: Rows | None = None,
     ):
         self.model, self._pieces = model, pieces
         refuse_unless_compiled(model)
         if sample is not None:
             self._build(sample)
+        self.lookups = Lookups(model)
+        self.use(rows or LocalRows(self.lookups.tables))
         self._fingerprint = ""
         self._variables = _state_of(model)
         self._metrics: TrainingMetrics | None = None
@@ -93,7 +100,7 @@ class KerasLearner:
             self._metrics = TrainingMetrics(model, self._types, sample, warn)
             self._variables += self._metrics.variables
             inner_sum = InnerSum(reduce)
-            made_from = model, self._types, sample, self._metrics, inner_sum, trial
+            made_from = model, self._types, sample, self._metrics, inner_sum, trial, self.lookups
             self._step: StepGraphs
             try:
                 self._step = OverlappedStep(
@@ -138,11 +145,53 @@ class KerasLearner:
         draw[:2] = draw[:2] * _SALTS % SEEDS
         pieces = [] if batch is None else self._compared(batch)
         with self._errors(batch):
-            return self._step.sums(pieces, contribution, draw, records)
+            return self._step.sums(pieces, contribution, draw, records, step)
 
     def apply(self, sums: control.Sums) -> None:
         """One update with the exact mean gradient, and with what the forward pass has changed."""
         self._step.apply(sums)
+
+    @property
+    def tables(self) -> tuple[Table, ...]:
+        """Whose rows are on servers."""
+        return self.lookups.tables
+
+    def use(self, rows: Rows, at: Callable[[], int] = lambda: 0) -> None:
+        """From now on the rows of the tables are these.
+
+        Args:
+            at: the step of the state that the model has: of which its rows are where it is evaluated.
+        """
+        self.lookups.rows, self.lookups.at = rows, at
+
+    def whole(self) -> contextlib.AbstractContextManager[None]:
+        """Within it, the model has the rows of its tables as variables: so it can be saved."""
+        return self.lookups.filled()
+
+    def live(self) -> contextlib.AbstractContextManager[None]:
+        """Within that, it has them from where they are, if not all could be had."""
+        return self.lookups.live()
+
+    def missing(self) -> str:
+        """What a saved model lacks, in words; empty: nothing."""
+        return self.lookups.missing
+
+    def reading(self) -> contextlib.AbstractContextManager[None]:
+        """Around what runs the model outside of a step: a ring that was cut meanwhile is RingBroken."""
+        return self.lookups.errors()
+
+    def commit(self, step: int, sums: control.Sums) -> Commit:
+        """What the servers have to know of the step that was taken at `step`, before it is applied."""
+        agreed, optimizer = sums.agreed, self.model.optimizer
+        if agreed.nonfinite or not agreed.records or not self.tables:
+            return Commit(step, skipped=True, scale=0.0, learning_rate=0.0, iteration=0)
+        return Commit(
+            step,
+            skipped=False,
+            scale=1.0 / agreed.records if self._step.layout.divided else 1.0,
+            learning_rate=float(np.asarray(optimizer.learning_rate)),
+            iteration=int(np.asarray(optimizer.iterations)),
+        )
 
     def take_metrics(self) -> dict[str, float]:
         """The compiled metrics over the records of all steps since they were taken last.

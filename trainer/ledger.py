@@ -17,10 +17,11 @@ from edl.contract.ranges import RangeSet
 from edl.errors import EdlError
 from trainer.control import Agreed
 from trainer.epochs import Epochs
+from trainer.roles import Commit
 
-VERSION = (
-    4  # of what travels; 1: with ranges of records instead of steps; 2: without bad records; 3: or rounds
-)
+# Of what travels; 1: with ranges of records instead of steps; 2: without bad records; 3: or rounds; 4: or the
+# last commit.
+VERSION = 5
 HEADER = 16  # bytes: the version, and how long the text is that follows
 
 
@@ -51,14 +52,16 @@ class Ledger:
     evaluated: Mapping[str, Evaluated] = field(default_factory=dict)  # by split
     turn: int = 0  # 1: after that step callbacks have been called, for the next epoch to begin
     epochs: Epochs = field(default_factory=Epochs)
+    commit: Commit | None = None  # of the step that led here, for servers; None: there are none, or none did
 
-    def after(self, agreed: Agreed, epoch: int) -> Ledger:
+    def after(self, agreed: Agreed, epoch: int, commit: Commit | None = None) -> Ledger:
         """With the next step.
 
         Args:
             epoch: in which it is.
+            commit: what servers have to know of it, if there are any.
         """
-        next_ = replace(self, step=self.step + 1, round=0, totals=b"", turn=0)
+        next_ = replace(self, step=self.step + 1, round=0, totals=b"", turn=0, commit=commit)
         if agreed.records and not agreed.nonfinite:
             next_ = replace(next_, epochs=self.epochs.after(agreed.loss, agreed.records))
         if agreed.nonfinite:
@@ -92,6 +95,7 @@ class Ledger:
             "step": self.step, "skipped": list(self.skipped), "bad": list(self.bad.items()),
             "round": self.round, "evaluated": {split: asdict(e) for split, e in self.evaluated.items()},
             "turn": self.turn, "totals": len(self.totals),
+            "commit": asdict(self.commit) if self.commit is not None else None,
         }  # fmt: skip
         text = json.dumps(told).encode()
         header = np.array([VERSION, len(text)], np.int64).tobytes()
@@ -119,6 +123,7 @@ class Ledger:
             told["round"], packed[start:epochs],
             {split: Evaluated(**e) for split, e in told["evaluated"].items()},
             told["turn"], Epochs.unpack(memoryview(packed)[epochs:]),
+            Commit(**told["commit"]) if told["commit"] is not None else None,
         )  # fmt: skip
 
     def left_ring(self, has_state: bool, broken: str, digest: str) -> pb.LeftRing:

@@ -7,6 +7,7 @@ from typing import Any
 import keras
 
 from edl.errors import ModelError
+from edl.layers import Embedding
 
 # Operations of keras.ops that a functional model may have and that take each value by itself.
 BY_VALUE = frozenset({"Add", "Multiply", "NotEqual", "Subtract"})
@@ -105,8 +106,8 @@ def computes_its_own_loss(model: keras.Model) -> bool:
 
 
 def is_plain(model: keras.Model) -> bool:
-    """Whether the model consists of Keras' own layers, and its loss is made of compiled losses: none of them
-    mixes the records of a batch, BatchNormalization aside."""
+    """Whether the model consists of Keras' own layers and edl's, and its loss is made of compiled losses:
+    none of them mixes the records of a batch, BatchNormalization aside."""
     layers = list(model._flatten_layers())
     operations = [op for layer in layers for op in getattr(layer, "operations", ())]
     losses = [entry.loss for entry in getattr(model._compile_loss, "_flat_losses", None) or ()]
@@ -114,7 +115,7 @@ def is_plain(model: keras.Model) -> bool:
         not computes_its_own_loss(model)
         and all(of_keras(loss) for loss in losses)
         and not any(isinstance(layer, keras.layers.Lambda) for layer in layers)
-        and all(of_keras(layer) for layer in layers)
+        and all(of_keras(layer) or type(layer) is Embedding for layer in layers)
         and all(isinstance(op, keras.layers.Layer) or type(op).__name__ in BY_VALUE for op in operations)
     )
 

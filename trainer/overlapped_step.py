@@ -77,7 +77,7 @@ class OverlappedStep(StepGraphs):
         self._step: Callable[..., list[tf.Tensor]]
         self._carry: Callable[..., list[tf.Tensor]]
         self._last: Callable[..., list[tf.Tensor]]
-        if self._synchronized or model.run_eagerly:
+        if self._synchronized or model.run_eagerly or self._lookups.tables:
             raise CannotOverlap
         layout: Layout | None = None
         while layout is None:
@@ -99,7 +99,7 @@ class OverlappedStep(StepGraphs):
         """Nothing is left: whoever joins applies what all apply."""
 
     def sums(
-        self, pieces: Sequence[list[Any]], contribution: np.ndarray, draw: np.ndarray, records: int
+        self, pieces: Sequence[list[Any]], contribution: np.ndarray, draw: np.ndarray, records: int, step: int
     ) -> control.Sums:
         sums = self._sums(pieces, contribution, draw, records)
         if sums.agreed.records in (0, records) or sums.agreed.nonfinite:

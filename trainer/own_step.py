@@ -33,6 +33,7 @@ A rank without a batch runs the step on the sample, with weight zero: it has to 
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -49,9 +50,11 @@ from trainer.data import Batch
 from trainer.described import Described
 from trainer.fingerprint import fingerprint
 from trainer.graphs import compiled, concrete
+from trainer.lookups import Lookups
 from trainer.mean_gradients import MeanGradients
 from trainer.model_support import is_half
 from trainer.ring.base import Vector
+from trainer.roles import Commit, Rows, Table
 from trainer.trial import Inexact, Run, try_own_step
 
 
@@ -89,6 +92,13 @@ class OwnStepLearner:
         self._sample = sample
         if sample is not None:
             self._build(sample)
+        if tables := Lookups(model).tables:
+            raise ModelError(
+                f"the rows of layer {tables[0].name!r} are on servers, but {self._name} is a step of its "
+                "own, which says itself how all is trained. Override compute_loss() instead, or give the "
+                "layer an input_dim and train it with mode=allreduce"
+            )
+        if sample is not None:
             if len(sample) > 1 and (inexact != "allow" or self._means.rows):
                 self._try(sample, Inexact(inexact, warn))
         else:
@@ -120,6 +130,17 @@ class OwnStepLearner:
             ModelError: workers do not agree on what it did. Nothing is changed then.
         """
         self.update(sums.given)
+
+    tables: tuple[Table, ...] = ()
+    whole = live = reading = staticmethod(contextlib.nullcontext)
+    missing = staticmethod(str)
+
+    def use(self, rows: Rows, at: Callable[[], int]) -> None:
+        """There are no tables, whoever has rows."""
+
+    def commit(self, step: int, sums: control.Sums) -> Commit:
+        """There are no rows that were changed."""
+        return Commit(step, skipped=True, scale=0.0, learning_rate=0.0, iteration=0)
 
     # --- the parts of them
 

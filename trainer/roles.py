@@ -3,12 +3,13 @@ callbacks, as it sees them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
+from edl.checkpoints import Part as FilePart
 from edl.contract.evaluation import Pass
 from edl.contract.layout import Part
 from trainer import control
@@ -39,6 +40,7 @@ class Commit:
     scale: float  # what the sum of all ranks' gradients is multiplied with
     learning_rate: float  # of the model's optimizer in this step
     iteration: int  # updates of the model before it
+    generation: int = 0  # of the servers, in which its gradients were staged
 
 
 class Rows(Protocol):
@@ -74,30 +76,86 @@ class Rows(Protocol):
 class Servers(Rows, Protocol):
     """The same, as the loop sees them."""
 
-    def enter(self, generation: int, step: int, root: bool) -> int | None:
-        """This worker is in a new ring, which is at `step`.
+    def follow(self, tables: Sequence[Table], last: Callable[[], Commit | None]) -> None:
+        """Whose rows they have, and what tells with each call which step has led to this worker's state."""
+        ...
 
-        Args:
-            root: whether it is the one that settles: it tells all servers where the ring is.
+    def enter(self) -> None:
+        """This worker is to be in a new ring: from now on it may be cut."""
+        ...
 
-        Returns:
-            None: they are there too. Otherwise the ring has to go back, to a checkpoint of this step or one
-            before it; 0: to the beginning. Of a worker that does not settle: always None.
+    @property
+    def generation(self) -> int:
+        """Of which all calls are."""
+        ...
+
+    def claim(self, worker: int) -> int:
+        """The root of a new ring asks all servers for a generation of theirs that is newer than all before.
+
+        The master's will not do: a master that finds no worker begins to count anew.
 
         Raises:
-            RingBroken: the ring was cut before all servers had answered.
+            RingBroken: the ring was cut before all of them had answered.
         """
         ...
 
-    def restore(self, generation: int, step: int, attempt: str) -> None:
-        """All servers go back to the checkpoint of this step; 0: they begin anew."""
+    def speak_of(self, generation: int) -> None:
+        """The generation that the root has claimed: all calls are of it from now on."""
         ...
 
-    def took(self, commit: Commit | None) -> None:
-        """This worker's state is the one after that step; None: it was restored, or sent by another.
+    def leave(self) -> None:
+        """It has left it. What was cut is over: calls for the state that it has are possible again."""
+        ...
 
-        The servers hear of it with the next call.
+    def settle(self, step: int) -> str:
+        """The root of a new ring tells all servers where the ring is.
+
+        Returns:
+            why the ring has to go back, and the servers with it; empty: they are there too.
+
+        Raises:
+            RingBroken: the ring was cut before all of them had answered.
         """
+        ...
+
+    def restore(self, step: int, attempt: str) -> None:
+        """All servers go back to the checkpoint of this step, or on to it; 0: they begin anew.
+
+        Raises:
+            RingBroken: as above.
+        """
+        ...
+
+    def cut(self) -> None:
+        """The ring is called off, from any thread: no call waits any more."""
+        ...
+
+
+class PartsOfServers(Protocol):
+    """What of the servers is in a checkpoint."""
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        ...
+
+    def take_parts(self, step: int, attempt: str, first: int) -> Callable[[], Sequence[FilePart]]:
+        """Have each server take its part of a checkpoint of this step, and write it beside the training. When
+        this returns, all of them have taken it.
+
+        Args:
+            first: how many parts there are before theirs.
+
+        Returns:
+            waits until all are written.
+
+        Raises:
+            CheckpointError: one of them could not, also what is returned.
+        """
+        ...
+
+    def committed(self, step: int, attempt: str) -> None:
+        """That checkpoint is whole. Fails silently: the next one says more."""
         ...
 
 

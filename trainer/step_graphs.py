@@ -36,6 +36,7 @@ from trainer.exactness import Findings
 from trainer.forward import Forward
 from trainer.fused_updates import fused
 from trainer.inner_sum import InnerSum
+from trainer.lookups import Given, Lookups, Recorder
 from trainer.model_support import is_plain, is_scaled
 from trainer.training_metrics import TrainingMetrics
 
@@ -65,6 +66,7 @@ class StepGraphs(ABC):
         metrics: that are told of the training.
         inner_sum: over the ring, for what a step sums before its gradients.
         try_model: finds out how the step is made of parts, where that is not known.
+        lookups: of rows that are on servers.
 
     Raises:
         ModelError: the model cannot be trained this way; the text says why.
@@ -80,7 +82,9 @@ class StepGraphs(ABC):
         metrics: TrainingMetrics,
         inner_sum: InnerSum,
         try_model: Callable[[], Findings],
+        lookups: Lookups,
     ):
+        self._lookups = lookups
         self._model, self._types, self._inner_sum, self._try_model = model, types, inner_sum, try_model
         self._metrics = [(v, metrics.initial(v)) for v in metrics.variables]
         self._synchronized = is_synchronized(model)
@@ -92,7 +96,7 @@ class StepGraphs(ABC):
 
     @abstractmethod
     def sums(
-        self, pieces: Sequence[list[Any]], contribution: np.ndarray, draw: np.ndarray, records: int
+        self, pieces: Sequence[list[Any]], contribution: np.ndarray, draw: np.ndarray, records: int, step: int
     ) -> Sums:
         """Take part in all sums of a step. Changes nothing.
 
@@ -102,6 +106,7 @@ class StepGraphs(ABC):
             contribution: this rank's control vector, without what the batch adds to it.
             draw: a seed's two words, and the rank.
             records: of the whole step, on all ranks.
+            step: that is taken: rows are those of the state there.
 
         Raises:
             RingBroken: one of the sums did not come back, unless TensorFlow raises it: see `ring_errors`.
@@ -131,12 +136,16 @@ class StepGraphs(ABC):
     # --- what both are made from
 
     def _forward(
-        self, leaves: list[Any], salt: tf.Tensor, ring: InnerSum | None = None, alive: Any = True
+        self,
+        leaves: list[Any],
+        salt: tf.Tensor,
+        ring: InnerSum | None = None,
+        alive: Any = True,
+        lookups: Given | Recorder | None = None,
     ) -> Forward:
         verdicts = self._findings.verdicts if self._findings else None
-        return Forward(
-            self._model, self._types.tree(leaves), salt, verdicts, ring, alive, metrics=self._metrics
-        )
+        tree = self._types.tree(leaves)
+        return Forward(self._model, tree, salt, verdicts, ring, alive, self._metrics, lookups)
 
     def _is_sum(self, forward: Forward) -> bool:
         """Whether the loss of a batch is the sum of those of its parts, so that nothing is divided."""
@@ -162,7 +171,8 @@ class StepGraphs(ABC):
         summed = self._findings.summed if self._findings else frozenset()
         divided = not (is_scaled(self._model) or (self._is_sum(forward) and not self._totals))
         metrics = [v for v, _ in self._metrics]
-        return Layout.of(self._model, forward, gradients, summed, divided, metrics)
+        has_rows = bool(self._lookups.tables)
+        return Layout.of(self._model, forward, gradients, summed, divided, metrics, has_rows)
 
     @staticmethod
     def _changes(forward: Forward, layout: Layout) -> list[tf.Tensor]:
@@ -208,6 +218,9 @@ class StepGraphs(ABC):
         for v, new in zip(layout.changing, self._changed(layout, share, sums), strict=True):
             v.assign(new)
         optimizer = self._model.optimizer
+        if not gradients:  # all that is trained is rows
+            optimizer.iterations.assign_add(1)
+            return
         with fused(optimizer):
             optimizer.apply_gradients([(gradients.get(id(v)), v) for v in self._model.trainable_variables])
 
@@ -248,11 +261,12 @@ class Layout:
         summed: frozenset[str],
         divided: bool,
         metrics: list[keras.Variable],
+        has_rows: bool = False,
     ) -> Layout:
         given = [(v, g) for v, g in zip(model.trainable_variables, gradients, strict=True) if g is not None]
         tables = [v for v, g in given if isinstance(g, tf.IndexedSlices)]
         trained = [v for v, g in given if not isinstance(g, tf.IndexedSlices)]
-        if not given:
+        if not given and not has_rows:
             raise ModelError(
                 "no trainable variable of the model influences the loss: nothing would be trained"
             )

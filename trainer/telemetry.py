@@ -59,6 +59,10 @@ class Telemetry:
         """All have one state again. `redone`: records of this worker that it has to train again."""
         self._redone = redone
 
+    def went_back(self) -> None:
+        """The ring goes on from a step that it had long before: what was found since is not so any more."""
+        self._loss = self._ended = None
+
     def step_begins(self) -> None:
         self._began_at = self._clock()
         self._since = self._began_at if self._since is None else self._since

@@ -9,6 +9,7 @@ has it (trainer/inner_sum.py). Only `apply` changes the model.
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -35,6 +36,15 @@ class Total:
     rows: tuple[tf.Tensor, ...]  # int32 [tables], where there are tables
 
 
+Staged = list[tuple[np.ndarray, np.ndarray]]  # of each table on servers: ids, and the gradients of their rows
+
+
+class _Ids(threading.local):
+    """Of the step that runs on this thread, of each table on servers."""
+
+    ids: Sequence[np.ndarray] | None = None
+
+
 class VectorStep(StepGraphs):
     """
     Args:
@@ -47,6 +57,7 @@ class VectorStep(StepGraphs):
         _, types, sample = others[:3]
         self._reduce = reduce
         self._sample = types.tensors(sample)
+        self._eager_ids = _Ids()
         self._added_up: frozenset[int] = frozenset()  # tables of which the gradients are not rows
         layout: Layout | None = None
         while layout is None:
@@ -70,9 +81,9 @@ class VectorStep(StepGraphs):
         self._update = self._graph(self._update_graph, floats, *of_rows)
 
     def sums(
-        self, pieces: Sequence[list[Any]], contribution: np.ndarray, draw: np.ndarray, records: int
+        self, pieces: Sequence[list[Any]], contribution: np.ndarray, draw: np.ndarray, records: int, step: int
     ) -> control.Sums:
-        ours, of_tables = self._all(pieces, contribution, draw)
+        ours, of_tables = self._all(pieces, contribution, draw, step)
         ready_at = time.monotonic()
         total = self._reduce(ours)
         waited = time.monotonic() - ready_at
@@ -105,46 +116,65 @@ class VectorStep(StepGraphs):
 
     def trace(self, batch: Batch) -> Layout:
         self._found: Layout | None = None
+        if self._lookups.tables:
+            self._ids = self._graph(self._ids_graph, *self._types.signature, tf.TensorSpec([3], tf.int64))
         self._gradients = self._graph(
             self._gradients_graph,
             *self._types.signature,
             tf.TensorSpec([None], tf.float32),
             tf.TensorSpec([3], tf.int64),
+            *self._lookups.signature,
             *([tf.TensorSpec([], tf.bool)] if self._synchronized else []),
-            # XLA cannot wait for a ring.
-            jit=bool(self._model.jit_compile) and not (self._totals or self._synchronized or self._by_row),
+            # XLA cannot wait for a ring; and it would compile anew for each number of rows.
+            jit=bool(self._model.jit_compile)
+            and not (self._totals or self._synchronized or self._by_row or self._lookups.tables),
         )
         if self._model.run_eagerly:  # nothing was traced: the layout is found by a step that is no ring's
-            forward = self._forward(batch_types.leaves(batch), tf.zeros([2], tf.int64))
+            lookups = self._lookups.recorder() if self._lookups.tables else None
+            forward = self._forward(batch_types.leaves(batch), tf.zeros([2], tf.int64), lookups=lookups)
             self._found = self._lay_out(forward, self._gradients_of(forward, forward.loss))
         assert self._found is not None
         return self._found
 
     def _all(
-        self, pieces: Sequence[list[Any]], contribution: np.ndarray, draw: np.ndarray
+        self, pieces: Sequence[list[Any]], contribution: np.ndarray, draw: np.ndarray, step: int
     ) -> tuple[tf.Tensor, tuple[tf.Tensor, ...]]:
-        """`_ours`, of all pieces together."""
+        """`_ours`, of all pieces together; what rows have to learn from them is on the servers then."""
         if not pieces:
             return self._ours(None, contribution, draw)
         first, *others = turns(pieces, contribution, draw)
-        ours, of_tables = self._ours(*first)
-        for piece in others:  # then there are no tables
-            ours += self._ours(*piece)[0]
+        staged: list[Staged] = []
+        ours, of_tables = self._ours(*first, step, staged)
+        for piece in others:  # then there are no tables in the ring
+            ours += self._ours(*piece, step, staged)[0]
+        if staged:
+            self._lookups.stage(step, int(draw[2]), staged)
         return ours, of_tables
 
     def _ours(
-        self, tensors: list[Any] | None, contribution: np.ndarray, draw: np.ndarray
+        self,
+        tensors: list[Any] | None,
+        contribution: np.ndarray,
+        draw: np.ndarray,
+        step: int = 0,
+        staged: list[Staged] | None = None,
     ) -> tuple[tf.Tensor, tuple[tf.Tensor, ...]]:
-        """This rank's vector; and how many rows of each table lie in the vectors of this step."""
+        """This rank's vector; and how many rows of each table of the ring lie in the vectors of this step.
+
+        Args:
+            staged: takes what there is for servers.
+        """
         tables = self.layout.tables
         if tensors is not None or self._synchronized:  # a rank without a batch has a part in every sum
             if tables:
                 rows.refuse_rank(int(draw[2]))
             alive = (tensors is not None,) if self._synchronized else ()
-            given = self._gradients(
-                *(self._sample if tensors is None else tensors), contribution, draw, *alive
+            given, of_rows = self._run(
+                self._sample if tensors is None else tensors, contribution, draw, alive, step, tensors is None
             )
-            return (given[0], (given[1],)) if tables else (given, ())
+            if of_rows and staged is not None:
+                staged.append(of_rows)
+            return (given[0], (given[1],)) if tables else (given[0], ())
         if self._totals:
             self._inner_sum(tf.zeros([self._totals]))
         if not tables:
@@ -152,6 +182,42 @@ class VectorStep(StepGraphs):
         counts = rows.nothing(self._inner_sum, len(tables))
         flat = sum(n * rows.width(v) for n, v in zip(counts.numpy().tolist(), tables, strict=True))
         return self._nothing(contribution, self.layout.length + flat), (counts,)
+
+    def _run(
+        self,
+        tensors: list[Any],
+        contribution: np.ndarray,
+        draw: np.ndarray,
+        alive: tuple[bool, ...],
+        step: int,
+        idle: bool = False,
+    ) -> tuple[list[tf.Tensor], Staged]:
+        """What the graph of the gradients gives for some records; and the gradients of rows on servers.
+
+        Args:
+            idle: nothing becomes of the records: rows of zeros will do.
+        """
+        if not self._lookups.tables:
+            given = self._gradients(*tensors, contribution, draw, *alive)
+            return list(given) if isinstance(given, tuple | list) else [given], []
+        count = len(self._lookups.tables)
+        found = self._ids(*tensors, draw)
+        ids = [some.numpy() for some in found[:count]]
+        if idle:
+            rows = [
+                np.zeros((len(i), t.dim), np.float32) for i, t in zip(ids, self._lookups.tables, strict=True)
+            ]
+        else:
+            rows = self._lookups.pull(step, ids)
+        self._eager_ids.ids = ids
+        *given, of_rows = self._gradients(
+            *tensors, contribution, draw, *map(tf.constant, rows), *found[count:], *alive
+        )
+        learned = [layer.trainable for layer in self._lookups.layers]
+        return given, [
+            (some, np.asarray(g)) if trained else (some[:0], np.asarray(g)[:0])
+            for some, g, trained in zip(ids, of_rows, learned, strict=True)
+        ]
 
     def _graph(
         self, function: Callable[..., Any], *signature: tf.TensorSpec, jit: bool = False
@@ -178,8 +244,8 @@ class VectorStep(StepGraphs):
         """Of each table, that the step of one rank with these records would look up."""
         tensors = tf.nest.flatten(leaves, expand_composites=True)
         told, draw = np.zeros(control.LENGTH, np.float32), np.zeros(3, np.int64)
-        _, counts = self._gradients(*tensors, told, draw, *([True] if self._synchronized else []))
-        return np.asarray(counts)
+        given, _ = self._run(tensors, told, draw, (True,) if self._synchronized else (), 0, idle=True)
+        return np.asarray(given[1])
 
     def _gradients_of(self, forward: Forward, target: tf.Tensor) -> list[Any]:
         found = forward.gradients(target, self._model.optimizer)
@@ -189,15 +255,36 @@ class VectorStep(StepGraphs):
             for v, g in pairs
         ]
 
+    def _ids_graph(self, *arguments: tf.Tensor) -> list[tf.Tensor]:
+        """The ids of each table, and the places of all that are asked for among them.
+
+        Arguments: the batch's tensors, and (a seed's two words, rank).
+        """
+        *tensors, draw = arguments
+        recorder = self._lookups.recorder()
+        self._forward(self._types.packed(tensors), draw[:2], lookups=recorder)
+        ids, places = recorder.unique()
+        return [*ids, *places]
+
     def _gradients_graph(self, *arguments: tf.Tensor) -> Any:
         """The vector; where the model has rows, also how many of them all ranks have, by table.
 
-        Arguments: the batch's tensors, the control vector, (a seed's two words, rank), and, where layers sum
-        over the ring, whether this rank has records: one that has none takes part with the sample.
+        Arguments: the batch's tensors, the control vector, (a seed's two words, rank), the rows that are on
+        servers, of each table, and their places; and, where layers sum over the ring, whether this rank has
+        records: one that has none takes part with the sample. The gradients of these rows are given last.
         """
-        *tensors, contribution, draw, alive = arguments if self._synchronized else (*arguments, None)
+        *others, alive = arguments if self._synchronized else (*arguments, None)
+        count = len(self._lookups.tables)
+        (*tensors, contribution, draw), given = (
+            others[: len(others) - 2 * count],
+            others[len(others) - 2 * count :],
+        )
         ring = self._inner_sum if self._synchronized else None
-        forward = self._forward(self._types.packed(tensors), draw[:2], ring, alive)
+        lookups = None
+        if count:
+            known = self._eager_ids.ids if self._model.run_eagerly else None
+            lookups = self._lookups.given(given[:count], given[count:], known)
+        forward = self._forward(self._types.packed(tensors), draw[:2], ring, alive, lookups)
         self._require(forward)
         records, loss, scaled = forward.records, forward.loss, is_scaled(self._model)
         with forward.tape:
@@ -215,7 +302,7 @@ class VectorStep(StepGraphs):
         slices = [g for g in gradients if isinstance(g, tf.IndexedSlices)]
         parts = [tf.reshape(g, [-1]) for g in gradients if isinstance(g, tf.Tensor)]
         parts += self._changes(forward, layout)
-        checked = parts
+        checked = parts + forward.of_rows
         parts = parts + [tf.reshape(forward.added_to(v), [-1]) for v in layout.metrics]
         if slices:
             counts = [tf.shape(g.indices)[0] for g in slices]
@@ -236,7 +323,8 @@ class VectorStep(StepGraphs):
                                          for t in (parts, records, told, bad))  # fmt: skip
         said = contribution[control.LEAVE : control.LOSS]
         vector = tf.concat([*parts, [records], said, [told, bad]], 0)
-        return (vector, all_rows) if slices else vector
+        found = [vector, all_rows] if slices else [vector]
+        return [*found, forward.of_rows] if count else found if slices else vector
 
     def _update_graph(self, vector: tf.Tensor, *all_rows: tf.Tensor) -> None:
         layout = self.layout

@@ -42,6 +42,12 @@ and round in common has the same state, and who is behind is sent it.
 change and remember is broadcast, and all take it over: one more state, as a round is. After the last epoch
 nobody calls them but who saves the model.
 
+**Rows of embeddings** may be on parameter servers. Ring and servers are at the same step: the root of a new
+ring tells the servers where it is (`join_servers`) before anything is summed. Each rank pulls the rows of its
+part, and its gradients are there before it takes part in the sums; so their coming back is the step for
+the servers, too. What became of it is told to them with the next call, and is a part of the ledger: who has
+the state can tell it. Where a server has lost its rows, or has more than the ring, both go back together.
+
 **The task** is to train up to a number of epochs. The master may change it at any time; the ring takes the
 change up at one step: the one whose sum says that every rank knows of it.
 
@@ -62,7 +68,7 @@ from edl.config import Config
 from edl.contract.evaluation import Pass
 from edl.contract.layout import Part
 from edl.contract.proto import edl_pb2 as pb
-from edl.errors import ModelError
+from edl.errors import EdlError, ModelError
 from trainer import control
 from trainer.checkpointing import Checkpointing, Place
 from trainer.data import Batches
@@ -70,8 +76,8 @@ from trainer.epochs import Turn
 from trainer.ledger import Ledger
 from trainer.memory_copy import MemoryCopy
 from trainer.refusals import check, refuse_nonfinite, refuse_too_many_bad
-from trainer.ring.base import Arrival, Ring, RingBroken, broadcast_parts
-from trainer.roles import Callbacks, Evaluation, Learner
+from trainer.ring.base import Arrival, Ring, RingBroken, broadcast_parts, broadcast_text
+from trainer.roles import Callbacks, Commit, Evaluation, Learner, Servers
 from trainer.rounds import Rounds
 from trainer.session.orders import End, Export, FormRing, WriteCheckpoint
 from trainer.session.state import Session
@@ -79,6 +85,10 @@ from trainer.telemetry import Telemetry
 
 KEPT = 256 << 20  # bytes of sums that a member keeps, or as many as its state has, while that is on its way
 AT_ONCE = 2  # steps that it applies in the time of one, so that nobody waits for it long
+
+
+class RowsLost(EdlError):
+    """A server has lost rows, and there is no ring that could go back with it."""
 
 
 class Worker:
@@ -93,6 +103,7 @@ class Worker:
             done already; None: with its own weights.
         callbacks: None: there are none.
         keep: saves a copy of the trained model, whose step this is, before the ring evaluates it.
+        servers: have the rows of the model's tables; None: it has none.
         history: takes the history of all whole epochs, again and again.
         memory: takes a copy of each state; None: nobody keeps one.
     """
@@ -113,6 +124,7 @@ class Worker:
         history: Callable[[Sequence[Mapping[str, float]]], None] = lambda history: None,
         memory: MemoryCopy | None = None,
         keep: Callable[[int], None] = lambda step: None,
+        servers: Servers | None = None,
     ):
         self.config, self.session, self.ring, self.learner = config, session, ring, learner
         self.batches, self.report, self.export = batches, report, export
@@ -120,6 +132,9 @@ class Worker:
         self.rounds = Rounds(evaluation, config, session)
         self.callbacks, self.history, self.memory, self.keep = callbacks, history, memory, keep
         self.steps = batches.steps
+        self.servers = servers
+        # What it begins with, if it has to begin again: the servers may.
+        self.beginning = learner.parts() if servers is not None else []
         # The state, which all members share: the learner's variables, and
         self.ledger = Ledger()
         # This worker's own:
@@ -135,6 +150,8 @@ class Worker:
         self.arrival: Arrival | None = None  # until the state is here
         self.kept: deque[control.Sums | Turn] = deque()  # steps that are not in the state yet
         self.part_then: Part | None = None  # this rank's, once all members have the state
+        if servers is not None:
+            servers.follow(learner.tables, lambda: self.ledger.commit)
 
     # --- rings, one after the other
 
@@ -146,7 +163,7 @@ class Worker:
                     self.ride(form)
                 case Export():
                     self.save_checkpoint()
-                    self.export(self.rounds.worth(self.ledger))
+                    self.save_model()
                 case WriteCheckpoint():
                     self.save_checkpoint()
                 case End() as end:
@@ -159,19 +176,24 @@ class Worker:
         self.place = Place(form.generation, form.members[0], rank, size)
         self.report.ring_formed()
         broken = ""
+        if self.servers is not None:
+            self.servers.enter()
         try:
             if self.session.was_cut(form.generation):
                 raise RingBroken("the ring was cut before it was formed")
             self.ring.form(rank, size)
             in_flight_at = self.step
             behind = not self.holds_state or self.ledger.step < form.step  # with a copy that is too old
+            restored = False
             if form.sync and form.root == self.session.worker and behind:
-                self.restore(form.step)
+                restored = self.restore(form.step)
+            if back := self.join_servers(form, restored):
+                form = replace(form, sync=True, joining=())  # what anybody else has is not the state any more
             if form.sync:
                 self.sync(form.members.index(form.root), rank)
             self.take_part(form, rank)
             if not self.follows:
-                self.hold(form.generation)
+                self.hold(form.generation, back)
             self.report.ring_up(redone=self.in_flight if self.step <= in_flight_at else 0)
             for split in self.ledger.evaluated if rank == 0 and not self.follows else ():
                 self.rounds.say(form.generation, self.ledger, split)  # who found it may not have told it
@@ -183,19 +205,57 @@ class Worker:
             if self.in_flight:
                 self.report.step_breaks()
         self.ring.close()
+        if self.servers is not None:
+            self.servers.leave()
         self.arrival = None  # what is kept is worth nothing without the others
         self.kept.clear()
         self.go_on_from(self.ledger)
         self.report.ring_left(self.step)
         self.say_out(form.generation, broken)
 
-    def restore(self, expected: int) -> None:
+    def restore(self, expected: int) -> bool:
         """Nobody holds the state: begin with that of the newest checkpoint, ledger and model together; where
-        there is none, with a warm start."""
+        there is none, with a warm start. Returns whether there is a checkpoint."""
         if self.checkpoints is not None and (found := self.checkpoints.restore(expected)) is not None:
             self.go_on_from(found)
-        elif self.warm_start is not None and (begun := self.warm_start()) is not None:
+            return True
+        if self.warm_start is not None and (begun := self.warm_start()) is not None:
             self.go_on_from(begun)
+        return False
+
+    def join_servers(self, form: FormRing, restored: bool) -> str:
+        """Ring and servers are at the same step, as all ranks know when this returns. The root sees to it,
+        before anybody else is given its state or sums with it.
+
+        Args:
+            restored: the root has begun with a checkpoint.
+
+        Returns:
+            why both had to go back, to what the root has now; empty: they had not.
+        """
+        if self.servers is None:
+            return ""
+        why, generation = "", 0
+        if form.root == self.session.worker:
+            generation = self.servers.claim(self.session.worker)
+            self.servers.speak_of(generation)
+            if self.ledger.step and not restored and (why := self.servers.settle(self.ledger.step)):
+                self.go_back()
+                restored = True
+            if restored or not self.ledger.step:
+                attempt = self.checkpoints.attempt if self.checkpoints is not None else ""
+                self.servers.restore(self.ledger.step, attempt if self.ledger.step else "")
+        root = form.members.index(form.root)
+        self.servers.speak_of(int(self.ring.broadcast(np.array([generation], np.int64), root)[0]))
+        if why := broadcast_text(self.ring, why, root):
+            self.report.went_back()
+        return why
+
+    def go_back(self) -> None:
+        """To the newest checkpoint; where there is none, to the beginning."""
+        self.learner.take_over(self.learner.prepared(list(self.beginning)))
+        self.go_on_from(Ledger())
+        self.restore(self.checkpoints.known if self.checkpoints is not None else 0)
 
     def go_on_from(self, ledger: Ledger) -> None:
         """That is what is in this worker's state."""
@@ -278,10 +338,14 @@ class Worker:
         self.ledger, self.holds_state, self.arrival = ledger, True, None
         self.stop = self.stop or ledger.epochs.stop
 
-    def hold(self, generation: int) -> None:
-        """It has the state of the step that the ring is at."""
+    def hold(self, generation: int, back: str = "") -> None:
+        """It has the state of the step that the ring is at.
+
+        Args:
+            back: why the ring has gone back to it, if it has.
+        """
         self.holds_state = self.is_up = True
-        joined = pb.JoinedRing(step=self.step, round=self.round, turn=self.turn)
+        joined = pb.JoinedRing(step=self.step, round=self.round, turn=self.turn, went_back=back)
         self.session.say(generation, joined_ring=joined)
 
     def say_out(self, generation: int, broken: str) -> None:
@@ -313,6 +377,14 @@ class Worker:
         """Of the state that this worker holds, by itself."""
         if self.checkpoints is not None:
             self.checkpoints.save(self.ledger, self.steps, self.batches.layout)
+
+    def save_model(self) -> None:
+        """The last thing that is done in a job."""
+        try:
+            self.export(self.rounds.worth(self.ledger))
+        except RingBroken as error:  # of the servers, of whose rows the model is made: there is no ring
+            if not (self.session.stopped or self.session.ended):
+                raise RowsLost(f"the trained model cannot be saved: {error}") from error
 
     def epoch_ends(self, epochs: int, metrics: dict[str, float]) -> None:
         """So many epochs are whole: tell how good the last one was, and have a checkpoint of it say so."""
@@ -357,6 +429,10 @@ class Worker:
         start, stop = self.steps.positions(self.step) if training else (0, 0)
         # A rank without a record takes part all the same, with weight zero.
         part = batch if self.in_flight else None
+        if self.servers is not None and part is None and not self.follows:
+            self.servers.pull(
+                self.step, ()
+            )  # all servers hear of each step, also before one without a record
         sums = self.learner.sums(part, told, self.step, rank, stop - start)
         # From here on the step has happened, for this rank. And all have the one before it.
         self.report.step_summed(sums.waited)
@@ -436,9 +512,13 @@ class Worker:
             self.ledger = self.rounds.put(self.ledger, sums, ends_epoch)
             return None
         agreed = sums.agreed
+        commit: Commit | None = None
+        if self.servers is not None:
+            made = self.learner.commit(self.ledger.step, sums)
+            commit = replace(made, generation=self.servers.generation)
         if not agreed.nonfinite and agreed.records:
             self.learner.apply(sums)
-        self.ledger = self.ledger.after(agreed, self.steps.epoch(self.ledger.step))
+        self.ledger = self.ledger.after(agreed, self.steps.epoch(self.ledger.step), commit)
         metrics: dict[str, float] | None = None
         if self.steps.ends_epoch(self.ledger.step):
             metrics = self.learner.take_metrics()

@@ -85,8 +85,9 @@ annotations:
 {{- end }}
 {{- end -}}
 
+{{/* Parameter servers run in the master's. */}}
 {{- define "edl.image" -}}
-{{- $image := (index .root.Values .component).image -}}
+{{- $image := (index .root.Values (eq .component "ps" | ternary "master" .component)).image -}}
 {{- $name := $image.repository -}}
 {{- with .root.Values.image.registry }}{{ $name = printf "%s/%s" (trimSuffix "/" .) $name }}{{ end -}}
 {{- if $image.digest -}}
@@ -96,10 +97,12 @@ annotations:
 {{- end -}}
 {{- end -}}
 
+{{/* Parameter servers write the same checkpoints as the workers, with the same account. */}}
 {{- define "edl.account" -}}
-{{- $account := index .root.Values.serviceAccount .component -}}
+{{- $component := eq .component "ps" | ternary "worker" .component -}}
+{{- $account := index .root.Values.serviceAccount $component -}}
 {{- if $account.create -}}
-{{ $account.name | default (printf "%s-%s" (include "edl.fullname" .root) .component) }}
+{{ $account.name | default (printf "%s-%s" (include "edl.fullname" .root) $component) }}
 {{- else -}}
 {{ $account.name | default "default" }}
 {{- end -}}
@@ -140,6 +143,14 @@ annotations:
 
 {{- define "edl.masterAddress" -}}
 {{ include "edl.fullname" . }}-master.{{ .Release.Namespace }}.svc:8500
+{{- end -}}
+
+{{/* Where the parameter server of an index, which stands for {}, is reached; nothing if there are none. */}}
+{{- define "edl.serverAddress" -}}
+{{- if eq .Values.mode "hybrid" -}}
+{{- $name := printf "%s-ps" (include "edl.fullname" .) -}}
+{{ $name }}-{}.{{ $name }}.{{ .Release.Namespace }}.svc:{{ int .Values.ps.port }}
+{{- end -}}
 {{- end -}}
 
 {{/* The object is cluster-wide, only one release can own it, and it cannot be changed: the hash keeps `vision-edl` in

@@ -23,6 +23,7 @@ VERSION = 1
 FILE = "manifest.json"
 MOST_BYTES = 64 << 20  # of a manifest; a million variables fit
 SUM = "sha256"
+SERVERS = "servers"  # in `state`: {"count": n, "parts": [names]}, what parameter servers have written
 NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,119}")  # of a file or an attempt: no path, nothing hidden
 Number = Annotated[float, Field(strict=False)]  # also "nan" and "inf", which JSON has no numbers for
 _STRICT = ConfigDict(extra="forbid", strict=True)
@@ -101,6 +102,11 @@ class Manifest:
         """Of all parts."""
         return sum(part.nbytes for part in self.parts)
 
+    @property
+    def of_servers(self) -> frozenset[str]:
+        """The names of the parts that parameter servers have written: rows, and none of the variables."""
+        return frozenset(self.state[SERVERS]["parts"]) if SERVERS in self.state else frozenset()
+
 
 def utc_now() -> str:
     """Now, as `Manifest.created` wants it."""
@@ -163,6 +169,8 @@ def _contradiction(manifest: Manifest) -> str:
         return "two parts have the same name"
     if len({variable.name for variable in manifest.variables}) != len(manifest.variables):
         return "two variables have the same name"
+    if wrong := _contradiction_of_servers(manifest):
+        return wrong
     for variable in manifest.variables:
         if not 0 <= variable.part < len(names):
             return f"variable {variable.name!r} is in part {variable.part}, there are {len(names)} parts"
@@ -172,6 +180,23 @@ def _contradiction(manifest: Manifest) -> str:
         if not re.fullmatch("[0-9a-f]{64}", part.sha256) or part.nbytes < 0:
             return f"part {part.name!r} has no size or no SHA-256"
     return "" if min(manifest.step, manifest.epoch, manifest.records) >= 0 else "a count is negative"
+
+
+def _contradiction_of_servers(manifest: Manifest) -> str:
+    if SERVERS not in manifest.state:
+        return ""
+    said = manifest.state[SERVERS]
+    listed = said.get("parts") if isinstance(said, dict) else None
+    if not isinstance(listed, list) or not all(isinstance(name, str) for name in listed):
+        return f"state.{SERVERS} does not name the parts of parameter servers"
+    if said.get("count") != len(listed) or len(set(listed)) != len(listed):
+        return f"state.{SERVERS} names {len(listed)} parts of {said.get('count')} parameter servers"
+    if unknown := sorted(set(listed) - {part.name for part in manifest.parts}):
+        return f"{unknown[0]!r} of a parameter server is not one of the parts"
+    holding = {manifest.parts[v.part].name for v in manifest.variables if 0 <= v.part < len(manifest.parts)}
+    if both := sorted(set(listed) & holding):
+        return f"{both[0]!r} is of a parameter server, and is to hold a variable"
+    return ""
 
 
 def _canonical(body: Mapping[str, Any]) -> bytes:

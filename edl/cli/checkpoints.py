@@ -99,7 +99,8 @@ def _show(checkpoint: Checkpoint, manifest: Manifest | None, state: str) -> None
         "bad records": ", ".join(f"{count} in epoch {epoch + 1}" for epoch, count in manifest.bad.items()),
         "metrics": ", ".join(f"{name} {value:.6g}" for name, value in manifest.metrics.items()),
         "model": manifest.model,
-        "bytes": f"{manifest.nbytes:,} in {len(manifest.parts)} parts",
+        "bytes": f"{manifest.nbytes:,} in {len(manifest.parts)} parts"
+        + (f", {len(manifest.of_servers)} of them of parameter servers" if manifest.of_servers else ""),
     }
     table = Table(box=None, show_header=False, pad_edge=False)
     for name, text in about.items():

@@ -65,6 +65,8 @@ def snapshot(job: JobSnapshot) -> None:
         console.print(progress_line(data))
     if data["workers"]:
         console.print(workers_table(data))
+    if data.get("servers"):
+        console.print(servers_table(data))
     for line in [*checkpoint(data), *degraded(data)]:
         console.print(line, soft_wrap=True)
     for note in job.notes:
@@ -143,7 +145,8 @@ def picture(status: dict[str, Any]) -> RenderableType:
     framed = Table.grid()  # a bar alone does not end its line
     framed.add_row(bar)
     trouble = [Text(line, "yellow") for line in degraded(status)]
-    return Group("", head, framed, workers_table(status), *checkpoint(status), *trouble)
+    servers = [servers_table(status)] if status.get("servers") else []
+    return Group("", head, framed, workers_table(status), *servers, *checkpoint(status), *trouble)
 
 
 def checkpoint(status: dict[str, Any]) -> list[str]:
@@ -179,6 +182,38 @@ def workers_table(status: dict[str, Any]) -> Table:
             f"{w['rate']:,.0f}" if w["rank"] is not None else "",
             f"{w['memory'] / 2**20:,.0f} MiB" if w["memory"] else "",
             *([w["node"]] if pods else []),
+        )
+    return table
+
+
+def servers_table(status: dict[str, Any]) -> Table:
+    """One row for each parameter server. The shares of what is pulled show a hot one."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    processes = any(s.get("handle") for s in status["servers"])
+    columns = (
+        "server",
+        *(["pid"] if processes else []),
+        "state",
+        "rows",
+        "memory",
+        "rows/s",
+        "share",
+        "busy",
+    )
+    for name in (*columns, "restarts"):
+        table.add_column(name, justify="left" if name == "state" else "right")
+    for s in status["servers"]:
+        most = f" of {s['memory_limit'] / 2**20:,.0f}" if s["memory_limit"] else ""
+        table.add_row(
+            str(s["index"]),
+            *([s.get("handle", "")] if processes else []),
+            s["state"],
+            f"{s['rows']:,}",
+            f"{s['memory'] / 2**20:,.0f}{most} MiB" if s["memory"] else "",
+            f"{s['pulled_per_second']:,.0f}",
+            "" if s["share"] is None else f"{100 * s['share']:.0f} %",
+            f"{100 * s['busy']:.0f} %",
+            str(s["restarts"]),
         )
     return table
 

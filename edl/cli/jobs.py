@@ -38,7 +38,7 @@ class JobSnapshot:
 
 @dataclass(frozen=True)
 class LogSource:
-    """Whose logs are wanted: all, master, worker or worker-N.
+    """Whose logs are wanted: all, master, worker, worker-N, ps or ps-N (parameter servers).
 
     Raises:
         ConfigError: another name.
@@ -47,16 +47,17 @@ class LogSource:
     name: str
 
     def __post_init__(self) -> None:
-        if not re.fullmatch(r"all|master|worker(-\d+)?", self.name):
-            raise ConfigError(f"unknown log source {self.name!r} (expected all, master, worker or worker-N)")
+        if not re.fullmatch(r"all|master|(worker|ps)(-\d+)?", self.name):
+            expected = "all, master, worker, worker-N, ps or ps-N"
+            raise ConfigError(f"unknown log source {self.name!r} (expected {expected})")
 
     @property
     def components(self) -> tuple[str, ...]:
-        return ("master", "worker") if self.name == "all" else (self.name.partition("-")[0],)
+        return ("master", "worker", "ps") if self.name == "all" else (self.name.partition("-")[0],)
 
     @property
-    def worker(self) -> int | None:
-        """The number of the one worker that is meant; None: all of them."""
+    def number(self) -> int | None:
+        """Of the one worker or server that is meant; None: all of them."""
         number = self.name.partition("-")[2]
         return int(number) if number else None
 

@@ -113,8 +113,8 @@ class Local:
 
     def _logs(self, source: LogSource) -> Iterator[Path]:
         for component in source.components:
-            name = component if source.worker is None else f"{component}-{source.worker}"
-            pattern = name if component == "master" or source.worker is not None else f"{name}-*"
+            name = component if source.number is None else f"{component}-{source.number}"
+            pattern = name if component == "master" or source.number is not None else f"{name}-*"
             yield from (self._output / artifacts.LOGS).glob(f"{pattern}.log")
 
     def _summary(self) -> dict[str, Any] | None:
@@ -129,10 +129,10 @@ class Local:
         return Client(artifacts.read_contact(self._output))
 
 
-def _seniority(path: Path) -> tuple[bool, int]:
-    """The master first, then the workers by number."""
-    number = path.stem.rpartition("-")[2]
-    return path.stem != "master", int(number) if number.isdecimal() else 0
+def _seniority(path: Path) -> tuple[bool, str, int]:
+    """The master first, then the servers, then the workers, by number."""
+    component, _, number = path.stem.rpartition("-")
+    return path.stem != "master", component, int(number) if number.isdecimal() else 0
 
 
 class _Log:

@@ -42,7 +42,7 @@ def status(
 def logs(
     job: JobHandle,
     source: Annotated[
-        str, typer.Argument(metavar="[all|master|worker|worker-N]", help="Whose logs to show.")
+        str, typer.Argument(metavar="[all|master|worker|worker-N|ps|ps-N]", help="Whose logs to show.")
     ] = "all",
     follow: Annotated[
         bool,

@@ -77,8 +77,9 @@ class Release:
 
     def logs(self, source: LogSource, tail: int | None, follow: bool) -> Generator[str, None, None]:
         path, selector = self._path("pods"), self._found.selector(*source.components)
-        if source.worker is not None:
-            selector += f",{pods.WORKER_ID}={source.worker}"
+        if source.number is not None:
+            label = pods.SERVER_INDEX if source.components == ("ps",) else pods.WORKER_ID
+            selector += f",{label}={source.number}"
         if follow and not self._found.ended:
             _log("info")
             lines = pod_logs.follow(self._api, path, selector, tail, self._end())

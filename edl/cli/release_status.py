@@ -17,6 +17,7 @@ import yaml
 from edl.cli import display
 from edl.cli.jobs import ENDED, NO_STATUS, JobSnapshot, Phase, not_stopped
 from edl.contract import artifacts
+from edl.contract.modes import task_of
 from edl.contract.reasons import Reason
 from edl.errors import EdlError
 from edl.kubernetes import overrides, pods
@@ -107,7 +108,8 @@ class FoundRelease:
     def mode(self) -> str:
         """What the job does: train, evaluate or predict."""
         with suppress(EdlError):
-            return str(self.report.get("task", {}).get("kind") or self.values.get("mode") or "train")
+            told = self.report.get("task", {}).get("kind") or self.values.get("mode") or "train"
+            return task_of(str(told))
         return "train"
 
     @property

@@ -18,6 +18,7 @@ from edl.config.job import (
     flat,
     frozen_changes,
     impossible,
+    of_job,
     parse,
     unscalable,
 )
@@ -34,6 +35,7 @@ __all__ = [
     "flat",
     "frozen_changes",
     "impossible",
+    "of_job",
     "parse",
     "unscalable",
 ]

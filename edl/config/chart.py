@@ -57,10 +57,9 @@ class OneImage(Section):
     )
 
 
-class Pod(Section):
-    """What the pods of master and workers have in common."""
+class AnyPod(Section):
+    """What all pods have in common."""
 
-    image: OneImage
     resources: Resources
     env: list[Variable]
     env_from: Objects
@@ -81,6 +80,26 @@ class Pod(Section):
     pod_security_context: Object
     security_context: Object
     pod_template: PodTemplate
+
+
+class OwnImage(Section):
+    image: OneImage
+
+
+class Pod(AnyPod, OwnImage):
+    """A pod with an image of its own."""
+
+
+class Storage(Section):
+    size: Size
+    storage_class: ObjectName
+
+
+class ServerPod(AnyPod):
+    """A parameter server's, beside what the job says of servers."""
+
+    port: Int = Field(ge=1024, lt=1 << 16)
+    storage: Storage
 
 
 class MasterValues(Pod):
@@ -180,6 +199,7 @@ class Chart(Section):
     image: Image
     master: MasterValues
     worker: WorkerValues
+    ps: ServerPod
     output: Output
     token: Token
     tls: Tls
@@ -200,6 +220,7 @@ class Chart(Section):
 
 
 MOUNTED_AT = {"checkpoint": "checkpoint.dir", "data": "data.mountPath", "model": "model.mountPath"}
+_MOUNTED = {"worker": tuple(MOUNTED_AT), "ps": ("checkpoint",)}
 OWN_MOUNTS = ("/tmp", "/var/lib/edl", "/etc/edl/token", "/etc/edl/tls")  # in the pods that the chart makes
 
 
@@ -211,14 +232,14 @@ def impossible(flat_values: Mapping[str, Any]) -> list[str]:
     """
     return [
         line
-        for component in ("master", "worker")
+        for component in ("master", "worker", "ps")
         for line in (*_mounted_twice(_mounts(component, flat_values)), *_above(component, flat_values))
     ]
 
 
 def _mounts(component: str, flat_values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """The key and the path of each mount of a component that the values make."""
-    for place in MOUNTED_AT if component == "worker" else ():
+    for place in _MOUNTED.get(component, ()):
         there = flat_values.get(f"{place}.existingClaim") or flat_values.get(f"{place}.hostPath")
         if there and (path := flat_values.get(key := MOUNTED_AT[place])):
             yield key, path

@@ -16,7 +16,7 @@ from pydantic_core import PydanticCustomError
 
 from edl.config import chart
 from edl.config import model_check as source_module
-from edl.config.chart import Chart
+from edl.config.chart import Chart, ServerPod
 from edl.config.messages import in_words, shown
 from edl.config.paths import known, open_maps
 from edl.config.renamed import without_removed
@@ -31,6 +31,7 @@ from edl.config.types import (
     Share,
     number,
 )
+from edl.contract import modes
 from edl.contract.evaluation import ROUND_PARTS, EvaluationPlan
 from edl.contract.steps import Steps
 from edl.errors import ConfigError
@@ -38,6 +39,7 @@ from edl.errors import ConfigError
 LIVE: dict[str, JsonValue] = {"live": True}
 RESULT: dict[str, JsonValue] = {"result": True}  # another model comes out: after the end, it is another run
 SHARE: dict[str, JsonValue] = {"allowed": "an integer, at least 0, or a share such as 50%"}
+MOST_SERVERS = 64
 PATH: dict[str, JsonValue] = {"allowed": "an absolute path"}
 
 
@@ -136,6 +138,11 @@ class Journal(Section):
     max_bytes: Count = Field(ge=1 << 20)
 
 
+class Servers(Section):
+    servers: Int = Field(ge=1, le=MOST_SERVERS)
+    memory_mebibytes: Count = Field(ge=0)
+
+
 class Local(Section):
     start_method: Literal["spawn", "fork"]
     threads: Count = Field(ge=0)
@@ -151,7 +158,7 @@ class Config(Section):
     high_priority_workers: Share = Field(json_schema_extra=LIVE | SHARE)
     ttl_seconds_after_finished: Count = Field(ge=-1, json_schema_extra=LIVE)
     active_deadline_seconds: Count = Field(ge=0, json_schema_extra=LIVE)
-    mode: Literal["train", "evaluate", "predict"]
+    mode: Literal["train", "allreduce", "hybrid", "evaluate", "predict"]
     model: Model
     training: Training
     data: Data
@@ -162,12 +169,23 @@ class Config(Section):
     export: Export
     log_level: Literal["debug", "info", "warning", "error"] = Field(json_schema_extra=LIVE)
     journal: Journal
+    ps: Servers
     local: Local
+
+    @property
+    def task(self) -> str:
+        """What the job does: train, evaluate or predict."""
+        return modes.task_of(self.mode)
 
     @property
     def trains(self) -> bool:
         """Whether there is anything to be trained."""
-        return self.mode == "train"
+        return self.task == modes.TRAIN
+
+    @property
+    def servers(self) -> int:
+        """How many parameter servers the job has."""
+        return self.ps.servers if modes.has_servers(self.mode) else 0
 
     def evaluation_plan(self, steps: Steps, sizes: Mapping[str, int]) -> EvaluationPlan:
         """When the ring evaluates the model, or predicts.
@@ -193,8 +211,14 @@ class Config(Section):
         return self
 
 
+class ServersFile(Servers, ServerPod):
+    """What a values file says of parameter servers."""
+
+
 class File(Config, Chart):
     """A whole values file: the job's values, and what shapes the chart's objects."""
+
+    ps: ServersFile
 
 
 class Rule(NamedTuple):
@@ -264,8 +288,13 @@ RULES = [
     ),
     Rule(
         ("mode", "checkpoint.dir"),
-        lambda mode, where: bool(where) and mode != "train",
+        lambda mode, where: bool(where) and modes.task_of(mode) != modes.TRAIN,
         "nothing is trained, so there is nothing to keep (checkpoint.from says with which weights)",
+    ),
+    Rule(
+        ("mode", "tls.existingSecret"),
+        lambda mode, secret: bool(secret) and modes.has_servers(mode),
+        "parameter servers do not speak TLS yet",
     ),
     Rule(("token.existingSecret", "token.value"), _both, "mutually exclusive"),
     Rule(
@@ -286,11 +315,11 @@ def parse(values: Mapping[str, Any]) -> Config:
         ConfigError: one line for each mistake.
     """
     values = without_removed(values) if isinstance(values, Mapping) else values
-    whole = isinstance(values, Mapping) and any(key in values for key in known(Chart))
+    whole = isinstance(values, Mapping) and any(key in values for key in CHART)
     try:
         if whole:
             File.model_validate(values)
-            values = {key: values[key] for key in JOB if key in values}
+            values = of_job(values)
         return Config.model_validate(values)
     except ValidationError as error:
         details = error.errors()
@@ -300,6 +329,14 @@ def parse(values: Mapping[str, Any]) -> Config:
     sound = {k: v for k, v in flat(values).items() if k not in wrong} if isinstance(values, Mapping) else {}
     lines = {in_words(detail, File) for detail in details if detail["type"] != "impossible"}
     raise ConfigError("\n".join(sorted(lines | set(impossible(sound)))))
+
+
+def of_job(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The job's part of a whole values file."""
+    job = {key: values[key] for key in JOB if key in values}
+    if isinstance(servers := job.get("ps"), Mapping):
+        job["ps"] = {key: servers[key] for key in known(Servers) if key in servers}
+    return job
 
 
 def impossible(flat_values: Mapping[str, Any]) -> list[str]:
@@ -358,6 +395,7 @@ def flat(values: BaseModel | Mapping[str, Any], prefix: str = "") -> dict[str, A
 
 OPEN = open_maps(File)
 JOB = tuple(known(Config))  # the keys of the job's part of a values file
+CHART = tuple(key for key in known(Chart) if key not in JOB)  # those that are the chart's alone
 
 
 def _prefixes(loc: tuple[int | str, ...]) -> list[str]:

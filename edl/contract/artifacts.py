@@ -8,6 +8,7 @@ exports.json   of these: how large they are, their SHA-256, and whether they wer
 predictions    a directory: what a job with mode=predict has predicted (trainer/prediction.py)
 history.json   loss and metrics of each epoch, as Keras' `fit` returns them (history.csv: a line each)
 logs/          of the master and of each worker
+servers/       of the parameter servers, while the job runs: what each has been told, and where it listens
 master.json    where the running master listens, and its token (readable by the owner only)
 """
 
@@ -24,7 +25,7 @@ from typing import Any
 from edl.errors import EdlError
 
 SUMMARY, JOURNAL, MODEL, LOGS, CONTACT = "summary.json", "events.jsonl", "model.keras", "logs", "master.json"
-LOCK = ".lock"
+LOCK, SERVERS = ".lock", "servers"
 EXPORTS = "exports.json"
 # What a trained model is handed over as: the format's name in the values, and the file or directory.
 FORMATS = {"keras": MODEL, "savedmodel": "model.savedmodel", "onnx": "model.onnx"}

@@ -22,6 +22,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from edl.contract.layout import Layout
+from edl.contract.modes import task_of
 from edl.contract.ranges import RangeSet
 from edl.contract.reasons import Reason
 from edl.contract.steps import Steps
@@ -108,7 +109,7 @@ class Books:
         """
         try:
             training, data = values["training"], values["data"]
-            self.mode = str(values.get("mode", "train"))
+            self.mode = task_of(str(values.get("mode", "train")))
             self.epochs = int(training["epochs"]) if self.mode == "train" else 0
             self.batch = int(training["batchSize"])
             self.stopped = 0  # it is told again by those whose state it is in
@@ -183,6 +184,8 @@ class Books:
 
     def _joined(self, event: Entry, where: str) -> None:
         if event["generation"] == self.generation and event["worker"] in self.members:
+            if event.get("went_back") and event["step"] != self.root_step and not self.begins:
+                self._went_back(event, where)
             if self.begins and not self.joined:  # only now it is known from where
                 self.root_step = event["step"]
                 self.resumed = event["step"] if self.rings == 1 else self.resumed
@@ -194,6 +197,16 @@ class Books:
             self.joined.add(event["worker"])
             if self.joined == self.members:  # nobody has less than the ring began with
                 self.safe = max(self.safe, self.root_step)
+
+    def _went_back(self, event: Entry, where: str) -> None:
+        """The ring and its parameter servers begin with an earlier state, as all members say."""
+        if event["step"] > self.root_step or self.joined:
+            raise AuditFailed(
+                f"{where}: worker {event['worker']} went back to step {event['step']}, its ring is at "
+                f"{self.root_step}"
+            )
+        self.losses += event["step"] < self.safe
+        self.root_step, self.safe = event["step"], min(self.safe, event["step"])
 
     def _form(self, form: Entry, lost: bool, where: str) -> None:
         self.rings += 1

@@ -45,7 +45,8 @@ def owners(servers: int) -> np.ndarray:
 
 def server_of(ids: np.ndarray, servers: int) -> np.ndarray:
     """The server of each id, uint16 [n]."""
-    return owners(servers)[bucket_of(ids)]
+    found: np.ndarray = owners(servers)[bucket_of(ids)]
+    return found
 
 
 def _jump(key: int, servers: int) -> int:

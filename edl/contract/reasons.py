@@ -51,6 +51,7 @@ class Reason(StrEnum):
     RingBroken = "RingBroken", WARNING, MAJOR  # before its first step
     RingPending = "RingPending", NORMAL, MAJOR  # too few workers are ready
     StateLost = "StateLost", WARNING, MAJOR  # every worker that had the state is gone
+    WentBack = "WentBack", WARNING, MAJOR  # ring and parameter servers, to what is left of the rows
     Restored = "Restored", NORMAL, MAJOR  # from a checkpoint
     Forced = "Forced", WARNING, MAJOR  # it goes on from a checkpoint that was made with other values
     WarmStarted = "WarmStarted", NORMAL, MAJOR  # with what another training has learned
@@ -67,6 +68,10 @@ class Reason(StrEnum):
     WorkerPreempted = "WorkerPreempted", WARNING, MAJOR
     PodExists = "PodExists", WARNING, MAJOR  # another pod has the name of a worker's
     NodeAvoided = "NodeAvoided", WARNING, MAJOR
+
+    # The parameter servers.
+    ServerReady = "ServerReady", NORMAL, MINOR
+    ServerExited = "ServerExited", WARNING, MAJOR  # another one takes its place; its rows are in its log
 
     ModelWarning = "ModelWarning", WARNING, MAJOR  # found before the first step; the training goes on
 

@@ -54,6 +54,11 @@ class Names:
         return f"{self.fullname}-master"
 
     @property
+    def servers(self) -> str:
+        """StatefulSet and Service: the parameter servers."""
+        return f"{self.fullname}-ps"
+
+    @property
     def token(self) -> str:
         """Secret: what who talks to the master has to know."""
         return f"{self.fullname}-token"

@@ -20,6 +20,7 @@ NAME, INSTANCE, COMPONENT, MANAGER, PART_OF = (
 WORKER_ID, RUN_ID, RANK, STATE, PRIORITY, PLACE = (
     f"edl.dev/{key}" for key in ("worker-id", "run-id", "rank", "state", "priority", "place")
 )
+SERVER_INDEX: Final = "apps.kubernetes.io/pod-index"  # of a parameter server: Kubernetes writes it
 JOB: Final = (
     "edl.dev/job"  # the full name of the job's release: several jobs may share all labels but this one
 )

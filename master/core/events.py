@@ -53,6 +53,25 @@ class Degraded:
 
 
 @dataclass(frozen=True, slots=True)
+class ServerListens:
+    """A parameter server can be called."""
+
+    server: int  # its index
+    seconds: float  # since it was started
+    again: bool  # one with this index was there before
+
+
+@dataclass(frozen=True, slots=True)
+class ServerExited:
+    """The process of a parameter server has ended, though nobody asked it to."""
+
+    server: int
+    why: str  # SIGKILL, exit code 1: ...
+    pause_seconds: float = 0.0  # until another one is started in its place
+    fatal: bool = False  # none is: it would fare no better
+
+
+@dataclass(frozen=True, slots=True)
 class Adopted:
     """Before `Begin`: an earlier master has had this job, and this is what is there of it."""
 
@@ -114,6 +133,7 @@ class JoinedRing:
     step: int
     round: int = 0  # of the evaluation after that step
     turn: int = 0  # 1: callbacks have been called after that step
+    went_back: str = ""  # why ring and parameter servers have gone back together, to that step; empty: not
 
 
 @dataclass(frozen=True, slots=True)
@@ -400,6 +420,8 @@ Event = (
     | Delayed
     | Gone
     | Degraded
+    | ServerListens
+    | ServerExited
     | Adopted
     | WorkerMessage
     | RingMessage

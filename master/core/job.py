@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from edl.contract.phases import WorkerState
+from edl.contract.phases import Phase, WorkerState
 from edl.contract.reasons import Reason
 from master.core import completion, membership, rendezvous, stopping, training
 from master.core import events as ev
@@ -83,6 +83,12 @@ class Job(State):
                 self._on_delayed(event)
             case ev.Degraded():
                 self._on_degraded(event)
+            case ev.ServerListens():
+                again = " again" if event.again else ""
+                said = f"parameter server {event.server} listens{again} after {event.seconds:.1f} s"
+                self.notice(Reason.ServerReady, said)
+            case ev.ServerExited():
+                self._on_server_exited(event)
             case _:
                 self._on_message(event)
         self._reconcile()
@@ -148,6 +154,15 @@ class Job(State):
         else:
             del self.degraded[event.part]
             self.notice(Reason.Recovered, f"{event.part} works again")
+
+    def _on_server_exited(self, event: ev.ServerExited) -> None:
+        """Its rows are in its log and in checkpoints; the workers wait for the one that takes its place."""
+        how = f"parameter server {event.server} exited: {event.why}"
+        if event.fatal:
+            self.end(Phase.Failed, how)
+            return
+        when = f" in {event.pause_seconds:.0f} s" if event.pause_seconds else ""
+        self.notice(Reason.ServerExited, f"{how}; another one is started in its place{when}")
 
     def _on_seen(self, event: ev.Seen) -> None:
         if w := self.pool.get(event.worker):
@@ -311,9 +326,12 @@ class Job(State):
     def _on_joined(self, w: WorkerRecord, event: ev.JoinedRing) -> None:
         self.pool.change(w, place=UP, has_state=True)
         w.step, w.round, w.turn = event.step, event.round, event.turn
+        change = self.ring.changes[-1]
         if self.checkpoints.restoring == event.generation:
             training.restored(self, event.step)
-        change = self.ring.changes[-1]
+        elif event.went_back and not change.went_back:
+            change.went_back = True
+            training.went_back(self, event)
         change.step = max(change.step, event.step)
         if change.up_seconds is None and self.ring.up:
             change.up_seconds = self.now - change.formed_at

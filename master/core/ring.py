@@ -34,6 +34,7 @@ class Change:
     redone_records: int = 0
     stepped: set[WorkerId] = field(default_factory=set)
     told: bool = False
+    went_back: bool = False  # with the parameter servers, to what these could
 
     def note(self, stepped: ev.Stepped) -> bool:
         """A member's first step came back. False: it had said so before."""

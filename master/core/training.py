@@ -142,6 +142,23 @@ def restored(job: State, step: int) -> None:
         )
 
 
+def went_back(job: State, event: ev.JoinedRing) -> None:
+    """The ring begins with an earlier state than the one it was formed with: all of it, with its servers."""
+    assert job.train is not None
+    task, step = job.train, event.step
+    records = task.steps.begins_at(max(task.done, step)) - task.steps.begins_at(step)
+    place = f"the checkpoint of step {step:,}" if step else "the first record"
+    job.restarts += 1
+    job.epoch_loss = None  # of an epoch that is trained anew
+    job.checkpoints.step = step
+    job.notice(
+        Reason.WentBack,
+        f"went back to step {step:,}: {event.went_back}; {records:,} records are trained again, from {place}",
+    )
+    task.safe, job.step = min(task.safe, step), step
+    reach(job, task, step)
+
+
 def fullest(known: ev.EpochLoss | None, told: ev.EpochLoss | None) -> ev.EpochLoss | None:
     """Of the latest epoch, what the worker says that has seen the most of it: newcomers have seen less."""
     if known is None or told is None:

@@ -54,7 +54,7 @@ def status(
             "applied": applied,
         },
         "task": {
-            "kind": job.config.mode,
+            "kind": job.config.task,
             "epoch": min(task.epochs_done + 1, task.last_epoch) if task else 0,
             "epochs": task.last_epoch if task else job.epochs,
             "step": task.done if task else 0,
@@ -111,7 +111,7 @@ def summary(job: Job) -> dict[str, Any]:
             "bad": job.result.bad,
         },
         "task": {
-            "kind": job.config.mode,
+            "kind": job.config.task,
             "epochs_done": task.epochs_done if task else 0,
             "epochs": task.last_epoch if task else job.epochs,
             "steps_done": task.done if task else 0,

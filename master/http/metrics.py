@@ -89,6 +89,8 @@ class Metrics:
         phase = GaugeMetricFamily("edl_job_phase", "1 for the phase that the job is in", labels=["phase"])
         phase.add_metric([status["phase"]], 1)
         yield phase
+        if servers := status.get("servers"):
+            yield from _of_servers(servers)
         spent = CounterMetricFamily("edl_seconds", "Where the job's time went", labels=["kind"])
         for kind, seconds in self._counted(status["goodput"]).items():
             spent.add_metric([kind], seconds)
@@ -102,6 +104,36 @@ class Metrics:
         earlier = {} if another_run else self._seconds
         self._seconds = {kind: max(seconds, earlier.get(kind, 0.0)) for kind, seconds in goodput.items()}
         return self._seconds
+
+
+def _of_servers(servers: list[dict[str, Any]]) -> Iterator[Metric]:
+    """One value for each parameter server, by its index."""
+    gauges: dict[str, tuple[str, Callable[[dict[str, Any]], float]]] = {
+        "edl_server_up": ("1 while the parameter server answers", lambda s: s["state"] == "running"),
+        "edl_server_rows": ("Rows of embeddings on the parameter server", lambda s: s["rows"]),
+        "edl_server_memory_bytes": ("Memory that they take", lambda s: s["memory"]),
+        "edl_server_log_bytes": ("Size of its log", lambda s: s["log_bytes"]),
+    }
+    counters: dict[str, tuple[str, Callable[[dict[str, Any]], float]]] = {
+        "edl_server_rows_pulled": ("Rows that it has sent", lambda s: s["rows_pulled"]),
+        "edl_server_rows_staged": ("Rows whose gradients it has got", lambda s: s["rows_staged"]),
+        "edl_server_busy_seconds": ("Time that its calls took", lambda s: s["busy_seconds"]),
+        "edl_server_restarts": ("How often it was started again", lambda s: s["restarts"]),
+    }
+    for name, (text, value) in gauges.items():
+        yield _by_server(GaugeMetricFamily(name, text, labels=["server"]), servers, value)
+    for name, (text, value) in counters.items():
+        yield _by_server(CounterMetricFamily(name, text, labels=["server"]), servers, value)
+
+
+def _by_server(
+    family: GaugeMetricFamily | CounterMetricFamily,
+    servers: list[dict[str, Any]],
+    value: Callable[[dict[str, Any]], float],
+) -> Metric:
+    for server in servers:
+        family.add_metric([str(server["index"])], value(server))
+    return family
 
 
 def _of_backend(numbers: dict[str, Any]) -> Iterator[Metric]:

@@ -39,7 +39,7 @@ def event_of(worker: WorkerId, message: pb.FromWorker) -> ev.Event | ev.Heartbea
             return ev.Resume(worker, _layout(b.layout), g, members, b.left, b.joined, out, *as_in_ready)
         case "joined_ring":
             joined = message.joined_ring
-            return ev.JoinedRing(worker, g, joined.step, joined.round, joined.turn)
+            return ev.JoinedRing(worker, g, joined.step, joined.round, joined.turn, joined.went_back)
         case "stepped":
             s = message.stepped
             return ev.Stepped(worker, g, s.step, s.stall_seconds, s.redone_records, s.wasted_seconds)

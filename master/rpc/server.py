@@ -22,13 +22,14 @@ from edl.contract.proto import ADMITTED
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.proto import edl_pb2_grpc as rpc
 from edl.errors import EdlError
+from edl.listener import Context, Listener
 from master.core import events as ev
 from master.rpc.authority import Alone, Authority
 from master.rpc.checkpoint_parts import CheckpointParts
-from master.rpc.listener import Context, Listener
 from master.rpc.messages import ended_before, event_of, hello_of, message_of
 from master.rpc.outbox import Letter, Outbox
 from master.rpc.rendezvous import Rendezvous
+from master.servers import NoServers, ParameterServers
 
 MOST_UPDATES_SECONDS = 0.2
 LAST_WORDS_SECONDS = 2.0
@@ -98,6 +99,7 @@ class Server(rpc.MasterServicer):
         patience: seconds that workers go on without a master; 0: they end with it.
         salvage: where workers save the model when its place in `output` fails.
         authority: asked before each word to a worker.
+        servers: whose addresses the workers are told.
     """
 
     def __init__(
@@ -109,7 +111,10 @@ class Server(rpc.MasterServicer):
         patience: float = 0.0,
         salvage: str = "",
         authority: Authority = Alone(),  # noqa: B008
+        servers: ParameterServers = NoServers(),  # noqa: B008
     ):
+        self._servers = servers
+        self._addresses: tuple[str, ...] = ()  # of the servers, once they are known
         self._handler, self._run_id, self._authority = handler, handler.run_id, authority
         self._config_json, self._output, self._patience = config_json, output, patience
         self._salvage = salvage
@@ -187,7 +192,7 @@ class Server(rpc.MasterServicer):
     def _welcome(self, worker: WorkerId) -> pb.Welcome:
         return pb.Welcome(config=self._config_json, output=self._output, worker=worker,
                           master_outage_timeout_seconds=self._patience, salvage=self._salvage,
-                          rehearse=worker == self._rehearser)  # fmt: skip
+                          rehearse=worker == self._rehearser, servers=self._addresses)  # fmt: skip
 
     def changed(self) -> None:
         """The status has changed: send it to those who watch."""
@@ -213,6 +218,7 @@ class Server(rpc.MasterServicer):
             self._authority.outranked(first.hello.term)
             why = f"this master (term {mine}) is superseded by that of term {first.hello.term}"
             await context.abort(grpc.StatusCode.UNAVAILABLE, why)
+        self._addresses = await self._servers.addresses()  # it needs them from its first step on
         worker = await self._who(first.hello)
         if worker is None:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "no worker slot is available")

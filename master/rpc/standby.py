@@ -19,7 +19,7 @@ from edl.contract.proto import ADMITTED, STANDS_BY
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.proto import edl_pb2_grpc as rpc
 from edl.errors import EdlError
-from master.rpc.listener import OPTIONS, Context, Listener
+from edl.listener import OPTIONS, Context, Listener
 
 LAST_WORDS_SECONDS = 0.5
 

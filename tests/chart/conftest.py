@@ -65,6 +65,8 @@ class Rendered:
     def pods(self) -> Iterator[tuple[str, Object]]:
         """The spec of every pod that comes of the release."""
         yield "master", self.master["spec"]["template"]["spec"]
+        for servers in self.all("StatefulSet"):
+            yield "ps", servers["spec"]["template"]["spec"]
         for pod in self.all("Pod"):
             yield pod["metadata"]["name"], pod["spec"]
         for name, text in self.job["data"].items():

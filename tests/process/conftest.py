@@ -26,7 +26,7 @@ from edl.config import values
 from edl.contract import artifacts
 from edl.contract.ids import RunId
 from edl.contract.reasons import Reason
-from master.__main__ import processes
+from master.__main__ import processes, servers_of
 from master.core import events as ev
 from master.loop import Master
 from master.service import serve
@@ -231,7 +231,9 @@ def a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]
             *sets,
         ], orders)  # fmt: skip
         backend = processes(job.master, job.output, "a-token")
-        work = serve(job.master, job.output, "127.0.0.1:0", "a-token", backend, workers_stay=False)
+        listen = "127.0.0.1:0"
+        servers = servers_of(job.master, job.output, listen, "a-token")
+        work = serve(job.master, job.output, listen, "a-token", backend, workers_stay=False, servers=servers)
         job._task = asyncio.create_task(work)
         job._task.add_done_callback(lambda _: job._changed.set())
         try:

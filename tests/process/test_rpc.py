@@ -19,9 +19,9 @@ from edl.contract.ids import RunId, WorkerId
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.proto import edl_pb2_grpc as rpc
 from edl.contract.tokens import Tokens
+from edl.listener import Listener
 from master.core import events as ev
 from master.rpc.authority import Alone
-from master.rpc.listener import Listener
 from master.rpc.server import Server
 from trainer.session.client import MasterStream
 from trainer.session.orders import End

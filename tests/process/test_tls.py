@@ -11,14 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from edl import tls
+from edl import listener, tls
 from edl.client import Client
 from edl.contract import artifacts
 from edl.contract.tokens import Tokens
 from edl.errors import EdlError, MasterUnavailable
+from edl.listener import Listener
 from edl.probe import probe
-from master.rpc import listener
-from master.rpc.listener import Listener
 from master.rpc.server import Server
 from tests.certificates import Authority
 from tests.process.small_release import until

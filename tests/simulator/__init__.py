@@ -11,6 +11,7 @@
               processes (asyncio's loops), network (gRPC) and cluster (the API server) in simulated time
     fleet     the workers' processes: they start, speak, are told, and end
     worker    one of them: the real loop of the trainer, on a main thread that waits in virtual time
+    servers   parameter servers, which one in ten runs has: they are killed, and come back
     rings     the network between members: when a collective comes back, and at whom
     faults    what goes wrong, and when
     checks    what must be so

@@ -16,6 +16,7 @@ from tests.simulator.worker import MOST_EPOCHS, Bell, Sim
 from trainer.memory_copy import MemoryCopy
 from trainer.ring.base import RingBroken
 from trainer.session.state import Session
+from trainer.worker import RowsLost
 
 if TYPE_CHECKING:
     from tests.simulator.world import World
@@ -173,6 +174,10 @@ class Fleet:
         """What its main thread does once it is ready: the real loop, and what trainer/__main__.py does."""
         try:
             code = WorkerExit.LOST if w.worker.train().lost else 0
+        except RowsLost as error:  # nothing else can be done: the model is to be saved
+            self.world.faults.ends.add("Failed")
+            w.session.fail(error)
+            code = WorkerExit.FAILED
         except Exception as error:
             if error is not w.blow:
                 raise
@@ -199,6 +204,10 @@ class Fleet:
     def export(self, w: Sim, worth: Mapping[str, float] | None) -> None:
         """First it saves, then it evaluates; it may be lost during either."""
         self.world.checks.exports(w, worth)
+        if w.servers is not None and self.world.size:
+            w.servers.pull(w.step, ())
+            while not self.world.servers.judge(w):
+                w.servers.pull(w.step, ())
         w.waits(seconds=self.random.uniform(0.05, 1))
         w.session.say(saved=pb.Saved(model="model.keras"))
         w.waits(seconds=self.random.uniform(0.05, 1))

@@ -92,6 +92,9 @@ class Delivery:
                 # Some ranks may have a sum long before others: then a death leaves them at different steps.
                 takes = self.random.uniform(0.0005, 0.003)
                 spread = 0.003 if self.random.random() < 0.8 else self.random.uniform(0.01, 0.2)
+                root = self.world.fleet.workers[self.form.root]
+                if root.servers is not None and root.servers.restored:
+                    self._begins_at = None  # it may have gone back together with the servers
                 self.world.checks.one_state(self.members, self._begins_at, self._at_least)
                 self._begins_at, self._at_least = None, 0
             case _:

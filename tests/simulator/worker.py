@@ -15,6 +15,7 @@ from greenlet import getcurrent, greenlet
 from edl.contract.evaluation import FINAL, EvaluationPlan
 from edl.contract.ids import WorkerId
 from tests.counting import AtOnce, CountingLearner, CountingMetrics, Positions
+from tests.counting_rows import CountingRows
 from trainer.checkpointing import Checkpointing
 from trainer.data import Batches
 from trainer.evaluation import RingEvaluation
@@ -37,12 +38,16 @@ class Sim:
         self.memory = memory
         self.id, self.fleet, self.clock = worker, fleet, world.clock
         self.session = fleet.session(self)
-        self.learner = CountingLearner(
+        self.servers = world.servers.of(self) if world.servers is not None else None
+        kind = CountingLearner if world.servers is None else CountingRows
+        self.learner = kind(
             world.size * MOST_EPOCHS, lambda: fleet.works(self), world.sums, lambda: world.clock.now
         )
         self.ring = LocalRing()
         self.learner.joins(self.ring)
-        self.session.cuts(self.ring.cut)
+        self.session.cuts(self._cut)
+        if self.servers is not None and isinstance(self.learner, CountingRows):
+            self.learner.rows = self.servers
         batches = Batches(Positions(world.size, world.bad), world.batch, reading=AtOnce())
         evaluation = None
         if world.held_out:
@@ -62,6 +67,7 @@ class Sim:
                 "a-run",
                 beside,
                 lambda: world.clock.now,
+                self.servers,
             )
         self.worker = Worker(
             world.config,
@@ -75,6 +81,7 @@ class Sim:
             evaluation=evaluation,
             memory=memory,
             keep=lambda step: fleet.keeps(self, step),
+            servers=self.servers,
         )
         self._main = greenlet(lambda: fleet.live(self))
         self._hub = getcurrent()
@@ -101,6 +108,12 @@ class Sim:
         # what is known of it here, whatever it says of itself
         self.has_state = False  # it has had the ring's state
         self.from_memory = False  # or one that was left to it
+
+    def _cut(self) -> None:
+        """As trainer/build.py has it."""
+        self.ring.cut()
+        if self.servers is not None:
+            self.servers.cut()
 
     @property
     def step(self) -> int:

@@ -23,11 +23,13 @@ from tests.simulator.fleet import Fleet
 from tests.simulator.master import Master
 from tests.simulator.masters import Crew, Masters
 from tests.simulator.rings import Rings
+from tests.simulator.servers import Servers
 from tests.simulator.store import Memory
 from tests.simulator.worker import MOST_EPOCHS
 
 BASE = values.defaults()
 MOST_EVENTS = 100_000
+WITH_SERVERS = 10  # one in so many runs has parameter servers
 TWO_MASTERS = 40  # in one of so many runs: it takes as long as twelve others
 
 
@@ -94,6 +96,9 @@ class World:
         self.config = config.parse(self.values)
         self.clock = Clock()
         self.two = masters == 2
+        # Rows on parameter servers.
+        has_servers = seed % WITH_SERVERS == WITH_SERVERS - 4 and not hours and masters == 1
+        self.servers = Servers(self, seed // WITH_SERVERS % 3 + 1) if has_servers else None
         self.rings = Rings(self)
         self.master: Any = Masters(self) if self.two else Master(self)
         self.fleet: Any = Crew(self) if self.two else Fleet(self)
@@ -103,6 +108,8 @@ class World:
             calm_at = chance.uniform(20, 60)
         self.faults = Faults(self, calm_at=hours * 3600 or calm_at, soak=bool(hours))
         self.ended: ev.End | None = None
+        if self.servers is not None:
+            self.servers.schedule(calm_at)
 
     def wants_epochs(self, epochs: int) -> None:
         """Somebody changes the job's values; a master that comes later begins with these."""

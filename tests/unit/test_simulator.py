@@ -7,7 +7,8 @@ import pytest
 
 from master.backends.kubernetes import LeaderElection
 from master.core import completion, training
-from tests.simulator import masters
+from tests.fakes.parameter_server import FakeServer
+from tests.simulator import masters, servers
 from tests.simulator.faults import KINDS, MOMENTS, RARE
 from tests.simulator.world import SimulationFailed, World
 
@@ -31,7 +32,8 @@ def test_a_thousand_simulated_jobs_count_every_record_once() -> None:
         losses += world.job.restarts
         takeovers += world.takeovers if world.two else 0
         ends[world.job.phase] += 1
-    assert set(faults) == {*KINDS, *RARE, *masters.KINDS}, "a kind of fault never happened"
+    kinds = {*KINDS, *RARE, *masters.KINDS, *servers.KINDS}
+    assert set(faults) == kinds, "a kind of fault never happened"
     assert set(moments) == set(MOMENTS), "a moment was never hit"
     assert faults.total() > 3 * SEEDS, "the simulator has hardly injected a fault"
     assert losses > 20, "it has hardly happened that all state was lost"
@@ -58,6 +60,15 @@ def test_a_wrong_decision_is_noticed_and_the_failure_says_how_to_repeat_it(
     with pytest.raises(
         SimulationFailed, match=r"seed \d+: .*\nrepeat with: python -m tests.simulator --seed"
     ):
+        run(50)
+
+
+def test_servers_that_are_at_another_step_than_the_ring_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def advance(server: FakeServer, request: Any) -> None:
+        server.step = request.step  # whatever was staged for the step before
+
+    monkeypatch.setattr(FakeServer, "_advance", advance)
+    with pytest.raises(SimulationFailed, match=r"seed \d+: .*count"):
         run(50)
 
 

@@ -125,6 +125,21 @@ def broadcast_parts(
     return found
 
 
+TEXT = 256  # bytes
+
+
+def broadcast_text(ring: Ring, text: str, root: int) -> str:
+    """A sentence of the root's, cut off where it is too long.
+
+    Raises:
+        RingBroken: see `Ring.broadcast`.
+    """
+    data = np.zeros(TEXT, np.uint8)
+    encoded = np.frombuffer(text.encode()[:TEXT], np.uint8)
+    data[: len(encoded)] = encoded
+    return ring.broadcast(data, root).tobytes().rstrip(b"\0").decode(errors="ignore")
+
+
 def _pieces(parts: Sequence[np.ndarray], most: int) -> Iterator[list[np.ndarray]]:
     several: list[np.ndarray] = []
     nbytes = 0

@@ -102,6 +102,7 @@ class MasterStream:
         self.session = Session(worker, self._send, threading.Event())
         self.config_json = ""
         self.output = self.salvage = ""
+        self.servers: tuple[str, ...] = ()  # host:port of the parameter servers, by index
         self.rehearses = False
         self.store_port = 0
         self.address, self._token, self._run_id, self._connect = address, token, run_id, connect
@@ -113,6 +114,7 @@ class MasterStream:
         self._loop = asyncio.new_event_loop()
         self._outbox: asyncio.Queue[pb.FromWorker | None] = asyncio.Queue()
         self._welcomed = threading.Event()
+        self._admitted = threading.Event()  # a master listens to it
         self._thread = threading.Thread(target=self._run, name="link", daemon=True)
         self._store = KeyValueStore(self._relay)
         self._members: tuple[int, ...] = ()  # of the ring whose store it is, by rank
@@ -122,6 +124,11 @@ class MasterStream:
     def run_id(self) -> str:
         """Of the job, once the master has said it."""
         return self._run_id
+
+    @property
+    def token(self) -> str:
+        """Of the job."""
+        return self._token
 
     # --- the main thread's side
 
@@ -133,7 +140,11 @@ class MasterStream:
         """
         timeout = timeout if self._succeeds is None else 2 * timeout
         self._thread.start()
-        if not self._welcomed.wait(timeout):
+        # A master that listens says who this worker is once its parameter servers listen, too. How long a
+        # worker may take to start is the master's affair then.
+        while not self._welcomed.wait(timeout) and self._admitted.is_set():
+            log.log.info("waiting for the master's welcome")
+        if not self._welcomed.is_set():
             why = tls.trouble(self.address, tls.authority())
             raise NoMaster(
                 f"no answer from the master at {self.address} within {timeout:g} s{why and f': {why}'}"
@@ -230,7 +241,10 @@ class MasterStream:
                     self._sayings(admitted), metadata=metadata, wait_for_ready=waits
                 )
                 # What is written to a call while it is refused hides why: gRPC then says INTERNAL.
-                admitted.set_result(ADMITTED in dict(await stream.initial_metadata() or ()))
+                listens = ADMITTED in dict(await stream.initial_metadata() or ())
+                if listens:
+                    self._admitted.set()
+                admitted.set_result(listens)
                 async for message in stream:
                     if message.term < self._term:
                         why = f"a master of term {message.term} speaks, and one of term {self._term} acts"
@@ -241,6 +255,7 @@ class MasterStream:
                 why = await stream.details() or "the master closed the stream"
                 return _Ended(why, code in MEANT, welcomed)
         except grpc.aio.AioRpcError as error:
+            self._admitted.clear()
             stands_by = STANDS_BY in dict(error.trailing_metadata() or ())
             return _Ended(
                 f"{error.code().name}: {error.details()}", error.code() in MEANT, welcomed, stands_by
@@ -309,6 +324,7 @@ class MasterStream:
                 log.follow(self.config_json)
                 self.salvage, self.rehearses = message.welcome.salvage, message.welcome.rehearse
                 self.session.worker, self._run_id = message.welcome.worker, message.run_id
+                self.servers = tuple(message.welcome.servers)
                 self._patience = message.welcome.master_outage_timeout_seconds
                 self._welcomed.set()
             case "key_value":

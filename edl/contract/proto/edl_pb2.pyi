@@ -175,14 +175,16 @@ class KeyValue(_message.Message):
     def __init__(self, key: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
 
 class JoinedRing(_message.Message):
-    __slots__ = ("step", "round", "turn")
+    __slots__ = ("step", "round", "turn", "went_back")
     STEP_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     TURN_FIELD_NUMBER: _ClassVar[int]
+    WENT_BACK_FIELD_NUMBER: _ClassVar[int]
     step: int
     round: int
     turn: int
-    def __init__(self, step: _Optional[int] = ..., round: _Optional[int] = ..., turn: _Optional[int] = ...) -> None: ...
+    went_back: str
+    def __init__(self, step: _Optional[int] = ..., round: _Optional[int] = ..., turn: _Optional[int] = ..., went_back: _Optional[str] = ...) -> None: ...
 
 class Stepped(_message.Message):
     __slots__ = ("step", "stall_seconds", "redone_records", "wasted_seconds")
@@ -469,20 +471,22 @@ class ToWorker(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., term: _Optional[int] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., form: _Optional[_Union[Form, _Mapping]] = ..., key_value: _Optional[_Union[KeyValue, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., cut: _Optional[_Union[Cut, _Mapping]] = ..., train: _Optional[_Union[Train, _Mapping]] = ..., export: _Optional[_Union[Export, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., noted: _Optional[_Union[Noted, _Mapping]] = ..., addresses: _Optional[_Union[Addresses, _Mapping]] = ..., acting: _Optional[_Union[Acting, _Mapping]] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., commit_checkpoint: _Optional[_Union[CommitCheckpoint, _Mapping]] = ..., write_checkpoint: _Optional[_Union[WriteCheckpoint, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("config", "output", "worker", "master_outage_timeout_seconds", "salvage", "rehearse")
+    __slots__ = ("config", "output", "worker", "master_outage_timeout_seconds", "salvage", "rehearse", "servers")
     CONFIG_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     MASTER_OUTAGE_TIMEOUT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     SALVAGE_FIELD_NUMBER: _ClassVar[int]
     REHEARSE_FIELD_NUMBER: _ClassVar[int]
+    SERVERS_FIELD_NUMBER: _ClassVar[int]
     config: str
     output: str
     worker: int
     master_outage_timeout_seconds: float
     salvage: str
     rehearse: bool
-    def __init__(self, config: _Optional[str] = ..., output: _Optional[str] = ..., worker: _Optional[int] = ..., master_outage_timeout_seconds: _Optional[float] = ..., salvage: _Optional[str] = ..., rehearse: _Optional[bool] = ...) -> None: ...
+    servers: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, config: _Optional[str] = ..., output: _Optional[str] = ..., worker: _Optional[int] = ..., master_outage_timeout_seconds: _Optional[float] = ..., salvage: _Optional[str] = ..., rehearse: _Optional[bool] = ..., servers: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Form(_message.Message):
     __slots__ = ("members", "root", "sync", "epochs", "shares", "layout", "step", "joining", "round", "turn")

@@ -100,6 +100,34 @@ class Rows(_message.Message):
     rows: _containers.RepeatedScalarFieldContainer[bytes]
     def __init__(self, rows: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
+class ListRequest(_message.Message):
+    __slots__ = ("run_id", "generation", "step", "last", "table", "after", "most")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    MOST_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    generation: int
+    step: int
+    last: Commit
+    table: int
+    after: int
+    most: int
+    def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., last: _Optional[_Union[Commit, _Mapping]] = ..., table: _Optional[int] = ..., after: _Optional[int] = ..., most: _Optional[int] = ...) -> None: ...
+
+class Listed(_message.Message):
+    __slots__ = ("ids", "rows", "more")
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
+    ids: bytes
+    rows: bytes
+    more: bool
+    def __init__(self, ids: _Optional[bytes] = ..., rows: _Optional[bytes] = ..., more: _Optional[bool] = ...) -> None: ...
+
 class StageRequest(_message.Message):
     __slots__ = ("run_id", "generation", "step", "rank", "gradients")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]

@@ -54,6 +54,11 @@ class ParameterServerStub:
                 request_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.PullRequest.SerializeToString,
                 response_deserializer=edl_dot_contract_dot_proto_dot_ps__pb2.Rows.FromString,
                 _registered_method=True)
+        self.List = channel.unary_unary(
+                '/edl.ParameterServer/List',
+                request_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.ListRequest.SerializeToString,
+                response_deserializer=edl_dot_contract_dot_proto_dot_ps__pb2.Listed.FromString,
+                _registered_method=True)
         self.Stage = channel.unary_unary(
                 '/edl.ParameterServer/Stage',
                 request_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.StageRequest.SerializeToString,
@@ -112,6 +117,13 @@ class ParameterServerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def List(self, request, context):
+        """A page of all rows that there are in the state at `step`, by rising ids. As `Pull`, it waits and applies.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Stage(self, request, context):
         """Gradients of one worker for the step that is taken at `step`. The same again changes nothing.
         """
@@ -121,7 +133,8 @@ class ParameterServerServicer:
 
     def WritePart(self, request, context):
         """Write this server's part of a checkpoint of the state at `step`: it is taken at once, and written while
-        the server goes on. Answered when it is written.
+        the server goes on. The initial metadata are sent as soon as it is taken: nobody takes the next step before.
+        Answered when it is written.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -163,6 +176,11 @@ def add_ParameterServerServicer_to_server(servicer, server):
                     servicer.Pull,
                     request_deserializer=edl_dot_contract_dot_proto_dot_ps__pb2.PullRequest.FromString,
                     response_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.Rows.SerializeToString,
+            ),
+            'List': grpc.unary_unary_rpc_method_handler(
+                    servicer.List,
+                    request_deserializer=edl_dot_contract_dot_proto_dot_ps__pb2.ListRequest.FromString,
+                    response_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.Listed.SerializeToString,
             ),
             'Stage': grpc.unary_unary_rpc_method_handler(
                     servicer.Stage,
@@ -293,6 +311,33 @@ class ParameterServer:
             '/edl.ParameterServer/Pull',
             edl_dot_contract_dot_proto_dot_ps__pb2.PullRequest.SerializeToString,
             edl_dot_contract_dot_proto_dot_ps__pb2.Rows.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def List(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/edl.ParameterServer/List',
+            edl_dot_contract_dot_proto_dot_ps__pb2.ListRequest.SerializeToString,
+            edl_dot_contract_dot_proto_dot_ps__pb2.Listed.FromString,
             options,
             channel_credentials,
             insecure,

@@ -38,10 +38,12 @@ class Place:
     address: str  # host:port of the master, as workers reach it
     pod: str = ""  # the master's own
     pod_uid: str = ""
+    server_address: str = ""  # host:port of a parameter server, {} for its index; empty: the chart makes none
 
     @classmethod
     def from_environment(cls) -> Place:
-        """As EDL_NAMESPACE, EDL_RELEASE, EDL_FULLNAME, EDL_MASTER_ADDRESS, POD_NAME and POD_UID say.
+        """As EDL_NAMESPACE, EDL_RELEASE, EDL_FULLNAME, EDL_MASTER_ADDRESS, POD_NAME, POD_UID and
+        EDL_SERVER_ADDRESS say.
 
         Raises:
             ConfigError: one of the first four is missing.
@@ -52,7 +54,7 @@ class Place:
                 f"{', '.join(missing)}: not in the environment; the chart sets it in the master's pod"
             )
         namespace, release, fullname, address = (os.environ[n] for n in names)
-        own = os.environ.get("POD_NAME", ""), os.environ.get("POD_UID", "")
+        own = (os.environ.get(name, "") for name in ("POD_NAME", "POD_UID", "EDL_SERVER_ADDRESS"))
         return cls(namespace, release, fullname, address, *own)
 
     @property

@@ -20,6 +20,7 @@ import pytest
 from trainer import arrays, control
 from trainer.data import Batch
 from trainer.learner import KerasLearner
+from trainer.roles import Commit
 
 STEPS = ((0, 12), (12, 23), (23, 30))  # of 30 records
 # Of rings of 1, 2 and 3: where the parts of a step's records end. Equal ends: a rank without records.
@@ -83,9 +84,13 @@ def learner_of(case: Case, meeting: Meeting, **options: Any) -> KerasLearner:
 
 
 def ring_step(
-    learner: KerasLearner, meeting: Meeting, parts: Sequence[Batch | None], step: int = 0
+    learner: KerasLearner,
+    meeting: Meeting,
+    parts: Sequence[Batch | None],
+    step: int = 0,
+    took: Callable[[Commit], None] = lambda commit: None,
 ) -> control.Agreed:
-    """One step of a ring with a rank for each part, in this process."""
+    """One step of a ring with a rank for each part, in this process; `took` is told of it, as servers are."""
     meeting.size = len(parts)
 
     records = sum(len(part) for part in parts if part is not None)
@@ -96,6 +101,7 @@ def ring_step(
     with ThreadPoolExecutor(len(parts)) as ranks:
         sums = list(ranks.map(contribute, range(len(parts))))
     assert len({str(s.agreed) for s in sums}) == 1
+    took(learner.commit(step, sums[0]))
     learner.apply(sums[0])
     return sums[0].agreed
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.process.keras import (
+    test_embedding,
     test_inputs,
     test_layers,
     test_losses,
@@ -25,6 +26,7 @@ def compared() -> str:
         "Layers": test_layers.CASES,
         "`BatchNormalization(synchronized=True)`": test_layers.SYNCHRONIZED,
         "Inputs and ways to run": test_inputs.CASES,
+        "`edl.layers.Embedding`, rows on servers": test_embedding.CASES,
         "Precision": test_precision.CASES,
         "Your own `train_step`": test_own_steps.MEANS,
         "Examples of keras.io, as files of `edl run`": [example.stem for example in test_published.EXAMPLES],

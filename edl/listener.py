@@ -1,6 +1,6 @@
-"""Where a master listens: an address, the job's token, a certificate.
+"""Where a master or a parameter server listens: an address, the job's token, a certificate.
 
-Who serves there, the job's server or that of a master that stands by, is the caller's.
+Who serves there, the job's server, that of a master that stands by or one that keeps rows, is the caller's.
 
 Promise: no call without a token of the job is answered; an address that is taken is told in plain words; and
 a certificate that was replaced is used for the next connection.
@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, TypeAlias
 
 import grpc
@@ -105,10 +105,16 @@ class Listener:
 
     Args:
         certificate: with which it speaks TLS; None: without.
+        options: of gRPC.
     """
 
-    def __init__(self, tokens: Tokens, certificate: Certificate | None = None):
-        self._tokens, self._certificate = tokens, certificate
+    def __init__(
+        self,
+        tokens: Tokens,
+        certificate: Certificate | None = None,
+        options: Sequence[tuple[str, Any]] = OPTIONS,
+    ):
+        self._tokens, self._certificate, self._options = tokens, certificate, options
         self._server: grpc.aio.Server | None = None
         self._looking: asyncio.Task[None] | None = None
 
@@ -121,7 +127,7 @@ class Listener:
         Raises:
             EdlError: the address is taken, or is none of this machine; or the certificate cannot be used.
         """
-        server = grpc.aio.server(interceptors=[TokenCheck(self._tokens)], options=OPTIONS)
+        server = grpc.aio.server(interceptors=[TokenCheck(self._tokens)], options=self._options)
         serve(server)
         port = _bind(server, address, self._certificate)
         await server.start()

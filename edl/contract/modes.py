@@ -1,0 +1,21 @@
+"""What a job does, and what it does that with: the words of the value `mode`.
+
+train, allreduce   it trains, and all weights are in the ring
+hybrid             it trains: the rows of embeddings are on parameter servers, all other weights in the ring
+evaluate, predict  it goes over the records once, and changes no weight
+"""
+
+from __future__ import annotations
+
+TRAIN = "train"
+_TRAINING = frozenset({TRAIN, "allreduce", "hybrid"})
+
+
+def task_of(mode: str) -> str:
+    """train, evaluate or predict."""
+    return TRAIN if mode in _TRAINING else mode
+
+
+def has_servers(mode: str) -> bool:
+    """Whether a job of that mode has parameter servers."""
+    return mode == "hybrid"

@@ -1,0 +1,11 @@
+"""Layers of Keras that are edl's own. Only a user's model imports them: they need TensorFlow, as nothing else
+in `edl` does.
+
+    import edl.layers
+
+    user = edl.layers.Embedding(16, name="user")(ids)
+"""
+
+from edl.layers.embedding import Embedding
+
+__all__ = ["Embedding"]

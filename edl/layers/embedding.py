@@ -1,0 +1,335 @@
+"""A table of vectors by id, for more ids than a variable can have.
+
+Where a table's rows are is not the model's affair:
+
+    variable    an ordinary variable of `input_dim` rows: in plain Keras, and where a ring has the whole model
+    servers     nowhere in this process: they are asked for (trainer/lookups.py)
+    saved       a variable of the ids that were seen, and one of their rows: what a model is saved with. They
+                are not trained, unless that is asked for (`layer.embeddings.trainable = True`)
+
+Ids are integers of up to 64 bits, or texts, of which FarmHash's 64-bit fingerprint is taken (modulo 2^63 - 1,
+or modulo `input_dim`). It is the same on every machine and in every version.
+
+Promise: a layer gives the same outputs and gradients for the same rows, wherever these are. Of a saved table,
+ids that no step has seen have rows of zeros.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+COMBINERS = (None, "sum", "mean", "sqrtn")
+IDS = (1 << 63) - 1  # that texts are hashed to
+
+# Given a layer and ids, int64 [n], the rows of these, float32 [n, dim].
+Source = Callable[["Embedding", tf.Tensor], tf.Tensor]
+
+
+@keras.saving.register_keras_serializable(package="edl")
+class Embedding(keras.layers.Layer):
+    """Vectors of ids, as `keras.layers.Embedding` has them, for any ids.
+
+        Embedding(16)(ids)                          [batch] -> [batch, 16], [batch, n] -> [batch, n, 16]
+        Embedding(16, combiner="mean")(ids)         [batch, n] -> [batch, 16]; also for ragged and sparse ids
+        Embedding(16, combiner="sum")(ids, weights)
+
+    Args:
+        dim: length of a vector.
+        combiner: makes one vector of those of a record's ids (of the last axis): their "sum", their "mean",
+            or "sqrtn", their sum by the root of the sum of the weights' squares. A record without an id has
+            zeros. None: they stay as they are.
+        initializer: of the rows.
+        optimizer: of the rows, with its own learning rate; None: the model's. It counts only where the rows
+            are on servers.
+        input_dim: ids are smaller than that. None: they are not bounded, and the rows must be on servers.
+        mask_zero: the id 0 says that there is none: it is masked, or left out where they are combined; so is
+            an empty text, there.
+        min_count: on servers, a row is learned from the so many-th step on that has its id.
+        ttl_steps: on servers, a row that no step has had for so long is forgotten; 0: none is.
+        vocabulary: how many rows the saved table has; given by what loads a model.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        combiner: str | None = None,
+        initializer: Any = "uniform",
+        optimizer: Any = None,
+        input_dim: int | None = None,
+        mask_zero: bool = False,
+        min_count: int = 0,
+        ttl_steps: int = 0,
+        vocabulary: int | None = None,
+        **others: Any,
+    ):
+        super().__init__(**others)
+        self.built: bool
+        self.dim = _whole("dim", dim, 1)
+        if combiner not in COMBINERS:
+            raise ValueError(f"unknown combiner {combiner!r} (expected None, 'sum', 'mean' or 'sqrtn')")
+        self.combiner = combiner
+        self.initializer = keras.initializers.get(initializer)
+        # As text: Keras would save an optimizer's variables with the layer.
+        self.optimizer = None if optimizer is None else _as_json(optimizer)
+        self.input_dim = None if input_dim is None else _whole("input_dim", input_dim, 2 if mask_zero else 1)
+        self.mask_zero = bool(mask_zero)
+        self.min_count, self.ttl_steps = _whole("min_count", min_count), _whole("ttl_steps", ttl_steps)
+        self.vocabulary = None if vocabulary is None else _whole("vocabulary", vocabulary)
+        self.supports_masking = True
+        self.autocast = False
+        self.on_servers = False  # whether the rows are elsewhere; known when it is built
+        self.ids: keras.Variable | None = None  # of a saved table, in rising order
+        self.embeddings: keras.Variable | None = None
+        self.reader: Callable[[np.ndarray], np.ndarray] | None = (
+            None  # gives rows of ids, where there is no source
+        )
+
+    def build(self, input_shape: Any = None) -> None:
+        if self.built:
+            return
+        if self.vocabulary is not None:
+            self._add_saved(self.vocabulary)
+        elif _elsewhere.rows:
+            self.on_servers = True
+        elif self.input_dim is not None:
+            self.embeddings = self.add_weight(
+                name="embeddings", shape=(self.input_dim, self.dim), initializer=self.initializer
+            )
+        else:
+            raise ValueError(
+                f"layer {self.name!r} has no input_dim, so any number of ids, but its rows are a variable of "
+                "the model here: train it with mode=hybrid, or give it one: "
+                f"Embedding({self.dim}, input_dim=...)"
+            )
+        self.built = True
+
+    def call(self, inputs: Any, weights: Any = None) -> Any:
+        if weights is not None and self.combiner is None:
+            raise ValueError(f"layer {self.name!r} is given weights, which need a combiner")
+        if isinstance(inputs, tf.SparseTensor):
+            if self.combiner is None:
+                raise ValueError(f"layer {self.name!r} is given sparse ids, which need a combiner")
+            counts = inputs.dense_shape[0]
+            given = weights.values if isinstance(weights, tf.SparseTensor) else weights
+            return self._combined(inputs.values, inputs.indices[:, 0], counts, given)
+        if isinstance(inputs, tf.RaggedTensor):
+            if self.combiner is None:
+                return inputs.with_flat_values(self._cast(self._rows(self._ids(inputs.flat_values))))
+            if inputs.ragged_rank != 1 or inputs.flat_values.shape.rank != 1:
+                raise ValueError(
+                    f"layer {self.name!r} combines ragged ids of rank 2 only, not {inputs.shape}"
+                )
+            given = weights.flat_values if isinstance(weights, tf.RaggedTensor) else weights
+            return self._combined(inputs.flat_values, inputs.value_rowids(), inputs.nrows(), given)
+        ids = self._ids(tf.convert_to_tensor(inputs))
+        rows = tf.reshape(self._rows(tf.reshape(ids, [-1])), tf.concat([tf.shape(ids), [self.dim]], 0))
+        rows = tf.ensure_shape(rows, [*ids.shape, self.dim])
+        if self.combiner is None or (ids.shape.rank == 1 and weights is None and not self.mask_zero):
+            return self._cast(rows)
+        if ids.shape.rank == 1:
+            rows, ids = rows[:, None], ids[:, None]
+            weights = None if weights is None else tf.reshape(weights, [-1, 1])
+        factor = tf.ones(tf.shape(ids)) if weights is None else tf.cast(weights, tf.float32)
+        if self.mask_zero:
+            factor *= tf.cast(ids != 0, tf.float32)
+        total = tf.reduce_sum(rows * factor[..., None], -2)
+        return self._cast(tf.math.divide_no_nan(total, self._divisor(factor, _sum_of_last)[..., None]))
+
+    def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
+        plain = not isinstance(inputs, tf.SparseTensor | tf.RaggedTensor) and not getattr(inputs, "ragged", 0)
+        if not self.mask_zero or self.combiner is not None or not plain:
+            return None
+        if keras.backend.standardize_dtype(inputs.dtype) == "string":
+            raise ValueError(f"layer {self.name!r} has mask_zero for texts, which needs a combiner")
+        return keras.ops.not_equal(inputs, 0)
+
+    def compute_output_spec(self, inputs: Any, weights: Any = None) -> Any:
+        shape = tuple(inputs.shape)
+        ragged = bool(getattr(inputs, "ragged", False)) and self.combiner is None
+        kept = shape if self.combiner is None or len(shape) < 2 else shape[:-1]
+        return keras.KerasTensor((*kept, self.dim), dtype=self.compute_dtype, ragged=ragged)
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            **super().get_config(),
+            "dim": self.dim,
+            "combiner": self.combiner,
+            "initializer": keras.initializers.serialize(self.initializer),
+            "optimizer": self.optimizer,
+            "input_dim": self.input_dim,
+            "mask_zero": self.mask_zero,
+            "min_count": self.min_count,
+            "ttl_steps": self.ttl_steps,
+            "vocabulary": 0 if self.on_servers and self.ids is None else self.vocabulary,
+        }
+
+    # --- a table that is saved
+
+    def fill(self, ids: np.ndarray, rows: np.ndarray) -> None:
+        """Have these rows, until `empty`: as a model that is saved, or used without servers.
+
+        Args:
+            ids: int64 [n], each once.
+            rows: float32 [n, dim].
+        """
+        self.empty()
+        order = np.argsort(ids)
+        self._tracker.unlock()
+        try:
+            self._add_saved(len(ids))
+        finally:
+            self._tracker.lock()
+        assert self.ids is not None and self.embeddings is not None
+        self.vocabulary = len(ids)
+        self.ids.assign(ids[order])
+        self.embeddings.assign(rows[order])
+
+    def empty(self) -> None:
+        """The rows are on the servers again."""
+        if self.ids is None:
+            return
+        self._untrack_variable(self.ids)
+        self._untrack_variable(self.embeddings)
+        self.ids = self.embeddings = self.vocabulary = None
+
+    def _add_saved(self, count: int) -> None:
+        self.ids = self.add_weight(
+            name="ids", shape=(count,), dtype="int64", initializer="zeros", trainable=False
+        )
+        self.embeddings = self.add_weight(
+            name="embeddings",
+            shape=(count, self.dim),
+            dtype="float32",
+            initializer="zeros",
+            trainable=False,  # so that the model is saved with the optimizer's variables that it has
+        )
+
+    # --- rows
+
+    def _ids(self, inputs: tf.Tensor) -> tf.Tensor:
+        """int64, of the same shape."""
+        if inputs.dtype == tf.string:
+            count = self.input_dim or IDS
+            if not self.mask_zero:
+                return tf.strings.to_hash_bucket_fast(inputs, count)
+            found = 1 + tf.strings.to_hash_bucket_fast(inputs, count - 1)
+            return tf.where(inputs == "", tf.zeros_like(found), found)
+        if not inputs.dtype.is_integer:
+            raise TypeError(
+                f"layer {self.name!r} is given {inputs.dtype.name}: ids must be integers or texts"
+            )
+        return tf.cast(inputs, tf.int64)
+
+    def _rows(self, ids: tf.Tensor) -> tf.Tensor:
+        """float32 [n, dim], of ids [n]."""
+        if self.ids is not None:
+            if not self.vocabulary:
+                return tf.zeros([tf.size(ids), self.dim])
+            known = _value(self.ids)
+            places = tf.minimum(tf.searchsorted(known, ids), self.vocabulary - 1)
+            rows = tf.gather(_value(self.embeddings), places)
+            return tf.where((tf.gather(known, places) == ids)[:, None], rows, tf.zeros_like(rows))
+        if not self.on_servers:
+            return tf.gather(_value(self.embeddings), ids)
+        if _here.source is not None:
+            return _here.source(self, ids)
+        return self._read(ids)
+
+    def _read(self, ids: tf.Tensor) -> tf.Tensor:
+        """In whatever graph: they are asked for when it runs. They have no gradient."""
+        unique, places = tf.unique(ids)
+        rows = tf.numpy_function(self._asked, [unique], tf.float32)
+        return tf.gather(tf.ensure_shape(rows, [None, self.dim]), places)
+
+    def _asked(self, ids: np.ndarray) -> np.ndarray:
+        if self.reader is None:  # while a model is made
+            return np.zeros((len(ids), self.dim), np.float32)
+        return self.reader(ids)
+
+    def _combined(self, inputs: tf.Tensor, records: tf.Tensor, count: tf.Tensor, weights: Any) -> tf.Tensor:
+        """[count, dim], of ids [n] and the record of each."""
+        ids = self._ids(inputs)
+        factor = tf.ones([tf.size(ids)]) if weights is None else tf.cast(weights, tf.float32)
+        if self.mask_zero:
+            factor *= tf.cast(ids != 0, tf.float32)
+        add = lambda values: tf.math.unsorted_segment_sum(values, records, count)  # noqa: E731
+        total = add(self._rows(ids) * factor[:, None])
+        return self._cast(tf.math.divide_no_nan(total, self._divisor(factor, add)[:, None]))
+
+    def _divisor(self, factor: tf.Tensor, add: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
+        if self.combiner == "mean":
+            return add(factor)
+        if self.combiner == "sqrtn":
+            return tf.sqrt(add(factor * factor))
+        return tf.ones_like(add(factor))
+
+    def _cast(self, rows: tf.Tensor) -> tf.Tensor:
+        return tf.cast(rows, self.compute_dtype)
+
+
+# --- for what trains such a model
+
+
+@contextlib.contextmanager
+def rows_elsewhere() -> Iterator[None]:
+    """Layers that are built inside, on whatever thread, have no variable: their rows are on servers."""
+    before, _elsewhere.rows = _elsewhere.rows, True
+    try:
+        yield
+    finally:
+        _elsewhere.rows = before
+
+
+def keep_rows_elsewhere() -> None:
+    """The same, for all layers that this process builds from now on."""
+    _elsewhere.rows = True
+
+
+@contextlib.contextmanager
+def rows_from(source: Source) -> Iterator[None]:
+    """Inside, on this thread, layers whose rows are on servers are given them by `source`."""
+    before, _here.source = _here.source, source
+    try:
+        yield
+    finally:
+        _here.source = before
+
+
+class _Elsewhere:
+    rows = False
+
+
+class _Here(threading.local):
+    source: Source | None = None
+
+
+_elsewhere, _here = _Elsewhere(), _Here()
+
+
+def _value(variable: Any) -> tf.Tensor:
+    return tf.convert_to_tensor(variable.value)
+
+
+def _sum_of_last(values: tf.Tensor) -> tf.Tensor:
+    return tf.reduce_sum(values, -1)
+
+
+def _whole(name: str, value: Any, least: int = 0) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+        raise ValueError(f"{name} is {value!r}; expected a whole number of at least {least}")
+    return int(value)
+
+
+def _as_json(optimizer: Any) -> str:
+    if isinstance(optimizer, str) and optimizer.startswith("{"):
+        return optimizer
+    return json.dumps(keras.optimizers.serialize(keras.optimizers.get(optimizer)), sort_keys=True)

@@ -1,0 +1,234 @@
+"""Parameter servers as processes of this machine: those of `edl run` and `edl master`.
+
+Each has a folder for its log, an address that it keeps, and one task that lives with it: it starts a process,
+waits until that listens, then until it ends, and starts the next one, which reads the log and is where the
+one before it was. One that dies again and again is started less and less often; one that refuses its
+arguments, or never comes to listen, fails the job with its last words.
+
+Promise: no process outlives `close`, nor the master's own end, however that comes: its standard input is a
+pipe that only the master holds, and it exits when that ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from edl.contract import artifacts
+from edl.text import plain
+from master.backends.base import Tasks, described
+from master.core import events as ev
+from master.servers import Emit, Watch
+
+REFUSED = 2  # exit code: its arguments are invalid, or its address is taken
+MOST_IN_VAIN = 5  # starts in a row that come to nothing
+SETTLED_SECONDS = 3.0  # one that has listened for so long has begun well
+MOST_PAUSE_SECONDS = 30.0
+LOOK_SECONDS = 0.05  # for the address of one that starts
+ENDING_SECONDS = 3.0  # to end by itself
+LAST_WORDS = 500  # characters
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the servers of a job are to be.
+
+    Args:
+        folder: for their logs and addresses.
+        logs: for what they print.
+        host: on which they listen.
+        memory_limit: bytes of each; 0: there is none.
+        checkpoints: directory or address; empty: none are written.
+    """
+
+    servers: int
+    run_id: str
+    folder: Path
+    logs: Path
+    host: str
+    memory_limit: int = 0
+    checkpoints: str = ""
+
+    def log_of(self, index: int) -> Path:
+        return self.logs / f"ps-{index}.log"
+
+    def address_of(self, index: int) -> Path:
+        return self.folder / f"address-{index}"
+
+    def arguments(self, index: int, listen: str) -> list[str]:
+        """Of the process."""
+        return [
+            "--index", str(index), "--servers", str(self.servers), "--listen", listen,
+            "--run-id", self.run_id,
+            "--token-file", str(self.folder / TOKEN), "--log-dir", str(self.folder / f"log-{index}"),
+            "--address-file", str(self.address_of(index)), "--attached",
+            *(["--checkpoint-dir", self.checkpoints] if self.checkpoints else []),
+            *(["--memory-limit", str(self.memory_limit)] if self.memory_limit else []),
+        ]  # fmt: skip
+
+
+TOKEN = "token"  # the file, in the servers' folder
+
+
+@dataclass
+class _Server:
+    index: int
+    address: str = ""  # where it listens, or listened last
+    pid: int = 0
+    starts: int = 0
+    listened: bool = False  # ever
+    in_vain: int = 0  # starts in a row that came to nothing
+    state: str = "starting"
+    process: asyncio.subprocess.Process | None = field(default=None, repr=False)
+
+
+class ServerProcesses:
+    """The servers of one job.
+
+    Args:
+        emit: takes ServerListens, ServerExited and Degraded.
+        token: of the job.
+        command: the server's program.
+        environment: of the processes.
+    """
+
+    def __init__(
+        self,
+        emit: Emit,
+        plan: Plan,
+        token: str,
+        command: tuple[str, ...] = (sys.executable, "-m", "ps"),
+        environment: Mapping[str, str] = os.environ,
+    ):
+        self._emit, self._plan, self._token = emit, plan, token
+        self._command, self._environment = command, environment
+        self._servers = [_Server(index) for index in range(plan.servers)]
+        self._watch = Watch(emit, lambda: token, plan.servers)
+        self._tasks = Tasks()
+        self._known = asyncio.Event()  # all addresses are
+        self._closing = False
+
+    async def start(self) -> None:
+        """Start them all. If an earlier master of this job had servers, they go on where those were."""
+        self._plan.folder.mkdir(parents=True, exist_ok=True)
+        self._plan.logs.mkdir(parents=True, exist_ok=True)
+        artifacts.write_whole(self._plan.folder / TOKEN, self._token, mode=0o600)
+        for server in self._servers:
+            with contextlib.suppress(OSError):
+                server.address = self._plan.address_of(server.index).read_text(encoding="utf-8").strip()
+            self._tasks.start(self._live(server), lambda error, s=server: self._failed(s, error))  # type: ignore[misc]
+
+    async def addresses(self) -> tuple[str, ...]:
+        await self._known.wait()
+        return tuple(server.address for server in self._servers)
+
+    def status(self) -> list[dict[str, Any]]:
+        told = self._watch.status()
+        for server, described_by_itself in zip(self._servers, told, strict=True):
+            described_by_itself["handle"] = str(server.pid) if server.pid else ""
+            described_by_itself["restarts"] = max(server.starts - 1, 0)
+            if server.state != "running":
+                described_by_itself["state"] = server.state
+        return told
+
+    async def close(self, ended: bool) -> None:
+        """End them, by force if need be. Returns when none is left."""
+        self._closing = True
+        await self._watch.close()
+        for server in self._servers:
+            _signal(server, signal.SIGTERM)
+        await self._tasks.join(ENDING_SECONDS)
+        for server in self._servers:
+            _signal(server, signal.SIGKILL)
+        await self._tasks.join(ENDING_SECONDS)
+        await self._tasks.close()
+        if ended:
+            await asyncio.to_thread(shutil.rmtree, self._plan.folder, ignore_errors=True)
+
+    async def _live(self, server: _Server) -> None:
+        """One process after the other."""
+        loop, pause = asyncio.get_running_loop(), 0.0
+        while not self._closing:
+            began = loop.time()
+            code, listened_at = await self._run(server)
+            server.pid, server.process, server.state = 0, None, "restarting"
+            if self._closing:
+                return
+            if listened_at is None:
+                server.in_vain += 1
+            elif loop.time() - listened_at >= SETTLED_SECONDS:
+                pause = 0.0
+            why = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+            if listened_at is None or code >= 0:  # nobody has killed it: it says why
+                why += self._last_words(server)
+            first = server.starts == 1 and code == REFUSED
+            if listened_at is None and (first or server.in_vain >= MOST_IN_VAIN):
+                self._emit(ev.ServerExited(server.index, why, fatal=True))
+                return
+            lived = loop.time() - began
+            self._emit(ev.ServerExited(server.index, why, max(0.0, pause - lived)))
+            await asyncio.sleep(max(0.0, pause - lived))
+            pause = min(max(2 * pause, 1.0), MOST_PAUSE_SECONDS)
+
+    async def _run(self, server: _Server) -> tuple[int, float | None]:
+        """One process, from its start to its end: its exit code, and when it began to listen, if it did."""
+        loop, file = asyncio.get_running_loop(), self._plan.address_of(server.index)
+        began = loop.time()
+        file.unlink(missing_ok=True)
+        # It keeps the address that the workers know.
+        keeps = server.address and (server.listened or not server.in_vain)
+        listen = server.address if keeps else f"{self._plan.host}:0"
+        with open(self._plan.log_of(server.index), "ab") as log:
+            process = await asyncio.create_subprocess_exec(
+                *self._command, *self._plan.arguments(server.index, listen),
+                stdin=asyncio.subprocess.PIPE, stdout=log, stderr=log,
+                env=dict(self._environment), start_new_session=True,
+            )  # fmt: skip
+        server.process, server.pid, server.starts = process, process.pid, server.starts + 1
+        if self._closing:
+            _signal(server, signal.SIGKILL)
+        ended = loop.create_task(process.wait())
+        listened_at = None
+        while not ended.done() and listened_at is None:
+            with contextlib.suppress(OSError):
+                if address := file.read_text(encoding="utf-8").strip():
+                    listened_at = loop.time()
+                    self._listens(server, address, listened_at - began)
+            await asyncio.wait({ended}, timeout=LOOK_SECONDS)
+        return await ended, listened_at
+
+    def _listens(self, server: _Server, address: str, seconds: float) -> None:
+        server.address, server.in_vain, server.state, server.listened = address, 0, "running", True
+        self._watch.find(server.index, address)
+        self._emit(ev.ServerListens(server.index, seconds, server.starts > 1))
+        if all(each.listened for each in self._servers):
+            self._known.set()
+
+    def _last_words(self, server: _Server) -> str:
+        """What it has printed last."""
+        try:
+            with open(self._plan.log_of(server.index), "rb") as log:
+                log.seek(max(0, log.seek(0, os.SEEK_END) - 10 * LAST_WORDS))
+                lines = log.read().decode(errors="replace").strip().splitlines()
+        except OSError:
+            return ""
+        return f": {plain(lines[-1])[-LAST_WORDS:]}" if lines else ""
+
+    def _failed(self, server: _Server, error: Exception) -> None:
+        _signal(server, signal.SIGKILL)
+        why = f"it cannot be started: {described(error)}"
+        self._emit(ev.ServerExited(server.index, why, fatal=True))
+
+
+def _signal(server: _Server, number: signal.Signals) -> None:
+    if server.process is not None and server.process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            server.process.send_signal(number)

@@ -1,0 +1,221 @@
+"""The parameter servers of a job, as the master knows them: where they listen, what they say of themselves.
+
+Who starts them is a backend's business: `edl run` has processes (master.backends.servers), a release of the
+chart has a StatefulSet, whose pods have names that are known beforehand (`Named`).
+
+Promise: a server that does not answer delays nobody, and is told once it has been silent for a while.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias
+
+import grpc
+
+from edl.contract.proto import ps_pb2 as pb
+from edl.contract.proto import ps_pb2_grpc as rpc
+from master.core import events as ev
+
+LOOK_SECONDS = 1.0  # between two questions to a server
+ANSWER_SECONDS = 3.0
+SILENT_SECONDS = 10.0  # after which people are told; a server that starts or moves is silent for less
+OPTIONS = (
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+)
+STARTING, RUNNING, SILENT = "starting", "running", "silent"  # a server's states, for people
+
+Emit: TypeAlias = Callable[[ev.Event], None]
+
+
+class ParameterServers(Protocol):
+    """Those of one job. A server that comes back is where it was."""
+
+    async def start(self) -> None:
+        """Have them started, if that is to be done, and watched.
+
+        Raises:
+            OSError: the directory for what they need cannot be written.
+        """
+
+    async def addresses(self) -> tuple[str, ...]:
+        """host:port of each, by index, as soon as all are known."""
+
+    def status(self) -> list[dict[str, Any]]:
+        """A description of each, by index, ready for JSON."""
+
+    async def close(self, ended: bool) -> None:
+        """
+        Args:
+            ended: the job has: what they have written for their successors is not needed any more.
+        """
+
+
+class NoServers:
+    """A job without any."""
+
+    async def start(self) -> None:
+        pass
+
+    async def addresses(self) -> tuple[str, ...]:
+        return ()
+
+    def status(self) -> list[dict[str, Any]]:
+        return []
+
+    async def close(self, ended: bool) -> None:
+        pass
+
+
+class Named:
+    """Servers that are started elsewhere, at addresses that are known beforehand.
+
+    Args:
+        emit: takes Degraded.
+        token: of the job, as it is now.
+    """
+
+    def __init__(self, emit: Emit, token: Callable[[], str], addresses: Sequence[str]):
+        self._addresses = tuple(addresses)
+        self._watch = Watch(emit, token, len(addresses))
+
+    async def start(self) -> None:
+        for index, address in enumerate(self._addresses):
+            self._watch.find(index, address)
+
+    async def addresses(self) -> tuple[str, ...]:
+        return self._addresses
+
+    def status(self) -> list[dict[str, Any]]:
+        return self._watch.status()
+
+    async def close(self, ended: bool) -> None:
+        await self._watch.close()
+
+
+@dataclass
+class _Server:
+    """What is known of one."""
+
+    index: int
+    address: str = ""
+    told: pb.Description | None = None  # its last answer
+    told_at: float = 0.0
+    pulled: float = 0.0  # rows a second, between its last two answers
+    busy: float = 0.0  # how much of that time it has worked
+    restarts: int = 0  # that its counters show
+    silent_since: float | None = None
+    degraded: bool = False  # and people have been told
+    task: asyncio.Task[None] | None = field(default=None, repr=False)
+
+    @property
+    def state(self) -> str:
+        if self.told is None:
+            return STARTING
+        return RUNNING if self.silent_since is None else SILENT
+
+    def note(self, told: pb.Description, now: float) -> None:
+        """It has answered."""
+        before, seconds = self.told, now - self.told_at
+        self.told, self.told_at, self.silent_since = told, now, None
+        if before is None or seconds <= 0:
+            return
+        if told.busy_seconds < before.busy_seconds:  # which only grows, but in another process
+            self.restarts += 1
+            self.pulled = self.busy = 0.0
+        else:
+            self.pulled = (told.rows_pulled - before.rows_pulled) / seconds
+            self.busy = min((told.busy_seconds - before.busy_seconds) / seconds, 1.0)
+
+
+class Watch:
+    """Asks each server now and then what it has and does.
+
+    Args:
+        emit: takes Degraded.
+        token: of the job, as it is now.
+        servers: how many there are.
+    """
+
+    def __init__(self, emit: Emit, token: Callable[[], str], servers: int):
+        self._emit, self._token = emit, token
+        self._servers = [_Server(index) for index in range(servers)]
+
+    def find(self, index: int, address: str) -> None:
+        """A server listens there."""
+        server = self._servers[index]
+        if server.address == address:
+            return
+        if server.task is not None:
+            server.task.cancel()
+        server.address = address
+        server.task = asyncio.get_running_loop().create_task(self._ask(server))
+
+    def status(self) -> list[dict[str, Any]]:
+        """A description of each, by index, ready for JSON."""
+        pulled = sum(server.pulled for server in self._servers)
+        return [
+            {
+                "index": server.index,
+                "address": server.address,
+                "state": server.state,
+                "restarts": server.restarts,
+                "share": server.pulled / pulled if pulled > 0 else None,
+                "pulled_per_second": server.pulled,
+                "busy": server.busy,
+                **_in_numbers(server.told or pb.Description()),
+            }
+            for server in self._servers
+        ]
+
+    async def close(self) -> None:
+        """Ask no more."""
+        tasks = [server.task for server in self._servers if server.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _ask(self, server: _Server) -> None:
+        """For ever."""
+        loop = asyncio.get_running_loop()
+        async with grpc.aio.insecure_channel(server.address, OPTIONS) as channel:
+            stub = rpc.ParameterServerStub(channel)
+            while True:
+                asked = loop.time()
+                metadata = (("authorization", f"Bearer {self._token()}"),)
+                try:
+                    told = await stub.Describe(
+                        pb.DescribeRequest(), metadata=metadata, timeout=ANSWER_SECONDS
+                    )
+                    server.note(told, loop.time())
+                    self._tell(server, "")
+                except grpc.aio.AioRpcError as error:
+                    if server.silent_since is None:
+                        server.silent_since = asked
+                    server.pulled = server.busy = 0.0
+                    if loop.time() - server.silent_since >= SILENT_SECONDS:
+                        self._tell(server, f"does not answer at {server.address} ({error.code().name})")
+                await asyncio.sleep(LOOK_SECONDS)
+
+    def _tell(self, server: _Server, why: str) -> None:
+        if server.degraded != bool(why):
+            server.degraded = bool(why)
+            self._emit(ev.Degraded(f"parameter server {server.index}", why))
+
+
+def _in_numbers(told: pb.Description) -> dict[str, Any]:
+    return {
+        "step": told.position.step,
+        "tables": {table.name: table.rows for table in told.tables},
+        "rows": sum(table.rows for table in told.tables),
+        "memory": told.memory,
+        "memory_limit": told.memory_limit,
+        "rows_pulled": told.rows_pulled,
+        "rows_staged": told.rows_staged,
+        "busy_seconds": told.busy_seconds,
+        "log_bytes": told.log_bytes,
+    }

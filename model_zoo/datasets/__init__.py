@@ -1,0 +1,1 @@
+"""Data that models of the zoo share: not models, so `edl zoo list` does not show them."""

@@ -1,0 +1,131 @@
+"""`python -m ps`: where a parameter server's process begins. Wiring only: flags, signals, where it listens.
+
+Exit codes: 0 it was asked to end (SIGTERM, SIGINT; with --attached, the end of standard input), and all that
+it was told is on its disk; 2 it could not be started.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+
+import structlog
+
+from edl import full_disk
+from edl.contract.tokens import Tokens
+from edl.errors import EdlError
+from edl.listener import Listener
+from edl.text import plain
+
+GRACE_SECONDS = 2.0  # for calls that go on when the server is to end
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m ps", description=__doc__)
+    parser.add_argument("--index", type=int, default=0, help="which server this is, from 0")
+    parser.add_argument("--servers", type=int, default=1, help="how many there are")
+    parser.add_argument("--listen", default="127.0.0.1:0", metavar="HOST:PORT")
+    parser.add_argument("--run-id", default="", help="of the job; default: of whose workers come")
+    parser.add_argument("--token-file", type=Path, help="with the job's token; else it is in EDL_TOKEN")
+    parser.add_argument("--log-dir", type=Path, help="of this server alone")
+    parser.add_argument("--checkpoint-dir", default="", help="where the job writes its checkpoints")
+    parser.add_argument("--memory-limit", type=int, default=0, metavar="BYTES", help="of rows; 0: none")
+    parser.add_argument("--address-file", type=Path, help="gets host:port when the server listens")
+    parser.add_argument("--attached", action="store_true", help="end when standard input ends")
+    parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
+    parser.add_argument("--compile", action="store_true", help="only compile, for when an image is made")
+    args = parser.parse_args(argv)
+    full_disk.outlive()
+    _log_at(args.log_level)
+    try:
+        if args.compile:
+            from ps import native  # noqa: F401
+
+            return 0
+        if args.log_dir is None:
+            parser.error("--log-dir is required")
+        if not 0 <= args.index < args.servers:
+            parser.error(f"--index {args.index}: expected 0 to {args.servers - 1}")
+        return asyncio.run(_serve(args))
+    except (EdlError, OSError) as error:
+        print(f"edl ps: {plain(str(error))}", file=sys.stderr)
+        return 2
+
+
+async def _serve(args: argparse.Namespace) -> int:
+    from ps.durable import Server
+    from ps.service import OPTIONS, Service
+
+    log = structlog.get_logger()
+    tokens = Tokens(os.environ.get("EDL_TOKEN", ""), args.token_file, log.info)
+    if not tokens.current:
+        raise EdlError("the job's token is missing: expected it in --token-file or EDL_TOKEN")
+    ending = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, ending.set)
+    if args.attached:
+        _on_end_of_input(ending)
+    kept = args.log_dir / "run"  # whose log it is, where nobody says whose server this is
+
+    def of_run(run_id: str) -> Server:
+        about = (args.index, args.servers, run_id, args.log_dir, args.checkpoint_dir, args.memory_limit)
+        server = Server(*about, log.warning)
+        if not args.run_id:
+            _write_whole(kept, run_id)
+        return server
+
+    known = kept.read_text(encoding="utf-8") if kept.exists() else ""
+    server = of_run(args.run_id or known)
+    service = Service(server, None if args.run_id else of_run)
+    listener = Listener(tokens, options=OPTIONS)
+    port = await listener.start(args.listen, service.register)
+    address = f"{args.listen.rpartition(':')[0]}:{port}"
+    if args.address_file is not None:
+        _write_whole(args.address_file, address)
+    at = server.position()
+    where = "empty" if at.empty else f"at step {at.step:,}"
+    log.info(f"parameter server {args.index} of {args.servers} listens on {address}, {where}")
+    await ending.wait()
+    await listener.close(GRACE_SECONDS)
+    await service.close()
+    log.info("asked to end: the log is on the disk")
+    return 0
+
+
+def _on_end_of_input(ending: asyncio.Event) -> None:
+    """Standard input is a pipe that only the process that has started this one holds: it ends with that,
+    also when that is killed."""
+    loop = asyncio.get_running_loop()
+
+    def read() -> None:
+        if not os.read(0, 4096):
+            loop.remove_reader(0)
+            ending.set()
+
+    loop.add_reader(0, read)
+
+
+def _write_whole(path: Path, text: str) -> None:
+    unfinished = path.with_name(f".{path.name}.new")
+    unfinished.write_text(text)
+    unfinished.replace(path)
+
+
+def _log_at(level: str) -> None:
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="%H:%M:%S.%f", utc=False),
+            structlog.dev.ConsoleRenderer(colors=False, pad_event_to=0),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

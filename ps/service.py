@@ -1,0 +1,247 @@
+"""The calls of ps.proto over gRPC.
+
+Native work and the log have one thread of their own, so that the loop stays free to take and send bytes:
+calls are done one after the other, in the order in which they came. A call of a generation that is not
+settled yet waits.
+
+Statuses: UNAUTHENTICATED without a token of the job; INVALID_ARGUMENT, the request cannot be right; ABORTED,
+its generation has passed; FAILED_PRECONDITION, the server is not in the state that was asked for (it was just
+started and knows no tables, or is at another step); RESOURCE_EXHAUSTED, its memory limit; UNAVAILABLE, its
+disk is full or a checkpoint cannot be read. After each of them nothing has changed, and each has a text for a
+person.
+
+What the workers owe: at each step at least one of them calls `Pull` on every server, without ids if need be,
+so that every server hears what became of every step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
+from typing import Any, TypeAlias, TypeVar
+
+import grpc
+import numpy as np
+import structlog
+
+from edl.contract.proto import ps_pb2 as pb
+from edl.errors import CheckpointError
+from edl.listener import OPTIONS as LISTENER_OPTIONS
+from ps.durable import Capture, Server
+from ps.errors import Invalid, Misplaced, OutOfMemory, Refused, Stale, Unavailable, Unsettled
+
+T = TypeVar("T")
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+OPTIONS = [
+    *(option for option in LISTENER_OPTIONS if not option[0].endswith("_message_length")),
+    ("grpc.max_receive_message_length", -1),  # as large as a step is
+    ("grpc.max_send_message_length", -1),
+]
+_STATUS = {
+    Invalid: grpc.StatusCode.INVALID_ARGUMENT,
+    Stale: grpc.StatusCode.ABORTED,
+    Misplaced: grpc.StatusCode.FAILED_PRECONDITION,
+    OutOfMemory: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Unavailable: grpc.StatusCode.UNAVAILABLE,
+}
+
+SMALL = 16 << 10  # bytes of a request
+
+log = structlog.get_logger()
+
+
+class Service:
+    """Answers the calls for one server, until `close`.
+
+    Args:
+        another: makes a server of another run, should one begin; None: this one is of one run for good.
+    """
+
+    def __init__(self, server: Server, another: Callable[[str], Server] | None = None):
+        self._server, self._another = server, another
+        self._native = ThreadPoolExecutor(1, "native")
+        self._beside = ThreadPoolExecutor(2, "beside")  # copies, and files that are written
+        self._settled = asyncio.Event()
+        self._busy = 0.0
+        self._queued = 0  # calls that the thread for native work has not done yet
+        self._snapshot: asyncio.Task[None] | None = None  # the last one
+
+    def register(self, server: grpc.aio.Server) -> None:
+        def unary(
+            call: Callable[[Any, Context], Awaitable[Any]], request: Any, reply: Any
+        ) -> grpc.RpcMethodHandler[Any, Any]:
+            return grpc.unary_unary_rpc_method_handler(
+                self._answering(call),
+                request_deserializer=None if request is None else request.FromString,
+                response_serializer=None if reply is None else reply.SerializeToString,
+            )
+
+        handlers = {
+            "Declare": unary(self._declare, pb.Tables, pb.Position),
+            "Settle": unary(self._settle, pb.SettleRequest, pb.Position),
+            "Restore": unary(self._restore, pb.RestoreRequest, pb.Position),
+            "Pull": unary(self._pull, pb.PullRequest, None),
+            "List": unary(self._list, pb.ListRequest, pb.Listed),
+            "Stage": unary(self._stage, None, pb.Position),
+            "WritePart": unary(self._write_part, pb.WritePartRequest, pb.Written),
+            "Committed": unary(self._committed, pb.CommittedRequest, pb.Position),
+            "Describe": unary(self._describe, pb.DescribeRequest, pb.Description),
+        }
+        server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler("edl.ParameterServer", handlers),)
+        )
+
+    async def close(self) -> None:
+        """What was told is on the disk then."""
+        if self._snapshot is not None:
+            self._snapshot.cancel()
+        await self._do(lambda _: self._server.close(), None)
+        self._native.shutdown(wait=False)
+        self._beside.shutdown(wait=False)
+
+    # --- calls
+
+    async def _declare(self, request: pb.Tables, _: Context) -> pb.Position:
+        if self._another is not None and request.run_id != self._server.run_id:
+            await self._on(self._native, lambda: self._begin(request.run_id))
+            self._wake()  # who waits is of the run before, and is told so
+        return await self._do(self._server.declare, request)
+
+    async def _settle(self, request: pb.SettleRequest, _: Context) -> pb.Position:
+        position = await self._do(self._server.settle, request)
+        self._wake()
+        return position
+
+    async def _restore(self, request: pb.RestoreRequest, _: Context) -> pb.Position:
+        position = await self._do(self._server.restore, request)
+        self._wake()
+        return position
+
+    async def _pull(self, request: pb.PullRequest, _: Context) -> bytes:
+        def act(request: pb.PullRequest) -> bytes:
+            return encode_rows(self._server.pull(request))
+
+        return await self._when_settled(act, request, sum(len(asked.ids) for asked in request.ids))
+
+    async def _list(self, request: pb.ListRequest, _: Context) -> pb.Listed:
+        return await self._when_settled(self._server.listed, request)
+
+    async def _stage(self, request: bytes, _: Context) -> pb.Position:
+        def act(request: bytes) -> tuple[pb.Position, Capture | None]:
+            return self._server.stage(request), self._server.snapshot()
+
+        position, capture = await self._when_settled(act, request, len(request))
+        if capture is not None:
+            self._snapshot = asyncio.create_task(self._write_snapshot(capture))
+        return position
+
+    async def _write_part(self, request: pb.WritePartRequest, context: Context) -> pb.Written:
+        capture = await self._when_settled(self._server.capture, request)
+        await context.send_initial_metadata(())  # it is taken: the ring goes on
+        await self._on(self._beside, capture.copy)
+        try:
+            part = await self._on(self._beside, lambda: self._server.write(capture, request))
+        except (CheckpointError, OSError, ValueError) as error:
+            return pb.Written(why=str(error))
+        return pb.Written(name=part.name, nbytes=part.nbytes, sha256=bytes.fromhex(part.sha256))
+
+    async def _committed(self, request: pb.CommittedRequest, _: Context) -> pb.Position:
+        return await self._do(self._server.committed, request)
+
+    async def _describe(self, _request: pb.DescribeRequest, _: Context) -> pb.Description:
+        return await self._do(self._server.describe, self._busy)
+
+    async def _write_snapshot(self, capture: Capture) -> None:
+        name = ""
+        try:
+            await self._on(self._beside, capture.copy)
+            name = await self._on(self._beside, lambda: self._server.write_snapshot(capture))
+        except (OSError, CheckpointError) as error:
+            log.warning(f"the snapshot of step {capture.step} could not be written: {error}")
+        try:
+            await self._do(lambda name: self._server.use_snapshot(capture, name), name)
+        except Unavailable as error:
+            log.warning(str(error))
+
+    def _begin(self, run_id: str) -> None:
+        """From now on be a server of that run. What there is of another one has ended with it."""
+        if run_id != self._server.run_id:
+            assert self._another is not None
+            log.info(f"run {run_id} begins; the rows of run {self._server.run_id or '(none)'} are dropped")
+            self._server.close()
+            self._server = self._another(run_id)
+
+    # --- how they are done
+
+    def _answering(
+        self, call: Callable[[Any, Context], Awaitable[Any]]
+    ) -> Callable[[Any, Context], Awaitable[Any]]:
+        """A refusal becomes a status."""
+
+        async def answer(request: Any, context: Context) -> Any:
+            try:
+                return await call(request, context)
+            except Refused as error:
+                await context.abort(_STATUS[type(error)], str(error))
+
+        return answer
+
+    async def _when_settled(self, act: Callable[[Any], T], request: Any, size: int = SMALL) -> T:
+        while True:
+            changed = self._settled
+            try:
+                return await self._do(act, request, size)
+            except Unsettled:
+                await changed.wait()  # the caller's deadline ends it
+
+    def _wake(self) -> None:
+        """Those who wait look again."""
+        self._settled.set()
+        self._settled = asyncio.Event()
+
+    async def _do(self, act: Callable[[Any], T], request: Any, size: int = SMALL) -> T:
+        """
+        Args:
+            size: how much there is to do. A little is done here: handing it to the other thread takes longer.
+        """
+
+        def timed() -> T:
+            began = time.perf_counter()
+            try:
+                return act(request)
+            finally:
+                self._busy += time.perf_counter() - began
+
+        if size < SMALL and not self._queued and not self._server.is_copying:
+            return timed()
+        self._queued += 1
+        loop = asyncio.get_running_loop()
+        doing = self._native.submit(timed)
+        # Not when the caller gives up, but when the thread is free again.
+        doing.add_done_callback(lambda _: loop.call_soon_threadsafe(self._done))
+        return await asyncio.wrap_future(doing)
+
+    def _done(self) -> None:
+        self._queued -= 1
+
+    async def _on(self, threads: Executor, act: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(threads, act)
+
+
+def encode_rows(found: list[np.ndarray]) -> bytes:
+    """pb.Rows, with one copy of the rows."""
+    pieces: list[Any] = []
+    for rows in found:
+        pieces += [b"\x0a" + _varint(rows.nbytes), rows.data.cast("B") if rows.size else b""]
+    return b"".join(pieces)
+
+
+def _varint(value: int) -> bytes:
+    found = bytearray()
+    while value > 127:
+        found.append(value & 127 | 128)
+        value >>= 7
+    found.append(value)
+    return bytes(found)

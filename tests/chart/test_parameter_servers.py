@@ -1,0 +1,160 @@
+"""What `mode=hybrid` makes beside the rest: parameter servers that belong to the release.
+
+That all objects are valid to Kubernetes and all pods restricted, tests/chart/test_render.py checks, of
+chart/ci/hybrid-values.yaml too.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from edl import config
+from edl.config import values
+from edl.errors import ConfigError
+from edl.kubernetes.names import Names
+from edl.kubernetes.pods import SERVER_INDEX
+from tests.chart.conftest import Helm, Object, Refused, Rendered
+
+FILE = "hybrid-values.yaml"
+
+
+def container(rendered: Rendered) -> Object:
+    [only] = rendered.one("StatefulSet")["spec"]["template"]["spec"]["containers"]
+    return only
+
+
+def arguments(rendered: Rendered) -> dict[str, str]:
+    flags = container(rendered)["args"]
+    return dict(zip(flags[::2], flags[1::2], strict=True))
+
+
+def test_a_job_of_another_mode_has_no_servers(helm: Helm) -> None:
+    for mode in ("train", "allreduce", "evaluate"):
+        rendered = helm.template(f"mode={mode}")
+        assert not [name for name in rendered.names() if name.endswith("-ps")]
+        assert "EDL_SERVER_ADDRESS" not in json.dumps(rendered.master)
+
+
+def test_master_and_servers_agree_on_names_and_numbers(rendered: dict[str, Rendered]) -> None:
+    found = rendered[FILE]
+    servers, service = found.one("StatefulSet"), found.one("Service", "edl-ps")
+    name = Names("edl").servers
+    assert (
+        servers["metadata"]["name"] == servers["spec"]["serviceName"] == service["metadata"]["name"] == name
+    )
+    assert servers["spec"]["replicas"] == 3
+    assert arguments(found)["--servers"] == "3"
+    assert found.values["ps"] == {"servers": 3, "memoryMebibytes": 0}
+    [port] = container(found)["ports"]
+    assert arguments(found)["--listen"] == f"[::]:{port['containerPort']}"
+    environment = {
+        e["name"]: e.get("value") for e in found.master["spec"]["template"]["spec"]["containers"][0]["env"]
+    }
+    assert environment["EDL_SERVER_ADDRESS"] == f"{name}-{{}}.{name}.default.svc:{port['containerPort']}"
+    assert service["spec"]["clusterIP"] == "None"
+    assert service["spec"]["publishNotReadyAddresses"]
+    assert service["spec"]["selector"].items() <= servers["spec"]["template"]["metadata"]["labels"].items()
+
+
+def test_a_server_knows_its_index_by_the_label_that_kubernetes_gives_it(
+    rendered: dict[str, Rendered],
+) -> None:
+    found = rendered[FILE]
+    [index] = [e for e in container(found)["env"] if e["name"] == "POD_INDEX"]
+    assert index["valueFrom"]["fieldRef"]["fieldPath"] == f"metadata.labels['{SERVER_INDEX}']"
+    assert arguments(found)["--index"] == "$(POD_INDEX)"
+
+
+def test_servers_run_in_the_masters_image_with_the_workers_account_and_the_jobs_token(
+    rendered: dict[str, Rendered],
+) -> None:
+    found = rendered[FILE]
+    pod = found.one("StatefulSet")["spec"]["template"]["spec"]
+    master = found.master["spec"]["template"]["spec"]
+    assert container(found)["image"] == master["containers"][0]["image"]
+    assert pod["serviceAccountName"] == found.worker["spec"]["serviceAccountName"]
+    assert pod["automountServiceAccountToken"] is False
+    assert pod["priorityClassName"] == "rows"
+    [token] = [v for v in pod["volumes"] if v["name"] == "token"]
+    [mount] = [m for m in container(found)["volumeMounts"] if m["name"] == "token"]
+    assert token["secret"]["secretName"] == Names("edl").token
+    assert arguments(found)["--token-file"] == f"{mount['mountPath']}/token"
+
+
+def test_servers_write_checkpoints_where_the_workers_do(rendered: dict[str, Rendered]) -> None:
+    found = rendered[FILE]
+    assert arguments(found)["--checkpoint-dir"] == "/checkpoints"
+    [mount] = [m for m in container(found)["volumeMounts"] if m["name"] == "checkpoints"]
+    assert mount["mountPath"] == "/checkpoints"
+
+
+def test_logs_are_in_claims_that_go_with_the_release_or_in_the_pod(
+    rendered: dict[str, Rendered], helm: Helm
+) -> None:
+    kept = rendered[FILE].one("StatefulSet")["spec"]
+    [claim] = kept["volumeClaimTemplates"]
+    assert claim["spec"]["resources"]["requests"]["storage"] == "5Gi"
+    assert claim["spec"]["storageClassName"] == "fast"
+    assert kept["persistentVolumeClaimRetentionPolicy"] == {"whenDeleted": "Delete", "whenScaled": "Delete"}
+    assert claim["metadata"]["name"] not in [v["name"] for v in kept["template"]["spec"]["volumes"]]
+    spec = helm.template("mode=hybrid").one("StatefulSet")["spec"]
+    assert "volumeClaimTemplates" not in spec
+    assert {"name": "output", "emptyDir": {}} in spec["template"]["spec"]["volumes"]
+
+
+@pytest.mark.parametrize(
+    ("sets", "limit"),
+    [
+        ((), 1536 << 20),  # three quarters of the default
+        (("ps.resources.limits.memory=8Gi",), 6 << 30),
+        (("ps.memoryMebibytes=100",), 100 << 20),
+    ],
+)
+def test_the_limit_of_memory_is_below_that_of_the_container(
+    helm: Helm, sets: tuple[str, ...], limit: int
+) -> None:
+    assert arguments(helm.template("mode=hybrid", *sets))["--memory-limit"] == str(limit)
+
+
+def test_without_any_limit_of_memory_there_is_none(helm: Helm) -> None:
+    assert "--memory-limit" not in arguments(helm.template("mode=hybrid", "ps.resources.limits=null"))
+
+
+def test_only_workers_and_the_master_reach_the_servers(rendered: dict[str, Rendered]) -> None:
+    found = rendered[FILE]
+    policy = found.one("NetworkPolicy", "edl-ps")["spec"]
+    [rule] = policy["ingress"]
+    who = [peer["podSelector"]["matchLabels"]["app.kubernetes.io/component"] for peer in rule["from"]]
+    assert sorted(who) == ["master", "worker"]
+    [port] = rule["ports"]
+    assert port["port"] == container(found)["ports"][0]["containerPort"]
+    labels = found.one("StatefulSet")["spec"]["template"]["metadata"]["labels"]
+    assert policy["podSelector"]["matchLabels"].items() <= labels.items()
+    ways = found.one("NetworkPolicy", "edl-worker")["spec"]["egress"]
+    assert [way for way in ways if way.get("ports") == rule["ports"]], "restrictEgress cuts the workers off"
+
+
+def test_one_server_is_drained_at_a_time(helm: Helm) -> None:
+    def budgets(*sets: str) -> list[str]:
+        return [o["metadata"]["name"] for o in helm.template("mode=hybrid", *sets).all("PodDisruptionBudget")]
+
+    assert budgets() == ["edl-ps"]
+    assert budgets("ps.servers=1") == []
+
+
+@pytest.mark.parametrize(
+    ("sets", "words"),
+    [
+        (("ps.servers=0",), "ps.servers"),
+        (("tls.existingSecret=certificate",), "parameter servers do not speak TLS yet"),
+        (("ps.resources.requests.memory=3Gi",), "ps.resources.requests.memory is"),
+        (("ps.volumeMounts[0].name=a", "ps.volumeMounts[0].mountPath=/tmp"), "ps.volumeMounts.0.mountPath"),
+    ],
+)
+def test_helm_and_edl_refuse_the_same(helm: Helm, sets: tuple[str, ...], words: str) -> None:
+    with pytest.raises(Refused, match=words):
+        helm.template("mode=hybrid", *sets)
+    with pytest.raises(ConfigError, match=words):
+        config.parse(values.load([], ["mode=hybrid", *sets], [], []))

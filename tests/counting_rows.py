@@ -1,0 +1,60 @@
+"""The counting model with its counts on parameter servers, too: each position is an id, each step adds one
+to the row of each of its positions.
+
+So whatever a step pulls is known before: a row of its own positions is still zero, and one of the steps
+before it is one. The dense half counts beside it (tests/counting.py).
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+
+from tests.counting import CountingLearner
+from trainer import control
+from trainer.data import Batch
+from trainer.roles import Commit, Rows, Table
+
+SGD = {"class_name": "SGD", "config": {"learning_rate": 1.0}}
+ZEROS = {"class_name": "Zeros", "config": {}}
+TABLE = Table("positions", 1, json.dumps(ZEROS), json.dumps(SGD), own_learning_rate=True)
+LOOKED_AT = 5  # rows of earlier steps that each step looks at
+
+
+class CountingRows(CountingLearner):
+    """The two halves of a step; what they need of rows is given with `rows`."""
+
+    tables = (TABLE,)
+    rows: Rows
+
+    def sums(
+        self, batch: Batch | None, contribution: np.ndarray, step: int, rank: int, records: int
+    ) -> control.Sums:
+        if batch is not None:
+            own = np.asarray(batch.x, np.int64)
+            done = np.flatnonzero(self.weights)  # positions that are in this state
+            others = done[:: max(len(done) // LOOKED_AT, 1)]
+            (rows,) = self.rows.pull(step, [np.concatenate([own, others])])
+            counts = rows[:, 0].tolist()
+            assert counts == [0.0] * len(own) + [1.0] * len(others), (
+                f"rank {rank}, step {step}: the rows of {own} count {counts[: len(own)]}, "
+                f"those of {others} {counts[len(own) :]}"
+            )
+            self.rows.stage(step, rank, [(own, -np.ones((len(own), 1), np.float32))])
+        return super().sums(batch, contribution, step, rank, records)
+
+    def commit(self, step: int, sums: control.Sums) -> Commit:
+        skipped = sums.agreed.nonfinite or not sums.agreed.records
+        return Commit(step, skipped, 1.0, 0.0, self.updates)
+
+
+def counts(servers: Any, positions: int) -> np.ndarray:
+    """What the rows of these servers count."""
+    found = np.zeros(positions, np.float32)
+    for server in servers:
+        for (_, id_), row in server.rows.items():
+            assert not found[id_], f"the row of {id_} is on two servers"
+            found[id_] = row[0]
+    return found

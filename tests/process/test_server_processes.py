@@ -1,0 +1,94 @@
+"""Parameter servers as processes of this machine: they come back where they were, and leave nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from master.backends.servers import Plan, ServerProcesses
+from master.core import events as ev
+from tests.process.conftest import ROOT, SECONDS
+
+pytestmark = pytest.mark.process
+
+A_MASTER = """
+import asyncio, sys
+from pathlib import Path
+from master.backends.servers import Plan, ServerProcesses
+
+async def main():
+    folder = Path(sys.argv[1])
+    plan = Plan(1, "run", folder / "servers", folder, "127.0.0.1")
+    servers = ServerProcesses(lambda event: None, plan, "a-token")
+    await servers.start()
+    await servers.addresses()
+    print(servers.status()[0]["handle"], flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+async def until(events: asyncio.Queue[ev.Event], kind: type[ev.Event]) -> ev.Event:
+    async with asyncio.timeout(SECONDS):
+        while not isinstance(event := await events.get(), kind):
+            pass
+        return event
+
+
+async def test_one_that_is_killed_comes_back_at_its_address(tmp_path: Path) -> None:
+    events: asyncio.Queue[ev.Event] = asyncio.Queue()
+    servers = ServerProcesses(
+        events.put_nowait, Plan(1, "run", tmp_path / "servers", tmp_path, "127.0.0.1"), "a-token"
+    )
+    await servers.start()
+    try:
+        addresses = await asyncio.wait_for(servers.addresses(), SECONDS)
+        await until(events, ev.ServerListens)
+        os.kill(int(servers.status()[0]["handle"]), signal.SIGKILL)
+        exited = await until(events, ev.ServerExited)
+        assert exited == ev.ServerExited(0, "SIGKILL")
+        again = await until(events, ev.ServerListens)
+        assert isinstance(again, ev.ServerListens) and again.again
+        assert await servers.addresses() == addresses
+        [told] = servers.status()
+        assert told["restarts"] == 1
+        assert psutil.pid_exists(int(told["handle"]))
+    finally:
+        await servers.close(ended=False)
+    assert not psutil.pid_exists(int(told["handle"]))
+    assert (tmp_path / "servers" / "log-0").is_dir(), "another master may go on from it"
+
+
+async def test_one_that_refuses_its_arguments_ends_it_with_its_last_words(tmp_path: Path) -> None:
+    events: asyncio.Queue[ev.Event] = asyncio.Queue()
+    servers = ServerProcesses(
+        events.put_nowait, Plan(1, "run", tmp_path / "servers", tmp_path, "256.0.0.1"), "a-token"
+    )
+    await servers.start()
+    try:
+        exited = await until(events, ev.ServerExited)
+    finally:
+        await servers.close(ended=True)
+    assert isinstance(exited, ev.ServerExited) and exited.fatal
+    assert exited.why.startswith("exit code 2: ")
+    assert "256.0.0.1" in exited.why
+    assert not (tmp_path / "servers").exists()
+
+
+async def test_servers_end_with_a_master_that_is_killed(tmp_path: Path) -> None:
+    master = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", A_MASTER, str(tmp_path), cwd=ROOT, stdout=asyncio.subprocess.PIPE
+    )
+    assert master.stdout is not None
+    server = psutil.Process(int(await asyncio.wait_for(master.stdout.readline(), SECONDS)))
+    master.kill()
+    await master.wait()
+    await asyncio.to_thread(server.wait, SECONDS)
+    assert not server.is_running()

@@ -1,0 +1,103 @@
+"""Rows of embeddings as a job has left them in its newest checkpoint, read without any of the servers' code.
+
+And what speaks against those of the model that counts in them (tests/models/counting_rows.py).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import safetensors.numpy
+
+from edl.checkpoints import Store
+from edl.checkpoints.store import Checkpoint
+from edl.errors import EdlError
+
+SHOWN = 5  # wrong rows that a text names
+FACTOR = np.uint64(0x9E3779B97F4A7C15)  # of tests/models/counting_rows.py
+
+
+def ids_of(records: np.ndarray) -> np.ndarray:
+    """The id of each record of the model that counts in rows."""
+    with np.errstate(over="ignore"):
+        return (records.astype(np.uint64) * FACTOR).astype(np.int64)
+
+
+def check_rows(directory: Path, records: int, epochs: int, step: int | None = None) -> str:
+    """What is wrong with the counts in the rows of a job's newest checkpoint, which must be that of `step`;
+    nothing when every one is right. Names the first records, and how often they were counted."""
+    try:
+        checkpoint = newest(directory)
+        if step is not None and checkpoint.step != step:
+            return f"the newest checkpoint is of step {checkpoint.step}, not of {step}"
+        ids, rows = rows_of(checkpoint, "counts")
+        return difference(ids, rows, records, epochs)
+    except (EdlError, AssertionError) as error:
+        return str(error) or type(error).__name__
+
+
+def difference(ids: np.ndarray, rows: np.ndarray, records: int, epochs: int) -> str:
+    """What is wrong with these rows; nothing when all records counted `epochs` times, and nothing else."""
+    record_of = dict(zip(ids_of(np.arange(records)).tolist(), range(records), strict=True))
+    foreign = [number for number, id in enumerate(ids.tolist()) if id not in record_of]
+    counted = np.zeros((records, rows.shape[-1]), np.float32)
+    known = np.delete(np.arange(len(ids)), foreign)
+    counted[[record_of[id] for id in ids[known].tolist()]] = rows[known]
+    off = np.flatnonzero((counted != epochs).any(-1))
+    lines = [
+        f"record {n} (id {ids_of(off[i : i + 1])[0]}) was counted {_times(counted[n])}, not {epochs} times"
+        for i, n in enumerate(off[:SHOWN])
+    ]
+    lines += [f"id {ids[n]} is no record's, and has the row {rows[n].tolist()}" for n in foreign[:SHOWN]]
+    if lines:
+        lines.append(f"{len(off):,} of {records:,} records are wrong, {len(foreign):,} rows are of no record")
+    return "\n".join(lines)
+
+
+def newest(directory: Path) -> Checkpoint:
+    """The newest whole checkpoint in that directory, verified."""
+    warnings: list[str] = []
+    found = Store.open(str(directory)).newest(warnings.append)
+    assert found is not None, f"{directory}: there is no whole checkpoint {'; '.join(warnings)}"
+    found.verify()
+    return found
+
+
+def rows_of(checkpoint: Checkpoint, table: str) -> tuple[np.ndarray, np.ndarray]:
+    """All rows of a table, of all servers.
+
+    Returns:
+        ids: int64 [n], in rising order, each once.
+        rows: float32 [n, dim].
+    """
+    found = [(ids, rows) for name, ids, rows in _tables(checkpoint) if name == table]
+    assert found, f"{checkpoint.directory}: no server has a table {table!r}"
+    ids, rows = (np.concatenate(columns) for columns in zip(*found, strict=True))
+    order = np.argsort(ids)
+    ids, rows = ids[order], rows[order]
+    twice = ids[1:][ids[1:] == ids[:-1]]
+    assert not len(twice), f"{checkpoint.directory}: id {twice[:1]} of table {table!r} is on several servers"
+    return ids, rows
+
+
+def _tables(checkpoint: Checkpoint) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """Name, ids and rows of each table of each server."""
+    servers = checkpoint.manifest.state.get("servers")
+    assert servers, f"{checkpoint.directory}: its manifest names no parts of servers"
+    assert servers["count"] == len(servers["parts"])
+    for name in servers["parts"]:
+        with checkpoint.place.open(checkpoint.directory, name) as file:
+            tensors = safetensors.numpy.load(file.read())
+        about = next(key for key in tensors if key.endswith(".about"))
+        server = about.removesuffix(".about")
+        for number, table in enumerate(json.loads(tensors[about].tobytes())["tables"]):
+            yield table["name"], tensors[f"{server}.{number}.ids"], tensors[f"{server}.{number}.rows"]
+
+
+def _times(row: np.ndarray) -> str:
+    if (row == row[0]).all():
+        return f"{row[0]:g} times"
+    return f"{row.tolist()} times (half a row)"

@@ -1,0 +1,64 @@
+"""Ring and parameter servers go back together: what the master makes of it, and what its journal shows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edl import audit
+from edl.audit import AuditFailed
+from edl.contract.reasons import Reason
+from master.core import events as ev
+from tests.journals import keep
+from tests.stories import Story
+from tests.unit.test_audit import verdict
+
+WHY = "parameter server 1 has lost its log and rows"
+
+
+def a_story_that_goes_back(step: int) -> Story:
+    """A ring at step 6 is formed anew, and begins at an earlier one."""
+    story = Story(workers=2, joinDelaySeconds=0.5).running()
+    story.tell(ev.Progress(story.job.ring.generation, 7))
+    story.out(0, 1, step=6, broken="a parameter server has come back with nothing")
+    g, members = story.job.ring.generation, story.job.ring.members
+    assert g == 2 and len(members) == 2
+    story.tell(*(ev.JoinedRing(w, g, step, went_back=WHY) for w in members))
+    return story
+
+
+def test_the_master_goes_on_from_the_earlier_step_and_says_why() -> None:
+    story = a_story_that_goes_back(2)
+    assert story.noticed(Reason.WentBack) == [
+        f"went back to step 2: {WHY}; 40 records are trained again, from the checkpoint of step 2"
+    ]
+    assert (story.job.train.done, story.job.train.safe, story.job.step) == (2, 2, 2)
+    assert story.job.restarts == 1
+    assert not story.noticed(Reason.StateLost), "no worker is gone"
+
+
+def test_without_a_checkpoint_it_is_the_beginning() -> None:
+    story = a_story_that_goes_back(0)
+    assert story.noticed(Reason.WentBack)[0].endswith("60 records are trained again, from the first record")
+
+
+def test_the_journal_proves_the_job_all_the_same(tmp_path: Path) -> None:
+    story = a_story_that_goes_back(2)
+    said = verdict(story, tmp_path)
+    assert said.startswith("exactly once: 100 records x 1 epochs in 10 steps, 2 rings")
+    assert "the newest state was lost 1 times and training went on from what was left" in said
+
+
+def test_members_that_go_back_to_different_steps_are_found_in_the_journal(tmp_path: Path) -> None:
+    story = Story(workers=2, joinDelaySeconds=0.5).running()
+    story.out(0, 1, step=6, broken="a parameter server has come back with nothing")
+    g, (first, second) = story.job.ring.generation, story.job.ring.members
+    story.tell(ev.JoinedRing(first, g, 2, went_back=WHY), ev.JoinedRing(second, g, 3, went_back=WHY))
+    story.tell(ev.Progress(g, 10))
+    for w in (first, second):
+        story.tell(ev.LeftRing(w, g, 10, True, digest="d"))
+    story.tell(ev.Finished(story.job.exporter, {}, ""), *(ev.Gone(w.id, code=0) for w in story.job.pool))
+    keep(story, tmp_path)
+    with pytest.raises(AuditFailed, match="went back to step 3, its ring is at 2"):
+        audit.audit(tmp_path)

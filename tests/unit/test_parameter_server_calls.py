@@ -1,0 +1,169 @@
+"""A server's calls over gRPC: who may call, what waits, what is refused and how it is worded."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from edl.contract.proto import ps_pb2 as pb
+from edl.contract.proto import ps_pb2_grpc
+from edl.contract.tokens import Tokens
+from edl.listener import Listener
+from ps.durable import Server
+from ps.service import OPTIONS, Service
+from tests.parameter_servers import RUN, commit, pull, settle, stage, tables
+
+pytestmark = pytest.mark.waits
+SECONDS = 60.0  # for what must happen
+
+
+class Caller:
+    """A worker's side of one server."""
+
+    def __init__(self, port: int, token: str = "token"):
+        self._channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=OPTIONS)
+        self._stub = ps_pb2_grpc.ParameterServerStub(self._channel)
+        self._metadata = [("authorization", f"Bearer {token}")]
+
+    async def __call__(self, call: str, request: Any) -> Any:
+        return await getattr(self._stub, call)(request, metadata=self._metadata, timeout=SECONDS)
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+
+@pytest.fixture
+async def port(tmp_path: Path) -> AsyncIterator[int]:
+    service = Service(
+        Server(0, 1, RUN, tmp_path / "log", str(tmp_path / "checkpoints"), memory_limit=1 << 20)
+    )
+    listener = Listener(Tokens("token"), options=OPTIONS)
+    yield await listener.start("127.0.0.1:0", service.register)
+    await listener.close(0)
+    await service.close()
+
+
+@pytest.fixture
+async def call(port: int) -> AsyncIterator[Caller]:
+    caller = Caller(port)
+    yield caller
+    await caller.close()
+
+
+async def refused(call: Caller, name: str, request: Any) -> tuple[grpc.StatusCode, str]:
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await call(name, request)
+    return error.value.code(), error.value.details() or ""
+
+
+async def test_a_step_of_two_workers(call: Caller, port: int) -> None:
+    other = Caller(port)
+    assert (await call("Declare", tables())).empty
+    assert (await other("Declare", tables())).empty
+    assert not (await call("Settle", settle(1, 0))).empty
+    ids = np.array([5, -3, 2**62])
+    first = await call("Pull", pull(1, 0, ids))
+    assert [len(rows) for rows in first.rows] == [3 * 4 * 4, 3 * 2 * 4]
+    await asyncio.gather(call("Stage", stage(1, 0, 0)), other("Stage", stage(1, 0, 1)))
+    assert (await other("Pull", pull(1, 0, ids))) == first, "nothing is in the rows yet"
+    touched = np.frombuffer(stage(1, 0, 0).gradients[0].ids, np.int64)
+    before = await call("Pull", pull(1, 0, touched))
+    after = await call("Pull", pull(1, 1, touched, commit(0)))
+    assert all(a != b for a, b in zip(before.rows, after.rows, strict=True))
+    described = await call("Describe", pb.DescribeRequest())
+    assert described.position.step == 1 and described.memory_limit == 1 << 20
+    assert [table.name for table in described.tables] == ["user", "item"]
+    assert described.tables[0].rows > 0 and described.memory > 0 and described.log_bytes > 0
+    assert described.busy_seconds > 0 and described.rows_pulled > 0 and described.rows_staged > 0
+    await other.close()
+
+
+async def test_without_the_jobs_token_nothing_is_answered(port: int) -> None:
+    stranger = Caller(port, "wrong")
+    for name, request in (("Pull", pull(1, 0)), ("Stage", stage(1, 0)), ("Describe", pb.DescribeRequest())):
+        assert (await refused(stranger, name, request))[0] == grpc.StatusCode.UNAUTHENTICATED
+    await stranger.close()
+
+
+async def test_who_comes_before_the_generation_is_settled_waits_for_it(call: Caller) -> None:
+    await call("Declare", tables())
+    waiting = [
+        asyncio.ensure_future(call("Pull", pull(1, 0, [1]))),
+        asyncio.ensure_future(call("Stage", stage(1, 0))),
+        asyncio.ensure_future(call("Pull", pull(2, 0, [1]))),
+    ]
+    await call("Describe", pb.DescribeRequest())
+    assert not any(one.done() for one in waiting)
+    await call("Settle", settle(1, 0))
+    assert (await waiting[0]).rows and (await waiting[1]).generation == 1
+    await call("Describe", pb.DescribeRequest())
+    assert not waiting[2].done()
+    await call("Settle", settle(2, 0))
+    assert (await waiting[2]).rows
+
+
+async def test_each_refusal_has_its_status_and_says_what_is_expected(call: Caller) -> None:
+    code, text = await refused(call, "Pull", pull(1, 0))
+    assert code == grpc.StatusCode.FAILED_PRECONDITION and "no tables are declared" in text
+    await call("Declare", tables())
+    await call("Settle", settle(2, 0))
+    code, text = await refused(call, "Stage", stage(1, 0))
+    assert code == grpc.StatusCode.ABORTED and "generation 2 is settled" in text
+    code, text = await refused(call, "Pull", pull(2, 5, last=commit(4)))
+    assert code == grpc.StatusCode.FAILED_PRECONDITION and "step 5" in text and "at step 0" in text
+    bad = pb.Tables(run_id=RUN, seed=7, tables=[pb.Table(name="x", dim=0)])
+    assert (await refused(call, "Declare", bad))[0] == grpc.StatusCode.FAILED_PRECONDITION
+    code, text = await refused(call, "Pull", pb.PullRequest(run_id=RUN, ids=[pb.Ids(table=9)]))
+    assert code == grpc.StatusCode.INVALID_ARGUMENT and "table 9" in text
+    ids = np.arange(50_000)
+    large = pb.StageRequest(run_id=RUN, generation=2, step=0, gradients=[
+        pb.Gradients(table=1, ids=ids.tobytes(), values=bytes(8 * len(ids)))
+    ])  # fmt: skip
+    code, text = await refused(call, "Stage", large)
+    assert code == grpc.StatusCode.RESOURCE_EXHAUSTED and "ps.servers" in text and "ps.resources" in text
+    assert (await call("Stage", stage(2, 0))).step == 0, "it goes on"
+
+
+async def test_a_reader_of_no_generation_sees_what_is_there_now(call: Caller) -> None:
+    await call("Declare", tables())
+    initial = await call("Pull", pull(0, 0, [1, 2]))
+    await call("Settle", settle(1, 0))
+    await call("Stage", stage(1, 0))
+    await call("Pull", pull(1, 1, last=commit(0)))
+    touched = np.frombuffer(stage(1, 0).gradients[0].ids, np.int64)
+    assert (await call("Pull", pull(0, 0, touched))) == await call("Pull", pull(1, 1, touched))
+    assert len(initial.rows) == 2
+
+
+async def test_a_part_of_a_checkpoint_is_of_the_step_that_was_asked_for(call: Caller, tmp_path: Path) -> None:
+    await call("Declare", tables())
+    await call("Settle", settle(1, 0))
+    await call("Stage", stage(1, 0))
+    request = pb.WritePartRequest(
+        run_id=RUN, generation=1, step=1, last=commit(0), attempt="a", index=2, of=3
+    )
+    written, _ = await asyncio.gather(call("WritePart", request), call("Stage", stage(1, 1)))
+    assert not written.why and written.name.startswith("part-00002-of-00003")
+    found = next((tmp_path / "checkpoints").glob(f"*/{written.name}"))
+    assert found.stat().st_size == written.nbytes and len(written.sha256) == 32
+    position = await call("Committed", pb.CommittedRequest(run_id=RUN, step=1, attempt="a"))
+    assert position.step == 1
+    assert (await call("Pull", pull(1, 2, last=commit(1)))).rows == [b"", b""]
+
+
+async def test_a_part_that_cannot_be_written_says_why_and_the_server_goes_on(
+    call: Caller, tmp_path: Path
+) -> None:
+    (tmp_path / "checkpoints").write_text("a file")
+    await call("Declare", tables())
+    await call("Settle", settle(1, 0))
+    request = pb.WritePartRequest(run_id=RUN, generation=1, step=0, attempt="a", index=0, of=1)
+    assert "checkpoints" in (await call("WritePart", request)).why
+    await call("Stage", stage(1, 0))
+    await call("Pull", pull(1, 1, last=commit(0)))

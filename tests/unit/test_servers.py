@@ -1,0 +1,322 @@
+"""The client of parameter servers, over gRPC, against servers in dicts that are killed and come back."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from edl.checkpoints import CheckpointError, Store
+from edl.contract.proto import ps_pb2 as pb
+from tests.fakes.parameter_server import FakeServer, Listening, Refused
+from trainer.ring.base import RingBroken
+from trainer.roles import Commit, Table
+from trainer.server_link import ServerRefused, TokenRefused
+from trainer.servers import ParameterServers
+
+WORDS, PLACES = Table("words", 2, "{}", "{}"), Table("places", 3, "{}", "{}", min_count=4, ttl_steps=5)
+SECONDS = 30.0
+
+
+class Job:
+    """Servers that listen, and one worker's view of them."""
+
+    def __init__(self, servers: int, store: Store | None = None):
+        self.store = store
+        self.there = [Listening(FakeServer(index, servers, store)) for index in range(servers)]
+        self.last: Commit | None = None
+        self.threads = ThreadPoolExecutor(4)
+        self.client = self.another()
+
+    def another(self, token: str = "token") -> ParameterServers:
+        client = ParameterServers.at([s.address for s in self.there], token, "a-run", 7)
+        client.follow((WORDS, PLACES), lambda: self.last)
+        client.enter()
+        return client
+
+    def begin(self) -> None:
+        """A ring at step 0."""
+        self.client.speak_of(self.client.claim(1))
+        self.client.restore(0, "")
+
+    def takes_a_step(self, step: int, ids: list[int], skipped: bool = False) -> None:
+        """Add one to the rows of these words."""
+        some = np.array(ids, np.int64)
+        self.client.pull(step, [some])
+        self.client.stage(step, 0, [(some, -np.ones((len(ids), 2), np.float32))])
+        self.last = Commit(step, skipped, 0.5, 0.1, step, self.client.generation)
+
+    def kill(self, index: int) -> None:
+        self.there[index].kill()
+
+    def comes_back(self, index: int, lost: bool = False) -> None:
+        before = self.there[index]
+        server = FakeServer(index, len(self.there), self.store) if lost else before.server
+        self.there[index] = Listening(server, before.port)
+
+    def beside(self, act: Callable[[], Any]) -> Future[Any]:
+        return self.threads.submit(act)
+
+    def end(self) -> None:
+        self.client.cut()
+        for server in self.there:
+            server.kill()
+        self.threads.shutdown()
+
+
+@pytest.fixture
+def make() -> Iterator[Callable[..., Job]]:
+    jobs: list[Job] = []
+
+    def one(*of: Any) -> Job:
+        jobs.append(Job(*of))
+        return jobs[-1]
+
+    yield one
+    for job in jobs:
+        job.end()
+
+
+@pytest.mark.parametrize("servers", [1, 3])
+def test_rows_come_back_in_the_order_of_their_ids_whichever_server_has_them(
+    make: Callable[..., Job], servers: int
+) -> None:
+    job = make(servers)
+    job.begin()
+    words, places = np.array([5, -3, 2**62, 0, 9], np.int64), np.array([4, 1], np.int64)
+    values = np.arange(10, dtype=np.float32).reshape(5, 2)
+    job.client.pull(0, [words, places])
+    job.client.stage(0, 0, [(words, -values), (places, np.ones((2, 3), np.float32))])
+    job.last = Commit(0, False, 0.5, 0.1, 0)
+    found = job.client.pull(1, [words[::-1].copy(), np.zeros(0, np.int64)])
+    assert np.array_equal(found[0], values[::-1] / 2)
+    assert found[1].shape == (0, 3)
+    assert all(s.server.step == 1 for s in job.there)
+    declared = job.there[0].server.tables[1]
+    assert (declared.name, declared.dim, declared.min_count, declared.ttl_steps) == ("places", 3, 4, 5)
+
+
+def test_every_server_hears_of_every_step_whoever_has_its_rows(make: Callable[..., Job]) -> None:
+    job = make(3)
+    job.begin()
+    job.takes_a_step(0, [1])
+    job.client.pull(1, ())
+    assert [s.server.step for s in job.there] == [1, 1, 1]
+    staged = [sum(method == "Stage" for method, _ in s.calls) for s in job.there]
+    assert sorted(staged) == [0, 0, 1]
+
+
+def test_a_step_that_was_left_out_changes_no_row(make: Callable[..., Job]) -> None:
+    job = make(2)
+    job.begin()
+    job.takes_a_step(0, [1, 2], skipped=True)
+    assert not job.client.pull(1, [np.array([1, 2])])[0].any()
+
+
+def test_a_server_that_is_killed_is_waited_for_and_has_all_that_it_had(make: Callable[..., Job]) -> None:
+    job = make(2)
+    job.begin()
+    ids = list(range(20))
+    job.takes_a_step(0, ids)
+    job.kill(1)
+    pulling = job.beside(lambda: job.client.pull(1, [np.array(ids)]))
+    job.there[0].comes_to("Pull")
+    job.comes_back(1)
+    assert np.array_equal(pulling.result(SECONDS)[0], np.full((20, 2), 0.5))
+
+
+def test_a_cut_ends_the_waiting_for_a_server_that_is_away(make: Callable[..., Job]) -> None:
+    job = make(2)
+    job.begin()
+    job.kill(0)
+    pulling = job.beside(lambda: job.client.pull(0, [np.arange(9)]))
+    job.client.cut()
+    with pytest.raises(RingBroken, match=r"the ring was cut while parameter server 0 \(.*\) was waited for"):
+        pulling.result(SECONDS)
+    with pytest.raises(RingBroken):  # and whatever is asked later in this ring
+        job.client.pull(0, [np.arange(9)])
+
+
+def test_a_cut_ends_a_call_that_a_server_does_not_answer(make: Callable[..., Job]) -> None:
+    job = make(1)
+    job.begin()
+    came, may = threading.Event(), threading.Event()
+    job.there[0].before = lambda method: (came.set(), may.wait(SECONDS)) if method == "Pull" else None
+    pulling = job.beside(lambda: job.client.pull(0, [np.arange(9)]))
+    assert came.wait(SECONDS)
+    job.client.cut()
+    with pytest.raises(RingBroken):
+        pulling.result(SECONDS)
+    may.set()
+    job.client.leave()  # out of the ring, calls are possible again
+    assert len(job.client.pull(0, [np.arange(9)])[0]) == 9
+
+
+@pytest.mark.parametrize("waits", [False, True], ids=["between two calls", "while it is waited for"])
+def test_a_server_that_comes_back_without_its_log_breaks_the_ring(
+    make: Callable[..., Job], waits: bool
+) -> None:
+    job = make(1)
+    job.begin()
+    job.takes_a_step(0, [1])
+    job.kill(0)
+    if waits:
+        pulling = job.beside(lambda: job.client.pull(1, [np.array([1])]))
+    job.comes_back(0, lost=True)
+    if not waits:
+        pulling = job.beside(lambda: job.client.pull(1, [np.array([1])]))
+    with pytest.raises(RingBroken, match="has come back with nothing: it has lost its log"):
+        pulling.result(SECONDS)
+    # The next root finds that out, and says why all have to go back.
+    job.client.enter()
+    job.client.speak_of(job.client.claim(2))
+    assert job.client.settle(1) == "parameter server 0 has lost its log and rows"
+
+
+def test_the_root_brings_servers_to_the_rings_step_forward_or_back(make: Callable[..., Job]) -> None:
+    job = make(2)
+    job.begin()
+    job.takes_a_step(0, [1, 2])
+    job.client.pull(1, ())
+    before = job.last
+    job.takes_a_step(1, [1, 2])  # it is applied where a server hears of it, and here none has
+    job.client.speak_of(job.client.claim(1))
+    assert job.client.settle(2) == ""
+    assert np.array_equal(job.client.pull(2, [np.array([1, 2])])[0], np.ones((2, 2)))
+    # The only one that had the second step has died: the ring goes on from the first.
+    job.last = before
+    job.client.speak_of(job.client.claim(2))
+    assert job.client.settle(1) == ""
+    assert np.array_equal(job.client.pull(1, [np.array([1, 2])])[0], np.full((2, 2), 0.5))
+
+
+def test_a_server_that_is_further_than_the_ring_can_follow_is_named(make: Callable[..., Job]) -> None:
+    job = make(1)
+    job.begin()
+    for step in range(3):
+        job.takes_a_step(step, [1])
+    job.client.pull(3, ())
+    job.last = Commit(0, False, 1.0, 0.1, 0)
+    job.client.speak_of(job.client.claim(1))
+    assert job.client.settle(1) == "parameter server 0 is at step 3, the ring at step 1"
+
+
+def test_a_last_step_whose_gradients_another_ring_has_dropped_is_not_applied_without_them(
+    make: Callable[..., Job],
+) -> None:
+    """As when a crashed worker has left a copy of the state that is one step ahead of who went on."""
+    job = make(1)
+    job.begin()
+    job.takes_a_step(0, [1])
+    job.client.pull(1, ())
+    job.takes_a_step(1, [1])
+    ahead, job.last = job.last, Commit(0, False, 0.5, 0.1, 0, job.client.generation)
+    job.client.speak_of(job.client.claim(2))
+    assert job.client.settle(1) == "", "who has only the first step goes on from there, and dies"
+    job.last = ahead
+    job.client.speak_of(job.client.claim(3))
+    assert job.client.settle(2) == "parameter server 0 has dropped what was staged for step 2"
+
+
+def test_each_ring_has_a_newer_generation_and_two_roots_never_the_same(make: Callable[..., Job]) -> None:
+    job, other = make(2), None
+    first = job.client.claim(1)
+    job.client.speak_of(first)
+    job.client.restore(0, "")
+    other = job.another()
+    claimed = [job.client.claim(1), other.claim(2)]
+    assert first < min(claimed) and len(set(claimed)) == 2
+    other.speak_of(claimed[1])
+    other.restore(0, "")
+    with pytest.raises(RingBroken, match="is in generation"):  # the first ring is over
+        job.client.pull(0, [np.arange(4)])
+
+
+def test_rows_are_not_given_before_the_ring_is_settled(make: Callable[..., Job]) -> None:
+    job = make(1)
+    generation = job.client.claim(1)
+    other = job.another()
+    other.speak_of(generation)
+    pulling = job.beside(lambda: other.pull(0, [np.arange(3)]))
+    job.there[0].comes_to("Pull")
+    assert not pulling.done()
+    job.client.speak_of(generation)
+    job.client.restore(0, "")
+    assert len(pulling.result(SECONDS)[0]) == 3
+
+
+def test_what_a_server_refuses_for_good_ends_the_job_in_its_own_words(make: Callable[..., Job]) -> None:
+    job = make(1)
+    job.begin()
+    words = "parameter server memory limit 1 GiB is reached: raise ps.resources"
+
+    def refuse(method: str) -> None:
+        if method == "Stage":
+            raise Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, words)
+
+    job.there[0].server.handle = lambda m, r: (refuse(m), FakeServer.handle(job.there[0].server, m, r))[1]  # type: ignore[method-assign]
+    with pytest.raises(ServerRefused, match=f"parameter server 0 .*: {words}"):
+        job.takes_a_step(0, [1])
+    other = job.another()
+    other.follow((PLACES,), lambda: None)
+    with pytest.raises(ServerRefused, match="the tables are others than before"):
+        other.claim(3)
+
+
+def test_a_worker_with_an_old_token_is_to_be_replaced(make: Callable[..., Job]) -> None:
+    job = make(1)
+    with pytest.raises(TokenRefused, match="the token is not the job's"):
+        job.another(token="another").claim(1)
+
+
+# --- checkpoints
+
+
+def test_servers_take_their_parts_before_the_next_step_and_write_them_beside_it(
+    make: Callable[..., Job], tmp_path: Path
+) -> None:
+    job = make(2, Store.open(str(tmp_path)))
+    job.begin()
+    job.takes_a_step(0, [1, 2, 3])
+    may = threading.Event()
+    for server in job.there:
+        server.before = lambda method: may.wait(SECONDS) if method == "written" else None
+    waits = job.client.take_parts(1, "an-attempt", 3)
+    job.takes_a_step(1, [1, 2, 3])  # while they write
+    job.client.pull(2, ())
+    may.set()
+    parts = waits()
+    assert [part.name.split("-")[1] for part in parts] == ["00003", "00004"]
+    job.client.speak_of(job.client.claim(1))
+    written = job.store.place.sizes("step-000000000001-an-attempt")
+    assert written == {part.name: part.nbytes for part in parts}
+
+
+def test_a_part_that_cannot_be_written_fails_the_attempt_and_nothing_else(
+    make: Callable[..., Job], tmp_path: Path
+) -> None:
+    job = make(2, Store.open(str(tmp_path)))
+    job.begin()
+    job.takes_a_step(0, [1])
+    job.kill(1)
+    with pytest.raises(CheckpointError, match=r"parameter server 1 .* has not written its part: UNAVAILABLE"):
+        job.client.take_parts(1, "an-attempt", 1)()
+    job.comes_back(1)
+    job.takes_a_step(1, [1])
+
+
+def test_a_request_says_of_which_step_the_worker_has_the_state(make: Callable[..., Job]) -> None:
+    job = make(1)
+    job.begin()
+    job.takes_a_step(0, [1])
+    with pytest.raises(RuntimeError, match="rows of step 3 are asked for, with the commit of step 0"):
+        job.client.pull(3, ())
+    job.client.pull(1, ())
+    asked = [request for method, request in job.there[0].calls if method == "Pull"][-1]
+    assert asked.last == pb.Commit(step=0, skipped=False, scale=0.5, learning_rate=0.1, iteration=0)

@@ -1,0 +1,322 @@
+"""One parameter server, as a worker calls it.
+
+Promise: a call ends with the server's answer, with `RingBroken` as soon as the ring is called off or the
+server is found to have lost what the ring knows it had, or with the server's own words, if it refuses what is
+asked. A server that is away, is slow, or hangs is waited for: it comes back with all that it had, and the
+master says when that is to end. Whatever is asked may be asked again: the second time it changes nothing.
+
+The channel is made with the first call, so in the process that calls: gRPC does not survive a fork.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cached_property
+from typing import Any, Protocol, TypeAlias
+
+import grpc
+
+from edl import tls
+from edl.contract.proto import ps_pb2 as pb
+from edl.contract.proto import ps_pb2_grpc as rpc
+from edl.errors import CheckpointError, EdlError
+from trainer.log import log
+from trainer.ring.base import RingBroken
+
+OPTIONS = [
+    ("grpc.max_receive_message_length", -1),  # as many rows as a batch has
+    ("grpc.max_send_message_length", -1),
+    ("grpc.enable_http_proxy", 0),  # servers are on this machine or in this cluster
+    # One whose node is lost, or that is stopped, says nothing more: ask, so that the call fails.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    # One that comes back may be at another address: resolve the name anew, and don't wait long to try.
+    ("grpc.dns_min_time_between_resolutions_ms", 500),
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+]
+SERVICE = "edl.ParameterServer"
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.02, 1.0
+LOOK_SECONDS = 1.0  # after which a call that has no answer is looked into, again and again
+TOLD_SECONDS = 5.0  # after which people are told whom it waits for
+DESCRIBE_SECONDS = 2.0
+TELL_SECONDS = 30.0
+AWAY = {  # what a call fails with when the server is away, ends, or was cut off
+    grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED,
+    grpc.StatusCode.INTERNAL,
+}  # fmt: skip
+
+Request: TypeAlias = Any  # a message of ps.proto
+
+
+class ServerRefused(EdlError):
+    """A parameter server refuses what it is asked, and would refuse it again."""
+
+
+class TokenRefused(Exception):
+    """A parameter server does not know this worker's token any more: one that has the new one goes on."""
+
+
+class Interrupt:
+    """Breaks calls off, from any thread."""
+
+    def __init__(self) -> None:
+        self._lock, self._running = threading.Lock(), set[Any]()
+        self._is_cut = threading.Event()
+
+    def arm(self) -> None:
+        """From now on calls are possible again."""
+        self._is_cut.clear()
+
+    def cut(self) -> None:
+        """All calls that run end now, and all that begin later, until it is armed again."""
+        self._is_cut.set()
+        with self._lock:
+            running = list(self._running)
+        for call in running:
+            call.cancel()
+
+    @property
+    def is_cut(self) -> bool:
+        return self._is_cut.is_set()
+
+    def wait(self, seconds: float) -> bool:
+        """Returns at once, and True, when it is cut."""
+        return self._is_cut.wait(seconds)
+
+    def begins(self, call: Any) -> None:
+        with self._lock:
+            self._running.add(call)
+        if self._is_cut.is_set():
+            call.cancel()
+
+    def ends(self, call: Any) -> None:
+        with self._lock:
+            self._running.discard(call)
+
+
+class Pending(Protocol):
+    """A call that was begun."""
+
+    def result(self) -> Any:
+        """The answer. Raises: RingBroken, ServerRefused."""
+        ...
+
+    def forget(self) -> None:
+        """Nobody waits for the answer any more."""
+        ...
+
+
+class Writing(Protocol):
+    """A part of a checkpoint that a server writes."""
+
+    def taken(self) -> None:
+        """Wait until the server has taken the state. Raises: CheckpointError."""
+        ...
+
+    def written(self) -> pb.Written:
+        """Wait until it is written. Raises: CheckpointError."""
+        ...
+
+
+class Link(Protocol):
+    """One server: what `ServerLink` is, and the simulator's."""
+
+    def begin(self, method: str, request: Request, generation: int | None = None) -> Pending:
+        """Call it. Returns at once.
+
+        Args:
+            method: of `ParameterServer`.
+            generation: in which the server is known to be, all through the call; None: that is not known.
+        """
+        ...
+
+    def write_part(self, request: pb.WritePartRequest) -> Writing:
+        """Have it write its part of a checkpoint. Once: what it took later would be another state."""
+        ...
+
+    def tell(self, method: str, request: Request) -> None:
+        """Call it, and do not wait for the answer."""
+        ...
+
+
+class ServerLink:
+    """One server.
+
+    Args:
+        index: of it.
+        address: host:port.
+        token: the job's.
+        interrupt: breaks the calls off.
+        clock: seconds, never going back.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        address: str,
+        token: str,
+        interrupt: Interrupt,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self.name = f"parameter server {index} ({address})"
+        self._address, self._interrupt, self._clock = address, interrupt, clock
+        self._metadata = (("authorization", f"Bearer {token}"),)
+        self._told = set[Any]()  # calls whose answers nobody waits for
+
+    @cached_property
+    def _channel(self) -> grpc.Channel:
+        return tls.channel(self._address, tls.authority(), OPTIONS)
+
+    @cached_property
+    def _stub(self) -> rpc.ParameterServerStub:
+        return rpc.ParameterServerStub(self._channel)
+
+    def begin(self, method: str, request: Request, generation: int | None = None) -> Call:
+        return Call(self, method, request, generation)
+
+    def write_part(self, request: pb.WritePartRequest) -> WritePart:
+        # Called as if it had many answers: gRPC's Python gives the initial metadata of one that has a single
+        # one only together with it.
+        call = self._channel.unary_stream(
+            f"/{SERVICE}/WritePart", pb.WritePartRequest.SerializeToString, pb.Written.FromString
+        )(request, metadata=self._metadata)
+        self._interrupt.begins(call)
+        return WritePart(self, call)
+
+    def tell(self, method: str, request: Request) -> None:
+        future = getattr(self._stub, method).future(request, metadata=self._metadata, timeout=TELL_SECONDS)
+        self._told.add(future)  # gRPC cancels what nobody holds
+        future.add_done_callback(self._told.discard)
+
+    # --- of its calls
+
+    def start(self, method: str, request: Request) -> Any:
+        future = getattr(self._stub, method).future(request, metadata=self._metadata)
+        self._interrupt.begins(future)
+        return future
+
+    def ended(self, future: Any) -> None:
+        self._interrupt.ends(future)
+
+    def waits(self, seconds: float) -> None:
+        """Raises: RingBroken."""
+        if self._interrupt.wait(seconds):
+            raise self.cut()
+
+    def cut(self) -> RingBroken:
+        return RingBroken(f"the ring was cut while {self.name} was waited for")
+
+    def is_still_in(self, generation: int) -> None:
+        """Raises RingBroken if it is known not to be."""
+        with suppress(grpc.RpcError):
+            position = self._stub.Describe(
+                pb.DescribeRequest(), metadata=self._metadata, timeout=DESCRIBE_SECONDS
+            ).position
+            if position.generation > generation:
+                raise RingBroken(f"{self.name} is in generation {position.generation} already")
+            if position.generation < generation:
+                what = "nothing" if position.empty else f"the state of step {position.step:,}"
+                raise RingBroken(f"{self.name} has come back with {what}: it has lost its log")
+
+    def refused(self, error: grpc.RpcError, method: str) -> None:
+        """What it means that a call has failed; returns if it is to be made again."""
+        code, words = error.code(), error.details()
+        if self._interrupt.is_cut:
+            raise self.cut() from error
+        if code in AWAY:
+            return
+        # Of a step that it is not at, or of tables that it does not know: the next root settles that.
+        misplaced = code is grpc.StatusCode.FAILED_PRECONDITION and method != "Declare"
+        if code is grpc.StatusCode.ABORTED or misplaced:
+            raise RingBroken(f"{self.name}: {words}") from error
+        if code is grpc.StatusCode.UNAUTHENTICATED:
+            raise TokenRefused(f"{self.name}: {words}") from error
+        raise ServerRefused(f"{self.name}: {words or code.name}") from error
+
+    @property
+    def now(self) -> float:
+        return self._clock()
+
+
+class Call:
+    """A call that is made again until it is answered."""
+
+    def __init__(self, link: ServerLink, method: str, request: Request, generation: int | None):
+        self._link, self._method, self._request, self._generation = link, method, request, generation
+        self._future = link.start(method, request)
+        self._began_at, self._told = link.now, False
+
+    def result(self) -> Any:
+        link, pause = self._link, FIRST_PAUSE_SECONDS
+        while True:
+            try:
+                answer = self._answer()
+            except grpc.RpcError as error:
+                link.refused(error, self._method)
+                self._tell(error.details() or "")
+            else:
+                if self._told:
+                    log.info(f"{link.name} answers again after {link.now - self._began_at:.1f} s")
+                return answer
+            link.waits(pause)
+            self._look()
+            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+            self._future = link.start(self._method, self._request)
+
+    def forget(self) -> None:
+        self._future.cancel()  # nothing, if it is answered
+        self._link.ended(self._future)
+
+    def _answer(self) -> Any:
+        """Of the present attempt. Raises: RingBroken, grpc.RpcError."""
+        try:
+            while True:
+                try:
+                    return self._future.result(timeout=LOOK_SECONDS)
+                except grpc.FutureTimeoutError:
+                    self._tell("it does not answer")
+                    self._look()
+        except grpc.FutureCancelledError as error:
+            raise self._link.cut() from error
+        finally:
+            self.forget()
+
+    def _look(self) -> None:
+        if self._generation is not None:
+            self._link.is_still_in(self._generation)
+
+    def _tell(self, why: str) -> None:
+        waited = self._link.now - self._began_at
+        if not self._told and waited >= TOLD_SECONDS:
+            self._told = True
+            log.warning(f"{self._link.name} is pending for {waited:.0f} s ({self._method}): {why}")
+
+
+class WritePart:
+    """A part of a checkpoint that the server writes."""
+
+    def __init__(self, link: ServerLink, call: Any):
+        self._link, self._call = link, call
+
+    def taken(self) -> None:
+        self._call.initial_metadata()  # comes, or the call fails: keepalive sees to that, or a cut
+        self._link.ended(self._call)
+        if self._call.done() and self._call.code() is not grpc.StatusCode.OK:
+            self.written()
+
+    def written(self) -> pb.Written:
+        try:
+            answers = [*self._call]
+        except grpc.RpcError:
+            why = f"{self._call.code().name}: {self._call.details()}"
+            raise CheckpointError(f"{self._link.name} has not written its part: {why}") from None
+        if len(answers) != 1 or answers[0].why:
+            why = answers[0].why if answers else "no answer"
+            raise CheckpointError(f"{self._link.name} has not written its part: {why}")
+        return answers[0]
