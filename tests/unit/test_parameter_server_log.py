@@ -80,7 +80,8 @@ def write_part(server: Server, generation: int, step: int, attempt: str) -> Any:
 def commit_manifest(server: Server, step: int, attempt: str, found: list[Any]) -> None:
     Store.open(server._checkpoints).begin(step, attempt).commit(
         Manifest(
-            step=step, run=RUN, attempt=attempt, epoch=0, records=0, model="", variables=(), parts=tuple(found),
+            step=step, run=RUN, attempt=attempt, epoch=0, records=0, model="", variables=(),
+            parts=tuple(found),
             state={"servers": {"parts": [part.name for part in found], "count": len(found)}},
         )
     )  # fmt: skip
