@@ -47,8 +47,8 @@ def _prepare_cache() -> None:
         atexit.register(shutil.rmtree, copy, ignore_errors=True)
         cache = copy
     os.environ["NUMBA_CACHE_DIR"] = str(cache)
-    # The same code on every machine: so that of an image fits, and rows do not depend on the processor. What
-    # is done here waits for memory: the instructions of a newer one make it no faster.
+    # The same code on every machine: so an image's fits, and rows are the same on any processor. What is
+    # done here waits for memory: the instructions of a newer one make it no faster.
     os.environ["NUMBA_CPU_NAME"] = "generic"
 
 
