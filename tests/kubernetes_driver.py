@@ -18,7 +18,7 @@ from master.spec import Invalid, JobSpec, Wanted
 
 def job_values(*sets: str) -> dict[str, Any]:
     """The job's part of the values, as the chart renders it."""
-    return {key: value for key, value in values.load([], list(sets)).items() if key in config.JOB}
+    return config.of_job(values.load([], list(sets)))
 
 
 class Driven:

@@ -81,7 +81,7 @@ def commit_manifest(server: Server, step: int, attempt: str, found: list[Any]) -
     Store.open(server._checkpoints).begin(step, attempt).commit(
         Manifest(
             step=step, run=RUN, attempt=attempt, epoch=0, records=0, model="", variables=(),
-            parts=tuple(Part(part.name, part.nbytes, part.sha256) for part in found),
+            parts=tuple(found),
             state={"servers": {"parts": [part.name for part in found], "count": len(found)}},
         )
     )  # fmt: skip

@@ -41,13 +41,13 @@ def needed(*extras: str) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize(("side", "extras"), [("master", ()), ("worker", ("", "worker"))])
+@pytest.mark.parametrize(("side", "extras"), [("master", ("", "ps")), ("worker", ("", "worker"))])
 def test_a_side_installs_what_it_needs_and_no_more(side: str, extras: tuple[str, ...]) -> None:
     assert names(subset(side)) == needed(*extras)
 
 
 def test_the_master_has_nothing_heavy_and_nobody_has_the_tools() -> None:
-    assert not names(subset("master")) & {"tensorflow-cpu", "keras", "numpy", "pyarrow"}
+    assert not names(subset("master")) & {"tensorflow-cpu", "keras", "pyarrow"}
     assert not names(subset("worker")) & {"pytest", "mypy", "ruff", "grpcio-tools", "pip", "moto", "boto3"}
     assert "s3fs" in names(subset("worker")) - names(subset("master"))
 
