@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edl.checkpoints import Manifest, Part, Store
+from edl.checkpoints import Manifest, Store
 from edl.contract.buckets import server_of
 from edl.contract.proto import ps_pb2 as pb
 from ps import log as logs
