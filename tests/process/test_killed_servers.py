@@ -19,7 +19,7 @@ from typing import Any
 import grpc
 import pytest
 
-from edl.checkpoints import Manifest, Store
+from edl.checkpoints import Manifest, Part, Store
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.proto import ps_pb2_grpc
 from ps.durable import Server
@@ -116,7 +116,8 @@ def checkpoint(worker: Worker, directory: Path, step: int, attempt: str) -> None
     part = worker("WritePart", request)
     assert not part.why
     manifest = Manifest(
-        step=step, run=RUN, attempt=attempt, epoch=0, records=0, model="", variables=(), parts=(),
+        step=step, run=RUN, attempt=attempt, epoch=0, records=0, model="", variables=(),
+        parts=(Part(part.name, part.nbytes, part.sha256.hex()),),
         state={"servers": {"parts": [part.name], "count": 1}},
     )  # fmt: skip
     Store.open(str(directory / "checkpoints")).begin(step, attempt).commit(manifest)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edl.checkpoints import Manifest, Store
+from edl.checkpoints import Manifest, Part, Store
 from edl.contract.buckets import server_of
 from edl.contract.proto import ps_pb2 as pb
 from ps import log as logs
@@ -81,7 +81,7 @@ def commit_manifest(server: Server, step: int, attempt: str, found: list[Any]) -
     Store.open(server._checkpoints).begin(step, attempt).commit(
         Manifest(
             step=step, run=RUN, attempt=attempt, epoch=0, records=0, model="", variables=(),
-            parts=tuple(found),
+            parts=tuple(Part(part.name, part.nbytes, part.sha256) for part in found),
             state={"servers": {"parts": [part.name for part in found], "count": len(found)}},
         )
     )  # fmt: skip
