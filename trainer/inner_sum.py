@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import tensorflow as tf
 
@@ -56,7 +57,10 @@ class InnerSum:
         if wire != "float32":
             return _rounded(self(_rounded(vector, wire), name), wire)
         if tf.executing_eagerly():
-            return tf.convert_to_tensor(self._reduce(vector))
+            # On another thread, as the graphs of the other ranks: on the main one a ring may make its sums by
+            # a graph, whose operation has another name to Horovod, and both would wait for ever.
+            with ThreadPoolExecutor(1) as beside:
+                return tf.convert_to_tensor(beside.submit(self._reduce, vector).result())
         turn = self._turn.read_value()
         total = tf.py_function(self._in_turn, [tf.stop_gradient(vector), turn], tf.float32)
         total.set_shape(vector.shape)
