@@ -69,6 +69,10 @@ class Failover:
         self._pool.change(w, place=OUT if back.left else UP if back.joined else IN)
         return outdated
 
+    def may_hold(self, now: float) -> bool:
+        """Whether there is a worker that has not come back, and still can: it may hold the state."""
+        return any(w.expected and w.since + self._startup_timeout_seconds > now for w in self._pool)
+
     def missing(self, now: float) -> list[WorkerRecord] | None:
         """Who has not come back, once the wait is over; None: wait on."""
         assert self.until is not None

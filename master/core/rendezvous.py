@@ -68,6 +68,9 @@ def form(job: State) -> None:
     if (job.pool.bringing or due) and not job.pool.any(_survives):  # one of them may have the latest state
         _wait(job, "workers with a copy of the state are initializing")
         return
+    if fresh and job.failover.may_hold(job.now):
+        _wait(job, "workers of the earlier master have not come back, and may hold the state")
+        return
     if fresh:
         fresh = not _count_copies(job)
     late = job.pool.any(lambda kind: kind.stays and not kind.is_ready)
