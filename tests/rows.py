@@ -15,6 +15,7 @@ import safetensors.numpy
 from edl.checkpoints import Store
 from edl.checkpoints.store import Checkpoint
 from edl.errors import EdlError
+from tests.evidence import saved_weights
 
 SHOWN = 5  # wrong rows that a text names
 FACTOR = np.uint64(0x9E3779B97F4A7C15)  # of tests/models/counting_rows.py
@@ -55,6 +56,19 @@ def difference(ids: np.ndarray, rows: np.ndarray, records: int, epochs: int) -> 
     if lines:
         lines.append(f"{len(off):,} of {records:,} records are wrong, {len(foreign):,} rows are of no record")
     return "\n".join(lines)
+
+
+def saved_rows(model: Path) -> tuple[np.ndarray, np.ndarray]:
+    """The rows of a saved model that has one table of them.
+
+    Returns:
+        ids: int64 [n].
+        rows: float32 [n, dim].
+    """
+    weights = saved_weights(model)
+    [rows] = [w for w in weights if w.ndim == 2]
+    [ids] = [w for w in weights if w.ndim == 1 and np.issubdtype(w.dtype, np.integer)]
+    return ids, rows
 
 
 def newest(directory: Path) -> Checkpoint:

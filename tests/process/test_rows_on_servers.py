@@ -21,6 +21,7 @@ from edl.contract.reasons import Reason
 from tests.evidence import saved_weights
 from tests.process.conftest import Running
 from tests.process.test_saved import A_Job
+from tests.rows import saved_rows
 
 pytestmark = pytest.mark.process
 RECORDS, EPOCHS = 2000, 3
@@ -45,10 +46,8 @@ async def counted(job: Running) -> dict[str, Any]:
     summary = await job.end()
     assert summary["phase"] == "Succeeded", summary
     assert "exactly once" in audit.audit(job.output)
-    weights = saved_weights(job.output / artifacts.MODEL)
-    [rows] = [w for w in weights if w.ndim == 2]
-    [ids] = [w for w in weights if w.ndim == 1 and np.issubdtype(w.dtype, np.integer)]
-    [dense] = [w for w in weights if w.shape == (1,)]
+    ids, rows = saved_rows(job.output / artifacts.MODEL)
+    [dense] = [w for w in saved_weights(job.output / artifacts.MODEL) if w.shape == (1,)]
     assert len(np.unique(ids)) == len(rows) == job.records
     assert rows.min() == rows.max() == job.epochs, f"rows count {rows.min():g} to {rows.max():g}"
     assert dense[0] == job.records * job.epochs, "the ring has counted others than the servers"

@@ -185,6 +185,17 @@ def test_nothing_starts_anew_while_somebody_may_come_with_the_state() -> None:
     assert of(effects, ev.Cut) == [ev.Cut(Generation(7), (0,))]
 
 
+def test_nor_does_it_after_the_ring_that_was_found_has_died() -> None:
+    new = NewMaster(0, 1, next_id=2)
+    new.back(0, members=(0,))
+    new.tell(ev.Hello(WorkerId(2)), ev.Ready(WorkerId(2), DATA))
+    effects = new.tell(ev.Closed(WorkerId(0), "its stream ended"), ev.Tick(), after=FAILOVER_SECONDS + 1)
+    assert of(effects, ev.Form) == [], "worker 1 has not come back yet"
+    assert "may hold the state" in new.job.reason
+    effects = new.tell(ev.Gone(WorkerId(1), 1, ""))
+    assert [form.sync for form in of(effects, ev.Form)] == [True], "now nobody can"
+
+
 def test_with_nobody_left_the_job_starts() -> None:
     new = NewMaster(next_id=5, workers=2)
     assert [c.worker for c in of(new.first, ev.Create)] == [5, 6]
