@@ -88,8 +88,7 @@ class Steps:
 
     def settle(self, generation: int, step: int, last: Commit | None) -> tuple[Steps, tuple[Effect, ...]]:
         """The ring is at `step`, in a new generation. If that cannot be reached from here, the step stays
-        what it
-        is: the ring has to go back.
+        what it is: the ring has to go back.
 
         Raises:
             Stale: a newer generation is settled.
