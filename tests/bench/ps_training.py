@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -82,7 +83,7 @@ class Training:
             if self.master.poll() is not None:
                 break
             status = self.client.status()
-            if (status["step"] or 0) >= step and len(status["ring"]["members"]) >= workers:
+            if (status["step"] or 0) >= step and len(in_ring(status)) >= workers:
                 return status
             time.sleep(0.1)
         raise EdlError(f"the job is not at step {step} with {workers} workers; see {self.output}")
@@ -121,6 +122,10 @@ class Training:
             self.master.kill()
             self.master.wait()
         self._log.close()
+
+
+def in_ring(status: dict[str, Any]) -> list[dict[str, Any]]:
+    return [worker for worker in status["workers"] if worker["rank"] is not None]
 
 
 def hybrid(servers: int) -> tuple[str, ...]:
@@ -188,7 +193,7 @@ def auc(directory: Path, seed: int, disturbed: bool) -> float:
             job.until_step(steps // 8, 2)
             job.client.scale(3)
             status = job.until_step(steps // 3)
-            subprocess.run(["kill", "-9", status["workers"][0]["handle"]], check=False)
+            os.kill(int(in_ring(status)[0]["handle"]), signal.SIGKILL)
             job.until_step(2 * steps // 3)
             job.client.scale(1)
         summary = job.summary()
