@@ -307,7 +307,7 @@ def test_two_jobs_never_run_in_one_directory() -> None:
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        ("digit", "unknown model 'digit'; did you mean digits? (the zoo has counting, digits)"),
+        ("digit", "unknown model 'digit'; did you mean digits? (the zoo has counting, dcn_v2, deepfm, digits,"),
         ("mine", "unknown model 'mine'; did you mean ./mine.py? (the zoo has"),
         ("nonsense", "unknown model 'nonsense'; a file is given by its path, such as ./my_model.py"),
         ("somewhere.else", "module 'somewhere.else' not found on the Python path"),
@@ -336,7 +336,7 @@ def test_a_dotted_module_is_found_without_importing_it() -> None:
 def test_the_zoo_is_listed_without_tensorflow() -> None:
     listed = edl("zoo", "list", check=True).stdout.splitlines()
     assert (
-        "digits    Handwritten digits, 8x8 pixels: 1,797 real images that come with scikit-learn." in listed
+        "digits      Handwritten digits, 8x8 pixels: 1,797 real images that come with scikit-learn." in listed
     )
     code = "import sys; from edl.cli import models; models.zoo(); sys.exit('keras' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
