@@ -127,7 +127,9 @@ def _restored(
 ) -> tuple[keras.Model, str]:
     """The model with the state of the checkpoint, as the end of a training leaves it. Until `kept` is closed,
     it has its rows as variables."""
-    if config.servers:
+    loaded = _loaded(Store.open(request.checkpoints), request)
+    manifest = loaded.checkpoint.manifest
+    if manifest.of_servers:  # of which job this is, a directory of checkpoints does not say
         keep_rows_elsewhere()
     reader = module.reader("train")
     assert reader is not None
@@ -137,8 +139,6 @@ def _restored(
     model = module.model()
     training = config.training
     learner = learner_of(model, batches, Alone(), "allow", lambda _: None, training.accumulate_steps)
-    loaded = _loaded(Store.open(request.checkpoints), request)
-    manifest = loaded.checkpoint.manifest
     theirs = [(v.dtype, v.shape) for v in manifest.variables]
     ours = [(d.dtype, d.shape) for d in learner.described()]
     if manifest.model != learner.fingerprint() or theirs != ours:
