@@ -92,7 +92,7 @@ def build(stream: MasterStream, memory: MemoryCopy | None = None) -> Worker:
     session.cuts(ring.cut)
     if not config.trains:
         where = config.checkpoint.from_
-        with saved_tables(saved_counts(where), where):
+        with saved_tables(partial(saved_counts, where), where):
             return build_frozen(config, stream, module, module.model(), ring, watchdog.watch)
     if config.servers:
         keep_rows_elsewhere()

@@ -1,7 +1,7 @@
 """Rows of tables that a job with parameter servers has left behind: in a file that Keras has saved, or in the
 servers' parts of a checkpoint (ps/parts.py writes them).
 
-How many there are must be known before a model is built that has them as variables: `counted` tells it from
+How many there are must be known when a model is built that has them as variables: `counted` tells it from
 headers alone. Tables are told by the names of their layers.
 """
 

@@ -8,7 +8,7 @@ Only who begins a training reads it, once. What does not fit is refused before, 
 nothing is changed.
 
 Rows of a job with parameter servers are taken by a job that evaluates or predicts: it has them as variables,
-and every worker reads how many there are before it builds the model (`saved_counts`). They are not brought
+and every worker reads how many there are when it builds the model (`saved_counts`). They are not brought
 to servers: a training whose rows are there refuses to begin with anything.
 """
 
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -190,7 +191,9 @@ class WarmStart:
         with local_file(self.where) as path:
             self._compare_file(path)
             try:
-                self.model.load_weights(path)
+                with warnings.catch_warnings():  # of the optimizer's part, which is not wanted anyway
+                    warnings.filterwarnings("ignore", "Skipping variable loading for optimizer")
+                    self.model.load_weights(path)
                 taken, error = self.learner.parts(), None
             except Exception as raised:  # whatever a damaged file makes Keras and h5py raise
                 taken, error = before, raised
@@ -239,7 +242,7 @@ def local_file(where: str) -> Iterator[Path]:
 
 
 def saved_counts(where: str) -> dict[str, int]:
-    """Of each layer whose rows were on parameter servers, how many `checkpoint.from` has: to be known before
+    """Of each layer whose rows were on parameter servers, how many `checkpoint.from` has: to be known when
     the model is built.
 
     Raises:

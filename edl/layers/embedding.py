@@ -20,7 +20,8 @@ import contextlib
 import json
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import keras
@@ -98,7 +99,7 @@ class Embedding(keras.layers.Layer):
         if self.built:
             return
         if self.vocabulary is None:
-            self.vocabulary = _saved.counts.get(self.name)
+            self.vocabulary = _saved.counts().get(self.name)
         if self.vocabulary is not None:
             self._add_saved(self.vocabulary)
         elif _elsewhere.rows:
@@ -109,7 +110,7 @@ class Embedding(keras.layers.Layer):
             )
         else:
             if _saved.where:
-                there = ", ".join(map(repr, _saved.counts)) or "no table"
+                there = ", ".join(map(repr, _saved.counts())) or "no table"
                 raise ValueError(
                     f"layer {self.name!r} has no input_dim, and {_saved.where} has no rows of it (it has "
                     f"rows of: {there}). Give the layer the name that it was trained with"
@@ -305,15 +306,16 @@ def keep_rows_elsewhere() -> None:
 
 
 @contextlib.contextmanager
-def saved_tables(counts: Mapping[str, int], where: str = "") -> Iterator[None]:
-    """Layers of these names that are built inside, on whatever thread, have a saved table of so many ids, to
-    be filled with those that a job with servers has left behind.
+def saved_tables(counts: Callable[[], Mapping[str, int]], where: str = "") -> Iterator[None]:
+    """Layers that are built inside, on whatever thread, have a saved table if a job with servers has left
+    theirs behind: to be filled with that.
 
     Args:
-        where: these are, in words.
+        counts: how many ids each has, by its layer's name; asked for once, if a layer is built at all.
+        where: they are, in words; empty: nowhere.
     """
     global _saved
-    before, _saved = _saved, _Saved(counts, where)
+    before, _saved = _saved, _Saved(cache(counts), where)
     try:
         yield
     finally:
@@ -336,7 +338,7 @@ class _Elsewhere:
 
 @dataclass(frozen=True)
 class _Saved:
-    counts: Mapping[str, int] = field(default_factory=dict)
+    counts: Callable[[], Mapping[str, int]] = dict
     where: str = ""
 
 

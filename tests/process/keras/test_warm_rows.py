@@ -11,7 +11,7 @@ import pytest
 
 import edl.layers
 from edl.checkpoints import Store, Tensor
-from edl.errors import ModelError
+from edl.errors import ConfigError, ModelError
 from edl.layers.embedding import rows_elsewhere, saved_tables
 from tests.checkpoints import manifest_of
 from tests.process.keras.rings import Case, Meeting, learner_of, parts_of, ring_step
@@ -70,7 +70,7 @@ def kept(of: KerasLearner, where: Path, step: int = 7, count: int = 30) -> Path:
 
 def frozen(where: Path, build: Callable[[], keras.Model] = build) -> tuple[keras.Model, WarmStart]:
     """A model of a job that evaluates or predicts, and what it is to begin with."""
-    with saved_tables(saved_counts(str(where)), str(where)):
+    with saved_tables(lambda: saved_counts(str(where)), str(where)):
         model = build()
     learner = FrozenLearner(model, np.asarray)
     return model, WarmStart(str(where), True, model, learner, print)
@@ -122,6 +122,14 @@ def test_rows_of_another_length_or_name_are_refused_by_name(trained: KerasLearne
         frozen(tmp_path, lambda: build(name="users"))
     with pytest.raises(ValueError, match="train it with mode=hybrid"):
         build()
+
+
+def test_what_is_not_there_is_told_when_a_layer_needs_it_and_not_to_models_without_one(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(ConfigError, match=r"none.keras: no such file on this worker"):
+        frozen(tmp_path / "none.keras")
+    frozen(tmp_path / "none.keras", lambda: keras.Sequential([keras.layers.Dense(1)]))
 
 
 def test_a_newer_checkpoint_than_the_model_was_built_for_is_not_taken(
