@@ -63,7 +63,7 @@ def test_a_model_with_rows_on_servers_is_evaluated_and_predicts_and_is_exported_
     assert f"the prediction begins with the weights of the checkpoint of step {newest.step}" in said
 
     exported = tmp_path / "exported.keras"
-    done = jobs.command("export", str(where), "--output", str(exported))
+    done = jobs.command("export", str(trained), "--step", str(newest.step), "--output", str(exported))
     assert done.returncode == 0, done.stderr
     again: Any = keras.models.load_model(exported)
     np.testing.assert_array_equal(again.predict(ids, verbose=0), outputs)
