@@ -24,7 +24,7 @@ from edl.contract.layout import Layout, Part
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.steps import Steps
 from edl.errors import ModelError
-from edl.layers.embedding import keep_rows_elsewhere
+from edl.layers.embedding import keep_rows_elsewhere, saved_tables
 from trainer import output_lock, user_model
 from trainer.build_frozen import build_frozen
 from trainer.callback_rules import accepted
@@ -55,6 +55,7 @@ from trainer.session.state import Session
 from trainer.telemetry import Telemetry
 from trainer.user_model import UserModel
 from trainer.warm_start import of_job as warm_start_of_job
+from trainer.warm_start import saved_counts
 from trainer.watchdog import Watch, Watchdog
 from trainer.worker import Worker
 
@@ -90,7 +91,9 @@ def build(stream: MasterStream, memory: MemoryCopy | None = None) -> Worker:
     ring = HorovodRing(stream.store_port, interface, f"worker-{session.worker}", port)
     session.cuts(ring.cut)
     if not config.trains:
-        return build_frozen(config, stream, module, module.model(), ring, watchdog.watch)
+        where = config.checkpoint.from_
+        with saved_tables(partial(saved_counts, where), where):
+            return build_frozen(config, stream, module, module.model(), ring, watchdog.watch)
     if config.servers:
         keep_rows_elsewhere()
     model, reader = module.model(), module.reader("train")

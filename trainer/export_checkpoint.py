@@ -8,6 +8,7 @@ the job's own module, as a worker builds it, and nothing of it is trained. It ne
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -23,11 +24,14 @@ from edl import config as config_module
 from edl.checkpoints import Checkpoint, Loaded, Store
 from edl.config import Config
 from edl.errors import CheckpointError, ConfigError, EdlError, ModelError
+from edl.layers.embedding import keep_rows_elsewhere
 from trainer import saved_file, user_model
 from trainer.build import TRIED_RECORDS, learner_of
 from trainer.exports import formats, samples
 from trainer.exports.verification import Verification
+from trainer.learner import KerasLearner
 from trainer.records import Records
+from trainer.saved_rows import RowsOfCheckpoint
 from trainer.user_model import UserModel
 
 
@@ -80,11 +84,14 @@ def export(request: Request) -> str:
     formats.refuse_missing([name for name in [request.name] if name in formats.PACKAGES])
     # Beside what follows, for it takes seconds to begin.
     fresh = Verification(config.elastic.startup_timeout_seconds) if config.export.verify else None
+    kept = contextlib.ExitStack()
     try:
         keras.utils.set_random_seed(config.training.seed)
         module = user_model.load(config.model.module, config.model.source)
         features = samples.features_of(module)
-        model, what = _trained(request, module) if request.trained else _restored(request, config, module)
+        model, what = (
+            _trained(request, module) if request.trained else _restored(request, config, module, kept)
+        )
         path = Path(request.output)
         try:
             formats.put_at(model, request.name, path, features, os.getpid())
@@ -99,6 +106,7 @@ def export(request: Request) -> str:
                 raise EdlError(f"{path} was written, but {found.wrong}")
             what += ", loaded again in a process of its own"
     finally:
+        kept.close()
         if fresh is not None:
             fresh.close()
     note = f"\n{saved_file.note(path)}" if request.name == "keras" and saved_file.note(path) else ""
@@ -114,13 +122,15 @@ def _trained(request: Request, module: UserModel) -> tuple[keras.Model, str]:
     return model, f"the trained model as {request.name}"
 
 
-def _restored(request: Request, config: Config, module: UserModel) -> tuple[keras.Model, str]:
-    """The model with the state of the checkpoint, as the end of a training leaves it."""
-    if config.servers:
-        raise ModelError(
-            f"{request.checkpoints}: a checkpoint of a job with parameter servers cannot be exported yet: "
-            "the rows are in the servers' parts"
-        )
+def _restored(
+    request: Request, config: Config, module: UserModel, kept: contextlib.ExitStack
+) -> tuple[keras.Model, str]:
+    """The model with the state of the checkpoint, as the end of a training leaves it. Until `kept` is closed,
+    it has its rows as variables."""
+    loaded = _loaded(Store.open(request.checkpoints), request)
+    manifest = loaded.checkpoint.manifest
+    if manifest.of_servers:  # of which job this is, a directory of checkpoints does not say
+        keep_rows_elsewhere()
     reader = module.reader("train")
     assert reader is not None
     records = Records(reader, module.feed, module.name, lenient=True)
@@ -129,8 +139,6 @@ def _restored(request: Request, config: Config, module: UserModel) -> tuple[kera
     model = module.model()
     training = config.training
     learner = learner_of(model, batches, Alone(), "allow", lambda _: None, training.accumulate_steps)
-    loaded = _loaded(Store.open(request.checkpoints), request)
-    manifest = loaded.checkpoint.manifest
     theirs = [(v.dtype, v.shape) for v in manifest.variables]
     ours = [(d.dtype, d.shape) for d in learner.described()]
     if manifest.model != learner.fingerprint() or theirs != ours:
@@ -141,6 +149,9 @@ def _restored(request: Request, config: Config, module: UserModel) -> tuple[kera
     found = [np.frombuffer(loaded.tensors[v.name].data, np.uint8) for v in manifest.variables]
     learner.take_over(learner.prepared(found))
     learner.finish_training()
+    if isinstance(learner, KerasLearner) and learner.tables:
+        learner.use(RowsOfCheckpoint(loaded.checkpoint, learner.tables))
+        kept.enter_context(learner.whole())
     return model, f"the model of step {manifest.step:,} (epoch {manifest.epoch + 1}) as {request.name}"
 
 

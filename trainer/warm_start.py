@@ -6,14 +6,19 @@ job's own records are counted from the first one, whatever those weights have se
 
 Only who begins a training reads it, once. What does not fit is refused before, variable by variable; then
 nothing is changed.
+
+Rows of a job with parameter servers are taken by a job that evaluates or predicts: it has them as variables,
+and every worker reads how many there are when it builds the model (`saved_counts`). They are not brought
+to servers: a training whose rows are there refuses to begin with anything.
 """
 
 from __future__ import annotations
 
 import shutil
 import tempfile
+import warnings
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,16 +28,18 @@ import h5py
 import keras
 import numpy as np
 
-from edl.checkpoints import CheckpointError, Manifest, one_of
+from edl.checkpoints import Checkpoint, CheckpointError, Manifest, one_of
 from edl.config import Config
 from edl.errors import ConfigError, EdlError, ModelError
+from edl.layers.embedding import Embedding
 from trainer.described import Described
 from trainer.epochs import MEMORY
 from trainer.last_words import described as in_words
 from trainer.log import log
+from trainer.roles import Table
+from trainer.saved_rows import counted, counted_in_file, tables, weights_in
 
 FILES = (".keras", ".weights.h5")  # as Keras saves models, and weights
-IN_KERAS = "model.weights.h5"  # of a .keras file
 MOST_NAMED = 5  # variables that do not fit
 WORK = {"evaluate": "evaluation", "predict": "prediction"}  # of the modes that do not train
 Shape = tuple[int, ...]
@@ -40,6 +47,9 @@ Shape = tuple[int, ...]
 
 class Learner(Protocol):
     """What of a learner is replaced."""
+
+    @property
+    def tables(self) -> tuple[Table, ...]: ...
 
     def described(self) -> list[Described]: ...
 
@@ -80,45 +90,95 @@ class WarmStart:
             ModelError: it does not fit the model; the text names the variables.
             CheckpointError: it cannot be read.
         """
+        self._refuse_rows_on_servers()
         if _is_file(self.where):
-            with self._file() as path:
+            with local_file(self.where) as path:
                 self._compare_file(path)
         else:
-            self._compare(one_of(self.where).manifest)
+            self._compare(one_of(self.where))
 
     def begin(self) -> None:
         """Have the learner begin with it. Raises as `check`; nothing is changed then."""
+        self._refuse_rows_on_servers()
         what = self._take_file() if _is_file(self.where) else self._take_checkpoint()
         if self.everything:
             self.learner.take_metrics()  # what it had counted of an epoch that was not over
         self.tell(f"the {self.work} begins with {what}")
 
+    def _refuse_rows_on_servers(self) -> None:
+        """
+        Raises:
+            ModelError: the model has some, which would begin anew, beside weights that are trained.
+        """
+        if names := ", ".join(repr(table.name) for table in self.learner.tables):
+            raise ModelError(
+                f"checkpoint.from: {self.where}: the rows of {names} are on parameter servers, to which none "
+                "can be brought from there yet: they would begin anew, beside weights that were trained with "
+                "others. Leave checkpoint.from out; to go on with a job, resume it or give it its "
+                "checkpoint.dir"
+            )
+
     # --- from a checkpoint
 
     def _take_checkpoint(self) -> str:
         found = one_of(self.where, log.warning)
-        manifest = found.manifest
-        self._compare(manifest)
+        manifest, layers = found.manifest, self._with_rows(found)
+        self._compare(found)
         there = found.read()
+        values = {name: np.frombuffer(tensor.data, np.uint8) for name, tensor in there.items()}
+        values.update(self._rows(found, layers))
         parts = [
-            np.frombuffer(there[d.name].data, np.uint8) if self.everything or d.of_model else part
+            values[d.name] if self.everything or d.of_model else part
             for d, part in zip(self.learner.described(), self.learner.parts(), strict=True)
         ]
         self.learner.take_over(self.learner.prepared(parts))
         what = "all" if self.everything else "the weights"
         return f"{what} of the checkpoint of step {manifest.step:,} of run {manifest.run} in {self.where}"
 
-    def _compare(self, manifest: Manifest) -> None:
+    def _with_rows(self, checkpoint: Checkpoint) -> list[Embedding]:
+        """The layers whose rows are in its servers' parts."""
+        names = counted(checkpoint)
+        return [
+            layer
+            for layer in self.model._flatten_layers()
+            if isinstance(layer, Embedding) and layer.ids is not None and layer.name in names
+        ]
+
+    def _rows(self, checkpoint: Checkpoint, layers: Sequence[Embedding]) -> dict[str, np.ndarray]:
+        """The values of these layers' variables, uint8 [bytes], by the names of the variables.
+
+        Raises:
+            ModelError: other rows are there than the model was built for.
+        """
+        there, found = tables(checkpoint) if layers else {}, dict[str, np.ndarray]()
+        for layer in layers:
+            table, ours = there[layer.name], (layer.vocabulary, layer.dim)
+            if table.rows.shape != ours:
+                raise ModelError(
+                    f"{_place(checkpoint.manifest, self.where)} has {list(table.rows.shape)} rows (how many, "
+                    f"of what length) of layer {layer.name!r}, and the model was built for {list(ours)}. If "
+                    "checkpoints are still being written there, name one of them: DIR/step-..."
+                )
+            order = np.argsort(table.ids)
+            assert layer.ids is not None and layer.embeddings is not None
+            for variable, value in ((layer.ids, table.ids), (layer.embeddings, table.rows)):
+                found[variable.path] = np.ascontiguousarray(value[order]).reshape(-1).view(np.uint8)
+        return found
+
+    def _compare(self, checkpoint: Checkpoint) -> None:
         """
         Raises:
             ModelError: the checkpoint does not fit the model.
         """
+        manifest, layers = checkpoint.manifest, self._with_rows(checkpoint)
+        elsewhere = {v.path for layer in layers for v in (layer.ids, layer.embeddings) if v is not None}
         there = {v.name: (v.dtype, v.shape) for v in manifest.variables if v.name != MEMORY}
         ours = [d for d in self.learner.described() if self.everything or d.of_model]
-        here = {d.name: (d.dtype, d.shape) for d in ours}
-        place = f"checkpoint.from: the checkpoint of step {manifest.step:,} in {self.where}"
+        here = {d.name: (d.dtype, d.shape) for d in ours if d.name not in elsewhere}
+        place = _place(manifest, self.where)
         _refuse(place, {n: _kind(*here[n]) for n in here}, {n: _kind(*there[n]) for n in there})
-        if self.everything and manifest.model != self.learner.fingerprint():
+        # With rows as variables it is made in another way than where they are on servers.
+        if self.everything and not layers and manifest.model != self.learner.fingerprint():
             raise ModelError(
                 f"{place} is of another model: its layers, loss or optimizer differ from those of this one. "
                 "With checkpoint.fromState=weights the optimizer begins anew"
@@ -128,10 +188,12 @@ class WarmStart:
 
     def _take_file(self) -> str:
         before = self.learner.parts()
-        with self._file() as path:
+        with local_file(self.where) as path:
             self._compare_file(path)
             try:
-                self.model.load_weights(path)
+                with warnings.catch_warnings():  # of the optimizer's part, which is not wanted anyway
+                    warnings.filterwarnings("ignore", "Skipping variable loading for optimizer")
+                    self.model.load_weights(path)
                 taken, error = self.learner.parts(), None
             except Exception as raised:  # whatever a damaged file makes Keras and h5py raise
                 taken, error = before, raised
@@ -151,31 +213,51 @@ class WarmStart:
             self.model.save_weights(own)
             _refuse(f"checkpoint.from: {self.where}", _stored(own), _stored(path))
 
-    @contextmanager
-    def _file(self) -> Iterator[Path]:
-        """It as a file of this machine.
 
-        Raises:
-            ConfigError: it is not there.
-            CheckpointError: it cannot be read.
-        """
+@contextmanager
+def local_file(where: str) -> Iterator[Path]:
+    """What is there, as a file of this machine.
+
+    Raises:
+        ConfigError: it is not there.
+        CheckpointError: it cannot be read.
+    """
+    try:
+        if "://" not in where:
+            if not Path(where).is_file():
+                raise ConfigError(f"checkpoint.from: {where}: no such file on this worker")
+            yield Path(where)
+            return
+        import fsspec  # only who has such an address needs it
+
+        with tempfile.TemporaryDirectory(prefix="edl-") as directory:
+            path = Path(directory, where.rpartition("/")[2])
+            with fsspec.open(where, "rb") as source, open(path, "wb") as file:
+                shutil.copyfileobj(source, file)
+            yield path
+    except EdlError:
+        raise
+    except Exception as error:  # whatever the client of a store says
+        raise CheckpointError(f"checkpoint.from: {where}: {in_words(error)}") from error
+
+
+def saved_counts(where: str) -> dict[str, int]:
+    """Of each layer whose rows were on parameter servers, how many `checkpoint.from` has: to be known when
+    the model is built.
+
+    Raises:
+        ConfigError: it is not there.
+        CheckpointError: it cannot be read.
+    """
+    if not where:
+        return {}
+    if not _is_file(where):
+        return counted(one_of(where))
+    with local_file(where) as path:
         try:
-            if "://" not in self.where:
-                if not Path(self.where).is_file():
-                    raise ConfigError(f"checkpoint.from: {self.where}: no such file on this worker")
-                yield Path(self.where)
-                return
-            import fsspec  # only who has such an address needs it
-
-            with tempfile.TemporaryDirectory(prefix="edl-") as directory:
-                path = Path(directory, self.where.rpartition("/")[2])
-                with fsspec.open(self.where, "rb") as source, open(path, "wb") as file:
-                    shutil.copyfileobj(source, file)
-                yield path
-        except EdlError:
-            raise
-        except Exception as error:  # whatever the client of a store says
-            raise CheckpointError(f"checkpoint.from: {self.where}: {in_words(error)}") from error
+            return counted_in_file(path)
+        except CheckpointError as error:
+            raise CheckpointError(f"checkpoint.from: {error}") from error
 
 
 def of_job(
@@ -191,6 +273,10 @@ def of_job(
 
 def _is_file(where: str) -> bool:
     return where.endswith(FILES)
+
+
+def _place(manifest: Manifest, where: str) -> str:
+    return f"checkpoint.from: the checkpoint of step {manifest.step:,} in {where}"
 
 
 def _kind(dtype: str, shape: Shape) -> str:
@@ -227,16 +313,8 @@ def _stored(path: Path) -> dict[str, str]:
             found[told] = _kind(str(item.dtype), item.shape)
 
     try:
-        if path.suffix == ".keras":
-            with (
-                zipfile.ZipFile(path) as archive,
-                archive.open(IN_KERAS) as inside,
-                h5py.File(inside) as file,
-            ):
-                file.visititems(note)
-        else:
-            with h5py.File(path) as file:
-                file.visititems(note)
+        with weights_in(path) as file:
+            file.visititems(note)
     except (OSError, KeyError, zipfile.BadZipFile) as error:
         raise CheckpointError(
             f"checkpoint.from: {path.name} is not a file that Keras has saved: {error}"

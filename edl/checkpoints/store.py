@@ -356,6 +356,17 @@ class Checkpoint:
         read = self._each_part(self._read_part)
         return {v.name: Tensor(v.dtype, v.shape, read[v.part][v.name]) for v in self.manifest.variables}
 
+    @contextmanager
+    def opened(self, name: str) -> Iterator[BinaryIO]:
+        """One of its files, as it lies there: nothing of it is verified.
+
+        Raises:
+            CheckpointDamaged: it is missing.
+            CheckpointError: the store cannot be read.
+        """
+        with self._reading(name) as file:
+            yield file
+
     def _each_part(self, look: Callable[[int, Part], T]) -> list[T]:
         """What `look` finds in each; as many at once as there are processors."""
         parts = self.manifest.parts

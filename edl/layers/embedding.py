@@ -19,7 +19,9 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import keras
@@ -96,6 +98,8 @@ class Embedding(keras.layers.Layer):
     def build(self, input_shape: Any = None) -> None:
         if self.built:
             return
+        if self.vocabulary is None:
+            self.vocabulary = _saved.counts().get(self.name)
         if self.vocabulary is not None:
             self._add_saved(self.vocabulary)
         elif _elsewhere.rows:
@@ -105,9 +109,16 @@ class Embedding(keras.layers.Layer):
                 name="embeddings", shape=(self.input_dim, self.dim), initializer=self.initializer
             )
         else:
+            if _saved.where:
+                there = ", ".join(map(repr, _saved.counts())) or "no table"
+                raise ValueError(
+                    f"layer {self.name!r} has no input_dim, and {_saved.where} has no rows of it (it has "
+                    f"rows of: {there}). Give the layer the name that it was trained with"
+                )
             raise ValueError(
                 f"layer {self.name!r} has no input_dim, so any number of ids, but its rows are a variable of "
-                "the model here: train it with mode=hybrid, or give it one: "
+                "the model here: train it with mode=hybrid (evaluate and predict with what that has saved: "
+                "checkpoint.from), or give it one: "
                 f"Embedding({self.dim}, input_dim=...)"
             )
         self.built = True
@@ -295,6 +306,23 @@ def keep_rows_elsewhere() -> None:
 
 
 @contextlib.contextmanager
+def saved_tables(counts: Callable[[], Mapping[str, int]], where: str = "") -> Iterator[None]:
+    """Layers that are built inside, on whatever thread, have a saved table if a job with servers has left
+    theirs behind: to be filled with that.
+
+    Args:
+        counts: how many ids each has, by its layer's name; asked for once, if a layer is built at all.
+        where: they are, in words; empty: nowhere.
+    """
+    global _saved
+    before, _saved = _saved, _Saved(cache(counts), where)
+    try:
+        yield
+    finally:
+        _saved = before
+
+
+@contextlib.contextmanager
 def rows_from(source: Source) -> Iterator[None]:
     """Inside, on this thread, layers whose rows are on servers are given them by `source`."""
     before, _here.source = _here.source, source
@@ -308,11 +336,17 @@ class _Elsewhere:
     rows = False
 
 
+@dataclass(frozen=True)
+class _Saved:
+    counts: Callable[[], Mapping[str, int]] = dict
+    where: str = ""
+
+
 class _Here(threading.local):
     source: Source | None = None
 
 
-_elsewhere, _here = _Elsewhere(), _Here()
+_elsewhere, _here, _saved = _Elsewhere(), _Here(), _Saved()
 
 
 def _value(variable: Any) -> tf.Tensor:
