@@ -307,7 +307,10 @@ def test_two_jobs_never_run_in_one_directory() -> None:
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        ("digit", "unknown model 'digit'; did you mean digits? (the zoo has counting, dcn_v2, deepfm, digits,"),
+        (
+            "digit",
+            "unknown model 'digit'; did you mean digits? (the zoo has counting, dcn_v2, deepfm, digits,",
+        ),
         ("mine", "unknown model 'mine'; did you mean ./mine.py? (the zoo has"),
         ("nonsense", "unknown model 'nonsense'; a file is given by its path, such as ./my_model.py"),
         ("somewhere.else", "module 'somewhere.else' not found on the Python path"),
