@@ -9,9 +9,9 @@
 Needs NumPy and gRPC, no TensorFlow. The token is what `edl token --read` prints: it is enough for this, and
 for nothing else.
 
-Promise: what is read was the state of its server at some step that was taken; a reader changes nothing, and the
-job does not wait for one. A server that is away is waited for, until the client's time is up. Of several
-servers one may be a step ahead of another, and the last step may be taken back when a worker dies.
+Promise: what is read was the state of its server at some step that was taken; a reader changes nothing,
+and the job does not wait for one. A server that is away is waited for, until the client's time is up. Of
+several servers one may be a step ahead of another, and the last step may be taken back when a worker dies.
 """
 
 from __future__ import annotations
@@ -239,7 +239,8 @@ class Client:
             if (said.index, said.servers) != (index, count):
                 raise EdlError(
                     f"{self._addresses[index]} is parameter server {said.index} of {said.servers}, and was "
-                    f"given as {index} of {count}: expected the addresses of all, in the order of their numbers"
+                    f"given as {index} of {count}: expected the addresses of all, in the order of their "
+                    "numbers"
                 )
             if said.position.empty or not said.tables:
                 raise _NotYet(f"{self._name(index)} has no rows yet: no worker has said what it is to have")

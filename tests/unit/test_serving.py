@@ -12,7 +12,10 @@ from typing import Any, TypeVar
 import grpc
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from edl.cli.app import app
+from edl.contract import artifacts
 from edl.contract.buckets import server_of
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.proto import ps_pb2_grpc
@@ -36,7 +39,7 @@ COUNTS = tables(
 
 
 class Job:
-    """Servers that listen, and the one worker that trains on them: a step adds 0.05 to each value of some rows."""
+    """Servers that listen, and the one worker: a step adds 0.05 to each value of some rows."""
 
     def __init__(self, folder: Path, servers: int):
         self._services = [
@@ -225,8 +228,9 @@ async def test_the_token_for_reading_is_enough_for_nothing_else(job: Job) -> Non
     run = {"run_id": RUN, "generation": 1}
     for call, request in (
         ("Declare", COUNTS), ("Settle", settle(1, 0)), ("Stage", pb.StageRequest(**run)),
-        ("Restore", pb.RestoreRequest(**run)), ("Pull", pb.PullRequest(**run)), ("List", pb.ListRequest(**run)),
-        ("WritePart", pb.WritePartRequest(**run)), ("Committed", pb.CommittedRequest(run_id=RUN)),
+        ("Restore", pb.RestoreRequest(**run)), ("Pull", pb.PullRequest(**run)),
+        ("List", pb.ListRequest(**run)), ("WritePart", pb.WritePartRequest(**run)),
+        ("Committed", pb.CommittedRequest(run_id=RUN)),
     ):  # fmt: skip
         with pytest.raises(grpc.aio.AioRpcError) as error:
             await job.ask(0, call, request, reading)
@@ -276,6 +280,14 @@ async def test_a_server_that_is_away_is_named(job: Job) -> None:
         ids = np.arange(100)  # of all servers
         text = await refusal(lambda: client.rows("words", ids))
     assert f"parameter server {last} ({job.addresses[last]})" in text
+
+
+def test_a_job_prints_its_token_for_reading_and_not_the_other(tmp_path: Path) -> None:
+    artifacts.write_contact(tmp_path, artifacts.Contact("127.0.0.1:1", "token", 1))
+    printed = CliRunner().invoke(app, ["token", "--read", str(tmp_path)])
+    assert (printed.exit_code, printed.output) == (0, f"{for_reading('token')}\n")
+    refused = CliRunner().invoke(app, ["token", str(tmp_path)])
+    assert refused.exit_code and "--read" in str(refused.exception)
 
 
 def test_texts_have_the_ids_that_the_layer_gives_them() -> None:
