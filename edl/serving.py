@@ -10,8 +10,9 @@ Needs NumPy and gRPC, no TensorFlow. The token is what `edl token --read` prints
 for nothing else.
 
 Promise: what is read was the state of its server at some step that was taken; a reader changes nothing, and
-workers wait for no more of it than one call, which is of a page at the most. A server that is away is waited for, until the client's time is up. Of
-several servers one may be a step ahead of another, and the last step may be taken back when a worker dies.
+workers wait for no more of it than one call, which is of a page at the most. A server that is away is waited
+for, until the client's time is up. Of several servers one may be a step ahead of another, and the last step
+may be taken back when a worker dies.
 """
 
 from __future__ import annotations
