@@ -239,9 +239,10 @@ class Server:
 
     @property
     def line(self) -> str:
-        """Of states that follow one another: another one after it has gone back to a checkpoint."""
+        """Of states that follow one another: another one after it has gone back to a checkpoint, or has begun
+        anew."""
         generation, step, attempt = self.steps.restored
-        return f"{self.run_id}/{generation}/{step}/{attempt}"
+        return f"{self.run_id}/{generation or self.steps.begun_in}/{step}/{attempt}"
 
     def position(self) -> pb.Position:
         steps = self.steps
@@ -361,7 +362,7 @@ class Server:
         last = None if steps.last is None else list(steps.last.__dict__.values())
         about = {
             "generation": steps.generation, "step": steps.step, "began": steps.began,
-            "last": last, "restored": list(steps.restored),
+            "last": last, "restored": list(steps.restored), "begun_in": steps.begun_in,
         }  # fmt: skip
         records = [[HEAD, json.dumps(about).encode()]]
         if self._declared is not None:
@@ -572,5 +573,6 @@ def _steps(about: dict[str, Any]) -> Steps:
     last = None if about["last"] is None else Commit(*about["last"])
     generation, step, attempt = about["restored"]
     return Steps(
-        about["generation"], about["step"], about["began"], last, restored=(generation, step, attempt)
-    )
+        about["generation"], about["step"], about["began"], last, restored=(generation, step, attempt),
+        begun_in=about.get("begun_in", 0),
+    )  # fmt: skip
