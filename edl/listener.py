@@ -2,8 +2,9 @@
 
 Who serves there, the job's server, that of a master that stands by or one that keeps rows, is the caller's.
 
-Promise: no call without a token of the job is answered; an address that is taken is told in plain words; and
-a certificate that was replaced is used for the next connection.
+Promise: no call without a token of the job is answered, but that its token for reading is enough for calls
+that only read; an address that is taken is told in plain words; and a certificate that was replaced is used
+for the next connection.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import grpc
@@ -35,14 +36,21 @@ OPTIONS = [
 CERTIFICATE_SECONDS = 5.0  # between two looks; the kubelet itself takes a minute or two to bring another one
 UNKNOWN_TOKEN_SECONDS = 60.0  # between two lines of the log about wrong tokens
 
+Reading: TypeAlias = Mapping[str, Callable[[Any], bool]]
+NOTHING: Reading = {}
+
 log = structlog.get_logger()
 
 
 class TokenCheck(grpc.aio.ServerInterceptor):
-    """Refuses every call that does not carry a token of the job."""
+    """Refuses every call that does not carry a token of the job.
 
-    def __init__(self, tokens: Tokens):
-        self._tokens, self._told_at = tokens, -UNKNOWN_TOKEN_SECONDS
+    Args:
+        reading: by method, whether a request only reads, so that the token for reading is enough.
+    """
+
+    def __init__(self, tokens: Tokens, reading: Reading = NOTHING):
+        self._tokens, self._reading, self._told_at = tokens, reading, -UNKNOWN_TOKEN_SECONDS
 
         async def refuse(_: Any, context: Context) -> None:
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the job's token is missing or wrong")
@@ -66,11 +74,36 @@ class TokenCheck(grpc.aio.ServerInterceptor):
         given = dict(details.invocation_metadata or ()).get("authorization", "")
         if handler is None or self._tokens.accept(str(given)):
             return handler
+        streams = handler.request_streaming or handler.response_streaming
+        if not streams and self._tokens.accept_for_reading(str(given)):
+            return _for_reading(handler, self._reading.get(details.method, _never))
         now = asyncio.get_running_loop().time()
         if given and now - self._told_at >= UNKNOWN_TOKEN_SECONDS:
             self._told_at = now
             log.warning("a caller was refused: its token is neither the current one nor the one before it")
         return self._refusals[handler.request_streaming, handler.response_streaming]
+
+
+def _for_reading(
+    handler: grpc.RpcMethodHandler[Any, Any], reads: Callable[[Any], bool]
+) -> grpc.RpcMethodHandler[Any, Any]:
+    """The same, but that what does not read only is refused."""
+
+    async def answer(request: Any, context: Context) -> Any:
+        if not reads(request):
+            await context.abort(
+                grpc.StatusCode.PERMISSION_DENIED,
+                "this call needs the job's token; the one for reading is enough for rows as they are now",
+            )
+        return await handler.unary_unary(request, context)  # type: ignore[misc, arg-type]
+
+    return grpc.unary_unary_rpc_method_handler(
+        answer, handler.request_deserializer, handler.response_serializer
+    )
+
+
+def _never(_: Any) -> bool:
+    return False
 
 
 def _check_free(address: str) -> None:
@@ -106,6 +139,7 @@ class Listener:
     Args:
         certificate: with which it speaks TLS; None: without.
         options: of gRPC.
+        reading: by method, whether a request only reads, so that the token for reading is enough.
     """
 
     def __init__(
@@ -113,8 +147,10 @@ class Listener:
         tokens: Tokens,
         certificate: Certificate | None = None,
         options: Sequence[tuple[str, Any]] = OPTIONS,
+        reading: Reading = NOTHING,
     ):
         self._tokens, self._certificate, self._options = tokens, certificate, options
+        self._reading = reading
         self._server: grpc.aio.Server | None = None
         self._looking: asyncio.Task[None] | None = None
 
@@ -127,7 +163,9 @@ class Listener:
         Raises:
             EdlError: the address is taken, or is none of this machine; or the certificate cannot be used.
         """
-        server = grpc.aio.server(interceptors=[TokenCheck(self._tokens)], options=self._options)
+        server = grpc.aio.server(
+            interceptors=[TokenCheck(self._tokens, self._reading)], options=self._options
+        )
         serve(server)
         port = _bind(server, address, self._certificate)
         await server.start()

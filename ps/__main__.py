@@ -58,7 +58,7 @@ def main(argv: list[str] | None = None) -> int:
 
 async def _serve(args: argparse.Namespace) -> int:
     from ps.durable import Server
-    from ps.service import OPTIONS, Service
+    from ps.service import OPTIONS, READING, Service
 
     log = structlog.get_logger()
     tokens = Tokens(os.environ.get("EDL_TOKEN", ""), args.token_file, log.info)
@@ -81,7 +81,7 @@ async def _serve(args: argparse.Namespace) -> int:
     known = kept.read_text(encoding="utf-8") if kept.exists() else ""
     server = of_run(args.run_id or known)
     service = Service(server, None if args.run_id else of_run)
-    listener = Listener(tokens, options=OPTIONS)
+    listener = Listener(tokens, options=OPTIONS, reading=READING)
     port = await listener.start(args.listen, service.register)
     address = f"{args.listen.rpartition(':')[0]}:{port}"
     if args.address_file is not None:

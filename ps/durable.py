@@ -157,6 +157,8 @@ class Server:
         if request.generation:
             self._check_declared(request.run_id)
             self._reach(request.generation, request.step, _commit(request))
+        else:
+            self._check_readable(request.run_id)
         wanted = [(self._table(asked.table), _ids(asked.ids)) for asked in request.ids]
         size = sum(len(ids) * table.dim for table, ids in wanted)
         if size > len(self._room):
@@ -175,13 +177,16 @@ class Server:
         if request.generation:
             self._check_declared(request.run_id)
             self._reach(request.generation, request.step, _commit(request))
+        else:
+            self._check_readable(request.run_id)
         if not 0 <= request.table < len(self.tables) or request.most < 1:
             raise Invalid(
                 f"{request.most} rows of table {request.table}: there are {len(self.tables)} tables"
             )
         after = request.after if request.HasField("after") else None
-        ids, rows, more = self.tables[request.table].page(self.steps.step, after, request.most)
-        return pb.Listed(ids=ids.tobytes(), rows=rows.tobytes(), more=more)
+        step = self.steps.step
+        ids, rows, more = self.tables[request.table].page(step, after, request.most, request.since)
+        return pb.Listed(ids=ids.tobytes(), rows=rows.tobytes(), more=more, step=step, line=self.line)
 
     def stage(self, raw: bytes) -> pb.Position:
         request = pb.StageRequest.FromString(raw)
@@ -232,6 +237,13 @@ class Server:
         """The next step waits until something is copied."""
         return self._capture is not None and not self._capture.done.is_set()
 
+    @property
+    def line(self) -> str:
+        """Of states that follow one another: another one after it has gone back to a checkpoint, or has begun
+        anew."""
+        generation, step, attempt = self.steps.restored
+        return f"{self.run_id}/{generation or self.steps.begun_in}/{step}/{attempt}"
+
     def position(self) -> pb.Position:
         steps = self.steps
         return pb.Position(generation=steps.generation, step=steps.step, empty=not steps.began)
@@ -239,9 +251,10 @@ class Server:
     def describe(self, busy_seconds: float) -> pb.Description:
         return pb.Description(
             position=self.position(),
-            tables=[pb.TableState(name=table.name, rows=len(table)) for table in self.tables],
+            tables=[pb.TableState(name=table.name, rows=len(table), dim=table.dim) for table in self.tables],
             memory=self._memory(), memory_limit=self._limit, rows_pulled=self.rows_pulled,
             rows_staged=self.rows_staged, busy_seconds=busy_seconds, log_bytes=self._log.nbytes,
+            run_id=self.run_id, index=self.index, servers=self.servers, line=self.line,
         )  # fmt: skip
 
     def close(self) -> None:
@@ -349,7 +362,7 @@ class Server:
         last = None if steps.last is None else list(steps.last.__dict__.values())
         about = {
             "generation": steps.generation, "step": steps.step, "began": steps.began,
-            "last": last, "restored": list(steps.restored),
+            "last": last, "restored": list(steps.restored), "begun_in": steps.begun_in,
         }  # fmt: skip
         records = [[HEAD, json.dumps(about).encode()]]
         if self._declared is not None:
@@ -449,6 +462,20 @@ class Server:
                 "call Declare, and look at the position that it returns"
             )
 
+    def _check_readable(self, run_id: str) -> None:
+        """For those who take no part in the job.
+
+        Args:
+            run_id: of the job that they mean; empty: whichever it is.
+        """
+        if run_id:
+            self._check_run(run_id)
+        if not self.steps.began:
+            raise Misplaced(
+                f"parameter server {self.index} has no rows yet: it has just been started, or has lost its "
+                "log; the job's workers say what it is to have"
+            )
+
     def _table(self, number: int) -> Table:
         if not 0 <= number < len(self.tables):
             raise Invalid(f"table {number}: expected one of {len(self.tables)}")
@@ -546,5 +573,6 @@ def _steps(about: dict[str, Any]) -> Steps:
     last = None if about["last"] is None else Commit(*about["last"])
     generation, step, attempt = about["restored"]
     return Steps(
-        about["generation"], about["step"], about["began"], last, restored=(generation, step, attempt)
-    )
+        about["generation"], about["step"], about["began"], last, restored=(generation, step, attempt),
+        begun_in=about.get("begun_in", 0),
+    )  # fmt: skip

@@ -4,11 +4,11 @@ Native work and the log have one thread of their own, so that the loop stays fre
 calls are done one after the other, in the order in which they came. A call of a generation that is not
 settled yet waits.
 
-Statuses: UNAUTHENTICATED without a token of the job; INVALID_ARGUMENT, the request cannot be right; ABORTED,
-its generation has passed; FAILED_PRECONDITION, the server is not in the state that was asked for (it was just
-started and knows no tables, or is at another step); RESOURCE_EXHAUSTED, its memory limit; UNAVAILABLE, its
-disk is full or a checkpoint cannot be read. After each of them nothing has changed, and each has a text for a
-person.
+Statuses: UNAUTHENTICATED without a token of the job; PERMISSION_DENIED, the one for reading is not enough;
+INVALID_ARGUMENT, the request cannot be right; ABORTED, its generation has passed; FAILED_PRECONDITION, the
+server is not in the state that was asked for (it was just started and knows no tables, or is at another
+step); RESOURCE_EXHAUSTED, its memory limit; UNAVAILABLE, its disk is full or a checkpoint cannot be read.
+After each of them nothing has changed, and each has a text for a person.
 
 What the workers owe: at each step at least one of them calls `Pull` on every server, without ids if need be,
 so that every server hears what became of every step.
@@ -29,6 +29,7 @@ import structlog
 from edl.contract.proto import ps_pb2 as pb
 from edl.errors import CheckpointError
 from edl.listener import OPTIONS as LISTENER_OPTIONS
+from edl.listener import Reading
 from ps.durable import Capture, Server
 from ps.errors import Invalid, Misplaced, OutOfMemory, Refused, Stale, Unavailable, Unsettled
 
@@ -47,6 +48,12 @@ _STATUS = {
     Unavailable: grpc.StatusCode.UNAVAILABLE,
 }
 
+# What the token for reading is enough for: rows as they are now. With a generation, a call may take a step.
+READING: Reading = {
+    "/edl.ParameterServer/Pull": lambda request: not request.generation,
+    "/edl.ParameterServer/List": lambda request: not request.generation,
+    "/edl.ParameterServer/Describe": lambda _: True,
+}
 SMALL = 16 << 10  # bytes of a request
 
 log = structlog.get_logger()

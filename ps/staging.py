@@ -76,6 +76,7 @@ class Steps:
         can_undo: that step can be taken back.
         staged: by rank, for the step that is taken at `step`.
         restored: the generation, step and attempt of the last going back.
+        begun_in: the generation in which it was at the beginning without that; 0: it was not.
     """
 
     generation: int = 0
@@ -85,6 +86,7 @@ class Steps:
     can_undo: bool = False
     staged: Mapping[int, Any] = field(default_factory=lambda: NOTHING)
     restored: tuple[int, int, str] = (0, 0, "")
+    begun_in: int = 0
 
     def settle(self, generation: int, step: int, last: Commit | None) -> tuple[Steps, tuple[Effect, ...]]:
         """The ring is at `step`, in a new generation. If that cannot be reached from here, the step stays
@@ -102,7 +104,8 @@ class Steps:
             return self, ()
         settled = replace(self, generation=generation, staged=NOTHING)
         if not self.began:
-            return replace(settled, began=step == 0), ()
+            begins = step == 0
+            return replace(settled, began=begins, begun_in=generation if begins else 0), ()
         if step == self.step + 1 and last is not None:
             return settled._after(last), (Apply(last, self._in_order()),)
         if step == self.step - 1 and self.can_undo:

@@ -267,18 +267,21 @@ class Table:
             rows[:, : self.dim].copy(), rows[:, self.dim :].copy(), seen.copy(),
         )  # fmt: skip
 
-    def page(self, step: int, after: int | None, most: int) -> tuple[np.ndarray, np.ndarray, bool]:
+    def page(
+        self, step: int, after: int | None, most: int, since: int = 0
+    ) -> tuple[np.ndarray, np.ndarray, bool]:
         """Some of the rows that are there at `step`, by rising ids: ids int64 [n], rows float32 [n, dim], and
         whether there are further ones.
 
         Args:
             after: ids up to this one have been listed; None: none.
             most: of a page.
+            since: only rows that the step taken there, or a later one, has had.
         """
         s, numbers = self._store, self._store.numbers()
         there = np.ones(s.n, bool) if after is None else numbers[:, 0] > after
-        if self._ttl:
-            there &= numbers[:, 1] >= self._oldest(step)
+        if (oldest := max(self._oldest(step), since)) > 0:
+            there &= numbers[:, 1] >= oldest
         slots = np.flatnonzero(there)
         more = len(slots) > most
         if more:

@@ -18,15 +18,14 @@ from typing import Any
 import numpy as np
 
 from edl.checkpoints import Part
-from edl.contract.buckets import owners, server_of
+from edl.contract.buckets import owners
 from edl.contract.proto import ps_pb2 as pb
+from edl.contract.rows import IDS, PAGE_BYTES, VALUES, Shares, encoded, put
 from edl.errors import EdlError
 from trainer.roles import Commit, Table
 from trainer.server_link import Interrupt, Link, Request, ServerLink, ServerRefused, Writing
 
 WORKERS = 1 << 20  # a generation is a number of its own, and that of the worker who claimed it
-PAGE_BYTES = 16 << 20  # of one answer, when all rows are asked for
-IDS, VALUES = np.dtype("<i8"), np.dtype("<f4")
 
 
 class ParameterServers:
@@ -126,13 +125,13 @@ class ParameterServers:
     # --- the step's side
 
     def pull(self, step: int, ids: Sequence[np.ndarray]) -> list[np.ndarray]:
-        shares = [_Shares(each, self.count) for each in ids]
+        shares = [Shares(each, self.count) for each in ids]
         last = self._commit(step)
         requests = {
             index: pb.PullRequest(
                 run_id=self._run_id, generation=self._generation, step=step, last=last,
                 ids=[
-                    pb.Ids(table=table, ids=_bytes(share.ids[share.of(index)], IDS))
+                    pb.Ids(table=table, ids=encoded(share.ids[share.of(index)], IDS))
                     for table, share in enumerate(shares)
                     if share.has(index)
                 ],
@@ -146,7 +145,7 @@ class ParameterServers:
                 raise EdlError(f"parameter server {index} has sent rows of {len(answer.rows)} tables, "
                                f"asked for {len(asked)}")  # fmt: skip
             for one, rows in zip(asked, answer.rows, strict=True):
-                _put(found[one.table], shares[one.table].of(index), rows, index)
+                put(found[one.table], shares[one.table].of(index), rows, index)
         return found
 
     def all_rows(self, table: int) -> tuple[np.ndarray, np.ndarray]:
@@ -170,14 +169,14 @@ class ParameterServers:
         return np.concatenate([ids for ids, _ in found]), np.concatenate([rows for _, rows in found])
 
     def stage(self, step: int, rank: int, gradients: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
-        shares = [_Shares(ids, self.count) for ids, _ in gradients]
+        shares = [Shares(ids, self.count) for ids, _ in gradients]
         requests = {}
         for index in range(self.count):
             theirs = [
                 pb.Gradients(
                     table=table,
-                    ids=_bytes(ids[share.of(index)], IDS),
-                    values=_bytes(values[share.of(index)], VALUES),
+                    ids=encoded(ids[share.of(index)], IDS),
+                    values=encoded(values[share.of(index)], VALUES),
                 )
                 for table, ((ids, values), share) in enumerate(zip(gradients, shares, strict=True))
                 if share.has(index)
@@ -252,39 +251,6 @@ def _copied(request: pb.ListRequest) -> pb.ListRequest:
     copy = pb.ListRequest()
     copy.CopyFrom(request)
     return copy
-
-
-class _Shares:
-    """Which of some ids belong to which server."""
-
-    def __init__(self, ids: np.ndarray, servers: int):
-        self.ids = ids
-        self._all = slice(None) if servers == 1 else None
-        if servers > 1:
-            whose = server_of(ids, servers)
-            self._order = np.argsort(whose, kind="stable")
-            self._ends = np.searchsorted(whose[self._order], np.arange(servers + 1))
-
-    def of(self, server: int) -> Any:
-        """An index of those of a server."""
-        if self._all is not None:
-            return self._all
-        return self._order[self._ends[server] : self._ends[server + 1]]
-
-    def has(self, server: int) -> bool:
-        return bool(len(self.ids) if self._all is not None else self._ends[server + 1] > self._ends[server])
-
-
-def _bytes(values: np.ndarray, dtype: np.dtype[Any]) -> bytes:
-    return np.ascontiguousarray(values, dtype).tobytes()
-
-
-def _put(found: np.ndarray, places: Any, rows: bytes, index: int) -> None:
-    values = np.frombuffer(rows, VALUES)
-    expected = found[places].shape if isinstance(places, slice) else (len(places), found.shape[1])
-    if values.size != expected[0] * expected[1]:
-        raise EdlError(f"parameter server {index} has sent {values.size} values, expected {expected}")
-    found[places] = values.reshape(expected)
 
 
 def _part(written: pb.Written) -> Part:

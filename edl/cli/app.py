@@ -1,7 +1,8 @@
 """The commands of `edl`, and where each of them is.
 
 run          edl run, master, worker: processes of this machine
-manage       edl status, logs, wait, scale, checkpoint, stop: a job that was started, here or in a cluster
+manage       edl status, logs, wait, scale, checkpoint, stop, token: a job that was started, here or in a
+             cluster
 history      edl audit, replay: a job's journal
 checkpoints  edl checkpoints: what is in a checkpoint directory
 export       edl export: a model out of a checkpoint, or in another format
@@ -28,7 +29,8 @@ app = typer.Typer(
 )
 for command in (
     run.run, manage.status, manage.logs, manage.wait, manage.scale, manage.checkpoint, manage.stop,
-    history.audit, history.replay, checkpoints.checkpoints, export.export, run.master, run.worker,
+    manage.token, history.audit, history.replay, checkpoints.checkpoints, export.export, run.master,
+    run.worker,
 ):  # fmt: skip
     app.command()(command)
 app.add_typer(model.app)

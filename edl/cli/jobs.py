@@ -108,6 +108,9 @@ class JobHandle(Protocol):
             target: the file or directory to make. Nothing lies there.
         """
 
+    def token(self) -> str:
+        """The job's token."""
+
     def stop(self) -> str:
         """End it; returns the outcome in words. A job that has ended stays as it is."""
 

@@ -94,6 +94,9 @@ class Local:
                         write(piece)
         return made.outcome
 
+    def token(self) -> str:
+        return artifacts.read_contact(self._output).token
+
     def stop(self) -> str:
         if (summary := self._summary()) is not None:
             return f"the job has already ended: {summary['phase']}, {summary['reason']}"

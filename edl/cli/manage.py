@@ -13,6 +13,7 @@ import typer
 from edl.cli import display
 from edl.cli.jobs import ENDED, JobHandle, LogSource, Phase
 from edl.cli.target import about_a_job
+from edl.contract.tokens import for_reading
 from edl.errors import ConfigError
 
 TIMED_OUT = 124  # as of the command `timeout`
@@ -115,3 +116,18 @@ def stop(
     display.line("waiting for the checkpoint; `edl stop` without --checkpoint ends the job at once")
     sys.stdout.flush()
     display.line(job.stop_with_checkpoint(force))
+
+
+@about_a_job
+def token(
+    job: JobHandle,
+    read: Annotated[
+        bool, typer.Option("--read", help="The one with which rows of parameter servers can be read.")
+    ] = False,
+) -> None:
+    """Print a token of a job, for a program that is to read from it."""
+    if not read:
+        raise ConfigError(
+            "expected --read: the job's own token, which is enough for everything, is not printed"
+        )
+    display.line(for_reading(job.token()))

@@ -8,6 +8,7 @@ Events can use the commands that show; `scale`, `checkpoint` and `stop` write a 
 from __future__ import annotations
 
 import asyncio
+import base64
 import secrets
 import shlex
 import sys
@@ -101,6 +102,9 @@ class Release:
 
     def fetch(self, name: str, target: Path) -> str:
         return self._loop.run(release_model.fetch(self._api, self._found, name, target))
+
+    def token(self) -> str:
+        return self._loop.run(self._token())
 
     def stop(self) -> str:
         return self._loop.run(self._stop())
@@ -229,6 +233,15 @@ class Release:
             stopped = (*ENDED, Phase.Ending)
             found = await self._answer(lambda now: now.phase in stopped, "requested the end of the job")
         return self._left(found)
+
+    async def _token(self) -> str:
+        """From the Secret that the workers' pods have it from."""
+        name, key = release_status.token_secret(self._found)
+        data = (await self._api.get(self._path("secrets", name))).get("data") or {}
+        try:
+            return base64.b64decode(data[key], validate=True).decode().strip()
+        except (LookupError, ValueError) as error:
+            raise EdlError(f"secret {name}: its key {key!r} holds no token") from error
 
     def _left(self, found: FoundRelease) -> str:
         """How it has ended, and what there is of it."""

@@ -162,6 +162,21 @@ class FoundRelease:
         return f"{same},{pods.COMPONENT} in ({','.join(components)})"
 
 
+def token_secret(found: FoundRelease) -> tuple[str, str]:
+    """The Secret with the job's token, and the key in it.
+
+    Raises:
+        EdlError: the worker's pod in the job's ConfigMap cannot be read.
+    """
+    try:
+        spec = yaml.safe_load(found.job["data"]["worker.yaml"])["spec"]
+        container = next(c for c in spec["containers"] if c["name"] == pods.CONTAINER)
+        source = next(e["valueFrom"] for e in container["env"] if e["name"] == "EDL_TOKEN")["secretKeyRef"]
+        return str(source["name"]), str(source["key"])
+    except (yaml.YAMLError, KeyError, TypeError, StopIteration) as error:
+        raise EdlError(f"configmap {found.names.job}: cannot read worker.yaml") from error
+
+
 def snapshot(found: FoundRelease, there: Sequence[Object], happened: Sequence[Object]) -> JobSnapshot:
     """The job now.
 

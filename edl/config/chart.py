@@ -99,6 +99,7 @@ class ServerPod(AnyPod):
     """A parameter server's, beside what the job says of servers."""
 
     port: Int = Field(ge=1024, lt=1 << 16)
+    clients: Objects
     storage: Storage
 
 

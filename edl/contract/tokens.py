@@ -3,18 +3,28 @@
 A token is changed while workers run that know the old one. In a cluster it is in a mounted Secret, which the
 kubelet keeps up to date: the file is the current token, and FILE-previous, if it is there, the one before it.
 
+From each follows another one, for reading the rows of parameter servers and nothing else: who has that cannot
+find out the job's.
+
 Promise: whoever has one of the two is let in, and nobody else. That the token has changed is told.
 """
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 FILE = "EDL_TOKEN_FILE"  # in the environment
 PREVIOUS = "-previous"
+_FOR_READING = b"edl: read rows"
+
+
+def for_reading(token: str) -> str:
+    """What is enough to read rows, of the job with this token."""
+    return hmac.digest(token.encode(), _FOR_READING, hashlib.sha256).hex()
 
 
 class Tokens:
@@ -43,10 +53,15 @@ class Tokens:
 
     def accept(self, authorization: str) -> bool:
         """Whether that is the header of a call that is to be let in."""
+        return _is_one_of(authorization, self._known())
+
+    def accept_for_reading(self, authorization: str) -> bool:
+        """Whether that is the header of a call that may read rows."""
+        return _is_one_of(authorization, map(for_reading, self._known()))
+
+    def _known(self) -> list[str]:
         self._read()
-        known = [token for token in (self._current, self._before, self._previous()) if token]
-        said = authorization.encode()
-        return any(hmac.compare_digest(said, f"Bearer {token}".encode()) for token in known)
+        return [token for token in (self._current, self._before, self._previous()) if token]
 
     def _read(self) -> None:
         text = _text(self._file)
@@ -57,6 +72,11 @@ class Tokens:
 
     def _previous(self) -> str:
         return _text(self._file.with_name(self._file.name + PREVIOUS)) if self._file is not None else ""
+
+
+def _is_one_of(authorization: str, tokens: Iterable[str]) -> bool:
+    said = authorization.encode()
+    return any(hmac.compare_digest(said, f"Bearer {token}".encode()) for token in tokens)
 
 
 def _text(file: Path | None) -> str:

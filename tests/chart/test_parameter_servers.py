@@ -11,6 +11,7 @@ import json
 import pytest
 
 from edl import config
+from edl.cli.release_status import FoundRelease, token_secret
 from edl.config import values
 from edl.errors import ConfigError
 from edl.kubernetes.names import Names
@@ -134,6 +135,23 @@ def test_only_workers_and_the_master_reach_the_servers(rendered: dict[str, Rende
     assert policy["podSelector"]["matchLabels"].items() <= labels.items()
     ways = found.one("NetworkPolicy", "edl-worker")["spec"]["egress"]
     assert [way for way in ways if way.get("ports") == rule["ports"]], "restrictEgress cuts the workers off"
+
+
+def test_who_reads_rows_is_let_in_by_name(helm: Helm) -> None:
+    found = helm.template("mode=hybrid", "ps.clients[0].podSelector.matchLabels.app=shop")
+    [rule] = found.one("NetworkPolicy", "edl-ps")["spec"]["ingress"]
+    assert rule["from"][-1] == {"podSelector": {"matchLabels": {"app": "shop"}}}
+    assert len(rule["from"]) == 3
+    assert "shop" not in json.dumps(found.one("NetworkPolicy", "edl-master"))
+
+
+def test_the_command_finds_the_token_where_the_workers_do(helm: Helm) -> None:
+    def where(*sets: str) -> tuple[str, str]:
+        job = helm.template("mode=hybrid", *sets).one("ConfigMap", "edl-job")
+        return token_secret(FoundRelease("default", "edl", Names("edl"), job, {}))
+
+    assert where() == (Names("edl").token, "token")
+    assert where("token.existingSecret=given", "token.key=password") == ("given", "password")
 
 
 def test_one_server_is_drained_at_a_time(helm: Helm) -> None:

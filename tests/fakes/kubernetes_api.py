@@ -26,7 +26,9 @@ from aiohttp import web
 
 Object = dict[str, Any]
 NAMESPACE = "test"
-KINDS = {"pods": "Pod", "configmaps": "ConfigMap", "events": "Event", "leases": "Lease"}
+KINDS = {
+    "pods": "Pod", "configmaps": "ConfigMap", "events": "Event", "leases": "Lease", "secrets": "Secret",
+}  # fmt: skip
 
 
 @dataclass

@@ -7,6 +7,7 @@ by hand; what they make of what the commands ask is the business of test_kuberne
 from __future__ import annotations
 
 import asyncio
+import base64
 import hashlib
 import json
 import os
@@ -22,6 +23,7 @@ import pytest
 import yaml
 
 from edl.contract import artifacts
+from edl.contract.tokens import for_reading
 from edl.kubernetes import overrides
 from tests import kubernetes_master
 from tests.fakes.kubernetes_api import NAMESPACE, KubernetesApi, Object
@@ -648,6 +650,23 @@ async def test_the_trained_model_is_fetched_from_the_claim_by_a_pod_that_has_not
     assert (made["spec"]["nodeSelector"], "priorityClassName" in made["spec"]) == ({"disk": "fast"}, False)
     assert list(cluster.objects["pods"]) == ["edl-master"], "the pod is left"
     assert cluster.count()["create", "pods"] == 2
+
+
+async def test_the_token_for_reading_is_made_of_the_one_that_the_workers_have(cluster: Cluster) -> None:
+    source = {"secretKeyRef": {"name": "given", "key": "password"}}
+    container = {"name": "worker", "env": [{"name": "EDL_TOKEN", "valueFrom": source}]}
+    job = cluster.objects["configmaps"]["edl-job"]
+    text = yaml.safe_dump({"spec": {"containers": [container]}})
+    cluster.put("configmaps", {**job, "data": {**job["data"], "worker.yaml": text}})
+    lacking = await cluster.edl("token", "--read", "--release", "edl")
+    assert lacking.code == 1 and 'secrets "given" not found' in lacking.err
+    secret = {"metadata": {"name": "given"}, "data": {"password": base64.b64encode(b"token").decode()}}
+    cluster.put("secrets", secret)
+    done = await cluster.edl("token", "--read", "--release", "edl")
+    assert (done.code, done.out) == (0, f"{for_reading('token')}\n"), done.err
+    cluster.put("secrets", {**secret, "data": {"token": "eA=="}})
+    other = await cluster.edl("token", "--read", "--release", "edl")
+    assert other.code == 1 and "secret given: its key 'password' holds no token" in other.err
 
 
 async def test_a_model_that_does_not_arrive_as_it_was_written_is_not_there(cluster: Cluster) -> None:

@@ -5,6 +5,7 @@ The model counts each record in a row of its own (tests/models/counting_rows.py)
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import signal
@@ -18,6 +19,8 @@ import pytest
 from edl import audit
 from edl.contract import artifacts
 from edl.contract.reasons import Reason
+from edl.contract.tokens import for_reading
+from edl.serving import Client
 from tests.evidence import saved_weights
 from tests.process.conftest import Running
 from tests.process.test_saved import A_Job
@@ -105,6 +108,31 @@ async def test_where_there_is_no_checkpoint_it_begins_anew(a_job: A_Job) -> None
         await kill_server(job, 0)
         await job.until(lambda: job.job.ring.generation > before and job.ring)
         await counted(job)
+
+
+async def test_rows_are_read_while_the_job_trains_and_a_server_is_killed(a_job: A_Job) -> None:
+    async with a_job(*HYBRID, workers=1, records=RECORDS, epochs=EPOCHS, model="counting_rows.py") as job:
+        await job.ring_of(1)
+        await job.until(lambda: all(server["rows"] for server in job.status["servers"]))
+        addresses = [server["address"] for server in job.status["servers"]]
+        with Client(addresses, for_reading("a-token"), timeout=60) as client:
+            ids = np.arange(RECORDS, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+            first = await asyncio.to_thread(client.rows, "counts", ids)
+            copy = await asyncio.to_thread(client.changed, "counts")
+            step = await asyncio.to_thread(lambda: client.step)
+            await kill_server(job, 0)
+            await job.until(lambda: job.status["step"] > step + 2)
+            second = await asyncio.to_thread(client.rows, "counts", ids)
+            news = await asyncio.to_thread(client.changed, "counts", copy.mark)
+            assert copy.whole and not news.whole and news.step > copy.step
+            learned = dict(zip(copy.ids.tolist(), copy.rows, strict=True))
+            learned |= dict(zip(news.ids.tolist(), news.rows, strict=True))
+            reread = await asyncio.to_thread(client.rows, "counts", ids)
+        await counted(job)
+    assert (first[:, 0] == first[:, 1]).all() and (second[:, 0] == second[:, 1]).all(), "half a row"
+    assert (second >= first).all() and second.sum() > first.sum() > 0
+    kept = np.array([learned.get(id, np.zeros(2)) for id in ids.astype(np.int64).tolist()])
+    assert (second <= kept).all() and (kept <= reread).all(), "what has changed was not told"
 
 
 async def test_the_status_tells_what_each_server_has(a_job: A_Job) -> None:

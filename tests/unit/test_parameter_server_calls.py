@@ -132,8 +132,10 @@ async def test_each_refusal_has_its_status_and_says_what_is_expected(call: Calle
 
 async def test_a_reader_of_no_generation_sees_what_is_there_now(call: Caller) -> None:
     await call("Declare", tables())
-    initial = await call("Pull", pull(0, 0, [1, 2]))
+    code, text = await refused(call, "Pull", pull(0, 0, [1, 2]))
+    assert code == grpc.StatusCode.FAILED_PRECONDITION and "has no rows yet" in text
     await call("Settle", settle(1, 0))
+    initial = await call("Pull", pull(0, 0, [1, 2]))
     await call("Stage", stage(1, 0))
     await call("Pull", pull(1, 1, last=commit(0)))
     touched = np.frombuffer(stage(1, 0).gradients[0].ids, np.int64)

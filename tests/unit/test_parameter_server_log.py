@@ -33,7 +33,7 @@ def start(tmp_path: Path) -> Callable[..., Server]:
 
 def content(server: Server) -> Content:
     """All that is in a server, bit for bit, whatever the order."""
-    found: list[Any] = [server.position().SerializeToString(), sorted(server.steps.staged)]
+    found: list[Any] = [server.position().SerializeToString(), server.line, sorted(server.steps.staged)]
     for table in server.tables:
         copy = table.copy(server.steps.step)
         order = np.argsort(copy.ids)

@@ -101,7 +101,7 @@ class Rows(_message.Message):
     def __init__(self, rows: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class ListRequest(_message.Message):
-    __slots__ = ("run_id", "generation", "step", "last", "table", "after", "most")
+    __slots__ = ("run_id", "generation", "step", "last", "table", "after", "most", "since")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
@@ -109,6 +109,7 @@ class ListRequest(_message.Message):
     TABLE_FIELD_NUMBER: _ClassVar[int]
     AFTER_FIELD_NUMBER: _ClassVar[int]
     MOST_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     generation: int
     step: int
@@ -116,17 +117,22 @@ class ListRequest(_message.Message):
     table: int
     after: int
     most: int
-    def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., last: _Optional[_Union[Commit, _Mapping]] = ..., table: _Optional[int] = ..., after: _Optional[int] = ..., most: _Optional[int] = ...) -> None: ...
+    since: int
+    def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., last: _Optional[_Union[Commit, _Mapping]] = ..., table: _Optional[int] = ..., after: _Optional[int] = ..., most: _Optional[int] = ..., since: _Optional[int] = ...) -> None: ...
 
 class Listed(_message.Message):
-    __slots__ = ("ids", "rows", "more")
+    __slots__ = ("ids", "rows", "more", "step", "line")
     IDS_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     MORE_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    LINE_FIELD_NUMBER: _ClassVar[int]
     ids: bytes
     rows: bytes
     more: bool
-    def __init__(self, ids: _Optional[bytes] = ..., rows: _Optional[bytes] = ..., more: _Optional[bool] = ...) -> None: ...
+    step: int
+    line: str
+    def __init__(self, ids: _Optional[bytes] = ..., rows: _Optional[bytes] = ..., more: _Optional[bool] = ..., step: _Optional[int] = ..., line: _Optional[str] = ...) -> None: ...
 
 class StageRequest(_message.Message):
     __slots__ = ("run_id", "generation", "step", "rank", "gradients")
@@ -207,7 +213,7 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class Description(_message.Message):
-    __slots__ = ("position", "tables", "memory", "memory_limit", "rows_pulled", "rows_staged", "busy_seconds", "log_bytes")
+    __slots__ = ("position", "tables", "memory", "memory_limit", "rows_pulled", "rows_staged", "busy_seconds", "log_bytes", "run_id", "index", "servers", "line")
     POSITION_FIELD_NUMBER: _ClassVar[int]
     TABLES_FIELD_NUMBER: _ClassVar[int]
     MEMORY_FIELD_NUMBER: _ClassVar[int]
@@ -216,6 +222,10 @@ class Description(_message.Message):
     ROWS_STAGED_FIELD_NUMBER: _ClassVar[int]
     BUSY_SECONDS_FIELD_NUMBER: _ClassVar[int]
     LOG_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    SERVERS_FIELD_NUMBER: _ClassVar[int]
+    LINE_FIELD_NUMBER: _ClassVar[int]
     position: Position
     tables: _containers.RepeatedCompositeFieldContainer[TableState]
     memory: int
@@ -224,12 +234,18 @@ class Description(_message.Message):
     rows_staged: int
     busy_seconds: float
     log_bytes: int
-    def __init__(self, position: _Optional[_Union[Position, _Mapping]] = ..., tables: _Optional[_Iterable[_Union[TableState, _Mapping]]] = ..., memory: _Optional[int] = ..., memory_limit: _Optional[int] = ..., rows_pulled: _Optional[int] = ..., rows_staged: _Optional[int] = ..., busy_seconds: _Optional[float] = ..., log_bytes: _Optional[int] = ...) -> None: ...
+    run_id: str
+    index: int
+    servers: int
+    line: str
+    def __init__(self, position: _Optional[_Union[Position, _Mapping]] = ..., tables: _Optional[_Iterable[_Union[TableState, _Mapping]]] = ..., memory: _Optional[int] = ..., memory_limit: _Optional[int] = ..., rows_pulled: _Optional[int] = ..., rows_staged: _Optional[int] = ..., busy_seconds: _Optional[float] = ..., log_bytes: _Optional[int] = ..., run_id: _Optional[str] = ..., index: _Optional[int] = ..., servers: _Optional[int] = ..., line: _Optional[str] = ...) -> None: ...
 
 class TableState(_message.Message):
-    __slots__ = ("name", "rows")
+    __slots__ = ("name", "rows", "dim")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
+    DIM_FIELD_NUMBER: _ClassVar[int]
     name: str
     rows: int
-    def __init__(self, name: _Optional[str] = ..., rows: _Optional[int] = ...) -> None: ...
+    dim: int
+    def __init__(self, name: _Optional[str] = ..., rows: _Optional[int] = ..., dim: _Optional[int] = ...) -> None: ...

@@ -111,7 +111,8 @@ class ParameterServerServicer:
     def Pull(self, request, context):
         """Rows of the state at `step`. An id that has no row yet has its initial one, which depends on (seed, table, id)
         only. Changes nothing but, if it is the first to come after it, the step that `last` speaks of is applied.
-        Before the generation is settled, it waits.
+        Before the generation is settled, it waits. Of generation 0: rows of the state that is there now, and nothing
+        is applied; a server that has no state of a job refuses it (FAILED_PRECONDITION).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
