@@ -102,6 +102,11 @@ class Ring:
         return bool(self.members) and not self.closing
 
     @property
+    def steps_whole(self) -> bool:
+        """It runs, or is left at a step boundary: what its members have said of their steps is so."""
+        return bool(self.members) and (self.planned or not self.closing)
+
+    @property
     def up(self) -> bool:
         """Every member in it has the state."""
         return not self._pool.any(lambda kind: kind.place == IN)

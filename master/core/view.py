@@ -31,7 +31,7 @@ def status(
         ahead: how far the ring is, as far as the core has not been told yet.
     """
     ring, task = job.ring, job.train
-    if ahead is None or ahead.generation != ring.generation or not ring.running:
+    if ahead is None or ahead.generation != ring.generation or not ring.steps_whole:
         ahead = ev.Progress(ring.generation, 0)
     if task is not None:
         task = replace(task, done=max(task.done, ahead.step - 1))

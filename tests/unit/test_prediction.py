@@ -167,6 +167,18 @@ def test_what_the_users_write_has_kept_leaves_a_mark(tmp_path: Path) -> None:
 # --- the master
 
 
+def test_what_a_ring_has_done_is_told_also_while_it_is_left_for_one_who_joins() -> None:
+    """The round that it is in may take long."""
+    story = Story(1, mode="predict", joinDelaySeconds=0)
+    story.tell(ev.Hello(WorkerId(0)), ev.Ready(WorkerId(0), Layout(0), held_out={"predict": 40_000}))
+    story.tell(ev.JoinedRing(WorkerId(0), Generation(1), 0))
+    ahead = ev.Progress(Generation(1), 0, round=1)
+    story.job.close("worker 1 joins", planned=True)
+    assert view.status(story.job, 0.0, ahead=ahead)["pass"]["done"] == 16_000
+    story.job.close("worker 0 is lost", planned=False)
+    assert view.status(story.job, 0.0, ahead=ahead)["pass"]["done"] == 0, "it may be in nobody's state"
+
+
 def test_a_job_that_predicts_forms_a_ring_and_ends_when_all_rounds_are_made() -> None:
     story = Story(2, mode="predict", joinDelaySeconds=9)
     for w in (WorkerId(0), WorkerId(1)):
