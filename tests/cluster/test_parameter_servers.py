@@ -13,7 +13,7 @@ import pytest
 
 from edl.contract import artifacts
 from edl.contract.reasons import Reason
-from tests.cluster.cluster import ROOT, Object
+from tests.cluster.cluster import ROOT, Images, Namespace, Object
 from tests.cluster.release import Release
 from tests.cluster.test_job import process
 from tests.rows import saved_rows
@@ -48,19 +48,23 @@ def step_after(job: Release, step: int) -> int:
 
 
 def test_workers_and_servers_are_killed_and_every_row_counts_its_record(
-    release: Callable[..., Release], tmp_path: Path
+    namespace: Namespace, images: Images, claim: Callable[..., None], tmp_path: Path
 ) -> None:
-    kept = tmp_path / "checkpoints"
-    kept.mkdir()
-    kept.chmod(0o777)
-    job = release(**{
+    namespace.restrict()
+    folders = {name: tmp_path / name for name in ("output", "checkpoints")}
+    for name, folder in folders.items():
+        folder.mkdir()
+        folder.chmod(0o777)
+        claim(name, folder, "ReadWriteMany")
+    job = Release(namespace, {
+        **images.values,
         "mode": "hybrid", "ps.servers": "2", "ps.resources.requests.cpu": "100m", "workers": "3",
         "model.source": str(ROOT / "tests" / "models" / "obedient_rows.py"),
         "worker.env[0].name": "EDL_COUNTING_RECORDS", "worker.env[0].value": str(RECORDS),
-        "training.epochs": str(EPOCHS), "checkpoint.hostPath": str(kept), "checkpoint.dir": "/checkpoints",
+        "training.epochs": str(EPOCHS), "output.existingClaim": "output",
+        "checkpoint.existingClaim": "checkpoints", "checkpoint.dir": "/checkpoints",
         "checkpoint.seconds": "2",
     })  # fmt: skip
-    job.namespace.restrict()
     job.install()
     job.ring_of(3)
 
@@ -82,11 +86,11 @@ def test_workers_and_servers_are_killed_and_every_row_counts_its_record(
     job.namespace.kubectl("delete", "pod", job.workers()[0], "--grace-period=0", "--force")
     job.ring_of(3)
 
-    job.go()
+    (folders["output"] / "go").touch()
     data = job.phase("Succeeded", "Failed", "Stopped", seconds=300)
     assert data["phase"] == "Succeeded", data
     assert job.summary()["records"]["applied"] == RECORDS * EPOCHS
-    ids, rows = saved_rows(Path(job.values["output.hostPath"]) / artifacts.MODEL)
+    ids, rows = saved_rows(folders["output"] / artifacts.MODEL)
     assert np.sort(ids).tolist() == list(range(RECORDS))
     assert (rows == EPOCHS).all(), f"rows count {rows.min():g} to {rows.max():g}"
 
