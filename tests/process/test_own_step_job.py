@@ -1,4 +1,4 @@
-"""A job whose model has its own training step of several sums, with faults in it: each record counts once."""
+"""Jobs whose models sum several times within a step, with faults and newcomers: each record counts once."""
 
 from __future__ import annotations
 
@@ -21,3 +21,16 @@ async def test_a_worker_killed_in_a_step_of_several_sums_loses_nothing(a_job: A_
         summary = await job.exact()
     assert summary["failures"] == []
     assert summary["state_losses"] == 0
+
+
+async def test_who_joins_a_ring_that_sums_rows_one_by_one_does_not_stop_it(a_job: A_Job) -> None:
+    """Until it has the state it has no records, and makes the sums within a step all the same."""
+    async with a_job(workers=1, model="rows_in_ring.py", records=600, epochs=20) as job:
+        await job.ring_of(1)
+        await job.stepping()
+        job.master.scale(2)
+        await job.ring_of(2)
+        await job.stepping()
+        summary = await job.end()
+    assert summary["phase"] == "Succeeded", summary
+    assert len(set(summary["digests"].values())) == 1
