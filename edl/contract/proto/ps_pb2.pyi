@@ -7,14 +7,26 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Tables(_message.Message):
-    __slots__ = ("run_id", "seed", "tables")
+    __slots__ = ("run_id", "seed", "tables", "asynchronous")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     TABLES_FIELD_NUMBER: _ClassVar[int]
+    ASYNCHRONOUS_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     seed: int
     tables: _containers.RepeatedCompositeFieldContainer[Table]
-    def __init__(self, run_id: _Optional[str] = ..., seed: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[Table, _Mapping]]] = ...) -> None: ...
+    asynchronous: Asynchronous
+    def __init__(self, run_id: _Optional[str] = ..., seed: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[Table, _Mapping]]] = ..., asynchronous: _Optional[_Union[Asynchronous, _Mapping]] = ...) -> None: ...
+
+class Asynchronous(_message.Message):
+    __slots__ = ("grads_to_wait", "max_staleness", "scale_rate")
+    GRADS_TO_WAIT_FIELD_NUMBER: _ClassVar[int]
+    MAX_STALENESS_FIELD_NUMBER: _ClassVar[int]
+    SCALE_RATE_FIELD_NUMBER: _ClassVar[int]
+    grads_to_wait: int
+    max_staleness: int
+    scale_rate: bool
+    def __init__(self, grads_to_wait: _Optional[int] = ..., max_staleness: _Optional[int] = ..., scale_rate: _Optional[bool] = ...) -> None: ...
 
 class Table(_message.Message):
     __slots__ = ("name", "dim", "initializer", "optimizer", "own_learning_rate", "min_count", "ttl_steps")
@@ -95,10 +107,12 @@ class Ids(_message.Message):
     def __init__(self, table: _Optional[int] = ..., ids: _Optional[bytes] = ...) -> None: ...
 
 class Rows(_message.Message):
-    __slots__ = ("rows",)
+    __slots__ = ("rows", "version")
     ROWS_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
     rows: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, rows: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    version: int
+    def __init__(self, rows: _Optional[_Iterable[bytes]] = ..., version: _Optional[int] = ...) -> None: ...
 
 class ListRequest(_message.Message):
     __slots__ = ("run_id", "generation", "step", "last", "table", "after", "most", "since")
@@ -198,6 +212,128 @@ class CommittedRequest(_message.Message):
     attempt: str
     def __init__(self, run_id: _Optional[str] = ..., step: _Optional[int] = ..., attempt: _Optional[str] = ...) -> None: ...
 
+class BeginRequest(_message.Message):
+    __slots__ = ("run_id", "values")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    values: _containers.RepeatedCompositeFieldContainer[Gradients]
+    def __init__(self, run_id: _Optional[str] = ..., values: _Optional[_Iterable[_Union[Gradients, _Mapping]]] = ...) -> None: ...
+
+class Steps(_message.Message):
+    __slots__ = ("bounds",)
+    BOUNDS_FIELD_NUMBER: _ClassVar[int]
+    bounds: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, bounds: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Progress(_message.Message):
+    __slots__ = ("version", "step", "line", "empty", "taken", "loss", "records", "refused", "repeated")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    LINE_FIELD_NUMBER: _ClassVar[int]
+    EMPTY_FIELD_NUMBER: _ClassVar[int]
+    TAKEN_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    REPEATED_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    step: int
+    line: str
+    empty: bool
+    taken: int
+    loss: float
+    records: int
+    refused: bool
+    repeated: int
+    def __init__(self, version: _Optional[int] = ..., step: _Optional[int] = ..., line: _Optional[str] = ..., empty: _Optional[bool] = ..., taken: _Optional[int] = ..., loss: _Optional[float] = ..., records: _Optional[int] = ..., refused: _Optional[bool] = ..., repeated: _Optional[int] = ...) -> None: ...
+
+class TakeRequest(_message.Message):
+    __slots__ = ("run_id", "line", "worker", "most", "limit")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    LINE_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    MOST_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    line: str
+    worker: int
+    most: int
+    limit: int
+    def __init__(self, run_id: _Optional[str] = ..., line: _Optional[str] = ..., worker: _Optional[int] = ..., most: _Optional[int] = ..., limit: _Optional[int] = ...) -> None: ...
+
+class Taken(_message.Message):
+    __slots__ = ("steps", "progress")
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    steps: Steps
+    progress: Progress
+    def __init__(self, steps: _Optional[_Union[Steps, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ...) -> None: ...
+
+class PushRequest(_message.Message):
+    __slots__ = ("run_id", "line", "step", "worker", "version", "learning_rate", "gradients", "loss", "records", "skipped")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    LINE_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
+    GRADIENTS_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
+    SKIPPED_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    line: str
+    step: int
+    worker: int
+    version: int
+    learning_rate: float
+    gradients: _containers.RepeatedCompositeFieldContainer[Gradients]
+    loss: float
+    records: int
+    skipped: bool
+    def __init__(self, run_id: _Optional[str] = ..., line: _Optional[str] = ..., step: _Optional[int] = ..., worker: _Optional[int] = ..., version: _Optional[int] = ..., learning_rate: _Optional[float] = ..., gradients: _Optional[_Iterable[_Union[Gradients, _Mapping]]] = ..., loss: _Optional[float] = ..., records: _Optional[int] = ..., skipped: _Optional[bool] = ...) -> None: ...
+
+class DrainRequest(_message.Message):
+    __slots__ = ("run_id", "line", "step")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    LINE_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    line: str
+    step: int
+    def __init__(self, run_id: _Optional[str] = ..., line: _Optional[str] = ..., step: _Optional[int] = ...) -> None: ...
+
+class ReopenRequest(_message.Message):
+    __slots__ = ("run_id", "line", "steps")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    LINE_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    line: str
+    steps: Steps
+    def __init__(self, run_id: _Optional[str] = ..., line: _Optional[str] = ..., steps: _Optional[_Union[Steps, _Mapping]] = ...) -> None: ...
+
+class KeepRequest(_message.Message):
+    __slots__ = ("run_id", "line", "step", "order", "ledger")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    LINE_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    ORDER_FIELD_NUMBER: _ClassVar[int]
+    LEDGER_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    line: str
+    step: int
+    order: int
+    ledger: bytes
+    def __init__(self, run_id: _Optional[str] = ..., line: _Optional[str] = ..., step: _Optional[int] = ..., order: _Optional[int] = ..., ledger: _Optional[bytes] = ...) -> None: ...
+
+class KeptRequest(_message.Message):
+    __slots__ = ("run_id",)
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    def __init__(self, run_id: _Optional[str] = ...) -> None: ...
+
 class Position(_message.Message):
     __slots__ = ("generation", "step", "empty")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -213,7 +349,7 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class Description(_message.Message):
-    __slots__ = ("position", "tables", "memory", "memory_limit", "rows_pulled", "rows_staged", "busy_seconds", "log_bytes", "run_id", "index", "servers", "line")
+    __slots__ = ("position", "tables", "memory", "memory_limit", "rows_pulled", "rows_staged", "busy_seconds", "log_bytes", "run_id", "index", "servers", "line", "taken")
     POSITION_FIELD_NUMBER: _ClassVar[int]
     TABLES_FIELD_NUMBER: _ClassVar[int]
     MEMORY_FIELD_NUMBER: _ClassVar[int]
@@ -226,6 +362,7 @@ class Description(_message.Message):
     INDEX_FIELD_NUMBER: _ClassVar[int]
     SERVERS_FIELD_NUMBER: _ClassVar[int]
     LINE_FIELD_NUMBER: _ClassVar[int]
+    TAKEN_FIELD_NUMBER: _ClassVar[int]
     position: Position
     tables: _containers.RepeatedCompositeFieldContainer[TableState]
     memory: int
@@ -238,7 +375,8 @@ class Description(_message.Message):
     index: int
     servers: int
     line: str
-    def __init__(self, position: _Optional[_Union[Position, _Mapping]] = ..., tables: _Optional[_Iterable[_Union[TableState, _Mapping]]] = ..., memory: _Optional[int] = ..., memory_limit: _Optional[int] = ..., rows_pulled: _Optional[int] = ..., rows_staged: _Optional[int] = ..., busy_seconds: _Optional[float] = ..., log_bytes: _Optional[int] = ..., run_id: _Optional[str] = ..., index: _Optional[int] = ..., servers: _Optional[int] = ..., line: _Optional[str] = ...) -> None: ...
+    taken: Steps
+    def __init__(self, position: _Optional[_Union[Position, _Mapping]] = ..., tables: _Optional[_Iterable[_Union[TableState, _Mapping]]] = ..., memory: _Optional[int] = ..., memory_limit: _Optional[int] = ..., rows_pulled: _Optional[int] = ..., rows_staged: _Optional[int] = ..., busy_seconds: _Optional[float] = ..., log_bytes: _Optional[int] = ..., run_id: _Optional[str] = ..., index: _Optional[int] = ..., servers: _Optional[int] = ..., line: _Optional[str] = ..., taken: _Optional[_Union[Steps, _Mapping]] = ...) -> None: ...
 
 class TableState(_message.Message):
     __slots__ = ("name", "rows", "dim")

@@ -79,6 +79,41 @@ class ParameterServerStub:
                 request_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.DescribeRequest.SerializeToString,
                 response_deserializer=edl_dot_contract_dot_proto_dot_ps__pb2.Description.FromString,
                 _registered_method=True)
+        self.Begin = channel.unary_unary(
+                '/edl.ParameterServer/Begin',
+                request_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.BeginRequest.SerializeToString,
+                response_deserializer=edl_dot_contract_dot_proto_dot_ps__pb2.Progress.FromString,
+                _registered_method=True)
+        self.Take = channel.unary_unary(
+                '/edl.ParameterServer/Take',
+                request_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.TakeRequest.SerializeToString,
+                response_deserializer=edl_dot_contract_dot_proto_dot_ps__pb2.Taken.FromString,
+                _registered_method=True)
+        self.Push = channel.unary_unary(
+                '/edl.ParameterServer/Push',
+                request_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.PushRequest.SerializeToString,
+                response_deserializer=edl_dot_contract_dot_proto_dot_ps__pb2.Progress.FromString,
+                _registered_method=True)
+        self.Drain = channel.unary_unary(
+                '/edl.ParameterServer/Drain',
+                request_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.DrainRequest.SerializeToString,
+                response_deserializer=edl_dot_contract_dot_proto_dot_ps__pb2.Progress.FromString,
+                _registered_method=True)
+        self.Reopen = channel.unary_unary(
+                '/edl.ParameterServer/Reopen',
+                request_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.ReopenRequest.SerializeToString,
+                response_deserializer=edl_dot_contract_dot_proto_dot_ps__pb2.Progress.FromString,
+                _registered_method=True)
+        self.Keep = channel.unary_unary(
+                '/edl.ParameterServer/Keep',
+                request_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.KeepRequest.SerializeToString,
+                response_deserializer=edl_dot_contract_dot_proto_dot_ps__pb2.Progress.FromString,
+                _registered_method=True)
+        self.Kept = channel.unary_unary(
+                '/edl.ParameterServer/Kept',
+                request_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.KeptRequest.SerializeToString,
+                response_deserializer=edl_dot_contract_dot_proto_dot_ps__pb2.KeepRequest.FromString,
+                _registered_method=True)
 
 
 class ParameterServerServicer:
@@ -155,6 +190,61 @@ class ParameterServerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Begin(self, request, context):
+        """--- where all weights are on servers (mode=ps), and no ring's steps bind them together
+
+        A server takes each step once, whoever brings it, in whatever order, and remembers which it has taken. So a
+        worker that has died in the middle of a step, a message that comes twice, and a server that has lost its last
+        minutes are all mended in one way: the step is made again, and counts where it was missing.
+
+        The job begins: with these values of the dense variables. The first to say so is right; the same again, and
+        another worker's, changes nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Take(self, request, context):
+        """Of server 0: steps to make. A worker that says nothing for a while loses those that it has not made.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Push(self, request, context):
+        """One step's gradients. To server 0 last, when all others have answered: what it has, all have.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Drain(self, request, context):
+        """All steps below `step` are here, on every server: apply those that wait for others (`grads_to_wait`).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Reopen(self, request, context):
+        """Of server 0: these steps are to be made again, because another server has lost them.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Keep(self, request, context):
+        """Of server 0: keep what the workers have to know at this step beside the weights; the newest is kept.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Kept(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ParameterServerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -202,6 +292,41 @@ def add_ParameterServerServicer_to_server(servicer, server):
                     servicer.Describe,
                     request_deserializer=edl_dot_contract_dot_proto_dot_ps__pb2.DescribeRequest.FromString,
                     response_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.Description.SerializeToString,
+            ),
+            'Begin': grpc.unary_unary_rpc_method_handler(
+                    servicer.Begin,
+                    request_deserializer=edl_dot_contract_dot_proto_dot_ps__pb2.BeginRequest.FromString,
+                    response_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.Progress.SerializeToString,
+            ),
+            'Take': grpc.unary_unary_rpc_method_handler(
+                    servicer.Take,
+                    request_deserializer=edl_dot_contract_dot_proto_dot_ps__pb2.TakeRequest.FromString,
+                    response_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.Taken.SerializeToString,
+            ),
+            'Push': grpc.unary_unary_rpc_method_handler(
+                    servicer.Push,
+                    request_deserializer=edl_dot_contract_dot_proto_dot_ps__pb2.PushRequest.FromString,
+                    response_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.Progress.SerializeToString,
+            ),
+            'Drain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drain,
+                    request_deserializer=edl_dot_contract_dot_proto_dot_ps__pb2.DrainRequest.FromString,
+                    response_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.Progress.SerializeToString,
+            ),
+            'Reopen': grpc.unary_unary_rpc_method_handler(
+                    servicer.Reopen,
+                    request_deserializer=edl_dot_contract_dot_proto_dot_ps__pb2.ReopenRequest.FromString,
+                    response_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.Progress.SerializeToString,
+            ),
+            'Keep': grpc.unary_unary_rpc_method_handler(
+                    servicer.Keep,
+                    request_deserializer=edl_dot_contract_dot_proto_dot_ps__pb2.KeepRequest.FromString,
+                    response_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.Progress.SerializeToString,
+            ),
+            'Kept': grpc.unary_unary_rpc_method_handler(
+                    servicer.Kept,
+                    request_deserializer=edl_dot_contract_dot_proto_dot_ps__pb2.KeptRequest.FromString,
+                    response_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.KeepRequest.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -447,6 +572,195 @@ class ParameterServer:
             '/edl.ParameterServer/Describe',
             edl_dot_contract_dot_proto_dot_ps__pb2.DescribeRequest.SerializeToString,
             edl_dot_contract_dot_proto_dot_ps__pb2.Description.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Begin(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/edl.ParameterServer/Begin',
+            edl_dot_contract_dot_proto_dot_ps__pb2.BeginRequest.SerializeToString,
+            edl_dot_contract_dot_proto_dot_ps__pb2.Progress.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Take(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/edl.ParameterServer/Take',
+            edl_dot_contract_dot_proto_dot_ps__pb2.TakeRequest.SerializeToString,
+            edl_dot_contract_dot_proto_dot_ps__pb2.Taken.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Push(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/edl.ParameterServer/Push',
+            edl_dot_contract_dot_proto_dot_ps__pb2.PushRequest.SerializeToString,
+            edl_dot_contract_dot_proto_dot_ps__pb2.Progress.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/edl.ParameterServer/Drain',
+            edl_dot_contract_dot_proto_dot_ps__pb2.DrainRequest.SerializeToString,
+            edl_dot_contract_dot_proto_dot_ps__pb2.Progress.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Reopen(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/edl.ParameterServer/Reopen',
+            edl_dot_contract_dot_proto_dot_ps__pb2.ReopenRequest.SerializeToString,
+            edl_dot_contract_dot_proto_dot_ps__pb2.Progress.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Keep(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/edl.ParameterServer/Keep',
+            edl_dot_contract_dot_proto_dot_ps__pb2.KeepRequest.SerializeToString,
+            edl_dot_contract_dot_proto_dot_ps__pb2.Progress.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Kept(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/edl.ParameterServer/Kept',
+            edl_dot_contract_dot_proto_dot_ps__pb2.KeptRequest.SerializeToString,
+            edl_dot_contract_dot_proto_dot_ps__pb2.KeepRequest.FromString,
             options,
             channel_credentials,
             insecure,
