@@ -22,6 +22,8 @@ import tensorflow as tf
 from edl.errors import ModelError
 from trainer.described import Described
 
+LARGE = 1 << 20  # bytes of a part that is worth not being copied
+
 
 def parts(variables: Sequence[Any]) -> list[np.ndarray]:
     """The value of each now, uint8 [bytes]."""
@@ -68,6 +70,29 @@ def divided(variables: Sequence[Any], state: np.ndarray) -> list[np.ndarray]:
     if sum(sizes) != len(state):
         raise ModelError(f"the ring's state has {len(state)} bytes, this worker's model has {sum(sizes)}")
     return np.split(state, np.cumsum(sizes)[:-1]) if sizes else []
+
+
+class Room(np.ndarray):
+    """A tensor's memory, uint8 [bytes], which may be written to: nobody has seen the tensor yet."""
+
+    tensor: Any
+
+    @staticmethod
+    def of(tensor: Any) -> Room:
+        address = np.asarray(memoryview(tensor)).ctypes.data
+        memory = (ctypes.c_uint8 * len(tensor)).from_address(address)
+        found = np.ctypeslib.as_array(memory).view(Room)
+        found.tensor = tensor
+        return found
+
+
+def room(nbytes: int) -> np.ndarray:
+    """For a part that is to come, uint8 [bytes]. `prepared` makes a value of it without a copy: memory that
+    is touched for the first time costs more than what is written there."""
+    if nbytes < LARGE:
+        return np.empty(nbytes, np.uint8)
+    with tf.device("CPU:0"):
+        return Room.of(tf.raw_ops.Empty(shape=[nbytes], dtype=tf.uint8))
 
 
 def prepared(variables: Sequence[Any], parts: list[np.ndarray]) -> list[Any]:
@@ -137,8 +162,13 @@ def _value(variable: Any) -> Any:
 
 
 def _tensor(part: np.ndarray, like: Any) -> Any:
-    """A copy of it. Other threads go on meanwhile: TensorFlow's own way holds Python's lock, for a tenth of a
-    second where there is much to copy into memory that is touched for the first time."""
+    """Of a part that lies in a `room`, that memory; of another one a copy. Other threads go on while it is
+    made: TensorFlow's own way holds Python's lock, for a tenth of a second where there is much to copy into
+    memory that is touched for the first time."""
+    if isinstance(part, Room) and (like.dtype.is_floating or like.dtype.is_integer):
+        size = [like.dtype.size] if like.dtype.size > 1 else []
+        with tf.device("CPU:0"):
+            return tf.bitcast(tf.reshape(part.tensor, [*like.shape, *size]), like.dtype)
     array = np.require(part.view(like.dtype.as_numpy_dtype).reshape(like.shape), requirements=["A", "C"])
     with tf.device("CPU:0"):
         value = tf.raw_ops.Empty(shape=like.shape, dtype=like.dtype)

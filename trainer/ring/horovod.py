@@ -36,6 +36,7 @@ from horovod.tensorflow.mpi_ops import _allreduce
 from tensorflow.core.framework import attr_value_pb2
 
 from edl.contract.exit_codes import WorkerExit
+from trainer import snapshot
 from trainer.graphs import compiled
 from trainer.ring.base import Prepare, RingBroken
 from trainer.ring.transfer import Giver, Offer, TransferFailed, give_way, take
@@ -247,7 +248,7 @@ class Taking:
     def _take(self, address: Callable[[], str]) -> None:
         give_way()
         try:
-            self._state = self._prepare(take(address(), self._is_connected, self._onward))
+            self._state = self._prepare(take(address(), self._is_connected, self._onward, snapshot.room))
         except Exception as error:  # for who waits for it
             self._error = error
         self._done.set()

@@ -30,6 +30,7 @@ from typing import TypeAlias
 import numpy as np
 
 Parts: TypeAlias = Sequence[np.ndarray]  # uint8 [bytes] each
+Room: TypeAlias = Callable[[int], np.ndarray]  # makes room for a part: uint8 [bytes]
 
 PIECE = 4 << 20  # bytes that are sent, or received, and digested at once
 SILENCE_SECONDS = 60.0  # without a byte: the other side is gone
@@ -168,14 +169,22 @@ def give_way() -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
 
 
+def room(nbytes: int) -> np.ndarray:
+    return np.empty(nbytes, np.uint8)
+
+
 def take(
-    address: str, connected: Callable[[socket.socket], None] = lambda _: None, onward: Offer | None = None
+    address: str,
+    connected: Callable[[socket.socket], None] = lambda _: None,
+    onward: Offer | None = None,
+    room: Room = room,
 ) -> list[np.ndarray]:
     """The state that is given, or passed on, at `address`.
 
     Args:
         connected: is shown the socket, so that somebody can break it off.
         onward: what comes is passed on to who comes there, who is waited for first.
+        room: for the parts.
 
     Raises:
         TransferFailed: it did not come.
@@ -188,7 +197,7 @@ def take(
             with socket.create_connection((host, int(port)), SILENCE_SECONDS) as connection:
                 connected(connection)
                 connection.sendall(bytes.fromhex(secret))
-                return _take(connection, further)
+                return _take(connection, further, room)
         except OSError as error:
             raise TransferFailed(f"{host}:{port}: {error.strerror or error}") from error
 
@@ -207,11 +216,11 @@ class _Further:
                 self._connection = None
 
 
-def _take(connection: socket.socket, further: _Further) -> list[np.ndarray]:
+def _take(connection: socket.socket, further: _Further, room_for_part: Room) -> list[np.ndarray]:
     digest = hashlib.sha256()
 
-    def block(nbytes: int) -> np.ndarray:
-        data = np.empty(nbytes, np.uint8)
+    def block(nbytes: int, room: Room = room) -> np.ndarray:
+        data = room(nbytes)
         view = data.data
         for start in range(0, nbytes, PIECE):
             piece = view[start : start + PIECE]
@@ -224,7 +233,7 @@ def _take(connection: socket.socket, further: _Further) -> list[np.ndarray]:
     if count > MOST_PARTS:
         raise StateDamaged(f"a state of {count} parts was announced, expected at most {MOST_PARTS}")
     sizes = struct.unpack(f"<{count}Q", block(8 * count).data)
-    parts = [block(size) for size in sizes]
+    parts = [block(size, room_for_part) for size in sizes]
     said = bytearray(digest.digest_size)
     _receive(connection, memoryview(said))
     further.send(memoryview(said))

@@ -36,6 +36,24 @@ def test_the_values_of_one_are_taken_over_by_another_and_stay_what_they_were() -
     assert values(other) == before == [part.tobytes() for part in parts]
 
 
+def test_a_value_that_comes_into_its_room_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshot, "LARGE", 1)
+    one, other = variables(1), variables(2)
+    come, places = [], []
+    for part in snapshot.parts(one):
+        come.append(snapshot.room(len(part)))
+        come[-1][:] = part
+        places.append(come[-1].ctypes.data)
+    before = values(one)
+    snapshot.take_over(other, snapshot.prepared(other, come))
+    assert not come and values(other) == before
+    now = [v.ctypes.data for v in snapshot.parts(other)]
+    copied = {v.dtype.name for v, a, b in zip(other, now, places, strict=True) if a != b and tf.size(v) > 1}
+    assert copied <= {"bool", "bfloat16"}
+    other[0].assign_add(1.0)  # as any other variable
+    assert values(one) == before
+
+
 @pytest.mark.parametrize("same", [True, False])
 def test_what_was_kept_is_put_back(same: bool) -> None:
     tried = [tf.Variable(tf.ones_like(v)) for v in variables(1)] if same else variables(1)
