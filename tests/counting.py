@@ -180,5 +180,8 @@ class AtOnce(Executor):
 
     def submit(self, read: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
         done: Future[Any] = Future()
-        done.set_result(read(*arguments, **named))
+        try:
+            done.set_result(read(*arguments, **named))
+        except Exception as error:  # for who asks for the result
+            done.set_exception(error)
         return done

@@ -55,7 +55,7 @@ class Sim:
             plan = EvaluationPlan(batches.steps, of.batch_size, of.steps, of.epochs, of.split, {FINAL: size})
             held_out = {FINAL: Batches(Positions(size), of.batch_size, reading=AtOnce())}
             metrics = CountingMetrics(size, lambda: fleet.evaluates(self))
-            evaluation = RingEvaluation(plan, held_out, metrics)
+            evaluation = RingEvaluation(plan, held_out, metrics, AtOnce())
         self.checkpoints = None
         if world.config.checkpoint.dir:
             beside = lambda work: fleet.writes(self, work)  # noqa: E731

@@ -253,7 +253,7 @@ def test_one_that_is_judged_by_held_out_records_is_written_when_these_are_evalua
     w = Writer(0, tmp_path, changes={"checkpoint": {"best": "val_least", "seconds": 1000}})
     plan = EvaluationPlan(Steps(SIZE, BATCH), 5, 0, 1, "test", {"test": 10})  # two rounds after three steps
     held_out = {"test": Batches(Positions(10), 5, reading=AtOnce())}
-    w.worker.rounds.evaluation = RingEvaluation(plan, held_out, CountingMetrics(10))
+    w.worker.rounds.evaluation = RingEvaluation(plan, held_out, CountingMetrics(10), AtOnce())
     ring_of(w)
     said = [come_to_sum(number, w).writers for number in range(1, 6)]
     assert said == [0, 0, 0, 0, 1], "not with the last step of the epoch, but with the last round"

@@ -91,7 +91,8 @@ def evaluating(number: int, metrics: CountingMetrics | None = None, **arguments:
     """A worker that evaluates ten records after each epoch of three steps, four in a round."""
     w = A(number, **arguments)
     held_out = {"test": Batches(Positions(10), 4, reading=AtOnce())}
-    w.worker.rounds.evaluation = RingEvaluation(plan(), held_out, metrics or CountingMetrics(10))
+    counted = metrics or CountingMetrics(10)
+    w.worker.rounds.evaluation = RingEvaluation(plan(), held_out, counted, AtOnce())
     return w
 
 
