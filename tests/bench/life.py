@@ -88,10 +88,13 @@ def written(work: Path, rounds: int) -> Iterator[Row]:
     row = Row(f"{name}: mean step, likewise", _ms(writing, "mean"), _ms(plain, "mean"), "ms", "ratio <= 1.02")
     row.met = (row.ratio or 2) <= 1.02
     yield row
-    noise = report.spread(_ms(plain, "stall"))
-    row = Row(f"{name}: longest step beyond the median (without: {noise} ms); a save that blocks",
-              _ms(writing, "stall"), [1e3 * b for b in blocking], "ms", "ratio <= 0.10")  # fmt: skip
-    row.met = (row.ratio or 1) <= 0.10
+    # On these machines every ten seconds have a long step: what a checkpoint adds to it is the stall.
+    longest, noise = _ms(writing, "stall"), _ms(plain, "stall")
+    added = [max(with_it - without, 0.0) for with_it, without in zip(longest, noise, strict=True)]
+    told = f"{report.spread(longest)} ms, without {report.spread(noise)} ms"
+    row = Row(f"{name}: what it adds to the longest step beyond the median ({told}); a save that blocks",
+              added, [1e3 * b for b in blocking], "ms", "ratio <= 0.10")  # fmt: skip
+    row.met = row.ratio is not None and row.ratio <= 0.10
     yield row
 
 
