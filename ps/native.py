@@ -55,7 +55,11 @@ def _prepare_cache() -> None:
 _prepare_cache()
 
 import numba  # noqa: E402
+from llvmlite import ir  # noqa: E402
 from numba import types  # noqa: E402
+from numba.core import cgutils  # noqa: E402
+from numba.extending import intrinsic  # noqa: E402
+from numba.np.arrayobj import make_array  # noqa: E402
 
 _u = np.uint64
 _IDS = types.Array(types.int64, 1, "C", readonly=True)
@@ -65,6 +69,42 @@ _META = types.int64[::1]
 _ROWS = types.float32[::1]
 _SLOTS = types.int64[::1]
 _F, _D, _I, _U = types.float32, types.float64, types.int64, types.uint64
+
+# Ids that are looked for together: while memory brings what is needed of one, that of the others is on its way
+# too. As many as are sure to stay in the nearest cache until they are used.
+AHEAD = 128
+LINE = 16  # numbers of 4 bytes that memory brings at once
+
+
+@intrinsic
+def _prefetch(_, array, at):
+    """Have memory bring what lies at this place of an array, and don't wait for it."""
+
+    def made(context, builder, signature, arguments):
+        data = make_array(signature.args[0])(context, builder, arguments[0]).data
+        byte = builder.bitcast(builder.gep(data, [arguments[1]]), cgutils.voidptr_t)
+        number = ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, number, number, number])
+        call = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        builder.call(call, [byte, *(ir.Constant(number, n) for n in (0, 3, 1))])  # for reading, to stay, data
+        return context.get_dummy_value()
+
+    return types.void(array, types.int64), made
+
+
+@intrinsic
+def _copy(_, to, at, of, start, count):
+    """As many numbers of an array, which do not overlap, into another one of the same type."""
+
+    def made(context, builder, signature, arguments):
+        to, at, of, start, count = arguments
+        target = builder.gep(make_array(signature.args[0])(context, builder, to).data, [at])
+        source = builder.gep(make_array(signature.args[2])(context, builder, of).data, [start])
+        size = context.get_abi_sizeof(context.get_data_type(signature.args[0].dtype))
+        cgutils.raw_memcpy(builder, target, source, count, size)
+        return context.get_dummy_value()
+
+    return types.void(to, types.int64, of, types.int64, types.int64), made
 
 
 @numba.njit(cache=True, nogil=True, inline="always")
@@ -85,6 +125,20 @@ def _find(index, mask, id):
         if slot < 0 or index[2 * at] == id:
             return slot
         at = (at + 1) & mask
+
+
+@numba.njit(cache=True, nogil=True, inline="always")
+def _find_some(index, mask, ids, start, size, slots, to, array, stride):
+    """The slots of some ids, from `start` on; the first two lines of memory of what lies in an array for each
+    slot are on their way then."""
+    for i in range(start, start + size):
+        _prefetch(index, 2 * np.int64(_mix(_u(ids[i])) & _u(mask)))
+    for i in range(size):
+        slot = _find(index, mask, ids[start + i])
+        slots[to + i] = slot
+        if slot >= 0:
+            _prefetch(array, slot * stride)
+            _prefetch(array, slot * stride + min(LINE, stride) - 1)
 
 
 @numba.njit(cache=True, nogil=True, inline="always")
@@ -188,19 +242,16 @@ def pull(index, meta, rows, stride, dim, ids, oldest, key, kind, a, b, out):
     """The row of each id: the one that it has, or its initial one."""
     mask = index.size // 2 - 1
     n = ids.size
-    slots = np.empty(512, np.int64)
-    for start in range(0, n, 512):
-        size = min(512, n - start)
-        for i in range(size):
-            slots[i] = _find(index, mask, ids[start + i])
+    slots = np.empty(AHEAD, np.int64)
+    for start in range(0, n, AHEAD):
+        size = min(AHEAD, n - start)
+        _find_some(index, mask, ids, start, size, slots, 0, rows, stride)
         for i in range(size):
             slot = slots[i]
             to = (start + i) * dim
             # Where nothing is ever forgotten, `meta` is left alone: it lies elsewhere in memory.
             if slot >= 0 and (oldest < 0 or meta[META * slot + 1] >= oldest):
-                at = slot * stride
-                for j in range(dim):
-                    out[to + j] = rows[at + j]
+                _copy(out, to, rows, slot * stride, dim)
             else:
                 _born(out, to, dim, ids[start + i], key, kind, a, b)
 
