@@ -70,8 +70,8 @@ _ROWS = types.float32[::1]
 _SLOTS = types.int64[::1]
 _F, _D, _I, _U = types.float32, types.float64, types.int64, types.uint64
 
-# Ids that are looked for together: while memory brings what is needed of one, that of the others is on its way
-# too. As many as are sure to stay in the nearest cache until they are used.
+# Ids that are looked for together: while memory brings what is needed of one, that of the others is on its
+# way. As many as are sure to stay in the nearest cache until they are used.
 AHEAD = 128
 LINE = 16  # numbers of 4 bytes that memory brings at once
 MOST_LINES = 4  # of a row; what follows comes by itself
@@ -139,7 +139,7 @@ def _fetch(rows, at, count):
 
 @numba.njit(cache=True, nogil=True, inline="always")
 def _find_some(index, mask, ids, start, size, slots, to, rows, stride, count):
-    """The slots of some ids, from `start` on; the first `count` numbers of their rows are on their way then."""
+    """The slots of some ids, from `start` on; `count` numbers of their rows are on their way then."""
     for i in range(start, start + size):
         _prefetch(index, 2 * np.int64(_mix(_u(ids[i])) & _u(mask)))
     for i in range(size):
