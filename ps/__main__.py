@@ -91,6 +91,7 @@ async def _serve(args: argparse.Namespace) -> int:
     where = "empty" if at.empty else f"at step {at.step:,}"
     log.info(f"parameter server {args.index} of {args.servers} listens on {address}, {where}")
     await ending.wait()
+    await service.end_conversations(GRACE_SECONDS)
     await listener.close(GRACE_SECONDS)
     await service.close()
     log.info("asked to end" if args.no_log else "asked to end: the log is on the disk")

@@ -55,7 +55,11 @@ def _prepare_cache() -> None:
 _prepare_cache()
 
 import numba  # noqa: E402
+from llvmlite import ir  # noqa: E402
 from numba import types  # noqa: E402
+from numba.core import cgutils  # noqa: E402
+from numba.extending import intrinsic  # noqa: E402
+from numba.np.arrayobj import make_array  # noqa: E402
 
 _u = np.uint64
 _IDS = types.Array(types.int64, 1, "C", readonly=True)
@@ -65,6 +69,44 @@ _META = types.int64[::1]
 _ROWS = types.float32[::1]
 _SLOTS = types.int64[::1]
 _F, _D, _I, _U = types.float32, types.float64, types.int64, types.uint64
+
+# Ids that are looked for together: while memory brings what is needed of one, that of the others is on its
+# way. As many as are sure to stay in the nearest cache until they are used.
+AHEAD = 128
+LINE = 16  # numbers of 4 bytes that memory brings at once
+MOST_LINES = 4  # of a row; what follows comes by itself
+NEAR = 12  # rows that are on their way while one is updated
+
+
+@intrinsic
+def _prefetch(_, array, at):
+    """Have memory bring what lies at this place of an array, and don't wait for it."""
+
+    def made(context, builder, signature, arguments):
+        data = make_array(signature.args[0])(context, builder, arguments[0]).data
+        byte = builder.bitcast(builder.gep(data, [arguments[1]]), cgutils.voidptr_t)
+        number = ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, number, number, number])
+        call = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        builder.call(call, [byte, *(ir.Constant(number, n) for n in (0, 3, 1))])  # for reading, to stay, data
+        return context.get_dummy_value()
+
+    return types.void(array, types.int64), made
+
+
+@intrinsic
+def _copy(_, to, at, of, start, count):
+    """As many numbers of an array, which do not overlap, into another one of the same type."""
+
+    def made(context, builder, signature, arguments):
+        to, at, of, start, count = arguments
+        target = builder.gep(make_array(signature.args[0])(context, builder, to).data, [at])
+        source = builder.gep(make_array(signature.args[2])(context, builder, of).data, [start])
+        size = context.get_abi_sizeof(context.get_data_type(signature.args[0].dtype))
+        cgutils.raw_memcpy(builder, target, source, count, size)
+        return context.get_dummy_value()
+
+    return types.void(to, types.int64, of, types.int64, types.int64), made
 
 
 @numba.njit(cache=True, nogil=True, inline="always")
@@ -85,6 +127,26 @@ def _find(index, mask, id):
         if slot < 0 or index[2 * at] == id:
             return slot
         at = (at + 1) & mask
+
+
+@numba.njit(cache=True, nogil=True, inline="always")
+def _fetch(rows, at, count):
+    """So many numbers of an array are on their way to where they are used."""
+    for j in range(0, min(count, MOST_LINES * LINE), LINE):
+        _prefetch(rows, at + j)
+    _prefetch(rows, at + count - 1)
+
+
+@numba.njit(cache=True, nogil=True, inline="always")
+def _find_some(index, mask, ids, start, size, slots, to, rows, stride, count):
+    """The slots of some ids, from `start` on; `count` numbers of their rows are on their way then."""
+    for i in range(start, start + size):
+        _prefetch(index, 2 * np.int64(_mix(_u(ids[i])) & _u(mask)))
+    for i in range(size):
+        slot = _find(index, mask, ids[start + i])
+        slots[to + i] = slot
+        if slot >= 0:
+            _fetch(rows, slot * stride, count)
 
 
 @numba.njit(cache=True, nogil=True, inline="always")
@@ -188,19 +250,16 @@ def pull(index, meta, rows, stride, dim, ids, oldest, key, kind, a, b, out):
     """The row of each id: the one that it has, or its initial one."""
     mask = index.size // 2 - 1
     n = ids.size
-    slots = np.empty(512, np.int64)
-    for start in range(0, n, 512):
-        size = min(512, n - start)
-        for i in range(size):
-            slots[i] = _find(index, mask, ids[start + i])
+    slots = np.empty(AHEAD, np.int64)
+    for start in range(0, n, AHEAD):
+        size = min(AHEAD, n - start)
+        _find_some(index, mask, ids, start, size, slots, 0, rows, stride, dim)
         for i in range(size):
             slot = slots[i]
             to = (start + i) * dim
             # Where nothing is ever forgotten, `meta` is left alone: it lies elsewhere in memory.
             if slot >= 0 and (oldest < 0 or meta[META * slot + 1] >= oldest):
-                at = slot * stride
-                for j in range(dim):
-                    out[to + j] = rows[at + j]
+                _copy(out, to, rows, slot * stride, dim)
             else:
                 _born(out, to, dim, ids[start + i], key, kind, a, b)
 
@@ -209,8 +268,8 @@ def pull(index, meta, rows, stride, dim, ids, oldest, key, kind, a, b, out):
 def find(index, meta, ids, oldest, slots):
     """The slot of each id; -1: it has none, or what is there is older than `oldest`."""
     mask = index.size // 2 - 1
-    for i in range(ids.size):
-        slots[i] = _find(index, mask, ids[i])
+    for start in range(0, ids.size, AHEAD):
+        _find_some(index, mask, ids, start, min(AHEAD, ids.size - start), slots, start, meta, META, META)
     if oldest > 0:
         for i in range(ids.size):
             if slots[i] >= 0 and meta[META * slots[i] + 1] < oldest:
@@ -225,6 +284,26 @@ def index_more(index, meta, start, stop):
         _insert(index, mask, meta[META * slot], slot)
 
 
+@numba.njit(types.boolean(_IDS, types.int32[::1]), cache=True, nogil=True)
+def distinct(ids, scratch):
+    """Whether each id is there once.
+
+    Args:
+        scratch: as in `add_up`.
+    """
+    mask = scratch.size - 1
+    for i in range(ids.size):
+        if i + NEAR < ids.size:
+            _prefetch(scratch, np.int64(_mix(_u(ids[i + NEAR])) & _u(mask)))
+        at = np.int64(_mix(_u(ids[i])) & _u(mask))
+        while scratch[at] >= 0:
+            if ids[scratch[at]] == ids[i]:
+                return False
+            at = (at + 1) & mask
+        scratch[at] = i
+    return True
+
+
 @numba.njit(_I(_SLOTS, _I, _ROWS, _IDS, _VALUES, _I, types.int32[::1]), cache=True, nogil=True)
 def add_up(union, n, sums, ids, values, dim, scratch):
     """Add one rank's gradients to the sums so far; returns of how many ids there are some now.
@@ -235,6 +314,8 @@ def add_up(union, n, sums, ids, values, dim, scratch):
     """
     mask = scratch.size - 1
     for i in range(ids.size):
+        if i + NEAR < ids.size:
+            _prefetch(scratch, np.int64(_mix(_u(ids[i + NEAR])) & _u(mask)))
         id = ids[i]
         at = np.int64(_mix(_u(id)) & _u(mask))
         while scratch[at] >= 0 and union[scratch[at]] != id:
@@ -243,8 +324,7 @@ def add_up(union, n, sums, ids, values, dim, scratch):
         if u < 0:
             scratch[at] = n
             union[n] = id
-            for j in range(dim):
-                sums[n * dim + j] = values[i * dim + j]
+            _copy(sums, n * dim, values, i * dim, dim)
             n += 1
         else:
             for j in range(dim):
@@ -287,33 +367,36 @@ def place(
     """
     mask = index.size // 2 - 1
     can_undo = undo_meta.size > 0
-    for i in range(ids.size):
-        slots[i] = _find(index, mask, ids[i])
-    for i in range(ids.size):
-        slot = slots[i]
-        known = slot >= 0
-        if not known:
-            slot = n
-            n += 1
-            slots[i] = slot
-            _insert(index, mask, ids[i], slot)
-            if can_undo:
-                undo_meta[META * i] = ids[i]
-                undo_meta[META * i + 2] = -1
-        elif can_undo:
-            for j in range(META):
-                undo_meta[META * i + j] = meta[META * slot + j]
-            for j in range(stride):
-                undo[i * stride + j] = rows[slot * stride + j]
-        at = META * slot
-        if not known or meta[at + 1] < oldest:
-            meta[at] = ids[i]
-            meta[at + 2] = 0
-            _born(rows, slot * stride, dim, ids[i], key, kind, a, b)
-            for j in range(dim, stride):
-                rows[slot * stride + j] = np.float32(first) if j < 2 * dim else np.float32(second)
-        meta[at + 1] = step
-        meta[at + 2] += 1
+    for start in range(0, ids.size, AHEAD):
+        stop = min(start + AHEAD, ids.size)
+        _find_some(index, mask, ids, start, stop - start, slots, start, rows, stride, stride)
+        for i in range(start, stop):
+            if slots[i] >= 0:
+                _prefetch(meta, META * slots[i])
+        for i in range(start, stop):
+            slot = slots[i]
+            known = slot >= 0
+            if not known:
+                slot = n
+                n += 1
+                slots[i] = slot
+                _insert(index, mask, ids[i], slot)
+                if can_undo:
+                    undo_meta[META * i] = ids[i]
+                    undo_meta[META * i + 2] = -1
+            elif can_undo:
+                for j in range(META):
+                    undo_meta[META * i + j] = meta[META * slot + j]
+                _copy(undo, i * stride, rows, slot * stride, stride)
+            at = META * slot
+            if not known or meta[at + 1] < oldest:
+                meta[at] = ids[i]
+                meta[at + 2] = 0
+                _born(rows, slot * stride, dim, ids[i], key, kind, a, b)
+                for j in range(dim, stride):
+                    rows[slot * stride + j] = np.float32(first) if j < 2 * dim else np.float32(second)
+            meta[at + 1] = step
+            meta[at + 2] += 1
     return n
 
 
@@ -369,18 +452,22 @@ def drop(index, meta, n, ids):
 # --- optimizers: one update of each of these rows. `g` is the gradient, float32 throughout as in Keras.
 
 
-@numba.njit(types.void(_ROWS, _I, _I, _SLOTS, _ROWS, _F, _F), cache=True, nogil=True)
+@numba.njit(types.void(_ROWS, _I, _I, _SLOTS, _VALUES, _F, _F), cache=True, nogil=True)
 def sgd(rows, stride, dim, slots, sums, scale, lr):
     for i in range(slots.size):
+        if i + NEAR < slots.size:
+            _fetch(rows, slots[i + NEAR] * stride, stride)
         w = slots[i] * stride
         for j in range(dim):
             g = sums[i * dim + j] * scale
             rows[w + j] -= g * lr
 
 
-@numba.njit(types.void(_ROWS, _I, _I, _SLOTS, _ROWS, _F, _F, _F, types.boolean), cache=True, nogil=True)
+@numba.njit(types.void(_ROWS, _I, _I, _SLOTS, _VALUES, _F, _F, _F, types.boolean), cache=True, nogil=True)
 def momentum(rows, stride, dim, slots, sums, scale, lr, decay, nesterov):
     for i in range(slots.size):
+        if i + NEAR < slots.size:
+            _fetch(rows, slots[i + NEAR] * stride, stride)
         w = slots[i] * stride
         for j in range(dim):
             g = sums[i * dim + j] * scale
@@ -389,9 +476,11 @@ def momentum(rows, stride, dim, slots, sums, scale, lr, decay, nesterov):
             rows[w + j] += m * decay - g * lr if nesterov else m
 
 
-@numba.njit(types.void(_ROWS, _I, _I, _SLOTS, _ROWS, _F, _F, _F), cache=True, nogil=True)
+@numba.njit(types.void(_ROWS, _I, _I, _SLOTS, _VALUES, _F, _F, _F), cache=True, nogil=True)
 def adagrad(rows, stride, dim, slots, sums, scale, lr, epsilon):
     for i in range(slots.size):
+        if i + NEAR < slots.size:
+            _fetch(rows, slots[i + NEAR] * stride, stride)
         w = slots[i] * stride
         for j in range(dim):
             g = sums[i * dim + j] * scale
@@ -400,7 +489,7 @@ def adagrad(rows, stride, dim, slots, sums, scale, lr, epsilon):
             rows[w + j] -= lr * g / np.sqrt(squares + epsilon)
 
 
-@numba.njit(types.void(_ROWS, _I, _I, _SLOTS, _ROWS, _F, _F, _F, _F, _F), cache=True, nogil=True)
+@numba.njit(types.void(_ROWS, _I, _I, _SLOTS, _VALUES, _F, _F, _F, _F, _F), cache=True, nogil=True)
 def adam(rows, stride, dim, slots, sums, scale, alpha, rest_1, rest_2, epsilon):
     """
     Args:
@@ -408,6 +497,8 @@ def adam(rows, stride, dim, slots, sums, scale, alpha, rest_1, rest_2, epsilon):
         rest_1, rest_2: 1 - beta_1, 1 - beta_2.
     """
     for i in range(slots.size):
+        if i + NEAR < slots.size:
+            _fetch(rows, slots[i + NEAR] * stride, stride)
         w = slots[i] * stride
         for j in range(dim):
             g = sums[i * dim + j] * scale
@@ -420,7 +511,7 @@ def adam(rows, stride, dim, slots, sums, scale, alpha, rest_1, rest_2, epsilon):
             rows[w + j] -= m * alpha / (np.sqrt(v) + epsilon)
 
 
-@numba.njit(types.void(_ROWS, _I, _I, _SLOTS, _ROWS, _F, _F, _F, _F, _F, _F), cache=True, nogil=True)
+@numba.njit(types.void(_ROWS, _I, _I, _SLOTS, _VALUES, _F, _F, _F, _F, _F, _F), cache=True, nogil=True)
 def ftrl(rows, stride, dim, slots, sums, scale, lr, power, l1, l2, shrinkage):
     """
     Args:
@@ -430,6 +521,8 @@ def ftrl(rows, stride, dim, slots, sums, scale, lr, power, l1, l2, shrinkage):
     """
     half = np.float32(0.5)
     for i in range(slots.size):
+        if i + NEAR < slots.size:
+            _fetch(rows, slots[i + NEAR] * stride, stride)
         w = slots[i] * stride
         for j in range(dim):
             g = sums[i * dim + j] * scale

@@ -30,6 +30,7 @@ from edl.contract.proto import ps_pb2 as pb
 from edl.errors import CheckpointError
 from edl.listener import OPTIONS as LISTENER_OPTIONS
 from edl.listener import Reading
+from ps.conversation import Conversations, varint
 from ps.durable import Server
 from ps.errors import Invalid, Misplaced, OutOfMemory, Refused, Stale, Unavailable, Unsettled
 from ps.storage import Capture
@@ -75,6 +76,7 @@ class Service:
         self._busy = 0.0
         self._queued = 0  # calls that the thread for native work has not done yet
         self._snapshot: asyncio.Task[None] | None = None  # the last one
+        self._conversations = Conversations({})
 
     def register(self, server: grpc.aio.Server) -> None:
         def unary(
@@ -104,9 +106,16 @@ class Service:
             "Kept": unary(self._any_order("kept"), pb.KeptRequest, pb.KeepRequest),
             "Describe": unary(self._describe, pb.DescribeRequest, pb.Description),
         }
+        over_a_stream = {name: handler for name, handler in handlers.items() if name != "WritePart"}
+        self._conversations = Conversations(over_a_stream)
+        handlers["Converse"] = self._conversations.handler
         server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler("edl.ParameterServer", handlers),)
         )
+
+    async def end_conversations(self, grace: float) -> None:
+        """Calls that go on may take so many seconds to end; then their streams end."""
+        await self._conversations.close(grace)
 
     async def close(self) -> None:
         """What was told is on the disk then."""
@@ -266,16 +275,7 @@ def encode_rows(found: list[np.ndarray], version: int = 0) -> bytes:
     """pb.Rows, with one copy of the rows."""
     pieces: list[Any] = []
     for rows in found:
-        pieces += [b"\x0a" + _varint(rows.nbytes), rows.data.cast("B") if rows.size else b""]
+        pieces += [b"\x0a" + varint(rows.nbytes), rows.data.cast("B") if rows.size else b""]
     if version:
-        pieces.append(b"\x10" + _varint(version))
+        pieces.append(b"\x10" + varint(version))
     return b"".join(pieces)
-
-
-def _varint(value: int) -> bytes:
-    found = bytearray()
-    while value > 127:
-        found.append(value & 127 | 128)
-        value >>= 7
-    found.append(value)
-    return bytes(found)

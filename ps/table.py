@@ -114,6 +114,11 @@ def _index_size(count: int) -> int:
     return 1 << max(LEAST_INDEX.bit_length() - 1, int(count / FULL).bit_length())
 
 
+def _scratch(count: int) -> np.ndarray:
+    """An index of so many ids for as long as a call takes."""
+    return np.full(1 << max(4, (2 * count).bit_length()), -1, np.int32)
+
+
 def _index(pairs: int) -> np.ndarray:
     return np.full(2 * pairs, -1, np.int64)
 
@@ -333,12 +338,13 @@ class Table:
 
     def _add_up(self, parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
         total = sum(len(ids) for ids, _ in parts)
+        if len(parts) == 1 and native.distinct(parts[0][0], _scratch(total)):
+            return parts[0]
         union = np.empty(total, np.int64)
         if total * self.dim > len(self._room.sums):
             self._room.sums = np.empty(total * self.dim, np.float32)
         sums = self._room.sums
-        scratch = np.full(1 << max(4, (2 * total).bit_length()), -1, np.int32)
-        n = 0
+        scratch, n = _scratch(total), 0
         for ids, values in parts:
             n = native.add_up(union, n, sums, ids, values, self.dim, scratch)
         return union[:n], sums[: n * self.dim]

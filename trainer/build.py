@@ -157,7 +157,7 @@ def build(stream: MasterStream, memory: MemoryCopy | None = None) -> Worker:
         learner.restore(before)
     if servers is not None:
         assert isinstance(learner, KerasLearner)
-        learner.use(servers, lambda: worker.ledger.step)
+        learner.use(servers, lambda: worker.ledger.step, batches.following)
         if stream.rehearses and stream.output and learner.missing():
             session.warn(learner.missing())
     checkpoints = of_job(config, session, learner, stream.run_id, servers)

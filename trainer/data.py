@@ -125,6 +125,14 @@ class Batches:
             self._submit(following)
         return batch
 
+    def following(self, step: int) -> Batch | None:
+        """The records of the step after this one, if they are read already; None: they are not, or cannot be
+        read, as who needs them will hear."""
+        for at, reading in self._read:
+            if at == step + 1 and reading.done() and not reading.cancelled() and reading.exception() is None:
+                return reading.result()
+        return None
+
     def _submit(self, step: int) -> None:
         positions = self.steps.positions(step)
         self._read.append((step, self._reading.submit(self._source.batch, *positions, self._part)))

@@ -91,6 +91,8 @@ class KerasLearner:
             self._build(sample)
         self.lookups = Lookups(model)
         self.use(rows or LocalRows(self.lookups.tables))
+        self._now = 0, 0  # the step that is made, and its rank
+        self._next: tuple[Batch, list[Any], int] | None = None  # of the next one: its tensors, and its number
         self._fingerprint = ""
         self._variables = _state_of(model)
         self._metrics: TrainingMetrics | None = None
@@ -118,6 +120,7 @@ class KerasLearner:
                         "training.accumulateSteps must be 1 for this model, because each worker's part of a "
                         f"step must be computed in one piece: {vector.indivisible}"
                     ) from None
+            self._step.meanwhile = self._look_ahead
 
     def warm_up(self) -> None:
         """Run what only a worker runs that joins a ring; steps were made before, whose memory is there."""
@@ -141,11 +144,22 @@ class KerasLearner:
             ModelError: what the trial at the start has found does not hold for this batch.
             RingBroken: one of the sums did not come back.
         """
-        draw = np.array([step, rank, rank], np.int64)
-        draw[:2] = draw[:2] * _SALTS % SEEDS
         pieces = [] if batch is None else self._compared(batch)
+        self._now = step, rank
         with self._errors(batch):
-            return self._step.sums(pieces, contribution, draw, records, step)
+            return self._step.sums(pieces, contribution, _draw(step, rank), records, step)
+
+    def _look_ahead(self) -> None:
+        """Find out which rows the next step will need, while this one waits. What goes wrong with its records
+        is told when it is taken."""
+        (step, rank), self._next = self._now, None
+        batch = self._following(step)
+        if batch is None or not len(batch) or self._pieces > 1 or not self._types.know(batch):
+            return
+        tensors = self._types.tensors(batch)
+        with contextlib.suppress(DataError, tf.errors.OpError, ValueError, TypeError):
+            self._step.look_up(tensors, _draw(step + 1, rank))
+            self._next = batch, tensors, step + 1
 
     def apply(self, sums: control.Sums) -> None:
         """One update with the exact mean gradient, and with what the forward pass has changed."""
@@ -156,13 +170,18 @@ class KerasLearner:
         """Whose rows are on servers."""
         return self.lookups.tables
 
-    def use(self, rows: Rows, at: Callable[[], int] = lambda: 0) -> None:
+    def use(
+        self, rows: Rows, at: Callable[[], int] = lambda: 0,
+        following: Callable[[int], Batch | None] = lambda step: None,
+    ) -> None:  # fmt: skip
         """From now on the rows of the tables are these.
 
         Args:
             at: the step of the state that the model has: of which its rows are where it is evaluated.
+            following: the batch of the step after that one, if it is there already: its rows are asked for
+                as soon as the step before it is made.
         """
-        self.lookups.rows, self.lookups.at = rows, at
+        self.lookups.rows, self.lookups.at, self._following = rows, at, following
 
     def whole(self) -> contextlib.AbstractContextManager[None]:
         """Within it, the model has the rows of its tables as variables: so it can be saved."""
@@ -181,7 +200,14 @@ class KerasLearner:
         return self.lookups.errors()
 
     def commit(self, step: int, sums: control.Sums) -> Commit:
-        """What the servers have to know of the step that was taken at `step`, before it is applied."""
+        """What the servers have to know of the step that was taken at `step`, before it is applied: they are
+        told it here already, by who asks for the rows of the next one."""
+        commit = self._commit(step, sums)
+        if self._next is not None and self._next[2] == step + 1:
+            self._step.begin_pull(self._next[1], step + 1, commit)
+        return commit
+
+    def _commit(self, step: int, sums: control.Sums) -> Commit:
         agreed, optimizer = sums.agreed, self.model.optimizer
         if agreed.nonfinite or not agreed.records or not self.tables:
             return Commit(step, skipped=True, scale=0.0, learning_rate=0.0, iteration=0)
@@ -278,6 +304,8 @@ class KerasLearner:
 
     def _compared(self, batch: Batch) -> list[list[Any]]:
         """The tensors of its pieces, of types that the graph is for; where it is not, it is traced anew."""
+        if self._next is not None and self._next[0] is batch:
+            return [self._next[1]]
         if not self._types.know(batch) and self._types.widen(batch):
             before = self._step.layout
             try:
@@ -318,6 +346,13 @@ class KerasLearner:
 
 # Odd constants, so that (step, rank) spreads over the two words of a seed.
 _SALTS = np.array([2654435761, 2246822519], np.int64)
+
+
+def _draw(step: int, rank: int) -> np.ndarray:
+    """A seed's two words, and the rank."""
+    draw = np.array([step, rank, rank], np.int64)
+    draw[:2] = draw[:2] * _SALTS % SEEDS
+    return draw
 
 
 def _state_of(model: keras.Model) -> list[keras.Variable]:

@@ -25,7 +25,7 @@ import tensorflow as tf
 
 from edl.errors import DataError, ModelError
 from edl.layers.embedding import Embedding, rows_from
-from trainer.roles import Rows, Table
+from trainer.roles import Begun, Commit, Rows, RowsAhead, Table
 
 OPTIMIZERS = ("SGD", "Adagrad", "Adam", "Ftrl")  # that servers have
 # What an optimizer may have that takes more than a row and its gradient.
@@ -71,6 +71,7 @@ class Lookups:
         self.rows: Rows | None = None
         self.at: Callable[[], int] = lambda: 0  # the step of the state that the model has
         self._numbers = {id(layer): number for number, layer in enumerate(self.layers)}
+        self._ahead: _Ahead | None = None
         self._failed: Exception | None = None
         self._failing = threading.Lock()
         for number, layer in enumerate(self.layers):
@@ -103,18 +104,54 @@ class Lookups:
         ]
 
     def pull(self, step: int, ids: Sequence[np.ndarray]) -> list[np.ndarray]:
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and isinstance(self.rows, RowsAhead):
+            if ahead.ids is ids and (ahead.step, ahead.generation) == (step, self.rows.generation):
+                found: list[np.ndarray] = ahead.begun.result()
+                return found
+            ahead.begun.forget()
+        return self._pull(step, ids)
+
+    def _pull(self, step: int, ids: Sequence[np.ndarray]) -> list[np.ndarray]:
         assert self.rows is not None, "nobody has any rows"
         for layer, some in zip(self.layers, ids, strict=True):
             _refuse_outside(layer, some)
         return self.rows.pull(step, ids)
 
-    def stage(self, step: int, rank: int, pieces: Sequence[Sequence[tuple[np.ndarray, np.ndarray]]]) -> None:
+    def begin_pull(self, step: int, ids: Sequence[np.ndarray], last: Commit) -> None:
+        """Have rows of the state after a step brought, before they are asked for with the very same `ids`.
+
+        Args:
+            last: that step, which is not in this worker's state yet.
+        """
+        if self._ahead is not None:  # of a ring that has broken
+            self._ahead.begun.forget()
+            self._ahead = None
+        if isinstance(self.rows, RowsAhead) and all(map(_is_inside, self.layers, ids)):
+            self._ahead = _Ahead(step, self.rows.generation, ids, self.rows.begin_pull(step, ids, last))
+
+    def stage(
+        self, step: int, rank: int, pieces: Sequence[Sequence[tuple[np.ndarray, np.ndarray]]],
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
         """
         Args:
             pieces: of each piece of the batch, of each table: ids, each once, and gradients of their rows.
+            meanwhile: is done while the servers write them.
         """
         assert self.rows is not None, "nobody has any rows"
-        self.rows.stage(step, rank, [_added(of_table) for of_table in zip(*pieces, strict=True)])
+        gradients = [_added(of_table) for of_table in zip(*pieces, strict=True)]
+        if not isinstance(self.rows, RowsAhead):
+            self.rows.stage(step, rank, gradients)
+            meanwhile()
+            return
+        begun = self.rows.begin_stage(step, rank, gradients)
+        try:
+            meanwhile()
+        except BaseException:
+            begun.forget()
+            raise
+        begun.result()
 
     # --- outside of a step
 
@@ -135,7 +172,7 @@ class Lookups:
             nothing = np.zeros(0, np.int64)
             asked = [ids if n == number else nothing for n in range(len(self.tables))]
             try:
-                return self.pull(self.at(), asked)[number]
+                return self._pull(self.at(), asked)[number]
             except Exception as error:
                 with self._failing:
                     self._failed = self._failed or error
@@ -194,6 +231,16 @@ class Lookups:
         """Those that Keras keeps: what they look up is decided when they are traced."""
         if self.tables:
             self._model.train_function = self._model.test_function = self._model.predict_function = None
+
+
+@dataclass(frozen=True, eq=False)
+class _Ahead:
+    """Rows that were asked for before they are needed."""
+
+    step: int
+    generation: int
+    ids: Sequence[np.ndarray]
+    begun: Begun
 
 
 @dataclass
@@ -379,13 +426,16 @@ def _refuse_optimizer(optimizer: Any) -> None:
 
 
 def _refuse_outside(layer: Embedding, ids: np.ndarray) -> None:
-    if layer.input_dim is not None and len(ids):
+    if not _is_inside(layer, ids):
         least, most = int(ids.min()), int(ids.max())
-        if least < 0 or most >= layer.input_dim:
-            raise DataError(
-                f"layer {layer.name!r} is given the id {least if least < 0 else most}; its input_dim is "
-                f"{layer.input_dim}"
-            )
+        raise DataError(
+            f"layer {layer.name!r} is given the id {least if least < 0 else most}; its input_dim is "
+            f"{layer.input_dim}"
+        )
+
+
+def _is_inside(layer: Embedding, ids: np.ndarray) -> bool:
+    return layer.input_dim is None or not len(ids) or (ids.min() >= 0 and ids.max() < layer.input_dim)
 
 
 def _added(pieces: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:

@@ -31,6 +31,7 @@ from trainer import arrays, control
 from trainer.data import Batch
 from trainer.graphs import concrete, flat
 from trainer.model_support import is_scaled
+from trainer.roles import Commit
 from trainer.step_graphs import HasRows, Layout, NeedsTotals, NotTried, StepGraphs, turns
 
 SMALL = 1 << 16  # bytes: a gradient of fewer travels with the others of its kind
@@ -94,6 +95,12 @@ class OverlappedStep(StepGraphs):
         self.layout = layout
         told, zeros = (tf.TensorSpec([n], tf.float32) for n in (control.LENGTH, len(self._large) + 2))
         self._nothing = flat(concrete(self._nothing_graph, told, zeros))
+
+    def look_up(self, tensors: list[Any], draw: np.ndarray) -> None:
+        pass  # it has no rows on servers
+
+    def begin_pull(self, tensors: list[Any], step: int, last: Commit) -> None:
+        pass
 
     def warm_up(self) -> None:
         """Nothing is left: whoever joins applies what all apply."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -70,6 +70,40 @@ class Rows(Protocol):
         Raises:
             RingBroken: the ring was cut before all servers had them.
         """
+        ...
+
+
+class Begun(Protocol):
+    """A call that was begun, and is answered while something else is done."""
+
+    def result(self) -> Any:
+        """As if the call had been made now, with all that it raises."""
+        ...
+
+    def forget(self) -> None:
+        """Nobody waits for it any more."""
+        ...
+
+
+@runtime_checkable
+class RowsAhead(Rows, Protocol):
+    """Rows that can be asked for before they are needed."""
+
+    def begin_pull(self, step: int, ids: Sequence[np.ndarray], last: Commit | None = None) -> Begun:
+        """`pull`, of which the result comes later.
+
+        Args:
+            last: what became of the step before, if that is not in this worker's state yet.
+        """
+        ...
+
+    def begin_stage(self, step: int, rank: int, gradients: Sequence[tuple[np.ndarray, np.ndarray]]) -> Begun:
+        """`stage`, which is done when this has a result."""
+        ...
+
+    @property
+    def generation(self) -> int:
+        """Of the ring. What was begun in another one is of no use."""
         ...
 
 

@@ -24,6 +24,7 @@ from edl.contract.proto import ps_pb2 as pb
 from edl.contract.proto import ps_pb2_grpc as rpc
 from edl.contract.rows import OPTIONS
 from edl.errors import CheckpointError, EdlError
+from trainer.conversation import Conversation
 from trainer.log import log
 from trainer.ring.base import RingBroken
 
@@ -39,6 +40,10 @@ AWAY = {  # what a call fails with when the server is away, ends, or was cut off
 }  # fmt: skip
 
 Request: TypeAlias = Any  # a message of ps.proto
+_ANSWERS: dict[str, Callable[[bytes], Any]] = {  # of each call, what reads its answer
+    method.name: getattr(pb, method.output_type.name).FromString
+    for method in pb.DESCRIPTOR.services_by_name["ParameterServer"].methods
+}
 
 
 class ServerRefused(EdlError):
@@ -155,6 +160,8 @@ class ServerLink:
         self._address, self._interrupt, self._clock = address, interrupt, clock
         self._metadata = (("authorization", f"Bearer {token}"),)
         self._told = set[Any]()  # calls whose answers nobody waits for
+        self._conversation: Conversation | None = None  # the newest
+        self._conversing = threading.Lock()
 
     @cached_property
     def _channel(self) -> grpc.Channel:
@@ -184,7 +191,11 @@ class ServerLink:
     # --- of its calls
 
     def start(self, method: str, request: Request) -> Any:
-        future = getattr(self._stub, method).future(request, metadata=self._metadata)
+        with self._conversing:
+            if self._conversation is None or self._conversation.has_ended:
+                self._conversation = Conversation(self._channel, self._metadata)
+            conversation = self._conversation
+        future = conversation.ask(method, request.SerializeToString(), _ANSWERS[method])
         self._interrupt.begins(future)
         return future
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import repeat
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -23,8 +23,9 @@ from edl.contract.proto import ps_pb2 as pb
 from edl.contract.rows import IDS, PAGE_BYTES, VALUES, Shares, encoded, put
 from edl.errors import EdlError
 from trainer.roles import Commit, Table
-from trainer.server_link import Interrupt, Link, Request, ServerLink, ServerRefused, Writing
+from trainer.server_link import Interrupt, Link, Pending, Request, ServerLink, ServerRefused, Writing
 
+T = TypeVar("T")
 WORKERS = 1 << 20  # a generation is a number of its own, and that of the worker who claimed it
 
 
@@ -125,11 +126,16 @@ class ParameterServers:
     # --- the step's side
 
     def pull(self, step: int, ids: Sequence[np.ndarray]) -> list[np.ndarray]:
+        return self.begin_pull(step, ids).result()
+
+    def begin_pull(
+        self, step: int, ids: Sequence[np.ndarray], last: Commit | None = None
+    ) -> Begun[list[np.ndarray]]:
         shares = [Shares(each, self.count) for each in ids]
-        last = self._commit(step)
+        last_step = self._commit(step) if last is None else _told(last)
         requests = {
             index: pb.PullRequest(
-                run_id=self._run_id, generation=self._generation, step=step, last=last,
+                run_id=self._run_id, generation=self._generation, step=step, last=last_step,
                 ids=[
                     pb.Ids(table=table, ids=encoded(share.ids[share.of(index)], IDS))
                     for table, share in enumerate(shares)
@@ -138,15 +144,21 @@ class ParameterServers:
             )
             for index in range(self.count)
         }  # fmt: skip
-        found = [np.empty((len(each), t.dim), np.float32) for each, t in zip(ids, self._tables, strict=False)]
-        for index, answer in self._ask("Pull", requests, known=True).items():
-            asked = requests[index].ids
-            if len(answer.rows) != len(asked):
-                raise EdlError(f"parameter server {index} has sent rows of {len(answer.rows)} tables, "
-                               f"asked for {len(asked)}")  # fmt: skip
-            for one, rows in zip(asked, answer.rows, strict=True):
-                put(found[one.table], shares[one.table].of(index), rows, index)
-        return found
+
+        def put_together(answers: dict[int, Any]) -> list[np.ndarray]:
+            found = [
+                np.empty((len(each), t.dim), np.float32) for each, t in zip(ids, self._tables, strict=False)
+            ]
+            for index, answer in answers.items():
+                asked = requests[index].ids
+                if len(answer.rows) != len(asked):
+                    raise EdlError(f"parameter server {index} has sent rows of {len(answer.rows)} tables, "
+                                   f"asked for {len(asked)}")  # fmt: skip
+                for one, rows in zip(asked, answer.rows, strict=True):
+                    put(found[one.table], shares[one.table].of(index), rows, index)
+            return found
+
+        return Begun(self._begin("Pull", requests, known=True), put_together)
 
     def all_rows(self, table: int) -> tuple[np.ndarray, np.ndarray]:
         """All rows of the table of this number, of the state that this worker has: ids int64 [n], each once,
@@ -169,6 +181,11 @@ class ParameterServers:
         return np.concatenate([ids for ids, _ in found]), np.concatenate([rows for _, rows in found])
 
     def stage(self, step: int, rank: int, gradients: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
+        self.begin_stage(step, rank, gradients).result()
+
+    def begin_stage(
+        self, step: int, rank: int, gradients: Sequence[tuple[np.ndarray, np.ndarray]]
+    ) -> Begun[None]:
         shares = [Shares(ids, self.count) for ids, _ in gradients]
         requests = {}
         for index in range(self.count):
@@ -185,7 +202,7 @@ class ParameterServers:
                 requests[index] = pb.StageRequest(
                     run_id=self._run_id, generation=self._generation, step=step, rank=rank, gradients=theirs
                 )
-        self._ask("Stage", requests, known=True)
+        return Begun(self._begin("Stage", requests, known=True), lambda _: None)
 
     # --- checkpoints
 
@@ -224,10 +241,7 @@ class ParameterServers:
             return None
         if last.step != step - 1:
             raise RuntimeError(f"rows of step {step} are asked for, with the commit of step {last.step}")
-        return pb.Commit(
-            step=last.step, skipped=last.skipped, scale=last.scale, learning_rate=last.learning_rate,
-            iteration=last.iteration,
-        )  # fmt: skip
+        return _told(last)
 
     def _ask(self, method: str, requests: Mapping[int, Request], known: bool = False) -> dict[int, Any]:
         """The answers of these servers, by index.
@@ -235,16 +249,44 @@ class ParameterServers:
         Args:
             known: to be in this generation.
         """
+        return Begun(self._begin(method, requests, known), lambda answers: answers).result()
+
+    def _begin(self, method: str, requests: Mapping[int, Request], known: bool = False) -> dict[int, Pending]:
+        """Call these servers, all at the same time."""
         generation = self._generation if known else None
-        calls = {
+        return {
             index: self._links[index].begin(method, request, generation)
             for index, request in requests.items()
         }
+
+
+class Begun(Generic[T]):
+    """Calls to several servers that were begun.
+
+    Args:
+        calls: by the server's index.
+        made: the result, of all answers.
+    """
+
+    def __init__(self, calls: Mapping[int, Pending], made: Callable[[dict[int, Any]], T]):
+        self._calls, self._made = calls, made
+
+    def result(self) -> T:
         try:
-            return {index: call.result() for index, call in calls.items()}
+            return self._made({index: call.result() for index, call in self._calls.items()})
         finally:
-            for call in calls.values():
-                call.forget()
+            self.forget()
+
+    def forget(self) -> None:
+        for call in self._calls.values():
+            call.forget()
+
+
+def _told(commit: Commit) -> pb.Commit:
+    return pb.Commit(
+        step=commit.step, skipped=commit.skipped, scale=commit.scale, learning_rate=commit.learning_rate,
+        iteration=commit.iteration,
+    )  # fmt: skip
 
 
 def _copied(request: pb.ListRequest) -> pb.ListRequest:

@@ -38,6 +38,7 @@ from trainer.fused_updates import fused
 from trainer.inner_sum import InnerSum
 from trainer.lookups import Given, Lookups, Recorder
 from trainer.model_support import is_plain, is_scaled
+from trainer.roles import Commit
 from trainer.training_metrics import TrainingMetrics
 
 
@@ -111,6 +112,26 @@ class StepGraphs(ABC):
         Raises:
             RingBroken: one of the sums did not come back, unless TensorFlow raises it: see `ring_errors`.
         """
+
+    @abstractmethod
+    def look_up(self, tensors: list[Any], draw: np.ndarray) -> None:
+        """Find out beforehand which rows a step will need. Nothing, where it is given all that it needs.
+
+        Args:
+            tensors: of its only piece; the very same list is given to `sums`.
+            draw: as there.
+        """
+
+    @abstractmethod
+    def begin_pull(self, tensors: list[Any], step: int, last: Commit) -> None:
+        """Have the rows brought that were looked up for these tensors.
+
+        Args:
+            step: for which they are.
+            last: the one before it, which is not in the model yet.
+        """
+
+    meanwhile: Callable[[], None] = staticmethod(lambda: None)  # what is done while a step waits for servers
 
     @abstractmethod
     def apply(self, sums: Sums) -> None:

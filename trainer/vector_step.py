@@ -24,6 +24,7 @@ from trainer.forward import Forward
 from trainer.graphs import compiled
 from trainer.model_support import is_scaled
 from trainer.ring.base import Vector
+from trainer.roles import Commit
 from trainer.step_graphs import HasRows, Layout, NeedsTotals, NotTried, StepGraphs, turns
 from trainer.trial import halves
 
@@ -37,6 +38,22 @@ class Total:
 
 
 Staged = list[tuple[np.ndarray, np.ndarray]]  # of each table on servers: ids, and the gradients of their rows
+
+
+@dataclass(frozen=True, eq=False)
+class _Found:
+    """What records ask for.
+
+    Args:
+        tensors, draw: of which it was found.
+        ids: of each table, each once.
+        places: of all that are asked for among these, int32 tensors.
+    """
+
+    tensors: list[Any]
+    draw: np.ndarray
+    ids: list[np.ndarray]
+    places: Sequence[tf.Tensor]
 
 
 class _Ids(threading.local):
@@ -58,6 +75,7 @@ class VectorStep(StepGraphs):
         self._reduce = reduce
         self._sample = types.tensors(sample)
         self._eager_ids = _Ids()
+        self._ahead: _Found | None = None
         self._added_up: frozenset[int] = frozenset()  # tables of which the gradients are not rows
         layout: Layout | None = None
         while layout is None:
@@ -115,6 +133,7 @@ class VectorStep(StepGraphs):
             yield
 
     def trace(self, batch: Batch) -> Layout:
+        self._ahead = None
         self._found: Layout | None = None
         if self._lookups.tables:
             self._ids = self._graph(self._ids_graph, *self._types.signature, tf.TensorSpec([3], tf.int64))
@@ -148,7 +167,7 @@ class VectorStep(StepGraphs):
         for piece in others:  # then there are no tables in the ring
             ours += self._ours(*piece, step, staged)[0]
         if staged:
-            self._lookups.stage(step, int(draw[2]), staged)
+            self._lookups.stage(step, int(draw[2]), staged, self.meanwhile)
         return ours, of_tables
 
     def _ours(
@@ -200,9 +219,8 @@ class VectorStep(StepGraphs):
         if not self._lookups.tables:
             given = self._gradients(*tensors, contribution, draw, *alive)
             return list(given) if isinstance(given, tuple | list) else [given], []
-        count = len(self._lookups.tables)
-        found = self._ids(*tensors, draw)
-        ids = [some.numpy() for some in found[:count]]
+        found = self._found_ids(tensors, draw)
+        ids, places = found.ids, found.places
         if idle:
             rows = [
                 np.zeros((len(i), t.dim), np.float32) for i, t in zip(ids, self._lookups.tables, strict=True)
@@ -211,13 +229,31 @@ class VectorStep(StepGraphs):
             rows = self._lookups.pull(step, ids)
         self._eager_ids.ids = ids
         *given, of_rows = self._gradients(
-            *tensors, contribution, draw, *map(tf.constant, rows), *found[count:], *alive
+            *tensors, contribution, draw, *map(tf.constant, rows), *places, *alive
         )
         learned = [layer.trainable for layer in self._lookups.layers]
         return given, [
             (some, np.asarray(g)) if trained else (some[:0], np.asarray(g)[:0])
             for some, g, trained in zip(ids, of_rows, learned, strict=True)
         ]
+
+    def look_up(self, tensors: list[Any], draw: np.ndarray) -> None:
+        self._ahead = None
+        if self._lookups.tables and not self._model.run_eagerly:
+            self._ahead = self._found_ids(tensors, draw)
+
+    def begin_pull(self, tensors: list[Any], step: int, last: Commit) -> None:
+        if self._ahead is not None and self._ahead.tensors is tensors:
+            self._lookups.begin_pull(step, self._ahead.ids, last)
+
+    def _found_ids(self, tensors: list[Any], draw: np.ndarray) -> _Found:
+        """What some records ask for: if it was looked up before, that."""
+        ahead = self._ahead
+        if ahead is not None and ahead.tensors is tensors and np.array_equal(ahead.draw, draw):
+            return ahead
+        count = len(self._lookups.tables)
+        found = self._ids(*tensors, draw)
+        return _Found(tensors, draw, [some.numpy() for some in found[:count]], found[count:])
 
     def _graph(
         self, function: Callable[..., Any], *signature: tf.TensorSpec, jit: bool = False

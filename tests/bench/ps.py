@@ -31,10 +31,10 @@ import grpc
 import numpy as np
 
 from edl.contract.proto import ps_pb2 as pb
-from edl.contract.proto import ps_pb2_grpc
 from ps.service import OPTIONS
 from tests.bench import ps_training, report
 from tests.bench.report import Row, say
+from trainer.conversation import Conversation
 
 DIMS = (8, 16, 64)
 COUNTS = (1_000, 10_000, 100_000)
@@ -60,12 +60,13 @@ class Server(Protocol):
 
 
 class Ours:
-    """`python -m ps`."""
+    """`python -m ps`, called as workers do."""
 
     name = "edl"
 
     def __init__(self, pid: int, channel: grpc.Channel, dim: int):
-        self._pid, self._stub = pid, ps_pb2_grpc.ParameterServerStub(channel)
+        self._pid = pid
+        self._conversation = Conversation(channel, [("authorization", "Bearer bench")])
         optimizer = json.dumps({"class_name": "SGD", "config": {"learning_rate": 0.1}})
         initializer = json.dumps({"class_name": "RandomUniform", "config": {"minval": -0.05, "maxval": 0.05}})
         table = pb.Table(name="t", dim=dim, initializer=initializer, optimizer=optimizer)
@@ -74,8 +75,8 @@ class Ours:
         self._step, self._last = 0, None
 
     def _call(self, name: str, request: Any) -> Any:
-        metadata = [("authorization", "Bearer bench")]
-        return getattr(self._stub, name)(request, metadata=metadata, timeout=MOST_SECONDS)
+        read = {"Pull": pb.Rows.FromString}.get(name, pb.Position.FromString)
+        return self._conversation.ask(name, request.SerializeToString(), read).result(MOST_SECONDS)
 
     def make_pull(self, ids: np.ndarray) -> pb.PullRequest:
         return pb.PullRequest(run_id="bench", generation=1, ids=[pb.Ids(ids=ids.tobytes())])

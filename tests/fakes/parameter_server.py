@@ -9,9 +9,11 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from contextlib import suppress
+from queue import SimpleQueue
+from typing import Any, NoReturn
 
 import grpc
 import numpy as np
@@ -21,6 +23,10 @@ from edl.contract.buckets import server_of
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.proto import ps_pb2_grpc as rpc
 
+REQUESTS: dict[str, Any] = {
+    method.name: getattr(pb, method.input_type.name)
+    for method in pb.DESCRIPTOR.services_by_name["ParameterServer"].methods
+}
 Rows = dict[tuple[int, int], np.ndarray]  # by table and id
 
 
@@ -228,9 +234,12 @@ class Listening(rpc.ParameterServerServicer):
         with self._changed:
             assert self._changed.wait_for(lambda: self.server.step == step, 20), self.server.step
 
-    def _answer(self, method: str, request: Any, context: grpc.ServicerContext) -> Any:
+    def _check_token(self, context: Any) -> None:
         if dict(context.invocation_metadata()).get("authorization") != f"Bearer {self._token}":
             context.abort(grpc.StatusCode.UNAUTHENTICATED, "the token is not the job's")
+
+    def _answer(self, method: str, request: Any, context: Any) -> Any:
+        self._check_token(context)
         with self._changed:
             self.calls.append((method, request))
             self._changed.notify_all()
@@ -249,11 +258,44 @@ class Listening(rpc.ParameterServerServicer):
                     self._changed.notify_all()
                     return answer
 
+    def Converse(self, asks: Iterator[pb.Ask], context: grpc.ServicerContext) -> Iterator[pb.Answer]:
+        self._check_token(context)
+        answers = SimpleQueue[pb.Answer | None]()
+
+        def read() -> None:
+            with suppress(Exception):  # of a stream that is cancelled
+                for ask in asks:
+                    threading.Thread(target=answer, args=(ask,), daemon=True).start()
+            answers.put(None)
+
+        def answer(ask: pb.Ask) -> None:
+            request = REQUESTS[ask.method].FromString(ask.request)
+            try:
+                found = self._answer(ask.method, request, _OfStream(context))
+            except Refused as refused:
+                code = refused.code.value[0]
+                answers.put(pb.Answer(number=ask.number, code=code, why=str(refused)))
+            else:
+                answers.put(pb.Answer(number=ask.number, answer=found.SerializeToString()))
+
+        threading.Thread(target=read, daemon=True).start()
+        yield from iter(answers.get, None)
+
     def WritePart(self, request: Any, context: Any) -> Any:
         answer = self._answer("WritePart", request, context)
         context.send_initial_metadata(())
         self.before("written")
         return answer
+
+
+class _OfStream:
+    """What a call over a stream sees of gRPC."""
+
+    def __init__(self, stream: grpc.ServicerContext):
+        self.invocation_metadata, self.is_active = stream.invocation_metadata, stream.is_active
+
+    def abort(self, code: grpc.StatusCode, words: str) -> NoReturn:
+        raise Refused(code, words)
 
 
 def _served(method: str) -> Any:

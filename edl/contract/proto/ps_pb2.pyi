@@ -6,6 +6,28 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class Ask(_message.Message):
+    __slots__ = ("number", "method", "request")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    METHOD_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    method: str
+    request: bytes
+    def __init__(self, number: _Optional[int] = ..., method: _Optional[str] = ..., request: _Optional[bytes] = ...) -> None: ...
+
+class Answer(_message.Message):
+    __slots__ = ("number", "code", "why", "answer")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    code: int
+    why: str
+    answer: bytes
+    def __init__(self, number: _Optional[int] = ..., code: _Optional[int] = ..., why: _Optional[str] = ..., answer: _Optional[bytes] = ...) -> None: ...
+
 class Tables(_message.Message):
     __slots__ = ("run_id", "seed", "tables", "asynchronous")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]

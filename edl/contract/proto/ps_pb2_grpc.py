@@ -79,6 +79,11 @@ class ParameterServerStub:
                 request_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.DescribeRequest.SerializeToString,
                 response_deserializer=edl_dot_contract_dot_proto_dot_ps__pb2.Description.FromString,
                 _registered_method=True)
+        self.Converse = channel.stream_stream(
+                '/edl.ParameterServer/Converse',
+                request_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.Ask.SerializeToString,
+                response_deserializer=edl_dot_contract_dot_proto_dot_ps__pb2.Answer.FromString,
+                _registered_method=True)
         self.Begin = channel.unary_unary(
                 '/edl.ParameterServer/Begin',
                 request_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.BeginRequest.SerializeToString,
@@ -190,6 +195,14 @@ class ParameterServerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Converse(self, request_iterator, context):
+        """All calls but `WritePart` over one stream, for who makes many: each is answered by itself, in any order. A
+        call of its own costs gRPC three to four times as much. What the stream began with is its token.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Begin(self, request, context):
         """--- where all weights are on servers (mode=ps), and no ring's steps bind them together
 
@@ -295,6 +308,11 @@ def add_ParameterServerServicer_to_server(servicer, server):
                     servicer.Describe,
                     request_deserializer=edl_dot_contract_dot_proto_dot_ps__pb2.DescribeRequest.FromString,
                     response_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.Description.SerializeToString,
+            ),
+            'Converse': grpc.stream_stream_rpc_method_handler(
+                    servicer.Converse,
+                    request_deserializer=edl_dot_contract_dot_proto_dot_ps__pb2.Ask.FromString,
+                    response_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.Answer.SerializeToString,
             ),
             'Begin': grpc.unary_unary_rpc_method_handler(
                     servicer.Begin,
@@ -575,6 +593,33 @@ class ParameterServer:
             '/edl.ParameterServer/Describe',
             edl_dot_contract_dot_proto_dot_ps__pb2.DescribeRequest.SerializeToString,
             edl_dot_contract_dot_proto_dot_ps__pb2.Description.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Converse(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/edl.ParameterServer/Converse',
+            edl_dot_contract_dot_proto_dot_ps__pb2.Ask.SerializeToString,
+            edl_dot_contract_dot_proto_dot_ps__pb2.Answer.FromString,
             options,
             channel_credentials,
             insecure,
