@@ -43,6 +43,18 @@ class Commit:
     generation: int = 0  # of the servers, in which its gradients were staged
 
 
+@dataclass(frozen=True, slots=True)
+class StepGradients:
+    """What a step has to teach, where all weights are on servers (ps.proto, PushRequest)."""
+
+    step: int
+    gradients: Sequence[tuple[np.ndarray, np.ndarray]]  # of each table: ids int64 [n], float32 [n, dim]
+    loss: float  # mean over its records
+    records: int
+    learning_rate: float  # of the model's optimizer in this step
+    skipped: bool = False  # it was not finite: it counts as made, and changes nothing
+
+
 class Rows(Protocol):
     """The rows of a model's tables, as its step sees them."""
 
