@@ -1,4 +1,4 @@
-"""A model all of whose weights are on parameter servers (mode=ps): a step gives gradients, and changes nothing.
+"""A model with all weights on parameter servers (mode=ps): a step gives gradients, and changes nothing.
 
     put         the weights as the servers have them now
     gradients   means over the step's records, of every weight that it trains, as rows
@@ -240,8 +240,8 @@ def _refuse_optimizer(optimizer: Any) -> None:
         value = getattr(optimizer, option, None)
         if value not in (None, False):
             raise ModelError(
-                f"mode is ps, and the model's optimizer has {option}={value!r}, which servers cannot do: leave "
-                "it out, or set mode=hybrid or mode=train"
+                f"mode is ps, and the model's optimizer has {option}={value!r}, which servers cannot do: "
+                "leave it out, or set mode=hybrid or mode=train"
             )
 
 

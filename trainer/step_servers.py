@@ -15,7 +15,6 @@ finds that as RingBroken. The root of the next ring sees to it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -26,35 +25,11 @@ from edl.contract.ranges import Range, RangeSet
 from edl.contract.rows import IDS, VALUES, Shares, encoded, put
 from edl.errors import EdlError
 from trainer.ring.base import RingBroken
-from trainer.roles import StepGradients, Table
+from trainer.roles import Pulled, StepGradients, Table, Whole
 from trainer.server_link import Interrupt, Link, Request
 from trainer.servers import WORKERS, ParameterServers
 
 Values = Sequence[tuple[np.ndarray, np.ndarray]]  # of each table: ids int64 [n], float32 [n, dim]
-
-
-@dataclass(frozen=True, slots=True)
-class Whole:
-    """How far the job is, as server 0 has it."""
-
-    step: int = 0  # all steps below it are in all weights
-    loss: float = 0.0  # of the steps since something was kept: the sum over their records
-    records: int = 0
-    version: int = 0  # updates
-    repeated: int = 0  # steps that came again after they were taken
-
-    @staticmethod
-    def of(progress: pb.Progress) -> Whole:
-        p = progress
-        return Whole(p.step, p.loss, p.records, p.version, p.repeated)
-
-
-@dataclass(frozen=True, slots=True)
-class Pulled:
-    """Rows, and how many updates they have on each server."""
-
-    rows: list[np.ndarray]  # of each table, float32 [n, dim]
-    versions: tuple[int, ...]
 
 
 class StepServers(ParameterServers):
@@ -227,7 +202,8 @@ class StepServers(ParameterServers):
             raise RingBroken("the ring was cut")
 
     def _told(self, progress: pb.Progress) -> None:
-        self.progress = Whole.of(progress)
+        p = progress
+        self.progress = Whole(p.step, p.loss, p.records, p.version, p.repeated)
 
     def _shares(self, ids: np.ndarray) -> Shares:
         """Those of the dense weights are the same again and again."""

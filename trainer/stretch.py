@@ -1,4 +1,4 @@
-"""A stretch of steps in any order, where all weights are on parameter servers (mode=ps): from one worker's side.
+"""Steps in any order, where all weights are on parameter servers (mode=ps): from one worker's side.
 
     take ─▶ pull ─▶ gradients ─▶ push    until all steps below the stretch's limit are taken
     then: drain, keep, and all pull the same weights
@@ -11,8 +11,8 @@ nothing to sum inside a stretch.
 **The state is on the servers.** What the job has to know beside the weights, the ledger, is kept by server 0
 at each boundary: whoever comes goes on from it. Nothing is lost with any worker, or with all of them.
 
-**Every record counts once in every weight**: a server takes each step once. A step that was in the making when
-a worker died, or a server lost its log, is made again and counts where it is missing. So weights on two
+**Every record counts once in every weight**: a server takes each step once. A step that was in the making
+when a worker died, or a server lost its log, is made again and counts where it is missing. So weights on two
 servers may have learned from gradients of two makings of that step; how many steps came again is counted.
 """
 
@@ -20,9 +20,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
-from typing import Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -34,11 +34,11 @@ from trainer.log import log
 from trainer.plain_values import decode, encode
 from trainer.refusals import NonFinite
 from trainer.ring.base import RingBroken
-from trainer.roles import StepGradients, Table
+from trainer.roles import Pulled, StepGradients, Table, Whole
 from trainer.session.state import Session
-from trainer.step_servers import StepServers
 from trainer.telemetry import Telemetry
 
+Values: TypeAlias = Sequence[tuple[np.ndarray, np.ndarray]]  # of each table: ids, and rows
 AT_ONCE = 2  # steps that a worker holds: one that it makes, and one whose records are read meanwhile
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.002, 0.1  # between two questions for a step, when none is left
 ROUNDS = 1 << 20  # more than an evaluation has
@@ -73,6 +73,48 @@ class Learner(Protocol):
     def refuse_changed(self, changed: Mapping[int, np.ndarray]) -> None: ...
 
 
+class Servers(Protocol):
+    """The servers of a job (trainer/step_servers.py)."""
+
+    @property
+    def progress(self) -> Whole:
+        """As server 0 has told it last."""
+        ...
+
+    @property
+    def count(self) -> int: ...
+
+    def enter(self) -> None: ...
+
+    def leave(self) -> None: ...
+
+    def declare(self, tables: Sequence[Table]) -> None: ...
+
+    def look(self) -> dict[int, Any]: ...
+
+    def begin(self, values: Values, only: Iterable[int] | None = None) -> None: ...
+
+    def go_back(self, step: int, attempt: str, generation: int) -> None: ...
+
+    def bring_back(self, lost: Sequence[int], step: int, attempt: str) -> None: ...
+
+    def keep(self, step: int, order: int, ledger: bytes) -> None: ...
+
+    def kept(self) -> bytes: ...
+
+    def take(self, worker: int, most: int, limit: int) -> list[int]: ...
+
+    def rows_now(self, ids: Sequence[np.ndarray]) -> Pulled: ...
+
+    def push(self, made: StepGradients, worker: int, versions: Sequence[int]) -> bool: ...
+
+    def drain(self, step: int) -> None: ...
+
+    def pause(self, seconds: float) -> None: ...
+
+    def all_rows(self, table: int) -> tuple[np.ndarray, np.ndarray]: ...
+
+
 class Stretch:
     """The steps of one worker.
 
@@ -85,7 +127,7 @@ class Stretch:
         config: Config,
         session: Session,
         learner: Learner,
-        servers: StepServers,
+        servers: Servers,
         batches: Batches,
         report: Telemetry,
         clock: Callable[[], float] = time.monotonic,
@@ -262,8 +304,8 @@ class Stretch:
         if self.staleness:
             log.info(
                 f"{len(self.staleness)} steps were made here; their weights were {median(self.staleness):g} "
-                f"updates old (median; at most {max(self.staleness)}); {self.servers.progress.repeated} steps "
-                "of the job came again after they were taken"
+                f"updates old (median; at most {max(self.staleness)}); "
+                f"{self.servers.progress.repeated} steps of the job came again after they were taken"
             )
             self.staleness.clear()
 

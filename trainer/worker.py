@@ -186,7 +186,8 @@ class Worker:
         self.place = Place(form.generation, form.members[0], rank, size)
         self.report.ring_formed()
         broken = ""
-        if (servers := self.servers or (self.stretch and self.stretch.servers)) is not None:
+        servers = self.servers if self.stretch is None else self.stretch.servers
+        if servers is not None:
             servers.enter()
         try:
             if self.session.was_cut(form.generation):
@@ -366,8 +367,7 @@ class Worker:
             return False
         self.end_stretch(generation, rank, limit, stretch)
         stretch.tell()
-        going_on = self.agree(generation, rank, size)
-        return going_on
+        return self.agree(generation, rank, size)
 
     def end_stretch(self, generation: int, rank: int, limit: int, stretch: Stretch) -> None:
         """All steps below `limit` are taken: all have the same weights and the same ledger then."""
