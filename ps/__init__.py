@@ -2,9 +2,12 @@
 
     __main__       wiring: flags, signals, where it listens
     service        the calls of ps.proto, and how a refusal is worded
-    durable        one server's state: what it is told goes into the log, then into the tables
+    durable        one server: the calls that there always are, and how it comes back
+    ring_order  any_order   how it takes steps: a ring's, or in any order
+    storage        what it has: rows in memory, and the log and base that they come back from
     log  parts     the log on the disk; a server's part of a checkpoint
-    staging        which calls count and which are late: pure
+    staging        which calls count and which are late, of a ring's steps: pure
+    taking         which steps count, and who makes which, in any order: pure
     table          the rows of one table
     optimizers  initializers  native
 

@@ -282,9 +282,11 @@ def place(
 
     Args:
         first, second: what the optimizer's slots hold at the beginning.
-        undo, undo_meta: take what was there before; the id's count is -1 where nothing was.
+        undo, undo_meta: take what was there before; the id's count is -1 where nothing was. Empty: nobody
+        wants to know.
     """
     mask = index.size // 2 - 1
+    can_undo = undo_meta.size > 0
     for i in range(ids.size):
         slots[i] = _find(index, mask, ids[i])
     for i in range(ids.size):
@@ -295,9 +297,10 @@ def place(
             n += 1
             slots[i] = slot
             _insert(index, mask, ids[i], slot)
-            undo_meta[META * i] = ids[i]
-            undo_meta[META * i + 2] = -1
-        else:
+            if can_undo:
+                undo_meta[META * i] = ids[i]
+                undo_meta[META * i + 2] = -1
+        elif can_undo:
             for j in range(META):
                 undo_meta[META * i + j] = meta[META * slot + j]
             for j in range(stride):

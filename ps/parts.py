@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, BinaryIO, cast
 
 import numpy as np
@@ -27,17 +28,27 @@ from edl.errors import CheckpointDamaged, CheckpointError
 from ps.table import Copy, Table
 
 ROOM = 8 << 20  # bytes that are read at once
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 _DTYPES = {"I64": "<i8", "F32": "<f4", "U8": "u1"}
 
 Room = Callable[[Table, int], None]  # raises, if there is none for so many rows more
 
 
 def tensors(
-    index: int, step: int, servers: int, tables: Iterable[pb.Table], copies: Sequence[Copy]
+    index: int,
+    step: int,
+    servers: int,
+    tables: Iterable[pb.Table],
+    copies: Sequence[Copy],
+    more: Mapping[str, Any] = NOTHING,
 ) -> dict[str, Tensor]:
+    """
+    Args:
+        more: is said in `about`, too.
+    """
     about = {
         "step": step, "server": index, "servers": servers,
-        "tables": [_about(table) for table in tables],
+        "tables": [_about(table) for table in tables], **more,
     }  # fmt: skip
     text = np.frombuffer(json.dumps(about).encode(), np.uint8)
     found = {f"ps.{index}.about": Tensor.of(text)}
@@ -62,9 +73,20 @@ def _about(table: pb.Table) -> dict[str, Any]:
 
 
 def read_checkpoint(
-    url: str, step: int, attempt: str, tables: Sequence[Table], index: int, servers: int, room: Room
-) -> None:
-    """Fill tables that are empty with this server's rows of a checkpoint.
+    url: str,
+    step: int,
+    attempt: str,
+    tables: Sequence[Table],
+    index: int,
+    servers: int,
+    room: Room,
+    alone: bool = False,
+) -> list[Mapping[str, Any]]:
+    """Fill tables that are empty with this server's rows of a checkpoint; returns what its parts say of
+    themselves.
+
+    Args:
+        alone: read nothing but its own part, if the checkpoint is of so many servers.
 
     Raises:
         CheckpointError: it is not there, not whole, or of other tables.
@@ -76,12 +98,15 @@ def read_checkpoint(
     manifest = found.manifest
     names = _names(manifest, found.directory)
     known = {part.name: part for part in manifest.parts}
+    said: list[Mapping[str, Any]] = []
+    only = index if alone and len(names) == servers else None
     for name in names:
         part = known.get(name)
         with found.place.open(found.directory, name) as file:
-            digest = read(file, f"{found.directory}: {name}", tables, index, servers, room)
-        if part is not None and digest != part.sha256:
+            digest = read(file, f"{found.directory}: {name}", tables, index, servers, room, said.append, only)
+        if digest and part is not None and digest != part.sha256:
             raise CheckpointDamaged(f"{found.directory}: {name}: its SHA-256 is not the one in the manifest")
+    return said
 
 
 def _names(manifest: Manifest, where: str) -> list[str]:
@@ -95,8 +120,15 @@ def _names(manifest: Manifest, where: str) -> list[str]:
     return names
 
 
-def read(file: BinaryIO, where: str, tables: Sequence[Table], index: int, servers: int, room: Room) -> str:
+def read(
+    file: BinaryIO, where: str, tables: Sequence[Table], index: int, servers: int, room: Room,
+    said: Callable[[Mapping[str, Any]], object] = id, only: int | None = None,
+) -> str:  # fmt: skip
     """Take this server's rows from a file; returns its SHA-256.
+
+    Args:
+        said: takes what the file says of itself.
+        only: a server; of another one's file nothing is read, and nothing returned.
 
     Raises:
         CheckpointError: it is not such a file, or of other tables.
@@ -120,6 +152,8 @@ def read(file: BinaryIO, where: str, tables: Sequence[Table], index: int, server
         in_order = sorted(entries.items(), key=lambda item: cast(int, item[1]["data_offsets"][0]))
     except (ValueError, LookupError, TypeError, AttributeError, MemoryError) as error:
         raise CheckpointDamaged(f"{where}: not a file of tensors: {error}") from error
+    if only is not None and f"ps.{only}.about" not in entries:
+        return ""
     begun: dict[int, dict[str, np.ndarray]] = {}
     mine: dict[int, np.ndarray] = {}
     for name, entry in in_order:
@@ -132,7 +166,7 @@ def read(file: BinaryIO, where: str, tables: Sequence[Table], index: int, server
         if stop - start != int(np.prod(shape, dtype=np.int64)) * dtype.itemsize:
             raise CheckpointDamaged(f"{where}: tensor {name!r} has {stop - start} bytes for {list(shape)}")
         if what == "about":
-            _check_about(bytes(take(stop - start)), where, tables)
+            said(_checked_about(bytes(take(stop - start)), where, tables))
             continue
         table = int(number)
         if what == "ids":
@@ -175,9 +209,10 @@ def _filtered(
     return found
 
 
-def _check_about(text: bytes, where: str, tables: Sequence[Table]) -> None:
+def _checked_about(text: bytes, where: str, tables: Sequence[Table]) -> Mapping[str, Any]:
     try:
-        theirs = [(table["name"], table["dim"], table["optimizer"]) for table in json.loads(text)["tables"]]
+        about: Mapping[str, Any] = json.loads(text)
+        theirs = [(table["name"], table["dim"], table["optimizer"]) for table in about["tables"]]
     except (ValueError, LookupError, TypeError) as error:
         raise CheckpointDamaged(f"{where}: it does not say which tables it has: {error}") from error
     ours = [(table.name, table.dim) for table in tables]
@@ -185,3 +220,4 @@ def _check_about(text: bytes, where: str, tables: Sequence[Table]) -> None:
         raise CheckpointError(
             f"{where}: it has the tables {[t[:2] for t in theirs]} (name, dim), and the model has {ours}"
         )
+    return about

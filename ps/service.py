@@ -30,8 +30,9 @@ from edl.contract.proto import ps_pb2 as pb
 from edl.errors import CheckpointError
 from edl.listener import OPTIONS as LISTENER_OPTIONS
 from edl.listener import Reading
-from ps.durable import Capture, Server
+from ps.durable import Server
 from ps.errors import Invalid, Misplaced, OutOfMemory, Refused, Stale, Unavailable, Unsettled
+from ps.storage import Capture
 
 T = TypeVar("T")
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
@@ -94,6 +95,13 @@ class Service:
             "Stage": unary(self._stage, None, pb.Position),
             "WritePart": unary(self._write_part, pb.WritePartRequest, pb.Written),
             "Committed": unary(self._committed, pb.CommittedRequest, pb.Position),
+            "Begin": unary(self._begin_job, None, pb.Progress),
+            "Take": unary(self._any_order("take"), pb.TakeRequest, pb.Taken),
+            "Push": unary(self._push, None, pb.Progress),
+            "Drain": unary(self._any_order("drain"), pb.DrainRequest, pb.Progress),
+            "Reopen": unary(self._any_order("reopen"), pb.ReopenRequest, pb.Progress),
+            "Keep": unary(self._any_order("keep"), pb.KeepRequest, pb.Progress),
+            "Kept": unary(self._any_order("kept"), pb.KeptRequest, pb.KeepRequest),
             "Describe": unary(self._describe, pb.DescribeRequest, pb.Description),
         }
         server.add_generic_rpc_handlers(
@@ -128,7 +136,7 @@ class Service:
 
     async def _pull(self, request: pb.PullRequest, _: Context) -> bytes:
         def act(request: pb.PullRequest) -> bytes:
-            return encode_rows(self._server.pull(request))
+            return encode_rows(self._server.pull(request), self._server.version)
 
         return await self._when_settled(act, request, sum(len(asked.ids) for asked in request.ids))
 
@@ -136,13 +144,19 @@ class Service:
         return await self._when_settled(self._server.listed, request)
 
     async def _stage(self, request: bytes, _: Context) -> pb.Position:
-        def act(request: bytes) -> tuple[pb.Position, Capture | None]:
-            return self._server.stage(request), self._server.snapshot()
+        return await self._growing(lambda: self._server.stage(request), len(request))
 
-        position, capture = await self._when_settled(act, request, len(request))
-        if capture is not None:
-            self._snapshot = asyncio.create_task(self._write_snapshot(capture))
-        return position
+    async def _begin_job(self, request: bytes, _: Context) -> pb.Progress:
+        return await self._growing(lambda: self._server.any_order.begin(request), len(request))
+
+    async def _push(self, request: bytes, _: Context) -> pb.Progress:
+        return await self._growing(lambda: self._server.any_order.push(request), len(request))
+
+    def _any_order(self, name: str) -> Callable[[Any, Context], Awaitable[Any]]:
+        async def call(request: Any, _: Context) -> Any:
+            return await self._do(lambda request: getattr(self._server.any_order, name)(request), request)
+
+        return call
 
     async def _write_part(self, request: pb.WritePartRequest, context: Context) -> pb.Written:
         capture = await self._when_settled(self._server.capture, request)
@@ -171,6 +185,17 @@ class Service:
             await self._do(lambda name: self._server.use_snapshot(capture, name), name)
         except Unavailable as error:
             log.warning(str(error))
+
+    async def _growing(self, act: Callable[[], T], size: int) -> T:
+        """A call that makes the log longer by so many bytes."""
+
+        def acting(_: None) -> tuple[T, Capture | None]:
+            return act(), self._server.snapshot()
+
+        answer, capture = await self._when_settled(acting, None, size)
+        if capture is not None:
+            self._snapshot = asyncio.create_task(self._write_snapshot(capture))
+        return answer
 
     def _begin(self, run_id: str) -> None:
         """From now on be a server of that run. What there is of another one has ended with it."""
@@ -237,11 +262,13 @@ class Service:
         return await asyncio.get_running_loop().run_in_executor(threads, act)
 
 
-def encode_rows(found: list[np.ndarray]) -> bytes:
+def encode_rows(found: list[np.ndarray], version: int = 0) -> bytes:
     """pb.Rows, with one copy of the rows."""
     pieces: list[Any] = []
     for rows in found:
         pieces += [b"\x0a" + _varint(rows.nbytes), rows.data.cast("B") if rows.size else b""]
+    if version:
+        pieces.append(b"\x10" + _varint(version))
     return b"".join(pieces)
 
 

@@ -26,6 +26,7 @@ FULL = 0.6  # of an index; beyond that it is doubled
 GROWTH = 1 << 22  # bytes, at the least, by which an array grows
 SWEEPS = 8  # so often in `ttl_steps` are forgotten rows removed
 _NEVER = -(1 << 62)  # older than every step
+_NO_ROWS, _NO_META = np.empty(0, np.float32), np.empty(0, np.int64)
 
 
 class _Array:
@@ -206,12 +207,13 @@ class Table:
 
     def apply(
         self, step: int, parts: Sequence[tuple[np.ndarray, np.ndarray]],
-        scale: float, learning_rate: float, iteration: int,
+        scale: float, learning_rate: float, iteration: int, for_good: bool = False,
     ) -> None:  # fmt: skip
         """Take the step at `step`. It can be taken back until the next one.
 
         Args:
             parts: each rank's ids and gradients, in the order of the ranks.
+            for_good: it cannot be taken back.
         """
         self.forget_undo()
         oldest = self._oldest(step)
@@ -226,8 +228,11 @@ class Table:
         n = s.n
         s.reserve(len(ids))
         slots = np.empty(len(ids), np.int64)
-        self._room.reserve(len(ids), s.stride)
-        undo, undo_meta = self._room.undo, self._room.undo_meta
+        if for_good:
+            undo, undo_meta = _NO_ROWS, _NO_META
+        else:
+            self._room.reserve(len(ids), s.stride)
+            undo, undo_meta = self._room.undo, self._room.undo_meta
         s.n = native.place(
             s.index, s.meta, s.rows, n, s.stride, self.dim, ids, step, oldest, self._key, i.kind, i.a, i.b,
             o.first, o.second, slots, undo, undo_meta,
@@ -237,7 +242,23 @@ class Table:
             numbers[slots[seen.at], 2] = seen.counts
         rate = learning_rate if self._own_rate is None else self._own_rate
         o.update(s.rows, s.stride, self.dim, slots, sums, scale, rate, iteration)
-        self._undo = _Undo(n, slots, undo, undo_meta, seen)
+        self._undo = None if for_good else _Undo(n, slots, undo, undo_meta, seen)
+
+    def put(self, step: int, ids: np.ndarray, values: np.ndarray) -> None:
+        """Rows have these values from the step at `step` on, as if they had been born so.
+
+        Args:
+            ids: int64 [n], each once.
+            values: float32 [n * dim].
+        """
+        s, i, o = self._store, self._initial, self._optimizer
+        s.reserve(len(ids))
+        slots = np.empty(len(ids), np.int64)
+        s.n = native.place(
+            s.index, s.meta, s.rows, s.n, s.stride, self.dim, ids, step, self._oldest(step), self._key,
+            i.kind, i.a, i.b, o.first, o.second, slots, _NO_ROWS, _NO_META,
+        )  # fmt: skip
+        s.rows[: s.stride * s.n].reshape(-1, s.stride)[slots, : self.dim] = values.reshape(-1, self.dim)
 
     def take_back(self) -> None:
         """Undo the last `apply`."""

@@ -78,7 +78,7 @@ def write_part(server: Server, generation: int, step: int, attempt: str) -> Any:
 
 
 def commit_manifest(server: Server, step: int, attempt: str, found: list[Any]) -> None:
-    Store.open(server._checkpoints).begin(step, attempt).commit(
+    Store.open(server._storage.checkpoints).begin(step, attempt).commit(
         Manifest(
             step=step, run=RUN, attempt=attempt, epoch=0, records=0, model="", variables=(),
             parts=tuple(found),
@@ -401,7 +401,7 @@ def test_without_checkpoints_the_log_is_replaced_by_a_snapshot(
     train(server, 0, 3)
     while server.snapshot() is None:
         train(server, server.steps.step, server.steps.step + 1)
-    capture = server._snapshot
+    capture = server._storage.snapshot
     assert capture is not None
     capture.copy()
     train(server, server.steps.step, server.steps.step + 1)

@@ -1,0 +1,378 @@
+"""Steps in any order (mode=ps): all weights are rows of this and the other servers, and whoever has made a
+step pushes it.
+
+Promise: a call is refused, and has changed nothing, or is logged and has changed all. A step counts once in
+every row of this server, however often it comes and whoever has died. What counts is decided in `taking`.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import secrets
+import struct
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+from edl.contract.proto import ps_pb2 as pb
+from edl.contract.ranges import RangeSet
+from ps.errors import Invalid, Misplaced, Unavailable
+from ps.log import Damaged
+from ps.storage import Capture, Gradients, Records, Storage
+from ps.taking import Fate, Kept, Leases, Pushed, Rules, Taking, Update
+
+# What a record is, by its first byte. Then, with its length before it, the JSON of what was decided about the
+# request, and the request.
+BEGIN, PUSH, AGAIN, DRAIN, REOPEN, KEEP = b"B", b"P", b"A", b"D", b"R", b"K"
+WAITS = b"W"  # a push before this segment that is not in the rows
+_LENGTH = struct.Struct("<I")
+
+
+class AnyOrder:
+    """
+    Args:
+        head: how the log begins; None: nothing has begun.
+        clock: seconds, never going back.
+    """
+
+    def __init__(
+        self, storage: Storage, head: Mapping[str, Any] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ):  # fmt: skip
+        self._storage = storage
+        self.taking = Taking() if head is None else _taking(head)
+        self._leases = Leases(clock)
+        self.rows_staged = 0
+
+    # --- the calls
+
+    def begin(self, raw: bytes) -> pb.Progress:
+        """
+        Raises:
+            OutOfMemory, Unavailable: it cannot have them.
+        """
+        request = pb.BeginRequest.FromString(raw)
+        self._storage.check_declared(request.run_id)
+        values = self._storage.gradients(raw, request.values)
+        if not self.taking.began:
+            self._storage.check_memory([values])
+            line = self._another_line()
+            self._storage.log.append(BEGIN, _said(line=line), raw)
+            self._begin(values, line)
+        return self.progress()
+
+    def take(self, request: pb.TakeRequest) -> pb.Taken:
+        self._check(request)
+        if self._storage.index:
+            raise Misplaced(f"steps are handed out by server 0, and this is server {self._storage.index}")
+        if request.most < 1 or request.limit < 0:
+            raise Invalid(f"{request.most} steps below {request.limit}: expected at least 1, below 0 or more")
+        steps = self._leases.take(request.worker, request.most, self.taking.open(request.limit))
+        found = RangeSet.of((step, step + 1) for step in steps)
+        return pb.Taken(steps=_steps(found), progress=self.progress())
+
+    def push(self, raw: bytes) -> pb.Progress:
+        """
+        Raises:
+            OutOfMemory, Unavailable: it cannot be taken.
+        """
+        request = pb.PushRequest.FromString(raw)
+        self._check(request)
+        gradients = self._storage.gradients(raw, request.gradients)
+        taking, rules = self.taking, self._rules
+        self._leases.heard(request.worker)
+        fate = taking.fate(request.step, request.version, request.skipped, rules)
+        if fate is Fate.TOO_OLD:
+            return self.progress(refused=True)
+        if fate is Fate.REPEATED:
+            self._storage.log.append(AGAIN, _said(step=request.step))
+            self.taking = taking.again(request.step)
+        else:
+            rate = rules.rate(request.learning_rate, taking.staleness(request.version))
+            if not request.skipped:
+                self._storage.check_memory([*(one.gradients for one in taking.waiting), gradients])
+            self._storage.log.append(PUSH, _said(rate=rate), raw)
+            self._take(request, gradients, rate)
+            self.rows_staged += sum(len(ids) for ids, _ in gradients.of.values())
+        self._leases.made(request.step)
+        return self.progress()
+
+    def drain(self, request: pb.DrainRequest) -> pb.Progress:
+        self._check(request)
+        taking, update = self.taking.drain(request.step)
+        if update is not None:
+            self._storage.log.append(DRAIN, _said(step=request.step))
+            self._apply(taking, update)
+        return self.progress()
+
+    def reopen(self, request: pb.ReopenRequest) -> pb.Progress:
+        self._check(request)
+        line = self._another_line()
+        taking = self.taking.reopen(_ranges(request.steps), line)
+        if taking is not self.taking:
+            self._storage.log.append(REOPEN, _said(line=line), request.SerializeToString())
+            self.taking = taking
+            self._leases.clear()
+        return self.progress()
+
+    def keep(self, request: pb.KeepRequest) -> pb.Progress:
+        self._check(request)
+        taking = self.taking.keep(Kept(request.step, request.order, request.ledger))
+        if taking is not self.taking:
+            self._storage.log.append(KEEP, _said(), request.SerializeToString())
+            self.taking = taking
+        return self.progress()
+
+    def kept(self, request: pb.KeptRequest) -> pb.KeepRequest:
+        self._storage.check_declared(request.run_id)
+        kept = self.taking.kept
+        if kept is None:
+            return pb.KeepRequest(run_id=request.run_id, line=self.line)
+        return pb.KeepRequest(
+            run_id=request.run_id, line=self.line, step=kept.step, order=kept.order, ledger=kept.ledger
+        )
+
+    def restore(self, request: pb.RestoreRequest) -> pb.Position:
+        """
+        Raises:
+            Unavailable: the checkpoint cannot be read. The server is empty then.
+        """
+        storage = self._storage
+        storage.check_declared(request.run_id)
+        if not self.taking.goes_back(request.generation, request.step, request.attempt):
+            return self.position()
+        storage.check_checkpoint(request.step)
+        generation = request.generation or self.taking.restored[0]
+        restored = generation, request.step, request.attempt
+        try:
+            said = storage.go_back(request.step, request.attempt, alone=True)
+            taking = Taking(restored=restored)
+            if request.step:
+                taking = _of_parts(said, storage.index, request.step)
+                taking = replace(taking, line=self._another_line(), restored=restored)
+            storage.gone_back(request.step, request.attempt, self._beginning(taking))
+        except BaseException:
+            self.lost()
+            raise
+        self.taking = taking
+        self._leases.clear()
+        return self.position()
+
+    def progress(self, refused: bool = False) -> pb.Progress:
+        t = self.taking
+        return pb.Progress(
+            version=t.version, step=t.step, line=t.line, empty=not t.began, taken=len(t.taken), loss=t.loss,
+            records=t.records, refused=refused, repeated=t.repeated,
+        )  # fmt: skip
+
+    @property
+    def taken(self) -> pb.Steps:
+        return _steps(self.taking.taken)
+
+    @property
+    def reopened(self) -> pb.Steps:
+        return _steps(self.taking.reopened)
+
+    # --- as a way (durable.Way)
+
+    @property
+    def began(self) -> bool:
+        return self.taking.began
+
+    @property
+    def clock(self) -> int:
+        return self.taking.version
+
+    @property
+    def line(self) -> str:
+        return self.taking.line
+
+    @property
+    def pending(self) -> int:
+        return sum(len(one.gradients.raw) for one in self.taking.waiting)
+
+    def position(self) -> pb.Position:
+        t = self.taking
+        return pb.Position(generation=t.restored[0], step=t.step, empty=not t.began)
+
+    def reach(self, request: pb.PullRequest | pb.ListRequest | pb.WritePartRequest) -> None:
+        if request.generation:
+            raise Misplaced(
+                f"generation {request.generation}: this server's steps come in any order (mode=ps), and it "
+                "gives its rows as they are: expected generation 0"
+            )
+        self._storage.check_run(request.run_id)
+        if not self.taking.began:
+            raise Misplaced("the server has no rows yet: it has just been started, or has lost its log")
+
+    def capture(self) -> Capture:
+        t = self.taking
+        in_rows = replace(t, taken=t.applied, waiting=())
+        return self._storage.begin_capture(t.version, t.version, self.beginning(), _about(in_rows))
+
+    def rebased(self) -> None:
+        """Nothing is undone here."""
+
+    def lost(self) -> None:
+        self.taking = self.taking.lost()
+        self._leases.clear()
+        self._storage.lose(self.beginning())
+
+    def beginning(self) -> Records:
+        return self._beginning(self.taking)
+
+    def replay(self, kind: bytes, text: bytes) -> None:
+        end = _LENGTH.size + _LENGTH.unpack_from(text)[0]
+        said, raw = json.loads(text[_LENGTH.size : end]), text[end:]
+        if kind == BEGIN:
+            begin = pb.BeginRequest.FromString(raw)
+            self._begin(self._storage.gradients(raw, begin.values), said["line"])
+        elif kind == PUSH:
+            push = pb.PushRequest.FromString(raw)
+            self._take(push, self._storage.gradients(raw, push.gradients), said["rate"])
+        elif kind == WAITS:
+            # Whoever reads the segment before has it already.
+            push = pb.PushRequest.FromString(raw)
+            if all(one.step != push.step for one in self.taking.waiting):
+                pushed = Pushed(push.step, said["rate"], self._storage.gradients(raw, push.gradients))
+                self.taking = replace(self.taking, waiting=(*self.taking.waiting, pushed))
+        elif kind == AGAIN:
+            self.taking = self.taking.again(said["step"])
+        elif kind == DRAIN:
+            taking, update = self.taking.drain(said["step"])
+            self._apply(taking, update)
+        elif kind == REOPEN:
+            reopen = pb.ReopenRequest.FromString(raw)
+            self.taking = self.taking.reopen(_ranges(reopen.steps), said["line"])
+        elif kind == KEEP:
+            keep = pb.KeepRequest.FromString(raw)
+            self.taking = self.taking.keep(Kept(keep.step, keep.order, keep.ledger))
+        else:
+            raise Damaged(f"a record of unknown kind {kind!r}")
+
+    def load_base(self) -> None:
+        self._storage.load_base(alone=True)
+
+    # --- state
+
+    @property
+    def _rules(self) -> Rules:
+        assert self._storage.declared is not None
+        a = self._storage.declared.asynchronous
+        return Rules(max(1, a.grads_to_wait), a.max_staleness, a.scale_rate)
+
+    def _check(
+        self,
+        request: pb.TakeRequest | pb.PushRequest | pb.DrainRequest | pb.ReopenRequest | pb.KeepRequest,
+    ) -> None:
+        self._storage.check_declared(request.run_id)
+        if not self.taking.began:
+            raise Misplaced("the server has no rows yet: it has just been started, or has lost its log")
+        if request.line != self.taking.line:
+            raise Misplaced(
+                f"this is of the line {request.line!r}, and the server is in {self.taking.line!r}: it went "
+                "back to a checkpoint, or another server has, meanwhile; look at all of them anew"
+            )
+
+    def _another_line(self) -> str:
+        return f"{self._storage.run_id}/{secrets.token_hex(6)}"
+
+    def _begin(self, values: Gradients, line: str) -> None:
+        self._storage.wait_for_copy()
+        for number, (ids, rows) in values.of.items():
+            self._storage.tables[number].put(0, ids, rows)
+        self.taking = self.taking.begin(line)
+
+    def _take(self, request: pb.PushRequest, gradients: Gradients, rate: float) -> None:
+        pushed = Pushed(request.step, rate, gradients)
+        taking, update = self.taking.take(pushed, self._rules, request.loss, request.records, request.skipped)
+        self._apply(taking, update)
+
+    def _apply(self, taking: Taking, update: Update | None) -> None:
+        if update is not None:
+            self._storage.wait_for_copy()
+            for number, table in enumerate(self._storage.tables):
+                gradients = [one.gradients.of[number] for one in update.pushed if number in one.gradients.of]
+                if gradients:
+                    at = update.version
+                    table.apply(at, gradients, update.scale, update.learning_rate, at, for_good=True)
+        self.taking = taking
+
+    def _beginning(self, taking: Taking) -> Records:
+        waiting = [[WAITS, _said(rate=one.learning_rate), one.gradients.raw] for one in taking.waiting]
+        return [*self._storage.head(_about(taking)), *waiting]
+
+
+def _said(**decided: Any) -> bytes:
+    text = json.dumps(decided).encode()
+    return _LENGTH.pack(len(text)) + text
+
+
+def _ranges(steps: pb.Steps) -> RangeSet:
+    bounds = steps.bounds
+    if len(bounds) % 2 or any(a > b for a, b in pairwise(bounds)) or (bounds and bounds[0] < 0):
+        raise Invalid(f"steps {[*bounds][:20]}: expected start, stop, start, stop ..., rising from 0")
+    return RangeSet.of(zip(bounds[::2], bounds[1::2], strict=True))
+
+
+def _steps(ranges: RangeSet) -> pb.Steps:
+    return pb.Steps(bounds=[bound for one in ranges for bound in one])
+
+
+def _about(taking: Taking) -> dict[str, Any]:
+    """What a log or a checkpoint has to say of it, but for the gradients that wait."""
+    kept = taking.kept
+    ledger = kept and [kept.step, kept.order, base64.b64encode(kept.ledger).decode()]
+    return {"any_order": {
+        "line": taking.line, "version": taking.version, "taken": [*taking.taken],
+        "reopened": [*taking.reopened], "repeated": taking.repeated, "loss": taking.loss,
+        "records": taking.records, "kept": ledger, "restored": [*taking.restored],
+    }}  # fmt: skip
+
+
+def _taking(about: Mapping[str, Any]) -> Taking:
+    """
+    Raises:
+        LookupError, TypeError, ValueError: it is not what `_about` has said.
+    """
+    said = about["any_order"]
+    generation, step, attempt = said["restored"]
+    kept = said["kept"]
+    return Taking(
+        line=said["line"], version=said["version"], taken=RangeSet.of((a, b) for a, b in said["taken"]),
+        reopened=RangeSet.of((a, b) for a, b in said["reopened"]), repeated=said["repeated"],
+        loss=said["loss"], records=said["records"],
+        kept=Kept(kept[0], kept[1], base64.b64decode(kept[2])) if kept else None,
+        restored=(generation, step, attempt),
+    )  # fmt: skip
+
+
+def _of_parts(parts: Sequence[Mapping[str, Any]], index: int, step: int) -> Taking:
+    """What a server goes on from, of the parts that it has read: its own one, or, of a checkpoint of another
+    number of servers, all.
+
+    Raises:
+        Unavailable: they do not fit together.
+    """
+    try:
+        found = {int(about["server"]): _taking(about) for about in parts}
+    except (LookupError, TypeError, ValueError) as error:
+        raise Unavailable(
+            f"the checkpoint of step {step} does not say which steps are in its rows: it is of a ring "
+            "(mode=hybrid), or damaged"
+        ) from error
+    if index in found and len(found) == 1:
+        return found[index]
+    first = found[0]
+    for server, other in found.items():
+        if (first.taken, first.reopened) != (other.taken, other.reopened):
+            raise Unavailable(
+                f"the checkpoint of step {step} is of {len(found)} servers, and only as many can go on from "
+                f"it: server 0 had taken the steps {first.taken}, and server {server} the steps "
+                f"{other.taken}, so a row that is moved would lack a step or have it twice; one that was "
+                "written at an evaluation or at the end of an epoch has the same steps on all servers"
+            )
+    return replace(first, version=max(one.version for one in found.values()), repeated=0)

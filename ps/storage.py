@@ -1,0 +1,373 @@
+"""What a server has on its machine: the rows in memory, and the log and the base that they come back from.
+
+A log begins with a base: nothing, the rows of a checkpoint, or a snapshot of its own, which is written when
+the log has become large. Base and log give the state, bit for bit.
+
+Knows nothing of steps: which calls count, and what they do to the rows, is their way's (`ring_order`,
+`any_order`). One thread calls all of it; only `Capture.copy` runs beside that: rows can be read meanwhile,
+and who changes them waits until it is done.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from edl.checkpoints import Store
+from edl.checkpoints import tensors as files_of_tensors
+from edl.checkpoints.manifest import Part
+from edl.contract.proto import ps_pb2 as pb
+from edl.errors import CheckpointError
+from ps import parts
+from ps.errors import Invalid, Misplaced, OutOfMemory, Unavailable
+from ps.log import Base, Damaged, Log
+from ps.table import Copy, Table
+
+SNAPSHOT_BYTES = 256 << 20  # of a log, at the least, before a snapshot replaces it
+SNAPSHOT_TIMES = 2  # so often the memory of the tables, too
+
+HEAD, TABLES = b"H", b"T"  # what a record is, by its first byte; further ones are of the ways
+
+Records: TypeAlias = list[list[bytes]]  # of the log, in pieces
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """What one request brings, and the request itself."""
+
+    raw: bytes
+    of: Mapping[int, tuple[np.ndarray, np.ndarray]]  # ids and values, by table
+
+
+class Capture:
+    """The tables at one step. They stay as they are until `copy` has returned.
+
+    Args:
+        clock: of the tables' rows at that step.
+        about: what else is said in a part of a checkpoint.
+    """
+
+    def __init__(
+        self, step: int, clock: int, segment: int, described: Sequence[pb.Table], tables: Sequence[Table],
+        about: Mapping[str, Any],
+    ):  # fmt: skip
+        self.step, self.segment = step, segment
+        self._clock, self._described, self._tables, self._about = clock, described, tables, about
+        self.done = threading.Event()
+        self._copies: list[Copy] = []
+
+    def copy(self) -> None:
+        """Once, from any thread."""
+        try:
+            self._copies = [table.copy(self._clock) for table in self._tables]
+        finally:
+            self.done.set()
+
+    def tensors(self, index: int, servers: int) -> dict[str, Any]:
+        return parts.tensors(index, self.step, servers, self._described, self._copies, self._about)
+
+
+class Storage:
+    """
+    Args:
+        index, servers: which of how many.
+        run_id: of the job.
+        checkpoints: where the job writes them; empty: nowhere.
+        memory_limit: bytes; 0: none.
+        warn: takes a sentence about what is wrong and not somebody's request.
+    """
+
+    def __init__(
+        self, index: int, servers: int, run_id: str, log: Log, checkpoints: str, memory_limit: int,
+        warn: Callable[[str], object], snapshot_bytes: int,
+    ):  # fmt: skip
+        self.index, self.servers, self.run_id = index, servers, run_id
+        self.checkpoints, self.limit, self._warn = checkpoints, memory_limit, warn
+        self._snapshot_bytes = snapshot_bytes
+        self.owner = f"{run_id}/{index}/{servers}"
+        self.log = log
+        self.declared: pb.Tables | None = None
+        self.tables: list[Table] = []
+        self._capture: Capture | None = None  # that may not be copied yet
+        self._written: dict[tuple[int, str], int] = {}  # checkpoints that may become whole: their segments
+        self.snapshot: Capture | None = None
+
+    # --- tables
+
+    def begin_log(self, beginning: Records) -> None:
+        """There is none, or it does not count."""
+        self.log.begin(Base(self.owner, 0), beginning)
+
+    def forget(self) -> None:
+        """As if nothing had ever been declared."""
+        self.declared, self.tables = None, []
+        self._written.clear()
+
+    def head(self, about: Mapping[str, Any]) -> Records:
+        """How a segment begins: what must be known to go on from it."""
+        records = [[HEAD, json.dumps(about).encode()]]
+        if self.declared is not None:
+            records.append([TABLES, self.declared.SerializeToString()])
+        return records
+
+    def table(self, number: int) -> Table:
+        if not 0 <= number < len(self.tables):
+            raise Invalid(f"table {number}: expected one of {len(self.tables)}")
+        return self.tables[number]
+
+    def gradients(self, raw: bytes, given: Iterable[pb.Gradients]) -> Gradients:
+        of: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        for one in given:
+            table = self.table(one.table)
+            ids, values = ids_of(one.ids), one.values
+            if len(values) != 4 * len(ids) * table.dim or one.table in of:
+                raise Invalid(
+                    f"table {table.name!r}: {len(values)} bytes of gradients for {len(ids)} ids: expected "
+                    f"{4 * len(ids) * table.dim}, of each table once"
+                )
+            of[one.table] = ids, np.frombuffer(values, np.float32)
+        return Gradients(raw, of)
+
+    # --- copies: of checkpoints, and where there is none, snapshots: the log would grow for ever
+
+    def begin_capture(self, step: int, clock: int, beginning: Records, about: Mapping[str, Any]) -> Capture:
+        """The state as it is.
+
+        Args:
+            beginning: records of the segment that follows it.
+
+        Raises:
+            Unavailable: the log cannot be written.
+        """
+        assert self.declared is not None
+        self.wait_for_copy()
+        segment = self.log.another(beginning)
+        self._capture = Capture(step, clock, segment, self.declared.tables, self.tables, about)
+        return self._capture
+
+    @property
+    def is_copying(self) -> bool:
+        """Who changes rows waits until something is copied."""
+        return self._capture is not None and not self._capture.done.is_set()
+
+    def wait_for_copy(self) -> None:
+        if self._capture is not None:
+            self._capture.done.wait()
+            self._capture = None
+
+    def will_write(self, capture: Capture, step: int, attempt: str) -> None:
+        """It may become a checkpoint."""
+        self._written[step, attempt] = capture.segment
+        while len(self._written) > 4:
+            del self._written[next(iter(self._written))]
+
+    def write(self, capture: Capture, request: pb.WritePartRequest) -> Part:
+        """Write what was copied. On any thread.
+
+        Raises:
+            CheckpointError: it cannot be written.
+        """
+        tensors = capture.tensors(self.index, self.servers)
+        writing = Store.open(self.checkpoints).begin(request.step, request.attempt)
+        return writing.write_part(request.index, request.of, tensors, parts.rows(tensors))
+
+    def committed(self, step: int, attempt: str) -> bool:
+        """That checkpoint is whole: the log goes on from it; returns whether that is so."""
+        segment = self._written.pop((step, attempt), 0)
+        base = self.log.base
+        if not segment or base is None or segment <= base.first:
+            return False
+        self._rebase(Base(self.owner, segment, "checkpoint", step, attempt))
+        return True
+
+    def time_for_snapshot(self, pending: int) -> bool:
+        """
+        Args:
+            pending: bytes that wait to be in the rows.
+        """
+        most = max(self._snapshot_bytes, SNAPSHOT_TIMES * self.memory(pending))
+        return self.snapshot is None and bool(self.tables) and self.log.nbytes >= most
+
+    def write_snapshot(self, capture: Capture) -> str:
+        """On any thread; returns the file's name.
+
+        Raises:
+            OSError: there is no room.
+        """
+        path = self.log.directory / f"snapshot-{capture.segment:012d}"
+        try:
+            with open(path, "wb") as file:
+                for piece in files_of_tensors.pieces(capture.tensors(self.index, self.servers)):
+                    file.write(piece)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError:
+            path.unlink(missing_ok=True)
+            raise
+        return path.name
+
+    def use_snapshot(self, capture: Capture, name: str) -> bool:
+        """The log goes on from it, if it could be written (it has a name); returns whether that is so."""
+        if self.snapshot is not capture:
+            return False  # the server has gone back meanwhile
+        self.snapshot = None
+        base = self.log.base
+        if not name or base is None or capture.segment <= base.first:
+            return False
+        self._rebase(Base(self.owner, capture.segment, "snapshot", capture.step, snapshot=name))
+        return True
+
+    def _rebase(self, base: Base) -> None:
+        self.log.rebase(base)
+        self._written = {key: at for key, at in self._written.items() if at > base.first}
+
+    def undone(self, step: int) -> None:
+        """What was captured after that step is of no state of this job any more."""
+        self._written = {key: at for key, at in self._written.items() if key[0] <= step}
+        if self.snapshot is not None and self.snapshot.step > step:
+            self.snapshot = None
+
+    # --- going back, and coming back
+
+    def go_back(self, step: int, attempt: str, alone: bool = False) -> list[Mapping[str, Any]]:
+        """Have the rows of that checkpoint; step 0: none. Returns what its parts say of themselves. The log
+        has to begin anew then.
+
+        Args:
+            alone: from this server's own part, if the checkpoint is of so many servers.
+
+        Raises:
+            Unavailable: the checkpoint cannot be read.
+        """
+        self.wait_for_copy()
+        self._written.clear()
+        self.snapshot = None
+        return self._load_checkpoint(step, attempt, alone)
+
+    def gone_back(self, step: int, attempt: str, beginning: Records) -> None:
+        """The log begins with that.
+
+        Raises:
+            Unavailable: it cannot be written.
+        """
+        kind = "checkpoint" if step else ""
+        self.log.begin(Base(self.owner, 0, kind, step, attempt), beginning)
+
+    def lose(self, beginning: Records) -> None:
+        """The rows are gone: be as one that has just been started."""
+        for table in self.tables:
+            table.clear()
+        self._written.clear()
+        try:
+            self.begin_log(beginning)
+        except Unavailable as error:
+            # The old log does not say where this server is: without a base, it counts for nothing.
+            self._warn(str(error))
+            self.log.disown()
+
+    def load_base(self, alone: bool = False) -> None:
+        """Have the rows that the log begins with."""
+        base = self.log.base
+        assert base is not None
+        if base.kind == "checkpoint":
+            self._load_checkpoint(base.step, base.attempt, alone)
+        elif base.kind == "snapshot":
+            where = self.log.directory / base.snapshot
+            with open(where, "rb") as file:
+                try:
+                    parts.read(file, str(where), self.tables, self.index, self.servers, self._check_room)
+                except CheckpointError as error:
+                    raise Damaged(str(error)) from error
+
+    def _load_checkpoint(self, step: int, attempt: str, alone: bool) -> list[Mapping[str, Any]]:
+        for table in self.tables:
+            table.clear()
+        if not step:
+            return []
+        try:
+            return parts.read_checkpoint(
+                self.checkpoints, step, attempt, self.tables, self.index, self.servers, self._check_room,
+                alone,
+            )  # fmt: skip
+        except CheckpointError as error:
+            raise Unavailable(str(error)) from error
+        except OSError as error:
+            raise Unavailable(f"{self.checkpoints}: {error}") from error
+
+    # --- checks
+
+    def check_run(self, run_id: str) -> None:
+        if run_id != self.run_id:
+            raise Misplaced(f"this server belongs to the run {self.run_id!r}, not to {run_id!r}")
+
+    def check_declared(self, run_id: str) -> None:
+        self.check_run(run_id)
+        if self.declared is None:
+            raise Misplaced(
+                "no tables are declared: the server has lost its log, or has just been started; "
+                "call Declare, and look at the position that it returns"
+            )
+
+    def check_checkpoint(self, step: int) -> None:
+        """Raises Misplaced if there is no place that one of this step could be read from."""
+        if step and not self.checkpoints:
+            raise Misplaced(
+                f"cannot go back to step {step}: this server was started without --checkpoint-dir"
+            )
+
+    def memory(self, pending: int) -> int:
+        """Bytes.
+
+        Args:
+            pending: that wait to be in the rows.
+        """
+        return sum(table.nbytes() for table in self.tables) + pending
+
+    def check_memory(self, together: Sequence[Gradients]) -> None:
+        """Raises OutOfMemory if an update of these could not be applied any more."""
+        if not self.limit:
+            return
+        # What a step takes while it is applied: its gradients, their sums, and what it takes to undo it.
+        step = sum(4 * len(one.raw) for one in together)
+
+        def needed(count: Callable[[Table, np.ndarray], int]) -> int:
+            total = step
+            for number, table in enumerate(self.tables):
+                ids = (one.of[number][0] for one in together if number in one.of)
+                total += table.nbytes(sum(count(table, some) for some in ids))
+            return total
+
+        if needed(lambda _, ids: len(ids)) > self.limit and (most := needed(Table.new_rows)) > self.limit:
+            raise OutOfMemory(self._too_large(most))
+
+    def _check_room(self, table: Table, rows: int) -> None:
+        others = sum(other.nbytes() for other in self.tables if other is not table)
+        if self.limit and (needed := others + table.nbytes(rows)) > self.limit:
+            raise OutOfMemory(self._too_large(needed))
+
+    def _too_large(self, needed: int) -> str:
+        rows = sum(len(table) for table in self.tables)
+        return (
+            f"parameter server {self.index} has {rows:,} rows and would need {needed / 2**20:,.0f} MiB, its "
+            f"limit is {self.limit / 2**20:,.0f} MiB: use more servers (ps.servers), give each more memory "
+            "(ps.resources), or keep fewer rows (min_count, ttl_steps)"
+        )
+
+
+def tables_of(request: pb.Tables) -> list[Table]:
+    names = [table.name for table in request.tables]
+    if len(set(names)) != len(names):
+        raise Invalid(f"tables {names}: expected each name once")
+    return [Table(table, request.seed) for table in request.tables]
+
+
+def ids_of(raw: bytes) -> np.ndarray:
+    if len(raw) % 8:
+        raise Invalid(f"{len(raw)} bytes of ids: expected 8 for each")
+    return np.frombuffer(raw, np.int64)
