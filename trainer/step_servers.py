@@ -196,6 +196,11 @@ class StepServers(ParameterServers):
         }
         self._told(self._ask("Drain", requests)[0])
 
+    def find(self) -> None:
+        """Have server 0 tell how far the job is."""
+        request = pb.DrainRequest(run_id=self._run_id, line=self._lines[0], step=0)  # of no steps
+        self._told(self._ask("Drain", {0: request})[0])
+
     def pause(self, seconds: float) -> None:
         """Raises: RingBroken, as soon as the ring is cut."""
         if self._interrupt.wait(seconds):

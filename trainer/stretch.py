@@ -110,6 +110,8 @@ class Servers(Protocol):
 
     def drain(self, step: int) -> None: ...
 
+    def find(self) -> None: ...
+
     def pause(self, seconds: float) -> None: ...
 
     def all_rows(self, table: int) -> tuple[np.ndarray, np.ndarray]: ...
@@ -194,7 +196,7 @@ class Stretch:
 
     def find_progress(self) -> int:
         """How far the servers are."""
-        self.servers.take(self._session.worker, 0, 0)
+        self.servers.find()
         self.reached = self.servers.progress.step
         return self.reached
 
