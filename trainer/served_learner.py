@@ -31,8 +31,8 @@ from trainer.roles import StepGradients, Table
 from trainer.step_graphs import Layout
 
 DENSE, MOVING = "edl/dense", "edl/moving"  # tables; no layer of Keras has such a name
-ZEROS = json.dumps(keras.initializers.serialize(keras.initializers.Zeros()), sort_keys=True)
-ADDED = json.dumps(keras.optimizers.serialize(keras.optimizers.SGD(1.0)), sort_keys=True)
+ZEROS = json.dumps({"class_name": "Zeros", "config": {}})
+ADDED = json.dumps({"class_name": "SGD", "config": {"learning_rate": 1.0, "momentum": 0.0, "nesterov": False}})
 CLIPPED = ("clipnorm", "global_clipnorm", "clipvalue")  # here, where the whole gradient is
 # What an optimizer may have that takes more than a row and its gradient, and that nobody does.
 REFUSED = ("weight_decay", "use_ema", "loss_scale_factor", "gradient_accumulation_steps", "amsgrad")
