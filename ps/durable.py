@@ -119,6 +119,7 @@ class Server:
         storage = self._storage
         storage.check_run(request.run_id)
         if storage.declared is None:
+            _check_numbers(request.asynchronous)
             tables = tables_of(request)
             self._log.append(TABLES, request.SerializeToString())
             self._declare(request, tables)
@@ -338,6 +339,12 @@ class Server:
                     loaded = True
             else:
                 self._way.replay(kind, text)
+
+
+def _check_numbers(asynchronous: pb.Asynchronous) -> None:
+    for name in ("grads_to_wait", "max_staleness"):
+        if (value := getattr(asynchronous, name)) < 0:
+            raise Invalid(f"{name} {value}: expected 0 or more")
 
 
 def _difference(ours: pb.Tables, theirs: pb.Tables) -> str:
