@@ -329,11 +329,11 @@ class Worker:
                 self.go_on_from(Ledger())
                 stretch.keep(self.ledger)
             return ""
-        trained = others or stretch.reached > 0
+        trained = others or stretch.reached > 0 or form.step > 0
         self.learner.take_over(self.learner.prepared(list(self.beginning)))
         self.go_on_from(Ledger())
         stretch.forget()
-        restored = self.restore(max(form.step, self.checkpoints.known) if self.checkpoints is not None else 0)
+        restored = self.restore(self.checkpoints.known if self.checkpoints is not None else 0)
         if restored or others:
             step, attempt = 0, ""
             if restored and self.checkpoints is not None:
