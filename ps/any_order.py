@@ -111,11 +111,12 @@ class AnyOrder:
     def reopen(self, request: pb.ReopenRequest) -> pb.Progress:
         self._check(request)
         line = self._another_line()
-        taking = self.taking.reopen(_ranges(request.steps), line)
+        taking = self._reopened(request, line)
         if taking is not self.taking:
             self._storage.log.append(REOPEN, _said(line=line), request.SerializeToString())
+            if taking.line != self.taking.line:
+                self._leases.clear()
             self.taking = taking
-            self._leases.clear()
         return self.progress()
 
     def keep(self, request: pb.KeepRequest) -> pb.Progress:
@@ -152,7 +153,7 @@ class AnyOrder:
             taking = Taking(restored=restored)
             if request.step:
                 taking = _of_parts(said, storage.index, request.step)
-                taking = replace(taking, line=self._another_line(), restored=restored)
+                taking = replace(taking, line=self._another_line(), restored=restored, others=())
             storage.gone_back(request.step, request.attempt, self._beginning(taking))
         except BaseException:
             self.lost()
@@ -245,8 +246,7 @@ class AnyOrder:
             taking, update = self.taking.drain(said["step"])
             self._apply(taking, update)
         elif kind == REOPEN:
-            reopen = pb.ReopenRequest.FromString(raw)
-            self.taking = self.taking.reopen(_ranges(reopen.steps), said["line"])
+            self.taking = self._reopened(pb.ReopenRequest.FromString(raw), said["line"])
         elif kind == KEEP:
             keep = pb.KeepRequest.FromString(raw)
             self.taking = self.taking.keep(Kept(keep.step, keep.order, keep.ledger))
@@ -301,6 +301,9 @@ class AnyOrder:
                     table.apply(at, gradients, update.scale, update.learning_rate, at, for_good=True)
         self.taking = taking
 
+    def _reopened(self, request: pb.ReopenRequest, line: str) -> Taking:
+        return self.taking.reopen(_ranges(request.steps), line, request.server, request.server_line)
+
     def _beginning(self, taking: Taking) -> Records:
         waiting = [[WAITS, _said(rate=one.learning_rate), one.gradients.raw] for one in taking.waiting]
         return [*self._storage.head(_about(taking)), *waiting]
@@ -330,6 +333,7 @@ def _about(taking: Taking) -> dict[str, Any]:
         "line": taking.line, "version": taking.version, "taken": [*taking.taken],
         "reopened": [*taking.reopened], "repeated": taking.repeated, "loss": taking.loss,
         "records": taking.records, "kept": ledger, "restored": [*taking.restored],
+        "others": taking.others,
     }}  # fmt: skip
 
 
@@ -347,6 +351,7 @@ def _taking(about: Mapping[str, Any]) -> Taking:
         loss=said["loss"], records=said["records"],
         kept=Kept(kept[0], kept[1], base64.b64decode(kept[2])) if kept else None,
         restored=(generation, step, attempt),
+        others=tuple((server, line) for server, line in said["others"]),
     )  # fmt: skip
 
 

@@ -107,6 +107,7 @@ class Taking:
         loss, records: of the steps that were taken since something was kept: the sum over their records.
         kept: the newest.
         restored: the generation, step and attempt of the last going back.
+        others: of server 0: the lines that the other servers are in, as far as it was told.
     """
 
     line: str = ""
@@ -119,6 +120,7 @@ class Taking:
     records: int = 0
     kept: Kept | None = None
     restored: tuple[int, int, str] = (0, 0, "")
+    others: tuple[tuple[int, str], ...] = ()
 
     @property
     def began(self) -> bool:
@@ -237,15 +239,23 @@ class Taking:
 
     # --- of server 0
 
-    def reopen(self, steps: RangeSet, line: str) -> Taking:
-        """Those of these steps that are taken here are to be made again. Whoever is making a step now has to
-        look anew: it may have given it to the server that has lost it.
+    def reopen(self, steps: RangeSet, line: str, server: int = 0, server_line: str = "") -> Taking:
+        """Those of these steps that are taken here are to be made again, because another server lacks them.
+        If it is in another line than was known, or there are some, whoever is making a step now has to look
+        anew: it may have given it to that server before it lost it.
 
         Args:
             line: another one.
+            server, server_line: the other server; 0: it is not said which.
         """
         reopened = self.reopened.union(self.taken.minus(self.taken.minus(steps)))
-        return self if reopened == self.reopened else replace(self, reopened=reopened, line=line)
+        known = dict(self.others)
+        others = tuple(sorted({**known, server: server_line}.items())) if server else self.others
+        if reopened == self.reopened and others == self.others:
+            return self
+        is_new = server in known and known[server] != server_line
+        after = line if is_new or reopened != self.reopened else self.line
+        return replace(self, reopened=reopened, others=others, line=after)
 
     def keep(self, kept: Kept) -> Taking:
         """Nothing older replaces what is kept."""

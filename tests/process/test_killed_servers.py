@@ -34,10 +34,15 @@ AGAIN = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode
 
 
 class Process:
-    """A server as a process, started again whenever it has ended."""
+    """A server as a process, started again whenever it has ended.
 
-    def __init__(self, directory: Path):
-        self._directory = directory
+    Args:
+        more: arguments.
+    """
+
+    def __init__(self, directory: Path, *more: str):
+        self._directory, self._more = directory, more
+        directory.mkdir(exist_ok=True)
         (directory / "token").write_text("token")
         self.started = 0
         self.start()
@@ -49,7 +54,7 @@ class Process:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "ps", "--run-id", RUN, "--token-file", self._directory / "token",
                  "--log-dir", self._directory / "log", "--checkpoint-dir", self._directory / "checkpoints",
-                 "--address-file", self._directory / "address"],
+                 "--address-file", self._directory / "address", *self._more],
                 stdout=output, stderr=output,
             )  # fmt: skip
 

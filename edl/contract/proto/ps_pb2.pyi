@@ -305,14 +305,18 @@ class DrainRequest(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., line: _Optional[str] = ..., step: _Optional[int] = ...) -> None: ...
 
 class ReopenRequest(_message.Message):
-    __slots__ = ("run_id", "line", "steps")
+    __slots__ = ("run_id", "line", "steps", "server", "server_line")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     LINE_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
+    SERVER_FIELD_NUMBER: _ClassVar[int]
+    SERVER_LINE_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     line: str
     steps: Steps
-    def __init__(self, run_id: _Optional[str] = ..., line: _Optional[str] = ..., steps: _Optional[_Union[Steps, _Mapping]] = ...) -> None: ...
+    server: int
+    server_line: str
+    def __init__(self, run_id: _Optional[str] = ..., line: _Optional[str] = ..., steps: _Optional[_Union[Steps, _Mapping]] = ..., server: _Optional[int] = ..., server_line: _Optional[str] = ...) -> None: ...
 
 class KeepRequest(_message.Message):
     __slots__ = ("run_id", "line", "step", "order", "ledger")

@@ -226,7 +226,10 @@ class ParameterServerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Reopen(self, request, context):
-        """Of server 0: these steps are to be made again, because another server has lost them.
+        """Of server 0: these steps are to be made again, because another server has lost them. Whoever begins to work
+        with the servers, or finds one in another line, says so of each of the others before it takes steps: where
+        that server is in another line than server 0 knows, server 0 goes over to another line, too. (A worker may
+        have given a step to that server before it lost it, and is about to give it to server 0.)
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
