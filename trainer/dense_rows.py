@@ -45,9 +45,14 @@ class DenseRows:
         """Of one of them."""
         return next(place for place, v in enumerate(self.variables) if v is variable)
 
+    def value(self, place: int) -> np.ndarray:
+        """Of one of them, as it is now."""
+        found: np.ndarray = self.variables[place].value.numpy()
+        return found
+
     def values(self) -> np.ndarray:
         """All rows as the variables are now, float32 [n, DIM]."""
-        return self.packed({place: np.asarray(v) for place, v in enumerate(self.variables)})
+        return self.packed({place: self.value(place) for place in range(len(self.variables))})
 
     def packed(self, values: Mapping[int, np.ndarray]) -> np.ndarray:
         """The rows of `ids_of` these places, in their order, with these values of the variables."""

@@ -32,7 +32,9 @@ from trainer.step_graphs import Layout
 
 DENSE, MOVING = "edl/dense", "edl/moving"  # tables; no layer of Keras has such a name
 ZEROS = json.dumps({"class_name": "Zeros", "config": {}})
-ADDED = json.dumps({"class_name": "SGD", "config": {"learning_rate": 1.0, "momentum": 0.0, "nesterov": False}})
+ADDED = json.dumps(
+    {"class_name": "SGD", "config": {"learning_rate": 1.0, "momentum": 0.0, "nesterov": False}}
+)
 CLIPPED = ("clipnorm", "global_clipnorm", "clipvalue")  # here, where the whole gradient is
 # What an optimizer may have that takes more than a row and its gradient, and that nobody does.
 REFUSED = ("weight_decay", "use_ema", "loss_scale_factor", "gradient_accumulation_steps", "amsgrad")
@@ -131,7 +133,7 @@ class ServedLearner(KerasLearner):
         """
         optimizer = self.model.optimizer
         optimizer.iterations.assign(step)  # which a schedule of the learning rate asks for
-        before = [np.array(self._moving.variables[place]) for place in self._averaged]
+        before = [self._moving.value(place) for place in self._averaged]
         sums = self.sums(batch, control.write(step), step, 0, len(batch))
         agreed, rate = sums.agreed, float(np.asarray(optimizer.learning_rate))
         if agreed.nonfinite or not agreed.records:

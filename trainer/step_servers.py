@@ -29,6 +29,7 @@ from trainer.roles import Pulled, StepGradients, Table, Whole
 from trainer.server_link import Interrupt, Link, Request
 from trainer.servers import WORKERS, ParameterServers
 
+LAST = 1 << 62  # more steps than any job has
 Values = Sequence[tuple[np.ndarray, np.ndarray]]  # of each table: ids int64 [n], float32 [n, dim]
 
 
@@ -90,17 +91,24 @@ class StepServers(ParameterServers):
         self._restore(range(self.count), step, attempt, newest * WORKERS)
 
     def bring_back(self, lost: Sequence[int], step: int, attempt: str) -> None:
-        """Servers that have lost all that they had begin with their parts of that checkpoint, and what they
-        lack then is made again."""
+        """Servers that have lost all that they had begin with their parts of that checkpoint. What they lack
+        then is made again, once they are introduced."""
         self._restore(lost, step, attempt, 0)
-        found = self.look()
-        has = {index: _ranges(told.taken) for index, told in found.items()}
-        lack = RangeSet.of(piece for index in lost for piece in has[0].minus(has[index]))
-        if lack:
-            steps = pb.Steps(bounds=[bound for piece in lack for bound in piece])
-            request = pb.ReopenRequest(run_id=self._run_id, line=self._lines[0], steps=steps)
-            self._ask("Reopen", {0: request})
-            self.look()
+
+    def introduce(self) -> None:
+        """Tell server 0 in which line the others are, and what they lack there: that is made again, whatever
+        server 0 has. Before anybody makes a step with them."""
+        for index, told in self.look().items():
+            if not index:
+                continue
+            lack = RangeSet.of([(0, LAST)]).minus(_ranges(told.taken))
+            request = pb.ReopenRequest(
+                run_id=self._run_id, line=self._lines[0], server=index, server_line=told.line,
+                steps=pb.Steps(bounds=[bound for piece in lack for bound in piece]),
+            )  # fmt: skip
+            progress = self._ask("Reopen", {0: request})[0]
+            self._lines[0] = progress.line
+            self._told(progress)
 
     def _restore(self, some: Iterable[int], step: int, attempt: str, generation: int) -> None:
         request = pb.RestoreRequest(run_id=self._run_id, generation=generation, step=step, attempt=attempt)

@@ -284,8 +284,10 @@ class Worker:
         root, why, kept = form.members.index(form.root), "", b""
         if rank == root:
             why = self.settle_servers(form, stretch)
+            stretch.servers.introduce()
             kept = stretch.servers.kept()
-            stretch.find_progress()
+            if stretch.find_progress() < form.step and not why:  # whoever has seen to that has died of it
+                why = "a parameter server went back to a checkpoint"
         else:
             self.batches.take(form.layout, Part.even(0, 1))
         step = int(self.ring.broadcast(np.array([stretch.reached], np.int64), root)[0])

@@ -147,8 +147,8 @@ class State:
     @property
     def limits(self) -> Limits:
         """How small and how large a ring may be now."""
-        kept = self.checkpoints.enabled or self.config.asynchronous
-        return Limits(self.min_size, self.target, kept and self.target == 0)
+        kept = self.checkpoints.enabled and self.target == 0
+        return Limits(self.min_size, self.target, kept or self.config.asynchronous)
 
     @property
     def phase(self) -> Phase:
