@@ -176,6 +176,10 @@ class Watchdog:
         least = 1 if job.train.complete else job.config.min_workers  # what is left is to evaluate it
         assert len(members) >= min(least, max(job.target, 1)), f"{len(members)} members, {least} needed"
 
+        if job.config.asynchronous:  # the state is on servers
+            assert form.layout == job.train.layout and not form.sync and not form.joining
+            self.form = form
+            return
         holders = [w for w in job.pool if w.has_state and not w.stopped]
         root = job.pool[form.root]
         if holders:
@@ -226,6 +230,8 @@ class Watchdog:
             w = job.pool.get(worker)
             if w is not None and job.checkpoints.has(w.step):
                 return  # its state is kept
+            if job.config.asynchronous:
+                return  # it is on servers
             assert heirs, f"worker {worker}, the last holder, was let go"
             assert not old or any(not w.in_ring for w in heirs), "no heir has said that it is out and well"
 

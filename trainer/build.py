@@ -48,10 +48,14 @@ from trainer.rehearsal import refuse_empty, rehearse
 from trainer.ring.base import Ring, RingBroken
 from trainer.ring.horovod import HorovodRing
 from trainer.roles import Learner
+from trainer.served_learner import ServedLearner
+from trainer.server_link import Interrupt, ServerLink
 from trainer.servers import ParameterServers
 from trainer.session.client import MasterStream
 from trainer.session.orders import FormRing
 from trainer.session.state import Session
+from trainer.step_servers import StepServers
+from trainer.stretch import Stretch
 from trainer.telemetry import Telemetry
 from trainer.user_model import UserModel
 from trainer.warm_start import of_job as warm_start_of_job
@@ -108,9 +112,15 @@ def build(stream: MasterStream, memory: MemoryCopy | None = None) -> Worker:
     tried = records.first(TRIED_RECORDS)
     samples = [records.these(several) for several in (tried, *([i] for i in tried))] if tried else []
     warn = session.warn if stream.rehearses else log.warning  # one worker tells it for all
-    learner = learner_of(model, samples, ring, training.inexact_loss, warn, training.accumulate_steps,
-                         training.compression)  # fmt: skip
-    servers = servers_of(config, stream, ring, learner)
+    learner: KerasLearner | OwnStepLearner
+    servers: ParameterServers | None
+    if config.asynchronous:
+        served = served_learner_of(config, model, samples, warn)
+        learner, servers = served, step_servers_of(config, stream, ring)
+    else:
+        learner = learner_of(model, samples, ring, training.inexact_loss, warn, training.accumulate_steps,
+                             training.compression)  # fmt: skip
+        servers = servers_of(config, stream, ring, learner)
 
     history = HistoryFiles(Path(stream.output) if stream.output else None)
 
@@ -155,9 +165,17 @@ def build(stream: MasterStream, memory: MemoryCopy | None = None) -> Worker:
                 rehearse(model, module, watchdog.watch, config.data.allow_empty, session.warn, keeps,
                          config.export.further, features, config.export.verify)  # fmt: skip
         learner.restore(before)
-    if servers is not None:
+    report = Telemetry(session, batches.steps, near_end=ahead.prepare if ahead is not None else None)
+    stretch = None
+    if config.asynchronous:
+        assert isinstance(servers, StepServers)
+        stretch = Stretch(config, session, served, servers, batches, report)
+        learner.use(stretch, lambda: worker.ledger.step)
+    elif servers is not None:
         assert isinstance(learner, KerasLearner)
         learner.use(servers, lambda: worker.ledger.step, batches.following)
+    if servers is not None:
+        assert isinstance(learner, KerasLearner)
         if stream.rehearses and stream.output and learner.missing():
             session.warn(learner.missing())
     checkpoints = of_job(config, session, learner, stream.run_id, servers)
@@ -171,13 +189,13 @@ def build(stream: MasterStream, memory: MemoryCopy | None = None) -> Worker:
         if warm_start is not None:
             warm_start.begin()
 
-    report = Telemetry(session, batches.steps, near_end=ahead.prepare if ahead is not None else None)
     if memory is not None:
         memory.open(stream.run_id, learner.fingerprint(), [len(part) for part in learner.parts()])
     callbacks = callbacks_of(config, module, learner, batches.steps, watchdog.watch, warn)
     worker: Worker = Worker(
         config, session, ring, learner, batches, report, export,
-        checkpoints, begin, evaluation, callbacks, history, memory, export.keep, servers,
+        checkpoints, begin, evaluation, callbacks, history, memory, export.keep,
+        None if stretch is not None else servers, stretch,
     )  # fmt: skip
     return worker
 
@@ -203,6 +221,41 @@ def servers_of(
             "parameter servers: set mode=train"
         )
     servers = ParameterServers.at(stream.servers, stream.token, stream.run_id, config.training.seed)
+
+    def cut() -> None:
+        ring.cut()
+        servers.cut()
+
+    stream.session.cuts(cut)
+    return servers
+
+
+def served_learner_of(
+    config: Config, model: Any, samples: Sequence[Batch], warn: Callable[[str], None]
+) -> ServedLearner:
+    """
+    Raises:
+        ModelError: the model cannot be trained with all weights on servers; the text says why.
+    """
+    refuse_unless_compiled(model)
+    if has_own_step(model):
+        raise ModelError(
+            "mode is ps, and the model has its own train_step(): its gradients are applied there, and not on "
+            "servers. Take it out, or set mode=train"
+        )
+    how = config.training
+    sample = samples[0] if samples else None
+    return ServedLearner(model, sample, samples[1:], how.inexact_loss, warn, how.accumulate_steps)
+
+
+def step_servers_of(config: Config, stream: MasterStream, ring: Ring) -> StepServers:
+    """Those that have all weights, and are not waited for when the ring is cut."""
+    how, interrupt = config.ps, Interrupt()
+    links = [ServerLink(i, address, stream.token, interrupt) for i, address in enumerate(stream.servers)]
+    servers = StepServers(
+        links, stream.run_id, config.training.seed, interrupt,
+        how.grads_to_wait, how.max_staleness, how.scale_rate_by_staleness,
+    )  # fmt: skip
 
     def cut() -> None:
         ring.cut()

@@ -56,6 +56,7 @@ from trainer.roles import PartsOfServers
 from trainer.session.state import Session
 
 NICE = 10  # of the thread that writes
+BOUNDARY = "boundary"  # of a manifest's state: the step of its ledger, where that is not the checkpoint's
 KEPT = 2  # attempts that this worker can finish
 EPOCH_SHARE = 0.1  # of the interval: an epoch's end makes a checkpoint if the last one is as old
 
@@ -163,30 +164,38 @@ class Checkpointing:
                 f"{', '.join(metrics) or 'none'}: no checkpoint is the best one"
             )
 
-    def begin(self, place: Place, ledger: Ledger, steps: Steps, layout: Layout) -> None:
-        """Have this rank's part of the present state written. All ranks begin at the same step."""
+    def begin(
+        self, place: Place, ledger: Ledger, steps: Steps, layout: Layout, step: int | None = None
+    ) -> None:
+        """Have this rank's part of the present state written. All ranks begin at the same step.
+
+        Args:
+            step: of the checkpoint, where servers are further than the ledger (mode=ps); None: the ledger's.
+        """
         self._begun_at = self._clock()
         self._session.checkpoint_begins()
         # A new master may count generations anew; workers are numbered once.
         attempt = f"{self._run_id}-g{place.generation}-w{place.first}"
-        key, ours, finite = self._take(attempt, place, ledger, steps, layout)
+        key, ours, finite = self._take(attempt, place, ledger, steps, layout, step)
         theirs = self._take_parts(key, place)
         self._do(key, lambda: self._write(key, place, ours, finite, theirs))
 
-    def save(self, ledger: Ledger, steps: Steps, layout: Layout) -> None:
-        """Write a whole checkpoint of the present state, and return when it is there, or has failed.
+    def save(self, ledger: Ledger, steps: Steps, layout: Layout, step: int | None = None) -> None:
+        """Write a whole checkpoint of the present state, and return when it is there, or has failed. Args: as
+        `begin`.
 
         For a state of which this worker alone is asked to take care: the last one of a training, or the last
         copy.
         """
-        if (found := self._restored) is not None and ledger.step == found.step:
+        at = ledger.step if step is None else step
+        if (found := self._restored) is not None and at == found.step:
             self._session.say(checkpointed=_told(found))  # a new master may not know of it
             return
         me = self._session.worker
         self._saves += 1
         attempt = f"{self._run_id}-w{me}-alone{self._saves}"
         place = Place(0, me, 0, 1)
-        key, tensors, finite = self._take(attempt, place, ledger, steps, layout)
+        key, tensors, finite = self._take(attempt, place, ledger, steps, layout, at)
         theirs = self._take_parts(key, place)
 
         def work() -> None:
@@ -196,7 +205,7 @@ class Checkpointing:
         self._attempt(key, work)
 
     def _take(
-        self, attempt: str, place: Place, ledger: Ledger, steps: Steps, layout: Layout
+        self, attempt: str, place: Place, ledger: Ledger, steps: Steps, layout: Layout, at: int | None
     ) -> tuple[tuple[int, str], dict[str, Tensor], frozenset[str]]:
         """The state as it is now: what it takes to finish a checkpoint of it, this rank's part, and what of
         that must be finite."""
@@ -209,15 +218,17 @@ class Checkpointing:
             Variable(d.name, d.dtype, d.shape, part) for d, part in zip(described, parts_of, strict=True)
         ]
         self._model = self._model or self._learner.fingerprint()
-        key = ledger.step, attempt
+        step = ledger.step if at is None else at
+        key = step, attempt
         self._pending[key] = Manifest(
-            step=ledger.step, run=self._run_id, attempt=attempt,
-            epoch=steps.epoch(ledger.step), records=steps.begins_at(ledger.step), model=self._model,
+            step=step, run=self._run_id, attempt=attempt,
+            epoch=steps.epoch(step), records=steps.begins_at(step), model=self._model,
             variables=tuple(variables), parts=(), skipped=tuple(ledger.skipped), bad=dict(ledger.bad),
             config=lineage.kept(self._config), edl=edl.__version__,
-            metrics=self._metrics[1] if self._metrics[0] == ledger.step else {},
+            metrics=self._metrics[1] if self._metrics[0] == step else {},
             state={
                 "layout": asdict(layout), "forced": list(self.forced), "epochs": ledger.epochs.described(),
+                **({} if step == ledger.step else {BOUNDARY: ledger.step}),
             },
         )  # fmt: skip
         while len(self._pending) > KEPT:
@@ -309,6 +320,21 @@ class Checkpointing:
         return self._restored.attempt if self._restored is not None else ""
 
     @property
+    def newest_whole(self) -> tuple[int, str] | None:
+        """Step and attempt of the newest one that is whole; None: there is none.
+
+        Raises:
+            CheckpointError: the store cannot be read.
+        """
+        whole = (c for c in reversed(self._store.checkpoints()) if not c.wrong())
+        return next(((c.step, c.attempt) for c in whole), None)
+
+    @property
+    def restored_step(self) -> int:
+        """Of the checkpoint that was restored last; 0: none was."""
+        return self._restored.step if self._restored is not None else 0
+
+    @property
     def known(self) -> int:
         """The step of the newest one that was completed, whole or not; 0: there is none.
 
@@ -373,7 +399,8 @@ class Checkpointing:
         except CheckpointError as error:
             log.warning(str(error))
         epochs = epochs.going_on(self._config.training.epochs)
-        return Ledger(manifest.step, RangeSet.of(manifest.skipped), dict(manifest.bad), epochs=epochs)
+        step = int(manifest.state.get(BOUNDARY, manifest.step))
+        return Ledger(step, RangeSet.of(manifest.skipped), dict(manifest.bad), epochs=epochs)
 
     def _check(self, manifest: Manifest) -> None:
         where, step = self._config.checkpoint.dir, manifest.step

@@ -6,6 +6,7 @@ How records are read is trainer/records.py; this module knows neither Keras nor 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -92,6 +93,7 @@ class Batches:
         self.steps = Steps(source.layout.records, batch)
         self._part = Part.even(0, 1)
         self._read: deque[tuple[int, Future[Batch | None]]] = deque()  # steps in a row
+        self._few: dict[int, Future[Batch | None]] = {}  # steps in no order
 
     @property
     def layout(self) -> Layout:
@@ -133,11 +135,27 @@ class Batches:
                 return reading.result()
         return None
 
+    def any(self, step: int, ahead: Sequence[int] = ()) -> Batch | None:
+        """The records of `step`, in no order of steps.
+
+        Args:
+            ahead: steps that are asked for next: read meanwhile.
+        """
+        reading = {s: self._few.pop(s) if s in self._few else self._begun(s) for s in (step, *ahead)}
+        for other in self._few.values():
+            other.cancel()
+        batch = reading.pop(step).result()
+        self._few = reading
+        return batch
+
+    def _begun(self, step: int) -> Future[Batch | None]:
+        return self._reading.submit(self._source.batch, *self.steps.positions(step), self._part)
+
     def _submit(self, step: int) -> None:
-        positions = self.steps.positions(step)
-        self._read.append((step, self._reading.submit(self._source.batch, *positions, self._part)))
+        self._read.append((step, self._begun(step)))
 
     def _forget(self) -> None:
-        for _, future in self._read:
+        for future in (*(future for _, future in self._read), *self._few.values()):
             future.cancel()
         self._read.clear()
+        self._few.clear()

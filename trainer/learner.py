@@ -66,6 +66,7 @@ class KerasLearner:
         in_graph: sums over the ring that a graph can make while it computes; None: they are made by `reduce`.
         pieces: of a batch, that are computed one after the other.
         wire: the type as which large gradients travel.
+        at_once: a step's gradients are one vector, in which none are rows of a table; nobody sums it.
         rows: of the model's tables; None: they are in this process.
 
     Raises:
@@ -84,6 +85,7 @@ class KerasLearner:
         pieces: int = 1,
         wire: str = "float32",
         rows: Rows | None = None,
+        at_once: bool = False,
     ):
         self.model, self._pieces = model, pieces
         refuse_unless_compiled(model)
@@ -105,6 +107,8 @@ class KerasLearner:
             made_from = model, self._types, sample, self._metrics, inner_sum, trial, self.lookups
             self._step: StepGraphs
             try:
+                if at_once:
+                    raise CannotOverlap
                 self._step = OverlappedStep(
                     *made_from, total=in_graph or inner_sum, divided=pieces > 1, wire=wire
                 )
@@ -114,7 +118,7 @@ class KerasLearner:
                         "training.compression must be none for this model, because its gradients and what is "
                         "counted travel as one vector (docs/ring.md, A step)"
                     ) from None
-                self._step = vector = VectorStep(*made_from, reduce=reduce)
+                self._step = vector = VectorStep(*made_from, reduce=reduce, dense=at_once)
                 if pieces > 1 and vector.indivisible:
                     raise ModelError(
                         "training.accumulateSteps must be 1 for this model, because each worker's part of a "

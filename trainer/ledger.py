@@ -70,6 +70,19 @@ class Ledger:
             return replace(next_, bad={**self.bad, epoch: self.bad.get(epoch, 0) + agreed.bad})
         return next_
 
+    def after_stretch(self, step: int, loss: float, records: int, left_out: int, epoch: int) -> Ledger:
+        """With all steps below `step`, which servers have taken in any order (mode=ps).
+
+        Args:
+            loss: of these steps: the sum over their records.
+            records: how many these are.
+            left_out: how many others they had: those of steps that were not finite.
+            epoch: in which they are.
+        """
+        epochs = replace(self.epochs, loss=self.epochs.loss + loss, records=self.epochs.records + records)
+        bad = {**self.bad, epoch: self.bad.get(epoch, 0) + left_out} if left_out else self.bad
+        return replace(self, step=step, round=0, totals=b"", turn=0, epochs=epochs, bad=bad)
+
     def after_round(self, round: int, values: np.ndarray) -> Ledger:
         """With the next round of a pass.
 

@@ -43,6 +43,37 @@ class Commit:
     generation: int = 0  # of the servers, in which its gradients were staged
 
 
+@dataclass(frozen=True, slots=True)
+class StepGradients:
+    """What a step has to teach, where all weights are on servers (ps.proto, PushRequest)."""
+
+    step: int
+    gradients: Sequence[tuple[np.ndarray, np.ndarray]]  # of each table: ids int64 [n], float32 [n, dim]
+    loss: float  # mean over its records
+    records: int
+    learning_rate: float  # of the model's optimizer in this step
+    skipped: bool = False  # it was not finite: it counts as made, and changes nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """How far the job is, as server 0 has it."""
+
+    step: int = 0  # all steps below it are in all weights
+    loss: float = 0.0  # of the steps since something was kept: the sum over their records
+    records: int = 0
+    version: int = 0  # updates
+    repeated: int = 0  # steps that came again after they were taken
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """Rows, and how many updates they have on each server."""
+
+    rows: list[np.ndarray]  # of each table, float32 [n, dim]
+    versions: tuple[int, ...]
+
+
 class Rows(Protocol):
     """The rows of a model's tables, as its step sees them."""
 

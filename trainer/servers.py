@@ -44,6 +44,7 @@ class ParameterServers:
         self._interrupt = interrupt or Interrupt()
         self._tables: tuple[Table, ...] = ()
         self._last: Callable[[], Commit | None] = lambda: None
+        self._asynchronous: pb.Asynchronous | None = None  # steps are a ring's
         self._generation = 0
         self._found: dict[int, pb.Position] = {}  # where they were when a generation was claimed
         owners(len(links))  # computed once, not in the first step
@@ -120,6 +121,7 @@ class ParameterServers:
                 )
                 for t in self._tables
             ],
+            asynchronous=self._asynchronous,
         )  # fmt: skip
         return self._ask("Declare", dict.fromkeys(range(self.count), tables))
 

@@ -10,6 +10,7 @@ from edl.contract.proto import edl_pb2 as pb
 from edl.contract.steps import Steps
 from trainer.control import Agreed
 from trainer.data import BadRecord
+from trainer.epochs import Epochs
 from trainer.log import log
 from trainer.session.state import EpochLoss, Progress, Session
 
@@ -119,6 +120,63 @@ class Telemetry:
                 f"{loss.last:.4f} in this step"
             )
         self._session.progress = Progress(generation, step, self._records, self._seconds, loss)
+
+    def step_pushed(
+        self,
+        generation: int,
+        rank: int,
+        reached: int,
+        step: int,
+        trained: int,
+        seconds: float,
+        loss: float,
+        records: int,
+    ) -> None:
+        """A step that this worker has made alone is in the weights, which are on servers.
+
+        Args:
+            reached: all steps below it are.
+            step: which one.
+            trained: its records.
+            seconds: that it took to compute.
+            loss, records: its mean, and over how many.
+        """
+        now = self._clock()
+        if self._stepped_at is not None and self._records:
+            took = now - self._stepped_at
+            self._pace = took if self._pace is None else MEMORY * self._pace + (1 - MEMORY) * took
+        self._comes_back(generation, rank, reached, now)
+        self._records += trained
+        self._seconds += seconds
+        epoch = self._steps.epoch(step)
+        before = self._loss if self._loss and self._loss.epoch == epoch else EpochLoss(epoch)
+        self._loss = before.after(loss, records) if records else before
+        if now >= self._logged_at + LOG_SECONDS:
+            self._logged_at = now
+            self._log(f"step {step}: Loss {loss:.4f} in this step; all steps below {reached} are taken")
+        self._session.progress = Progress(generation, reached, self._records, self._seconds, self._loss)
+
+    def boundary(self, generation: int, rank: int, step: int, epochs: Epochs, ended: int) -> None:
+        """All workers have the weights of this step.
+
+        Args:
+            epochs: with the loss of the one in progress, or of the one that has just ended.
+            ended: so many are whole, and one of them has just become so; 0: none has.
+        """
+        self._comes_back(generation, rank, step, self._clock())
+        if ended:
+            mean = epochs.history[-1].get("loss")
+            records = self._steps.records
+            loss = None if mean is None else pb.EpochLoss(epoch=ended - 1, records=records, mean=mean)
+            if rank == 0:
+                self._session.say(generation, epoch_ended=pb.EpochEnded(epochs=ended, loss=loss, metrics={}))
+            self._loss = None
+        elif epochs.records:
+            last = self._loss.last if self._loss is not None else 0.0
+            self._loss = EpochLoss(
+                self._steps.epoch(step), epochs.records, epochs.loss / epochs.records, last
+            )
+        self._session.progress = Progress(generation, step, self._records, self._seconds, self._loss)
 
     def round_done(self, generation: int, rank: int, step: int, now: Pass, round: int) -> None:
         """A round of an evaluation is made.

@@ -66,11 +66,13 @@ class VectorStep(StepGraphs):
     """
     Args:
         reduce: the ring's (trainer/ring/base.py).
+        dense: the gradients of tables are not rows, whatever the optimizer.
         others: see StepGraphs.
     """
 
-    def __init__(self, *others: Any, reduce: Callable[[Vector], Vector]):
+    def __init__(self, *others: Any, reduce: Callable[[Vector], Vector], dense: bool = False):
         super().__init__(*others)
+        self._dense = dense
         _, types, sample = others[:3]
         self._reduce = reduce
         self._sample = types.tensors(sample)
@@ -284,7 +286,7 @@ class VectorStep(StepGraphs):
         return np.asarray(given[1])
 
     def _gradients_of(self, forward: Forward, target: tf.Tensor) -> list[Any]:
-        found = forward.gradients(target, self._model.optimizer)
+        found = forward.gradients(target, None if self._dense else self._model.optimizer)
         pairs = zip(self._model.trainable_variables, found, strict=True)
         return [
             tf.convert_to_tensor(g) if isinstance(g, tf.IndexedSlices) and id(v) in self._added_up else g

@@ -147,7 +147,7 @@ annotations:
 
 {{/* Where the parameter server of an index, which stands for {}, is reached; nothing if there are none. */}}
 {{- define "edl.serverAddress" -}}
-{{- if eq .Values.mode "hybrid" -}}
+{{- if has .Values.mode (list "hybrid" "ps") -}}
 {{- $name := printf "%s-ps" (include "edl.fullname" .) -}}
 {{ $name }}-{}.{{ $name }}.{{ .Release.Namespace }}.svc:{{ int .Values.ps.port }}
 {{- end -}}

@@ -142,6 +142,10 @@ class Servers(Section):
     servers: Int = Field(ge=1, le=MOST_SERVERS)
     log: bool
     memory_mebibytes: Count = Field(ge=0)
+    grads_to_wait: Int = Field(ge=1, lt=1 << 24)
+    max_staleness: Count = Field(ge=0)
+    scale_rate_by_staleness: bool
+    pull_steps: Int = Field(ge=1, lt=1 << 24)
 
 
 class Local(Section):
@@ -159,7 +163,7 @@ class Config(Section):
     high_priority_workers: Share = Field(json_schema_extra=LIVE | SHARE)
     ttl_seconds_after_finished: Count = Field(ge=-1, json_schema_extra=LIVE)
     active_deadline_seconds: Count = Field(ge=0, json_schema_extra=LIVE)
-    mode: Literal["train", "allreduce", "hybrid", "evaluate", "predict"]
+    mode: Literal["train", "allreduce", "hybrid", "ps", "evaluate", "predict"]
     model: Model
     training: Training
     data: Data
@@ -187,6 +191,11 @@ class Config(Section):
     def servers(self) -> int:
         """How many parameter servers the job has."""
         return self.ps.servers if modes.has_servers(self.mode) else 0
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether all weights are on parameter servers, which take steps in any order."""
+        return modes.is_asynchronous(self.mode)
 
     def evaluation_plan(self, steps: Steps, sizes: Mapping[str, int]) -> EvaluationPlan:
         """When the ring evaluates the model, or predicts.
@@ -296,6 +305,19 @@ RULES = [
         ("mode", "tls.existingSecret"),
         lambda mode, secret: bool(secret) and modes.has_servers(mode),
         "parameter servers do not speak TLS yet",
+    ),
+    *(
+        Rule(
+            ("mode", key),
+            lambda mode, value, usual=usual: modes.is_asynchronous(mode) and value != usual,
+            words,
+        )
+        for key, usual, words in (
+            ("data.maxBadRecords", 0, "nobody could say which records are left out: set 0, or mode=hybrid"),
+            ("training.compression", "none", "only sums over the ring are compressed: set none"),
+            ("training.balance", "even", "each worker takes as many steps as it can make anyway: set even"),
+            ("elastic.memoryCopy", False, "workers hold no state that is worth a copy: set false"),
+        )
     ),
     Rule(("token.existingSecret", "token.value"), _both, "mutually exclusive"),
     Rule(

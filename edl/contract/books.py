@@ -22,7 +22,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from edl.contract.layout import Layout
-from edl.contract.modes import task_of
+from edl.contract.modes import is_asynchronous, task_of
 from edl.contract.ranges import RangeSet
 from edl.contract.reasons import Reason
 from edl.contract.steps import Steps
@@ -80,6 +80,7 @@ class Books:
     begins: bool = False  # the ring's root had no state, or has it from a checkpoint
     resumed: int = 0  # the step that the first ring began with
     mode: str = "train"
+    on_servers: bool = False  # the whole state is: no worker has to hold it
     evaluated: dict[str, int] = field(default_factory=dict)  # by split: records of the last whole pass
     stopped: int = 0  # epochs with which the training ends, because a callback wants it
 
@@ -110,6 +111,7 @@ class Books:
         try:
             training, data = values["training"], values["data"]
             self.mode = task_of(str(values.get("mode", "train")))
+            self.on_servers = is_asynchronous(str(values.get("mode", "train")))
             self.epochs = int(training["epochs"]) if self.mode == "train" else 0
             self.batch = int(training["batchSize"])
             self.stopped = 0  # it is told again by those whose state it is in
@@ -184,7 +186,9 @@ class Books:
 
     def _joined(self, event: Entry, where: str) -> None:
         if event["generation"] == self.generation and event["worker"] in self.members:
-            if event.get("went_back") and event["step"] != self.root_step and not self.begins:
+            if self.on_servers and not self.joined:
+                self._found(event, where)
+            elif event.get("went_back") and event["step"] != self.root_step and not self.begins:
                 self._went_back(event, where)
             if self.begins and not self.joined:  # only now it is known from where
                 self.root_step = event["step"]
@@ -197,6 +201,17 @@ class Books:
             self.joined.add(event["worker"])
             if self.joined == self.members:  # nobody has less than the ring began with
                 self.safe = max(self.safe, self.root_step)
+
+    def _found(self, event: Entry, where: str) -> None:
+        """So far the servers are, which have the state."""
+        if event["step"] < self.safe:
+            if not event.get("went_back"):
+                raise AuditFailed(
+                    f"{where}: step {self.safe} was on the servers and is no longer: they are at step "
+                    f"{event['step']}"
+                )
+            self.losses += 1
+            self.safe = event["step"]
 
     def _went_back(self, event: Entry, where: str) -> None:
         """The ring and its parameter servers begin with an earlier state, as all members say."""
@@ -219,8 +234,8 @@ class Books:
             raise AuditFailed(f"{where}: {form['shares']} does not divide a step over {form['members']}")
         if (copy := self.copies.get(form["root"])) is not None and copy.step == form["step"]:
             self._count(form["root"])
-        self.begins = form["root"] not in self.holders
-        self.root_step = self._goes_on(form["root"], lost, where)
+        self.begins = form["root"] not in self.holders or self.on_servers
+        self.root_step = 0 if self.on_servers else self._goes_on(form["root"], lost, where)
 
     def _count(self, root: int) -> None:
         """The state is that of its copy, unless it has another."""

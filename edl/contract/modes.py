@@ -2,13 +2,15 @@
 
 train, allreduce   it trains, and all weights are in the ring
 hybrid             it trains: the rows of embeddings are on parameter servers, all other weights in the ring
+ps                 it trains: all weights are on parameter servers, and workers take steps in any order
 evaluate, predict  it goes over the records once, and changes no weight
 """
 
 from __future__ import annotations
 
 TRAIN = "train"
-_TRAINING = frozenset({TRAIN, "allreduce", "hybrid"})
+_TRAINING = frozenset({TRAIN, "allreduce", "hybrid", "ps"})
+_SERVERS = frozenset({"hybrid", "ps"})
 
 
 def task_of(mode: str) -> str:
@@ -18,4 +20,9 @@ def task_of(mode: str) -> str:
 
 def has_servers(mode: str) -> bool:
     """Whether a job of that mode has parameter servers."""
-    return mode == "hybrid"
+    return mode in _SERVERS
+
+
+def is_asynchronous(mode: str) -> bool:
+    """Whether its servers have the whole state, and take steps in any order: no ring's sum makes one."""
+    return mode == "ps"

@@ -33,6 +33,10 @@ from master.core.state import State
 from master.core.workers import UP, WorkerRecord
 
 CHECKPOINTS = "writing checkpoints"  # the part of the job that may be degraded
+CHECKPOINTS_OFF_WITH_SERVERS = (
+    "there are no checkpoints (checkpoint.dir is empty): when a parameter server loses its log, the training "
+    "starts again from its first record"
+)
 CHECKPOINTS_OFF = (
     "there are no checkpoints (checkpoint.dir is empty): when all workers are lost at once, the training "
     "starts again from its first record"
@@ -54,7 +58,8 @@ class Job(State):
                 self.began_at = now
                 self.goodput.turn("starting", now)
                 if not self.checkpoints.enabled and self.config.trains:
-                    self.notice(Reason.CheckpointsOff, CHECKPOINTS_OFF)
+                    off = CHECKPOINTS_OFF_WITH_SERVERS if self.config.asynchronous else CHECKPOINTS_OFF
+                    self.notice(Reason.CheckpointsOff, off)
             case ev.Scale():
                 self.notice(Reason.Scaled, f"workers {self.target} -> {event.workers}")
                 self.target = event.workers
@@ -328,7 +333,10 @@ class Job(State):
         w.step, w.round, w.turn = event.step, event.round, event.turn
         change = self.ring.changes[-1]
         if self.checkpoints.restoring == event.generation:
-            training.restored(self, event.step)
+            if self.config.asynchronous:
+                training.found(self, event)
+            else:
+                training.restored(self, event.step)
         elif event.went_back and not change.went_back:
             change.went_back = True
             training.went_back(self, event)
@@ -405,7 +413,8 @@ class Job(State):
             if self.ending is not None:  # nobody is left who holds what was to be saved; no event may follow
                 completion.let_all_go(self)
                 return
-            if not self.pool.any(lambda kind: kind.stays and kind.has_state):
+            on_servers = self.config.asynchronous
+            if not (on_servers or self.pool.any(lambda kind: kind.stays and kind.has_state)):
                 self.checkpoints.hurry(self.ring, self.now)
             self.do(
                 *self.checkpoints.replace_the_lost(self.pool), *self.checkpoints.order(self.ring, self.now)

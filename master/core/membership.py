@@ -58,7 +58,9 @@ def release(job: State) -> None:
     heirs_out = job.pool.any(lambda kind: kind.stays and kind.has_state and kind.place == OUT)
     last = []
     for w in out:
-        spared = not w.has_state or (heirs_out if w.id in job.ring.ranks else heirs)
+        spared = (
+            not w.has_state or job.config.asynchronous or (heirs_out if w.id in job.ring.ranks else heirs)
+        )
         if w.id == job.exporter:
             continue
         if spared or job.checkpoints.has(w.step):

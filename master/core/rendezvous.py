@@ -6,6 +6,8 @@ holds the state; when that state is complete, there is no next ring, and one of 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from edl.contract.phases import WorkerState
 from edl.contract.reasons import Reason
 from master.core import balance, completion, training
@@ -63,6 +65,9 @@ def form(job: State) -> None:
         return
     if job.ring.running or job.pool.any(lambda kind: kind.place != OUT):
         return
+    if job.config.asynchronous:
+        _form_at_servers(job)
+        return
     fresh = not job.pool.any(_holds)
     due = job.copies_awaited and job.copies_until > job.now
     if (job.pool.bringing or due) and not job.pool.any(_survives):  # one of them may have the latest state
@@ -103,6 +108,40 @@ def form(job: State) -> None:
         completion.export(job, root)
     else:
         _publish(job, plan, root)
+
+
+def _form_at_servers(job: State) -> None:
+    """The same where the state is on servers (mode=ps): nobody has to hold it, and none is more advanced."""
+    task = job.train
+    assert task is not None
+    fresh = not job.pool.any(_holds)
+    late = job.pool.any(lambda kind: kind.stays and not kind.is_ready)
+    if fresh and late and job.regroup_at is not None and job.regroup_at > job.now:
+        return
+    if fresh and job.result.model and completion.ends_without_holders(job):
+        completion.let_all_go(job)
+        return
+    limits = job.limits
+    ended = [w for w in job.pool.where(_holds) if task.steps.ended(w.step, task.epochs)]
+    if ended:
+        limits = Limits(1, limits.max_size)
+    elif job.suspended:
+        _wait(job, SUSPENDED)
+        return
+    plan = _plan(job, limits)
+    if job.ring.members:
+        job.do(*job.ring.changes[-1].tell())
+    if plan.root is None:
+        _wait(job, plan.reason)
+        return
+    last = max(ended, key=lambda w: (w.progress, -w.id), default=None)
+    if last is not None:
+        training.reach(job, task, last.step)
+        if last.round >= task.rounds:
+            completion.export(job, last)
+            return
+    plan = replace(plan, root=plan.members[0], sync=False, joining=())
+    _publish(job, plan, job.pool[plan.members[0]])
 
 
 def _holds(kind: Kind) -> bool:
@@ -150,7 +189,8 @@ def _publish(job: State, plan: RingPlan, root: WorkerRecord) -> None:
     job.ring.form(plan.members, cause, job.now)
     job.waited, job.regroup_at, job.copies_awaited = "", None, 0
     job.step = job.train.done
-    job.checkpoints.restoring = NO_RING if root.has_state else job.ring.generation
+    known = root.has_state and not job.config.asynchronous  # else where it begins is told by those who join
+    job.checkpoints.restoring = NO_RING if known else job.ring.generation
     members = [job.pool[m] for m in plan.members]
     for w in members:
         job.pool.change(w, "placed" if w.state == WorkerState.READY else "", place=IN)

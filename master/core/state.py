@@ -147,7 +147,8 @@ class State:
     @property
     def limits(self) -> Limits:
         """How small and how large a ring may be now."""
-        return Limits(self.min_size, self.target, self.checkpoints.enabled and self.target == 0)
+        kept = self.checkpoints.enabled and self.target == 0
+        return Limits(self.min_size, self.target, kept or self.config.asynchronous)
 
     @property
     def phase(self) -> Phase:

@@ -142,6 +142,19 @@ def restored(job: State, step: int) -> None:
         )
 
 
+def found(job: State, event: ev.JoinedRing) -> None:
+    """The state is on servers (mode=ps), and so far they are."""
+    assert job.train is not None
+    job.checkpoints.restoring = NO_RING
+    job.ring.changes[-1].went_back = bool(event.went_back)
+    if event.went_back:
+        went_back(job, event)
+        return
+    all_have(job, event.step)
+    job.step = max(event.step, job.train.done)
+    reach(job, job.train, job.step)
+
+
 def went_back(job: State, event: ev.JoinedRing) -> None:
     """The ring begins with an earlier state than the one it was formed with: all of it, with its servers."""
     assert job.train is not None

@@ -140,6 +140,17 @@ def broadcast_text(ring: Ring, text: str, root: int) -> str:
     return ring.broadcast(data, root).tobytes().rstrip(b"\0").decode(errors="ignore")
 
 
+def broadcast_bytes(ring: Ring, data: bytes, root: int) -> bytes:
+    """The root's bytes; the others need not know how many they are.
+
+    Raises:
+        RingBroken: see `Ring.broadcast`.
+    """
+    length = int(ring.broadcast(np.array([len(data)], np.int64), root)[0])
+    given = np.frombuffer(data, np.uint8) if len(data) == length else np.zeros(length, np.uint8)
+    return ring.broadcast(given, root).tobytes()
+
+
 def _pieces(parts: Sequence[np.ndarray], most: int) -> Iterator[list[np.ndarray]]:
     several: list[np.ndarray] = []
     nbytes = 0

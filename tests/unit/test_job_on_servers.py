@@ -1,0 +1,67 @@
+"""A job whose whole state is on parameter servers (mode=ps): no worker has to hold it."""
+
+from __future__ import annotations
+
+from edl.contract.ids import WorkerId
+from edl.contract.phases import Phase
+from edl.contract.reasons import Reason
+from master.core import events as ev
+from tests.stories import Story, of, only
+
+
+def a_story(workers: int = 2, **elastic: object) -> Story:
+    return Story(workers=workers, mode="ps", least=workers, **elastic)
+
+
+def test_all_workers_die_and_nothing_is_lost() -> None:
+    story = a_story().running()
+    story.tell(ev.Progress(story.job.ring.generation, 6))
+    assert story.job.train is not None
+    effects = [e for w in (0, 1) for e in story.kill(w)]
+    assert [e.worker for e in of(effects, ev.Create)] == [2, 3]
+    form = only(story.ready(2) + story.ready(3), ev.Form)
+    assert form.members == (2, 3) and not form.sync and form.joining == ()
+    story.tell(*(ev.JoinedRing(WorkerId(w), form.generation, 6) for w in (2, 3)))
+    assert story.job.restarts == 0 and story.job.train.done == 6
+    assert not story.noticed(Reason.StateLost) and not story.noticed(Reason.Restored)
+
+
+def test_a_newcomer_is_sent_no_state() -> None:
+    story = a_story().running()
+    story.tell(ev.Scale(3))
+    only(story.ready(2) + story.waits(1), ev.Leave)
+    form = only(story.out(0, 1, step=3), ev.Form)
+    assert form.members == (0, 1, 2) and not form.sync and form.joining == ()
+
+
+def test_servers_that_went_back_are_told_with_what_is_made_again() -> None:
+    story = a_story().running()
+    g = story.job.ring.generation
+    story.tell(ev.Progress(g, 6))
+    story.out(0, 1, step=5, broken="parameter server 1 has come back with nothing")
+    g += 1
+    assert story.job.ring.generation == g
+    why = "parameter server 1 has lost its log and rows"
+    story.tell(*(ev.JoinedRing(WorkerId(w), g, 2, went_back=why) for w in (0, 1)))
+    (told,) = story.noticed(Reason.WentBack)
+    assert "went back to step 2" in told and why in told and "30 records are trained again" in told
+    assert story.job.restarts == 1
+
+
+def test_the_last_worker_may_go_and_the_job_waits_for_others() -> None:
+    story = a_story(1).running()
+    story.tell(ev.Leaving(WorkerId(0), "preempted"))
+    effects = story.waits(1) + story.out(0, step=4)
+    assert of(effects, ev.Stop), "it was kept as if it held the last copy"
+
+
+def test_a_worker_that_never_saw_the_training_saves_its_model() -> None:
+    story = a_story(1).running()
+    story.tell(ev.EpochEnded(WorkerId(0), story.job.ring.generation, 1, None, {}))
+    story.kill(0)
+    form = only(story.ready(1), ev.Form)
+    story.tell(ev.JoinedRing(WorkerId(1), form.generation, 10))
+    effects = story.out(1, step=10, digest="same")
+    assert only(effects, ev.Export).worker == 1
+    story.tell(ev.Finished(WorkerId(1), {}, "model.keras"))
+    assert story.job.ending is not None and story.job.ending[0] is Phase.Succeeded

@@ -1,0 +1,247 @@
+"""All parameter servers of a job in which workers take steps in any order (mode=ps), as one worker sees them.
+
+    take    server 0 says which steps this worker makes
+    pull    rows as they are now, of all tables: those of the batch, and the dense weights
+    push    what a step has to teach, to all servers but 0, and then to server 0
+
+Promise: a step that server 0 has, all servers have. Each server takes each step once, whoever brings it and
+however often: so every call may be made again, and a step that was pushed to some servers only, because its
+worker died, is made again and counts where it is missing.
+
+A server that went back to a checkpoint is on another `line`: whoever speaks of the one before is refused, and
+finds that as RingBroken. The root of the next ring sees to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from edl.contract.proto import ps_pb2 as pb
+from edl.contract.ranges import Range, RangeSet
+from edl.contract.rows import IDS, VALUES, Shares, encoded, put
+from edl.errors import EdlError
+from trainer.ring.base import RingBroken
+from trainer.roles import Pulled, StepGradients, Table, Whole
+from trainer.server_link import Interrupt, Link, Request
+from trainer.servers import WORKERS, ParameterServers
+
+LAST = 1 << 62  # more steps than any job has
+Values = Sequence[tuple[np.ndarray, np.ndarray]]  # of each table: ids int64 [n], float32 [n, dim]
+
+
+class StepServers(ParameterServers):
+    """The servers of one job.
+
+    Args:
+        links, run_id, seed, interrupt: as of ParameterServers.
+        grads_to_wait, max_staleness, scale_rate: see ps.proto, Asynchronous.
+    """
+
+    def __init__(
+        self, links: Sequence[Link], run_id: str, seed: int, interrupt: Interrupt | None = None,
+        grads_to_wait: int = 1, max_staleness: int = 0, scale_rate: bool = False,
+    ):  # fmt: skip
+        super().__init__(links, run_id, seed, interrupt)
+        self._asynchronous = pb.Asynchronous(
+            grads_to_wait=grads_to_wait, max_staleness=max_staleness, scale_rate=scale_rate
+        )
+        self._lines: dict[int, str] = {}
+        self._known: dict[bytes, Shares] = {}  # of ids that are asked for again and again
+        self.progress = Whole()  # as server 0 has told it last
+
+    def declare(self, tables: Sequence[Table]) -> None:
+        """The tables of this job, for all calls from now on."""
+        self._tables = tuple(tables)
+
+    # --- where they are
+
+    def look(self) -> dict[int, pb.Description]:
+        """What each server has, and of which line it is: calls from now on are of that one."""
+        self._declare()
+        found = self._ask("Describe", dict.fromkeys(range(self.count), pb.DescribeRequest()))
+        self._lines = {index: told.line for index, told in found.items()}
+        return found
+
+    def begin(self, values: Values, only: Iterable[int] | None = None) -> None:
+        """The job begins, with these rows.
+
+        Args:
+            only: on these servers; None: on all.
+        """
+        asked = range(self.count) if only is None else only
+        shares = [Shares(ids, self.count) for ids, _ in values]
+        requests = {
+            index: pb.BeginRequest(run_id=self._run_id, values=_of(index, values, shares)) for index in asked
+        }
+        for index, progress in self._ask("Begin", requests).items():
+            self._lines[index] = progress.line
+
+    def go_back(self, step: int, attempt: str, generation: int) -> None:
+        """All servers go back to the checkpoint of this step; 0: they have nothing then.
+
+        Args:
+            generation: greater than that of any going back before.
+        """
+        positions = self._declare()
+        newest = max([generation, *(p.generation + 1 for p in positions.values())])
+        self._restore(range(self.count), step, attempt, newest * WORKERS)
+
+    def bring_back(self, lost: Sequence[int], step: int, attempt: str) -> None:
+        """Servers that have lost all that they had begin with their parts of that checkpoint. What they lack
+        then is made again, once they are introduced."""
+        self._restore(lost, step, attempt, 0)
+
+    def introduce(self) -> None:
+        """Tell server 0 in which line the others are, and what they lack there: that is made again, whatever
+        server 0 has. Before anybody makes a step with them."""
+        for index, told in self.look().items():
+            if not index:
+                continue
+            lack = RangeSet.of([(0, LAST)]).minus(_ranges(told.taken))
+            request = pb.ReopenRequest(
+                run_id=self._run_id, line=self._lines[0], server=index, server_line=told.line,
+                steps=pb.Steps(bounds=[bound for piece in lack for bound in piece]),
+            )  # fmt: skip
+            progress = self._ask("Reopen", {0: request})[0]
+            self._lines[0] = progress.line
+            self._told(progress)
+
+    def _restore(self, some: Iterable[int], step: int, attempt: str, generation: int) -> None:
+        request = pb.RestoreRequest(run_id=self._run_id, generation=generation, step=step, attempt=attempt)
+        self._ask("Restore", dict.fromkeys(some, request))
+        self.look()
+
+    # --- what the workers have to know beside the weights
+
+    def keep(self, step: int, order: int, ledger: bytes) -> None:
+        request = pb.KeepRequest(
+            run_id=self._run_id, line=self._lines[0], step=step, order=order, ledger=ledger
+        )
+        self._told(self._ask("Keep", {0: request})[0])
+
+    def kept(self) -> bytes:
+        """Empty: nothing was kept yet."""
+        kept: bytes = self._ask("Kept", {0: pb.KeptRequest(run_id=self._run_id)})[0].ledger
+        return kept
+
+    # --- steps
+
+    def take(self, worker: int, most: int, limit: int) -> list[int]:
+        """Steps below `limit` that this worker is to make; none: there are none that nobody makes. How far
+        all are is in `progress` then."""
+        request = pb.TakeRequest(
+            run_id=self._run_id, line=self._lines[0], worker=worker, most=most, limit=limit
+        )
+        taken = self._ask("Take", {0: request})[0]
+        self._told(taken.progress)
+        return [step for start, stop in _ranges(taken.steps) for step in range(start, stop)]
+
+    def rows_now(self, ids: Sequence[np.ndarray]) -> Pulled:
+        """
+        Args:
+            ids: of each table, int64 [n], each once.
+        """
+        shares = [self._shares(each) for each in ids]
+        requests = {
+            index: pb.PullRequest(
+                run_id=self._run_id,
+                ids=[
+                    pb.Ids(table=table, ids=encoded(share.ids[share.of(index)], IDS))
+                    for table, share in enumerate(shares)
+                    if share.has(index)
+                ],
+            )
+            for index in range(self.count)
+        }
+        found = [np.empty((len(each), t.dim), np.float32) for each, t in zip(ids, self._tables, strict=False)]
+        answers = self._ask("Pull", requests)
+        for index, answer in answers.items():
+            asked = requests[index].ids
+            if len(answer.rows) != len(asked):
+                raise EdlError(f"parameter server {index} has sent rows of {len(answer.rows)} tables, "
+                               f"asked for {len(asked)}")  # fmt: skip
+            for one, rows in zip(asked, answer.rows, strict=True):
+                put(found[one.table], shares[one.table].of(index), rows, index)
+        return Pulled(found, tuple(answers[index].version for index in range(self.count)))
+
+    def push(self, made: StepGradients, worker: int, versions: Sequence[int]) -> bool:
+        """Bring a step's gradients. False: a server refuses them, since the weights were too old; the step is
+        to be made again.
+
+        Args:
+            versions: of the weights that they were made with, on each server.
+        """
+        shares = [self._shares(ids) for ids, _ in made.gradients]
+        requests = {
+            index: pb.PushRequest(
+                run_id=self._run_id, line=self._lines[index], step=made.step, worker=worker,
+                version=versions[index], learning_rate=made.learning_rate,
+                gradients=_of(index, made.gradients, shares),
+                loss=made.loss, records=made.records, skipped=made.skipped,
+            )
+            for index in range(self.count)
+        }  # fmt: skip
+        for some in ({index: r for index, r in requests.items() if index}, {0: requests[0]}):
+            if any(answer.refused for answer in self._pushed(some).values()):
+                return False
+        return True
+
+    def _pushed(self, requests: Mapping[int, Request]) -> dict[int, Any]:
+        answers = self._ask("Push", requests)
+        if 0 in answers:
+            self._told(answers[0])
+        return answers
+
+    def drain(self, step: int) -> None:
+        """All steps below it are here: have all servers apply what waits for others."""
+        requests = {
+            index: pb.DrainRequest(run_id=self._run_id, line=self._lines[index], step=step)
+            for index in range(self.count)
+        }
+        self._told(self._ask("Drain", requests)[0])
+
+    def find(self) -> None:
+        """Have server 0 tell how far the job is."""
+        request = pb.DrainRequest(run_id=self._run_id, line=self._lines[0], step=0)  # of no steps
+        self._told(self._ask("Drain", {0: request})[0])
+
+    def pause(self, seconds: float) -> None:
+        """Raises: RingBroken, as soon as the ring is cut."""
+        if self._interrupt.wait(seconds):
+            raise RingBroken("the ring was cut")
+
+    def _told(self, progress: pb.Progress) -> None:
+        p = progress
+        self.progress = Whole(p.step, p.loss, p.records, p.version, p.repeated)
+
+    def _shares(self, ids: np.ndarray) -> Shares:
+        """Those of the dense weights are the same again and again."""
+        if ids.flags.writeable:
+            return Shares(ids, self.count)
+        key = id(ids).to_bytes(8, "little")
+        if (known := self._known.get(key)) is None or known.ids is not ids:
+            known = self._known[key] = Shares(ids, self.count)
+        return known
+
+
+def _of(index: int, values: Values, shares: Sequence[Shares]) -> list[pb.Gradients]:
+    """What of them is a server's."""
+    return [
+        pb.Gradients(
+            table=table,
+            ids=encoded(ids[share.of(index)], IDS),
+            values=encoded(rows[share.of(index)], VALUES),
+        )
+        for table, ((ids, rows), share) in enumerate(zip(values, shares, strict=True))
+        if share.has(index)
+    ]
+
+
+def _ranges(steps: pb.Steps) -> RangeSet:
+    bounds = list(steps.bounds)
+    pairs: list[Range] = list(pairwise(bounds))[::2]
+    return RangeSet.of(pairs)
