@@ -24,11 +24,13 @@ import numpy as np
 from edl.checkpoints import Store
 from edl.checkpoints import tensors as files_of_tensors
 from edl.checkpoints.manifest import Part
+from edl.contract.arrangement import Arrangement
 from edl.contract.proto import ps_pb2 as pb
 from edl.errors import CheckpointError
 from ps import parts
-from ps.errors import Invalid, Misplaced, OutOfMemory, Refused, Unavailable
+from ps.errors import Invalid, Misplaced, OutOfMemory, Refused, Stale, Unavailable
 from ps.log import Base, Damaged, Log
+from ps.moving import Incoming, Outgoing
 from ps.staging import Apply, Commit, Effect, Steps, TakeBack
 from ps.table import Copy, Table
 
@@ -36,6 +38,7 @@ SNAPSHOT_BYTES = 256 << 20  # of a log, at the least, before a snapshot replaces
 SNAPSHOT_TIMES = 2  # so often the memory of the tables, too
 # What a record is, by its first byte.
 HEAD, TABLES, SETTLE, COMMIT, STAGE = b"H", b"T", b"S", b"C", b"G"
+FETCH, PAGE, FETCHED, ARRANGE = b"F", b"P", b"W", b"A"
 
 
 @dataclass(frozen=True)
@@ -49,8 +52,11 @@ class Staged:
 class Capture:
     """The tables at one step. They stay as they are until `copy` has returned."""
 
-    def __init__(self, step: int, segment: int, described: Sequence[pb.Table], tables: Sequence[Table]):
-        self.step, self.segment = step, segment
+    def __init__(
+        self, step: int, segment: int, described: Sequence[pb.Table], tables: Sequence[Table],
+        arrangement: Arrangement,
+    ):  # fmt: skip
+        self.step, self.segment, self.arrangement = step, segment, arrangement
         self._described, self._tables = described, tables
         self.done = threading.Event()
         self._copies: list[Copy] = []
@@ -62,14 +68,22 @@ class Capture:
         finally:
             self.done.set()
 
-    def tensors(self, index: int, servers: int) -> dict[str, Any]:
-        return parts.tensors(index, self.step, servers, self._described, self._copies)
+    def tensors(self, index: int, all: bool = True) -> dict[str, Any]:
+        """
+        Args:
+            all: also what is here for another server, which has it, too.
+        """
+        copies, of = self._copies, self.arrangement
+        if not all and of.copies > 1:
+            copies = [copy.only(lambda ids: of.serves(index, ids)) for copy in copies]
+        return parts.tensors(index, self.step, of.servers, self._described, copies)
 
 
 class Server:
     """
     Args:
-        index, servers: which of how many.
+        index: of this one.
+        servers: how many there are, as long as nobody has said otherwise; 0: that is not known.
         run_id: of the job; what is of another one is refused, and a log of it does not count.
         checkpoints: where the job writes them; empty: nowhere.
         memory_limit: bytes; 0: none.
@@ -80,10 +94,13 @@ class Server:
         self, index: int, servers: int, run_id: str, log_dir: Path, checkpoints: str = "",
         memory_limit: int = 0, warn: Callable[[str], object] = str, snapshot_bytes: int = SNAPSHOT_BYTES,
     ):  # fmt: skip
-        self.index, self.servers, self.run_id = index, servers, run_id
+        self.index, self.run_id = index, run_id
+        self._alone = self.arrangement = Arrangement(servers)
+        self._incoming: Incoming | None = None
+        self._outgoing: Outgoing | None = None
         self._checkpoints, self._limit, self._warn = checkpoints, memory_limit, warn
         self._snapshot_bytes = snapshot_bytes
-        self._owner = f"{run_id}/{index}/{servers}"
+        self._owner = f"{run_id}/{index}"
         self._log = Log(log_dir)
         self.steps = Steps()
         self._declared: pb.Tables | None = None
@@ -96,6 +113,11 @@ class Server:
         self.rows_pulled = self.rows_staged = 0
         self._room = np.empty(0, np.float32)  # new memory costs as much as what is written there
         self._recover()
+
+    @property
+    def servers(self) -> int:
+        """How many there are."""
+        return self.arrangement.servers
 
     # --- the calls
 
@@ -118,11 +140,17 @@ class Server:
         return self.position()
 
     def settle(self, request: pb.SettleRequest) -> pb.Position:
+        """
+        Raises:
+            Misplaced: it has not what that arrangement gives it.
+        """
         self._check_run(request.run_id)
         steps, effects = self.steps.settle(request.generation, request.step, _commit(request))
         if steps is not self.steps:
+            if request.HasField("arrangement") and self.steps.began:
+                self._check_can_go_over(Arrangement.of(request.arrangement), request.step)
             self._log.append(SETTLE, request.SerializeToString())
-            self._take(steps, effects)
+            self._settle(request, steps, effects)
         return self.position()
 
     def restore(self, request: pb.RestoreRequest) -> pb.Position:
@@ -140,7 +168,9 @@ class Server:
             )
         self._wait_for_copy()
         self._written.clear()
-        self._snapshot = None
+        self._snapshot = self._incoming = self._outgoing = None
+        if request.HasField("arrangement"):
+            self.arrangement = Arrangement.of(request.arrangement)
         try:
             self._load_checkpoint(request.step, request.attempt)
             kind = "checkpoint" if request.step else ""
@@ -158,7 +188,7 @@ class Server:
             self._check_declared(request.run_id)
             self._reach(request.generation, request.step, _commit(request))
         else:
-            self._check_readable(request.run_id)
+            self._check_readable(request.run_id, request.servers)
         wanted = [(self._table(asked.table), _ids(asked.ids)) for asked in request.ids]
         size = sum(len(ids) * table.dim for table, ids in wanted)
         if size > len(self._room):
@@ -178,15 +208,89 @@ class Server:
             self._check_declared(request.run_id)
             self._reach(request.generation, request.step, _commit(request))
         else:
-            self._check_readable(request.run_id)
+            self._check_readable(request.run_id, request.servers)
         if not 0 <= request.table < len(self.tables) or request.most < 1:
             raise Invalid(
                 f"{request.most} rows of table {request.table}: there are {len(self.tables)} tables"
             )
         after = request.after if request.HasField("after") else None
-        step = self.steps.step
-        ids, rows, more = self.tables[request.table].page(step, after, request.most, request.since)
+        step, of = self.steps.step, self.arrangement
+        mine = None if of.copies < 2 else lambda ids: of.serves(self.index, ids)
+        ids, rows, more = self.tables[request.table].page(step, after, request.most, request.since, mine)
         return pb.Listed(ids=ids.tobytes(), rows=rows.tobytes(), more=more, step=step, line=self.line)
+
+    def fetch(self, request: pb.FetchRequest) -> list[int]:
+        """What it is to have in another arrangement will come: of these servers, by `take_page`, and then
+        `fetched`. None: it is here already."""
+        self._check_declared(request.run_id)
+        to, of = Arrangement.of(request.to), Arrangement.of(request.of)
+        if self.steps.generation > request.generation:
+            raise Stale(f"generation {request.generation} has passed")
+        if not self.misses(to, of, request.step):
+            return []
+        self._wait_for_copy()
+        self._log.append(FETCH, request.SerializeToString())
+        self._incoming = Incoming(request)
+        return list(of.members)
+
+    def misses(self, to: Arrangement, of: Arrangement, step: int) -> bool:
+        """Whether it has not what that arrangement gives it."""
+        ready = self._incoming
+        if ready is not None and ready.whole and (ready.to, ready.request.step) == (to, step):
+            return False
+        mine = self.arrangement if self.steps.began and self.index in of.members else of
+        return bool((to.held(self.index) & ~mine.held(self.index)).any())
+
+    def take_page(self, request: pb.FetchRequest, raw: bytes) -> pb.PageOfRows:
+        """A page of what was begun with this request, as another server has given it."""
+        page: pb.PageOfRows = pb.PageOfRows.FromString(raw)
+        incoming = self._comes(request)
+        table = self._table(page.table)
+        others = sum(one.nbytes() for one in self.tables if one is not table)
+        rows = incoming.rows(page.table) + len(page.ids) // 8
+        if self._limit and (needed := others + table.nbytes(rows)) > self._limit:
+            self._incoming = None
+            raise OutOfMemory(self._too_large(needed))
+        self._log.append(PAGE, raw)
+        incoming.add(page, table)
+        return page
+
+    def fetched(self, request: pb.FetchRequest) -> pb.Position:
+        incoming = self._comes(request)
+        self._log.append(FETCHED)
+        incoming.whole = True
+        return self.position()
+
+    def _comes(self, request: pb.FetchRequest) -> Incoming:
+        if self._incoming is None or self._incoming.request is not request:
+            raise Stale(f"generation {request.generation}: what was fetched for it is not wanted any more")
+        return self._incoming
+
+    def page(self, request: pb.PageRequest) -> pb.PageOfRows:
+        """Some of the rows that another server is to have."""
+        self._check_declared(request.run_id)
+        self.steps.reach(request.generation, request.step, None)
+        if Arrangement.of(request.of) != self.arrangement:
+            raise Misplaced(
+                f"rows of {request.of} are asked for, and the server is one of {self.arrangement}"
+            )
+        if self._outgoing is None:
+            self._wait_for_copy()
+            self._outgoing = Outgoing(self.index, self.tables, self.steps.step)
+        return self._outgoing.page(request)
+
+    def arrange(self, request: pb.ArrangeRequest) -> pb.Position:
+        """Go over to that arrangement, between two steps; or stay in it, and drop what was fetched."""
+        self._check_declared(request.run_id)
+        to = Arrangement.of(request.to)
+        if request.generation < self.steps.generation:
+            raise Stale(f"generation {request.generation} has passed")
+        if to != self.arrangement or self._incoming is not None or not self.steps.began:
+            if self.index in to.members:
+                self._check_can_go_over(to, request.step)
+            self._log.append(ARRANGE, request.SerializeToString())
+            self._go_over(to, request.generation, request.step, _commit(request))
+        return self.position()
 
     def stage(self, raw: bytes) -> pb.Position:
         request = pb.StageRequest.FromString(raw)
@@ -218,7 +322,7 @@ class Server:
         Raises:
             CheckpointError: it cannot be written.
         """
-        tensors = capture.tensors(self.index, self.servers)
+        tensors = capture.tensors(self.index, all=False)
         writing = Store.open(self._checkpoints).begin(request.step, request.attempt)
         return writing.write_part(request.index, request.of, tensors, parts.rows(tensors))
 
@@ -245,8 +349,14 @@ class Server:
         return f"{self.run_id}/{generation or self.steps.begun_in}/{step}/{attempt}"
 
     def position(self) -> pb.Position:
-        steps = self.steps
-        return pb.Position(generation=steps.generation, step=steps.step, empty=not steps.began)
+        steps, ready = self.steps, self._incoming
+        told = pb.Position(generation=steps.generation, step=steps.step, empty=not steps.began)
+        if steps.began and self.arrangement.servers:
+            told.arrangement.CopyFrom(self.arrangement.told())
+        if ready is not None and ready.whole:
+            told.ready.CopyFrom(ready.to.told())
+            told.ready_step = ready.request.step
+        return told
 
     def describe(self, busy_seconds: float) -> pb.Description:
         return pb.Description(
@@ -255,6 +365,7 @@ class Server:
             memory=self._memory(), memory_limit=self._limit, rows_pulled=self.rows_pulled,
             rows_staged=self.rows_staged, busy_seconds=busy_seconds, log_bytes=self._log.nbytes,
             run_id=self.run_id, index=self.index, servers=self.servers, line=self.line,
+            arrangement=self.arrangement.told() if self.steps.began else None,
         )  # fmt: skip
 
     def close(self) -> None:
@@ -268,6 +379,8 @@ class Server:
         `use_snapshot`."""
         most = max(self._snapshot_bytes, SNAPSHOT_TIMES * self._memory())
         if self._snapshot is not None or not self.tables or not self.steps.began or self._log.nbytes < most:
+            return None
+        if self._incoming is not None:
             return None
         try:
             self._snapshot = self._begin_capture()
@@ -284,7 +397,7 @@ class Server:
         path = self._log.directory / f"snapshot-{capture.segment:012d}"
         try:
             with open(path, "wb") as file:
-                for piece in files_of_tensors.pieces(capture.tensors(self.index, self.servers)):
+                for piece in files_of_tensors.pieces(capture.tensors(self.index)):
                     file.write(piece)
                 file.flush()
                 os.fsync(file.fileno())
@@ -305,6 +418,42 @@ class Server:
 
     # --- state
 
+    def _settle(self, request: pb.SettleRequest, steps: Steps, effects: Sequence[Effect]) -> None:
+        self._take(steps, effects)
+        if request.HasField("arrangement"):
+            to = Arrangement.of(request.arrangement)
+            self._go_over(to, request.generation, request.step, _commit(request))
+
+    def _check_can_go_over(self, to: Arrangement, step: int) -> None:
+        if self.index in to.members and self.misses(to, self.arrangement, step):
+            raise Misplaced(f"the server is one of {self.arrangement}, and has not what {to} would give it")
+
+    def _go_over(self, to: Arrangement, generation: int, step: int, last: Commit | None) -> None:
+        """To an arrangement of which it has all that is its own."""
+        self._wait_for_copy()
+        incoming, self._incoming, self._outgoing = self._incoming, None, None
+        before, self.arrangement = self.arrangement, to
+        if incoming is not None and (incoming.to, incoming.request.step, incoming.whole) != (to, step, True):
+            incoming = None
+        if self.index not in to.members:
+            for table in self.tables:
+                table.clear()
+            self.steps = Steps(generation)
+        elif incoming is not None:
+            of = Arrangement.of(incoming.request.of)
+            stays = self.steps.began and self.index in of.members
+            for table in self.tables:
+                if stays:
+                    table.keep(lambda ids: to.has(self.index, ids))
+                else:
+                    table.clear()
+            incoming.load(self.tables)
+            self.steps = self.steps.for_good() if stays else Steps.joining(generation, step, last)
+        elif self.steps.began and (before.held(self.index) & ~to.held(self.index)).any():
+            for table in self.tables:
+                table.keep(lambda ids: to.has(self.index, ids))
+            self.steps = self.steps.for_good()
+
     def _reach(self, generation: int, step: int, last: Commit | None) -> None:
         steps, effects = self.steps.reach(generation, step, last)
         if steps is not self.steps:
@@ -316,6 +465,7 @@ class Server:
     def _take(self, steps: Steps, effects: Sequence[Effect]) -> None:
         for effect in effects:
             self._wait_for_copy()
+            self._incoming = self._outgoing = None
             if isinstance(effect, Apply):
                 self._apply(effect)
             elif isinstance(effect, TakeBack):
@@ -339,9 +489,12 @@ class Server:
     def _begin_capture(self) -> Capture:
         assert self._declared is not None
         self._wait_for_copy()
+        if self._incoming is not None:
+            raise Misplaced("rows are on their way to another arrangement of the servers")
         staged = [[STAGE, self.steps.staged[rank].raw] for rank in sorted(self.steps.staged)]
         segment = self._log.another([*self._beginning(self.steps), *staged])
-        self._capture = Capture(self.steps.step, segment, self._declared.tables, self.tables)
+        declared = self._declared.tables
+        self._capture = Capture(self.steps.step, segment, declared, self.tables, self.arrangement)
         return self._capture
 
     def _wait_for_copy(self) -> None:
@@ -363,6 +516,7 @@ class Server:
         about = {
             "generation": steps.generation, "step": steps.step, "began": steps.began,
             "last": last, "restored": list(steps.restored), "begun_in": steps.begun_in,
+            "arrangement": [self.arrangement.servers, self.arrangement.replicas, *self.arrangement.out],
         }  # fmt: skip
         records = [[HEAD, json.dumps(about).encode()]]
         if self._declared is not None:
@@ -375,12 +529,16 @@ class Server:
         if step:
             try:
                 parts.read_checkpoint(
-                    self._checkpoints, step, attempt, self.tables, self.index, self.servers, self._check_room
+                    self._checkpoints, step, attempt, self.tables, self._has, self._check_room
                 )
             except CheckpointError as error:
                 raise Unavailable(str(error)) from error
             except OSError as error:
                 raise Unavailable(f"{self._checkpoints}: {error}") from error
+
+    def _has(self, ids: np.ndarray) -> np.ndarray:
+        """Which of these ids are this server's, bool [n]."""
+        return self.arrangement.has(self.index, ids)
 
     def _lose(self) -> None:
         """The rows are gone: be as one that has just been started, but for the generation."""
@@ -403,6 +561,7 @@ class Server:
         except (Damaged, Refused, OSError, ValueError, LookupError) as error:
             self._warn(f"the log in {self._log.directory} does not count: {error}")
             self.steps, self._declared, self.tables = Steps(), None, []
+            self.arrangement, self._incoming = self._alone, None
             self._written.clear()
             self._log.base = None
         if self._log.base is None:
@@ -416,7 +575,9 @@ class Server:
             kind, text = record[:1], record[1:]
             if kind == HEAD:
                 if number == base.first:
-                    self.steps = _steps(json.loads(text))
+                    about = json.loads(text)
+                    servers, replicas, *out = about["arrangement"]
+                    self.steps, self.arrangement = _steps(about), Arrangement(servers, replicas, tuple(out))
             elif kind == TABLES:
                 if self._declared is None:
                     self._declared = pb.Tables.FromString(text)
@@ -426,7 +587,8 @@ class Server:
                     loaded = True
             elif kind == SETTLE:
                 settle = pb.SettleRequest.FromString(text)
-                self._take(*self.steps.settle(settle.generation, settle.step, _commit(settle)))
+                last = _commit(settle)
+                self._settle(settle, *self.steps.settle(settle.generation, settle.step, last))
             elif kind == COMMIT:
                 pull = pb.PullRequest.FromString(text)
                 self._take(*self.steps.reach(pull.generation, pull.step, _commit(pull)))
@@ -434,6 +596,17 @@ class Server:
                 request = pb.StageRequest.FromString(text)
                 staged = self._staged(text, request)
                 self.steps = self.steps.stage(request.generation, request.step, request.rank, staged)
+            elif kind == FETCH:
+                self._incoming = Incoming(pb.FetchRequest.FromString(text))
+            elif kind == PAGE and self._incoming is not None:
+                page = pb.PageOfRows.FromString(text)
+                self._incoming.add(page, self._table(page.table))
+            elif kind == FETCHED and self._incoming is not None:
+                self._incoming.whole = True
+            elif kind == ARRANGE:
+                arrange = pb.ArrangeRequest.FromString(text)
+                to = Arrangement.of(arrange.to)
+                self._go_over(to, arrange.generation, arrange.step, _commit(arrange))
             else:
                 raise Damaged(f"a record of unknown kind {kind!r}")
 
@@ -444,7 +617,7 @@ class Server:
             where = self._log.directory / base.snapshot
             with open(where, "rb") as file:
                 try:
-                    parts.read(file, str(where), self.tables, self.index, self.servers, self._check_room)
+                    parts.read(file, str(where), self.tables, self._has, self._check_room)
                 except CheckpointError as error:
                     raise Damaged(str(error)) from error
 
@@ -462,12 +635,17 @@ class Server:
                 "call Declare, and look at the position that it returns"
             )
 
-    def _check_readable(self, run_id: str) -> None:
+    def _check_readable(self, run_id: str, servers: int = 0) -> None:
         """For those who take no part in the job.
 
         Args:
             run_id: of the job that they mean; empty: whichever it is.
+            servers: that they take it there are, all of them in; 0: they do not say.
         """
+        if servers and self.steps.began and self.arrangement.servers and (
+            self.arrangement.servers != servers or self.arrangement.out
+        ):  # fmt: skip
+            raise Misplaced(f"there are {self.arrangement} now, and {servers} were asked")
         if run_id:
             self._check_run(run_id)
         if not self.steps.began:
@@ -496,7 +674,8 @@ class Server:
 
     def _memory(self) -> int:
         staged = sum(len(staged.raw) for staged in self.steps.staged.values())
-        return sum(table.nbytes() for table in self.tables) + staged
+        incoming = self._incoming.nbytes if self._incoming is not None else 0
+        return sum(table.nbytes() for table in self.tables) + staged + incoming
 
     def _check_memory(self, more: Staged) -> None:
         """Raises OutOfMemory if the step could not be applied any more with these gradients."""
@@ -555,7 +734,9 @@ def _ids(raw: bytes) -> np.ndarray:
     return np.frombuffer(raw, np.int64)
 
 
-def _commit(request: pb.PullRequest | pb.SettleRequest | pb.WritePartRequest) -> Commit | None:
+def _commit(
+    request: pb.PullRequest | pb.SettleRequest | pb.WritePartRequest | pb.ArrangeRequest,
+) -> Commit | None:
     if not request.HasField("last"):
         return None
     c = request.last

@@ -21,7 +21,6 @@ import numpy as np
 
 from edl.checkpoints import Store, Tensor
 from edl.checkpoints.manifest import Manifest
-from edl.contract.buckets import server_of
 from edl.contract.proto import ps_pb2 as pb
 from edl.errors import CheckpointDamaged, CheckpointError
 from ps.table import Copy, Table
@@ -29,6 +28,7 @@ from ps.table import Copy, Table
 ROOM = 8 << 20  # bytes that are read at once
 _DTYPES = {"I64": "<i8", "F32": "<f4", "U8": "u1"}
 
+Mine = Callable[[np.ndarray], np.ndarray]  # which of some ids are this server's, bool [n]
 Room = Callable[[Table, int], None]  # raises, if there is none for so many rows more
 
 
@@ -62,7 +62,7 @@ def _about(table: pb.Table) -> dict[str, Any]:
 
 
 def read_checkpoint(
-    url: str, step: int, attempt: str, tables: Sequence[Table], index: int, servers: int, room: Room
+    url: str, step: int, attempt: str, tables: Sequence[Table], mine: Mine, room: Room
 ) -> None:
     """Fill tables that are empty with this server's rows of a checkpoint.
 
@@ -79,7 +79,7 @@ def read_checkpoint(
     for name in names:
         part = known.get(name)
         with found.place.open(found.directory, name) as file:
-            digest = read(file, f"{found.directory}: {name}", tables, index, servers, room)
+            digest = read(file, f"{found.directory}: {name}", tables, mine, room)
         if part is not None and digest != part.sha256:
             raise CheckpointDamaged(f"{found.directory}: {name}: its SHA-256 is not the one in the manifest")
 
@@ -95,7 +95,7 @@ def _names(manifest: Manifest, where: str) -> list[str]:
     return names
 
 
-def read(file: BinaryIO, where: str, tables: Sequence[Table], index: int, servers: int, room: Room) -> str:
+def read(file: BinaryIO, where: str, tables: Sequence[Table], mine: Mine, room: Room) -> str:
     """Take this server's rows from a file; returns its SHA-256.
 
     Raises:
@@ -121,7 +121,7 @@ def read(file: BinaryIO, where: str, tables: Sequence[Table], index: int, server
     except (ValueError, LookupError, TypeError, AttributeError, MemoryError) as error:
         raise CheckpointDamaged(f"{where}: not a file of tensors: {error}") from error
     begun: dict[int, dict[str, np.ndarray]] = {}
-    mine: dict[int, np.ndarray] = {}
+    taken: dict[int, np.ndarray] = {}
     for name, entry in in_order:
         try:
             dtype, shape = np.dtype(_DTYPES[entry["dtype"]]), tuple(entry["shape"])
@@ -137,17 +137,15 @@ def read(file: BinaryIO, where: str, tables: Sequence[Table], index: int, server
         table = int(number)
         if what == "ids":
             ids = np.frombuffer(take(stop - start), dtype)
-            mine[table] = server_of(ids, servers) == index
+            taken[table] = mine(ids)
             if table < len(tables):
-                room(tables[table], int(mine[table].sum()))
-            begun.setdefault(table, {})["ids"] = ids[mine[table]]
+                room(tables[table], int(taken[table].sum()))
+            begun.setdefault(table, {})["ids"] = ids[taken[table]]
         elif what == "seen":
             seen = np.frombuffer(take(stop - start), dtype).reshape(shape)
-            begun.setdefault(table, {})["seen"] = seen[
-                server_of(np.ascontiguousarray(seen[:, 0]), servers) == index
-            ]
+            begun.setdefault(table, {})["seen"] = seen[mine(np.ascontiguousarray(seen[:, 0]))]
         else:
-            begun[table][what] = _filtered(take, dtype, shape, mine[table])
+            begun[table][what] = _filtered(take, dtype, shape, taken[table])
     if file.read(1):
         raise CheckpointDamaged(f"{where}: something follows its last tensor")
     for number, parts in begun.items():
