@@ -257,8 +257,7 @@ class ReleaseMaster:
         if not (count := master.spec.config.servers):
             return NoServers()
         tokens = Tokens.of_environment(token_for(self._output), lambda _: None)
-        addresses = [self._place.server_address.format(index) for index in range(count)]
-        return Named(master.emit, lambda: tokens.current, addresses)
+        return Named(master.emit, lambda: tokens.current, self._place.server_address.format, count)
 
     async def _rest(self, installed: Installed) -> None:
         ended = EndedRun(installed)

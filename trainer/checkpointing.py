@@ -106,7 +106,7 @@ class Checkpointing:
         clock: Callable[[], float] = time.monotonic,
         servers: PartsOfServers | None = None,
     ):
-        self._servers, self._of_servers = servers, servers.count if servers is not None else 0
+        self._servers = servers
         self._config, self._session, self._learner, self._store = config, session, learner, store
         self._run_id, self._clock = run_id, clock
         self._background = background or ThreadPoolExecutor(1, "checkpoints", _give_way).submit
@@ -187,10 +187,11 @@ class Checkpointing:
         attempt = f"{self._run_id}-w{me}-alone{self._saves}"
         place = Place(0, me, 0, 1)
         key, tensors, finite = self._take(attempt, place, ledger, steps, layout)
+        of_servers = self._of_servers(key)
         theirs = self._take_parts(key, place)
 
         def work() -> None:
-            part = self._store.begin(*key).write_part(0, 1 + self._of_servers, tensors, finite)
+            part = self._store.begin(*key).write_part(0, 1 + of_servers, tensors, finite)
             self._finish(key, self._whole(key, (part, *theirs())))
 
         self._attempt(key, work)
@@ -210,6 +211,7 @@ class Checkpointing:
         ]
         self._model = self._model or self._learner.fingerprint()
         key = ledger.step, attempt
+        of_servers = {} if self._servers is None else {SERVERS: {"count": self._servers.count, "parts": []}}
         self._pending[key] = Manifest(
             step=ledger.step, run=self._run_id, attempt=attempt,
             epoch=steps.epoch(ledger.step), records=steps.begins_at(ledger.step), model=self._model,
@@ -218,6 +220,7 @@ class Checkpointing:
             metrics=self._metrics[1] if self._metrics[0] == ledger.step else {},
             state={
                 "layout": asdict(layout), "forced": list(self.forced), "epochs": ledger.epochs.described(),
+                **of_servers,
             },
         )  # fmt: skip
         while len(self._pending) > KEPT:
@@ -247,7 +250,7 @@ class Checkpointing:
         finite: frozenset[str],
         theirs: Callable[[], Sequence[Part]],
     ) -> None:
-        (step, attempt), of = key, place.size + self._of_servers
+        (step, attempt), of = key, place.size + self._of_servers(key)
         ours = self._store.begin(*key).write_part(place.rank, of, tensors, finite)
         for index, part in [(place.rank, ours), *enumerate(theirs(), place.size)]:
             self._session.say(
@@ -257,12 +260,17 @@ class Checkpointing:
                 )
             )  # fmt: skip
 
+    def _of_servers(self, key: tuple[int, str]) -> int:
+        """How many parts of servers it has: there may be others by the time when they are written."""
+        pending = self._pending.get(key)
+        return pending.state.get(SERVERS, {}).get("count", 0) if pending is not None else 0
+
     def _whole(self, key: tuple[int, str], parts: Sequence[Part]) -> Manifest:
         """With all parts, those of the servers last."""
         manifest = replace(self._pending[key], parts=tuple(parts))
         if self._servers is None:
             return manifest
-        names = [part.name for part in parts[len(parts) - self._of_servers :]]
+        names = [part.name for part in parts[len(parts) - self._of_servers(key) :]]
         return replace(manifest, state={**manifest.state, SERVERS: {"count": len(names), "parts": names}})
 
     def commit(self, order: pb.CommitCheckpoint) -> None:

@@ -37,12 +37,17 @@ AWAY = {  # what a call fails with when the server is away, ends, or was cut off
     grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED,
     grpc.StatusCode.INTERNAL,
 }  # fmt: skip
+LONG = ("Fetch", "Arrange", "Restore")  # calls that keep a server busy, so that it answers nothing else
 
 Request: TypeAlias = Any  # a message of ps.proto
 
 
 class ServerRefused(EdlError):
     """A parameter server refuses what it is asked, and would refuse it again."""
+
+
+class ServerAway(Exception):
+    """It does not answer, and others have its rows."""
 
 
 class TokenRefused(Exception):
@@ -90,8 +95,12 @@ class Interrupt:
 class Pending(Protocol):
     """A call that was begun."""
 
-    def result(self) -> Any:
-        """The answer. Raises: RingBroken, ServerRefused."""
+    def result(self, patient: bool = False) -> Any:
+        """The answer. Raises: RingBroken, ServerRefused; where others have its rows, ServerAway.
+
+        Args:
+            patient: it is waited for in any case.
+        """
         ...
 
     def forget(self) -> None:
@@ -141,6 +150,8 @@ class ServerLink:
         token: the job's.
         interrupt: breaks the calls off.
         clock: seconds, never going back.
+        patience: seconds after which it counts as away, and at once if nobody listens there; None: it is
+            waited for.
     """
 
     def __init__(
@@ -150,7 +161,9 @@ class ServerLink:
         token: str,
         interrupt: Interrupt,
         clock: Callable[[], float] = time.monotonic,
+        patience: float | None = None,
     ):
+        self.patience = patience
         self.name = f"parameter server {index} ({address})"
         self._address, self._interrupt, self._clock = address, interrupt, clock
         self._metadata = (("authorization", f"Bearer {token}"),)
@@ -211,6 +224,14 @@ class ServerLink:
                 what = "nothing" if position.empty else f"the state of step {position.step:,}"
                 raise RingBroken(f"{self.name} has come back with {what}: it has lost its log")
 
+    def answers_within(self, seconds: float) -> bool:
+        """Whether its process does: what was asked may take long."""
+        try:
+            self._stub.Describe(pb.DescribeRequest(), metadata=self._metadata, timeout=seconds)
+        except grpc.RpcError as error:
+            return error.code() not in AWAY
+        return True
+
     def refused(self, error: grpc.RpcError, method: str) -> None:
         """What it means that a call has failed; returns if it is to be made again."""
         code, words = error.code(), error.details()
@@ -239,13 +260,18 @@ class Call:
         self._future = link.start(method, request)
         self._began_at, self._told = link.now, False
 
-    def result(self) -> Any:
+    def result(self, patient: bool = False) -> Any:
         link, pause = self._link, FIRST_PAUSE_SECONDS
+        patience = None if patient else link.patience
         while True:
             try:
-                answer = self._answer()
+                answer = self._answer(patience)
             except grpc.RpcError as error:
                 link.refused(error, self._method)
+                if patience is not None:
+                    raise ServerAway(
+                        f"{link.name} is away: {error.details() or error.code().name}"
+                    ) from error
                 self._tell(error.details() or "")
             else:
                 if self._told:
@@ -260,14 +286,17 @@ class Call:
         self._future.cancel()  # nothing, if it is answered
         self._link.ended(self._future)
 
-    def _answer(self) -> Any:
-        """Of the present attempt. Raises: RingBroken, grpc.RpcError."""
+    def _answer(self, patience: float | None) -> Any:
+        """Of the present attempt. Raises: RingBroken, ServerAway, grpc.RpcError."""
         try:
             while True:
                 try:
                     return self._future.result(timeout=LOOK_SECONDS)
                 except grpc.FutureTimeoutError:
                     self._tell("it does not answer")
+                    asked = patience if self._method not in LONG else None
+                    if asked is not None and not self._link.answers_within(asked):
+                        raise ServerAway(f"{self._link.name} does not answer") from None
                     self._look()
         except grpc.FutureCancelledError as error:
             raise self._link.cut() from error
