@@ -100,14 +100,15 @@ class Named:
         token: of the job, as it is now.
         address: of the server of this index.
         servers: how many there are to be.
-        remove: has those from this index on ended: they have no rows any more.
+        scale: has as many run: those that are not among them have no rows.
     """
 
     def __init__(
         self, emit: Emit, token: Callable[[], str], address: Callable[[int], str], servers: int,
-        remove: Callable[[int], None] = lambda servers: None,
+        scale: Callable[[int], None] = lambda servers: None,
     ):  # fmt: skip
-        self._emit, self._address, self._wanted, self._remove = emit, address, servers, remove
+        self._emit, self._address, self._wanted, self._scale = emit, address, servers, scale
+        self._scaled = 0
         self._watch = Watch(emit, token, servers, self._looked)
         self._told = 0  # of so many it was said that they are ready
         self._started = False
@@ -130,13 +131,19 @@ class Named:
         if servers != self._wanted:
             self._wanted, self._told = servers, 0
             self._find()
+            self._run(max(servers, self._have))
             self._looked()
 
     def perform(self, effect: ev.Effect) -> None:
         if isinstance(effect, ev.Arranged):
             self._wanted = self._told = effect.servers
             self._watch.resize(effect.servers)
-            self._remove(effect.servers)
+            self._run(effect.servers)
+
+    def _run(self, servers: int) -> None:
+        if servers != self._scaled:
+            self._scaled = servers
+            self._scale(servers)
 
     @property
     def _have(self) -> int:
@@ -150,7 +157,11 @@ class Named:
 
     def _looked(self) -> None:
         """A server has said what it has: also under an earlier master rows may have been on their way."""
-        if self._have in (0, self._wanted) or self._told == self._wanted:
+        if not self._have or self._told == self._wanted:
+            return
+        if self._have == self._wanted:
+            self._told = self._wanted
+            self._run(self._wanted)
             return
         self._find()
         if self._watch.answers(self._wanted):

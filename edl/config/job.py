@@ -140,6 +140,8 @@ class Journal(Section):
 
 class Servers(Section):
     servers: Int = Field(ge=1, le=MOST_SERVERS, json_schema_extra=LIVE)
+    replicas: Int = Field(ge=1, le=2)
+    timeout_seconds: Positive
     memory_mebibytes: Count = Field(ge=0)
 
 
@@ -295,6 +297,16 @@ RULES = [
         ("mode", "tls.existingSecret"),
         lambda mode, secret: bool(secret) and modes.has_servers(mode),
         "parameter servers do not speak TLS yet",
+    ),
+    Rule(
+        ("ps.servers", "ps.replicas"),
+        operator.lt,
+        "each row is to be on more servers than there are",
+    ),
+    Rule(
+        ("mode", "ps.replicas"),
+        lambda mode, replicas: mode == "ps" and replicas > 1,
+        "rows are on a second server in mode=hybrid only",
     ),
     Rule(("token.existingSecret", "token.value"), _both, "mutually exclusive"),
     Rule(

@@ -6,11 +6,14 @@ The model counts each record in a row of its own (tests/models/counting_rows.py)
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 
 import pytest
 
+from edl.contract import artifacts
 from edl.contract.reasons import Reason
+from edl.errors import ConfigError
 from tests.process.conftest import Running
 from tests.process.test_rows_on_servers import EPOCHS, RECORDS, counted, started
 from tests.process.test_saved import A_Job
@@ -37,7 +40,8 @@ async def test_servers_become_more_and_fewer_while_the_job_trains(a_job: A_Job) 
     assert summary["state_losses"] == 0
     assert not job.noticed(Reason.WentBack)
     moved = job.noticed(Reason.ServersMoved)
-    assert [text.split(",")[0] for text in moved] == [f"the rows are on {n} parameter servers" for n in (2, 3, 2)]
+    said = [f"the rows are on {n} parameter servers" for n in (2, 3, 2)]
+    assert [text.split(",")[0] for text in moved] == said
 
 
 async def test_servers_that_are_killed_while_rows_move_cost_no_row(a_job: A_Job) -> None:
@@ -53,4 +57,35 @@ async def test_servers_that_are_killed_while_rows_move_cost_no_row(a_job: A_Job)
         job.master.scale(None, 1)
         os.kill(started(job, 1), signal.SIGKILL)
         await on(job, 1)
+        await counted(job)
+
+
+async def test_with_a_second_copy_a_killed_server_is_not_waited_for(a_job: A_Job) -> None:
+    twice = ("mode=hybrid", "ps.servers=2", "ps.replicas=2", "evaluation.epochs=0")
+    async with a_job(*twice, workers=2, records=RECORDS, epochs=EPOCHS, model="counting_rows.py") as job:
+        members = await job.ring_of(2)
+        await job.stepping()
+        for index in (0, 1):
+            shutil.rmtree(job.output / artifacts.SERVERS / f"log-{index}")
+            os.kill(started(job, index), signal.SIGKILL)
+            await job.until(lambda index=index: job.job.servers.out == (index,) and job.ring)
+            await job.until(lambda: job.job.servers.out == () and job.ring)  # and it has its rows again
+            await job.stepping()
+        job.kill(members[0])
+        await job.ring_of(2, without=members[:1])
+        summary = await counted(job)
+    assert summary["state_losses"] == 0
+    assert not job.noticed(Reason.WentBack), "a lost log is no loss"
+    assert len(job.noticed(Reason.ServerOut)) == 2
+
+
+async def test_servers_become_more_and_fewer_with_a_second_copy(a_job: A_Job) -> None:
+    twice = ("mode=hybrid", "ps.servers=2", "ps.replicas=2", "evaluation.epochs=0")
+    async with a_job(*twice, workers=1, records=RECORDS, epochs=EPOCHS, model="counting_rows.py") as job:
+        await job.ring_of(1)
+        with pytest.raises(ConfigError, match="each row is to be on more servers than there are"):
+            job.master.scale(None, 1)
+        for servers in (3, 2):
+            job.master.scale(None, servers)
+            await on(job, servers)
         await counted(job)
