@@ -177,6 +177,11 @@ class ServerLink:
     def _stub(self) -> rpc.ParameterServerStub:
         return rpc.ParameterServerStub(self._channel)
 
+    def connect_anew(self) -> None:
+        """With the next call."""
+        self.__dict__.pop("_channel", None)
+        self.__dict__.pop("_stub", None)
+
     def begin(self, method: str, request: Request, generation: int | None = None) -> Call:
         return Call(self, method, request, generation)
 
@@ -262,16 +267,20 @@ class Call:
 
     def result(self, patient: bool = False) -> Any:
         link, pause = self._link, FIRST_PAUSE_SECONDS
-        patience = None if patient else link.patience
+        patience, anew = None if patient else link.patience, False
         while True:
             try:
                 answer = self._answer(patience)
             except grpc.RpcError as error:
                 link.refused(error, self._method)
+                if patience is not None and anew:
+                    why = error.details() or error.code().name
+                    raise ServerAway(f"{link.name} is away: {why}") from error
                 if patience is not None:
-                    raise ServerAway(
-                        f"{link.name} is away: {error.details() or error.code().name}"
-                    ) from error
+                    # A channel that has failed tries again only after a pause, and the server may be back.
+                    link.connect_anew()
+                    self._future, anew = link.start(self._method, self._request), True
+                    continue
                 self._tell(error.details() or "")
             else:
                 if self._told:

@@ -17,7 +17,7 @@ the state knows it, however it came by it. This module only asks for it (`follow
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -31,7 +31,6 @@ from trainer.roles import Commit, Table
 from trainer.server_link import (
     Interrupt,
     Link,
-    Pending,
     Request,
     ServerAway,
     ServerLink,
@@ -250,7 +249,7 @@ class ParameterServers:
         try:
             for index, call in calls.items():
                 try:
-                    found[index] = self._now(index, call)
+                    found[index] = call.result()
                 except ServerAway:
                     away.append(index)
         finally:
@@ -259,21 +258,6 @@ class ParameterServers:
         if not found:
             raise RingBroken("no parameter server answers")
         return found, tuple(away)
-
-    def _now(self, index: int, call: Pending) -> pb.Position:
-        """What it answers now. Raises: ServerAway."""
-        try:
-            return cast(pb.Position, call.result())
-        except ServerAway as error:
-            if not error.refused or self._connect is None:
-                raise
-        # A channel that has failed tries again only after a pause, and the server may be back.
-        self._links[index] = self._connect(index, self._addresses[index])
-        again = self._links[index].begin("Declare", self._tables_told())
-        try:
-            return cast(pb.Position, again.result())
-        finally:
-            again.forget()
 
     def _declare(self, servers: Iterable[int]) -> dict[int, pb.Position]:
         """To these servers, which are waited for; returns where they are."""
