@@ -50,9 +50,9 @@ class Client:
             for status in call:
                 yield json.loads(status.json)
 
-    def scale(self, workers: int) -> str:
-        """Ask for another number of workers; returns the master's answer."""
-        return self._ask(self._stub.Scale, pb.ScaleRequest(workers=workers))
+    def scale(self, workers: int | None, servers: int | None = None) -> str:
+        """Ask for another number of workers, or of parameter servers; returns the master's answer."""
+        return self._ask(self._stub.Scale, pb.ScaleRequest(workers=workers, servers=servers))
 
     def checkpoint(self) -> str:
         """Ask for a checkpoint; returns the master's answer."""

@@ -29,6 +29,7 @@ import edl
 from edl.contract.ids import RunId
 from edl.contract.phases import Phase
 from edl.contract.tokens import Tokens
+from edl.errors import ConfigError
 from edl.kubernetes.client import SOON, Api
 from edl.kubernetes.pods import Pod
 from edl.kubernetes.timing import Timing
@@ -257,8 +258,27 @@ class ReleaseMaster:
         if not (count := master.spec.config.servers):
             return NoServers()
         tokens = Tokens.of_environment(token_for(self._output), lambda _: None)
-        addresses = [self._place.server_address.format(index) for index in range(count)]
-        return Named(master.emit, lambda: tokens.current, addresses)
+        path = self._place.path("statefulsets", f"{self._place.names.servers}/scale", "apis/apps/v1")
+        part = "the number of parameter servers"
+
+        newest = 0
+
+        async def patch() -> None:
+            try:
+                await until_answered(
+                    self._api.pace, lambda: self._api.patch(path, {"spec": {"replicas": newest}}, SOON)
+                )
+                master.emit(ev.Degraded(part, ""))
+            except ConfigError as error:
+                master.emit(ev.Degraded(part, f"the StatefulSet is not scaled to {newest}: {error}"))
+
+        def scale(servers: int) -> None:
+            nonlocal newest
+            newest = servers
+            scaling.start(patch(), lambda error: None)
+
+        scaling = Tasks()
+        return Named(master.emit, lambda: tokens.current, self._place.server_address.format, count, scale)
 
     async def _rest(self, installed: Installed) -> None:
         ended = EndedRun(installed)

@@ -108,6 +108,7 @@ class Master:
             for effect in effects:
                 server.perform(effect)
                 backend.perform(effect)
+                self.servers.perform(effect)
             server.changed()
             for observe in self.observers:
                 observe(now, event, effects)
@@ -151,17 +152,25 @@ class Master:
             "news": self.news,
         }
 
-    def scale(self, workers: int) -> str:
-        """Ask for another number of workers.
+    def scale(self, workers: int | None, servers: int | None = None) -> str:
+        """Ask for another number of workers, or of parameter servers.
 
         Raises:
             ConfigError: the values do not allow that number.
         """
-        if wrong := config_module.unscalable(self.spec.values, workers):
+        wrong = [] if workers is None else config_module.unscalable(self.spec.values, workers)
+        if servers is not None:
+            wrong += config_module.unscalable_servers(self.spec.config, servers)
+        if wrong:
             raise ConfigError("\n".join(wrong))
-        before, now = self.job.target, workers
-        self.emit(ev.Scale(workers))
-        return f"workers {before} -> {now}"
+        said = []
+        if workers is not None:
+            said.append(f"workers {self.job.target} -> {workers}")
+            self.emit(ev.Scale(workers))
+        if servers is not None:
+            said.append(f"parameter servers {self.servers.wanted} -> {servers}")
+            self.servers.resize(servers)
+        return ", ".join(said)
 
     def vacant(self) -> WorkerId | None:
         """The oldest worker that is needed and that nobody has started."""
@@ -182,6 +191,7 @@ class Master:
         new = spec.config
         log_at(new.log_level)
         deadline = new.active_deadline_seconds
+        self.servers.resize(new.servers)
         self.emit(ev.Live(new.workers, new.min_workers, new.suspend, new.training.epochs, deadline))
 
     def refuse(self, why: str) -> None:

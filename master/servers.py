@@ -9,7 +9,7 @@ Promise: a server that does not answer delays nobody, and is told once it has be
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
@@ -48,6 +48,17 @@ class ParameterServers(Protocol):
     def status(self) -> list[dict[str, Any]]:
         """A description of each, by index, ready for JSON."""
 
+    @property
+    def wanted(self) -> int:
+        """How many there are to be."""
+
+    def resize(self, servers: int) -> None:
+        """From now on there are to be so many. `ServersReady` is emitted when these listen; those that are
+        too many are ended when the ring says that they have no rows any more (`Arranged`)."""
+
+    def perform(self, effect: ev.Effect) -> None:
+        """What effects say to servers; those of others are ignored."""
+
     async def close(self, ended: bool) -> None:
         """
         Args:
@@ -67,6 +78,16 @@ class NoServers:
     def status(self) -> list[dict[str, Any]]:
         return []
 
+    @property
+    def wanted(self) -> int:
+        return 0
+
+    def resize(self, servers: int) -> None:
+        pass
+
+    def perform(self, effect: ev.Effect) -> None:
+        pass
+
     async def close(self, ended: bool) -> None:
         pass
 
@@ -75,23 +96,78 @@ class Named:
     """Servers that are started elsewhere, at addresses that are known beforehand.
 
     Args:
-        emit: takes Degraded.
+        emit: takes Degraded, ServerAnswers and ServersReady.
         token: of the job, as it is now.
+        address: of the server of this index.
+        servers: how many there are to be.
+        scale: has as many run: those that are not among them have no rows.
     """
 
-    def __init__(self, emit: Emit, token: Callable[[], str], addresses: Sequence[str]):
-        self._addresses = tuple(addresses)
-        self._watch = Watch(emit, token, len(addresses))
+    def __init__(
+        self, emit: Emit, token: Callable[[], str], address: Callable[[int], str], servers: int,
+        scale: Callable[[int], None] = lambda servers: None,
+    ):  # fmt: skip
+        self._emit, self._address, self._wanted, self._scale = emit, address, servers, scale
+        self._scaled = 0
+        self._watch = Watch(emit, token, servers, self._looked)
+        self._told = 0  # of so many it was said that they are ready
+        self._started = False
 
     async def start(self) -> None:
-        for index, address in enumerate(self._addresses):
-            self._watch.find(index, address)
+        self._started = True
+        self._find()
 
     async def addresses(self) -> tuple[str, ...]:
-        return self._addresses
+        return tuple(self._address(index) for index in range(max(self._wanted, self._have)))
 
     def status(self) -> list[dict[str, Any]]:
         return self._watch.status()
+
+    @property
+    def wanted(self) -> int:
+        return self._wanted
+
+    def resize(self, servers: int) -> None:
+        if servers != self._wanted:
+            self._wanted, self._told = servers, 0
+            self._find()
+            self._run(max(servers, self._have))
+            self._looked()
+
+    def perform(self, effect: ev.Effect) -> None:
+        if isinstance(effect, ev.Arranged):
+            self._wanted = self._told = effect.servers
+            self._watch.resize(effect.servers)
+            self._run(effect.servers)
+
+    def _run(self, servers: int) -> None:
+        if servers != self._scaled:
+            self._scaled = servers
+            self._scale(servers)
+
+    @property
+    def _have(self) -> int:
+        """How many have the rows, as the first one says, which always has some; 0: it says nothing."""
+        return self._watch.arranged
+
+    def _find(self) -> None:
+        self._watch.resize(max(self._wanted, self._have))
+        for index in range(max(self._wanted, self._have)) if self._started else ():
+            self._watch.find(index, self._address(index))
+
+    def _looked(self) -> None:
+        """A server has said what it has: also under an earlier master rows may have been on their way."""
+        if not self._have or self._told == self._wanted:
+            return
+        if self._have == self._wanted:
+            self._told = self._wanted
+            self._run(self._wanted)
+            return
+        self._find()
+        if self._watch.answers(self._wanted):
+            self._told = self._wanted
+            addresses = tuple(self._address(index) for index in range(max(self._wanted, self._have)))
+            self._emit(ev.ServersReady(self._wanted, addresses))
 
     async def close(self, ended: bool) -> None:
         await self._watch.close()
@@ -118,18 +194,21 @@ class _Server:
             return STARTING
         return RUNNING if self.silent_since is None else SILENT
 
-    def note(self, told: pb.Description, now: float) -> None:
-        """It has answered."""
+    def note(self, told: pb.Description, now: float) -> bool:
+        """It has answered. Whether it may have been away before."""
         before, seconds = self.told, now - self.told_at
+        back = self.silent_since is not None
         self.told, self.told_at, self.silent_since = told, now, None
         if before is None or seconds <= 0:
-            return
+            return False
         if told.busy_seconds < before.busy_seconds:  # which only grows, but in another process
             self.restarts += 1
             self.pulled = self.busy = 0.0
+            back = True
         else:
             self.pulled = (told.rows_pulled - before.rows_pulled) / seconds
             self.busy = min((told.busy_seconds - before.busy_seconds) / seconds, 1.0)
+        return back
 
 
 class Watch:
@@ -139,11 +218,33 @@ class Watch:
         emit: takes Degraded.
         token: of the job, as it is now.
         servers: how many there are.
+        looked: is called after each answer.
     """
 
-    def __init__(self, emit: Emit, token: Callable[[], str], servers: int):
-        self._emit, self._token = emit, token
+    def __init__(
+        self, emit: Emit, token: Callable[[], str], servers: int, looked: Callable[[], None] = lambda: None
+    ):
+        self._emit, self._token, self._looked = emit, token, looked
         self._servers = [_Server(index) for index in range(servers)]
+
+    def resize(self, servers: int) -> None:
+        """There are so many from now on."""
+        for gone in self._servers[servers:]:
+            if gone.task is not None:
+                gone.task.cancel()
+            self._tell(gone, "")
+        del self._servers[servers:]
+        self._servers += [_Server(index) for index in range(len(self._servers), servers)]
+
+    @property
+    def arranged(self) -> int:
+        """On how many servers the rows are, as the first one says; 0: it does not."""
+        told = self._servers[0].told if self._servers else None
+        return told.arrangement.servers if told is not None else 0
+
+    def answers(self, servers: int) -> bool:
+        """Whether the first so many do."""
+        return all(server.state == RUNNING for server in self._servers[:servers])
 
     def find(self, index: int, address: str) -> None:
         """A server listens there."""
@@ -191,8 +292,10 @@ class Watch:
                     told = await stub.Describe(
                         pb.DescribeRequest(), metadata=metadata, timeout=ANSWER_SECONDS
                     )
-                    server.note(told, loop.time())
+                    if server.note(told, loop.time()):
+                        self._emit(ev.ServerAnswers(server.index))
                     self._tell(server, "")
+                    self._looked()
                 except grpc.aio.AioRpcError as error:
                     if server.silent_since is None:
                         server.silent_since = asked
@@ -210,6 +313,7 @@ class Watch:
 def _in_numbers(told: pb.Description) -> dict[str, Any]:
     return {
         "step": told.position.step,
+        "empty": told.position.empty,
         "tables": {table.name: table.rows for table in told.tables},
         "rows": sum(table.rows for table in told.tables),
         "memory": told.memory,

@@ -27,7 +27,7 @@ GRACE_SECONDS = 2.0  # for calls that go on when the server is to end
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m ps", description=__doc__)
     parser.add_argument("--index", type=int, default=0, help="which server this is, from 0")
-    parser.add_argument("--servers", type=int, default=1, help="how many there are")
+    parser.add_argument("--servers", type=int, default=0, help="how many there are; default: workers say so")
     parser.add_argument("--listen", default="127.0.0.1:0", metavar="HOST:PORT")
     parser.add_argument("--run-id", default="", help="of the job; default: of whose workers come")
     parser.add_argument("--token-file", type=Path, help="with the job's token; else it is in EDL_TOKEN")
@@ -49,8 +49,9 @@ def main(argv: list[str] | None = None) -> int:
             return 0
         if args.log_dir is None:
             parser.error("--log-dir is required")
-        if not 0 <= args.index < args.servers:
-            parser.error(f"--index {args.index}: expected 0 to {args.servers - 1}")
+        if args.index < 0 or args.index >= args.servers > 0:
+            most = f"0 to {args.servers - 1}" if args.servers else "0 or more"
+            parser.error(f"--index {args.index}: expected {most}")
         return asyncio.run(_serve(args))
     except (EdlError, OSError) as error:
         print(f"edl ps: {plain(str(error))}", file=sys.stderr)
@@ -81,7 +82,7 @@ async def _serve(args: argparse.Namespace) -> int:
 
     known = kept.read_text(encoding="utf-8") if kept.exists() else ""
     server = of_run(args.run_id or known)
-    service = Service(server, None if args.run_id else of_run)
+    service = Service(server, None if args.run_id else of_run, lambda: tokens.current)
     listener = Listener(tokens, options=OPTIONS, reading=READING)
     port = await listener.start(args.listen, service.register)
     address = f"{args.listen.rpartition(':')[0]}:{port}"
@@ -89,7 +90,8 @@ async def _serve(args: argparse.Namespace) -> int:
         _write_whole(args.address_file, address)
     at = server.position()
     where = "empty" if at.empty else f"at step {at.step:,}"
-    log.info(f"parameter server {args.index} of {args.servers} listens on {address}, {where}")
+    of = f" of {server.servers}" if server.servers else ""
+    log.info(f"parameter server {args.index}{of} listens on {address}, {where}")
     await ending.wait()
     await service.end_conversations(GRACE_SECONDS)
     await listener.close(GRACE_SECONDS)

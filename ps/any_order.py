@@ -17,6 +17,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
+from edl.contract.arrangement import Arrangement
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.ranges import RangeSet
 from ps.errors import Invalid, Misplaced, Unavailable
@@ -61,7 +62,7 @@ class AnyOrder:
             self._storage.check_memory([values])
             line = self._another_line()
             self._storage.log.append(BEGIN, _said(line=line), raw)
-            self._begin(values, line)
+            self._begin(request, values, line)
         return self.progress()
 
     def take(self, request: pb.TakeRequest) -> pb.Taken:
@@ -148,6 +149,8 @@ class AnyOrder:
         storage.check_checkpoint(request.step)
         generation = request.generation or self.taking.restored[0]
         restored = generation, request.step, request.attempt
+        if request.HasField("arrangement"):
+            storage.arrangement = Arrangement.of(request.arrangement)
         try:
             said = storage.go_back(request.step, request.attempt, alone=True)
             taking = Taking(restored=restored)
@@ -195,6 +198,10 @@ class AnyOrder:
     def pending(self) -> int:
         return sum(len(one.gradients.raw) for one in self.taking.waiting)
 
+    @property
+    def is_moving(self) -> bool:
+        return False
+
     def position(self) -> pb.Position:
         t = self.taking
         return pb.Position(generation=t.restored[0], step=t.step, empty=not t.began)
@@ -230,7 +237,7 @@ class AnyOrder:
         said, raw = json.loads(text[_LENGTH.size : end]), text[end:]
         if kind == BEGIN:
             begin = pb.BeginRequest.FromString(raw)
-            self._begin(self._storage.gradients(raw, begin.values), said["line"])
+            self._begin(begin, self._storage.gradients(raw, begin.values), said["line"])
         elif kind == PUSH:
             push = pb.PushRequest.FromString(raw)
             self._take(push, self._storage.gradients(raw, push.gradients), said["rate"])
@@ -280,8 +287,10 @@ class AnyOrder:
     def _another_line(self) -> str:
         return f"{self._storage.run_id}/{secrets.token_hex(6)}"
 
-    def _begin(self, values: Gradients, line: str) -> None:
+    def _begin(self, request: pb.BeginRequest, values: Gradients, line: str) -> None:
         self._storage.wait_for_copy()
+        if request.HasField("arrangement"):
+            self._storage.arrangement = Arrangement.of(request.arrangement)
         for number, (ids, rows) in values.of.items():
             self._storage.tables[number].put(0, ids, rows)
         self.taking = self.taking.begin(line)

@@ -18,6 +18,7 @@ from typing import Protocol
 import numpy as np
 
 from edl.checkpoints.manifest import Part
+from edl.contract.arrangement import Arrangement
 from edl.contract.proto import ps_pb2 as pb
 from ps.any_order import AnyOrder
 from ps.errors import Invalid, Misplaced, Refused, Unavailable
@@ -54,6 +55,11 @@ class Way(Protocol):
         """Bytes of gradients that wait to be in the rows."""
         ...
 
+    @property
+    def is_moving(self) -> bool:
+        """Rows for another arrangement are on their way: it cannot be captured."""
+        ...
+
     def position(self) -> pb.Position: ...
     def restore(self, request: pb.RestoreRequest) -> pb.Position: ...
 
@@ -85,7 +91,8 @@ class Way(Protocol):
 class Server:
     """
     Args:
-        index, servers: which of how many.
+        index: of this one.
+        servers: how many there are, as long as nobody has said otherwise; 0: that is not known.
         run_id: of the job; what is of another one is refused, and a log of it does not count.
         checkpoints: where the job writes them; empty: nowhere.
         memory_limit: bytes; 0: none.
@@ -99,7 +106,7 @@ class Server:
         memory_limit: int = 0, warn: Callable[[str], object] = str, snapshot_bytes: int = SNAPSHOT_BYTES,
         logged: bool = True,
     ):  # fmt: skip
-        self.index, self.servers, self.run_id = index, servers, run_id
+        self.index, self.run_id = index, run_id
         self._warn = warn
         self._log: Log | NoLog = Log(log_dir) if logged else NoLog(log_dir)
         self._storage = Storage(
@@ -109,6 +116,11 @@ class Server:
         self.rows_pulled = 0
         self._room = np.empty(0, np.float32)  # new memory costs as much as what is written there
         self._recover()
+
+    @property
+    def servers(self) -> int:
+        """How many there are; 0: that is not known yet."""
+        return self._storage.arrangement.servers
 
     # --- the calls of both ways
 
@@ -163,8 +175,9 @@ class Server:
                 f"{request.most} rows of table {request.table}: there are {len(self.tables)} tables"
             )
         after = request.after if request.HasField("after") else None
-        clock = self._way.clock
-        ids, rows, more = self.tables[request.table].page(clock, after, request.most, request.since)
+        clock, of = self._way.clock, self._storage.arrangement
+        mine = None if of.copies < 2 else lambda ids: of.serves(self.index, ids)
+        ids, rows, more = self.tables[request.table].page(clock, after, request.most, request.since, mine)
         return pb.Listed(ids=ids.tobytes(), rows=rows.tobytes(), more=more, step=clock, line=self.line)
 
     def capture(self, request: pb.WritePartRequest) -> Capture:
@@ -195,7 +208,8 @@ class Server:
     def snapshot(self) -> Capture | None:
         """The state as it is, if it is time for a snapshot: call its `copy`, then `write_snapshot`, then
         `use_snapshot`."""
-        if self._way.began and self._storage.time_for_snapshot(self._way.pending):
+        way = self._way
+        if way.began and not way.is_moving and self._storage.time_for_snapshot(way.pending):
             try:
                 self._storage.snapshot = self._way.capture()
             except Unavailable as error:
@@ -225,6 +239,8 @@ class Server:
             rows_staged=way.rows_staged, busy_seconds=busy_seconds, log_bytes=self._log.nbytes,
             run_id=self.run_id, index=self.index, servers=self.servers, line=self.line,
         )  # fmt: skip
+        if way.began:
+            found.arrangement.CopyFrom(storage.arrangement.told())
         if isinstance(way, AnyOrder):
             found.taken.CopyFrom(way.taken)
             found.reopened.CopyFrom(way.reopened)
@@ -258,9 +274,28 @@ class Server:
     def stage(self, raw: bytes) -> pb.Position:
         return self._ring.stage(raw)
 
+    def fetch(self, request: pb.FetchRequest) -> list[int]:
+        return self._ring.fetch(request)
+
+    def take_page(self, request: pb.FetchRequest, raw: bytes) -> pb.PageOfRows:
+        return self._ring.take_page(request, raw)
+
+    def fetched(self, request: pb.FetchRequest) -> pb.Position:
+        return self._ring.fetched(request)
+
+    def page(self, request: pb.PageRequest) -> pb.PageOfRows:
+        return self._ring.page(request)
+
+    def arrange(self, request: pb.ArrangeRequest) -> pb.Position:
+        return self._ring.arrange(request)
+
     @property
     def steps(self) -> Steps:
         return self._ring.steps
+
+    @property
+    def arrangement(self) -> Arrangement:
+        return self._storage.arrangement
 
     @property
     def _ring(self) -> RingOrder:
@@ -303,6 +338,9 @@ class Server:
             self._way.reach(request)
             return
         # Of those who take no part in the job: an empty run is whichever it is.
+        there, servers = self._storage.arrangement, request.servers
+        if servers and self._way.began and there.servers and (there.servers != servers or there.out):
+            raise Misplaced(f"there are {there} now, and {servers} were asked")
         if request.run_id:
             self._storage.check_run(request.run_id)
         if not self._way.began:
@@ -331,6 +369,7 @@ class Server:
             if kind == HEAD:
                 if number == base.first:
                     head = json.loads(text)
+                    self._storage.arranged(head)
                     way = AnyOrder if "any_order" in head else RingOrder
                     self._way = way(self._storage, head)
             elif kind == TABLES:

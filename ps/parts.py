@@ -22,7 +22,6 @@ import numpy as np
 
 from edl.checkpoints import Store, Tensor
 from edl.checkpoints.manifest import Manifest
-from edl.contract.buckets import server_of
 from edl.contract.proto import ps_pb2 as pb
 from edl.errors import CheckpointDamaged, CheckpointError
 from ps.table import Copy, Table
@@ -31,6 +30,7 @@ ROOM = 8 << 20  # bytes that are read at once
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 _DTYPES = {"I64": "<i8", "F32": "<f4", "U8": "u1"}
 
+Mine = Callable[[np.ndarray], np.ndarray]  # which of some ids are this server's, bool [n]
 Room = Callable[[Table, int], None]  # raises, if there is none for so many rows more
 
 
@@ -73,20 +73,14 @@ def _about(table: pb.Table) -> dict[str, Any]:
 
 
 def read_checkpoint(
-    url: str,
-    step: int,
-    attempt: str,
-    tables: Sequence[Table],
-    index: int,
-    servers: int,
-    room: Room,
-    alone: bool = False,
-) -> list[Mapping[str, Any]]:
+    url: str, step: int, attempt: str, tables: Sequence[Table], mine: Mine, room: Room,
+    alone: tuple[int, int] | None = None,
+) -> list[Mapping[str, Any]]:  # fmt: skip
     """Fill tables that are empty with this server's rows of a checkpoint; returns what its parts say of
     themselves.
 
     Args:
-        alone: read nothing but its own part, if the checkpoint is of so many servers.
+        alone: a server, and of how many: if the checkpoint is of so many, only its own part is read.
 
     Raises:
         CheckpointError: it is not there, not whole, or of other tables.
@@ -99,11 +93,11 @@ def read_checkpoint(
     names = _names(manifest, found.directory)
     known = {part.name: part for part in manifest.parts}
     said: list[Mapping[str, Any]] = []
-    only = index if alone and len(names) == servers else None
+    only = alone[0] if alone is not None and len(names) == alone[1] else None
     for name in names:
         part = known.get(name)
         with found.place.open(found.directory, name) as file:
-            digest = read(file, f"{found.directory}: {name}", tables, index, servers, room, said.append, only)
+            digest = read(file, f"{found.directory}: {name}", tables, mine, room, said.append, only)
         if digest and part is not None and digest != part.sha256:
             raise CheckpointDamaged(f"{found.directory}: {name}: its SHA-256 is not the one in the manifest")
     return said
@@ -121,7 +115,7 @@ def _names(manifest: Manifest, where: str) -> list[str]:
 
 
 def read(
-    file: BinaryIO, where: str, tables: Sequence[Table], index: int, servers: int, room: Room,
+    file: BinaryIO, where: str, tables: Sequence[Table], mine: Mine, room: Room,
     said: Callable[[Mapping[str, Any]], object] = id, only: int | None = None,
 ) -> str:  # fmt: skip
     """Take this server's rows from a file; returns its SHA-256.
@@ -155,7 +149,7 @@ def read(
     if only is not None and f"ps.{only}.about" not in entries:
         return ""
     begun: dict[int, dict[str, np.ndarray]] = {}
-    mine: dict[int, np.ndarray] = {}
+    taken: dict[int, np.ndarray] = {}
     for name, entry in in_order:
         try:
             dtype, shape = np.dtype(_DTYPES[entry["dtype"]]), tuple(entry["shape"])
@@ -171,17 +165,15 @@ def read(
         table = int(number)
         if what == "ids":
             ids = np.frombuffer(take(stop - start), dtype)
-            mine[table] = server_of(ids, servers) == index
+            taken[table] = mine(ids)
             if table < len(tables):
-                room(tables[table], int(mine[table].sum()))
-            begun.setdefault(table, {})["ids"] = ids[mine[table]]
+                room(tables[table], int(taken[table].sum()))
+            begun.setdefault(table, {})["ids"] = ids[taken[table]]
         elif what == "seen":
             seen = np.frombuffer(take(stop - start), dtype).reshape(shape)
-            begun.setdefault(table, {})["seen"] = seen[
-                server_of(np.ascontiguousarray(seen[:, 0]), servers) == index
-            ]
+            begun.setdefault(table, {})["seen"] = seen[mine(np.ascontiguousarray(seen[:, 0]))]
         else:
-            begun[table][what] = _filtered(take, dtype, shape, mine[table])
+            begun[table][what] = _filtered(take, dtype, shape, taken[table])
     if file.read(1):
         raise CheckpointDamaged(f"{where}: something follows its last tensor")
     for number, parts in begun.items():

@@ -10,13 +10,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from edl.contract.arrangement import Arrangement
 from edl.contract.proto import ps_pb2 as pb
+from ps.errors import Misplaced, OutOfMemory, Stale
 from ps.log import Damaged
+from ps.moving import Incoming, Outgoing
 from ps.staging import Apply, Commit, Effect, Steps, TakeBack
 from ps.storage import Capture, Gradients, Records, Storage
 
 # What a record is, by its first byte.
 SETTLE, COMMIT, STAGE = b"S", b"C", b"G"
+FETCH, PAGE, FETCHED, ARRANGE = b"F", b"P", b"W", b"A"
 
 
 class RingOrder:
@@ -28,16 +32,24 @@ class RingOrder:
     def __init__(self, storage: Storage, head: Mapping[str, Any] | None = None):
         self._storage = storage
         self.steps = Steps() if head is None else _steps(head)
+        self._incoming: Incoming | None = None
+        self._outgoing: Outgoing | None = None
         self.rows_staged = 0
 
     # --- the calls
 
     def settle(self, request: pb.SettleRequest) -> pb.Position:
+        """
+        Raises:
+            Misplaced: it has not what that arrangement gives it.
+        """
         self._storage.check_run(request.run_id)
         steps, effects = self.steps.settle(request.generation, request.step, _commit(request))
         if steps is not self.steps:
+            if request.HasField("arrangement") and self.steps.began:
+                self._check_can_go_over(Arrangement.of(request.arrangement), request.step)
             self._storage.log.append(SETTLE, request.SerializeToString())
-            self._take(steps, effects)
+            self._settle(request, steps, effects)
         return self.position()
 
     def restore(self, request: pb.RestoreRequest) -> pb.Position:
@@ -50,6 +62,9 @@ class RingOrder:
         if not effects:
             return self.position()
         self._storage.check_checkpoint(request.step)
+        self._incoming = self._outgoing = None
+        if request.HasField("arrangement"):
+            self._storage.arrangement = Arrangement.of(request.arrangement)
         try:
             self._storage.go_back(request.step, request.attempt)
             self._storage.gone_back(request.step, request.attempt, self._beginning(steps))
@@ -71,6 +86,66 @@ class RingOrder:
             self.rows_staged += sum(len(ids) for ids, _ in staged.of.values())
         return self.position()
 
+    # --- another arrangement
+
+    def fetch(self, request: pb.FetchRequest) -> list[int]:
+        """What it is to have in another arrangement will come: of these servers, by `take_page`, and then
+        `fetched`. None: it is here already."""
+        self._storage.check_declared(request.run_id)
+        to, of = Arrangement.of(request.to), Arrangement.of(request.of)
+        if self.steps.generation > request.generation:
+            raise Stale(f"generation {request.generation} has passed")
+        if not self._misses(to, of, request.step):
+            return []
+        self._storage.wait_for_copy()
+        self._storage.log.append(FETCH, request.SerializeToString())
+        self._incoming = Incoming(request)
+        return list(of.members)
+
+    def take_page(self, request: pb.FetchRequest, raw: bytes) -> pb.PageOfRows:
+        """A page of what was begun with this request, as another server has given it."""
+        page: pb.PageOfRows = pb.PageOfRows.FromString(raw)
+        incoming, table = self._comes(request), self._storage.table(page.table)
+        try:
+            self._storage.check_room(table, incoming.rows(page.table) + len(page.ids) // 8)
+        except OutOfMemory:
+            self._incoming = None
+            raise
+        self._storage.log.append(PAGE, raw)
+        incoming.add(page, table)
+        return page
+
+    def fetched(self, request: pb.FetchRequest) -> pb.Position:
+        incoming = self._comes(request)
+        self._storage.log.append(FETCHED)
+        incoming.whole = True
+        return self.position()
+
+    def page(self, request: pb.PageRequest) -> pb.PageOfRows:
+        """Some of the rows that another server is to have."""
+        self._storage.check_declared(request.run_id)
+        self.steps.reach(request.generation, request.step, None)
+        there = self._storage.arrangement
+        if Arrangement.of(request.of) != there:
+            raise Misplaced(f"rows of {request.of} are asked for, and the server is one of {there}")
+        if self._outgoing is None:
+            self._storage.wait_for_copy()
+            self._outgoing = Outgoing(self._storage.index, self._storage.tables, self.steps.step)
+        return self._outgoing.page(request)
+
+    def arrange(self, request: pb.ArrangeRequest) -> pb.Position:
+        """Go over to that arrangement, between two steps; or stay in it, and drop what was fetched."""
+        self._storage.check_declared(request.run_id)
+        to = Arrangement.of(request.to)
+        if request.generation < self.steps.generation:
+            raise Stale(f"generation {request.generation} has passed")
+        if to != self._storage.arrangement or self._incoming is not None or not self.steps.began:
+            if self._storage.index in to.members:
+                self._check_can_go_over(to, request.step)
+            self._storage.log.append(ARRANGE, request.SerializeToString())
+            self._go_over(to, request.generation, request.step, _commit(request))
+        return self.position()
+
     # --- as a way (durable.Way)
 
     @property
@@ -88,11 +163,18 @@ class RingOrder:
 
     @property
     def pending(self) -> int:
-        return sum(len(staged.raw) for staged in self.steps.staged.values())
+        incoming = self._incoming.nbytes if self._incoming is not None else 0
+        return sum(len(staged.raw) for staged in self.steps.staged.values()) + incoming
 
     def position(self) -> pb.Position:
-        steps = self.steps
-        return pb.Position(generation=steps.generation, step=steps.step, empty=not steps.began)
+        steps, ready, there = self.steps, self._incoming, self._storage.arrangement
+        told = pb.Position(generation=steps.generation, step=steps.step, empty=not steps.began)
+        if steps.began and there.servers:
+            told.arrangement.CopyFrom(there.told())
+        if ready is not None and ready.whole:
+            told.ready.CopyFrom(ready.to.told())
+            told.ready_step = ready.request.step
+        return told
 
     def reach(self, request: pb.PullRequest | pb.ListRequest | pb.WritePartRequest) -> None:
         steps, effects = self.steps.reach(request.generation, request.step, _commit(request))
@@ -101,7 +183,13 @@ class RingOrder:
             self._storage.log.append(COMMIT, record.SerializeToString())
             self._take(steps, effects)
 
+    @property
+    def is_moving(self) -> bool:
+        return self._incoming is not None
+
     def capture(self) -> Capture:
+        if self._incoming is not None:
+            raise Misplaced("rows are on their way to another arrangement of the servers")
         staged = [[STAGE, self.steps.staged[rank].raw] for rank in sorted(self.steps.staged)]
         step = self.steps.step
         return self._storage.begin_capture(step, step, [*self._beginning(self.steps), *staged], {})
@@ -124,7 +212,7 @@ class RingOrder:
     def replay(self, kind: bytes, text: bytes) -> None:
         if kind == SETTLE:
             settle = pb.SettleRequest.FromString(text)
-            self._take(*self.steps.settle(settle.generation, settle.step, _commit(settle)))
+            self._settle(settle, *self.steps.settle(settle.generation, settle.step, _commit(settle)))
         elif kind == COMMIT:
             pull = pb.PullRequest.FromString(text)
             self._take(*self.steps.reach(pull.generation, pull.step, _commit(pull)))
@@ -132,6 +220,17 @@ class RingOrder:
             request = pb.StageRequest.FromString(text)
             staged = self._storage.gradients(text, request.gradients)
             self.steps = self.steps.stage(request.generation, request.step, request.rank, staged)
+        elif kind == FETCH:
+            self._incoming = Incoming(pb.FetchRequest.FromString(text))
+        elif kind == PAGE and self._incoming is not None:
+            page = pb.PageOfRows.FromString(text)
+            self._incoming.add(page, self._storage.table(page.table))
+        elif kind == FETCHED and self._incoming is not None:
+            self._incoming.whole = True
+        elif kind == ARRANGE:
+            arrange = pb.ArrangeRequest.FromString(text)
+            to = Arrangement.of(arrange.to)
+            self._go_over(to, arrange.generation, arrange.step, _commit(arrange))
         else:
             raise Damaged(f"a record of unknown kind {kind!r}")
 
@@ -140,9 +239,61 @@ class RingOrder:
 
     # --- state
 
+    def _settle(self, request: pb.SettleRequest, steps: Steps, effects: Sequence[Effect]) -> None:
+        self._take(steps, effects)
+        if request.HasField("arrangement"):
+            to = Arrangement.of(request.arrangement)
+            self._go_over(to, request.generation, request.step, _commit(request))
+
+    def _misses(self, to: Arrangement, of: Arrangement, step: int) -> bool:
+        """Whether it has not what that arrangement gives it."""
+        ready, index = self._incoming, self._storage.index
+        if ready is not None and ready.whole and (ready.to, ready.request.step) == (to, step):
+            return False
+        mine = self._storage.arrangement if self.steps.began and index in of.members else of
+        return bool((to.held(index) & ~mine.held(index)).any())
+
+    def _comes(self, request: pb.FetchRequest) -> Incoming:
+        if self._incoming is None or self._incoming.request is not request:
+            raise Stale(f"generation {request.generation}: what was fetched for it is not wanted any more")
+        return self._incoming
+
+    def _check_can_go_over(self, to: Arrangement, step: int) -> None:
+        there = self._storage.arrangement
+        if self._storage.index in to.members and self._misses(to, there, step):
+            raise Misplaced(f"the server is one of {there}, and has not what {to} would give it")
+
+    def _go_over(self, to: Arrangement, generation: int, step: int, last: Commit | None) -> None:
+        """To an arrangement of which it has all that is its own."""
+        index, tables = self._storage.index, self._storage.tables
+        self._storage.wait_for_copy()
+        incoming, self._incoming, self._outgoing = self._incoming, None, None
+        before, self._storage.arrangement = self._storage.arrangement, to
+        if incoming is not None and (incoming.to, incoming.request.step, incoming.whole) != (to, step, True):
+            incoming = None
+        if index not in to.members:
+            for table in tables:
+                table.clear()
+            self.steps = Steps(generation)
+        elif incoming is not None:
+            of = Arrangement.of(incoming.request.of)
+            stays = self.steps.began and index in of.members
+            for table in tables:
+                if stays:
+                    table.keep(self._storage.has)
+                else:
+                    table.clear()
+            incoming.load(tables)
+            self.steps = self.steps.for_good() if stays else Steps.joining(generation, step, last)
+        elif self.steps.began and (before.held(index) & ~to.held(index)).any():
+            for table in tables:
+                table.keep(self._storage.has)
+            self.steps = self.steps.for_good()
+
     def _take(self, steps: Steps, effects: Sequence[Effect]) -> None:
         for effect in effects:
             self._storage.wait_for_copy()
+            self._incoming = self._outgoing = None
             if isinstance(effect, Apply):
                 self._apply(effect.commit, effect.staged)
             elif isinstance(effect, TakeBack):
@@ -168,7 +319,7 @@ class RingOrder:
 
 
 def _commit(
-    request: pb.PullRequest | pb.ListRequest | pb.SettleRequest | pb.WritePartRequest,
+    request: (pb.PullRequest | pb.ListRequest | pb.SettleRequest | pb.WritePartRequest | pb.ArrangeRequest),
 ) -> Commit | None:
     if not request.HasField("last"):
         return None

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any, TypeAlias, TypeVar
 
@@ -26,7 +26,9 @@ import grpc
 import numpy as np
 import structlog
 
+from edl import tls
 from edl.contract.proto import ps_pb2 as pb
+from edl.contract.rows import OPTIONS as PEER_OPTIONS
 from edl.errors import CheckpointError
 from edl.listener import OPTIONS as LISTENER_OPTIONS
 from edl.listener import Reading
@@ -57,6 +59,8 @@ READING: Reading = {
     "/edl.ParameterServer/Describe": lambda _: True,
 }
 SMALL = 16 << 10  # bytes of a request
+PAGE = "/edl.ParameterServer/Page"
+PAGE_BYTES = 8 << 20
 
 log = structlog.get_logger()
 
@@ -66,10 +70,13 @@ class Service:
 
     Args:
         another: makes a server of another run, should one begin; None: this one is of one run for good.
+        token: of the job, as it is now: with which it calls other servers.
     """
 
-    def __init__(self, server: Server, another: Callable[[str], Server] | None = None):
-        self._server, self._another = server, another
+    def __init__(
+        self, server: Server, another: Callable[[str], Server] | None = None, token: Callable[[], str] = str
+    ):
+        self._server, self._another, self._token = server, another, token
         self._native = ThreadPoolExecutor(1, "native")
         self._beside = ThreadPoolExecutor(2, "beside")  # copies, and files that are written
         self._settled = asyncio.Event()
@@ -104,6 +111,9 @@ class Service:
             "Reopen": unary(self._any_order("reopen"), pb.ReopenRequest, pb.Progress),
             "Keep": unary(self._any_order("keep"), pb.KeepRequest, pb.Progress),
             "Kept": unary(self._any_order("kept"), pb.KeptRequest, pb.KeepRequest),
+            "Fetch": unary(self._fetch, pb.FetchRequest, pb.Position),
+            "Page": unary(self._page, pb.PageRequest, pb.PageOfRows),
+            "Arrange": unary(self._arrange, pb.ArrangeRequest, pb.Position),
             "Describe": unary(self._describe, pb.DescribeRequest, pb.Description),
         }
         over_a_stream = {name: handler for name, handler in handlers.items() if name != "WritePart"}
@@ -180,6 +190,44 @@ class Service:
     async def _committed(self, request: pb.CommittedRequest, _: Context) -> pb.Position:
         return await self._do(self._server.committed, request)
 
+    async def _fetch(self, request: pb.FetchRequest, _: Context) -> pb.Position:
+        """Pages of several servers at the same time; what the log says is one after the other."""
+        sources = await self._do(self._server.fetch, request)
+        if sources:
+            tables = range(len(self._server.tables))
+            async with asyncio.TaskGroup() as tasks:
+                for source in sources:
+                    tasks.create_task(self._fetch_of(source, request, tables))
+            return await self._do(self._server.fetched, request)
+        return await self._do(lambda _: self._server.position(), None)
+
+    async def _fetch_of(self, source: int, request: pb.FetchRequest, tables: Iterable[int]) -> None:
+        metadata = (("authorization", f"Bearer {self._token()}"),)
+        async with tls.aio_channel(request.addresses[source], PEER_OPTIONS) as channel:
+            call: Any = channel.unary_unary(PAGE, pb.PageRequest.SerializeToString)
+            for table in tables:
+                asked = pb.PageRequest(
+                    run_id=request.run_id, generation=request.generation, step=request.step,
+                    of=request.of, to=request.to, index=self._server.index, table=table, most=PAGE_BYTES,
+                )  # fmt: skip
+                while True:
+                    try:
+                        raw = await call(asked, metadata=metadata)
+                    except grpc.aio.AioRpcError as error:
+                        raise _of_peer(source, error) from error
+                    page = await self._do(lambda raw: self._server.take_page(request, raw), raw, len(raw))
+                    if not page.next:
+                        break
+                    asked.bucket = page.next
+
+    async def _page(self, request: pb.PageRequest, _: Context) -> pb.PageOfRows:
+        return await self._when_settled(lambda request: self._server.page(request), request, PAGE_BYTES)
+
+    async def _arrange(self, request: pb.ArrangeRequest, _: Context) -> pb.Position:
+        position = await self._do(self._server.arrange, request, PAGE_BYTES)
+        self._wake()
+        return position
+
     async def _describe(self, _request: pb.DescribeRequest, _: Context) -> pb.Description:
         return await self._do(self._server.describe, self._busy)
 
@@ -224,7 +272,10 @@ class Service:
         async def answer(request: Any, context: Context) -> Any:
             try:
                 return await call(request, context)
-            except Refused as error:
+            except* Refused as errors:
+                error = errors.exceptions[0]
+                while isinstance(error, BaseExceptionGroup):
+                    error = error.exceptions[0]
                 await context.abort(_STATUS[type(error)], str(error))
 
         return answer
@@ -269,6 +320,15 @@ class Service:
 
     async def _on(self, threads: Executor, act: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(threads, act)
+
+
+def _of_peer(source: int, error: grpc.aio.AioRpcError) -> Refused:
+    """What it means for the caller that another server has not given its rows."""
+    words = f"parameter server {source}: {error.details() or error.code().name}"
+    for kind in (Stale, Misplaced):
+        if error.code() is _STATUS[kind]:
+            return kind(words)
+    return Unavailable(words)
 
 
 def encode_rows(found: list[np.ndarray], version: int = 0) -> bytes:

@@ -163,6 +163,11 @@ class Steps:
             return self, ()
         return Steps(generation, step, began=True, restored=key), (GoBack(step, attempt),)
 
+    @classmethod
+    def joining(cls, generation: int, step: int, last: Commit | None) -> Steps:
+        """Of a server that has been given its rows by others, at this step."""
+        return cls(generation, step, began=True, last=last, begun_in=generation)
+
     def lost(self) -> Steps:
         """The rows are gone: going back to a checkpoint has failed."""
         return Steps(self.generation)

@@ -22,6 +22,7 @@ import numpy as np
 from edl.checkpoints import Store
 from edl.checkpoints import tensors as files_of_tensors
 from edl.checkpoints.manifest import Part
+from edl.contract.arrangement import Arrangement
 from edl.contract.proto import ps_pb2 as pb
 from edl.errors import CheckpointError
 from ps import parts
@@ -55,9 +56,9 @@ class Capture:
 
     def __init__(
         self, step: int, clock: int, segment: int, described: Sequence[pb.Table], tables: Sequence[Table],
-        about: Mapping[str, Any],
+        about: Mapping[str, Any], arrangement: Arrangement,
     ):  # fmt: skip
-        self.step, self.segment = step, segment
+        self.step, self.segment, self._arrangement = step, segment, arrangement
         self._clock, self._described, self._tables, self._about = clock, described, tables, about
         self.done = threading.Event()
         self._copies: list[Copy] = []
@@ -69,14 +70,22 @@ class Capture:
         finally:
             self.done.set()
 
-    def tensors(self, index: int, servers: int) -> dict[str, Any]:
-        return parts.tensors(index, self.step, servers, self._described, self._copies, self._about)
+    def tensors(self, index: int, all: bool = True) -> dict[str, Any]:
+        """
+        Args:
+            all: also what is here for another server, which has it, too.
+        """
+        copies, of = self._copies, self._arrangement
+        if not all and of.copies > 1:
+            copies = [copy.only(lambda ids: of.serves(index, ids)) for copy in copies]
+        return parts.tensors(index, self.step, of.servers, self._described, copies, self._about)
 
 
 class Storage:
     """
     Args:
-        index, servers: which of how many.
+        index: of this server.
+        servers: how many there are, as long as nobody has said otherwise; 0: that is not known.
         run_id: of the job.
         checkpoints: where the job writes them; empty: nowhere.
         memory_limit: bytes; 0: none.
@@ -87,10 +96,11 @@ class Storage:
         self, index: int, servers: int, run_id: str, log: Log | NoLog, checkpoints: str, memory_limit: int,
         warn: Callable[[str], object], snapshot_bytes: int,
     ):  # fmt: skip
-        self.index, self.servers, self.run_id = index, servers, run_id
+        self.index, self.run_id = index, run_id
+        self._alone = self.arrangement = Arrangement(servers)
         self.checkpoints, self.limit, self._warn = checkpoints, memory_limit, warn
         self._snapshot_bytes = snapshot_bytes
-        self.owner = f"{run_id}/{index}/{servers}"
+        self.owner = f"{run_id}/{index}"
         self.log = log
         self.declared: pb.Tables | None = None
         self.tables: list[Table] = []
@@ -106,15 +116,26 @@ class Storage:
 
     def forget(self) -> None:
         """As if nothing had ever been declared."""
-        self.declared, self.tables = None, []
+        self.declared, self.tables, self.arrangement = None, [], self._alone
         self._written.clear()
 
     def head(self, about: Mapping[str, Any]) -> Records:
         """How a segment begins: what must be known to go on from it."""
-        records = [[HEAD, json.dumps(about).encode()]]
+        of = self.arrangement
+        told = {**about, "arrangement": [of.servers, of.replicas, *of.out]}
+        records = [[HEAD, json.dumps(told).encode()]]
         if self.declared is not None:
             records.append([TABLES, self.declared.SerializeToString()])
         return records
+
+    def arranged(self, about: Mapping[str, Any]) -> None:
+        """As it is said there. Raises: LookupError, TypeError, ValueError."""
+        servers, replicas, *out = about["arrangement"]
+        self.arrangement = Arrangement(servers, replicas, tuple(out))
+
+    def has(self, ids: np.ndarray) -> np.ndarray:
+        """Which of these ids are this server's, bool [n]."""
+        return self.arrangement.has(self.index, ids)
 
     def table(self, number: int) -> Table:
         if not 0 <= number < len(self.tables):
@@ -148,7 +169,8 @@ class Storage:
         assert self.declared is not None
         self.wait_for_copy()
         segment = self.log.another(beginning)
-        self._capture = Capture(step, clock, segment, self.declared.tables, self.tables, about)
+        tables = self.declared.tables
+        self._capture = Capture(step, clock, segment, tables, self.tables, about, self.arrangement)
         return self._capture
 
     @property
@@ -173,7 +195,7 @@ class Storage:
         Raises:
             CheckpointError: it cannot be written.
         """
-        tensors = capture.tensors(self.index, self.servers)
+        tensors = capture.tensors(self.index, all=False)
         writing = Store.open(self.checkpoints).begin(request.step, request.attempt)
         return writing.write_part(request.index, request.of, tensors, parts.rows(tensors))
 
@@ -203,7 +225,7 @@ class Storage:
         path = self.log.directory / f"snapshot-{capture.segment:012d}"
         try:
             with open(path, "wb") as file:
-                for piece in files_of_tensors.pieces(capture.tensors(self.index, self.servers)):
+                for piece in files_of_tensors.pieces(capture.tensors(self.index)):
                     file.write(piece)
                 file.flush()
                 os.fsync(file.fileno())
@@ -281,7 +303,7 @@ class Storage:
             where = self.log.directory / base.snapshot
             with open(where, "rb") as file:
                 try:
-                    parts.read(file, str(where), self.tables, self.index, self.servers, self._check_room)
+                    parts.read(file, str(where), self.tables, self.has, self.check_room)
                 except CheckpointError as error:
                     raise Damaged(str(error)) from error
 
@@ -292,8 +314,8 @@ class Storage:
             return []
         try:
             return parts.read_checkpoint(
-                self.checkpoints, step, attempt, self.tables, self.index, self.servers, self._check_room,
-                alone,
+                self.checkpoints, step, attempt, self.tables, self.has, self.check_room,
+                (self.index, self.arrangement.servers) if alone else None,
             )  # fmt: skip
         except CheckpointError as error:
             raise Unavailable(str(error)) from error
@@ -346,7 +368,8 @@ class Storage:
         if needed(lambda _, ids: len(ids)) > self.limit and (most := needed(Table.new_rows)) > self.limit:
             raise OutOfMemory(self._too_large(most))
 
-    def _check_room(self, table: Table, rows: int) -> None:
+    def check_room(self, table: Table, rows: int) -> None:
+        """Raises OutOfMemory if there is none for so many rows more."""
         others = sum(other.nbytes() for other in self.tables if other is not table)
         if self.limit and (needed := others + table.nbytes(rows)) > self.limit:
             raise OutOfMemory(self._too_large(needed))

@@ -10,7 +10,7 @@ copied while nothing else is done.
 from __future__ import annotations
 
 import mmap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -134,6 +134,13 @@ class Copy:
     slots: np.ndarray  # float32 [n, slots of the optimizer * dim]
     seen: np.ndarray  # int64 [m, 3]: ids that are not learned yet, last steps, counts
 
+    def only(self, mine: Callable[[np.ndarray], np.ndarray]) -> Copy:
+        """With these of the ids."""
+        some, seen = mine(self.ids), mine(np.ascontiguousarray(self.seen[:, 0]))
+        of_rows = (self.ids, self.steps, self.counts, self.rows, self.slots)
+        ids, steps, counts, rows, slots = (array[some] for array in of_rows)
+        return Copy(ids, steps, counts, rows, slots, self.seen[seen])
+
 
 class Table:
     """
@@ -171,6 +178,7 @@ class Table:
         self._store, self._seen = _Store(self.stride), _Store(0)
         self._undo: _Undo | None = None
         self._room = _Room()
+        self._live = np.empty(0, bool), np.empty(0, bool)  # of `known`
 
     def __len__(self) -> int:
         return self._store.n
@@ -294,8 +302,9 @@ class Table:
         )  # fmt: skip
 
     def page(
-        self, step: int, after: int | None, most: int, since: int = 0
-    ) -> tuple[np.ndarray, np.ndarray, bool]:
+        self, step: int, after: int | None, most: int, since: int = 0,
+        mine: Callable[[np.ndarray], np.ndarray] | None = None,
+    ) -> tuple[np.ndarray, np.ndarray, bool]:  # fmt: skip
         """Some of the rows that are there at `step`, by rising ids: ids int64 [n], rows float32 [n, dim], and
         whether there are further ones.
 
@@ -303,11 +312,14 @@ class Table:
             after: ids up to this one have been listed; None: none.
             most: of a page.
             since: only rows that the step taken there, or a later one, has had.
+            mine: which of some ids may be told; None: all.
         """
         s, numbers = self._store, self._store.numbers()
         there = np.ones(s.n, bool) if after is None else numbers[:, 0] > after
         if (oldest := max(self._oldest(step), since)) > 0:
             there &= numbers[:, 1] >= oldest
+        if mine is not None:
+            there[there] = mine(np.ascontiguousarray(numbers[there, 0]))
         slots = np.flatnonzero(there)
         more = len(slots) > most
         if more:
@@ -315,6 +327,46 @@ class Table:
         slots = slots[np.argsort(numbers[slots, 0])]
         rows = s.rows[: s.stride * s.n].reshape(-1, s.stride)[slots, : self.dim]
         return numbers[slots, 0].copy(), rows, more
+
+    def known(self, step: int) -> tuple[np.ndarray, np.ndarray]:
+        """The ids that are learned at `step`, and those that are only counted: int64 [n], [m]."""
+        numbers, seen, oldest = self._store.numbers(), self._seen.numbers(), self._oldest(step)
+        self._live = numbers[:, 1] >= oldest, seen[:, 1] >= oldest
+        return numbers[self._live[0], 0], seen[self._live[1], 0]
+
+    def some(self, learned: np.ndarray, seen: np.ndarray) -> Copy:
+        """Of those that `known` has given last, the ones at these places."""
+        slots = np.flatnonzero(self._live[0])[learned] if self._ttl else learned
+        counted = np.flatnonzero(self._live[1])[seen] if self._ttl else seen
+        numbers = self._store.numbers()[slots]
+        rows = self._store.rows[: self.stride * self._store.n].reshape(-1, self.stride)[slots]
+        return Copy(
+            numbers[:, 0].copy(), numbers[:, 1].copy(), numbers[:, 2].copy(),
+            rows[:, : self.dim].copy(), rows[:, self.dim :].copy(), self._seen.numbers()[counted].copy(),
+        )  # fmt: skip
+
+    def reserve(self, more: int) -> None:
+        """Room for so many rows that are loaded."""
+        self._store.reserve(more)
+
+    def keep(self, has: Callable[[np.ndarray], np.ndarray]) -> None:
+        """Forget what is not of this server any more, and how to take the last step back.
+
+        Args:
+            has: which of some ids are.
+        """
+        self.forget_undo()
+        for store in (self._store, self._seen):
+            numbers = store.numbers()
+            gone = ~has(np.ascontiguousarray(numbers[:, 0]))
+            if gone.any():
+                self._drop(store, gone)
+
+    def _drop(self, store: _Store, gone: np.ndarray) -> None:
+        """Rows that are gone become too old for every step, and are removed as such."""
+        numbers = store.numbers()
+        numbers[gone, 1] = _NEVER - 1
+        store.drop_older(_NEVER)
 
     def load(self, part: Copy) -> None:
         """Take rows that are not here yet."""

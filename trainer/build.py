@@ -220,7 +220,10 @@ def servers_of(
             f"mode is {config.mode}, and the model has no edl.layers.Embedding, so nothing of it would be on "
             "parameter servers: set mode=train"
         )
-    servers = ParameterServers.at(stream.servers, stream.token, stream.run_id, config.training.seed)
+    servers = ParameterServers.at(
+        stream.servers, stream.token, stream.run_id, config.training.seed,
+        config.ps.replicas, config.ps.timeout_seconds,
+    )  # fmt: skip
 
     def cut() -> None:
         ring.cut()

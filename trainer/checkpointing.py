@@ -107,7 +107,7 @@ class Checkpointing:
         clock: Callable[[], float] = time.monotonic,
         servers: PartsOfServers | None = None,
     ):
-        self._servers, self._of_servers = servers, servers.count if servers is not None else 0
+        self._servers = servers
         self._config, self._session, self._learner, self._store = config, session, learner, store
         self._run_id, self._clock = run_id, clock
         self._background = background or ThreadPoolExecutor(1, "checkpoints", _give_way).submit
@@ -196,10 +196,11 @@ class Checkpointing:
         attempt = f"{self._run_id}-w{me}-alone{self._saves}"
         place = Place(0, me, 0, 1)
         key, tensors, finite = self._take(attempt, place, ledger, steps, layout, at)
+        of_servers = self._of_servers(key)
         theirs = self._take_parts(key, place)
 
         def work() -> None:
-            part = self._store.begin(*key).write_part(0, 1 + self._of_servers, tensors, finite)
+            part = self._store.begin(*key).write_part(0, 1 + of_servers, tensors, finite)
             self._finish(key, self._whole(key, (part, *theirs())))
 
         self._attempt(key, work)
@@ -220,6 +221,7 @@ class Checkpointing:
         self._model = self._model or self._learner.fingerprint()
         step = ledger.step if at is None else at
         key = step, attempt
+        of_servers = {} if self._servers is None else {SERVERS: {"count": self._servers.count, "parts": []}}
         self._pending[key] = Manifest(
             step=step, run=self._run_id, attempt=attempt,
             epoch=steps.epoch(step), records=steps.begins_at(step), model=self._model,
@@ -228,7 +230,7 @@ class Checkpointing:
             metrics=self._metrics[1] if self._metrics[0] == step else {},
             state={
                 "layout": asdict(layout), "forced": list(self.forced), "epochs": ledger.epochs.described(),
-                **({} if step == ledger.step else {BOUNDARY: ledger.step}),
+                **of_servers, **({} if step == ledger.step else {BOUNDARY: ledger.step}),
             },
         )  # fmt: skip
         while len(self._pending) > KEPT:
@@ -258,7 +260,7 @@ class Checkpointing:
         finite: frozenset[str],
         theirs: Callable[[], Sequence[Part]],
     ) -> None:
-        (step, attempt), of = key, place.size + self._of_servers
+        (step, attempt), of = key, place.size + self._of_servers(key)
         ours = self._store.begin(*key).write_part(place.rank, of, tensors, finite)
         for index, part in [(place.rank, ours), *enumerate(theirs(), place.size)]:
             self._session.say(
@@ -268,12 +270,17 @@ class Checkpointing:
                 )
             )  # fmt: skip
 
+    def _of_servers(self, key: tuple[int, str]) -> int:
+        """How many parts of servers it has: there may be others by the time when they are written."""
+        pending = self._pending.get(key)
+        return pending.state.get(SERVERS, {}).get("count", 0) if pending is not None else 0
+
     def _whole(self, key: tuple[int, str], parts: Sequence[Part]) -> Manifest:
         """With all parts, those of the servers last."""
         manifest = replace(self._pending[key], parts=tuple(parts))
         if self._servers is None:
             return manifest
-        names = [part.name for part in parts[len(parts) - self._of_servers :]]
+        names = [part.name for part in parts[len(parts) - self._of_servers(key) :]]
         return replace(manifest, state={**manifest.state, SERVERS: {"count": len(names), "parts": names}})
 
     def commit(self, order: pb.CommitCheckpoint) -> None:

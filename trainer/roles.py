@@ -10,6 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from edl.checkpoints import Part as FilePart
+from edl.contract.arrangement import Arrangement
 from edl.contract.evaluation import Pass
 from edl.contract.layout import Part
 from trainer import control
@@ -145,8 +146,13 @@ class Servers(Rows, Protocol):
         """Whose rows they have, and what tells with each call which step has led to this worker's state."""
         ...
 
-    def enter(self) -> None:
-        """This worker is to be in a new ring: from now on it may be cut."""
+    def enter(self, addresses: Sequence[str] = (), servers: int = 0) -> None:
+        """This worker is to be in a new ring: from now on it may be cut.
+
+        Args:
+            addresses: of the servers, host:port by index; none: those that are known.
+            servers: how many of them are to have the rows; 0: all.
+        """
         ...
 
     @property
@@ -189,6 +195,31 @@ class Servers(Rows, Protocol):
         Raises:
             RingBroken: as above.
         """
+        ...
+
+    @property
+    def arrangement(self) -> Arrangement:
+        """In which the servers have the rows."""
+        ...
+
+    @property
+    def moves(self) -> bool:
+        """Whether rows are elsewhere than where they are to be, as the root knows after `settle`."""
+        ...
+
+    def move(self, step: int) -> str:
+        """The root has the rows moved to where they are to be. All who hold the state have that of this step.
+
+        Returns:
+            why they stay where they are; empty: they do not.
+
+        Raises:
+            RingBroken: as above. One arrangement is whole then, and the next root finds it.
+        """
+        ...
+
+    def adopt(self, arrangement: Arrangement) -> None:
+        """All calls go to the servers of this arrangement from now on."""
         ...
 
     def cut(self) -> None:

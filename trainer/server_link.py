@@ -38,6 +38,7 @@ AWAY = {  # what a call fails with when the server is away, ends, or was cut off
     grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED,
     grpc.StatusCode.INTERNAL,
 }  # fmt: skip
+LONG = ("Fetch", "Arrange", "Restore")  # calls that keep a server busy, so that it answers nothing else
 
 Request: TypeAlias = Any  # a message of ps.proto
 _ANSWERS: dict[str, Callable[[bytes], Any]] = {  # of each call, what reads its answer
@@ -48,6 +49,10 @@ _ANSWERS: dict[str, Callable[[bytes], Any]] = {  # of each call, what reads its 
 
 class ServerRefused(EdlError):
     """A parameter server refuses what it is asked, and would refuse it again."""
+
+
+class ServerAway(Exception):
+    """It does not answer, and others have its rows."""
 
 
 class TokenRefused(Exception):
@@ -95,8 +100,12 @@ class Interrupt:
 class Pending(Protocol):
     """A call that was begun."""
 
-    def result(self) -> Any:
-        """The answer. Raises: RingBroken, ServerRefused."""
+    def result(self, patient: bool = False) -> Any:
+        """The answer. Raises: RingBroken, ServerRefused; where others have its rows, ServerAway.
+
+        Args:
+            patient: it is waited for in any case.
+        """
         ...
 
     def forget(self) -> None:
@@ -146,6 +155,8 @@ class ServerLink:
         token: the job's.
         interrupt: breaks the calls off.
         clock: seconds, never going back.
+        patience: seconds after which it counts as away, and at once if nobody listens there; None: it is
+            waited for.
     """
 
     def __init__(
@@ -155,7 +166,9 @@ class ServerLink:
         token: str,
         interrupt: Interrupt,
         clock: Callable[[], float] = time.monotonic,
+        patience: float | None = None,
     ):
+        self.patience = patience
         self.name = f"parameter server {index} ({address})"
         self._address, self._interrupt, self._clock = address, interrupt, clock
         self._metadata = (("authorization", f"Bearer {token}"),)
@@ -170,6 +183,13 @@ class ServerLink:
     @cached_property
     def _stub(self) -> rpc.ParameterServerStub:
         return rpc.ParameterServerStub(self._channel)
+
+    def connect_anew(self) -> None:
+        """With the next call."""
+        with self._conversing:
+            self._conversation = None
+        self.__dict__.pop("_channel", None)
+        self.__dict__.pop("_stub", None)
 
     def begin(self, method: str, request: Request, generation: int | None = None) -> Call:
         return Call(self, method, request, generation)
@@ -222,6 +242,14 @@ class ServerLink:
                 what = "nothing" if position.empty else f"the state of step {position.step:,}"
                 raise RingBroken(f"{self.name} has come back with {what}: it has lost its log")
 
+    def answers_within(self, seconds: float) -> bool:
+        """Whether its process does: what was asked may take long."""
+        try:
+            self._stub.Describe(pb.DescribeRequest(), metadata=self._metadata, timeout=seconds)
+        except grpc.RpcError as error:
+            return error.code() not in AWAY
+        return True
+
     def refused(self, error: grpc.RpcError, method: str) -> None:
         """What it means that a call has failed; returns if it is to be made again."""
         code, words = error.code(), error.details()
@@ -250,13 +278,22 @@ class Call:
         self._future = link.start(method, request)
         self._began_at, self._told = link.now, False
 
-    def result(self) -> Any:
+    def result(self, patient: bool = False) -> Any:
         link, pause = self._link, FIRST_PAUSE_SECONDS
+        patience, anew = None if patient else link.patience, False
         while True:
             try:
-                answer = self._answer()
+                answer = self._answer(patience)
             except grpc.RpcError as error:
                 link.refused(error, self._method)
+                if patience is not None and anew:
+                    why = error.details() or error.code().name
+                    raise ServerAway(f"{link.name} is away: {why}") from error
+                if patience is not None:
+                    # A channel that has failed tries again only after a pause, and the server may be back.
+                    link.connect_anew()
+                    self._future, anew = link.start(self._method, self._request), True
+                    continue
                 self._tell(error.details() or "")
             else:
                 if self._told:
@@ -271,14 +308,17 @@ class Call:
         self._future.cancel()  # nothing, if it is answered
         self._link.ended(self._future)
 
-    def _answer(self) -> Any:
-        """Of the present attempt. Raises: RingBroken, grpc.RpcError."""
+    def _answer(self, patience: float | None) -> Any:
+        """Of the present attempt. Raises: RingBroken, ServerAway, grpc.RpcError."""
         try:
             while True:
                 try:
                     return self._future.result(timeout=LOOK_SECONDS)
                 except grpc.FutureTimeoutError:
                     self._tell("it does not answer")
+                    asked = patience if self._method not in LONG else None
+                    if asked is not None and not self._link.answers_within(asked):
+                        raise ServerAway(f"{self._link.name} does not answer") from None
                     self._look()
         except grpc.FutureCancelledError as error:
             raise self._link.cut() from error

@@ -5,27 +5,42 @@ Promise: when `pull` returns, *every* server is at that step, also one that has 
 that have the state pull before they take part in a step's sums. So when the sums have come back anywhere, no
 server is further behind than this one step, and what is said to the servers next says what became of it.
 
-What that is stands in the ledger, beside the number of the step (`Ledger.commit`): whoever has the state
-knows it, however it came by it. This module only asks for it (`follow`).
+**Which servers there are** may change from ring to ring (edl/contract/arrangement.py). The root asks all of
+them what they have, settles those that have the rows (`settle`), and when all ranks have the state, has the
+rows moved to where the master wants them (`move`). Where each row is on two servers, one that is away, or has
+lost its rows, is left out, and comes back in the same way.
+
+What has become of a step stands in the ledger, beside the number of the step (`Ledger.commit`): whoever has
+the state knows it, however it came by it. This module only asks for it (`follow`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from itertools import repeat
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from edl.checkpoints import Part
-from edl.contract.buckets import owners
+from edl.contract.arrangement import Arrangement
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.rows import IDS, PAGE_BYTES, VALUES, Shares, encoded, put
 from edl.errors import EdlError
+from trainer.ring.base import RingBroken
 from trainer.roles import Commit, Table
-from trainer.server_link import Interrupt, Link, Pending, Request, ServerLink, ServerRefused, Writing
+from trainer.server_link import (
+    Interrupt,
+    Link,
+    Pending,
+    Request,
+    ServerAway,
+    ServerLink,
+    ServerRefused,
+    Writing,
+)
 
 T = TypeVar("T")
+TIMEOUT_SECONDS = 3.0
 WORKERS = 1 << 20  # a generation is a number of its own, and that of the worker who claimed it
 
 
@@ -37,41 +52,79 @@ class ParameterServers:
         run_id: of the job.
         seed: of the job: rows are born from it.
         interrupt: breaks the calls of all links off.
+        replicas: on how many servers each row is to be.
+        connect: makes the link to the server of this number at an address; None: there are no others.
     """
 
-    def __init__(self, links: Sequence[Link], run_id: str, seed: int, interrupt: Interrupt | None = None):
-        self._links, self._run_id, self._seed = links, run_id, seed
+    def __init__(
+        self, links: Sequence[Link], run_id: str, seed: int, interrupt: Interrupt | None = None,
+        replicas: int = 1, connect: Callable[[int, str], Link] | None = None, addresses: Sequence[str] = (),
+    ):  # fmt: skip
+        self._links, self._run_id, self._seed = list(links), run_id, seed
+        self._connect, self._addresses = connect, tuple(addresses)
         self._interrupt = interrupt or Interrupt()
+        # As it is to be, and as it is.
+        self._wanted = self._arrangement = Arrangement(len(links), replicas)
+        self._away: tuple[int, ...] = ()  # that did not answer when a generation was claimed
         self._tables: tuple[Table, ...] = ()
         self._last: Callable[[], Commit | None] = lambda: None
         self._asynchronous: pb.Asynchronous | None = None  # steps are a ring's
         self._generation = 0
         self._found: dict[int, pb.Position] = {}  # where they were when a generation was claimed
-        owners(len(links))  # computed once, not in the first step
+        self._arrangement.first  # noqa: B018  # computed once, not in the first step
 
     @classmethod
-    def at(cls, addresses: Sequence[str], token: str, run_id: str, seed: int) -> ParameterServers:
-        """Those at these addresses, host:port by index."""
+    def at(
+        cls, addresses: Sequence[str], token: str, run_id: str, seed: int,
+        replicas: int = 1, timeout: float = TIMEOUT_SECONDS,
+    ) -> ParameterServers:  # fmt: skip
+        """Those at these addresses, host:port by index.
+
+        Args:
+            replicas: on how many of them each row is to be.
+            timeout: seconds after which one that does not answer is done without, if others have its rows.
+        """
         interrupt = Interrupt()
-        links = [ServerLink(index, address, token, interrupt) for index, address in enumerate(addresses)]
-        return cls(links, run_id, seed, interrupt)
+        patience = None if replicas < 2 else timeout
+
+        def connect(index: int, address: str) -> Link:
+            return ServerLink(index, address, token, interrupt, patience=patience)
+
+        links = [connect(index, address) for index, address in enumerate(addresses)]
+        return cls(links, run_id, seed, interrupt, replicas, connect, addresses)
 
     @property
     def count(self) -> int:
-        return len(self._links)
+        return len(self._members)
+
+    @property
+    def arrangement(self) -> Arrangement:
+        return self._arrangement
+
+    @property
+    def _members(self) -> tuple[int, ...]:
+        return self._arrangement.members
 
     # --- the loop's side
 
     def follow(self, tables: Sequence[Table], last: Callable[[], Commit | None]) -> None:
         self._tables, self._last = tuple(tables), last
 
-    def enter(self) -> None:
+    def enter(self, addresses: Sequence[str] = (), servers: int = 0) -> None:
         self._interrupt.arm()
+        if addresses and self._connect is not None:
+            known = dict(enumerate(self._addresses))
+            self._links = [
+                self._links[index] if known.get(index) == address else self._connect(index, address)
+                for index, address in enumerate(addresses)
+            ]
+            self._addresses = tuple(addresses)
+        self._wanted = Arrangement(servers or len(self._links), self._wanted.replicas)
 
     def claim(self, worker: int) -> int:
         """Greater than all that a server knows. Of two roots that ask at the same time, as when one has been
         given up, each gets another number: it ends with the worker's."""
-        self._found = self._declare()
+        self._found, self._away = self._declare_to_all()
         newest = max((position.generation for position in self._found.values()), default=0)
         return (newest // WORKERS + 1) * WORKERS + worker % WORKERS
 
@@ -89,29 +142,132 @@ class ParameterServers:
         self._interrupt.cut()
 
     def settle(self, step: int) -> str:
-        if why := "; ".join(filter(None, map(self._dropped, self._found, repeat(step)))):
+        self._arrangement, why = self._which(step)
+        while not self._arrangement.is_whole and self._away:  # who is away may have what is missing
+            self._found, self._away = self._declare(range(len(self._links))), ()
+            self._arrangement, why = self._which(step)
+        if not self._arrangement.is_whole:
             return why
         request = pb.SettleRequest(
-            run_id=self._run_id, generation=self._generation, step=step, last=self._commit(step)
-        )
-        positions = self._ask("Settle", dict.fromkeys(range(self.count), request))
+            run_id=self._run_id, generation=self._generation, step=step, last=self._commit(step),
+            arrangement=self._arrangement.told(),
+        )  # fmt: skip
+        positions = self._ask("Settle", dict.fromkeys(self._members, request))
         behind = (_behind(index, position, step) for index, position in positions.items())
         return "; ".join(filter(None, behind))
 
     def restore(self, step: int, attempt: str) -> None:
+        self._arrangement = self._wanted.without(self._away)
+        if not self._arrangement.is_whole:
+            self._arrangement = self._wanted  # they are waited for
         request = pb.RestoreRequest(
-            run_id=self._run_id, generation=self._generation, step=step, attempt=attempt
-        )
-        for index, position in self._ask("Restore", dict.fromkeys(range(self.count), request)).items():
+            run_id=self._run_id, generation=self._generation, step=step, attempt=attempt,
+            arrangement=self._arrangement.told(),
+        )  # fmt: skip
+        for index, position in self._ask("Restore", dict.fromkeys(self._members, request)).items():
             if position.step != step:
                 raise ServerRefused(
                     f"parameter server {index} was to go back to step {step:,}, and is at {position.step:,}"
                 )
-        self._declare()  # to those that came back meanwhile with nothing
+        self._declare(self._members)  # to those that came back meanwhile with nothing
 
-    def _declare(self) -> dict[int, pb.Position]:
-        """To all servers; returns where they are."""
-        tables = pb.Tables(
+    @property
+    def moves(self) -> bool:
+        return self._arrangement != self._wanted.without(self._away)
+
+    def move(self, step: int) -> str:
+        of, to = self._arrangement, self._wanted.without(self._away)
+        if not to.is_whole:  # it cannot be, as long as they are away
+            return ""
+        why = ""
+        fetch = pb.FetchRequest(
+            run_id=self._run_id, generation=self._generation, step=step, last=self._commit(step),
+            of=of.told(), to=to.told(), addresses=self._addresses,
+        )  # fmt: skip
+        everybody = sorted({*of.members, *to.members} - {*self._away})
+        gaining = [index for index in to.members if (to.held(index) & ~of.held(index)).any()]
+        try:
+            self._ask("Fetch", dict.fromkeys(gaining, fetch))
+        except ServerRefused as error:
+            why, to = str(error), of
+        arrange = pb.ArrangeRequest(
+            run_id=self._run_id, generation=self._generation, step=step, last=self._commit(step), to=to.told()
+        )
+        self._ask("Arrange", dict.fromkeys(everybody, arrange))
+        self._arrangement = to
+        return why
+
+    def adopt(self, arrangement: Arrangement) -> None:
+        self._arrangement = arrangement
+
+    def _which(self, step: int) -> tuple[Arrangement, str]:
+        """The arrangement in which servers have the rows of this step, or can; if it is not whole, why."""
+        told = {Arrangement.of(p.arrangement) for p in self._found.values() if p.HasField("arrangement")}
+        told |= {Arrangement.of(p.ready) for p in self._found.values() if p.HasField("ready")}
+        best: tuple[Arrangement, str] | None = None
+        # The one that is wanted, if it may be; else the one in which more is there.
+        for one in sorted(told or {self._wanted}, key=lambda a: (a != self._wanted, -len(a.members))):
+            reasons = {
+                index: why for index in one.members if (why := self._lacks(index, one, step)) is not None
+            }
+            left = one.without(tuple(reasons))
+            if left.is_whole:
+                return left, ""
+            if best is None:
+                best = left, "; ".join(filter(None, reasons.values()))
+        assert best is not None
+        return best
+
+    def _lacks(self, index: int, of: Arrangement, step: int) -> str | None:
+        """Why a server has not what this arrangement gives it; None: it has."""
+        position, last = self._found.get(index), self._last()
+        if position is None:
+            return f"parameter server {index} is away" if index not in self._away else ""
+        if position.empty and not position.HasField("ready"):
+            return f"parameter server {index} has lost its log and rows"
+        if (
+            position.HasField("ready")
+            and Arrangement.of(position.ready) == of
+            and position.ready_step == step
+        ):
+            return None
+        mine = Arrangement.of(position.arrangement) if position.HasField("arrangement") else of
+        if position.empty or (of.held(index) & ~mine.held(index)).any():
+            return f"parameter server {index} has not all rows of {of}"
+        if last is not None and position.generation < last.generation:
+            return f"parameter server {index} was not in the last ring"
+        if why := self._dropped(index, step):
+            return why
+        if not step - 1 <= position.step <= step + 1:
+            return _behind(index, position, step)
+        return None
+
+    def _declare_to_all(self) -> tuple[dict[int, pb.Position], tuple[int, ...]]:
+        """Where they are, and who is away and can be done without, for all that is known."""
+        everybody = range(len(self._links))
+        if self._wanted.copies < 2:
+            return self._declare(everybody), ()
+        calls = {index: self._links[index].begin("Declare", self._tables_told()) for index in everybody}
+        found, away = dict[int, pb.Position](), list[int]()
+        try:
+            for index, call in calls.items():
+                try:
+                    found[index] = call.result()
+                except ServerAway:
+                    away.append(index)
+        finally:
+            for call in calls.values():
+                call.forget()
+        if not found:
+            raise RingBroken("no parameter server answers")
+        return found, tuple(away)
+
+    def _declare(self, servers: Iterable[int]) -> dict[int, pb.Position]:
+        """To these servers, which are waited for; returns where they are."""
+        return self._ask("Declare", dict.fromkeys(servers, self._tables_told()), patient=True)
+
+    def _tables_told(self) -> pb.Tables:
+        return pb.Tables(
             run_id=self._run_id,
             seed=self._seed,
             tables=[
@@ -123,7 +279,6 @@ class ParameterServers:
             ],
             asynchronous=self._asynchronous,
         )  # fmt: skip
-        return self._ask("Declare", dict.fromkeys(range(self.count), tables))
 
     # --- the step's side
 
@@ -133,7 +288,7 @@ class ParameterServers:
     def begin_pull(
         self, step: int, ids: Sequence[np.ndarray], last: Commit | None = None
     ) -> Begun[list[np.ndarray]]:
-        shares = [Shares(each, self.count) for each in ids]
+        shares = [Shares(each, self._arrangement) for each in ids]
         last_step = self._commit(step) if last is None else _told(last)
         requests = {
             index: pb.PullRequest(
@@ -144,7 +299,7 @@ class ParameterServers:
                     if share.has(index)
                 ],
             )
-            for index in range(self.count)
+            for index in self._members
         }  # fmt: skip
 
         def put_together(answers: dict[int, Any]) -> list[np.ndarray]:
@@ -170,7 +325,7 @@ class ParameterServers:
         if last is not None:
             request.generation, request.step = self._generation, last.step + 1
             request.last.CopyFrom(self._commit(last.step + 1))
-        asked = {index: _copied(request) for index in range(self.count)}
+        asked = {index: _copied(request) for index in self._members}
         found: list[tuple[np.ndarray, np.ndarray]] = []
         while asked:
             for index, page in self._ask("List", asked, known=last is not None).items():
@@ -188,18 +343,22 @@ class ParameterServers:
     def begin_stage(
         self, step: int, rank: int, gradients: Sequence[tuple[np.ndarray, np.ndarray]]
     ) -> Begun[None]:
-        shares = [Shares(ids, self.count) for ids, _ in gradients]
+        of = self._arrangement
+        copies = [
+            [Shares(ids, of, second) for second in ((False, True) if of.copies > 1 else (False,))]
+            for ids, _ in gradients
+        ]
         requests = {}
-        for index in range(self.count):
-            theirs = [
-                pb.Gradients(
-                    table=table,
-                    ids=encoded(ids[share.of(index)], IDS),
-                    values=encoded(values[share.of(index)], VALUES),
-                )
-                for table, ((ids, values), share) in enumerate(zip(gradients, shares, strict=True))
-                if share.has(index)
-            ]
+        for index in self._members:
+            theirs = []
+            for table, ((ids, values), shares) in enumerate(zip(gradients, copies, strict=True)):
+                if places := [share.of(index) for share in shares if share.has(index)]:
+                    here = places[0] if len(places) == 1 else np.concatenate(places)
+                    theirs.append(
+                        pb.Gradients(
+                            table=table, ids=encoded(ids[here], IDS), values=encoded(values[here], VALUES)
+                        )
+                    )
             if theirs:
                 requests[index] = pb.StageRequest(
                     run_id=self._run_id, generation=self._generation, step=step, rank=rank, gradients=theirs
@@ -213,17 +372,17 @@ class ParameterServers:
             link.write_part(
                 pb.WritePartRequest(
                     run_id=self._run_id, generation=self._generation, step=step, last=self._commit(step),
-                    attempt=attempt, index=first + index, of=first + self.count,
+                    attempt=attempt, index=first + number, of=first + self.count,
                 )
             )
-            for index, link in enumerate(self._links)
+            for number, link in enumerate(map(self._links.__getitem__, self._members))
         ]  # fmt: skip
         for call in calls:
             call.taken()
         return lambda: [_part(call.written()) for call in calls]
 
     def committed(self, step: int, attempt: str) -> None:
-        for link in self._links:
+        for link in map(self._links.__getitem__, self._members):
             link.tell("Committed", pb.CommittedRequest(run_id=self._run_id, step=step, attempt=attempt))
 
     # --- below
@@ -245,13 +404,19 @@ class ParameterServers:
             raise RuntimeError(f"rows of step {step} are asked for, with the commit of step {last.step}")
         return _told(last)
 
-    def _ask(self, method: str, requests: Mapping[int, Request], known: bool = False) -> dict[int, Any]:
+    def _ask(
+        self, method: str, requests: Mapping[int, Request], known: bool = False, patient: bool = False
+    ) -> dict[int, Any]:
         """The answers of these servers, by index.
 
         Args:
             known: to be in this generation.
+            patient: nobody can be done without.
+
+        Raises:
+            RingBroken: it is called off; or one is away that can be done without.
         """
-        return Begun(self._begin(method, requests, known), lambda answers: answers).result()
+        return Begun(self._begin(method, requests, known), lambda answers: answers, patient).result()
 
     def _begin(self, method: str, requests: Mapping[int, Request], known: bool = False) -> dict[int, Pending]:
         """Call these servers, all at the same time."""
@@ -268,14 +433,20 @@ class Begun(Generic[T]):
     Args:
         calls: by the server's index.
         made: the result, of all answers.
+        patient: nobody can be done without.
     """
 
-    def __init__(self, calls: Mapping[int, Pending], made: Callable[[dict[int, Any]], T]):
-        self._calls, self._made = calls, made
+    def __init__(
+        self, calls: Mapping[int, Pending], made: Callable[[dict[int, Any]], T], patient: bool = False
+    ):
+        self._calls, self._made, self._patient = calls, made, patient
 
     def result(self) -> T:
+        """Raises RingBroken: it is called off; or a server is away that can be done without."""
         try:
-            return self._made({index: call.result() for index, call in self._calls.items()})
+            return self._made({index: call.result(self._patient) for index, call in self._calls.items()})
+        except ServerAway as error:
+            raise RingBroken(str(error)) from error
         finally:
             self.forget()
 

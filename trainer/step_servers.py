@@ -61,7 +61,7 @@ class StepServers(ParameterServers):
 
     def look(self) -> dict[int, pb.Description]:
         """What each server has, and of which line it is: calls from now on are of that one."""
-        self._declare()
+        self._declare(range(self.count))
         found = self._ask("Describe", dict.fromkeys(range(self.count), pb.DescribeRequest()))
         self._lines = {index: told.line for index, told in found.items()}
         return found
@@ -73,9 +73,12 @@ class StepServers(ParameterServers):
             only: on these servers; None: on all.
         """
         asked = range(self.count) if only is None else only
-        shares = [Shares(ids, self.count) for ids, _ in values]
+        shares = [Shares(ids, self._arrangement) for ids, _ in values]
         requests = {
-            index: pb.BeginRequest(run_id=self._run_id, values=_of(index, values, shares)) for index in asked
+            index: pb.BeginRequest(
+                run_id=self._run_id, values=_of(index, values, shares), arrangement=self._arrangement.told()
+            )
+            for index in asked
         }
         for index, progress in self._ask("Begin", requests).items():
             self._lines[index] = progress.line
@@ -86,7 +89,7 @@ class StepServers(ParameterServers):
         Args:
             generation: greater than that of any going back before.
         """
-        positions = self._declare()
+        positions = self._declare(range(self.count))
         newest = max([generation, *(p.generation + 1 for p in positions.values())])
         self._restore(range(self.count), step, attempt, newest * WORKERS)
 
@@ -111,7 +114,10 @@ class StepServers(ParameterServers):
             self._told(progress)
 
     def _restore(self, some: Iterable[int], step: int, attempt: str, generation: int) -> None:
-        request = pb.RestoreRequest(run_id=self._run_id, generation=generation, step=step, attempt=attempt)
+        request = pb.RestoreRequest(
+            run_id=self._run_id, generation=generation, step=step, attempt=attempt,
+            arrangement=self._arrangement.told(),
+        )  # fmt: skip
         self._ask("Restore", dict.fromkeys(some, request))
         self.look()
 
@@ -221,10 +227,10 @@ class StepServers(ParameterServers):
     def _shares(self, ids: np.ndarray) -> Shares:
         """Those of the dense weights are the same again and again."""
         if ids.flags.writeable:
-            return Shares(ids, self.count)
+            return Shares(ids, self._arrangement)
         key = id(ids).to_bytes(8, "little")
         if (known := self._known.get(key)) is None or known.ids is not ids:
-            known = self._known[key] = Shares(ids, self.count)
+            known = self._known[key] = Shares(ids, self._arrangement)
         return known
 
 

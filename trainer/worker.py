@@ -47,6 +47,7 @@ ring tells the servers where it is (`join_servers`) before anything is summed. E
 part, and its gradients are there before it takes part in the sums; so their coming back is the step for
 the servers, too. What became of it is told to them with the next call, and is a part of the ledger: who has
 the state can tell it. Where a server has lost its rows, or has more than the ring, both go back together.
+Where another number of servers is wanted, the root has the rows moved when all have the state (`move_rows`).
 
 **All weights** may be on parameter servers (`mode=ps`). Then a step is no sum over the ring: between two
 boundaries each worker makes steps that server 0 hands out, in any order (`take_stretch`, trainer/stretch.py).
@@ -70,6 +71,7 @@ from typing import Any
 import numpy as np
 
 from edl.config import Config
+from edl.contract.arrangement import MOST_SERVERS, Arrangement
 from edl.contract.evaluation import Pass
 from edl.contract.layout import Part
 from edl.contract.proto import edl_pb2 as pb
@@ -151,6 +153,7 @@ class Worker:
         self.step, self.round, self.turn = 0, 0, 0  # which the ring takes next
         self.task = 0  # epochs to train, as the ring has it
         self.stop = 0  # with so many the training ends, because a callback wants it; 0: none does
+        self.stays = ""  # why the rows have not moved to where they are to be
         self.caller = 0  # the rank that calls the callbacks
         self.holds_state = False  # whether its memory is a copy of the job's state
         self.is_up = False  # whether that is the state of the ring it is in
@@ -187,8 +190,10 @@ class Worker:
         self.report.ring_formed()
         broken = ""
         servers = self.servers if self.stretch is None else self.stretch.servers
-        if servers is not None:
-            servers.enter()
+        if self.stretch is not None:
+            self.stretch.servers.enter()
+        elif self.servers is not None:
+            self.servers.enter(form.addresses, form.servers)
         try:
             if self.session.was_cut(form.generation):
                 raise RingBroken("the ring was cut before it was formed")
@@ -229,6 +234,7 @@ class Worker:
             form = replace(form, sync=True, joining=())  # what anybody else has is not the state any more
         if form.sync:
             self.sync(form.members.index(form.root), rank)
+        self.move_rows(form)
         self.take_part(form, rank)
         if not self.follows:
             self.hold(form.generation, back)
@@ -267,9 +273,27 @@ class Worker:
                 self.servers.restore(self.ledger.step, attempt if self.ledger.step else "")
         root = form.members.index(form.root)
         self.servers.speak_of(int(self.ring.broadcast(np.array([generation], np.int64), root)[0]))
+        self.stays = ""
         if why := broadcast_text(self.ring, why, root):
             self.report.went_back()
         return why
+
+    def move_rows(self, form: FormRing) -> None:
+        """The servers' rows are where the master wants them, or stay where they are, as all ranks know when
+        this returns. All who hold the state have the same one, so that any of them can go on with them."""
+        if self.servers is None:
+            return
+        why, root = "", form.members.index(form.root)
+        told = np.zeros(3 + MOST_SERVERS, np.int64)
+        if form.root == self.session.worker:
+            why = self.servers.move(self.ledger.step) if self.servers.moves else ""
+            of = self.servers.arrangement
+            told[:3] = of.servers, of.replicas, bool(why)
+            told[[3 + index for index in of.out]] = 1
+        servers, replicas, stays, *out = self.ring.broadcast(told, root).tolist()
+        away = tuple(index for index, is_out in enumerate(out) if is_out)
+        self.servers.adopt(Arrangement(servers, replicas, away))
+        self.stays = broadcast_text(self.ring, why, root) if stays else ""
 
     def go_back(self) -> None:
         """To the newest checkpoint; where there is none, to the beginning."""
@@ -510,6 +534,9 @@ class Worker:
         """
         self.holds_state = self.is_up = True
         joined = pb.JoinedRing(step=self.step, round=self.round, turn=self.turn, went_back=back)
+        if self.servers is not None:
+            of = self.servers.arrangement
+            joined.servers, joined.out[:], joined.servers_stay = of.servers, of.out, self.stays
         self.session.say(generation, joined_ring=joined)
 
     def say_out(self, generation: int, broken: str) -> None:

@@ -94,8 +94,8 @@ class JobHandle(Protocol):
             tail: how many of the last lines of each log; None: all.
         """
 
-    def scale(self, workers: int) -> str:
-        """Change the number of workers; returns the outcome in words."""
+    def scale(self, workers: int | None, servers: int | None = None) -> str:
+        """Change the number of workers, or of parameter servers; returns the outcome in words."""
 
     def checkpoint(self) -> str:
         """Have a checkpoint written; returns the outcome in words."""

@@ -71,10 +71,10 @@ class Local:
                 yield from news()
             yield from news()
 
-    def scale(self, workers: int) -> str:
+    def scale(self, workers: int | None, servers: int | None = None) -> str:
         if (summary := self._summary()) is not None:
             raise EdlError(f"{self._output}: the job has ended: {summary['phase']}")
-        return self._client().scale(workers)
+        return self._client().scale(workers, servers)
 
     def checkpoint(self) -> str:
         if (summary := self._summary()) is not None:

@@ -84,9 +84,17 @@ def wait(
 
 
 @about_a_job
-def scale(job: JobHandle, workers: Annotated[int, typer.Argument(help="The new number of workers.")]) -> None:
-    """Change the number of workers of a running job."""
-    display.line(job.scale(workers))
+def scale(
+    job: JobHandle,
+    workers: Annotated[int | None, typer.Argument(help="The new number of workers.")] = None,
+    servers: Annotated[
+        int | None, typer.Option("--servers", help="The new number of parameter servers (mode=hybrid).")
+    ] = None,
+) -> None:
+    """Change the number of workers, or of parameter servers, of a running job."""
+    if workers is None and servers is None:
+        raise ConfigError("expected a number of workers, or --servers")
+    display.line(job.scale(workers, servers))
 
 
 @about_a_job

@@ -94,7 +94,13 @@ class Release:
         finally:
             self._loop.run(lines.aclose())
 
-    def scale(self, workers: int) -> str:
+    def scale(self, workers: int | None, servers: int | None = None) -> str:
+        if servers is not None:
+            raise EdlError(
+                f"the chart has the servers of release {self._found.release}: "
+                f"helm upgrade {self._found.release} CHART --reuse-values --set ps.servers={servers}"
+            )
+        assert workers is not None
         return self._loop.run(self._scale(workers))
 
     def checkpoint(self) -> str:

@@ -21,6 +21,7 @@ from edl.config.job import (
     of_job,
     parse,
     unscalable,
+    unscalable_servers,
 )
 
 __all__ = [
@@ -38,4 +39,5 @@ __all__ = [
     "of_job",
     "parse",
     "unscalable",
+    "unscalable_servers",
 ]

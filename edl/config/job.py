@@ -32,6 +32,7 @@ from edl.config.types import (
     number,
 )
 from edl.contract import modes
+from edl.contract.arrangement import MOST_SERVERS
 from edl.contract.evaluation import ROUND_PARTS, EvaluationPlan
 from edl.contract.steps import Steps
 from edl.errors import ConfigError
@@ -39,7 +40,6 @@ from edl.errors import ConfigError
 LIVE: dict[str, JsonValue] = {"live": True}
 RESULT: dict[str, JsonValue] = {"result": True}  # another model comes out: after the end, it is another run
 SHARE: dict[str, JsonValue] = {"allowed": "an integer, at least 0, or a share such as 50%"}
-MOST_SERVERS = 64
 PATH: dict[str, JsonValue] = {"allowed": "an absolute path"}
 
 
@@ -139,7 +139,9 @@ class Journal(Section):
 
 
 class Servers(Section):
-    servers: Int = Field(ge=1, le=MOST_SERVERS)
+    servers: Int = Field(ge=1, le=MOST_SERVERS, json_schema_extra=LIVE)
+    replicas: Int = Field(ge=1, le=2)
+    timeout_seconds: Positive
     log: bool
     memory_mebibytes: Count = Field(ge=0)
     grads_to_wait: Int = Field(ge=1, lt=1 << 24)
@@ -317,7 +319,13 @@ RULES = [
             ("training.compression", "none", "only sums over the ring are compressed: set none"),
             ("training.balance", "even", "each worker takes as many steps as it can make anyway: set even"),
             ("elastic.memoryCopy", False, "workers hold no state that is worth a copy: set false"),
+            ("ps.replicas", 1, "rows are on a second server in mode=hybrid only: set 1"),
         )
+    ),
+    Rule(
+        ("ps.servers", "ps.replicas"),
+        operator.lt,
+        "each row is to be on more servers than there are",
     ),
     Rule(("token.existingSecret", "token.value"), _both, "mutually exclusive"),
     Rule(
@@ -383,11 +391,23 @@ def unscalable(values: Mapping[str, Any], workers: int) -> list[str]:
     return impossible({**limits, "workers": workers})
 
 
+def unscalable_servers(config: Config, servers: int) -> list[str]:
+    """Why a running job cannot have so many parameter servers from now on; empty if it can."""
+    if config.mode != "hybrid":
+        why = "its mode is not hybrid" if config.servers else "it has no parameter servers"
+        return [f"ps.servers: cannot scale the servers of this job: {why}"]
+    if not 1 <= servers <= MOST_SERVERS:
+        return [f"ps.servers is {servers}: expected 1 to {MOST_SERVERS}"]
+    return impossible({**flat(config), "ps.servers": servers})
+
+
 def frozen_changes(old: Config, new: Config, ended: bool = False) -> list[str]:
     """The dotted keys that differ and cannot change while a job runs; when it has `ended`, those with which
     it would be another run."""
     before, after = flat(old), flat(new)
     free = {key for key, extra in _extras(Config) if "live" in extra and not (ended and "result" in extra)}
+    if old.mode != "hybrid":  # nowhere else can rows be moved while the job trains
+        free.discard("ps.servers")
     return sorted(key for key in before if before[key] != after[key] and key not in free)
 
 

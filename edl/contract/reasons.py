@@ -71,6 +71,9 @@ class Reason(StrEnum):
 
     # The parameter servers.
     ServerReady = "ServerReady", NORMAL, MINOR
+    ServersMoved = "ServersMoved", NORMAL, MAJOR  # the rows, to another number of servers
+    ServersStay = "ServersStay", WARNING, MAJOR  # the rows could not be moved to another number of servers
+    ServerOut = "ServerOut", WARNING, MAJOR  # one is away, and others have its rows, too
     ServerExited = "ServerExited", WARNING, MAJOR  # another one takes its place; its rows are in its log
 
     ModelWarning = "ModelWarning", WARNING, MAJOR  # found before the first step; the training goes on

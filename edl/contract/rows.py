@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from edl.contract.buckets import server_of
+from edl.contract.arrangement import Arrangement
+from edl.contract.buckets import bucket_of
 from edl.errors import EdlError
 
 PAGE_BYTES = 16 << 20  # of one answer, when all rows are asked for
@@ -35,13 +36,19 @@ OPTIONS = [  # of a channel to a server
 class Shares:
     """Which of some ids belong to which server."""
 
-    def __init__(self, ids: np.ndarray, servers: int):
+    def __init__(self, ids: np.ndarray, servers: int | Arrangement, second: bool = False):
+        """
+        Args:
+            servers: how many there are, or which.
+            second: who has an id beside the server that is asked first.
+        """
+        of = servers if isinstance(servers, Arrangement) else Arrangement(servers)
         self.ids = ids
-        self._all = slice(None) if servers == 1 else None
-        if servers > 1:
-            whose = server_of(ids, servers)
+        self._all = slice(None) if of.servers == 1 and not second else None
+        if self._all is None:
+            whose = (of.second if second else of.first)[bucket_of(ids)]
             self._order = np.argsort(whose, kind="stable")
-            self._ends = np.searchsorted(whose[self._order], np.arange(servers + 1))
+            self._ends = np.searchsorted(whose[self._order], np.arange(of.servers + 1))
 
     def of(self, server: int) -> Any:
         """An index of those of a server."""

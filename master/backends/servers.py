@@ -19,6 +19,7 @@ import signal
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -62,15 +63,19 @@ class Plan:
     def log_of(self, index: int) -> Path:
         return self.logs / f"ps-{index}.log"
 
+    def told_of(self, index: int) -> Path:
+        """Where it writes down what it is told."""
+        return self.folder / f"log-{index}"
+
     def address_of(self, index: int) -> Path:
         return self.folder / f"address-{index}"
 
     def arguments(self, index: int, listen: str) -> list[str]:
         """Of the process."""
         return [
-            "--index", str(index), "--servers", str(self.servers), "--listen", listen,
+            "--index", str(index), "--listen", listen,
             "--run-id", self.run_id,
-            "--token-file", str(self.folder / TOKEN), "--log-dir", str(self.folder / f"log-{index}"),
+            "--token-file", str(self.folder / TOKEN), "--log-dir", str(self.told_of(index)),
             "--address-file", str(self.address_of(index)), "--attached",
             *([] if self.logged else ["--no-log"]),
             *(["--checkpoint-dir", self.checkpoints] if self.checkpoints else []),
@@ -90,6 +95,8 @@ class _Server:
     listened: bool = False  # ever
     in_vain: int = 0  # starts in a row that came to nothing
     state: str = "starting"
+    leaving: bool = False  # it is not needed any more
+    ended: asyncio.Event = field(default_factory=asyncio.Event, repr=False)  # and nothing is left of it
     process: asyncio.subprocess.Process | None = field(default=None, repr=False)
 
 
@@ -97,7 +104,7 @@ class ServerProcesses:
     """The servers of one job.
 
     Args:
-        emit: takes ServerListens, ServerExited and Degraded.
+        emit: takes ServerListens, ServerExited, ServersReady, ServerAnswers and Degraded.
         token: of the job.
         command: the server's program.
         environment: of the processes.
@@ -117,6 +124,9 @@ class ServerProcesses:
         self._watch = Watch(emit, lambda: token, plan.servers)
         self._tasks = Tasks()
         self._known = asyncio.Event()  # all addresses are
+        self._wanted = plan.servers
+        self._asked = False  # for that number, and nobody has been told that so many listen
+        self._leaving: list[_Server] = []
         self._closing = False
 
     async def start(self) -> None:
@@ -127,11 +137,49 @@ class ServerProcesses:
         for server in self._servers:
             with contextlib.suppress(OSError):
                 server.address = self._plan.address_of(server.index).read_text(encoding="utf-8").strip()
-            self._tasks.start(self._live(server), lambda error, s=server: self._failed(s, error))  # type: ignore[misc]
+            self._start(server)
 
     async def addresses(self) -> tuple[str, ...]:
         await self._known.wait()
-        return tuple(server.address for server in self._servers)
+        return self._addresses()
+
+    def _addresses(self) -> tuple[str, ...]:
+        """Of those that have listened, up to the first one that has not."""
+        return tuple(server.address for server in takewhile(lambda s: s.listened, self._servers))
+
+    def _start(self, server: _Server) -> None:
+        self._tasks.start(self._life(server), lambda error: self._failed(server, error))
+
+    @property
+    def wanted(self) -> int:
+        return self._wanted
+
+    def resize(self, servers: int) -> None:
+        if servers == self._wanted or self._closing:
+            return
+        self._wanted, self._asked = servers, True
+        more = [_Server(index) for index in range(len(self._servers), servers)]
+        self._servers += more
+        self._watch.resize(len(self._servers))
+        for server in more:
+            self._start(server)
+        self._tell_if_ready()
+
+    def perform(self, effect: ev.Effect) -> None:
+        if not isinstance(effect, ev.Arranged):
+            return
+        self._wanted = effect.servers
+        for server in self._servers[effect.servers :]:
+            server.leaving = True
+            _signal(server, signal.SIGTERM)
+            self._leaving.append(server)
+        del self._servers[effect.servers :]
+        self._watch.resize(effect.servers)
+
+    def _tell_if_ready(self) -> None:
+        if self._asked and all(server.listened for server in self._servers[: self._wanted]):
+            self._asked = False
+            self._emit(ev.ServersReady(self._wanted, self._addresses()))
 
     def status(self) -> list[dict[str, Any]]:
         told = self._watch.status()
@@ -146,24 +194,36 @@ class ServerProcesses:
         """End them, by force if need be. Returns when none is left."""
         self._closing = True
         await self._watch.close()
-        for server in self._servers:
+        for server in [*self._servers, *self._leaving]:
             _signal(server, signal.SIGTERM)
         await self._tasks.join(ENDING_SECONDS)
-        for server in self._servers:
+        for server in [*self._servers, *self._leaving]:
             _signal(server, signal.SIGKILL)
         await self._tasks.join(ENDING_SECONDS)
         await self._tasks.close()
         if ended:
             await asyncio.to_thread(shutil.rmtree, self._plan.folder, ignore_errors=True)
 
+    async def _life(self, server: _Server) -> None:
+        for before in [one for one in self._leaving if one.index == server.index]:
+            await before.ended.wait()  # it has the place of this one
+        await self._live(server)
+        if server.leaving:
+            await asyncio.to_thread(shutil.rmtree, self._plan.told_of(server.index), ignore_errors=True)
+            self._plan.address_of(server.index).unlink(missing_ok=True)
+            self._leaving.remove(server)
+            server.ended.set()
+
     async def _live(self, server: _Server) -> None:
         """One process after the other."""
         loop, pause = asyncio.get_running_loop(), 0.0
-        while not self._closing:
+        while not (self._closing or server.leaving):
             began = loop.time()
             code, listened_at = await self._run(server)
             server.pid, server.process, server.state = 0, None, "restarting"
             if self._closing:
+                return
+            if server.leaving:
                 return
             if listened_at is None:
                 server.in_vain += 1
@@ -196,7 +256,7 @@ class ServerProcesses:
                 env=dict(self._environment), start_new_session=True,
             )  # fmt: skip
         server.process, server.pid, server.starts = process, process.pid, server.starts + 1
-        if self._closing:
+        if self._closing or server.leaving:
             _signal(server, signal.SIGKILL)
         ended = loop.create_task(process.wait())
         listened_at = None
@@ -212,8 +272,9 @@ class ServerProcesses:
         server.address, server.in_vain, server.state, server.listened = address, 0, "running", True
         self._watch.find(server.index, address)
         self._emit(ev.ServerListens(server.index, seconds, server.starts > 1))
-        if all(each.listened for each in self._servers):
+        if all(each.listened for each in self._servers[: self._plan.servers]):
             self._known.set()
+        self._tell_if_ready()
 
     def _last_words(self, server: _Server) -> str:
         """What it has printed last."""

@@ -62,6 +62,21 @@ class ServerListens:
 
 
 @dataclass(frozen=True, slots=True)
+class ServersReady:
+    """So many parameter servers listen: the rows are to be on them."""
+
+    servers: int
+    addresses: tuple[str, ...]  # of them, and of those that have rows now, by index
+
+
+@dataclass(frozen=True, slots=True)
+class ServerAnswers:
+    """A parameter server answers again."""
+
+    server: int
+
+
+@dataclass(frozen=True, slots=True)
 class ServerExited:
     """The process of a parameter server has ended, though nobody asked it to."""
 
@@ -134,6 +149,9 @@ class JoinedRing:
     round: int = 0  # of the evaluation after that step
     turn: int = 0  # 1: callbacks have been called after that step
     went_back: str = ""  # why ring and parameter servers have gone back together, to that step; empty: not
+    servers: int = 0  # parameter servers that have the rows
+    out: tuple[int, ...] = ()  # of these, those that are done without
+    stay: str = ""  # why they are not as many as were wanted; empty: they are
 
 
 @dataclass(frozen=True, slots=True)
@@ -421,6 +439,8 @@ Event = (
     | Gone
     | Degraded
     | ServerListens
+    | ServersReady
+    | ServerAnswers
     | ServerExited
     | Adopted
     | WorkerMessage
@@ -469,6 +489,17 @@ class Form:
     joining: tuple[WorkerId, ...] = ()  # members that are sent the state while the others train
     round: int = 0  # of the evaluation after that step
     turn: int = 0  # 1: callbacks have been called after that step
+    servers: int = 0  # parameter servers that are to have the rows; 0: as many as there are
+    addresses: tuple[
+        str, ...
+    ] = ()  # of them, and of those that have rows now; none: as the workers know them
+
+
+@dataclass(frozen=True, slots=True)
+class Arranged:
+    """The rows are on so many parameter servers: no other is needed."""
+
+    servers: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -574,6 +605,7 @@ Effect = (
     Create
     | Delete
     | Form
+    | Arranged
     | Leave
     | Cut
     | Train

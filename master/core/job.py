@@ -27,7 +27,7 @@ from collections.abc import Mapping
 
 from edl.contract.phases import Phase, WorkerState
 from edl.contract.reasons import Reason
-from master.core import completion, membership, rendezvous, stopping, training
+from master.core import completion, membership, rendezvous, servers, stopping, training
 from master.core import events as ev
 from master.core.state import State
 from master.core.workers import UP, WorkerRecord
@@ -92,6 +92,11 @@ class Job(State):
                 again = " again" if event.again else ""
                 said = f"parameter server {event.server} listens{again} after {event.seconds:.1f} s"
                 self.notice(Reason.ServerReady, said)
+                servers.answers(self, event.server)
+            case ev.ServerAnswers():
+                servers.answers(self, event.server)
+            case ev.ServersReady():
+                servers.ready(self, event)
             case ev.ServerExited():
                 self._on_server_exited(event)
             case _:
@@ -340,6 +345,8 @@ class Job(State):
         elif event.went_back and not change.went_back:
             change.went_back = True
             training.went_back(self, event)
+        if event.servers:
+            servers.have_rows(self, event)
         change.step = max(change.step, event.step)
         if change.up_seconds is None and self.ring.up:
             change.up_seconds = self.now - change.formed_at

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from edl.contract.phases import WorkerState
 from edl.contract.reasons import Reason
-from master.core import balance, completion, training
+from master.core import balance, completion, servers, training
 from master.core import events as ev
 from master.core.quorum import Limits, RingPlan, candidates, plan_ring, too_few
 from master.core.state import State
@@ -27,6 +27,7 @@ def regroup(job: State) -> None:
     if job.suspended:
         job.close(SUSPENDED, planned=True)
         return
+    servers.regroup(job)
     if job.regroup_at is None or job.regroup_at > job.now:
         _balance(job)
         return
@@ -197,11 +198,12 @@ def _publish(job: State, plan: RingPlan, root: WorkerRecord) -> None:
     job.reason = f"ring {job.ring.generation}: {plan.reason}"
     job.goodput.turn("starting" if first else "re-forming", job.now)
     job.ring.shares = balance.shares(members, job.config.training.balance == "speed")
+    job.servers.due = ""
     job.do(
         ev.Form(
             job.ring.generation, plan.members, root.id, plan.sync,
             job.train.epochs, job.ring.shares, job.train.layout, job.train.done, plan.joining,
-            root.round, root.turn,
+            root.round, root.turn, job.servers.wanted, job.servers.addresses,
         )
     )  # fmt: skip
     if job.ring.ranks.keys() != {w.id for w in candidates(list(job.pool), plan.members, job.limits)}:

@@ -91,6 +91,18 @@ class Evaluation:
     metrics: dict[str, float | None]
 
 
+@dataclass(slots=True)
+class Servers:
+    """The parameter servers that are to have the rows, and those that have them."""
+
+    wanted: int = 0  # 0: as many as the workers know
+    addresses: tuple[str, ...] = ()
+    have: int = 0  # 0: nobody has said so
+    out: tuple[int, ...] = ()  # of those, that are done without
+    answered: dict[int, float] = field(default_factory=dict)  # when each was last heard to be back
+    due: str = ""  # why the ring is to be formed anew; empty: it is not
+
+
 class State:
     """One job as it is now, and what is to be done about the event in hand."""
 
@@ -112,6 +124,7 @@ class State:
         self.copies_awaited = 0  # of the state, which holders that have crashed may have left
         self.copies_until = 0.0  # they are
         self.waited = ""  # for what, when there was no ring
+        self.servers = Servers()
         self.backoff = RestartBackoff()
         self.failures: list[Failure] = []
         self.checkpoints = Checkpoints(config)

@@ -39,7 +39,8 @@ def event_of(worker: WorkerId, message: pb.FromWorker) -> ev.Event | ev.Heartbea
             return ev.Resume(worker, _layout(b.layout), g, members, b.left, b.joined, out, *as_in_ready)
         case "joined_ring":
             joined = message.joined_ring
-            return ev.JoinedRing(worker, g, joined.step, joined.round, joined.turn, joined.went_back)
+            return ev.JoinedRing(worker, g, joined.step, joined.round, joined.turn, joined.went_back,
+                                 joined.servers, tuple(joined.out), joined.servers_stay)  # fmt: skip
         case "stepped":
             s = message.stepped
             return ev.Stepped(worker, g, s.step, s.stall_seconds, s.redone_records, s.wasted_seconds)
@@ -102,10 +103,12 @@ def ended_before(s: pb.Succession) -> ev.Gone:
 def message_of(effect: ev.Effect) -> tuple[Sequence[WorkerId], pb.ToWorker] | None:
     """What the effect says, and to whom: the same to all of them; None: it is another adapter's."""
     match effect:
-        case ev.Form(generation, members, root, sync, epochs, shares, layout, step, joining, round, turn):
+        case ev.Form(generation, members, root, sync, epochs, shares, layout, step, joining, round, turn,
+                     servers, addresses):  # fmt: skip
             form = pb.Form(
                 members=members, root=root, sync=sync, epochs=epochs, shares=shares,
                 layout=pb.Layout(**asdict(layout)), step=step, joining=joining, round=round, turn=turn,
+                servers=servers, addresses=addresses,
             )  # fmt: skip
             return members, pb.ToWorker(generation=generation, form=form)
         case ev.Train(generation, members, epochs):

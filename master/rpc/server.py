@@ -57,8 +57,8 @@ class Handler(Protocol):
     def status(self, now: float) -> dict[str, Any]:
         """The job, ready for JSON."""
 
-    def scale(self, workers: int) -> str:
-        """Ask for another number of workers.
+    def scale(self, workers: int | None, servers: int | None = None) -> str:
+        """Ask for another number of workers, or of parameter servers.
 
         Raises:
             EdlError: that cannot be.
@@ -307,7 +307,9 @@ class Server(rpc.MasterServicer):
 
     async def Scale(self, request: pb.ScaleRequest, context: Context) -> pb.Reply:
         try:
-            return pb.Reply(text=self._handler.scale(request.workers))
+            workers = request.workers if request.HasField("workers") else None
+            servers = request.servers if request.HasField("servers") else None
+            return pb.Reply(text=self._handler.scale(workers, servers))
         except EdlError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
             raise

@@ -46,8 +46,10 @@ def test_master_and_servers_agree_on_names_and_numbers(rendered: dict[str, Rende
         servers["metadata"]["name"] == servers["spec"]["serviceName"] == service["metadata"]["name"] == name
     )
     assert servers["spec"]["replicas"] == 3
-    assert arguments(found)["--servers"] == "3"
-    assert found.values["ps"] == {"servers": 3, "memoryMebibytes": 0, "log": True}
+    assert found.values["ps"] == {
+        "servers": 3, "replicas": 1, "timeoutSeconds": 3, "memoryMebibytes": 0, "log": True,
+        "gradsToWait": 1, "maxStaleness": 0, "scaleRateByStaleness": False, "pullSteps": 1,
+    }  # fmt: skip
     [port] = container(found)["ports"]
     assert arguments(found)["--listen"] == f"[::]:{port['containerPort']}"
     environment = {
@@ -128,12 +130,12 @@ def test_without_any_limit_of_memory_there_is_none(helm: Helm) -> None:
     assert "--memory-limit" not in arguments(helm.template("mode=hybrid", "ps.resources.limits=null"))
 
 
-def test_only_workers_and_the_master_reach_the_servers(rendered: dict[str, Rendered]) -> None:
+def test_only_workers_the_master_and_servers_reach_the_servers(rendered: dict[str, Rendered]) -> None:
     found = rendered[FILE]
     policy = found.one("NetworkPolicy", "edl-ps")["spec"]
     [rule] = policy["ingress"]
     who = [peer["podSelector"]["matchLabels"]["app.kubernetes.io/component"] for peer in rule["from"]]
-    assert sorted(who) == ["master", "worker"]
+    assert sorted(who) == ["master", "ps", "worker"]
     [port] = rule["ports"]
     assert port["port"] == container(found)["ports"][0]["containerPort"]
     labels = found.one("StatefulSet")["spec"]["template"]["metadata"]["labels"]
@@ -146,7 +148,7 @@ def test_who_reads_rows_is_let_in_by_name(helm: Helm) -> None:
     found = helm.template("mode=hybrid", "ps.clients[0].podSelector.matchLabels.app=shop")
     [rule] = found.one("NetworkPolicy", "edl-ps")["spec"]["ingress"]
     assert rule["from"][-1] == {"podSelector": {"matchLabels": {"app": "shop"}}}
-    assert len(rule["from"]) == 3
+    assert len(rule["from"]) == 4
     assert "shop" not in json.dumps(found.one("NetworkPolicy", "edl-master"))
 
 

@@ -141,7 +141,7 @@ def test_a_log_of_another_run_or_place_does_not_count(start: Callable[..., Serve
     said: list[str] = []
     for other in (
         lambda log: Server(0, 1, "another", log, warn=said.append),
-        lambda log: Server(0, 2, RUN, log, warn=said.append),
+        lambda log: Server(1, 2, RUN, log, warn=said.append),
     ):
         assert other(copied(tmp_path, "other")).position().empty
     assert len(said) == 2 and "another run" in said[0]

@@ -22,6 +22,10 @@ class FormRing:
     joining: tuple[int, ...] = ()  # members that are sent the state while the others train
     round: int = 0  # of the evaluation after that step
     turn: int = 0  # 1: callbacks have been called after it
+    servers: int = 0  # parameter servers that are to have the rows; 0: as many as there are
+    addresses: tuple[
+        str, ...
+    ] = ()  # of them, and of those that have had some, by index; none: those of before
 
 
 @dataclass(frozen=True, slots=True)

@@ -254,7 +254,7 @@ class Session:
                 self._orders.append(
                     FormRing(
                         generation, members, form.root, form.sync, form.epochs, shares, layout,
-                        form.step, joining, form.round, form.turn,
+                        form.step, joining, form.round, form.turn, form.servers, tuple(form.addresses),
                     )
                 )  # fmt: skip
             case "train" if generation == self.state.generation:

@@ -175,16 +175,22 @@ class KeyValue(_message.Message):
     def __init__(self, key: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
 
 class JoinedRing(_message.Message):
-    __slots__ = ("step", "round", "turn", "went_back")
+    __slots__ = ("step", "round", "turn", "went_back", "servers", "out", "servers_stay")
     STEP_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     TURN_FIELD_NUMBER: _ClassVar[int]
     WENT_BACK_FIELD_NUMBER: _ClassVar[int]
+    SERVERS_FIELD_NUMBER: _ClassVar[int]
+    OUT_FIELD_NUMBER: _ClassVar[int]
+    SERVERS_STAY_FIELD_NUMBER: _ClassVar[int]
     step: int
     round: int
     turn: int
     went_back: str
-    def __init__(self, step: _Optional[int] = ..., round: _Optional[int] = ..., turn: _Optional[int] = ..., went_back: _Optional[str] = ...) -> None: ...
+    servers: int
+    out: _containers.RepeatedScalarFieldContainer[int]
+    servers_stay: str
+    def __init__(self, step: _Optional[int] = ..., round: _Optional[int] = ..., turn: _Optional[int] = ..., went_back: _Optional[str] = ..., servers: _Optional[int] = ..., out: _Optional[_Iterable[int]] = ..., servers_stay: _Optional[str] = ...) -> None: ...
 
 class Stepped(_message.Message):
     __slots__ = ("step", "stall_seconds", "redone_records", "wasted_seconds")
@@ -489,7 +495,7 @@ class Welcome(_message.Message):
     def __init__(self, config: _Optional[str] = ..., output: _Optional[str] = ..., worker: _Optional[int] = ..., master_outage_timeout_seconds: _Optional[float] = ..., salvage: _Optional[str] = ..., rehearse: _Optional[bool] = ..., servers: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Form(_message.Message):
-    __slots__ = ("members", "root", "sync", "epochs", "shares", "layout", "step", "joining", "round", "turn")
+    __slots__ = ("members", "root", "sync", "epochs", "shares", "layout", "step", "joining", "round", "turn", "servers", "addresses")
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     ROOT_FIELD_NUMBER: _ClassVar[int]
     SYNC_FIELD_NUMBER: _ClassVar[int]
@@ -500,6 +506,8 @@ class Form(_message.Message):
     JOINING_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     TURN_FIELD_NUMBER: _ClassVar[int]
+    SERVERS_FIELD_NUMBER: _ClassVar[int]
+    ADDRESSES_FIELD_NUMBER: _ClassVar[int]
     members: _containers.RepeatedScalarFieldContainer[int]
     root: int
     sync: bool
@@ -510,7 +518,9 @@ class Form(_message.Message):
     joining: _containers.RepeatedScalarFieldContainer[int]
     round: int
     turn: int
-    def __init__(self, members: _Optional[_Iterable[int]] = ..., root: _Optional[int] = ..., sync: _Optional[bool] = ..., epochs: _Optional[int] = ..., shares: _Optional[_Iterable[int]] = ..., layout: _Optional[_Union[Layout, _Mapping]] = ..., step: _Optional[int] = ..., joining: _Optional[_Iterable[int]] = ..., round: _Optional[int] = ..., turn: _Optional[int] = ...) -> None: ...
+    servers: int
+    addresses: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, members: _Optional[_Iterable[int]] = ..., root: _Optional[int] = ..., sync: _Optional[bool] = ..., epochs: _Optional[int] = ..., shares: _Optional[_Iterable[int]] = ..., layout: _Optional[_Union[Layout, _Mapping]] = ..., step: _Optional[int] = ..., joining: _Optional[_Iterable[int]] = ..., round: _Optional[int] = ..., turn: _Optional[int] = ..., servers: _Optional[int] = ..., addresses: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Train(_message.Message):
     __slots__ = ("epochs",)
@@ -601,10 +611,12 @@ class Status(_message.Message):
     def __init__(self, json: _Optional[str] = ...) -> None: ...
 
 class ScaleRequest(_message.Message):
-    __slots__ = ("workers",)
+    __slots__ = ("workers", "servers")
     WORKERS_FIELD_NUMBER: _ClassVar[int]
+    SERVERS_FIELD_NUMBER: _ClassVar[int]
     workers: int
-    def __init__(self, workers: _Optional[int] = ...) -> None: ...
+    servers: int
+    def __init__(self, workers: _Optional[int] = ..., servers: _Optional[int] = ...) -> None: ...
 
 class StopRequest(_message.Message):
     __slots__ = ("why", "checkpoint", "force", "id")

@@ -83,42 +83,48 @@ class Commit(_message.Message):
     def __init__(self, step: _Optional[int] = ..., skipped: _Optional[bool] = ..., scale: _Optional[float] = ..., learning_rate: _Optional[float] = ..., iteration: _Optional[int] = ...) -> None: ...
 
 class SettleRequest(_message.Message):
-    __slots__ = ("run_id", "generation", "step", "last")
+    __slots__ = ("run_id", "generation", "step", "last", "arrangement")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
+    ARRANGEMENT_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     generation: int
     step: int
     last: Commit
-    def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., last: _Optional[_Union[Commit, _Mapping]] = ...) -> None: ...
+    arrangement: Arrangement
+    def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., last: _Optional[_Union[Commit, _Mapping]] = ..., arrangement: _Optional[_Union[Arrangement, _Mapping]] = ...) -> None: ...
 
 class RestoreRequest(_message.Message):
-    __slots__ = ("run_id", "generation", "step", "attempt")
+    __slots__ = ("run_id", "generation", "step", "attempt", "arrangement")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    ARRANGEMENT_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     generation: int
     step: int
     attempt: str
-    def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., attempt: _Optional[str] = ...) -> None: ...
+    arrangement: Arrangement
+    def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., attempt: _Optional[str] = ..., arrangement: _Optional[_Union[Arrangement, _Mapping]] = ...) -> None: ...
 
 class PullRequest(_message.Message):
-    __slots__ = ("run_id", "generation", "step", "last", "ids")
+    __slots__ = ("run_id", "generation", "step", "last", "ids", "servers")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
     IDS_FIELD_NUMBER: _ClassVar[int]
+    SERVERS_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     generation: int
     step: int
     last: Commit
     ids: _containers.RepeatedCompositeFieldContainer[Ids]
-    def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., last: _Optional[_Union[Commit, _Mapping]] = ..., ids: _Optional[_Iterable[_Union[Ids, _Mapping]]] = ...) -> None: ...
+    servers: int
+    def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., last: _Optional[_Union[Commit, _Mapping]] = ..., ids: _Optional[_Iterable[_Union[Ids, _Mapping]]] = ..., servers: _Optional[int] = ...) -> None: ...
 
 class Ids(_message.Message):
     __slots__ = ("table", "ids")
@@ -137,7 +143,7 @@ class Rows(_message.Message):
     def __init__(self, rows: _Optional[_Iterable[bytes]] = ..., version: _Optional[int] = ...) -> None: ...
 
 class ListRequest(_message.Message):
-    __slots__ = ("run_id", "generation", "step", "last", "table", "after", "most", "since")
+    __slots__ = ("run_id", "generation", "step", "last", "table", "after", "most", "since", "servers")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
@@ -146,6 +152,7 @@ class ListRequest(_message.Message):
     AFTER_FIELD_NUMBER: _ClassVar[int]
     MOST_FIELD_NUMBER: _ClassVar[int]
     SINCE_FIELD_NUMBER: _ClassVar[int]
+    SERVERS_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     generation: int
     step: int
@@ -154,7 +161,8 @@ class ListRequest(_message.Message):
     after: int
     most: int
     since: int
-    def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., last: _Optional[_Union[Commit, _Mapping]] = ..., table: _Optional[int] = ..., after: _Optional[int] = ..., most: _Optional[int] = ..., since: _Optional[int] = ...) -> None: ...
+    servers: int
+    def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., last: _Optional[_Union[Commit, _Mapping]] = ..., table: _Optional[int] = ..., after: _Optional[int] = ..., most: _Optional[int] = ..., since: _Optional[int] = ..., servers: _Optional[int] = ...) -> None: ...
 
 class Listed(_message.Message):
     __slots__ = ("ids", "rows", "more", "step", "line")
@@ -193,6 +201,90 @@ class Gradients(_message.Message):
     ids: bytes
     values: bytes
     def __init__(self, table: _Optional[int] = ..., ids: _Optional[bytes] = ..., values: _Optional[bytes] = ...) -> None: ...
+
+class Arrangement(_message.Message):
+    __slots__ = ("servers", "replicas", "out")
+    SERVERS_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    OUT_FIELD_NUMBER: _ClassVar[int]
+    servers: int
+    replicas: int
+    out: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, servers: _Optional[int] = ..., replicas: _Optional[int] = ..., out: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class FetchRequest(_message.Message):
+    __slots__ = ("run_id", "generation", "step", "last", "of", "to", "addresses")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    OF_FIELD_NUMBER: _ClassVar[int]
+    TO_FIELD_NUMBER: _ClassVar[int]
+    ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    generation: int
+    step: int
+    last: Commit
+    of: Arrangement
+    to: Arrangement
+    addresses: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., last: _Optional[_Union[Commit, _Mapping]] = ..., of: _Optional[_Union[Arrangement, _Mapping]] = ..., to: _Optional[_Union[Arrangement, _Mapping]] = ..., addresses: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class PageRequest(_message.Message):
+    __slots__ = ("run_id", "generation", "step", "of", "to", "index", "table", "bucket", "most")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    OF_FIELD_NUMBER: _ClassVar[int]
+    TO_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    BUCKET_FIELD_NUMBER: _ClassVar[int]
+    MOST_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    generation: int
+    step: int
+    of: Arrangement
+    to: Arrangement
+    index: int
+    table: int
+    bucket: int
+    most: int
+    def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., of: _Optional[_Union[Arrangement, _Mapping]] = ..., to: _Optional[_Union[Arrangement, _Mapping]] = ..., index: _Optional[int] = ..., table: _Optional[int] = ..., bucket: _Optional[int] = ..., most: _Optional[int] = ...) -> None: ...
+
+class PageOfRows(_message.Message):
+    __slots__ = ("table", "ids", "steps", "counts", "rows", "slots", "seen", "next")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    SEEN_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
+    table: int
+    ids: bytes
+    steps: bytes
+    counts: bytes
+    rows: bytes
+    slots: bytes
+    seen: bytes
+    next: int
+    def __init__(self, table: _Optional[int] = ..., ids: _Optional[bytes] = ..., steps: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., rows: _Optional[bytes] = ..., slots: _Optional[bytes] = ..., seen: _Optional[bytes] = ..., next: _Optional[int] = ...) -> None: ...
+
+class ArrangeRequest(_message.Message):
+    __slots__ = ("run_id", "generation", "step", "last", "to")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    TO_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    generation: int
+    step: int
+    last: Commit
+    to: Arrangement
+    def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., last: _Optional[_Union[Commit, _Mapping]] = ..., to: _Optional[_Union[Arrangement, _Mapping]] = ...) -> None: ...
 
 class WritePartRequest(_message.Message):
     __slots__ = ("run_id", "generation", "step", "last", "attempt", "index", "of")
@@ -235,12 +327,14 @@ class CommittedRequest(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., step: _Optional[int] = ..., attempt: _Optional[str] = ...) -> None: ...
 
 class BeginRequest(_message.Message):
-    __slots__ = ("run_id", "values")
+    __slots__ = ("run_id", "values", "arrangement")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     VALUES_FIELD_NUMBER: _ClassVar[int]
+    ARRANGEMENT_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     values: _containers.RepeatedCompositeFieldContainer[Gradients]
-    def __init__(self, run_id: _Optional[str] = ..., values: _Optional[_Iterable[_Union[Gradients, _Mapping]]] = ...) -> None: ...
+    arrangement: Arrangement
+    def __init__(self, run_id: _Optional[str] = ..., values: _Optional[_Iterable[_Union[Gradients, _Mapping]]] = ..., arrangement: _Optional[_Union[Arrangement, _Mapping]] = ...) -> None: ...
 
 class Steps(_message.Message):
     __slots__ = ("bounds",)
@@ -361,21 +455,27 @@ class KeptRequest(_message.Message):
     def __init__(self, run_id: _Optional[str] = ...) -> None: ...
 
 class Position(_message.Message):
-    __slots__ = ("generation", "step", "empty")
+    __slots__ = ("generation", "step", "empty", "arrangement", "ready", "ready_step")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     EMPTY_FIELD_NUMBER: _ClassVar[int]
+    ARRANGEMENT_FIELD_NUMBER: _ClassVar[int]
+    READY_FIELD_NUMBER: _ClassVar[int]
+    READY_STEP_FIELD_NUMBER: _ClassVar[int]
     generation: int
     step: int
     empty: bool
-    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., empty: _Optional[bool] = ...) -> None: ...
+    arrangement: Arrangement
+    ready: Arrangement
+    ready_step: int
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., empty: _Optional[bool] = ..., arrangement: _Optional[_Union[Arrangement, _Mapping]] = ..., ready: _Optional[_Union[Arrangement, _Mapping]] = ..., ready_step: _Optional[int] = ...) -> None: ...
 
 class DescribeRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class Description(_message.Message):
-    __slots__ = ("position", "tables", "memory", "memory_limit", "rows_pulled", "rows_staged", "busy_seconds", "log_bytes", "run_id", "index", "servers", "line", "taken", "reopened")
+    __slots__ = ("position", "tables", "memory", "memory_limit", "rows_pulled", "rows_staged", "busy_seconds", "log_bytes", "run_id", "index", "servers", "line", "taken", "reopened", "arrangement")
     POSITION_FIELD_NUMBER: _ClassVar[int]
     TABLES_FIELD_NUMBER: _ClassVar[int]
     MEMORY_FIELD_NUMBER: _ClassVar[int]
@@ -390,6 +490,7 @@ class Description(_message.Message):
     LINE_FIELD_NUMBER: _ClassVar[int]
     TAKEN_FIELD_NUMBER: _ClassVar[int]
     REOPENED_FIELD_NUMBER: _ClassVar[int]
+    ARRANGEMENT_FIELD_NUMBER: _ClassVar[int]
     position: Position
     tables: _containers.RepeatedCompositeFieldContainer[TableState]
     memory: int
@@ -404,7 +505,8 @@ class Description(_message.Message):
     line: str
     taken: Steps
     reopened: Steps
-    def __init__(self, position: _Optional[_Union[Position, _Mapping]] = ..., tables: _Optional[_Iterable[_Union[TableState, _Mapping]]] = ..., memory: _Optional[int] = ..., memory_limit: _Optional[int] = ..., rows_pulled: _Optional[int] = ..., rows_staged: _Optional[int] = ..., busy_seconds: _Optional[float] = ..., log_bytes: _Optional[int] = ..., run_id: _Optional[str] = ..., index: _Optional[int] = ..., servers: _Optional[int] = ..., line: _Optional[str] = ..., taken: _Optional[_Union[Steps, _Mapping]] = ..., reopened: _Optional[_Union[Steps, _Mapping]] = ...) -> None: ...
+    arrangement: Arrangement
+    def __init__(self, position: _Optional[_Union[Position, _Mapping]] = ..., tables: _Optional[_Iterable[_Union[TableState, _Mapping]]] = ..., memory: _Optional[int] = ..., memory_limit: _Optional[int] = ..., rows_pulled: _Optional[int] = ..., rows_staged: _Optional[int] = ..., busy_seconds: _Optional[float] = ..., log_bytes: _Optional[int] = ..., run_id: _Optional[str] = ..., index: _Optional[int] = ..., servers: _Optional[int] = ..., line: _Optional[str] = ..., taken: _Optional[_Union[Steps, _Mapping]] = ..., reopened: _Optional[_Union[Steps, _Mapping]] = ..., arrangement: _Optional[_Union[Arrangement, _Mapping]] = ...) -> None: ...
 
 class TableState(_message.Message):
     __slots__ = ("name", "rows", "dim")

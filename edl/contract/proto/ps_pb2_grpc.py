@@ -74,6 +74,21 @@ class ParameterServerStub:
                 request_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.CommittedRequest.SerializeToString,
                 response_deserializer=edl_dot_contract_dot_proto_dot_ps__pb2.Position.FromString,
                 _registered_method=True)
+        self.Fetch = channel.unary_unary(
+                '/edl.ParameterServer/Fetch',
+                request_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.FetchRequest.SerializeToString,
+                response_deserializer=edl_dot_contract_dot_proto_dot_ps__pb2.Position.FromString,
+                _registered_method=True)
+        self.Page = channel.unary_unary(
+                '/edl.ParameterServer/Page',
+                request_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.PageRequest.SerializeToString,
+                response_deserializer=edl_dot_contract_dot_proto_dot_ps__pb2.PageOfRows.FromString,
+                _registered_method=True)
+        self.Arrange = channel.unary_unary(
+                '/edl.ParameterServer/Arrange',
+                request_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.ArrangeRequest.SerializeToString,
+                response_deserializer=edl_dot_contract_dot_proto_dot_ps__pb2.Position.FromString,
+                _registered_method=True)
         self.Describe = channel.unary_unary(
                 '/edl.ParameterServer/Describe',
                 request_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.DescribeRequest.SerializeToString,
@@ -184,6 +199,28 @@ class ParameterServerServicer:
     def Committed(self, request, context):
         """The checkpoint of this step is whole: the log before it is not needed any more.
         """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Fetch(self, request, context):
+        """Another arrangement of the rows (edl/contract/arrangement.py), between two steps: each server that is to have
+        more takes that from those that have it (`Fetch`, which calls their `Page`), and keeps it beside its rows. When
+        all have done so, all go over to it (`Arrange`), and drop what is not theirs any more. So at each moment one
+        arrangement is whole on all its servers, whoever dies: the next root takes that one, or goes on to the other.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Page(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Arrange(self, request, context):
+        """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -302,6 +339,21 @@ def add_ParameterServerServicer_to_server(servicer, server):
             'Committed': grpc.unary_unary_rpc_method_handler(
                     servicer.Committed,
                     request_deserializer=edl_dot_contract_dot_proto_dot_ps__pb2.CommittedRequest.FromString,
+                    response_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.Position.SerializeToString,
+            ),
+            'Fetch': grpc.unary_unary_rpc_method_handler(
+                    servicer.Fetch,
+                    request_deserializer=edl_dot_contract_dot_proto_dot_ps__pb2.FetchRequest.FromString,
+                    response_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.Position.SerializeToString,
+            ),
+            'Page': grpc.unary_unary_rpc_method_handler(
+                    servicer.Page,
+                    request_deserializer=edl_dot_contract_dot_proto_dot_ps__pb2.PageRequest.FromString,
+                    response_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.PageOfRows.SerializeToString,
+            ),
+            'Arrange': grpc.unary_unary_rpc_method_handler(
+                    servicer.Arrange,
+                    request_deserializer=edl_dot_contract_dot_proto_dot_ps__pb2.ArrangeRequest.FromString,
                     response_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.Position.SerializeToString,
             ),
             'Describe': grpc.unary_unary_rpc_method_handler(
@@ -565,6 +617,87 @@ class ParameterServer:
             target,
             '/edl.ParameterServer/Committed',
             edl_dot_contract_dot_proto_dot_ps__pb2.CommittedRequest.SerializeToString,
+            edl_dot_contract_dot_proto_dot_ps__pb2.Position.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Fetch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/edl.ParameterServer/Fetch',
+            edl_dot_contract_dot_proto_dot_ps__pb2.FetchRequest.SerializeToString,
+            edl_dot_contract_dot_proto_dot_ps__pb2.Position.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Page(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/edl.ParameterServer/Page',
+            edl_dot_contract_dot_proto_dot_ps__pb2.PageRequest.SerializeToString,
+            edl_dot_contract_dot_proto_dot_ps__pb2.PageOfRows.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Arrange(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/edl.ParameterServer/Arrange',
+            edl_dot_contract_dot_proto_dot_ps__pb2.ArrangeRequest.SerializeToString,
             edl_dot_contract_dot_proto_dot_ps__pb2.Position.FromString,
             options,
             channel_credentials,

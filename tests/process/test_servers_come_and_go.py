@@ -1,0 +1,91 @@
+"""Jobs whose parameter servers become more and fewer while they train, and are killed meanwhile.
+
+The model counts each record in a row of its own (tests/models/counting_rows.py): the last word is the rows'.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+
+import pytest
+
+from edl.contract import artifacts
+from edl.contract.reasons import Reason
+from edl.errors import ConfigError
+from tests.process.conftest import Running
+from tests.process.test_rows_on_servers import EPOCHS, RECORDS, counted, started
+from tests.process.test_saved import A_Job
+
+pytestmark = pytest.mark.process
+HYBRID = ("mode=hybrid", "ps.servers=1", "evaluation.epochs=0")
+
+
+async def on(job: Running, servers: int) -> None:
+    """Until the ring trains with the rows on so many servers, and no others are left."""
+    await job.until(lambda: job.job.servers.have == servers and job.ring)
+    await job.until(lambda: len(job.status["servers"]) == servers)
+    await job.stepping()
+
+
+async def test_servers_become_more_and_fewer_while_the_job_trains(a_job: A_Job) -> None:
+    async with a_job(*HYBRID, workers=2, records=RECORDS, epochs=EPOCHS, model="counting_rows.py") as job:
+        await job.ring_of(2)
+        await job.stepping()
+        for servers in (2, 3, 2):
+            assert f"-> {servers}" in job.master.scale(None, servers)
+            await on(job, servers)
+        summary = await counted(job)
+    assert summary["state_losses"] == 0
+    assert not job.noticed(Reason.WentBack)
+    moved = job.noticed(Reason.ServersMoved)
+    said = [f"the rows are on {n} parameter servers" for n in (2, 3, 2)]
+    assert [text.split(",")[0] for text in moved] == said
+
+
+async def test_servers_that_are_killed_while_rows_move_cost_no_row(a_job: A_Job) -> None:
+    async with a_job(*HYBRID, workers=2, records=RECORDS, epochs=EPOCHS, model="counting_rows.py") as job:
+        members = await job.ring_of(2)
+        await job.stepping()
+        job.master.scale(None, 3)
+        await job.until(lambda: len(job.status["servers"]) == 3 and all(started(job, i) for i in range(3)))
+        for index in (0, 2):
+            os.kill(started(job, index), signal.SIGKILL)
+        job.kill(members[0])
+        await on(job, 3)
+        job.master.scale(None, 1)
+        os.kill(started(job, 1), signal.SIGKILL)
+        await on(job, 1)
+        await counted(job)
+
+
+async def test_with_a_second_copy_a_killed_server_is_not_waited_for(a_job: A_Job) -> None:
+    twice = ("mode=hybrid", "ps.servers=2", "ps.replicas=2", "evaluation.epochs=0")
+    async with a_job(*twice, workers=2, records=RECORDS, epochs=EPOCHS, model="counting_rows.py") as job:
+        members = await job.ring_of(2)
+        await job.stepping()
+        for index in (0, 1):
+            shutil.rmtree(job.output / artifacts.SERVERS / f"log-{index}")
+            os.kill(started(job, index), signal.SIGKILL)
+            await job.until(lambda index=index: job.job.servers.out == (index,) and job.ring)
+            await job.until(lambda: job.job.servers.out == () and job.ring)  # and it has its rows again
+            await job.stepping()
+        job.kill(members[0])
+        await job.ring_of(2, without=members[:1])
+        summary = await counted(job)
+    assert summary["state_losses"] == 0
+    assert not job.noticed(Reason.WentBack), "a lost log is no loss"
+    assert len(job.noticed(Reason.ServerOut)) == 2
+
+
+async def test_servers_become_more_and_fewer_with_a_second_copy(a_job: A_Job) -> None:
+    twice = ("mode=hybrid", "ps.servers=2", "ps.replicas=2", "evaluation.epochs=0")
+    async with a_job(*twice, workers=1, records=RECORDS, epochs=EPOCHS, model="counting_rows.py") as job:
+        await job.ring_of(1)
+        with pytest.raises(ConfigError, match="each row is to be on more servers than there are"):
+            job.master.scale(None, 1)
+        for servers in (3, 2):
+            job.master.scale(None, servers)
+            await on(job, servers)
+        await counted(job)
