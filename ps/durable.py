@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from edl.checkpoints.manifest import Part
 from edl.contract.proto import ps_pb2 as pb
 from edl.errors import CheckpointError
 from ps import parts
-from ps.errors import Invalid, Misplaced, OutOfMemory, Refused, Unavailable
+from ps.errors import Invalid, Misplaced, OutOfMemory, Refused, Unavailable, Unreadable
 from ps.log import Base, Damaged, Log
 from ps.staging import Apply, Commit, Effect, Steps, TakeBack
 from ps.table import Copy, Table
@@ -35,7 +35,7 @@ from ps.table import Copy, Table
 SNAPSHOT_BYTES = 256 << 20  # of a log, at the least, before a snapshot replaces it
 SNAPSHOT_TIMES = 2  # so often the memory of the tables, too
 # What a record is, by its first byte.
-HEAD, TABLES, SETTLE, COMMIT, STAGE = b"H", b"T", b"S", b"C", b"G"
+HEAD, TABLES, SETTLE, COMMIT, STAGE, LOAD = b"H", b"T", b"S", b"C", b"G", b"L"
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class Server:
     def restore(self, request: pb.RestoreRequest) -> pb.Position:
         """
         Raises:
-            Unavailable: the checkpoint cannot be read. The server is empty then.
+            Unreadable: the checkpoint cannot be read. The server is empty then.
         """
         self._check_declared(request.run_id)
         steps, effects = self.steps.restore(request.generation, request.step, request.attempt)
@@ -142,14 +142,29 @@ class Server:
         self._written.clear()
         self._snapshot = None
         try:
-            self._load_checkpoint(request.step, request.attempt)
-            kind = "checkpoint" if request.step else ""
-            base = Base(self._owner, 0, kind, request.step, request.attempt)
+            if not request.step and request.HasField("start"):
+                base = self._begin_with(request)
+            else:
+                self._load_checkpoint(request.step, request.attempt)
+                kind = "checkpoint" if request.step else ""
+                base = Base(self._owner, 0, kind, request.step, request.attempt)
             self._log.begin(base, self._beginning(steps))
         except BaseException:
             self._lose()
             raise
         self.steps = steps
+        return self.position()
+
+    def load(self, raw: bytes) -> pb.Position:
+        request = pb.LoadRequest.FromString(raw)
+        self._check_declared(request.run_id)
+        self._reach(request.generation, 0, None)
+        rows = self._staged(raw, request.values)
+        for number, (ids, _) in rows.of.items():
+            self._check_room(self.tables[number], len(ids))
+        self._wait_for_copy()
+        self._log.append(LOAD, raw)
+        self._have(rows)
         return self.position()
 
     def pull(self, request: pb.PullRequest) -> list[np.ndarray]:
@@ -191,7 +206,7 @@ class Server:
     def stage(self, raw: bytes) -> pb.Position:
         request = pb.StageRequest.FromString(raw)
         self._check_declared(request.run_id)
-        staged = self._staged(raw, request)
+        staged = self._staged(raw, request.gradients)
         steps = self.steps.stage(request.generation, request.step, request.rank, staged)
         if steps is not self.steps:
             self._check_memory(staged)
@@ -282,15 +297,7 @@ class Server:
             OSError: there is no room.
         """
         path = self._log.directory / f"snapshot-{capture.segment:012d}"
-        try:
-            with open(path, "wb") as file:
-                for piece in files_of_tensors.pieces(capture.tensors(self.index, self.servers)):
-                    file.write(piece)
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError:
-            path.unlink(missing_ok=True)
-            raise
+        _write_tensors(path, capture.tensors(self.index, self.servers))
         return path.name
 
     def use_snapshot(self, capture: Capture, name: str) -> None:
@@ -378,9 +385,35 @@ class Server:
                     self._checkpoints, step, attempt, self.tables, self.index, self.servers, self._check_room
                 )
             except CheckpointError as error:
-                raise Unavailable(str(error)) from error
+                raise Unreadable(str(error)) from error
             except OSError as error:
-                raise Unavailable(f"{self._checkpoints}: {error}") from error
+                raise Unreadable(f"{self._checkpoints}: {error}") from error
+
+    def _begin_with(self, request: pb.RestoreRequest) -> Base:
+        """Have another job's rows: they are kept here, for that job may remove what they were read from."""
+        assert self._declared is not None
+        for table in self.tables:
+            table.clear()
+        try:
+            parts.read_start(request.start, self.tables, self.index, self.servers, self._check_room)
+        except CheckpointError as error:
+            raise Unreadable(f"checkpoint.from: {error}") from error
+        except OSError as error:
+            raise Unreadable(f"checkpoint.from: {request.start.directory}: {error}") from error
+        copies = [table.copy(0) for table in self.tables]
+        path = self._log.directory / f"snapshot-of-generation-{request.generation}"
+        try:
+            _write_tensors(path, parts.tensors(self.index, 0, self.servers, self._declared.tables, copies))
+        except OSError as error:
+            raise Unavailable(
+                f"the rows of {request.start.directory} cannot be kept in {self._log.directory}: {error}"
+            ) from error
+        return Base(self._owner, 0, "snapshot", 0, snapshot=path.name)
+
+    def _have(self, rows: Staged) -> None:
+        for number, (ids, values) in rows.of.items():
+            table = self.tables[number]
+            table.begin_with(ids, values.reshape(len(ids), table.dim))
 
     def _lose(self) -> None:
         """The rows are gone: be as one that has just been started, but for the generation."""
@@ -432,8 +465,10 @@ class Server:
                 self._take(*self.steps.reach(pull.generation, pull.step, _commit(pull)))
             elif kind == STAGE:
                 request = pb.StageRequest.FromString(text)
-                staged = self._staged(text, request)
+                staged = self._staged(text, request.gradients)
                 self.steps = self.steps.stage(request.generation, request.step, request.rank, staged)
+            elif kind == LOAD:
+                self._have(self._staged(text, pb.LoadRequest.FromString(text).values))
             else:
                 raise Damaged(f"a record of unknown kind {kind!r}")
 
@@ -481,9 +516,9 @@ class Server:
             raise Invalid(f"table {number}: expected one of {len(self.tables)}")
         return self.tables[number]
 
-    def _staged(self, raw: bytes, request: pb.StageRequest) -> Staged:
+    def _staged(self, raw: bytes, values_of: Iterable[pb.Gradients]) -> Staged:
         of: dict[int, tuple[np.ndarray, np.ndarray]] = {}
-        for given in request.gradients:
+        for given in values_of:
             table = self._table(given.table)
             ids, values = _ids(given.ids), given.values
             if len(values) != 4 * len(ids) * table.dim or given.table in of:
@@ -528,6 +563,22 @@ class Server:
             f"limit is {self._limit / 2**20:,.0f} MiB: use more servers (ps.servers), give each more memory "
             "(ps.resources), or keep fewer rows (min_count, ttl_steps)"
         )
+
+
+def _write_tensors(path: Path, tensors: Mapping[str, Any]) -> None:
+    """
+    Raises:
+        OSError: there is no room; no file is left then.
+    """
+    try:
+        with open(path, "wb") as file:
+            for piece in files_of_tensors.pieces(tensors):
+                file.write(piece)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise
 
 
 def _tables(request: pb.Tables) -> list[Table]:

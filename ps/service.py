@@ -7,8 +7,9 @@ settled yet waits.
 Statuses: UNAUTHENTICATED without a token of the job; PERMISSION_DENIED, the one for reading is not enough;
 INVALID_ARGUMENT, the request cannot be right; ABORTED, its generation has passed; FAILED_PRECONDITION, the
 server is not in the state that was asked for (it was just started and knows no tables, or is at another
-step); RESOURCE_EXHAUSTED, its memory limit; UNAVAILABLE, its disk is full or a checkpoint cannot be read.
-After each of them nothing has changed, and each has a text for a person.
+step); RESOURCE_EXHAUSTED, its memory limit; UNAVAILABLE, its disk is full; DATA_LOSS, a checkpoint cannot
+be read (the server is empty then). After each of the others nothing has changed, and each has a text for
+a person.
 
 What the workers owe: at each step at least one of them calls `Pull` on every server, without ids if need be,
 so that every server hears what became of every step.
@@ -31,7 +32,7 @@ from edl.errors import CheckpointError
 from edl.listener import OPTIONS as LISTENER_OPTIONS
 from edl.listener import Reading
 from ps.durable import Capture, Server
-from ps.errors import Invalid, Misplaced, OutOfMemory, Refused, Stale, Unavailable, Unsettled
+from ps.errors import Invalid, Misplaced, OutOfMemory, Refused, Stale, Unavailable, Unreadable, Unsettled
 
 T = TypeVar("T")
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
@@ -46,6 +47,7 @@ _STATUS = {
     Misplaced: grpc.StatusCode.FAILED_PRECONDITION,
     OutOfMemory: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Unavailable: grpc.StatusCode.UNAVAILABLE,
+    Unreadable: grpc.StatusCode.DATA_LOSS,
 }
 
 # What the token for reading is enough for: rows as they are now. With a generation, a call may take a step.
@@ -89,6 +91,7 @@ class Service:
             "Declare": unary(self._declare, pb.Tables, pb.Position),
             "Settle": unary(self._settle, pb.SettleRequest, pb.Position),
             "Restore": unary(self._restore, pb.RestoreRequest, pb.Position),
+            "Load": unary(self._load, None, pb.Position),
             "Pull": unary(self._pull, pb.PullRequest, None),
             "List": unary(self._list, pb.ListRequest, pb.Listed),
             "Stage": unary(self._stage, None, pb.Position),
@@ -125,6 +128,9 @@ class Service:
         position = await self._do(self._server.restore, request)
         self._wake()
         return position
+
+    async def _load(self, request: bytes, _: Context) -> pb.Position:
+        return await self._when_settled(self._server.load, request, len(request))
 
     async def _pull(self, request: pb.PullRequest, _: Context) -> bytes:
         def act(request: pb.PullRequest) -> bytes:

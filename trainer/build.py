@@ -161,16 +161,13 @@ def build(stream: MasterStream, memory: MemoryCopy | None = None) -> Worker:
         if stream.rehearses and stream.output and learner.missing():
             session.warn(learner.missing())
     checkpoints = of_job(config, session, learner, stream.run_id, servers)
-    warm_start = warm_start_of_job(config, model, learner, session.began_with)
+    warm_start = warm_start_of_job(config, model, learner, session.began_with, servers)
     if warm_start is not None and stream.rehearses:
         own, _ = checkpoints.newest(batches.layout) if checkpoints else (0, None)
         if not own:
             warm_start.check()  # now, and not when all are there
 
-    def begin() -> None:
-        if warm_start is not None:
-            warm_start.begin()
-
+    begin = warm_start.begin if warm_start is not None else None
     report = Telemetry(session, batches.steps, near_end=ahead.prepare if ahead is not None else None)
     if memory is not None:
         memory.open(stream.run_id, learner.fingerprint(), [len(part) for part in learner.parts()])

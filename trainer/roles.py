@@ -4,7 +4,7 @@ callbacks, as it sees them."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -41,6 +41,26 @@ class Commit:
     learning_rate: float  # of the model's optimizer in this step
     iteration: int  # updates of the model before it
     generation: int = 0  # of the servers, in which its gradients were staged
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The rows that a training begins with, which another one has learned.
+
+    Args:
+        directory: of that one's checkpoints, or an address; empty: all rows are in `rows`.
+        step, attempt: of the checkpoint.
+        everything: what the optimizer keeps, too.
+        tables: by name, that the servers read there themselves.
+        rows: of other tables, by number: ids int64 [n], each once, and rows float32 [n, dim].
+    """
+
+    directory: str = ""
+    step: int = 0
+    attempt: str = ""
+    everything: bool = False
+    tables: tuple[str, ...] = ()
+    rows: Mapping[int, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
 
 
 class Rows(Protocol):

@@ -3,7 +3,8 @@
 Promise: a call ends with the server's answer, with `RingBroken` as soon as the ring is called off or the
 server is found to have lost what the ring knows it had, or with the server's own words, if it refuses what is
 asked. A server that is away, is slow, or hangs is waited for: it comes back with all that it had, and the
-master says when that is to end. Whatever is asked may be asked again: the second time it changes nothing.
+master says when that is to end. One that cannot read a checkpoint is asked again for a minute. Whatever is
+asked may be asked again: the second time it changes nothing.
 
 The channel is made with the first call, so in the process that calls: gRPC does not survive a fork.
 """
@@ -32,11 +33,14 @@ FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.02, 1.0
 LOOK_SECONDS = 1.0  # after which a call that has no answer is looked into, again and again
 TOLD_SECONDS = 5.0  # after which people are told whom it waits for
 DESCRIBE_SECONDS = 2.0
+UNREADABLE_SECONDS = 60.0  # for a store that is away to come back
 TELL_SECONDS = 30.0
 AWAY = {  # what a call fails with when the server is away, ends, or was cut off
     grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED,
     grpc.StatusCode.INTERNAL,
 }  # fmt: skip
+
+UNREADABLE = grpc.StatusCode.DATA_LOSS  # a checkpoint, by the server
 
 Request: TypeAlias = Any  # a message of ps.proto
 
@@ -211,12 +215,16 @@ class ServerLink:
                 what = "nothing" if position.empty else f"the state of step {position.step:,}"
                 raise RingBroken(f"{self.name} has come back with {what}: it has lost its log")
 
-    def refused(self, error: grpc.RpcError, method: str) -> None:
-        """What it means that a call has failed; returns if it is to be made again."""
+    def refused(self, error: grpc.RpcError, method: str, unreadable: float = 0.0) -> None:
+        """What it means that a call has failed; returns if it is to be made again.
+
+        Args:
+            unreadable: seconds for which it has failed because a checkpoint cannot be read.
+        """
         code, words = error.code(), error.details()
         if self._interrupt.is_cut:
             raise self.cut() from error
-        if code in AWAY:
+        if code in AWAY or (code is UNREADABLE and unreadable < UNREADABLE_SECONDS):
             return
         # Of a step that it is not at, or of tables that it does not know: the next root settles that.
         misplaced = code is grpc.StatusCode.FAILED_PRECONDITION and method != "Declare"
@@ -241,11 +249,14 @@ class Call:
 
     def result(self) -> Any:
         link, pause = self._link, FIRST_PAUSE_SECONDS
+        unreadable_at: float | None = None  # since when
         while True:
             try:
                 answer = self._answer()
             except grpc.RpcError as error:
-                link.refused(error, self._method)
+                if error.code() is UNREADABLE and unreadable_at is None:
+                    unreadable_at = link.now
+                link.refused(error, self._method, 0.0 if unreadable_at is None else link.now - unreadable_at)
                 self._tell(error.details() or "")
             else:
                 if self._told:

@@ -22,7 +22,7 @@ from edl.contract.buckets import owners
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.rows import IDS, PAGE_BYTES, VALUES, Shares, encoded, put
 from edl.errors import EdlError
-from trainer.roles import Commit, Table
+from trainer.roles import Commit, Start, Table
 from trainer.server_link import Interrupt, Link, Request, ServerLink, ServerRefused, Writing
 
 WORKERS = 1 << 20  # a generation is a number of its own, and that of the worker who claimed it
@@ -45,6 +45,7 @@ class ParameterServers:
         self._last: Callable[[], Commit | None] = lambda: None
         self._generation = 0
         self._found: dict[int, pb.Position] = {}  # where they were when a generation was claimed
+        self._start = Start()  # what the next `restore` of step 0 begins with
         owners(len(links))  # computed once, not in the first step
 
     @classmethod
@@ -86,9 +87,16 @@ class ParameterServers:
     def cut(self) -> None:
         self._interrupt.cut()
 
+    def begin_with(self, start: Start) -> None:
+        """The next `restore` of step 0 begins with these rows: once, for they may be many."""
+        self._start = start
+
     def settle(self, step: int) -> str:
         if why := "; ".join(filter(None, map(self._dropped, self._found, repeat(step)))):
             return why
+        if not step and (lost := [index for index, position in self._found.items() if position.empty]):
+            # It would begin anew, and this job's rows do not begin as new ones do.
+            return f"parameter server {lost[0]} has lost its log and rows"
         request = pb.SettleRequest(
             run_id=self._run_id, generation=self._generation, step=step, last=self._commit(step)
         )
@@ -100,12 +108,43 @@ class ParameterServers:
         request = pb.RestoreRequest(
             run_id=self._run_id, generation=self._generation, step=step, attempt=attempt
         )
+        if not step and (start := self._start).tables:
+            request.start.CopyFrom(
+                pb.Start(
+                    directory=start.directory, step=start.step, attempt=start.attempt,
+                    everything=start.everything, tables=start.tables,
+                )
+            )  # fmt: skip
         for index, position in self._ask("Restore", dict.fromkeys(range(self.count), request)).items():
             if position.step != step:
                 raise ServerRefused(
                     f"parameter server {index} was to go back to step {step:,}, and is at {position.step:,}"
                 )
         self._declare()  # to those that came back meanwhile with nothing
+        if not step:
+            for number, (ids, rows) in self._start.rows.items():
+                self._load(number, ids, rows)
+            self._start = Start()
+
+    def _load(self, number: int, ids: np.ndarray, rows: np.ndarray) -> None:
+        """Give all servers their rows of a table, page by page."""
+        most = max(PAGE_BYTES // (8 + 4 * self._tables[number].dim), 1)
+        for at in range(0, len(ids), most):
+            share = Shares(ids[at : at + most], self.count)
+            requests = {
+                index: pb.LoadRequest(
+                    run_id=self._run_id, generation=self._generation,
+                    values=[
+                        pb.Gradients(
+                            table=number, ids=encoded(share.ids[share.of(index)], IDS),
+                            values=encoded(rows[at : at + most][share.of(index)], VALUES),
+                        )
+                    ],
+                )
+                for index in range(self.count)
+                if share.has(index)
+            }  # fmt: skip
+            self._ask("Load", requests, known=True)
 
     def _declare(self) -> dict[int, pb.Position]:
         """To all servers; returns where they are."""

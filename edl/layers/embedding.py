@@ -94,6 +94,8 @@ class Embedding(keras.layers.Layer):
         self.reader: Callable[[np.ndarray], np.ndarray] | None = (
             None  # gives rows of ids, where there is no source
         )
+        # Given what a file has of this layer, where its rows are on servers.
+        self.loader: Callable[[list[np.ndarray]], None] | None = None
 
     def build(self, input_shape: Any = None) -> None:
         if self.built:
@@ -182,6 +184,12 @@ class Embedding(keras.layers.Layer):
             "ttl_steps": self.ttl_steps,
             "vocabulary": 0 if self.on_servers and self.ids is None else self.vocabulary,
         }
+
+    def load_own_variables(self, store: Any) -> None:
+        if self.loader is not None and self.on_servers and self.ids is None:
+            self.loader([np.asarray(store[key]) for key in sorted(store.keys())])
+        else:
+            super().load_own_variables(store)
 
     # --- a table that is saved
 

@@ -49,6 +49,11 @@ class ParameterServerStub:
                 request_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.RestoreRequest.SerializeToString,
                 response_deserializer=edl_dot_contract_dot_proto_dot_ps__pb2.Position.FromString,
                 _registered_method=True)
+        self.Load = channel.unary_unary(
+                '/edl.ParameterServer/Load',
+                request_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.LoadRequest.SerializeToString,
+                response_deserializer=edl_dot_contract_dot_proto_dot_ps__pb2.Position.FromString,
+                _registered_method=True)
         self.Pull = channel.unary_unary(
                 '/edl.ParameterServer/Pull',
                 request_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.PullRequest.SerializeToString,
@@ -138,6 +143,14 @@ class ParameterServerServicer:
 
     def Restore(self, request, context):
         """Go back to the checkpoint of this step, and forget all that came after it; step 0: begin anew.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Load(self, request, context):
+        """At step 0, before the first one: have these rows, whose learning begins with them. An id that has a row keeps
+        it, so the same again changes nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -261,6 +274,11 @@ def add_ParameterServerServicer_to_server(servicer, server):
             'Restore': grpc.unary_unary_rpc_method_handler(
                     servicer.Restore,
                     request_deserializer=edl_dot_contract_dot_proto_dot_ps__pb2.RestoreRequest.FromString,
+                    response_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.Position.SerializeToString,
+            ),
+            'Load': grpc.unary_unary_rpc_method_handler(
+                    servicer.Load,
+                    request_deserializer=edl_dot_contract_dot_proto_dot_ps__pb2.LoadRequest.FromString,
                     response_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.Position.SerializeToString,
             ),
             'Pull': grpc.unary_unary_rpc_method_handler(
@@ -409,6 +427,33 @@ class ParameterServer:
             target,
             '/edl.ParameterServer/Restore',
             edl_dot_contract_dot_proto_dot_ps__pb2.RestoreRequest.SerializeToString,
+            edl_dot_contract_dot_proto_dot_ps__pb2.Position.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Load(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/edl.ParameterServer/Load',
+            edl_dot_contract_dot_proto_dot_ps__pb2.LoadRequest.SerializeToString,
             edl_dot_contract_dot_proto_dot_ps__pb2.Position.FromString,
             options,
             channel_credentials,
