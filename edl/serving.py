@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -77,6 +77,30 @@ class Changed:
     step: int
     mark: str
     whole: bool
+
+
+@dataclass(frozen=True)
+class Pages:
+    """Rows of a table that have changed, to be gone over once.
+
+    Args:
+        dim: the length of a row.
+        step, mark, whole: as of `Changed`.
+        each: gives the pages: ids int64 [n], no id twice, and rows float32 [n, dim].
+    """
+
+    dim: int
+    step: int
+    mark: str
+    whole: bool
+    each: Callable[[], Iterator[tuple[np.ndarray, np.ndarray]]]
+
+    def __iter__(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        return self.each()
+
+
+class WentBack(EdlError):
+    """Servers have gone back to a checkpoint while their rows were listed."""
 
 
 def text_ids(
@@ -146,27 +170,40 @@ class Client:
         Raises:
             EdlError: that is no mark.
         """
-        step, _, line = since.partition("-")
-        if since and not (line and step.isdecimal()):
-            raise EdlError(f"since: {since!r}: expected the mark of another `changed`, or none")
         for _ in range(ATTEMPTS):
-            known = self._in_time(self._find)
-            number, about = self._numbered(table, known)
-            whole = line != known.line
-            # One step can be taken back: what it has changed is asked for again.
-            first = 0 if whole else max(int(step) - 1, 0)
-            request = pb.ListRequest(
-                run_id=known.run_id, table=number, since=first, most=max(PAGE_BYTES // (8 + 4 * about.dim), 1)
-            )
+            pages = self.pages(table, since)
+            ids, rows = [np.empty(0, np.int64)], [np.empty((0, pages.dim), np.float32)]
             try:
-                ids, rows = self._list(request, known, about.dim)
-            except _WentBack:
+                for some, theirs in pages:
+                    ids.append(some)
+                    rows.append(theirs)
+            except WentBack:
                 continue
-            now = min(known.steps)
-            return Changed(ids, rows, now, f"{now}-{known.line}", whole)
+            return Changed(np.concatenate(ids), np.concatenate(rows), pages.step, pages.mark, pages.whole)
         raise EdlError(
             f"table {table!r}: the servers went back {ATTEMPTS} times while it was read: try again"
         )
+
+    def pages(self, table: str, since: str = "") -> Pages:
+        """The same, page by page, for tables that are large. Nothing is read before the first page is taken.
+
+        Raises:
+            WentBack: (by the pages) the servers have gone back to a checkpoint meanwhile: begin again.
+        """
+        step, _, line = since.partition("-")
+        if since and not (line and step.isdecimal()):
+            raise EdlError(f"since: {since!r}: expected the mark of another `changed`, or none")
+        known = self._in_time(self._find)
+        number, about = self._numbered(table, known)
+        whole = line != known.line
+        # One step can be taken back: what it has changed is asked for again.
+        first = 0 if whole else max(int(step) - 1, 0)
+        request = pb.ListRequest(
+            run_id=known.run_id, table=number, since=first, most=max(PAGE_BYTES // (8 + 4 * about.dim), 1)
+        )
+        now = min(known.steps)
+        pages = partial(self._list, request, known, about.dim)
+        return Pages(about.dim, now, f"{now}-{known.line}", whole, pages)
 
     def tables(self) -> tuple[Table, ...]:
         """Those that there are, with the number of rows that they have now."""
@@ -211,21 +248,21 @@ class Client:
             put(rows, shares.of(index), b"".join(answer.rows), index)
         return rows
 
-    def _list(self, request: pb.ListRequest, known: _Known, dim: int) -> tuple[np.ndarray, np.ndarray]:
-        """Raises: _WentBack."""
+    def _list(
+        self, request: pb.ListRequest, known: _Known, dim: int
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Raises: WentBack."""
         asked = {index: _copied(request) for index in range(len(self._stubs))}
-        ids, rows = [np.empty(0, np.int64)], [np.empty((0, dim), np.float32)]
         while asked:
             for index, page in self._in_time(partial(self._ask, "List", dict(asked))).items():
                 if page.line != known.lines[index]:
-                    raise _WentBack
-                ids.append(np.frombuffer(page.ids, IDS))
-                rows.append(np.frombuffer(page.rows, VALUES).reshape(len(ids[-1]), dim))
+                    raise WentBack(f"{self._name(index)} has gone back to a checkpoint")
+                ids = np.frombuffer(page.ids, IDS)
                 if page.more:
-                    asked[index].after = int(ids[-1][-1])
+                    asked[index].after = int(ids[-1])
                 else:
                     del asked[index]
-        return np.concatenate(ids), np.concatenate(rows)
+                yield ids, np.frombuffer(page.rows, VALUES).reshape(len(ids), dim)
 
     def _find(self, deadline: float) -> _Known:
         """What the servers say of themselves now.
@@ -309,10 +346,6 @@ class Client:
 
 class _NotYet(Exception):
     """It may be otherwise soon: ask again."""
-
-
-class _WentBack(Exception):
-    """A server has gone back while its rows were listed."""
 
 
 @dataclass(frozen=True)
