@@ -19,7 +19,9 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -50,6 +52,7 @@ from master.log import log_at
 from master.loop import Master
 from master.rpc.standby import vouches
 from master.servers import Named, NoServers, ParameterServers
+from master.servers import end as end_servers
 from master.service import certificate_for, serve, token_for
 from master.spec import Invalid, JobSpec, Wanted
 
@@ -256,12 +259,30 @@ class ReleaseMaster:
         """Those of the chart."""
         if not (count := master.spec.config.servers):
             return NoServers()
-        tokens = Tokens.of_environment(token_for(self._output), lambda _: None)
-        addresses = [self._place.server_address.format(index) for index in range(count)]
-        return Named(master.emit, lambda: tokens.current, addresses)
+        return Named(master.emit, self._token, self._addresses(count))
+
+    def _addresses(self, servers: int) -> list[str]:
+        return [self._place.server_address.format(index) for index in range(servers)]
+
+    @cached_property
+    def _tokens(self) -> Tokens:
+        return Tokens.of_environment(token_for(self._output), lambda _: None)
+
+    def _token(self) -> str:
+        return self._tokens.current
+
+    def _end_servers(
+        self, installed: Installed
+    ) -> tuple[int, Callable[[], Coroutine[Any, Any, None]]] | None:
+        """Of a run that has ended: how many parameter servers it had, and what has them drop its rows."""
+        found = installed.found
+        count = found.earlier.config.servers if found.earlier is not None else 0
+        if not count or found.run_id is None:
+            return None
+        return count, partial(end_servers, self._addresses(count), self._token, found.run_id)
 
     async def _rest(self, installed: Installed) -> None:
-        ended = EndedRun(installed)
+        ended = EndedRun(installed, self._end_servers(installed))
         await ended.start()
         try:
             await self._candidate.until(ended.changed)

@@ -97,6 +97,7 @@ class Service:
             "Stage": unary(self._stage, None, pb.Position),
             "WritePart": unary(self._write_part, pb.WritePartRequest, pb.Written),
             "Committed": unary(self._committed, pb.CommittedRequest, pb.Position),
+            "End": unary(self._end, pb.EndRequest, pb.Position),
             "Describe": unary(self._describe, pb.DescribeRequest, pb.Description),
         }
         server.add_generic_rpc_handlers(
@@ -163,6 +164,12 @@ class Service:
     async def _committed(self, request: pb.CommittedRequest, _: Context) -> pb.Position:
         return await self._do(self._server.committed, request)
 
+    async def _end(self, request: pb.EndRequest, _: Context) -> pb.Position:
+        if self._another is not None and request.run_id == self._server.run_id:
+            await self._on(self._native, lambda: self._drop(request.run_id))
+            self._wake()
+        return await self._do(lambda _: self._server.position(), request)
+
     async def _describe(self, _request: pb.DescribeRequest, _: Context) -> pb.Description:
         return await self._do(self._server.describe, self._busy)
 
@@ -185,6 +192,14 @@ class Service:
             log.info(f"run {run_id} begins; the rows of run {self._server.run_id or '(none)'} are dropped")
             self._server.close()
             self._server = self._another(run_id)
+
+    def _drop(self, run_id: str) -> None:
+        """That run has ended. Wait for another one."""
+        if run_id and run_id == self._server.run_id:
+            assert self._another is not None
+            log.info(f"run {run_id} has ended; its rows are dropped")
+            self._server.close()
+            self._server = self._another("")
 
     # --- how they are done
 

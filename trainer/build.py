@@ -45,6 +45,7 @@ from trainer.overlapped_step import RingSums
 from trainer.own_step import OwnStepLearner
 from trainer.records import Records
 from trainer.rehearsal import refuse_empty, rehearse
+from trainer.replaced import replaced
 from trainer.ring.base import Ring, RingBroken
 from trainer.ring.horovod import HorovodRing
 from trainer.roles import Learner
@@ -93,10 +94,11 @@ def build(stream: MasterStream, memory: MemoryCopy | None = None) -> Worker:
     if not config.trains:
         where = config.checkpoint.from_
         with saved_tables(partial(saved_counts, where), where):
-            return build_frozen(config, stream, module, module.model(), ring, watchdog.watch)
+            model = model_of(config, module, stream)
+            return build_frozen(config, stream, module, model, ring, watchdog.watch)
     if config.servers:
         keep_rows_elsewhere()
-    model, reader = module.model(), module.reader("train")
+    model, reader = model_of(config, module, stream), module.reader("train")
     assert reader is not None
     size = len(reader)
     refuse_empty(size, "train", module.name, config.data.allow_empty)
@@ -179,6 +181,19 @@ def build(stream: MasterStream, memory: MemoryCopy | None = None) -> Worker:
     return worker
 
 
+def model_of(config: Config, module: UserModel, stream: MasterStream) -> keras.Model:
+    """What model() returns, with large embeddings replaced where that is asked for.
+
+    Raises:
+        ModelError: one of them cannot be.
+    """
+    with replaced(config.replaces_embeddings) as told:
+        model = module.model()
+    for line in told if stream.rehearses else ():  # one worker tells it for all
+        stream.session.warn(line)
+    return model
+
+
 def servers_of(
     config: Config, stream: MasterStream, ring: Ring, learner: KerasLearner | OwnStepLearner
 ) -> ParameterServers | None:
@@ -197,7 +212,8 @@ def servers_of(
     if not learner.tables and learner.model.built:
         raise ModelError(
             f"mode is {config.mode}, and the model has no edl.layers.Embedding, so nothing of it would be on "
-            "parameter servers: set mode=train"
+            "parameter servers: set mode=train, or ps.replaceEmbeddings, if it has a large "
+            "keras.layers.Embedding"
         )
     servers = ParameterServers.at(stream.servers, stream.token, stream.run_id, config.training.seed)
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import keras
 
+import edl.layers  # noqa: F401 (a file may have such layers, also of a model that does not import them)
 from edl.contract.artifacts import MODEL
 
 CONFIG = "config.json"

@@ -141,6 +141,7 @@ class Journal(Section):
 class Servers(Section):
     servers: Int = Field(ge=1, le=MOST_SERVERS)
     memory_mebibytes: Count = Field(ge=0)
+    replace_embeddings: Count = Field(ge=0)
 
 
 class Local(Section):
@@ -186,6 +187,11 @@ class Config(Section):
     def servers(self) -> int:
         """How many parameter servers the job has."""
         return self.ps.servers if modes.has_servers(self.mode) else 0
+
+    @property
+    def replaces_embeddings(self) -> int:
+        """From how many values on an Embedding of Keras becomes one of edl's; 0: none does."""
+        return self.ps.replace_embeddings if self.servers or not self.trains else 0
 
     def evaluation_plan(self, steps: Steps, sizes: Mapping[str, int]) -> EvaluationPlan:
         """When the ring evaluates the model, or predicts.

@@ -47,7 +47,7 @@ def test_master_and_servers_agree_on_names_and_numbers(rendered: dict[str, Rende
     )
     assert servers["spec"]["replicas"] == 3
     assert arguments(found)["--servers"] == "3"
-    assert found.values["ps"] == {"servers": 3, "memoryMebibytes": 0}
+    assert found.values["ps"] == {"servers": 3, "memoryMebibytes": 0, "replaceEmbeddings": 0}
     [port] = container(found)["ports"]
     assert arguments(found)["--listen"] == f"[::]:{port['containerPort']}"
     environment = {

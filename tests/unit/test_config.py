@@ -346,7 +346,11 @@ def test_the_jobs_part_alone_is_enough_for_a_process() -> None:
     whole = values.defaults()
     job = config.of_job(whole)
     assert set(job) == set(config.JOB)
-    assert set(job["ps"]) == {"servers", "memoryMebibytes"}  # and nothing of what shapes a pod
+    assert set(job["ps"]) == {
+        "servers",
+        "memoryMebibytes",
+        "replaceEmbeddings",
+    }  # and nothing of what shapes a pod
     assert config.parse(job) == config.parse(whole)
     with pytest.raises(ConfigError, match="workers: missing value"):
         config.parse({key: whole[key] for key in whole if key != "workers"})

@@ -238,6 +238,12 @@ class CommittedRequest(_message.Message):
     attempt: str
     def __init__(self, run_id: _Optional[str] = ..., step: _Optional[int] = ..., attempt: _Optional[str] = ...) -> None: ...
 
+class EndRequest(_message.Message):
+    __slots__ = ("run_id",)
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    def __init__(self, run_id: _Optional[str] = ...) -> None: ...
+
 class BeginRequest(_message.Message):
     __slots__ = ("run_id", "values")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]

@@ -79,6 +79,11 @@ class ParameterServerStub:
                 request_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.CommittedRequest.SerializeToString,
                 response_deserializer=edl_dot_contract_dot_proto_dot_ps__pb2.Position.FromString,
                 _registered_method=True)
+        self.End = channel.unary_unary(
+                '/edl.ParameterServer/End',
+                request_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.EndRequest.SerializeToString,
+                response_deserializer=edl_dot_contract_dot_proto_dot_ps__pb2.Position.FromString,
+                _registered_method=True)
         self.Describe = channel.unary_unary(
                 '/edl.ParameterServer/Describe',
                 request_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.DescribeRequest.SerializeToString,
@@ -196,6 +201,13 @@ class ParameterServerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def End(self, request, context):
+        """This run has ended: drop its rows and its log. Servers that are of one run only take no notice.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Describe(self, request, context):
         """What the server has and does.
         """
@@ -304,6 +316,11 @@ def add_ParameterServerServicer_to_server(servicer, server):
             'Committed': grpc.unary_unary_rpc_method_handler(
                     servicer.Committed,
                     request_deserializer=edl_dot_contract_dot_proto_dot_ps__pb2.CommittedRequest.FromString,
+                    response_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.Position.SerializeToString,
+            ),
+            'End': grpc.unary_unary_rpc_method_handler(
+                    servicer.End,
+                    request_deserializer=edl_dot_contract_dot_proto_dot_ps__pb2.EndRequest.FromString,
                     response_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.Position.SerializeToString,
             ),
             'Describe': grpc.unary_unary_rpc_method_handler(
@@ -589,6 +606,33 @@ class ParameterServer:
             target,
             '/edl.ParameterServer/Committed',
             edl_dot_contract_dot_proto_dot_ps__pb2.CommittedRequest.SerializeToString,
+            edl_dot_contract_dot_proto_dot_ps__pb2.Position.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def End(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/edl.ParameterServer/End',
+            edl_dot_contract_dot_proto_dot_ps__pb2.EndRequest.SerializeToString,
             edl_dot_contract_dot_proto_dot_ps__pb2.Position.FromString,
             options,
             channel_credentials,
