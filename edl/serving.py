@@ -18,6 +18,7 @@ may be taken back when a worker dies.
 from __future__ import annotations
 
 import hashlib
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -129,16 +130,22 @@ class Client:
         addresses: host:port of all servers, in the order of their numbers.
         token: the job's for reading, or the job's.
         timeout: seconds that a call (of `changed`: each page) waits for servers that are away.
+        ca: the file of who vouches for the servers' certificates (ca.crt), where they speak TLS; None: as the
+            environment says (EDL_TLS_CA).
 
     Raises (every method):
         EdlError: a server does not answer in time, or refuses; the text says which, and why.
     """
 
-    def __init__(self, addresses: Sequence[str], token: str, timeout: float = TIMEOUT_SECONDS):
+    def __init__(
+        self, addresses: Sequence[str], token: str, timeout: float = TIMEOUT_SECONDS,
+        ca: str | os.PathLike[str] | None = None,
+    ):  # fmt: skip
         if isinstance(addresses, str) or not addresses:
             raise EdlError(f"addresses: {addresses!r}: expected those of all servers, each host:port")
         self._addresses, self._timeout = tuple(addresses), timeout
-        self._channels = [tls.channel(address, tls.authority(), OPTIONS) for address in addresses]
+        self._ca = tls.authority() if ca is None else os.fspath(ca)
+        self._channels = [tls.channel(address, self._ca, OPTIONS) for address in addresses]
         self._stubs = [rpc.ParameterServerStub(channel) for channel in self._channels]
         self._metadata = (("authorization", f"Bearer {token}"),)
         self._known: _Known | None = None
@@ -336,7 +343,7 @@ class Client:
     def _in_words(self, index: int, error: grpc.RpcError) -> Exception:
         code, words = error.code(), error.details() or ""
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-            words = "it does not answer"
+            words = tls.trouble(self._addresses[index], self._ca) or "it does not answer"
         text = f"{self._name(index)}: {words or code.name}"
         return _NotYet(text) if code in AWAY else EdlError(text)
 

@@ -35,6 +35,7 @@ from edl.kubernetes.client import SOON, Api
 from edl.kubernetes.pods import Pod
 from edl.kubernetes.timing import Timing
 from edl.listener import Listener
+from edl.tls import certificate_for
 from master.backends.base import Tasks
 from master.backends.kubernetes import (
     EndedRun,
@@ -53,7 +54,7 @@ from master.loop import Master
 from master.rpc.standby import vouches
 from master.servers import Named, NoServers, ParameterServers
 from master.servers import end as end_servers
-from master.service import certificate_for, serve, token_for
+from master.service import serve, token_for
 from master.spec import Invalid, JobSpec, Wanted
 
 log = structlog.get_logger()

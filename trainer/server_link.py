@@ -234,6 +234,10 @@ class ServerLink:
             raise TokenRefused(f"{self.name}: {words}") from error
         raise ServerRefused(f"{self.name}: {words or code.name}") from error
 
+    def trouble(self) -> str:
+        """Why they do not understand each other, if that is because of TLS; empty: it is not."""
+        return tls.trouble(self._address, tls.authority())
+
     @property
     def now(self) -> float:
         return self._clock()
@@ -293,6 +297,7 @@ class Call:
         waited = self._link.now - self._began_at
         if not self._told and waited >= TOLD_SECONDS:
             self._told = True
+            why = self._link.trouble() or why
             log.warning(f"{self._link.name} is pending for {waited:.0f} s ({self._method}): {why}")
 
 

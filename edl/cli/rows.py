@@ -54,7 +54,7 @@ def export(
     from edl.serving import Client
 
     addresses = servers.split(",") if servers else _addresses(job)
-    with Client(addresses, for_reading(job.token())) as client:
+    with Client(addresses, for_reading(job.token()), ca=job.authority()) as client:
         for each in exported_rows.export(client, output, tables or (), since):
             rows = f"{each.rows:,} rows ({'all' if each.whole else 'those that have changed'})"
             display.line(f"{output / each.file}: {rows} at step {each.step:,}, {each.nbytes:,} bytes")

@@ -297,11 +297,6 @@ RULES = [
         lambda mode, where: bool(where) and modes.task_of(mode) != modes.TRAIN,
         "nothing is trained, so there is nothing to keep (checkpoint.from says with which weights)",
     ),
-    Rule(
-        ("mode", "tls.existingSecret"),
-        lambda mode, secret: bool(secret) and modes.has_servers(mode),
-        "parameter servers do not speak TLS yet",
-    ),
     Rule(("token.existingSecret", "token.value"), _both, "mutually exclusive"),
     Rule(
         ("metrics.serviceMonitor.enabled", "metrics.podMonitor.enabled"),
