@@ -90,7 +90,7 @@ def _evaluation(model: keras.Model, module: UserModel, watch: Watch, allow_empty
 
 def _saving(model: keras.Model, module: UserModel, path: Path, warn: Callable[[str], None]) -> None:
     try:
-        model.save(path)
+        saved_file.save(model, path)
     except FAILURES as error:
         if (full := disk_error(error)) is not None:
             warn(f"whether the model can be saved could not be tried out: {full}")

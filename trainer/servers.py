@@ -207,6 +207,24 @@ class ParameterServers:
                     del asked[index]
         return np.concatenate([ids for ids, _ in found]), np.concatenate([rows for _, rows in found])
 
+    def rows_of(self, table: int, ids: np.ndarray) -> np.ndarray:
+        """The rows of these ids, float32 [n, dim], of the state that this worker has: initial ones, too."""
+        last, dim = self._last(), self._tables[table].dim
+        request = pb.PullRequest(run_id=self._run_id)
+        if last is not None:
+            request.generation, request.step = self._generation, last.step + 1
+            request.last.CopyFrom(self._commit(last.step + 1))
+        found, most = np.empty((len(ids), dim), np.float32), max(PAGE_BYTES // (8 + 4 * dim), 1)
+        for at in range(0, len(ids), most):
+            share, requests = Shares(ids[at : at + most], self.count), {}
+            for index in range(self.count):
+                requests[index] = pb.PullRequest()
+                requests[index].CopyFrom(request)
+                requests[index].ids.add(table=table, ids=encoded(share.ids[share.of(index)], IDS))
+            for index, answer in self._ask("Pull", requests, known=last is not None).items():
+                put(found[at : at + most], share.of(index), b"".join(answer.rows), index)
+        return found
+
     def stage(self, step: int, rank: int, gradients: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
         shares = [Shares(ids, self.count) for ids, _ in gradients]
         requests = {}

@@ -189,9 +189,24 @@ class Embedding(keras.layers.Layer):
             "vocabulary": 0 if self.on_servers and self.ids is None else self.vocabulary,
         }
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is what Keras' Embedding would be: it has replaced one, and has all of its rows."""
+        return self.ids is not None and self.float_ids and self.vocabulary == self.input_dim
+
+    def save_own_variables(self, store: Any) -> None:
+        if self.is_plain:
+            store["0"] = self.embeddings  # as that one does
+        else:
+            super().save_own_variables(store)
+
     def load_own_variables(self, store: Any) -> None:
         if self.loader is not None and self.on_servers and self.ids is None:
             self.loader([np.asarray(store[key]) for key in sorted(store.keys())])
+        elif self.is_plain and len(store.keys()) == 1:
+            assert self.ids is not None and self.embeddings is not None
+            self.ids.assign(np.arange(len(store["0"])))
+            self.embeddings.assign(store["0"])
         else:
             super().load_own_variables(store)
 

@@ -341,3 +341,18 @@ def test_a_checkpoint_that_a_server_cannot_read_is_asked_for_again_and_then_refu
     with pytest.raises(ServerRefused, match=words):
         job.client.restore(3, "a")
     assert len(tries) == 4, "it is asked again until a minute is over"
+
+
+@pytest.mark.parametrize("servers", [1, 3])
+def test_rows_of_any_ids_are_those_of_the_state_that_the_worker_has(
+    make: Callable[..., Job], servers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainer.servers.PAGE_BYTES", 5 * (8 + 4 * 2))  # five rows a page
+    job = make(servers)
+    job.begin()
+    ids = np.arange(23)
+    assert not job.client.rows_of(0, ids).any()
+    job.takes_a_step(0, [2, 19])
+    found = job.client.rows_of(0, ids)
+    assert found.any(1).nonzero()[0].tolist() == [2, 19], "the step that was just taken is in them"
+    assert found.shape == (23, 2) and job.client.rows_of(1, ids[:0]).shape == (0, 3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import edl.layers
 from edl.errors import ModelError
 from edl.layers.embedding import rows_elsewhere, saved_tables
 from tests.process.keras.rings import Case, Meeting, learner_of, parts_of, ring_step
+from trainer import saved_file
 from trainer.local_rows import LocalRows
 from trainer.replaced import replaced
 
@@ -36,8 +38,8 @@ def sequential() -> keras.Model:
 
 
 class Tower(layers.Layer):
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, **others: Any) -> None:
+        super().__init__(**others)
         self.words = layers.Embedding(WORDS, 4, embeddings_initializer=ROWS)
 
     def call(self, ids: Any) -> Any:
@@ -45,8 +47,8 @@ class Tower(layers.Layer):
 
 
 class Subclassed(keras.Model):
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, **others: Any) -> None:
+        super().__init__(**others)
         self.tower, self.bias = Tower(), layers.Embedding(WORDS, 1)  # which is small
         self.out = layers.Dense(1)
 
@@ -97,6 +99,41 @@ def test_a_model_learns_the_same_with_its_large_tables_replaced(build: Callable[
     assert f"layer {table.name!r}, keras.layers.Embedding({WORDS}, 4)," in told[0]
     assert table.name in {layer.name for layer in plain.model._flatten_layers()}, "names stay as they were"
     np.testing.assert_allclose(outputs, expected, rtol=1e-5, atol=1e-6)
+
+
+class AllRows(LocalRows):
+    """Rows as servers have them: also those that nobody has learned."""
+
+    def rows_of(self, table: int, ids: np.ndarray) -> np.ndarray:
+        nothing = np.zeros(0, np.int64)
+        return self.pull(0, [ids if n == table else nothing for n in range(len(self._tables))])[table]
+
+
+@pytest.mark.parametrize("build", [functional, sequential, Subclassed])
+def test_what_is_saved_has_the_layer_that_the_model_had(
+    build: Callable[[], keras.Model], tmp_path: Path
+) -> None:
+    meeting, ids = Meeting(), data()[0]
+    with rows_elsewhere(), replaced(LARGE):
+        learner = learner_of(Case(compiled(build), data), meeting)
+    rows = AllRows(learner.tables)
+    learner.use(rows)
+    ring_step(learner, meeting, parts_of(Case(compiled(build), data), 1, 0, 5), 0, rows.took)
+    assert len(rows.all_rows(0)[0]) < WORDS, "some ids are not to be learned"
+    path = tmp_path / "m.keras"
+    with learner.whole():
+        expected = learner.model.predict(ids, verbose=0)
+        saved_file.save(learner.model, path)
+    assert [item.name for item in tmp_path.iterdir()] == ["m.keras"]
+    custom = {each.__name__: each for each in (Tower, Subclassed)}
+    with warnings.catch_warnings():  # the layer's rows have no slots in the optimizer
+        warnings.filterwarnings("ignore", "Skipping variable loading for optimizer")
+        loaded: Any = keras.models.load_model(path, custom_objects=custom)
+    kinds = {type(layer) for layer in loaded._flatten_layers()}
+    assert layers.Embedding in kinds and edl.layers.Embedding not in kinds
+    np.testing.assert_allclose(loaded.predict(ids, verbose=0), expected, rtol=1e-6)
+    if build is not Subclassed:
+        assert saved_file.note(path) == "", "nothing but Keras is needed"
 
 
 def test_what_is_saved_is_loaded_without_servers_and_begins_an_evaluation(tmp_path: Path) -> None:
