@@ -27,7 +27,7 @@ from edl.errors import DataError, ModelError
 from edl.layers.embedding import Embedding, rows_from
 from trainer.roles import Rows, Table
 
-MOST_PLAIN = 1 << 30  # bytes of a table that is saved as Keras does, with rows that nobody has learned
+MOST_PLAIN = 1 << 28  # bytes of a table that is saved as Keras does, with rows that nobody has learned
 OPTIMIZERS = ("SGD", "Adagrad", "Adam", "Ftrl")  # that servers have
 # What an optimizer may have that takes more than a row and its gradient.
 WHOLE = ("clipnorm", "global_clipnorm", "weight_decay", "use_ema", "loss_scale_factor",
