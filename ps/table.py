@@ -316,8 +316,9 @@ class Table:
             counts: of steps that had them; None: as many as it takes to be learned.
             slots: float32 [n, slots of the optimizer * dim]; None: as of rows that begin.
         """
-        new = self._store.find(ids, _NEVER) < 0
-        n = int(new.sum())
+        there = self._store.find(ids, _NEVER) >= 0
+        new = ~there if there.any() else slice(None)  # where all are new, nothing is copied
+        n = len(ids) - int(there.sum())
         if slots is None:
             slots = np.full((n, self.stride - self.dim), self._optimizer.second, np.float32)
             slots[:, : self.dim] = self._optimizer.first
