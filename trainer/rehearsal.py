@@ -131,8 +131,9 @@ def _exporting(
 
 def _same(one: Any, other: Any) -> bool:
     """Whether two models have the same weights."""
-    pairs = zip(one.weights, other.weights, strict=False)
-    return len(one.weights) == len(other.weights) and all(
+    ours, theirs = saved_file.weights(one), saved_file.weights(other)
+    pairs = zip(ours, theirs, strict=False)
+    return len(ours) == len(theirs) and all(
         a.shape == b.shape and np.array_equal(np.asarray(a), np.asarray(b)) for a, b in pairs
     )
 

@@ -52,6 +52,13 @@ def save(model: keras.Model, path: Path) -> None:
         changed.unlink(missing_ok=True)
 
 
+def weights(model: Any) -> list[Any]:
+    """The variables of a model that are in a file of it, in its order."""
+    plain = (layer for layer in model._flatten_layers() if isinstance(layer, Embedding) and layer.is_plain)
+    left_out = {id(layer.ids) for layer in plain}
+    return [v for v in model.weights if id(v) not in left_out]
+
+
 def _plain(config: Any) -> Any:
     """The same model, with layers of Keras where those of edl hold all of their rows."""
     for node in _nodes(config):
