@@ -28,7 +28,7 @@ from edl.contract.journals import JournalDamaged, JournalReader, segments
 from edl.contract.order import Order
 from edl.contract.steps import Steps
 from edl.errors import EdlError
-from edl.text import one_line
+from edl.text import how_many, one_line
 
 AT_ONCE = 1 << 20  # positions of an order that are looked at together
 WINDOW = 1 << 15  # of these, so many are computed together: a fifth of the time that a step's few take each
@@ -134,15 +134,17 @@ def _verdict(books: Books, summary: dict[str, Any]) -> str:
         unnamed = bad - len(books.named)
         but += f", except {bad} bad records" + (f", {unnamed} of which nobody has named" * (unnamed > 0))
     text = (
-        f"exactly once{but}: {size:,} records x {epochs} epochs in {done:,} steps, {books.rings} rings; "
-        f"{len(summary['digests'])} workers ended with the same weights"
+        f"exactly once{but}: {how_many(size, 'record')} x {how_many(epochs, 'epoch')} in "
+        f"{how_many(done, 'step')}, {how_many(books.rings, 'ring')}; "
+        f"{how_many(len(summary['digests']), 'worker')} ended with the same weights"
     )
     if books.resumed:
         text += f"; the first {books.resumed:,} steps are of the checkpoint that it went on from"
     if forced := summary.get("forced"):
         text += f"; forced, and not proved here: {'; '.join(map(one_line, forced))}"
     if books.losses:
-        text += f"; the newest state was lost {books.losses} times and training went on from what was left"
+        lost = "once" if books.losses == 1 else how_many(books.losses, "time")
+        text += f"; the newest state was lost {lost} and training went on from what was left"
     return text
 
 
@@ -153,7 +155,8 @@ def _passed(books: Books) -> str:
     ((split, records),) = books.evaluated.items()
     done = "predicted" if books.mode == "predict" else "evaluated"
     return (
-        f"exactly once: each of the {records:,} records of data({split!r}) is {done}, in {books.rings} rings"
+        f"exactly once: each of the {records:,} records of data({split!r}) is {done}, in "
+        f"{how_many(books.rings, 'ring')}"
     )
 
 

@@ -18,8 +18,9 @@ may be taken back when a worker dies.
 from __future__ import annotations
 
 import hashlib
+import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -79,6 +80,30 @@ class Changed:
     whole: bool
 
 
+@dataclass(frozen=True)
+class Pages:
+    """Rows of a table that have changed, to be gone over once.
+
+    Args:
+        dim: the length of a row.
+        step, mark, whole: as of `Changed`.
+        each: gives the pages: ids int64 [n], no id twice, and rows float32 [n, dim].
+    """
+
+    dim: int
+    step: int
+    mark: str
+    whole: bool
+    each: Callable[[], Iterator[tuple[np.ndarray, np.ndarray]]]
+
+    def __iter__(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        return self.each()
+
+
+class WentBack(EdlError):
+    """Servers have gone back to a checkpoint while their rows were listed."""
+
+
 def text_ids(
     texts: Iterable[str | bytes], input_dim: int | None = None, mask_zero: bool = False
 ) -> np.ndarray:
@@ -105,16 +130,22 @@ class Client:
         addresses: host:port of all servers, in the order of their numbers.
         token: the job's for reading, or the job's.
         timeout: seconds that a call (of `changed`: each page) waits for servers that are away.
+        ca: the file of who vouches for the servers' certificates (ca.crt), where they speak TLS; None: as the
+            environment says (EDL_TLS_CA).
 
     Raises (every method):
         EdlError: a server does not answer in time, or refuses; the text says which, and why.
     """
 
-    def __init__(self, addresses: Sequence[str], token: str, timeout: float = TIMEOUT_SECONDS):
+    def __init__(
+        self, addresses: Sequence[str], token: str, timeout: float = TIMEOUT_SECONDS,
+        ca: str | os.PathLike[str] | None = None,
+    ):  # fmt: skip
         if isinstance(addresses, str) or not addresses:
             raise EdlError(f"addresses: {addresses!r}: expected those of all servers, each host:port")
         self._addresses, self._timeout = tuple(addresses), timeout
-        self._channels = [tls.channel(address, tls.authority(), OPTIONS) for address in addresses]
+        self._ca = tls.authority() if ca is None else os.fspath(ca)
+        self._channels = [tls.channel(address, self._ca, OPTIONS) for address in addresses]
         self._stubs = [rpc.ParameterServerStub(channel) for channel in self._channels]
         self._metadata = (("authorization", f"Bearer {token}"),)
         self._known: _Known | None = None
@@ -146,27 +177,40 @@ class Client:
         Raises:
             EdlError: that is no mark.
         """
-        step, _, line = since.partition("-")
-        if since and not (line and step.isdecimal()):
-            raise EdlError(f"since: {since!r}: expected the mark of another `changed`, or none")
         for _ in range(ATTEMPTS):
-            known = self._in_time(self._find)
-            number, about = self._numbered(table, known)
-            whole = line != known.line
-            # One step can be taken back: what it has changed is asked for again.
-            first = 0 if whole else max(int(step) - 1, 0)
-            request = pb.ListRequest(
-                run_id=known.run_id, table=number, since=first, most=max(PAGE_BYTES // (8 + 4 * about.dim), 1)
-            )
+            pages = self.pages(table, since)
+            ids, rows = [np.empty(0, np.int64)], [np.empty((0, pages.dim), np.float32)]
             try:
-                ids, rows = self._list(request, known, about.dim)
-            except _WentBack:
+                for some, theirs in pages:
+                    ids.append(some)
+                    rows.append(theirs)
+            except WentBack:
                 continue
-            now = min(known.steps)
-            return Changed(ids, rows, now, f"{now}-{known.line}", whole)
+            return Changed(np.concatenate(ids), np.concatenate(rows), pages.step, pages.mark, pages.whole)
         raise EdlError(
             f"table {table!r}: the servers went back {ATTEMPTS} times while it was read: try again"
         )
+
+    def pages(self, table: str, since: str = "") -> Pages:
+        """The same, page by page, for tables that are large. Nothing is read before the first page is taken.
+
+        Raises:
+            WentBack: (by the pages) the servers have gone back to a checkpoint meanwhile: begin again.
+        """
+        step, _, line = since.partition("-")
+        if since and not (line and step.isdecimal()):
+            raise EdlError(f"since: {since!r}: expected the mark of another `changed`, or none")
+        known = self._in_time(self._find)
+        number, about = self._numbered(table, known)
+        whole = line != known.line
+        # One step can be taken back: what it has changed is asked for again.
+        first = 0 if whole else max(int(step) - 1, 0)
+        request = pb.ListRequest(
+            run_id=known.run_id, table=number, since=first, most=max(PAGE_BYTES // (8 + 4 * about.dim), 1)
+        )
+        now = min(known.steps)
+        pages = partial(self._list, request, known, about.dim)
+        return Pages(about.dim, now, f"{now}-{known.line}", whole, pages)
 
     def tables(self) -> tuple[Table, ...]:
         """Those that there are, with the number of rows that they have now."""
@@ -211,21 +255,21 @@ class Client:
             put(rows, shares.of(index), b"".join(answer.rows), index)
         return rows
 
-    def _list(self, request: pb.ListRequest, known: _Known, dim: int) -> tuple[np.ndarray, np.ndarray]:
-        """Raises: _WentBack."""
+    def _list(
+        self, request: pb.ListRequest, known: _Known, dim: int
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Raises: WentBack."""
         asked = {index: _copied(request) for index in range(len(self._stubs))}
-        ids, rows = [np.empty(0, np.int64)], [np.empty((0, dim), np.float32)]
         while asked:
             for index, page in self._in_time(partial(self._ask, "List", dict(asked))).items():
                 if page.line != known.lines[index]:
-                    raise _WentBack
-                ids.append(np.frombuffer(page.ids, IDS))
-                rows.append(np.frombuffer(page.rows, VALUES).reshape(len(ids[-1]), dim))
+                    raise WentBack(f"{self._name(index)} has gone back to a checkpoint")
+                ids = np.frombuffer(page.ids, IDS)
                 if page.more:
-                    asked[index].after = int(ids[-1][-1])
+                    asked[index].after = int(ids[-1])
                 else:
                     del asked[index]
-        return np.concatenate(ids), np.concatenate(rows)
+                yield ids, np.frombuffer(page.rows, VALUES).reshape(len(ids), dim)
 
     def _find(self, deadline: float) -> _Known:
         """What the servers say of themselves now.
@@ -299,7 +343,7 @@ class Client:
     def _in_words(self, index: int, error: grpc.RpcError) -> Exception:
         code, words = error.code(), error.details() or ""
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-            words = "it does not answer"
+            words = tls.trouble(self._addresses[index], self._ca) or "it does not answer"
         text = f"{self._name(index)}: {words or code.name}"
         return _NotYet(text) if code in AWAY else EdlError(text)
 
@@ -309,10 +353,6 @@ class Client:
 
 class _NotYet(Exception):
     """It may be otherwise soon: ask again."""
-
-
-class _WentBack(Exception):
-    """A server has gone back while its rows were listed."""
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,11 @@ def plain(text: str) -> str:
     return _UNFIT.sub(_escape, text)
 
 
+def how_many(count: int, thing: str) -> str:
+    """`1 epoch`, `2 epochs`."""
+    return f"{count:,} {thing}{'' if count == 1 else 's'}"
+
+
 def one_line(text: str) -> str:
     """`plain`, in a single line."""
     return plain(text).replace("\n", "\\n")

@@ -1,6 +1,6 @@
-"""TLS between a job's master and those who call it: the workers' streams, and the commands.
+"""TLS between a job's master and its parameter servers, and those who call them: workers, commands, readers.
 
-The master has a folder as cert-manager's Secrets are mounted (tls.crt, tls.key, ca.crt); who calls it needs
+Who listens has a folder as cert-manager's Secrets are mounted (tls.crt, tls.key, ca.crt); who calls needs
 ca.crt alone. Who has neither speaks without TLS. The token says who may call, in either case.
 
 Promise: a certificate that is replaced while the master runs is used for the next connection; one that
@@ -22,8 +22,8 @@ import grpc
 
 from edl.errors import EdlError
 
-FOLDER = "EDL_TLS_DIRECTORY"  # in the master's environment
-AUTHORITY = "EDL_TLS_CA"  # in that of workers and commands: the file ca.crt
+FOLDER = "EDL_TLS_DIRECTORY"  # in the environment of the master and of parameter servers
+AUTHORITY = "EDL_TLS_CA"  # in that of workers, commands and readers: the file ca.crt
 CERTIFICATE, KEY, CA = "tls.crt", "tls.key", "ca.crt"
 TRIAL_SECONDS = 3.0
 MOST_ROUNDS = 10  # of a handshake
@@ -36,7 +36,7 @@ def authority() -> str:
 
 
 def channel(address: str, ca: str, options: Sequence[tuple[str, Any]]) -> grpc.Channel:
-    """A connection to a master.
+    """A connection to a master or a parameter server.
 
     Args:
         ca: what `authority` says.
@@ -94,8 +94,19 @@ def trouble(address: str, ca: str) -> str:
     return "" if ca else f"it speaks TLS: set {AUTHORITY} to the file of who vouches for it (its ca.crt)"
 
 
+def certificate_for(host: str, tell: Callable[[str], object]) -> Certificate | None:
+    """That of who listens, if the environment names one.
+
+    Args:
+        host: by which it is reached.
+        tell: takes what is wrong with it, on any thread.
+    """
+    folder = os.environ.get(FOLDER)
+    return Certificate(Path(folder), host.strip("[]"), tell) if folder else None
+
+
 class Certificate:
-    """The master's own.
+    """The own one of who listens.
 
     Args:
         folder: with tls.crt, tls.key and ca.crt.

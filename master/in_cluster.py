@@ -19,7 +19,9 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -34,6 +36,7 @@ from edl.kubernetes.client import SOON, Api
 from edl.kubernetes.pods import Pod
 from edl.kubernetes.timing import Timing
 from edl.listener import Listener
+from edl.tls import certificate_for
 from master.backends.base import Tasks
 from master.backends.kubernetes import (
     EndedRun,
@@ -51,7 +54,8 @@ from master.log import log_at
 from master.loop import Master
 from master.rpc.standby import vouches
 from master.servers import Named, NoServers, ParameterServers
-from master.service import certificate_for, serve, token_for
+from master.servers import end as end_servers
+from master.service import serve, token_for
 from master.spec import Invalid, JobSpec, Wanted
 
 log = structlog.get_logger()
@@ -257,7 +261,6 @@ class ReleaseMaster:
         """Those of the chart."""
         if not (count := master.spec.config.servers):
             return NoServers()
-        tokens = Tokens.of_environment(token_for(self._output), lambda _: None)
         path = self._place.path("statefulsets", f"{self._place.names.servers}/scale", "apis/apps/v1")
         part = "the number of parameter servers"
 
@@ -278,10 +281,30 @@ class ReleaseMaster:
             scaling.start(patch(), lambda error: None)
 
         scaling = Tasks()
-        return Named(master.emit, lambda: tokens.current, self._place.server_address.format, count, scale)
+        return Named(master.emit, self._token, self._place.server_address.format, count, scale)
+
+    def _addresses(self, servers: int) -> list[str]:
+        return [self._place.server_address.format(index) for index in range(servers)]
+
+    @cached_property
+    def _tokens(self) -> Tokens:
+        return Tokens.of_environment(token_for(self._output), lambda _: None)
+
+    def _token(self) -> str:
+        return self._tokens.current
+
+    def _end_servers(
+        self, installed: Installed
+    ) -> tuple[int, Callable[[], Coroutine[Any, Any, None]]] | None:
+        """Of a run that has ended: how many parameter servers it had, and what has them drop its rows."""
+        found = installed.found
+        count = found.earlier.config.servers if found.earlier is not None else 0
+        if not count or found.run_id is None:
+            return None
+        return count, partial(end_servers, self._addresses(count), self._token, found.run_id)
 
     async def _rest(self, installed: Installed) -> None:
-        ended = EndedRun(installed)
+        ended = EndedRun(installed, self._end_servers(installed))
         await ended.start()
         try:
             await self._candidate.until(ended.changed)

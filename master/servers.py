@@ -9,17 +9,19 @@ Promise: a server that does not answer delays nobody, and is told once it has be
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 import grpc
 
+from edl import tls
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.proto import ps_pb2_grpc as rpc
 from master.core import events as ev
 
 LOOK_SECONDS = 1.0  # between two questions to a server
+MOST_PAUSE_SECONDS = 30.0  # between two that it does not answer
 ANSWER_SECONDS = 3.0
 SILENT_SECONDS = 10.0  # after which people are told; a server that starts or moves is silent for less
 OPTIONS = (
@@ -64,6 +66,31 @@ class ParameterServers(Protocol):
         Args:
             ended: the job has: what they have written for their successors is not needed any more.
         """
+
+
+async def end(addresses: Sequence[str], token: Callable[[], str], run_id: str) -> None:
+    """Have all servers drop the rows of a run that has ended. Returns when each has answered: perhaps never.
+
+    Args:
+        token: of the job, as it is now.
+    """
+
+    async def one(address: str) -> None:
+        pause = LOOK_SECONDS
+        async with tls.aio_channel(address, OPTIONS) as channel:
+            stub = rpc.ParameterServerStub(channel)
+            while True:
+                metadata = (("authorization", f"Bearer {token()}"),)
+                try:
+                    await stub.End(pb.EndRequest(run_id=run_id), metadata=metadata, timeout=ANSWER_SECONDS)
+                    return
+                except grpc.aio.AioRpcError as error:
+                    if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                        return
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, MOST_PAUSE_SECONDS)
+
+    await asyncio.gather(*map(one, addresses))
 
 
 class NoServers:
@@ -283,7 +310,7 @@ class Watch:
     async def _ask(self, server: _Server) -> None:
         """For ever."""
         loop = asyncio.get_running_loop()
-        async with grpc.aio.insecure_channel(server.address, OPTIONS) as channel:
+        async with tls.aio_channel(server.address, OPTIONS) as channel:
             stub = rpc.ParameterServerStub(channel)
             while True:
                 asked = loop.time()

@@ -74,7 +74,7 @@ async def serve(
     def degraded(why: str) -> None:
         loop.call_soon_threadsafe(master.emit, ev.Degraded("TLS", why))
 
-    certificate = certificate_for(reached_at or host, degraded)
+    certificate = tls.certificate_for(reached_at or host, degraded)
     server = Server(
         master, Listener(tokens, certificate), json.dumps(master.spec.values), str(output.resolve()), outage,
         str(salvage.resolve()) if salvage is not None else "", authority, servers,
@@ -107,17 +107,6 @@ async def serve(
             _keep(journal, summary, output, salvage)
     finally:
         await server.close()
-
-
-def certificate_for(host: str, tell: Callable[[str], object]) -> tls.Certificate | None:
-    """The master's, if the environment names one.
-
-    Args:
-        host: by which it is reached.
-        tell: takes what is wrong with it, on any thread.
-    """
-    folder = os.environ.get(tls.FOLDER)
-    return tls.Certificate(Path(folder), host.strip("[]"), tell) if folder else None
 
 
 def _keep(journal: Journal, summary: dict[str, Any], output: Path, salvage: Path | None) -> None:

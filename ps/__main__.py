@@ -20,6 +20,7 @@ from edl.contract.tokens import Tokens
 from edl.errors import EdlError
 from edl.listener import Listener
 from edl.text import plain
+from edl.tls import certificate_for
 
 GRACE_SECONDS = 2.0  # for calls that go on when the server is to end
 
@@ -29,6 +30,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--index", type=int, default=0, help="which server this is, from 0")
     parser.add_argument("--servers", type=int, default=0, help="how many there are; default: workers say so")
     parser.add_argument("--listen", default="127.0.0.1:0", metavar="HOST:PORT")
+    parser.add_argument("--reached-at", default="", metavar="HOST", help="for TLS; default: that of --listen")
     parser.add_argument("--run-id", default="", help="of the job; default: of whose workers come")
     parser.add_argument("--token-file", type=Path, help="with the job's token; else it is in EDL_TOKEN")
     parser.add_argument("--log-dir", type=Path, help="of this server alone")
@@ -83,7 +85,8 @@ async def _serve(args: argparse.Namespace) -> int:
     known = kept.read_text(encoding="utf-8") if kept.exists() else ""
     server = of_run(args.run_id or known)
     service = Service(server, None if args.run_id else of_run, lambda: tokens.current)
-    listener = Listener(tokens, options=OPTIONS, reading=READING)
+    certificate = certificate_for(args.reached_at or args.listen.rpartition(":")[0], _warn)
+    listener = Listener(tokens, certificate, options=OPTIONS, reading=READING)
     port = await listener.start(args.listen, service.register)
     address = f"{args.listen.rpartition(':')[0]}:{port}"
     if args.address_file is not None:
@@ -98,6 +101,15 @@ async def _serve(args: argparse.Namespace) -> int:
     await service.close()
     log.info("asked to end" if args.no_log else "asked to end: the log is on the disk")
     return 0
+
+
+def _warn(text: str) -> None:
+    """Of the certificate; empty: nothing is wrong any more."""
+    log = structlog.get_logger()
+    if text:
+        log.warning(f"TLS: {text}")
+    else:
+        log.info("TLS works again")
 
 
 def _on_end_of_input(ending: asyncio.Event) -> None:

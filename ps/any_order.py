@@ -140,7 +140,7 @@ class AnyOrder:
     def restore(self, request: pb.RestoreRequest) -> pb.Position:
         """
         Raises:
-            Unavailable: the checkpoint cannot be read. The server is empty then.
+            Unreadable: the checkpoint cannot be read. The server is empty then.
         """
         storage = self._storage
         storage.check_declared(request.run_id)

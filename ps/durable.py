@@ -147,7 +147,7 @@ class Server:
     def restore(self, request: pb.RestoreRequest) -> pb.Position:
         """
         Raises:
-            Unavailable: the checkpoint cannot be read. The server is empty then.
+            Unreadable: the checkpoint cannot be read. The server is empty then.
         """
         return self._way.restore(request)
 
@@ -273,6 +273,9 @@ class Server:
 
     def stage(self, raw: bytes) -> pb.Position:
         return self._ring.stage(raw)
+
+    def load(self, raw: bytes) -> pb.Position:
+        return self._ring.load(raw)
 
     def fetch(self, request: pb.FetchRequest) -> list[int]:
         return self._ring.fetch(request)

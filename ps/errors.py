@@ -30,4 +30,8 @@ class OutOfMemory(Refused):
 
 
 class Unavailable(Refused):
-    """It cannot be done now: the disk is full, a checkpoint cannot be read."""
+    """It cannot be done now: the disk is full."""
+
+
+class Unreadable(Unavailable):
+    """A checkpoint cannot be read: now, if its store is away, or never, if it is damaged or not there."""

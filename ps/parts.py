@@ -16,11 +16,12 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, NamedTuple, cast
 
 import numpy as np
 
-from edl.checkpoints import Store, Tensor
+from edl.checkpoints import Checkpoint, Store, Tensor
+from edl.checkpoints import tensors as files_of_tensors
 from edl.checkpoints.manifest import Manifest
 from edl.contract.proto import ps_pb2 as pb
 from edl.errors import CheckpointDamaged, CheckpointError
@@ -85,22 +86,93 @@ def read_checkpoint(
     Raises:
         CheckpointError: it is not there, not whole, or of other tables.
     """
-    store = Store.open(url)
-    found = next((c for c in store.checkpoints() if (c.step, c.attempt) == (step, attempt)), None)
-    if found is None:
-        raise CheckpointError(f"{url}: the checkpoint of step {step}, attempt {attempt!r}, is not there")
-    manifest = found.manifest
-    names = _names(manifest, found.directory)
-    known = {part.name: part for part in manifest.parts}
-    said: list[Mapping[str, Any]] = []
+    found, said = _find(url, step, attempt), list[Mapping[str, Any]]()
+    names = _names(found.manifest, found.directory)
     only = alone[0] if alone is not None and len(names) == alone[1] else None
     for name in names:
-        part = known.get(name)
         with found.place.open(found.directory, name) as file:
             digest = read(file, f"{found.directory}: {name}", tables, mine, room, said.append, only)
-        if digest and part is not None and digest != part.sha256:
-            raise CheckpointDamaged(f"{found.directory}: {name}: its SHA-256 is not the one in the manifest")
+        if digest:
+            _verify(found, name, digest)
     return said
+
+
+def read_start(start: pb.Start, tables: Sequence[Table], mine: Mine, room: Room) -> None:
+    """Fill tables that are empty with this server's rows of another job's checkpoint: those that are named.
+
+    Raises:
+        CheckpointError: it is not there, not whole, or of other tables.
+    """
+    found = _find(start.directory, start.step, start.attempt)
+    for name in _names(found.manifest, found.directory):
+        where = f"{found.directory}: {name}"
+        with found.place.open(found.directory, name) as file:
+            theirs = [(str(table["name"]), table["dim"]) for table in _about_of(file, where)]
+        ours = {table.name: table for table in tables if table.name in start.tables}
+        for missing in ours.keys() - {name for name, _ in theirs}:
+            raise CheckpointError(f"{where}: it has no table {missing!r}")
+        for name_of, dim in theirs:
+            if name_of in ours and ours[name_of].dim != dim:
+                raise CheckpointError(
+                    f"{where}: table {name_of!r} has rows of length {dim}, and the model's have length "
+                    f"{ours[name_of].dim}"
+                )
+        taken = {n: ours[name_of] for n, (name_of, _) in enumerate(theirs) if name_of in ours}
+        with found.place.open(found.directory, name) as file:
+            digest = _read(file, where, taken, mine, room, of_another=OfAnother(start.everything))
+        _verify(found, name, digest)
+
+
+class OfAnother(NamedTuple):
+    """What of another job's rows is taken.
+
+    Args:
+        slots: what the optimizer keeps, too.
+    """
+
+    slots: bool
+
+    @property
+    def skips(self) -> frozenset[str]:
+        return frozenset({"steps", "seen"} if self.slots else {"steps", "seen", "slots"})
+
+
+def _about_of(file: BinaryIO, where: str) -> list[dict[str, Any]]:
+    """The tables of a file."""
+    try:
+        size = int.from_bytes(_exactly(file, 8), "little")
+        if size > files_of_tensors.MOST_HEADER_BYTES:
+            raise ValueError(f"its header has {size} bytes")
+        entries = json.loads(_exactly(file, size))
+        (entry,) = (entry for name, entry in entries.items() if name.endswith(".about"))
+        start, stop = entry["data_offsets"]
+        file.seek(8 + size + start)
+        return list(json.loads(_exactly(file, stop - start))["tables"])
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise CheckpointDamaged(f"{where}: not a file of tensors of a parameter server: {error}") from error
+
+
+def _exactly(file: BinaryIO, size: int) -> bytes:
+    found = bytearray()
+    while len(found) < size:
+        if not (piece := file.read(size - len(found))):
+            raise ValueError("it ends too early")
+        found += piece
+    return bytes(found)
+
+
+def _find(url: str, step: int, attempt: str) -> Checkpoint:
+    there = Store.open(url).checkpoints()
+    found = next((c for c in there if (c.step, c.attempt) == (step, attempt)), None)
+    if found is None:
+        raise CheckpointError(f"{url}: the checkpoint of step {step}, attempt {attempt!r}, is not there")
+    return found
+
+
+def _verify(checkpoint: Checkpoint, name: str, digest: str) -> None:
+    part = next((part for part in checkpoint.manifest.parts if part.name == name), None)
+    if part is not None and digest != part.sha256:
+        raise CheckpointDamaged(f"{checkpoint.directory}: {name}: its SHA-256 is not the one in the manifest")
 
 
 def _names(manifest: Manifest, where: str) -> list[str]:
@@ -126,6 +198,19 @@ def read(
 
     Raises:
         CheckpointError: it is not such a file, or of other tables.
+    """
+    return _read(file, where, dict(enumerate(tables)), mine, room, said, only)
+
+
+def _read(
+    file: BinaryIO, where: str, tables: Mapping[int, Table], mine: Mine, room: Room,
+    said: Callable[[Mapping[str, Any]], object] = id, only: int | None = None,
+    of_another: OfAnother | None = None,
+) -> str:  # fmt: skip
+    """
+    Args:
+        tables: that are filled, by their numbers in the file.
+        of_another: what is taken of another job's; None: all of this job's, which has these tables.
     """
     digest = hashlib.sha256()
 
@@ -160,13 +245,19 @@ def read(
         if stop - start != int(np.prod(shape, dtype=np.int64)) * dtype.itemsize:
             raise CheckpointDamaged(f"{where}: tensor {name!r} has {stop - start} bytes for {list(shape)}")
         if what == "about":
-            said(_checked_about(bytes(take(stop - start)), where, tables))
+            about = bytes(take(stop - start))
+            if of_another is None:
+                said(_checked_about(about, where, [tables[n] for n in sorted(tables)]))
             continue
         table = int(number)
+        if of_another is not None and (table not in tables or what in of_another.skips):
+            for at in range(start, stop, ROOM):
+                take(min(ROOM, stop - at))
+            continue
         if what == "ids":
             ids = np.frombuffer(take(stop - start), dtype)
             taken[table] = mine(ids)
-            if table < len(tables):
+            if table in tables:
                 room(tables[table], int(taken[table].sum()))
             begun.setdefault(table, {})["ids"] = ids[taken[table]]
         elif what == "seen":
@@ -179,7 +270,10 @@ def read(
     for number, parts in begun.items():
         try:
             room(tables[number], len(parts["ids"]))
-            tables[number].load(Copy(**parts))
+            if of_another is None:
+                tables[number].load(Copy(**parts))
+            else:
+                tables[number].begin_with(parts["ids"], parts["rows"], parts["counts"], parts.get("slots"))
         except (LookupError, TypeError, ValueError) as error:
             raise CheckpointDamaged(f"{where}: the tensors of table {number} do not fit: {error}") from error
     return digest.hexdigest()

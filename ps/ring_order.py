@@ -20,7 +20,7 @@ from ps.storage import Capture, Gradients, Records, Storage
 
 # What a record is, by its first byte.
 SETTLE, COMMIT, STAGE = b"S", b"C", b"G"
-FETCH, PAGE, FETCHED, ARRANGE = b"F", b"P", b"W", b"A"
+FETCH, PAGE, FETCHED, ARRANGE, LOAD = b"F", b"P", b"W", b"A", b"L"
 
 
 class RingOrder:
@@ -55,7 +55,7 @@ class RingOrder:
     def restore(self, request: pb.RestoreRequest) -> pb.Position:
         """
         Raises:
-            Unavailable: the checkpoint cannot be read. The server is empty then.
+            Unreadable: the checkpoint cannot be read. The server is empty then.
         """
         self._storage.check_declared(request.run_id)
         steps, effects = self.steps.restore(request.generation, request.step, request.attempt)
@@ -66,12 +66,28 @@ class RingOrder:
         if request.HasField("arrangement"):
             self._storage.arrangement = Arrangement.of(request.arrangement)
         try:
-            self._storage.go_back(request.step, request.attempt)
-            self._storage.gone_back(request.step, request.attempt, self._beginning(steps))
+            if not request.step and request.HasField("start"):
+                self._storage.begin_with(request.start, request.generation, self._beginning(steps))
+            else:
+                self._storage.go_back(request.step, request.attempt)
+                self._storage.gone_back(request.step, request.attempt, self._beginning(steps))
         except BaseException:
             self.lost()
             raise
         self.steps = steps
+        return self.position()
+
+    def load(self, raw: bytes) -> pb.Position:
+        """Rows that the training begins with."""
+        request = pb.LoadRequest.FromString(raw)
+        self._storage.check_declared(request.run_id)
+        self._reach(request.generation, 0, None)
+        rows = self._storage.gradients(raw, request.values)
+        for number, (ids, _) in rows.of.items():
+            self._storage.check_room(self._storage.tables[number], len(ids))
+        self._storage.wait_for_copy()
+        self._storage.log.append(LOAD, raw)
+        self._storage.begin_with_rows(rows)
         return self.position()
 
     def stage(self, raw: bytes) -> pb.Position:
@@ -177,11 +193,7 @@ class RingOrder:
         return told
 
     def reach(self, request: pb.PullRequest | pb.ListRequest | pb.WritePartRequest) -> None:
-        steps, effects = self.steps.reach(request.generation, request.step, _commit(request))
-        if steps is not self.steps:
-            record = pb.PullRequest(generation=request.generation, step=request.step, last=request.last)
-            self._storage.log.append(COMMIT, record.SerializeToString())
-            self._take(steps, effects)
+        self._reach(request.generation, request.step, request if request.HasField("last") else None)
 
     @property
     def is_moving(self) -> bool:
@@ -220,6 +232,9 @@ class RingOrder:
             request = pb.StageRequest.FromString(text)
             staged = self._storage.gradients(text, request.gradients)
             self.steps = self.steps.stage(request.generation, request.step, request.rank, staged)
+        elif kind == LOAD:
+            rows = self._storage.gradients(text, pb.LoadRequest.FromString(text).values)
+            self._storage.begin_with_rows(rows)
         elif kind == FETCH:
             self._incoming = Incoming(pb.FetchRequest.FromString(text))
         elif kind == PAGE and self._incoming is not None:
@@ -238,6 +253,17 @@ class RingOrder:
         self._storage.load_base()
 
     # --- state
+
+    def _reach(
+        self, generation: int, step: int,
+        request: pb.PullRequest | pb.ListRequest | pb.WritePartRequest | None,
+    ) -> None:  # fmt: skip
+        steps, effects = self.steps.reach(generation, step, None if request is None else _commit(request))
+        if steps is not self.steps:
+            assert request is not None
+            record = pb.PullRequest(generation=generation, step=step, last=request.last)
+            self._storage.log.append(COMMIT, record.SerializeToString())
+            self._take(steps, effects)
 
     def _settle(self, request: pb.SettleRequest, steps: Steps, effects: Sequence[Effect]) -> None:
         self._take(steps, effects)

@@ -7,8 +7,9 @@ settled yet waits.
 Statuses: UNAUTHENTICATED without a token of the job; PERMISSION_DENIED, the one for reading is not enough;
 INVALID_ARGUMENT, the request cannot be right; ABORTED, its generation has passed; FAILED_PRECONDITION, the
 server is not in the state that was asked for (it was just started and knows no tables, or is at another
-step); RESOURCE_EXHAUSTED, its memory limit; UNAVAILABLE, its disk is full or a checkpoint cannot be read.
-After each of them nothing has changed, and each has a text for a person.
+step); RESOURCE_EXHAUSTED, its memory limit; UNAVAILABLE, its disk is full; DATA_LOSS, a checkpoint cannot
+be read (the server is empty then). After each of the others nothing has changed, and each has a text for
+a person.
 
 What the workers owe: at each step at least one of them calls `Pull` on every server, without ids if need be,
 so that every server hears what became of every step.
@@ -34,7 +35,7 @@ from edl.listener import OPTIONS as LISTENER_OPTIONS
 from edl.listener import Reading
 from ps.conversation import Conversations, varint
 from ps.durable import Server
-from ps.errors import Invalid, Misplaced, OutOfMemory, Refused, Stale, Unavailable, Unsettled
+from ps.errors import Invalid, Misplaced, OutOfMemory, Refused, Stale, Unavailable, Unreadable, Unsettled
 from ps.storage import Capture
 
 T = TypeVar("T")
@@ -50,6 +51,7 @@ _STATUS = {
     Misplaced: grpc.StatusCode.FAILED_PRECONDITION,
     OutOfMemory: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Unavailable: grpc.StatusCode.UNAVAILABLE,
+    Unreadable: grpc.StatusCode.DATA_LOSS,
 }
 
 # What the token for reading is enough for: rows as they are now. With a generation, a call may take a step.
@@ -99,6 +101,7 @@ class Service:
             "Declare": unary(self._declare, pb.Tables, pb.Position),
             "Settle": unary(self._settle, pb.SettleRequest, pb.Position),
             "Restore": unary(self._restore, pb.RestoreRequest, pb.Position),
+            "Load": unary(self._load, None, pb.Position),
             "Pull": unary(self._pull, pb.PullRequest, None),
             "List": unary(self._list, pb.ListRequest, pb.Listed),
             "Stage": unary(self._stage, None, pb.Position),
@@ -114,6 +117,7 @@ class Service:
             "Fetch": unary(self._fetch, pb.FetchRequest, pb.Position),
             "Page": unary(self._page, pb.PageRequest, pb.PageOfRows),
             "Arrange": unary(self._arrange, pb.ArrangeRequest, pb.Position),
+            "End": unary(self._end, pb.EndRequest, pb.Position),
             "Describe": unary(self._describe, pb.DescribeRequest, pb.Description),
         }
         over_a_stream = {name: handler for name, handler in handlers.items() if name != "WritePart"}
@@ -152,6 +156,9 @@ class Service:
         position = await self._do(self._server.restore, request)
         self._wake()
         return position
+
+    async def _load(self, request: bytes, _: Context) -> pb.Position:
+        return await self._when_settled(self._server.load, request, len(request))
 
     async def _pull(self, request: pb.PullRequest, _: Context) -> bytes:
         def act(request: pb.PullRequest) -> bytes:
@@ -228,6 +235,12 @@ class Service:
         self._wake()
         return position
 
+    async def _end(self, request: pb.EndRequest, _: Context) -> pb.Position:
+        if self._another is not None and request.run_id == self._server.run_id:
+            await self._on(self._native, lambda: self._drop(request.run_id))
+            self._wake()
+        return await self._do(lambda _: self._server.position(), request)
+
     async def _describe(self, _request: pb.DescribeRequest, _: Context) -> pb.Description:
         return await self._do(self._server.describe, self._busy)
 
@@ -261,6 +274,14 @@ class Service:
             log.info(f"run {run_id} begins; the rows of run {self._server.run_id or '(none)'} are dropped")
             self._server.close()
             self._server = self._another(run_id)
+
+    def _drop(self, run_id: str) -> None:
+        """That run has ended. Wait for another one."""
+        if run_id and run_id == self._server.run_id:
+            assert self._another is not None
+            log.info(f"run {run_id} has ended; its rows are dropped")
+            self._server.close()
+            self._server = self._another("")
 
     # --- how they are done
 

@@ -15,6 +15,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -26,7 +27,7 @@ from edl.contract.arrangement import Arrangement
 from edl.contract.proto import ps_pb2 as pb
 from edl.errors import CheckpointError
 from ps import parts
-from ps.errors import Invalid, Misplaced, OutOfMemory, Unavailable
+from ps.errors import Invalid, Misplaced, OutOfMemory, Unavailable, Unreadable
 from ps.log import Base, Damaged, Log, NoLog
 from ps.table import Copy, Table
 
@@ -223,15 +224,7 @@ class Storage:
             OSError: there is no room.
         """
         path = self.log.directory / f"snapshot-{capture.segment:012d}"
-        try:
-            with open(path, "wb") as file:
-                for piece in files_of_tensors.pieces(capture.tensors(self.index)):
-                    file.write(piece)
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError:
-            path.unlink(missing_ok=True)
-            raise
+        _write_tensors(path, capture.tensors(self.index))
         return path.name
 
     def use_snapshot(self, capture: Capture, name: str) -> bool:
@@ -265,12 +258,48 @@ class Storage:
             alone: from this server's own part, if the checkpoint is of so many servers.
 
         Raises:
-            Unavailable: the checkpoint cannot be read.
+            Unreadable: the checkpoint cannot be read.
         """
         self.wait_for_copy()
         self._written.clear()
         self.snapshot = None
         return self._load_checkpoint(step, attempt, alone)
+
+    def begin_with(self, start: pb.Start, generation: int, beginning: Records) -> None:
+        """Have another job's rows: they are kept here, for that job may remove what they were read from. The
+        log begins with them.
+
+        Raises:
+            Unreadable: they cannot be read.
+            Unavailable: they cannot be kept.
+        """
+        assert self.declared is not None
+        self.wait_for_copy()
+        self._written.clear()
+        self.snapshot = None
+        for table in self.tables:
+            table.clear()
+        try:
+            parts.read_start(start, self.tables, self.has, self.check_room)
+        except CheckpointError as error:
+            raise Unreadable(f"checkpoint.from: {error}") from error
+        except OSError as error:
+            raise Unreadable(f"checkpoint.from: {start.directory}: {error}") from error
+        copies = [table.copy(0) for table in self.tables]
+        servers, path = self.arrangement.servers, self.log.directory / f"snapshot-of-generation-{generation}"
+        try:
+            _write_tensors(path, parts.tensors(self.index, 0, servers, self.declared.tables, copies))
+        except OSError as error:
+            raise Unavailable(
+                f"the rows of {start.directory} cannot be kept in {self.log.directory}: {error}"
+            ) from error
+        self.log.begin(Base(self.owner, 0, "snapshot", 0, snapshot=path.name), beginning)
+
+    def begin_with_rows(self, rows: Gradients) -> None:
+        """Have these rows, where there are none of their ids."""
+        for number, (ids, values) in rows.of.items():
+            table = self.tables[number]
+            table.begin_with(ids, values.reshape(len(ids), table.dim))
 
     def gone_back(self, step: int, attempt: str, beginning: Records) -> None:
         """The log begins with that.
@@ -318,9 +347,9 @@ class Storage:
                 (self.index, self.arrangement.servers) if alone else None,
             )  # fmt: skip
         except CheckpointError as error:
-            raise Unavailable(str(error)) from error
+            raise Unreadable(str(error)) from error
         except OSError as error:
-            raise Unavailable(f"{self.checkpoints}: {error}") from error
+            raise Unreadable(f"{self.checkpoints}: {error}") from error
 
     # --- checks
 
@@ -381,6 +410,22 @@ class Storage:
             f"limit is {self.limit / 2**20:,.0f} MiB: use more servers (ps.servers), give each more memory "
             "(ps.resources), or keep fewer rows (min_count, ttl_steps)"
         )
+
+
+def _write_tensors(path: Path, tensors: Mapping[str, Any]) -> None:
+    """
+    Raises:
+        OSError: there is no room; no file is left then.
+    """
+    try:
+        with open(path, "wb") as file:
+            for piece in files_of_tensors.pieces(tensors):
+                file.write(piece)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise
 
 
 def tables_of(request: pb.Tables) -> list[Table]:

@@ -382,6 +382,30 @@ class Table:
         if len(part.seen):
             self._put_seen(part.seen)
 
+    def begin_with(
+        self, ids: np.ndarray, rows: np.ndarray, counts: np.ndarray | None = None,
+        slots: np.ndarray | None = None,
+    ) -> None:  # fmt: skip
+        """Take rows of another job, at step 0: of ids that have none yet. Their time to live begins anew.
+
+        Args:
+            ids: int64 [n], each once.
+            rows: float32 [n, dim].
+            counts: of steps that had them; None: as many as it takes to be learned.
+            slots: float32 [n, slots of the optimizer * dim]; None: as of rows that begin.
+        """
+        there = self._store.find(ids, _NEVER) >= 0
+        new = ~there if there.any() else slice(None)  # where all are new, nothing is copied
+        n = len(ids) - int(there.sum())
+        if slots is None:
+            slots = np.full((n, self.stride - self.dim), self._optimizer.second, np.float32)
+            slots[:, : self.dim] = self._optimizer.first
+        else:
+            slots = slots[new]
+        counts = np.full(n, self._least, np.int64) if counts is None else counts[new]
+        nothing = np.zeros((0, META), np.int64)
+        self.load(Copy(ids[new], np.zeros(n, np.int64), counts, rows[new], slots, nothing))
+
     # --- sums, admission
 
     def _oldest(self, step: int) -> int:

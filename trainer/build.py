@@ -45,6 +45,7 @@ from trainer.overlapped_step import RingSums
 from trainer.own_step import OwnStepLearner
 from trainer.records import Records
 from trainer.rehearsal import refuse_empty, rehearse
+from trainer.replaced import replaced
 from trainer.ring.base import Ring, RingBroken
 from trainer.ring.horovod import HorovodRing
 from trainer.roles import Learner
@@ -97,10 +98,11 @@ def build(stream: MasterStream, memory: MemoryCopy | None = None) -> Worker:
     if not config.trains:
         where = config.checkpoint.from_
         with saved_tables(partial(saved_counts, where), where):
-            return build_frozen(config, stream, module, module.model(), ring, watchdog.watch)
+            model = model_of(config, module, stream)
+            return build_frozen(config, stream, module, model, ring, watchdog.watch)
     if config.servers:
         keep_rows_elsewhere()
-    model, reader = module.model(), module.reader("train")
+    model, reader = model_of(config, module, stream), module.reader("train")
     assert reader is not None
     size = len(reader)
     refuse_empty(size, "train", module.name, config.data.allow_empty)
@@ -179,16 +181,14 @@ def build(stream: MasterStream, memory: MemoryCopy | None = None) -> Worker:
         if stream.rehearses and stream.output and learner.missing():
             session.warn(learner.missing())
     checkpoints = of_job(config, session, learner, stream.run_id, servers)
-    warm_start = warm_start_of_job(config, model, learner, session.began_with)
+    of_rows = servers if not config.asynchronous else None
+    warm_start = warm_start_of_job(config, model, learner, session.began_with, of_rows)
     if warm_start is not None and stream.rehearses:
         own, _ = checkpoints.newest(batches.layout) if checkpoints else (0, None)
         if not own:
             warm_start.check()  # now, and not when all are there
 
-    def begin() -> None:
-        if warm_start is not None:
-            warm_start.begin()
-
+    begin = warm_start.begin if warm_start is not None else None
     if memory is not None:
         memory.open(stream.run_id, learner.fingerprint(), [len(part) for part in learner.parts()])
     callbacks = callbacks_of(config, module, learner, batches.steps, watchdog.watch, warn)
@@ -198,6 +198,19 @@ def build(stream: MasterStream, memory: MemoryCopy | None = None) -> Worker:
         None if stretch is not None else servers, stretch,
     )  # fmt: skip
     return worker
+
+
+def model_of(config: Config, module: UserModel, stream: MasterStream) -> keras.Model:
+    """What model() returns, with large embeddings replaced where that is asked for.
+
+    Raises:
+        ModelError: one of them cannot be.
+    """
+    with replaced(config.replaces_embeddings) as told:
+        model = module.model()
+    for line in told if stream.rehearses else ():  # one worker tells it for all
+        stream.session.warn(line)
+    return model
 
 
 def servers_of(
@@ -218,7 +231,8 @@ def servers_of(
     if not learner.tables and learner.model.built:
         raise ModelError(
             f"mode is {config.mode}, and the model has no edl.layers.Embedding, so nothing of it would be on "
-            "parameter servers: set mode=train"
+            "parameter servers: set mode=train, or ps.replaceEmbeddings, if it has a large "
+            "keras.layers.Embedding"
         )
     servers = ParameterServers.at(
         stream.servers, stream.token, stream.run_id, config.training.seed,

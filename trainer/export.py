@@ -55,7 +55,7 @@ def _save_variables(model: keras.Model, path: Path) -> None:
 
 # How a model can be written, the best way first.
 FORMS: tuple[tuple[str, Callable[[keras.Model, Path], None]], ...] = (
-    (artifacts.MODEL, lambda model, path: model.save(path)),
+    (artifacts.MODEL, saved_file.save),
     (artifacts.WEIGHTS, lambda model, path: model.save_weights(path)),
     (artifacts.VARIABLES, _save_variables),
 )

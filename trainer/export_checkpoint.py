@@ -31,6 +31,7 @@ from trainer.exports import formats, samples
 from trainer.exports.verification import Verification
 from trainer.learner import KerasLearner
 from trainer.records import Records
+from trainer.replaced import replaced
 from trainer.saved_rows import RowsOfCheckpoint
 from trainer.user_model import UserModel
 
@@ -136,7 +137,8 @@ def _restored(
     records = Records(reader, module.feed, module.name, lenient=True)
     tried = records.first(TRIED_RECORDS)
     batches = [records.these(several) for several in (tried, *([i] for i in tried))] if tried else []
-    model = module.model()
+    with replaced(config.ps.replace_embeddings if manifest.of_servers else 0):
+        model = module.model()
     training = config.training
     learner = learner_of(model, batches, Alone(), "allow", lambda _: None, training.accumulate_steps)
     theirs = [(v.dtype, v.shape) for v in manifest.variables]

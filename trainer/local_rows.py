@@ -50,6 +50,14 @@ class LocalRows:
         with self._lock:
             return self._tables[table].all()
 
+    def rows_of(self, table: int, ids: np.ndarray) -> np.ndarray:
+        """Rows that nobody has learned are zeros: they stand for others, where a model is tried."""
+        found = np.zeros((len(ids), self._tables[table].dim), np.float32)
+        known, rows = self.all_rows(table)
+        there = np.isin(known, ids)
+        found[np.searchsorted(ids, known[there])] = rows[there]
+        return found
+
     def took(self, commit: Commit) -> None:
         """Apply the step, or drop it."""
         with self._lock:
@@ -73,7 +81,7 @@ class _Rows:
     """Of one table."""
 
     def __init__(self, table: Table, initial: Initial):
-        self._table, self._initial = table, initial
+        self._table, self._initial, self.dim = table, initial, table.dim
         made = json.loads(table.optimizer)
         self._optimizer, self._config = made["class_name"], made["config"]
         self._rows: dict[int, _Row] = {}

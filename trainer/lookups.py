@@ -27,6 +27,7 @@ from edl.errors import DataError, ModelError
 from edl.layers.embedding import Embedding, rows_from
 from trainer.roles import Begun, Commit, Rows, RowsAhead, Table
 
+MOST_PLAIN = 1 << 28  # bytes of a table that is saved as Keras does, with rows that nobody has learned
 OPTIMIZERS = ("SGD", "Adagrad", "Adam", "Ftrl")  # that servers have
 # What an optimizer may have that takes more than a row and its gradient.
 WHOLE = ("clipnorm", "global_clipnorm", "weight_decay", "use_ema", "loss_scale_factor",
@@ -43,6 +44,15 @@ class WholeTables(Protocol):
         Returns:
             ids int64 [n], each once, in any order, and rows float32 [n, dim].
         """
+        ...
+
+
+@runtime_checkable
+class AnyRows(Protocol):
+    """Rows that can be had for any ids, also of such as were not learned."""
+
+    def rows_of(self, table: int, ids: np.ndarray) -> np.ndarray:
+        """float32 [n, dim], at the state that this worker is at: of an id that has none, its initial one."""
         ...
 
 
@@ -216,7 +226,10 @@ class Lookups:
 
     def _fill(self) -> None:
         for number, layer in enumerate(self.layers):
-            if isinstance(self.rows, WholeTables):
+            if isinstance(self.rows, AnyRows) and _is_to_be_plain(layer):
+                ids = np.arange(layer.input_dim)
+                layer.fill(ids, self.rows.rows_of(number, ids))
+            elif isinstance(self.rows, WholeTables):
                 layer.fill(*self.rows.all_rows(number))
             else:
                 layer.fill(np.zeros(0, np.int64), np.zeros((0, layer.dim), np.float32))
@@ -348,6 +361,11 @@ class Given:
                 "on rows of an edl.layers.Embedding. All ids of a step must be known before it"
             )
         return tf.gather(self.rows[number], places)
+
+
+def _is_to_be_plain(layer: Embedding) -> bool:
+    """Whether it is saved with all rows: it has replaced a keras.layers.Embedding, which is no larger."""
+    return layer.float_ids and layer.input_dim is not None and 4 * layer.input_dim * layer.dim <= MOST_PLAIN
 
 
 def _is_on_servers(layer: Any) -> bool:

@@ -90,7 +90,7 @@ def _evaluation(model: keras.Model, module: UserModel, watch: Watch, allow_empty
 
 def _saving(model: keras.Model, module: UserModel, path: Path, warn: Callable[[str], None]) -> None:
     try:
-        model.save(path)
+        saved_file.save(model, path)
     except FAILURES as error:
         if (full := disk_error(error)) is not None:
             warn(f"whether the model can be saved could not be tried out: {full}")
@@ -131,8 +131,9 @@ def _exporting(
 
 def _same(one: Any, other: Any) -> bool:
     """Whether two models have the same weights."""
-    pairs = zip(one.weights, other.weights, strict=False)
-    return len(one.weights) == len(other.weights) and all(
+    ours, theirs = saved_file.weights(one), saved_file.weights(other)
+    pairs = zip(ours, theirs, strict=False)
+    return len(ours) == len(theirs) and all(
         a.shape == b.shape and np.array_equal(np.asarray(a), np.asarray(b)) for a, b in pairs
     )
 

@@ -4,7 +4,7 @@ callbacks, as it sees them."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -73,6 +73,26 @@ class Pulled:
 
     rows: list[np.ndarray]  # of each table, float32 [n, dim]
     versions: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The rows that a training begins with, which another one has learned.
+
+    Args:
+        directory: of that one's checkpoints, or an address; empty: all rows are in `rows`.
+        step, attempt: of the checkpoint.
+        everything: what the optimizer keeps, too.
+        tables: by name, that the servers read there themselves.
+        rows: of other tables, by number: ids int64 [n], each once, and rows float32 [n, dim].
+    """
+
+    directory: str = ""
+    step: int = 0
+    attempt: str = ""
+    everything: bool = False
+    tables: tuple[str, ...] = ()
+    rows: Mapping[int, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
 
 
 class Rows(Protocol):

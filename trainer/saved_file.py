@@ -7,6 +7,7 @@ process; others must be imported, or given as `custom_objects`, before the file 
 from __future__ import annotations
 
 import json
+import shutil
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -15,14 +16,63 @@ from typing import Any
 import keras
 
 from edl.contract.artifacts import MODEL
+from edl.layers.embedding import Embedding  # which a file may have that nobody else here knows
 
 CONFIG = "config.json"
+EMBEDDING = "edl>Embedding"  # as it is registered
+PIECE = 1 << 20
 MOST_NAMED = 8
 FAMILIES = frozenset({"keras", "keras_hub", "keras_cv", "keras_nlp", "builtins"})  # imported by Keras itself
 FUNCTIONS = (  # where Keras looks for a function by its name
     keras.activations, keras.constraints, keras.initializers, keras.losses, keras.metrics, keras.ops,
     keras.regularizers,
 )  # fmt: skip
+
+
+def save(model: keras.Model, path: Path) -> None:
+    """As Keras does; layers of edl that have replaced Keras' own are those again there (trainer/replaced.py).
+
+    Raises:
+        what Keras raises.
+    """
+    model.save(path)
+    if not any(isinstance(layer, Embedding) and layer.is_plain for layer in model._flatten_layers()):
+        return
+    changed = path.with_name(f".plain.{path.name}")
+    try:
+        with zipfile.ZipFile(path) as old, zipfile.ZipFile(changed, "w") as new:
+            for item in old.infolist():
+                with old.open(item) as source, new.open(item, "w", force_zip64=True) as target:
+                    if item.filename == CONFIG:
+                        target.write(json.dumps(_plain(json.load(source))).encode())
+                    else:
+                        shutil.copyfileobj(source, target, PIECE)
+        changed.replace(path)
+    finally:
+        changed.unlink(missing_ok=True)
+
+
+def weights(model: Any) -> list[Any]:
+    """The variables of a model that are in a file of it, in its order."""
+    plain = (layer for layer in model._flatten_layers() if isinstance(layer, Embedding) and layer.is_plain)
+    left_out = {id(layer.ids) for layer in plain}
+    return [v for v in model.weights if id(v) not in left_out]
+
+
+def _plain(config: Any) -> Any:
+    """The same model, with layers of Keras where those of edl hold all of their rows."""
+    for node in _nodes(config):
+        of = node.get("config")
+        if node.get("registered_name") != EMBEDDING or not isinstance(of, dict) or not of.get("float_ids"):
+            continue
+        if of["vocabulary"] == of["input_dim"]:
+            node["module"], node["registered_name"] = "keras.layers", None
+            node["config"] = {
+                "name": of["name"], "trainable": False, "dtype": of["dtype"], "input_dim": of["input_dim"],
+                "output_dim": of["dim"], "embeddings_initializer": of["initializer"],
+                "mask_zero": of["mask_zero"],
+            }  # fmt: skip
+    return config
 
 
 def note(path: Path) -> str:

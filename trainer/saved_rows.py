@@ -79,6 +79,43 @@ def counted_in_file(path: Path) -> dict[str, int]:
     return found
 
 
+def dims_in_file(path: Path) -> dict[str, int]:
+    """The length of each layer's rows there, whether saved with the ids that were learned, or of all ids from
+    0 on.
+
+    Raises:
+        CheckpointError: it is not a file of Keras.
+    """
+    found: dict[str, int] = {}
+
+    def note(name: str, item: Any) -> None:
+        if isinstance(item, h5py.Group) and name.endswith("/vars") and set(item) in ({"0"}, {"0", "1"}):
+            rows = item[max(item)]
+            if (layer := item.attrs.get("name", "")) and rows.ndim == 2:
+                found[str(layer)] = int(rows.shape[1])
+
+    try:
+        with weights_in(path) as file:
+            file.visititems(note)
+    except (OSError, KeyError, zipfile.BadZipFile) as error:
+        raise CheckpointError(f"{path.name} is not a file that Keras has saved: {error}") from error
+    return found
+
+
+def dims(checkpoint: Checkpoint) -> dict[str, int]:
+    """The length of each table's rows, in the servers' parts of a checkpoint.
+
+    Raises:
+        CheckpointError: it cannot be read.
+    """
+    found: dict[str, int] = {}
+    for part in _parts(checkpoint):
+        with part.opened(checkpoint) as file:
+            for number, name in enumerate(part.tables(file)):
+                found[name] = part.entry(number, "rows").shape[1]
+    return found
+
+
 def counted(checkpoint: Checkpoint) -> dict[str, int]:
     """How many rows each table has in a checkpoint; empty: none was on parameter servers.
 

@@ -3,7 +3,8 @@
 Promise: a call ends with the server's answer, with `RingBroken` as soon as the ring is called off or the
 server is found to have lost what the ring knows it had, or with the server's own words, if it refuses what is
 asked. A server that is away, is slow, or hangs is waited for: it comes back with all that it had, and the
-master says when that is to end. Whatever is asked may be asked again: the second time it changes nothing.
+master says when that is to end. One that cannot read a checkpoint is asked again for a minute. Whatever is
+asked may be asked again: the second time it changes nothing.
 
 The channel is made with the first call, so in the process that calls: gRPC does not survive a fork.
 """
@@ -33,12 +34,15 @@ FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.02, 1.0
 LOOK_SECONDS = 1.0  # after which a call that has no answer is looked into, again and again
 TOLD_SECONDS = 5.0  # after which people are told whom it waits for
 DESCRIBE_SECONDS = 2.0
+UNREADABLE_SECONDS = 60.0  # for a store that is away to come back
 TELL_SECONDS = 30.0
 AWAY = {  # what a call fails with when the server is away, ends, or was cut off
     grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED,
     grpc.StatusCode.INTERNAL,
 }  # fmt: skip
 LONG = ("Fetch", "Arrange", "Restore")  # calls that keep a server busy, so that it answers nothing else
+
+UNREADABLE = grpc.StatusCode.DATA_LOSS  # a checkpoint, by the server
 
 Request: TypeAlias = Any  # a message of ps.proto
 _ANSWERS: dict[str, Callable[[bytes], Any]] = {  # of each call, what reads its answer
@@ -250,12 +254,16 @@ class ServerLink:
             return error.code() not in AWAY
         return True
 
-    def refused(self, error: grpc.RpcError, method: str) -> None:
-        """What it means that a call has failed; returns if it is to be made again."""
+    def refused(self, error: grpc.RpcError, method: str, unreadable: float = 0.0) -> None:
+        """What it means that a call has failed; returns if it is to be made again.
+
+        Args:
+            unreadable: seconds for which it has failed because a checkpoint cannot be read.
+        """
         code, words = error.code(), error.details()
         if self._interrupt.is_cut:
             raise self.cut() from error
-        if code in AWAY:
+        if code in AWAY or (code is UNREADABLE and unreadable < UNREADABLE_SECONDS):
             return
         # Of a step that it is not at, or of tables that it does not know: the next root settles that.
         misplaced = code is grpc.StatusCode.FAILED_PRECONDITION and method != "Declare"
@@ -264,6 +272,10 @@ class ServerLink:
         if code is grpc.StatusCode.UNAUTHENTICATED:
             raise TokenRefused(f"{self.name}: {words}") from error
         raise ServerRefused(f"{self.name}: {words or code.name}") from error
+
+    def trouble(self) -> str:
+        """Why they do not understand each other, if that is because of TLS; empty: it is not."""
+        return tls.trouble(self._address, tls.authority())
 
     @property
     def now(self) -> float:
@@ -281,15 +293,19 @@ class Call:
     def result(self, patient: bool = False) -> Any:
         link, pause = self._link, FIRST_PAUSE_SECONDS
         patience, anew = None if patient else link.patience, False
+        unreadable_at: float | None = None  # since when
         while True:
             try:
                 answer = self._answer(patience)
             except grpc.RpcError as error:
-                link.refused(error, self._method)
-                if patience is not None and anew:
+                if error.code() is UNREADABLE and unreadable_at is None:
+                    unreadable_at = link.now
+                link.refused(error, self._method, 0.0 if unreadable_at is None else link.now - unreadable_at)
+                away = patience is not None and error.code() is not UNREADABLE
+                if away and anew:
                     why = error.details() or error.code().name
                     raise ServerAway(f"{link.name} is away: {why}") from error
-                if patience is not None:
+                if away:
                     # A channel that has failed tries again only after a pause, and the server may be back.
                     link.connect_anew()
                     self._future, anew = link.start(self._method, self._request), True
@@ -333,6 +349,7 @@ class Call:
         waited = self._link.now - self._began_at
         if not self._told and waited >= TOLD_SECONDS:
             self._told = True
+            why = self._link.trouble() or why
             log.warning(f"{self._link.name} is pending for {waited:.0f} s ({self._method}): {why}")
 
 

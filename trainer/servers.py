@@ -27,7 +27,7 @@ from edl.contract.proto import ps_pb2 as pb
 from edl.contract.rows import IDS, PAGE_BYTES, VALUES, Shares, encoded, put
 from edl.errors import EdlError
 from trainer.ring.base import RingBroken
-from trainer.roles import Commit, Table
+from trainer.roles import Commit, Start, Table
 from trainer.server_link import (
     Interrupt,
     Link,
@@ -71,6 +71,7 @@ class ParameterServers:
         self._asynchronous: pb.Asynchronous | None = None  # steps are a ring's
         self._generation = 0
         self._found: dict[int, pb.Position] = {}  # where they were when a generation was claimed
+        self._start = Start()  # what the next `restore` of step 0 begins with
         self._arrangement.first  # noqa: B018  # computed once, not in the first step
 
     @classmethod
@@ -141,6 +142,10 @@ class ParameterServers:
     def cut(self) -> None:
         self._interrupt.cut()
 
+    def begin_with(self, start: Start) -> None:
+        """The next `restore` of step 0 begins with these rows: once, for they may be many."""
+        self._start = start
+
     def settle(self, step: int) -> str:
         self._arrangement, why = self._which(step)
         while not self._arrangement.is_whole and self._away:  # who is away may have what is missing
@@ -148,6 +153,9 @@ class ParameterServers:
             self._arrangement, why = self._which(step)
         if not self._arrangement.is_whole:
             return why
+        if not step and (lost := [index for index, position in self._found.items() if position.empty]):
+            # It would begin anew, and this job's rows do not begin as new ones do.
+            return f"parameter server {lost[0]} has lost its log and rows"
         request = pb.SettleRequest(
             run_id=self._run_id, generation=self._generation, step=step, last=self._commit(step),
             arrangement=self._arrangement.told(),
@@ -164,12 +172,43 @@ class ParameterServers:
             run_id=self._run_id, generation=self._generation, step=step, attempt=attempt,
             arrangement=self._arrangement.told(),
         )  # fmt: skip
+        if not step and (start := self._start).tables:
+            request.start.CopyFrom(
+                pb.Start(
+                    directory=start.directory, step=start.step, attempt=start.attempt,
+                    everything=start.everything, tables=start.tables,
+                )
+            )  # fmt: skip
         for index, position in self._ask("Restore", dict.fromkeys(self._members, request)).items():
             if position.step != step:
                 raise ServerRefused(
                     f"parameter server {index} was to go back to step {step:,}, and is at {position.step:,}"
                 )
         self._declare(self._members)  # to those that came back meanwhile with nothing
+        if not step:
+            for number, (ids, rows) in self._start.rows.items():
+                self._load(number, ids, rows)
+            self._start = Start()
+
+    def _load(self, number: int, ids: np.ndarray, rows: np.ndarray) -> None:
+        """Give all servers their rows of a table, page by page."""
+        most = max(PAGE_BYTES // (8 + 4 * self._tables[number].dim), 1)
+        for at in range(0, len(ids), most):
+            places, page = self._places(ids[at : at + most]), rows[at : at + most]
+            requests = {
+                index: pb.LoadRequest(
+                    run_id=self._run_id, generation=self._generation,
+                    values=[
+                        pb.Gradients(
+                            table=number, ids=encoded(ids[at : at + most][here], IDS),
+                            values=encoded(page[here], VALUES),
+                        )
+                    ],
+                )
+                for index in self._members
+                if (here := places(index)) is not None
+            }  # fmt: skip
+            self._ask("Load", requests, known=True)
 
     @property
     def moves(self) -> bool:
@@ -337,23 +376,36 @@ class ParameterServers:
                     del asked[index]
         return np.concatenate([ids for ids, _ in found]), np.concatenate([rows for _, rows in found])
 
+    def rows_of(self, table: int, ids: np.ndarray) -> np.ndarray:
+        """The rows of these ids, float32 [n, dim], of the state that this worker has: initial ones, too."""
+        last, dim = self._last(), self._tables[table].dim
+        request = pb.PullRequest(run_id=self._run_id)
+        if last is not None:
+            request.generation, request.step = self._generation, last.step + 1
+            request.last.CopyFrom(self._commit(last.step + 1))
+        found, most = np.empty((len(ids), dim), np.float32), max(PAGE_BYTES // (8 + 4 * dim), 1)
+        for at in range(0, len(ids), most):
+            share, requests = Shares(ids[at : at + most], self.count), {}
+            for index in range(self.count):
+                requests[index] = pb.PullRequest()
+                requests[index].CopyFrom(request)
+                requests[index].ids.add(table=table, ids=encoded(share.ids[share.of(index)], IDS))
+            for index, answer in self._ask("Pull", requests, known=last is not None).items():
+                put(found[at : at + most], share.of(index), b"".join(answer.rows), index)
+        return found
+
     def stage(self, step: int, rank: int, gradients: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
         self.begin_stage(step, rank, gradients).result()
 
     def begin_stage(
         self, step: int, rank: int, gradients: Sequence[tuple[np.ndarray, np.ndarray]]
     ) -> Begun[None]:
-        of = self._arrangement
-        copies = [
-            [Shares(ids, of, second) for second in ((False, True) if of.copies > 1 else (False,))]
-            for ids, _ in gradients
-        ]
+        all_places = [self._places(ids) for ids, _ in gradients]
         requests = {}
         for index in self._members:
             theirs = []
-            for table, ((ids, values), shares) in enumerate(zip(gradients, copies, strict=True)):
-                if places := [share.of(index) for share in shares if share.has(index)]:
-                    here = places[0] if len(places) == 1 else np.concatenate(places)
+            for table, ((ids, values), places) in enumerate(zip(gradients, all_places, strict=True)):
+                if (here := places(index)) is not None:
                     theirs.append(
                         pb.Gradients(
                             table=table, ids=encoded(ids[here], IDS), values=encoded(values[here], VALUES)
@@ -386,6 +438,17 @@ class ParameterServers:
             link.tell("Committed", pb.CommittedRequest(run_id=self._run_id, step=step, attempt=attempt))
 
     # --- below
+
+    def _places(self, ids: np.ndarray) -> Callable[[int], Any]:
+        """Which of these ids each server is told, of all their copies: an index; None: none."""
+        of = self._arrangement
+        shares = [Shares(ids, of, second) for second in ((False, True) if of.copies > 1 else (False,))]
+
+        def here(index: int) -> Any:
+            found = [share.of(index) for share in shares if share.has(index)]
+            return None if not found else found[0] if len(found) == 1 else np.concatenate(found)
+
+        return here
 
     def _dropped(self, index: int, step: int) -> str:
         """Whether a server that lacks the last step has not got its gradients any more: another ring, without

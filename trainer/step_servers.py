@@ -90,7 +90,7 @@ class StepServers(ParameterServers):
             generation: greater than that of any going back before.
         """
         positions = self._declare(range(self.count))
-        newest = max([generation, *(p.generation + 1 for p in positions.values())])
+        newest = max([generation, *(p.generation // WORKERS + 1 for p in positions.values())])
         self._restore(range(self.count), step, attempt, newest * WORKERS)
 
     def bring_back(self, lost: Sequence[int], step: int, attempt: str) -> None:

@@ -8,8 +8,9 @@ Only who begins a training reads it, once. What does not fit is refused before, 
 nothing is changed.
 
 Rows of a job with parameter servers are taken by a job that evaluates or predicts: it has them as variables,
-and every worker reads how many there are when it builds the model (`saved_counts`). They are not brought
-to servers: a training whose rows are there refuses to begin with anything.
+and every worker reads how many there are when it builds the model (`saved_counts`). A training whose rows are
+on servers has these read them from the other's checkpoint, by themselves; rows that are variables there, or
+lie in a file, are sent to the servers. Tables are told by the names of their layers.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,7 +30,7 @@ import h5py
 import keras
 import numpy as np
 
-from edl.checkpoints import Checkpoint, CheckpointError, Manifest, one_of
+from edl.checkpoints import Checkpoint, CheckpointError, Manifest, Tensor, one_of
 from edl.config import Config
 from edl.errors import ConfigError, EdlError, ModelError
 from edl.layers.embedding import Embedding
@@ -36,13 +38,21 @@ from trainer.described import Described
 from trainer.epochs import MEMORY
 from trainer.last_words import described as in_words
 from trainer.log import log
-from trainer.roles import Table
-from trainer.saved_rows import counted, counted_in_file, tables, weights_in
+from trainer.roles import Start, Table
+from trainer.saved_rows import counted, counted_in_file, dims, dims_in_file, tables, weights_in
 
 FILES = (".keras", ".weights.h5")  # as Keras saves models, and weights
 MOST_NAMED = 5  # variables that do not fit
 WORK = {"evaluate": "evaluation", "predict": "prediction"}  # of the modes that do not train
 Shape = tuple[int, ...]
+
+
+class Servers(Protocol):
+    """Of the tables' rows."""
+
+    def begin_with(self, start: Start) -> None:
+        """When they are brought to the beginning next, they have these rows."""
+        ...
 
 
 class Learner(Protocol):
@@ -71,8 +81,9 @@ class WarmStart:
     Args:
         where: `checkpoint.from`.
         everything: optimizer included.
-        work: what begins with it: the training.
         tell: takes a line about what has been taken over.
+        work: what begins with it: the training.
+        servers: have the rows of the learner's tables; None: it has none.
     """
 
     where: str
@@ -81,6 +92,7 @@ class WarmStart:
     learner: Learner
     tell: Callable[[str], None]
     work: str = "training"
+    servers: Servers | None = None
 
     def check(self) -> None:
         """Find out whether it is there and fits. Changes nothing, and reads no more than it takes.
@@ -90,7 +102,7 @@ class WarmStart:
             ModelError: it does not fit the model; the text names the variables.
             CheckpointError: it cannot be read.
         """
-        self._refuse_rows_on_servers()
+        self._refuse_what_servers_lack()
         if _is_file(self.where):
             with local_file(self.where) as path:
                 self._compare_file(path)
@@ -98,24 +110,23 @@ class WarmStart:
             self._compare(one_of(self.where))
 
     def begin(self) -> None:
-        """Have the learner begin with it. Raises as `check`; nothing is changed then."""
-        self._refuse_rows_on_servers()
+        """Have the learner begin with it, and its servers. Raises as `check`; nothing is changed then."""
+        self._refuse_what_servers_lack()
         what = self._take_file() if _is_file(self.where) else self._take_checkpoint()
         if self.everything:
             self.learner.take_metrics()  # what it had counted of an epoch that was not over
         self.tell(f"the {self.work} begins with {what}")
 
-    def _refuse_rows_on_servers(self) -> None:
+    def _refuse_what_servers_lack(self) -> None:
         """
         Raises:
-            ModelError: the model has some, which would begin anew, beside weights that are trained.
+            ModelError: rows are on servers that take nothing but the weights of the model (mode=ps).
         """
-        if names := ", ".join(repr(table.name) for table in self.learner.tables):
+        if self.servers is None and (names := ", ".join(repr(table.name) for table in self.learner.tables)):
             raise ModelError(
-                f"checkpoint.from: {self.where}: the rows of {names} are on parameter servers, to which none "
-                "can be brought from there yet: they would begin anew, beside weights that were trained with "
-                "others. Leave checkpoint.from out; to go on with a job, resume it or give it its "
-                "checkpoint.dir"
+                f"checkpoint.from: {self.where}: with mode=ps the rows of {names} cannot be brought to the "
+                "servers: they would begin anew, beside weights that were trained with others. Set "
+                "mode=hybrid, or leave checkpoint.from out"
             )
 
     # --- from a checkpoint
@@ -125,6 +136,7 @@ class WarmStart:
         manifest, layers = found.manifest, self._with_rows(found)
         self._compare(found)
         there = found.read()
+        start = self._start(found, there)
         values = {name: np.frombuffer(tensor.data, np.uint8) for name, tensor in there.items()}
         values.update(self._rows(found, layers))
         parts = [
@@ -132,8 +144,55 @@ class WarmStart:
             for d, part in zip(self.learner.described(), self.learner.parts(), strict=True)
         ]
         self.learner.take_over(self.learner.prepared(parts))
+        if start is not None and self.servers is not None:
+            self.servers.begin_with(start)
         what = "all" if self.everything else "the weights"
         return f"{what} of the checkpoint of step {manifest.step:,} of run {manifest.run} in {self.where}"
+
+    def _start(self, checkpoint: Checkpoint, there: Mapping[str, Tensor]) -> Start | None:
+        """What the servers begin with."""
+        if not self.learner.tables:
+            return None
+        on_servers, rows = dims(checkpoint), dict[int, tuple[np.ndarray, np.ndarray]]()
+        for number, (table, layer) in enumerate(self._tables()):
+            if table.name not in on_servers:
+                values = np.frombuffer(there[_variable(layer)].data, np.float32).reshape(-1, table.dim)
+                rows[number] = np.arange(len(values)), values
+        taken = tuple(table.name for table in self.learner.tables if table.name in on_servers)
+        directory = self.where.rstrip("/").removesuffix(f"/{checkpoint.directory}")
+        if "://" not in directory:
+            directory = str(Path(directory).absolute())
+        return Start(directory, checkpoint.step, checkpoint.attempt, self.everything, taken, rows)
+
+    def _tables(self) -> list[tuple[Table, Embedding]]:
+        """Whose rows are on servers, with their layers."""
+        layers = {
+            layer.name: layer
+            for layer in self.model._flatten_layers()
+            if isinstance(layer, Embedding) and layer.on_servers
+        }
+        return [(table, layers[table.name]) for table in self.learner.tables]
+
+    def _compare_tables(self, checkpoint: Checkpoint) -> None:
+        """
+        Raises:
+            ModelError: the rows of a table are not there, or others.
+        """
+        if not self.learner.tables:
+            return
+        place, on_servers = _place(checkpoint.manifest, self.where), dims(checkpoint)
+        variables = {v.name: (v.dtype, v.shape) for v in checkpoint.manifest.variables}
+        for table, layer in self._tables():
+            dtype, shape = variables.get(_variable(layer), ("", ()))
+            is_variable = table.name not in on_servers and dtype == "float32" and len(shape) == 2
+            dim = shape[1] if is_variable else on_servers.get(table.name)
+            _refuse_rows(place, table, dim)
+            if is_variable and self.everything:
+                raise ModelError(
+                    f"{place} has the rows of {table.name!r} as a variable (mode=train), with what the "
+                    "optimizer keeps for all of them: that cannot be brought to servers. With "
+                    "checkpoint.fromState=weights the rows can, and the optimizer begins anew"
+                )
 
     def _with_rows(self, checkpoint: Checkpoint) -> list[Embedding]:
         """The layers whose rows are in its servers' parts."""
@@ -171,6 +230,7 @@ class WarmStart:
             ModelError: the checkpoint does not fit the model.
         """
         manifest, layers = checkpoint.manifest, self._with_rows(checkpoint)
+        self._compare_tables(checkpoint)
         elsewhere = {v.path for layer in layers for v in (layer.ids, layer.embeddings) if v is not None}
         there = {v.name: (v.dtype, v.shape) for v in manifest.variables if v.name != MEMORY}
         ours = [d for d in self.learner.described() if self.everything or d.of_model]
@@ -187,13 +247,14 @@ class WarmStart:
     # --- from a file of Keras
 
     def _take_file(self) -> str:
-        before = self.learner.parts()
+        before, rows = self.learner.parts(), dict[int, tuple[np.ndarray, np.ndarray]]()
         with local_file(self.where) as path:
             self._compare_file(path)
             try:
                 with warnings.catch_warnings():  # of the optimizer's part, which is not wanted anyway
                     warnings.filterwarnings("ignore", "Skipping variable loading for optimizer")
-                    self.model.load_weights(path)
+                    with self._collecting(rows):
+                        self.model.load_weights(path)
                 taken, error = self.learner.parts(), None
             except Exception as raised:  # whatever a damaged file makes Keras and h5py raise
                 taken, error = before, raised
@@ -205,9 +266,31 @@ class WarmStart:
         self.learner.take_over(self.learner.prepared(parts))
         if error is not None:
             raise CheckpointError(f"checkpoint.from: {self.where}: {in_words(error)}") from error
+        if self.servers is not None:
+            self.servers.begin_with(Start(rows=rows))
         return f"the weights of {self.where}"
 
+    @contextmanager
+    def _collecting(self, rows: dict[int, tuple[np.ndarray, np.ndarray]]) -> Iterator[None]:
+        """What is loaded inside of layers whose rows are on servers is put there."""
+
+        def collect(number: int, values: list[np.ndarray]) -> None:
+            *ids, found = values
+            rows[number] = (ids[0] if ids else np.arange(len(found))), found.astype(np.float32)
+
+        layers = [layer for _, layer in self._tables()]
+        try:
+            for number, layer in enumerate(layers):
+                layer.loader = partial(collect, number)
+            yield
+        finally:
+            for layer in layers:
+                layer.loader = None
+
     def _compare_file(self, path: Path) -> None:
+        there = dims_in_file(path) if self.learner.tables else {}
+        for table in self.learner.tables:
+            _refuse_rows(f"checkpoint.from: {self.where}", table, there.get(table.name))
         with tempfile.TemporaryDirectory(prefix="edl-") as directory:
             own = Path(directory, "own.weights.h5")
             self.model.save_weights(own)
@@ -261,14 +344,16 @@ def saved_counts(where: str) -> dict[str, int]:
 
 
 def of_job(
-    config: Config, model: keras.Model, learner: Learner, tell: Callable[[str], None]
-) -> WarmStart | None:
+    config: Config, model: keras.Model, learner: Learner, tell: Callable[[str], None],
+    servers: Servers | None = None,
+) -> WarmStart | None:  # fmt: skip
     """The warm start of a job; None: it begins with what model() returns."""
     checkpoint = config.checkpoint
     if not checkpoint.from_:
         return None
     everything = checkpoint.from_state == "everything"
-    return WarmStart(checkpoint.from_, everything, model, learner, tell, WORK.get(config.mode, "training"))
+    work = WORK.get(config.mode, "training")
+    return WarmStart(checkpoint.from_, everything, model, learner, tell, work, servers)
 
 
 def _is_file(where: str) -> bool:
@@ -277,6 +362,27 @@ def _is_file(where: str) -> bool:
 
 def _place(manifest: Manifest, where: str) -> str:
     return f"checkpoint.from: the checkpoint of step {manifest.step:,} in {where}"
+
+
+def _variable(layer: Embedding) -> str:
+    """Where the rows would be, were they a variable."""
+    return f"{layer.path}/embeddings"
+
+
+def _refuse_rows(place: str, table: Table, dim: int | None) -> None:
+    """
+    Args:
+        dim: of the rows that are there; None: none are.
+
+    Raises:
+        ModelError: they are not those of the table.
+    """
+    if dim != table.dim:
+        there = "and missing there" if dim is None else f"and of length {dim} there"
+        raise ModelError(
+            f"{place} does not fit this model: the rows of {table.name!r} are of length {table.dim} here, "
+            f"{there}. Tables are told by the names of their layers"
+        )
 
 
 def _kind(dtype: str, shape: Shape) -> str:

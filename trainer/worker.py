@@ -108,8 +108,8 @@ class Worker:
             the model to be worth, None: the model is still to be evaluated.
         evaluation: None: the ring makes none.
         checkpoints: None: the job writes none.
-        warm_start: has the model begin with what another training has learned, and returns what of the job is
-            done already; None: with its own weights.
+        warm_start: has the model, and the next `restore` of its servers, begin with what another training has
+            learned, and returns what of the job is done already; None: with its own weights.
         callbacks: None: there are none.
         keep: saves a copy of the trained model, whose step this is, before the ring evaluates it.
         servers: have the rows of the model's tables; None: it has none.
@@ -227,10 +227,10 @@ class Worker:
     def meet(self, form: FormRing, rank: int) -> None:
         """Before the first step: who has the state has that of the root, or takes part without it."""
         behind = not self.holds_state or self.ledger.step < form.step  # with a copy that is too old
-        restored = False
+        begun = False
         if form.sync and form.root == self.session.worker and behind:
-            restored = self.restore(form.step)
-        if back := self.join_servers(form, restored):
+            begun = self.restore(form.step)
+        if back := self.join_servers(form, begun):
             form = replace(form, sync=True, joining=())  # what anybody else has is not the state any more
         if form.sync:
             self.sync(form.members.index(form.root), rank)
@@ -241,20 +241,28 @@ class Worker:
 
     def restore(self, expected: int) -> bool:
         """Nobody holds the state: begin with that of the newest checkpoint, ledger and model together; where
-        there is none, with a warm start. Returns whether there is a checkpoint."""
-        if self.checkpoints is not None and (found := self.checkpoints.restore(expected)) is not None:
-            self.go_on_from(found)
+        there is none, with a warm start. Returns whether there is either."""
+        if self.restore_checkpoint(expected):
             return True
-        if self.warm_start is not None and (begun := self.warm_start()) is not None:
-            self.go_on_from(begun)
+        if self.warm_start is not None:
+            if (begun := self.warm_start()) is not None:
+                self.go_on_from(begun)
+            return True
         return False
 
-    def join_servers(self, form: FormRing, restored: bool) -> str:
+    def restore_checkpoint(self, expected: int) -> bool:
+        """Begin with the newest one. False: there is none."""
+        if self.checkpoints is None or (found := self.checkpoints.restore(expected)) is None:
+            return False
+        self.go_on_from(found)
+        return True
+
+    def join_servers(self, form: FormRing, begun: bool) -> str:
         """Ring and servers are at the same step, as all ranks know when this returns. The root sees to it,
         before anybody else is given its state or sums with it.
 
         Args:
-            restored: the root has begun with a checkpoint.
+            begun: the root has just begun with a checkpoint, or with a warm start.
 
         Returns:
             why both had to go back, to what the root has now; empty: they had not.
@@ -265,10 +273,12 @@ class Worker:
         if form.root == self.session.worker:
             generation = self.servers.claim(self.session.worker)
             self.servers.speak_of(generation)
-            if self.ledger.step and not restored and (why := self.servers.settle(self.ledger.step)):
+            # Rows may be another training's at the beginning, too: then that is a state like any other.
+            there = self.ledger.step or self.warm_start is not None
+            if there and not begun and (why := self.servers.settle(self.ledger.step)):
                 self.go_back()
-                restored = True
-            if restored or not self.ledger.step:
+                begun = True
+            if begun or not there:
                 attempt = self.checkpoints.attempt if self.checkpoints is not None else ""
                 self.servers.restore(self.ledger.step, attempt if self.ledger.step else "")
         root = form.members.index(form.root)
@@ -359,7 +369,9 @@ class Worker:
         self.learner.take_over(self.learner.prepared(list(self.beginning)))
         self.go_on_from(Ledger())
         stretch.forget()
-        restored = self.restore(self.checkpoints.known if self.checkpoints is not None else 0)
+        restored = self.restore_checkpoint(self.checkpoints.known if self.checkpoints is not None else 0)
+        if not restored and self.warm_start is not None:
+            self.warm_start()
         if restored or others:
             step, attempt = 0, ""
             if restored and self.checkpoints is not None:

@@ -7,6 +7,7 @@ history      edl audit, replay: a job's journal
 checkpoints  edl checkpoints: what is in a checkpoint directory
 export       edl export: a model out of a checkpoint, or in another format
 model        edl model get: the trained model, from where it is kept
+rows         edl rows export: rows of parameter servers, as files
 zoo          edl zoo ...: models, and images of them
 """
 
@@ -17,7 +18,7 @@ from typing import Annotated
 import typer
 
 import edl
-from edl.cli import checkpoints, export, history, manage, model, run, zoo
+from edl.cli import checkpoints, export, history, manage, model, rows, run, zoo
 
 app = typer.Typer(
     name="edl",
@@ -34,6 +35,7 @@ for command in (
 ):  # fmt: skip
     app.command()(command)
 app.add_typer(model.app)
+app.add_typer(rows.app)
 app.add_typer(zoo.app)
 
 

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from edl.cli.jobs import JobSnapshot, Phase
-from edl.text import plain
+from edl.text import how_many, plain
 
 PLAIN_WIDTH = 240  # columns where no terminal says how many it has
 PLAIN_SECONDS = 5.0
@@ -254,7 +254,8 @@ def result(summary: dict[str, Any], kept: str, model: str) -> str:
         loss = f", loss {_losses(summary)}" if summary["loss"] is not None else ""
         lines.append(
             f"  trained   {records['applied']:,} of {records['size'] * task['epochs']:,} records "
-            f"({task['epochs']} epochs of {records['size']:,}) in {task['steps_done']:,} steps{loss}"
+            f"({how_many(task['epochs'], 'epoch')} of {records['size']:,}) in "
+            f"{how_many(task['steps_done'], 'step')}{loss}"
         )
     if summary["metrics"]:
         held_out = ", ".join(
@@ -270,11 +271,14 @@ def result(summary: dict[str, Any], kept: str, model: str) -> str:
         count = len(changes) + max(earlier["changes"] - 1, 0)
         redone = earlier["redone_records"] + sum(c["redone_records"] for c in changes)
         stall = max(earlier["stall_seconds"], *(c["stall_seconds"] for c in changes), 0.0)
-        times = "1 time" if count == 1 else f"{count:,} times"
-        lines.append(f"  ring      changed {times}, longest stall {stall:.2f} s, {redone} records redone")
+        times = how_many(count, "time")
+        again = f"{how_many(redone, 'record')} redone"
+        lines.append(f"  ring      changed {times}, longest stall {stall:.2f} s, {again}")
     if (last := summary.get("checkpoint")) and last["step"]:
         lines.append(f"  newest    checkpoint of step {last['step']:,} in {last['dir']}")
     if summary["state_losses"]:
         lost = "once" if summary["state_losses"] == 1 else f"{summary['state_losses']} times"
         lines.append(f"  lost      the newest state, {lost} (no worker that held it was left)")
+    if freed := summary.get("servers_freed"):
+        lines.append(f"  servers   {freed}")
     return "\n".join([*lines, where])

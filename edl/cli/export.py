@@ -128,6 +128,8 @@ def _of_checkpoints(directory: Path, step: int | None) -> dict[str, Any]:
     if not module:
         raise EdlError(f"{directory}: the model was given as text; name the job's output directory instead")
     sets = [f"training.seed={said['training.seed']}", "data.allowEmpty=true"]
+    if least := said.get("ps.replaceEmbeddings"):
+        sets.append(f"ps.replaceEmbeddings={least}")
     merged = values.merge(values.load([], sets), {"model": {"module": module}})
     return {"values": merged, "trained": "", "checkpoints": str(directory)}
 

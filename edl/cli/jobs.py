@@ -111,6 +111,9 @@ class JobHandle(Protocol):
     def token(self) -> str:
         """The job's token."""
 
+    def authority(self) -> str:
+        """The file of who vouches for its certificates; empty: it does not speak TLS."""
+
     def stop(self) -> str:
         """End it; returns the outcome in words. A job that has ended stays as it is."""
 

@@ -97,6 +97,9 @@ class Local:
     def token(self) -> str:
         return artifacts.read_contact(self._output).token
 
+    def authority(self) -> str:
+        return artifacts.read_contact(self._output).ca
+
     def stop(self) -> str:
         if (summary := self._summary()) is not None:
             return f"the job has already ended: {summary['phase']}, {summary['reason']}"

@@ -19,6 +19,7 @@ from pathlib import Path
 import structlog
 from lightkube.config.kubeconfig import KubeConfig
 
+from edl import tls
 from edl.cli import pod_logs, release_model, release_status
 from edl.cli.jobs import ENDED, JobSnapshot, LogSource, Phase
 from edl.cli.release_status import FoundRelease
@@ -111,6 +112,9 @@ class Release:
 
     def token(self) -> str:
         return self._loop.run(self._token())
+
+    def authority(self) -> str:
+        return tls.authority()  # a Secret's file is not here: who calls from outside has it
 
     def stop(self) -> str:
         return self._loop.run(self._stop())

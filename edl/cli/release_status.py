@@ -68,7 +68,8 @@ class FoundRelease:
                 report = dict(json.loads(self.told[key]))
                 # The phase may be newer: with invalid values no run begins.
                 if "records" in report and report["phase"] == self.phase:
-                    return report | in_short
+                    freed = self.told.get("servers")
+                    return report | in_short | ({"servers_freed": freed} if freed else {})
         return in_short
 
     def not_stopped(self, asked: str) -> str:

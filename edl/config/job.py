@@ -148,6 +148,7 @@ class Servers(Section):
     max_staleness: Count = Field(ge=0)
     scale_rate_by_staleness: bool
     pull_steps: Int = Field(ge=1, lt=1 << 24)
+    replace_embeddings: Count = Field(ge=0)
 
 
 class Local(Section):
@@ -198,6 +199,11 @@ class Config(Section):
     def asynchronous(self) -> bool:
         """Whether all weights are on parameter servers, which take steps in any order."""
         return modes.is_asynchronous(self.mode)
+
+    @property
+    def replaces_embeddings(self) -> int:
+        """From how many values on an Embedding of Keras becomes one of edl's; 0: none does."""
+        return self.ps.replace_embeddings if self.servers or not self.trains else 0
 
     def evaluation_plan(self, steps: Steps, sizes: Mapping[str, int]) -> EvaluationPlan:
         """When the ring evaluates the model, or predicts.
@@ -302,11 +308,6 @@ RULES = [
         ("mode", "checkpoint.dir"),
         lambda mode, where: bool(where) and modes.task_of(mode) != modes.TRAIN,
         "nothing is trained, so there is nothing to keep (checkpoint.from says with which weights)",
-    ),
-    Rule(
-        ("mode", "tls.existingSecret"),
-        lambda mode, secret: bool(secret) and modes.has_servers(mode),
-        "parameter servers do not speak TLS yet",
     ),
     *(
         Rule(

@@ -14,7 +14,11 @@ from edl.config.job import Config
 from edl.errors import ConfigError
 
 ORDER = frozenset({"training.seed", "data.shuffle"})  # of the records
-FORCEABLE = ORDER | {"model.module", "model.source"}  # what the model is, its fingerprint says
+FORCEABLE = ORDER | {
+    "model.module",
+    "model.source",
+    "ps.replaceEmbeddings",
+}  # what the model is, its fingerprint says
 
 
 def kept(config: Config) -> dict[str, Any]:
@@ -26,6 +30,7 @@ def kept(config: Config) -> dict[str, Any]:
         "training.batchSize": config.training.batch_size,
         "training.seed": config.training.seed,
         "data.shuffle": config.data.shuffle,
+        **({"ps.replaceEmbeddings": least} if (least := config.replaces_embeddings) else {}),
     }
 
 

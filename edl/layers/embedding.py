@@ -56,6 +56,7 @@ class Embedding(keras.layers.Layer):
             an empty text, there.
         min_count: on servers, a row is learned from the so many-th step on that has its id.
         ttl_steps: on servers, a row that no step has had for so long is forgotten; 0: none is.
+        float_ids: ids may come as floats, as keras.layers.Embedding takes them.
         vocabulary: how many rows the saved table has; given by what loads a model.
     """
 
@@ -70,6 +71,7 @@ class Embedding(keras.layers.Layer):
         mask_zero: bool = False,
         min_count: int = 0,
         ttl_steps: int = 0,
+        float_ids: bool = False,
         vocabulary: int | None = None,
         **others: Any,
     ):
@@ -85,6 +87,7 @@ class Embedding(keras.layers.Layer):
         self.input_dim = None if input_dim is None else _whole("input_dim", input_dim, 2 if mask_zero else 1)
         self.mask_zero = bool(mask_zero)
         self.min_count, self.ttl_steps = _whole("min_count", min_count), _whole("ttl_steps", ttl_steps)
+        self.float_ids = bool(float_ids)
         self.vocabulary = None if vocabulary is None else _whole("vocabulary", vocabulary)
         self.supports_masking = True
         self.autocast = False
@@ -94,6 +97,8 @@ class Embedding(keras.layers.Layer):
         self.reader: Callable[[np.ndarray], np.ndarray] | None = (
             None  # gives rows of ids, where there is no source
         )
+        # Given what a file has of this layer, where its rows are on servers.
+        self.loader: Callable[[list[np.ndarray]], None] | None = None
 
     def build(self, input_shape: Any = None) -> None:
         if self.built:
@@ -180,8 +185,30 @@ class Embedding(keras.layers.Layer):
             "mask_zero": self.mask_zero,
             "min_count": self.min_count,
             "ttl_steps": self.ttl_steps,
+            **({"float_ids": True} if self.float_ids else {}),
             "vocabulary": 0 if self.on_servers and self.ids is None else self.vocabulary,
         }
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is what Keras' Embedding would be: it has replaced one, and has all of its rows."""
+        return self.ids is not None and self.float_ids and self.vocabulary == self.input_dim
+
+    def save_own_variables(self, store: Any) -> None:
+        if self.is_plain:
+            store["0"] = self.embeddings  # as that one does
+        else:
+            super().save_own_variables(store)
+
+    def load_own_variables(self, store: Any) -> None:
+        if self.loader is not None and self.on_servers and self.ids is None:
+            self.loader([np.asarray(store[key]) for key in sorted(store.keys())])
+        elif self.is_plain and len(store.keys()) == 1:
+            assert self.ids is not None and self.embeddings is not None
+            self.ids.assign(np.arange(len(store["0"])))
+            self.embeddings.assign(store["0"])
+        else:
+            super().load_own_variables(store)
 
     # --- a table that is saved
 
@@ -234,7 +261,7 @@ class Embedding(keras.layers.Layer):
                 return tf.strings.to_hash_bucket_fast(inputs, count)
             found = 1 + tf.strings.to_hash_bucket_fast(inputs, count - 1)
             return tf.where(inputs == "", tf.zeros_like(found), found)
-        if not inputs.dtype.is_integer:
+        if not inputs.dtype.is_integer and not (self.float_ids and inputs.dtype.is_floating):
             raise TypeError(
                 f"layer {self.name!r} is given {inputs.dtype.name}: ids must be integers or texts"
             )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from edl.contract.evaluation import FINAL
 from edl.contract.phases import Phase
 from edl.contract.reasons import Reason
+from edl.text import how_many
 from master.core import events as ev
 from master.core import membership
 from master.core.state import State
@@ -64,7 +65,7 @@ def _done(job: State) -> str:
     """What is in the result."""
     assert job.train is not None
     if job.config.trains:
-        return f"every record of {job.train.last_epoch} epochs is applied exactly once"
+        return f"every record of {how_many(job.train.last_epoch, 'epoch')} is applied exactly once"
     what = "predicted" if job.config.mode == "predict" else "evaluated"
     ((split, records),) = job.held_out.items()
     return f"each of the {records:,} records of data({split!r}) is {what} exactly once"

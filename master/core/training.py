@@ -12,6 +12,7 @@ from edl.contract.evaluation import FINAL
 from edl.contract.layout import Layout
 from edl.contract.reasons import Reason
 from edl.contract.steps import Steps
+from edl.text import how_many
 from master.core import events as ev
 from master.core.state import Evaluation, State, TrainTask
 from master.core.workers import NO_RING
@@ -164,10 +165,11 @@ def went_back(job: State, event: ev.JoinedRing) -> None:
     job.restarts += 1
     job.epoch_loss = None  # of an epoch that is trained anew
     job.checkpoints.step = step
-    job.notice(
-        Reason.WentBack,
-        f"went back to step {step:,}: {event.went_back}; {records:,} records are trained again, from {place}",
-    )
+    again = "no record is trained again"
+    if records:
+        are = "is" if records == 1 else "are"
+        again = f"{how_many(records, 'record')} {are} trained again, from {place}"
+    job.notice(Reason.WentBack, f"went back to step {step:,}: {event.went_back}; {again}")
     task.safe, job.step = min(task.safe, step), step
     reach(job, task, step)
 

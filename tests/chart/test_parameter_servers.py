@@ -49,6 +49,7 @@ def test_master_and_servers_agree_on_names_and_numbers(rendered: dict[str, Rende
     assert found.values["ps"] == {
         "servers": 3, "replicas": 1, "timeoutSeconds": 3, "memoryMebibytes": 0, "log": True,
         "gradsToWait": 1, "maxStaleness": 0, "scaleRateByStaleness": False, "pullSteps": 1,
+        "replaceEmbeddings": 0,
     }  # fmt: skip
     [port] = container(found)["ports"]
     assert arguments(found)["--listen"] == f"[::]:{port['containerPort']}"
@@ -173,7 +174,6 @@ def test_one_server_is_drained_at_a_time(helm: Helm) -> None:
     ("sets", "words"),
     [
         (("ps.servers=0",), "ps.servers"),
-        (("tls.existingSecret=certificate",), "parameter servers do not speak TLS yet"),
         (("ps.resources.requests.memory=3Gi",), "ps.resources.requests.memory is"),
         (("ps.volumeMounts[0].name=a", "ps.volumeMounts[0].mountPath=/tmp"), "ps.volumeMounts.0.mountPath"),
     ],
@@ -183,3 +183,19 @@ def test_helm_and_edl_refuse_the_same(helm: Helm, sets: tuple[str, ...], words: 
         helm.template("mode=hybrid", *sets)
     with pytest.raises(ConfigError, match=words):
         config.parse(values.load([], ["mode=hybrid", *sets], [], []))
+
+
+def test_servers_speak_tls_with_the_masters_certificate_under_their_own_names(helm: Helm) -> None:
+    release = helm.template("mode=hybrid", "tls.existingSecret=certificate")
+    spec = release.one("StatefulSet")["spec"]["template"]["spec"]
+    [container] = spec["containers"]
+    env = {e["name"]: e.get("value") for e in container["env"]}
+    assert env["EDL_TLS_DIRECTORY"] in [m["mountPath"] for m in container["volumeMounts"]]
+    [volume] = [v for v in spec["volumes"] if v["name"] == "edl-tls"]
+    assert volume["secret"] == {"secretName": "certificate"}
+    args = container["args"]
+    host = args[args.index("--reached-at") + 1]
+    assert host == "edl-ps-$(POD_INDEX).edl-ps.default.svc"
+    [port] = release.one("Service", "edl-ps")["spec"]["ports"]
+    assert port["appProtocol"] == "https"
+    assert "--reached-at" not in str(helm.template("mode=hybrid").one("StatefulSet"))

@@ -13,9 +13,10 @@ import pytest
 
 from edl.contract import artifacts
 from edl.contract.reasons import Reason
+from tests.certificates import Authority
 from tests.cluster.cluster import ROOT, Images, Namespace, Object
-from tests.cluster.release import Release
-from tests.cluster.test_job import process
+from tests.cluster.release import WORKERS, Release
+from tests.cluster.test_job import SECRET, process
 from tests.rows import saved_rows
 
 pytestmark = pytest.mark.timeout(600)
@@ -98,3 +99,81 @@ def test_workers_and_servers_are_killed_and_every_row_counts_its_record(
     job.namespace.until("pods", lambda pods: not pods, seconds=60)
     for kind in ("statefulsets", "services", "poddisruptionbudgets", "persistentvolumeclaims"):
         assert job.namespace.get(kind, "-l", "app.kubernetes.io/instance=edl") == [], f"{kind} are left"
+
+
+def secret(namespace: Namespace, folder: Path) -> str:
+    """A Secret with a certificate of the master and of its servers; its name."""
+    names = f"edl-master.{namespace.name}.svc", f"*.edl-ps.{namespace.name}.svc"
+    made = Authority.new(folder / "authority").issue(folder / "certificate", *names)
+    files = [f"--from-file={file}" for file in sorted(made.iterdir())]
+    namespace.kubectl("create", "secret", "generic", SECRET, *files)
+    return SECRET
+
+
+def takes_the_place_of_one_worker(namespace: Namespace, cpu_of_worker: float) -> Object:
+    """A pod of the cluster's ordinary priority that fits on a node if one of the workers there goes."""
+    pods = [p for p in namespace.cluster.get("pods", "-A") if p["status"]["phase"] in ("Pending", "Running")]
+    node = next(p["spec"]["nodeName"] for p in namespace.get("pods", "-l", WORKERS))
+    there = [p for p in pods if p["spec"].get("nodeName") == node]
+    requests = (c["resources"].get("requests", {}) for p in there for c in p["spec"]["containers"])
+    used = sum(cpu(each.get("cpu", "0")) for each in requests)
+    free = cpu(namespace.cluster.get("node", node)["status"]["allocatable"]["cpu"]) - used
+    request = free + cpu_of_worker / 2
+    container = {
+        "name": "main", "image": namespace.cluster.busybox, "command": ["sleep", "3600"],
+        "resources": {"requests": {"cpu": f"{1000 * request:.0f}m"}},
+    }  # fmt: skip
+    spec = {
+        "nodeSelector": {"kubernetes.io/hostname": node}, "terminationGracePeriodSeconds": 0,
+        "containers": [container],
+    }  # fmt: skip
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "urgent"}, "spec": spec}
+
+
+def cpu(amount: str) -> float:
+    """Of Kubernetes: `2`, `400m`."""
+    return float(amount[:-1]) / 1000 if amount.endswith("m") else float(amount)
+
+
+@pytest.mark.parametrize("mode", ["hybrid"])
+def test_two_servers_and_four_workers_of_which_one_is_deleted_and_one_preempted(
+    namespace: Namespace, images: Images, claim: Callable[..., None], tmp_path: Path, mode: str
+) -> None:
+    """The job of ElasticDL's tutorial for public clouds. The whole traffic with servers is TLS here."""
+    output = tmp_path / "output"
+    output.mkdir()
+    output.chmod(0o777)
+    claim("output", output, "ReadWriteMany")
+    job = Release(namespace, {
+        **images.values,
+        "mode": mode, "ps.servers": "2", "ps.resources.requests.cpu": "100m", "workers": "4",
+        "model.source": str(ROOT / "tests" / "models" / "obedient_rows.py"),
+        "worker.env[0].name": "EDL_COUNTING_RECORDS", "worker.env[0].value": str(RECORDS),
+        "training.epochs": str(EPOCHS), "evaluation.steps": "200", "output.existingClaim": "output",
+        "tls.existingSecret": secret(namespace, tmp_path),
+    })  # fmt: skip
+    job.install()
+    job.ring_of(4)
+    first = set(job.workers())
+    namespace.kubectl("delete", "pod", sorted(first)[0])
+    job.until(lambda _: sorted(first)[0] not in job.workers())
+    job.ring_of(4)
+
+    namespace.apply(takes_the_place_of_one_worker(namespace, cpu_of_worker=0.4))
+    job.told("PreemptionByScheduler")
+    namespace.wait("pod/urgent", "condition=Ready")
+    namespace.kubectl("delete", "pod", "urgent", "--grace-period=0", "--force")
+    job.ring_of(4)
+    assert len(set(job.workers()) - first) >= 2
+
+    (output / "go").touch()
+    data = job.phase("Succeeded", "Failed", "Stopped", seconds=300)
+    assert data["phase"] == "Succeeded", data
+    summary = job.summary()
+    assert summary["records"]["applied"] == RECORDS * EPOCHS and summary["state_losses"] == 0
+    assert summary["failures"] == [], "what Kubernetes does is not charged"
+    job.told("Evaluation at step 200", reason=Reason.Evaluated)
+    ids, rows = saved_rows(output / artifacts.MODEL)
+    assert np.sort(ids).tolist() == list(range(RECORDS))
+    assert (rows == EPOCHS).all(), f"rows count {rows.min():g} to {rows.max():g}"
+    job.until(lambda data: data.get("servers") == "the rows of 2 parameter servers are freed")

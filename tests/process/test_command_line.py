@@ -371,7 +371,7 @@ def test_both_sides_by_hand() -> None:
     ]
     assert master.wait(100) == 0
     assert [w.wait(20) for w in workers] == [0, 0]
-    assert edl("audit", "job").stdout.startswith("exactly once: 20,000 records x 1 epochs")
+    assert edl("audit", "job").stdout.startswith("exactly once: 20,000 records x 1 epoch")
     master.stdout.close()
 
 

@@ -162,6 +162,31 @@ async def test_the_status_of_a_run_that_has_ended_is_kept(server: KubernetesApi,
         assert installed.found.ended == "Succeeded", "and the next master does not begin it anew"
 
 
+async def test_when_a_run_has_ended_its_servers_are_freed_and_that_is_told(server: KubernetesApi) -> None:
+    async with driving(server) as job:
+        job.told = a_status(phase="Succeeded")
+        job.backend.status.end({"phase": "Succeeded"})
+    freed = asyncio.Event()
+
+    async def end_servers() -> None:
+        freed.set()
+
+    def told() -> str | None:
+        return server.objects["configmaps"]["edl-status"]["data"].get("servers")
+
+    assert told() is None
+    async with opened(server) as installed:
+        ended = EndedRun(installed, (2, end_servers))
+        await ended.start()
+        try:
+            async with asyncio.timeout(20):
+                await freed.wait()
+                while told() != "the rows of 2 parameter servers are freed":
+                    await asyncio.sleep(SECOND)
+        finally:
+            await ended.close()
+
+
 async def test_the_text_of_the_model_is_written_once_and_not_with_the_status(server: KubernetesApi) -> None:
     text = "def model(): return 1\ndef data(split): return 2\n# " + "\u00e9" * 100_000
     values = job_values()

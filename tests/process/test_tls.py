@@ -14,15 +14,18 @@ import pytest
 from edl import listener, tls
 from edl.client import Client
 from edl.contract import artifacts
-from edl.contract.tokens import Tokens
+from edl.contract.tokens import Tokens, for_reading
 from edl.errors import EdlError, MasterUnavailable
 from edl.listener import Listener
 from edl.probe import probe
+from edl.serving import Client as Reader
 from master.rpc.server import Server
 from tests.certificates import Authority
 from tests.process.small_release import until
 from tests.process.test_probe import a_master_without_workers
 from tests.process.test_rpc import Idle
+from tests.process.test_saved import A_Job
+from tests.rows import saved_rows
 
 pytestmark = pytest.mark.waits
 
@@ -184,3 +187,29 @@ async def test_a_worker_that_does_not_trust_the_master_says_why(secret: Path, tm
         assert await says(secret / "ca.crt") == "0: "
         assert "its certificate is not accepted: " in await says(other / "ca.crt")
         assert "it speaks TLS: set EDL_TLS_CA" in await says("")
+
+
+@pytest.mark.process
+async def test_parameter_servers_speak_tls_with_workers_master_and_readers(
+    a_job: A_Job, authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = authority.issue(tmp_path / "secret", "127.0.0.1")
+    monkeypatch.setenv(tls.FOLDER, str(secret))
+    sets = "mode=hybrid", "ps.servers=2", "evaluation.epochs=0"
+    async with a_job(*sets, workers=1, records=400, epochs=2, model="counting_rows.py") as job:
+        await job.ring_of(1)
+        await job.until(lambda: all(server["rows"] for server in job.status["servers"]))
+        addresses = [server["address"] for server in job.status["servers"]]
+        with Reader(addresses, for_reading("a-token"), ca=secret / tls.CA, timeout=60) as reader:
+            assert (await asyncio.to_thread(reader.changed, "counts")).step
+        other = Authority.new(tmp_path / "other").folder / tls.CA
+        for ca, said in (("", f"speaks TLS: set {tls.AUTHORITY}"), (other, "certificate is not accepted")):
+            with (
+                Reader(addresses, for_reading("a-token"), ca=ca, timeout=0.5) as reader,
+                pytest.raises(EdlError, match=said),
+            ):
+                await asyncio.to_thread(reader.tables)
+        summary = await job.end()
+    assert summary["phase"] == "Succeeded", summary
+    ids, rows = saved_rows(job.output / artifacts.MODEL)
+    assert len(ids) == 400 and (rows == 2).all()

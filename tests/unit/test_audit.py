@@ -59,7 +59,7 @@ def a_story_with_a_death() -> Story:
 
 def test_a_job_that_went_well_has_a_verdict_in_one_line(tmp_path: Path) -> None:
     assert verdict(a_story_with_a_death(), tmp_path).startswith(
-        "exactly once: 100 records x 1 epochs in 10 steps, 2 rings; 1 workers ended with the same weights; "
+        "exactly once: 100 records x 1 epoch in 10 steps, 2 rings; 1 worker ended with the same weights; "
         "the journal ends with "
     )
 
@@ -75,8 +75,8 @@ def test_a_beat_of_a_ring_whose_state_was_lost_is_no_news(tmp_path: Path) -> Non
     story.kill(3)
     only(story.out(2, step=2, broken="reset"), ev.Form)
     told = verdict(story, tmp_path, worker=2)
-    assert told.startswith("exactly once: 100 records x 1 epochs in 10 steps, 3 rings; 1 workers ended with")
-    assert "the newest state was lost 1 times and training went on from what was left" in told
+    assert told.startswith("exactly once: 100 records x 1 epoch in 10 steps, 3 rings; 1 worker ended with")
+    assert "the newest state was lost once and training went on from what was left" in told
 
 
 def test_bad_records_are_told_with_how_many_nobody_has_named(tmp_path: Path) -> None:
@@ -96,13 +96,13 @@ def test_a_state_that_is_older_than_what_all_had_is_gone_on_from_only_where_that
     story.tell(ev.JoinedRing(alone, form.generation, 4), ev.Progress(form.generation, 8))
     (other,) = only(story.kill(alone), ev.Form).members
     told = verdict(story, tmp_path, worker=other)
-    assert "the newest state was lost 1 times and training went on from what was left" in told
+    assert "the newest state was lost once and training went on from what was left" in told
 
 
 def test_skipped_steps_are_told_in_records(tmp_path: Path) -> None:
     story = Story(workers=2, records=95, joinDelaySeconds=0.5).running()
     told = verdict(story, tmp_path, skipped=RangeSet(((2, 4), (9, 10))))
-    assert told.startswith("exactly once, except 25 skipped records (non-finite): 95 records x 1 epochs")
+    assert told.startswith("exactly once, except 25 skipped records (non-finite): 95 records x 1 epoch")
 
 
 def test_more_epochs_while_the_job_runs_are_all_to_be_trained(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_epochs_that_the_master_refused_are_not_missing(tmp_path: Path) -> None:
     story = Story(workers=2, joinDelaySeconds=0.5).running()
     only(story.out(0, 1, step=10, digest="d"), ev.Export)
     live(story, 4)
-    assert saved(story, tmp_path).startswith("exactly once: 100 records x 1 epochs in 10 steps")
+    assert saved(story, tmp_path).startswith("exactly once: 100 records x 1 epoch in 10 steps")
 
 
 def test_a_master_that_takes_over_has_the_epochs_of_now(tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_a_master_that_takes_over_has_the_epochs_of_now(tmp_path: Path) -> None:
     )
     assert only(second.out(0, step=5), ev.Form).epochs == 2
     told = verdict(second, tmp_path, steps=20)
-    assert told.startswith("exactly once: 100 records x 2 epochs in 20 steps, 2 rings; 1 workers ended")
+    assert told.startswith("exactly once: 100 records x 2 epochs in 20 steps, 2 rings; 1 worker ended")
 
 
 def test_weights_that_differ_are_told(tmp_path: Path) -> None:

@@ -348,7 +348,7 @@ def test_the_jobs_part_alone_is_enough_for_a_process() -> None:
     assert set(job) == set(config.JOB)
     assert set(job["ps"]) == {  # and nothing of what shapes a pod
         "servers", "replicas", "timeoutSeconds", "memoryMebibytes", "log",
-        "gradsToWait", "maxStaleness", "scaleRateByStaleness", "pullSteps",
+        "gradsToWait", "maxStaleness", "scaleRateByStaleness", "pullSteps", "replaceEmbeddings",
     }  # fmt: skip
     assert config.parse(job) == config.parse(whole)
     with pytest.raises(ConfigError, match="workers: missing value"):

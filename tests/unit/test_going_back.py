@@ -38,6 +38,11 @@ def test_the_master_goes_on_from_the_earlier_step_and_says_why() -> None:
     assert not story.noticed(Reason.StateLost), "no worker is gone"
 
 
+def test_where_nothing_was_trained_since_that_is_said() -> None:
+    (told,) = a_story_that_goes_back(6).noticed(Reason.WentBack)
+    assert told == f"went back to step 6: {WHY}; no record is trained again"
+
+
 def test_without_a_checkpoint_it_is_the_beginning() -> None:
     story = a_story_that_goes_back(0)
     assert story.noticed(Reason.WentBack)[0].endswith("60 records are trained again, from the first record")
@@ -46,8 +51,8 @@ def test_without_a_checkpoint_it_is_the_beginning() -> None:
 def test_the_journal_proves_the_job_all_the_same(tmp_path: Path) -> None:
     story = a_story_that_goes_back(2)
     said = verdict(story, tmp_path)
-    assert said.startswith("exactly once: 100 records x 1 epochs in 10 steps, 2 rings")
-    assert "the newest state was lost 1 times and training went on from what was left" in said
+    assert said.startswith("exactly once: 100 records x 1 epoch in 10 steps, 2 rings")
+    assert "the newest state was lost once and training went on from what was left" in said
 
 
 def test_members_that_go_back_to_different_steps_are_found_in_the_journal(tmp_path: Path) -> None:

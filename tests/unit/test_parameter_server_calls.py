@@ -15,6 +15,7 @@ from edl.contract.proto import ps_pb2 as pb
 from edl.contract.proto import ps_pb2_grpc
 from edl.contract.tokens import Tokens
 from edl.listener import Listener
+from master.servers import end
 from ps.durable import Server
 from ps.service import OPTIONS, Service
 from tests.parameter_servers import RUN, commit, pull, settle, stage, tables
@@ -169,3 +170,35 @@ async def test_a_part_that_cannot_be_written_says_why_and_the_server_goes_on(
     assert "checkpoints" in (await call("WritePart", request)).why
     await call("Stage", stage(1, 0))
     await call("Pull", pull(1, 1, last=commit(0)))
+
+
+async def test_a_run_that_has_ended_leaves_nothing_and_another_one_may_come(tmp_path: Path) -> None:
+    def of_run(run_id: str) -> Server:
+        return Server(0, 1, run_id, tmp_path / "log")
+
+    service, listener = Service(of_run(RUN), of_run), Listener(Tokens("token"), options=OPTIONS)
+    caller = Caller(port := await listener.start("127.0.0.1:0", service.register))
+    try:
+        await caller("Declare", tables())
+        await caller("Settle", settle(1, 0))
+        await caller("Stage", stage(1, 0))
+        await caller("Pull", pull(1, 1, last=commit(0)))
+        full = await caller("Describe", pb.DescribeRequest())
+        await caller("End", pb.EndRequest(run_id="another"))
+        again = await caller("Describe", pb.DescribeRequest())
+        assert (again.position, again.tables) == (full.position, full.tables), (
+            "another run's end is not its own"
+        )
+        await end([f"127.0.0.1:{port}"], lambda: "token", RUN)
+        empty = await caller("Describe", pb.DescribeRequest())
+        assert (empty.memory, empty.run_id, len(empty.tables)) == (0, "", 0) and empty.position.empty
+        assert empty.log_bytes < full.log_bytes
+        status, text = await refused(caller, "Pull", pull(1, 1))
+        assert status is grpc.StatusCode.FAILED_PRECONDITION, text
+        await caller("End", pb.EndRequest(run_id=RUN))  # a master that comes later says it again
+        await caller("Declare", tables())
+        assert (await caller("Settle", settle(1, 0))).step == 0
+    finally:
+        await caller.close()
+        await listener.close(0)
+        await service.close()

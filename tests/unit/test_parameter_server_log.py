@@ -17,8 +17,8 @@ from edl.contract.buckets import server_of
 from edl.contract.proto import ps_pb2 as pb
 from ps import log as logs
 from ps.durable import Server
-from ps.errors import Invalid, Misplaced, OutOfMemory, Unavailable
-from tests.parameter_servers import RUN, commit, pull, settle, stage, tables
+from ps.errors import Invalid, Misplaced, OutOfMemory, Unavailable, Unreadable
+from tests.parameter_servers import RUN, SGD, UNIFORM, commit, pull, settle, stage, tables
 
 Content = tuple[Any, ...]
 
@@ -364,6 +364,74 @@ def test_another_number_of_servers_takes_over_every_row_once(
         i: r.tobytes() + s.tobytes() for i, r, s in zip(copy.ids.tolist(), copy.rows, copy.slots, strict=True)
     }
     assert rows == expected
+
+
+@pytest.mark.parametrize("everything", [False, True])
+def test_a_job_begins_with_the_rows_of_another_and_keeps_them(
+    start: Callable[..., Server], tmp_path: Path, everything: bool
+) -> None:
+    other = begin(start("other"))
+    train(other, 0, 3)
+    checkpoint(other, 1, 3)
+    theirs = other.tables[1].copy(3)
+    order = np.argsort(theirs.ids)
+    request = pb.RestoreRequest(run_id=RUN, generation=2, start=pb.Start(
+        directory=str(tmp_path / "checkpoints"), step=3, attempt="a", everything=everything, tables=["item"],
+    ))  # fmt: skip
+    servers = [start(f"new-{index}", index, 2) for index in range(2)]
+    for server in servers:
+        server.declare(tables())
+        assert server.restore(request).step == 0 and not server.position().empty
+        assert not len(server.tables[0]), "a table that was not asked for has rows"
+    shutil.rmtree(tmp_path / "checkpoints")
+    shutil.copytree(tmp_path / "new-0", tmp_path / "killed")
+    assert content(start("killed", 0, 2)) == content(servers[0])
+    found = [server.tables[1].copy(0) for server in servers]
+    ids = np.concatenate([copy.ids for copy in found])
+    by_id = np.argsort(ids)
+    np.testing.assert_array_equal(ids[by_id], theirs.ids[order])
+    for name in ("rows", "slots"):
+        values = np.concatenate([getattr(copy, name) for copy in found])[by_id]
+        expected = getattr(theirs, name)[order]
+        if name == "slots" and not everything:
+            assert expected.any()
+            expected = np.zeros_like(expected)  # as Adam begins
+        np.testing.assert_array_equal(values, expected)
+    train(servers[0], 0, 2, generation=2)
+
+
+def test_rows_that_are_brought_one_by_one_are_there_once_and_outlive_the_process(
+    start: Callable[..., Server], tmp_path: Path
+) -> None:
+    server = begin(start())
+    ids, rows = np.array([5, -7]), np.arange(8, dtype=np.float32)
+    request = pb.LoadRequest(run_id=RUN, generation=1, values=[
+        pb.Gradients(table=0, ids=ids.tobytes(), values=rows.tobytes())
+    ]).SerializeToString()  # fmt: skip
+    server.load(request)
+    server.load(request)
+    assert server.pull(pull(1, 0, ids))[0].tolist() == rows.tolist() and len(server.tables[0]) == 2
+    copied(tmp_path, "killed")
+    assert content(start("killed")) == content(server)
+    train(server, 0, 1)
+    server.pull(pull(1, 1, last=commit(0)))
+    with pytest.raises(Misplaced):
+        server.load(request)
+
+
+def test_a_start_that_does_not_fit_is_refused_by_the_tables_name(
+    start: Callable[..., Server], tmp_path: Path
+) -> None:
+    other = begin(start("other"))
+    checkpoint(other, 1, 0)
+    server = start()
+    server.declare(tables(pb.Table(name="item", dim=3, initializer=UNIFORM, optimizer=SGD)))
+    for name, words in (("item", "'item' has rows of length 2, and .* length 3"), ("shop", "step 9")):
+        step = 9 if name == "shop" else 0
+        begins = pb.Start(directory=str(tmp_path / "checkpoints"), step=step, attempt="a", tables=[name])
+        with pytest.raises(Unreadable, match=words):
+            server.restore(pb.RestoreRequest(run_id=RUN, generation=2, start=begins))
+        assert server.position().empty
 
 
 def test_a_checkpoint_that_cannot_be_read_leaves_the_server_empty_and_is_named(

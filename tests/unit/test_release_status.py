@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from edl.cli.display import result
 from edl.cli.release_status import FoundRelease, snapshot
 from edl.contract.reasons import Reason
 from edl.kubernetes.names import Names
@@ -62,3 +63,16 @@ def test_of_several_jobs_in_a_release_only_the_own_pods_are_looked_at() -> None:
         assert found.selector("master", "worker") == (
             f"{selector},app.kubernetes.io/component in (master,worker)"
         )
+
+
+def test_a_job_that_has_ended_says_that_its_servers_hold_nothing_any_more() -> None:
+    summary = {
+        "phase": "Succeeded", "reason": "", "seconds": 1.0, "traceback": "", "loss": None,
+        "records": {"size": None}, "task": {}, "metrics": {}, "goodput_seconds": {}, "state_losses": 0,
+        "generations": [],
+    }  # fmt: skip
+    freed = "the rows of 2 parameter servers are freed"
+    data = {"phase": "Succeeded", "summary.json": json.dumps(summary)}
+    for servers, expected in (({}, False), ({"servers": freed}, True)):
+        found = FoundRelease("team", "edl", Names("edl"), {}, {"data": {**data, **servers}})
+        assert (f"servers   {freed}" in result(found.report, "", "")) == expected

@@ -17,7 +17,7 @@ from edl.contract.proto import ps_pb2 as pb
 from tests.fakes.parameter_server import FakeServer, Listening, Refused
 from trainer.ring.base import RingBroken
 from trainer.roles import Commit, Table
-from trainer.server_link import ServerRefused, TokenRefused
+from trainer.server_link import ServerLink, ServerRefused, TokenRefused
 from trainer.servers import ParameterServers
 
 WORDS, PLACES = Table("words", 2, "{}", "{}"), Table("places", 3, "{}", "{}", min_count=4, ttl_steps=5)
@@ -320,3 +320,38 @@ def test_a_request_says_of_which_step_the_worker_has_the_state(make: Callable[..
     job.client.pull(1, ())
     asked = [request for method, request in job.there[0].calls if method == "Pull"][-1]
     assert asked.last == pb.Commit(step=0, skipped=False, scale=0.5, learning_rate=0.1, iteration=0)
+
+
+def test_a_checkpoint_that_a_server_cannot_read_is_asked_for_again_and_then_refused(
+    make: Callable[..., Job],
+) -> None:
+    job = make(1)
+    job.begin()
+    words = "the checkpoint of step 3, attempt 'a', is not there"
+    tries = list[float]()
+
+    def refuses(request: Any) -> None:
+        tries.append(0.0)
+        raise Refused(grpc.StatusCode.DATA_LOSS, words)
+
+    link = job.client._links[0]
+    assert isinstance(link, ServerLink)
+    job.there[0].server._restore = refuses  # type: ignore[method-assign]
+    link._clock = lambda: 25.0 * len(tries)
+    with pytest.raises(ServerRefused, match=words):
+        job.client.restore(3, "a")
+    assert len(tries) == 4, "it is asked again until a minute is over"
+
+
+@pytest.mark.parametrize("servers", [1, 3])
+def test_rows_of_any_ids_are_those_of_the_state_that_the_worker_has(
+    make: Callable[..., Job], servers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainer.servers.PAGE_BYTES", 5 * (8 + 4 * 2))  # five rows a page
+    job = make(servers)
+    job.begin()
+    ids = np.arange(23)
+    job.takes_a_step(0, [2, 19])
+    found = job.client.rows_of(0, ids)
+    assert found.any(1).nonzero()[0].tolist() == [2, 19], "the step that was just taken is in them"
+    assert found.shape == (23, 2) and job.client.rows_of(1, ids[:0]).shape == (0, 3)

@@ -134,7 +134,7 @@ def test_fewer_epochs_at_the_very_end_of_one_end_the_training() -> None:
     story.tell(ev.Live(2, 1, True, 3))  # suspended
     story.out(0, 1, step=10)
     assert only(live(story, 1), ev.Export).worker == 0
-    assert ended(story) == "every record of 1 epochs is applied exactly once"
+    assert ended(story) == "every record of 1 epoch is applied exactly once"
 
 
 def test_while_the_model_is_being_saved_other_epochs_are_refused_in_words() -> None:
@@ -144,7 +144,7 @@ def test_while_the_model_is_being_saved_other_epochs_are_refused_in_words() -> N
     assert not of(effects, ev.Form) + of(effects, ev.Train)
     words = "training.epochs 1 -> 4: training has ended, and the model is being saved"
     assert only(effects, ev.Notice) == ev.Notice(Reason.SpecRefused, words)
-    assert ended(story) == "every record of 1 epochs is applied exactly once"
+    assert ended(story) == "every record of 1 epoch is applied exactly once"
 
 
 def test_once_the_model_is_saved_they_are_refused_though_its_exporter_is_lost() -> None:

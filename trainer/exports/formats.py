@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from edl.contract.artifacts import FORMATS
 from edl.errors import ConfigError
-from trainer import arrays
+from trainer import arrays, saved_file
 
 KERAS_NAMES = {"savedmodel": "tf_saved_model", "onnx": "onnx"}
 # What Keras and we import for a format, beside TensorFlow.
@@ -51,7 +51,7 @@ def write(model: keras.Model, name: str, path: Path, sample: Any) -> None:
         what Keras raises: the model cannot be written so.
     """
     if name == "keras":
-        model.save(path)
+        saved_file.save(model, path)
         return
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of packages about each other's ages

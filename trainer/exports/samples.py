@@ -15,6 +15,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from trainer import saved_file
 from trainer.records import Records
 from trainer.user_model import UserModel
 from trainer.watchdog import Watch, unwatched
@@ -120,7 +121,7 @@ def _difference(ours: np.ndarray, theirs: np.ndarray) -> float:
 
 def digests(model: Any) -> tuple[str, ...]:
     """Of each variable of the model, in its order."""
-    return tuple(_digest(np.asarray(keras.ops.convert_to_numpy(v))) for v in model.weights)
+    return tuple(_digest(np.asarray(keras.ops.convert_to_numpy(v))) for v in saved_file.weights(model))
 
 
 def _digest(array: np.ndarray) -> str:

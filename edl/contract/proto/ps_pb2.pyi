@@ -97,18 +97,44 @@ class SettleRequest(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., last: _Optional[_Union[Commit, _Mapping]] = ..., arrangement: _Optional[_Union[Arrangement, _Mapping]] = ...) -> None: ...
 
 class RestoreRequest(_message.Message):
-    __slots__ = ("run_id", "generation", "step", "attempt", "arrangement")
+    __slots__ = ("run_id", "generation", "step", "attempt", "arrangement", "start")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     ARRANGEMENT_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     generation: int
     step: int
     attempt: str
     arrangement: Arrangement
-    def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., attempt: _Optional[str] = ..., arrangement: _Optional[_Union[Arrangement, _Mapping]] = ...) -> None: ...
+    start: Start
+    def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., attempt: _Optional[str] = ..., arrangement: _Optional[_Union[Arrangement, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ...) -> None: ...
+
+class Start(_message.Message):
+    __slots__ = ("directory", "step", "attempt", "everything", "tables")
+    DIRECTORY_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    EVERYTHING_FIELD_NUMBER: _ClassVar[int]
+    TABLES_FIELD_NUMBER: _ClassVar[int]
+    directory: str
+    step: int
+    attempt: str
+    everything: bool
+    tables: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, directory: _Optional[str] = ..., step: _Optional[int] = ..., attempt: _Optional[str] = ..., everything: _Optional[bool] = ..., tables: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class LoadRequest(_message.Message):
+    __slots__ = ("run_id", "generation", "values")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    generation: int
+    values: _containers.RepeatedCompositeFieldContainer[Gradients]
+    def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., values: _Optional[_Iterable[_Union[Gradients, _Mapping]]] = ...) -> None: ...
 
 class PullRequest(_message.Message):
     __slots__ = ("run_id", "generation", "step", "last", "ids", "servers")
@@ -325,6 +351,12 @@ class CommittedRequest(_message.Message):
     step: int
     attempt: str
     def __init__(self, run_id: _Optional[str] = ..., step: _Optional[int] = ..., attempt: _Optional[str] = ...) -> None: ...
+
+class EndRequest(_message.Message):
+    __slots__ = ("run_id",)
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    def __init__(self, run_id: _Optional[str] = ...) -> None: ...
 
 class BeginRequest(_message.Message):
     __slots__ = ("run_id", "values", "arrangement")

@@ -49,6 +49,11 @@ class ParameterServerStub:
                 request_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.RestoreRequest.SerializeToString,
                 response_deserializer=edl_dot_contract_dot_proto_dot_ps__pb2.Position.FromString,
                 _registered_method=True)
+        self.Load = channel.unary_unary(
+                '/edl.ParameterServer/Load',
+                request_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.LoadRequest.SerializeToString,
+                response_deserializer=edl_dot_contract_dot_proto_dot_ps__pb2.Position.FromString,
+                _registered_method=True)
         self.Pull = channel.unary_unary(
                 '/edl.ParameterServer/Pull',
                 request_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.PullRequest.SerializeToString,
@@ -87,6 +92,11 @@ class ParameterServerStub:
         self.Arrange = channel.unary_unary(
                 '/edl.ParameterServer/Arrange',
                 request_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.ArrangeRequest.SerializeToString,
+                response_deserializer=edl_dot_contract_dot_proto_dot_ps__pb2.Position.FromString,
+                _registered_method=True)
+        self.End = channel.unary_unary(
+                '/edl.ParameterServer/End',
+                request_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.EndRequest.SerializeToString,
                 response_deserializer=edl_dot_contract_dot_proto_dot_ps__pb2.Position.FromString,
                 _registered_method=True)
         self.Describe = channel.unary_unary(
@@ -163,6 +173,14 @@ class ParameterServerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Load(self, request, context):
+        """At step 0, before the first one: have these rows, whose learning begins with them. An id that has a row keeps
+        it, so the same again changes nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Pull(self, request, context):
         """Rows of the state at `step`. An id that has no row yet has its initial one, which depends on (seed, table, id)
         only. Changes nothing but, if it is the first to come after it, the step that `last` speaks of is applied.
@@ -221,6 +239,13 @@ class ParameterServerServicer:
 
     def Arrange(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def End(self, request, context):
+        """This run has ended: drop its rows and its log. Servers that are of one run only take no notice.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -316,6 +341,11 @@ def add_ParameterServerServicer_to_server(servicer, server):
                     request_deserializer=edl_dot_contract_dot_proto_dot_ps__pb2.RestoreRequest.FromString,
                     response_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.Position.SerializeToString,
             ),
+            'Load': grpc.unary_unary_rpc_method_handler(
+                    servicer.Load,
+                    request_deserializer=edl_dot_contract_dot_proto_dot_ps__pb2.LoadRequest.FromString,
+                    response_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.Position.SerializeToString,
+            ),
             'Pull': grpc.unary_unary_rpc_method_handler(
                     servicer.Pull,
                     request_deserializer=edl_dot_contract_dot_proto_dot_ps__pb2.PullRequest.FromString,
@@ -354,6 +384,11 @@ def add_ParameterServerServicer_to_server(servicer, server):
             'Arrange': grpc.unary_unary_rpc_method_handler(
                     servicer.Arrange,
                     request_deserializer=edl_dot_contract_dot_proto_dot_ps__pb2.ArrangeRequest.FromString,
+                    response_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.Position.SerializeToString,
+            ),
+            'End': grpc.unary_unary_rpc_method_handler(
+                    servicer.End,
+                    request_deserializer=edl_dot_contract_dot_proto_dot_ps__pb2.EndRequest.FromString,
                     response_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.Position.SerializeToString,
             ),
             'Describe': grpc.unary_unary_rpc_method_handler(
@@ -482,6 +517,33 @@ class ParameterServer:
             target,
             '/edl.ParameterServer/Restore',
             edl_dot_contract_dot_proto_dot_ps__pb2.RestoreRequest.SerializeToString,
+            edl_dot_contract_dot_proto_dot_ps__pb2.Position.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Load(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/edl.ParameterServer/Load',
+            edl_dot_contract_dot_proto_dot_ps__pb2.LoadRequest.SerializeToString,
             edl_dot_contract_dot_proto_dot_ps__pb2.Position.FromString,
             options,
             channel_credentials,
@@ -698,6 +760,33 @@ class ParameterServer:
             target,
             '/edl.ParameterServer/Arrange',
             edl_dot_contract_dot_proto_dot_ps__pb2.ArrangeRequest.SerializeToString,
+            edl_dot_contract_dot_proto_dot_ps__pb2.Position.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def End(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/edl.ParameterServer/End',
+            edl_dot_contract_dot_proto_dot_ps__pb2.EndRequest.SerializeToString,
             edl_dot_contract_dot_proto_dot_ps__pb2.Position.FromString,
             options,
             channel_credentials,

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import structlog
 
 from edl.kubernetes import pods
+from edl.text import how_many
 from master.backends.base import Tasks
 from master.backends.kubernetes.installed import Installed
 from master.backends.kubernetes.pod_control import PodDeletion
@@ -26,10 +29,18 @@ class EndedRun:
 
     Args:
         installed: the release, opened a moment ago.
+        end_servers: has the run's parameter servers drop its rows, and returns when all have; it is also told
+            how many they are. None: it had none.
     """
 
-    def __init__(self, installed: Installed):
+    def __init__(
+        self,
+        installed: Installed,
+        end_servers: tuple[int, Callable[[], Coroutine[Any, Any, None]]] | None = None,
+    ):
         self._installed, self._found = installed, installed.found
+        self._end_servers = end_servers
+        self._kept: Data = dict(installed.status)
         wanted = installed.wanted()
         self._spec = wanted if isinstance(wanted, JobSpec) else self._found.earlier
         self._tasks = Tasks()
@@ -49,6 +60,7 @@ class EndedRun:
             "watching the release": self._installed.job.run,
             "deleting ended pods": self._delete_in_time,
             "keeping the status": self._keep_status,
+            **({"ending parameter servers": self._free_servers} if self._end_servers is not None else {}),
         }.items():
             self._tasks.keep(part, work, _log, pause)
 
@@ -68,13 +80,23 @@ class EndedRun:
     async def _keep_status(self) -> None:
         """Write what is missing, should somebody empty or delete it."""
         place, api, name = self._installed.place, self._installed.api, self._installed.place.names.status
-        kept: Data = dict(self._installed.status)
         while True:
             await asyncio.sleep(api.pace.relist)
             there = await read(api, place, name)
-            if missing := {key: text for key, text in kept.items() if there.get(key) != text}:
+            if missing := {key: text for key, text in self._kept.items() if there.get(key) != text}:
                 log.warning(f"configmap {name} lacks {', '.join(missing)}: writing them again")
-                await write(api, name, place, self._installed.metadata, missing, kept)
+                await write(api, name, place, self._installed.metadata, missing, self._kept)
+
+    async def _free_servers(self) -> None:
+        """What they hold of a run that has ended, nobody needs any more; and people are told."""
+        assert self._end_servers is not None
+        count, end = self._end_servers
+        await end()
+        place, api, name = self._installed.place, self._installed.api, self._installed.place.names.status
+        self._kept = {**self._kept, "servers": f"the rows of {how_many(count, 'parameter server')} are freed"}
+        await write(
+            api, name, place, self._installed.metadata, {"servers": self._kept["servers"]}, self._kept
+        )
 
     async def _delete_in_time(self) -> None:
         while True:

@@ -305,6 +305,7 @@ def render(snapshot: Snapshot, ended: Ended | None) -> Data:
         "stop": json.dumps(asked) if (asked := job.get("stop")) else None,
         "state": json.dumps(state),
         "values": json.dumps(values, sort_keys=True),
+        "servers": None,  # what has become of them is told after the end (ended_run)
         "endedAt": None if ended is None else ended.at,
         "status.json": _status_json(job) if ended is None else None,
         "summary.json": None if ended is None else _summary_json(ended.summary),

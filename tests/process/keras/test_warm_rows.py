@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import keras
@@ -15,11 +16,13 @@ from edl.errors import ConfigError, ModelError
 from edl.layers.embedding import rows_elsewhere, saved_tables
 from tests.checkpoints import manifest_of
 from tests.process.keras.rings import Case, Meeting, learner_of, parts_of, ring_step
-from tests.process.keras.test_warm_start import state, warm
+from tests.process.keras.test_warm_start import kept as kept_dense
+from tests.process.keras.test_warm_start import state
 from tests.unit.test_rows_of_a_checkpoint import tensors as of_server
 from trainer.frozen import FrozenLearner
 from trainer.learner import KerasLearner
 from trainer.local_rows import LocalRows
+from trainer.roles import Start
 from trainer.warm_start import WarmStart, saved_counts
 
 pytestmark = pytest.mark.process
@@ -97,20 +100,105 @@ def test_a_model_without_servers_has_the_rows_that_were_there(
     assert len(np.unique(expected[-2:])) == 1, "ids that nobody knows have the same row"
 
 
+class Servers:
+    """What a training has its servers begin with."""
+
+    def __init__(self) -> None:
+        self.starts: list[Start] = []
+
+    def begin_with(self, start: Start) -> None:
+        self.starts.append(start)
+
+
+def bounded() -> keras.Model:
+    """The same, whose ids are few: trained in the ring."""
+    keras.backend.clear_session()
+    ids = keras.Input((), dtype="int64")
+    model = keras.Model(ids, keras.layers.Dense(1)(edl.layers.Embedding(DIM, input_dim=9, name=TABLE)(ids)))
+    model.compile(keras.optimizers.Adam(0.1), loss="mse")
+    return model
+
+
+def on_servers(where: Path, everything: bool = False) -> tuple[KerasLearner, WarmStart, Servers]:
+    """A training whose rows are on servers, and what it is to begin with."""
+    with rows_elsewhere():
+        learner = learner_of(CASE, Meeting())
+    servers = Servers()
+    return learner, WarmStart(str(where), everything, learner.model, learner, print, servers=servers), servers
+
+
+@pytest.mark.parametrize("kind", ["m.keras", "m.weights.h5"])
+def test_the_rows_of_a_file_are_brought_to_the_servers(
+    trained: KerasLearner, tmp_path: Path, kind: str
+) -> None:
+    assert isinstance(trained.lookups.rows, LocalRows)
+    ids, rows = trained.lookups.rows.all_rows(0)
+    with trained.whole():
+        trained.model.save(tmp_path / kind) if kind == "m.keras" else trained.model.save_weights(
+            tmp_path / kind
+        )
+    ours, start, servers = on_servers(tmp_path / kind)
+    start.check()
+    assert not servers.starts
+    start.begin()
+    (begun,) = servers.starts
+    assert not begun.tables
+    found, values = begun.rows[0]
+    order = np.argsort(ids)
+    np.testing.assert_array_equal(found, ids[order])
+    np.testing.assert_array_equal(values, rows[order])
+    dense = [v.numpy() for v in ours.model.trainable_variables]
+    for value, there in zip(dense, trained.model.trainable_variables, strict=True):
+        np.testing.assert_array_equal(value, there.numpy())
+
+
+def test_of_a_checkpoint_the_servers_take_the_rows_themselves(trained: KerasLearner, tmp_path: Path) -> None:
+    one = kept(trained, tmp_path)
+    _, start, servers = on_servers(one)
+    start.check()
+    start.begin()
+    assert servers.starts == [Start(str(tmp_path), 7, "1", False, (TABLE,))]
+
+
 @pytest.mark.parametrize("kind", ["m.keras", "checkpoints"])
-def test_a_training_whose_rows_are_on_servers_is_refused_and_not_changed(
+def test_rows_that_were_a_variable_of_few_ids_are_those_of_the_first_ids(tmp_path: Path, kind: str) -> None:
+    few = learner_of(Case(bounded, lambda: (np.arange(9), np.zeros((9, 1), "f4"), None)), Meeting())
+    if kind == "m.keras":
+        few.model.save(tmp_path / kind)
+    else:
+        kept_dense(few, tmp_path / kind)
+    _, start, servers = on_servers(tmp_path / kind)
+    start.check()
+    start.begin()
+    ids, rows = servers.starts[0].rows[0]
+    assert ids.tolist() == list(range(9))
+    np.testing.assert_array_equal(rows, few.model.get_layer(TABLE).embeddings.numpy())
+    if kind == "checkpoints":
+        _, start, servers = on_servers(tmp_path / kind, everything=True)
+        with pytest.raises(ModelError, match=r"'counts' as a variable .*checkpoint.fromState=weights"):
+            start.begin()
+
+
+@pytest.mark.parametrize("kind", ["m.keras", "checkpoints"])
+def test_rows_that_do_not_fit_a_table_on_servers_are_refused_by_its_name(
     trained: KerasLearner, tmp_path: Path, kind: str
 ) -> None:
     kept(trained, tmp_path / "checkpoints")
     with trained.whole():
         trained.model.save(tmp_path / "m.keras")
-    with rows_elsewhere():
-        ours = learner_of(CASE, Meeting())
-    before, start = state(ours), warm(ours, tmp_path / kind)
-    for attempt in (start.check, start.begin):
-        with pytest.raises(ModelError, match="the rows of 'counts' are on parameter servers"):
-            attempt()
-    assert state(ours) == before
+    others = (
+        (partial(build, name="users"), "'users' .* missing there"),
+        (partial(build, 3), "'counts' .* length 2"),
+    )
+    for other, words in others:
+        with rows_elsewhere():
+            ours = learner_of(Case(other, CASE.data), Meeting())
+        before, servers = state(ours), Servers()
+        start = WarmStart(str(tmp_path / kind), False, ours.model, ours, print, servers=servers)
+        for attempt in (start.check, start.begin):
+            with pytest.raises(ModelError, match=words):
+                attempt()
+        assert state(ours) == before and not servers.starts
 
 
 def test_rows_of_another_length_or_name_are_refused_by_name(trained: KerasLearner, tmp_path: Path) -> None:

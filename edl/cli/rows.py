@@ -1,0 +1,79 @@
+"""`edl rows export`: rows of parameter servers, read while their job trains."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from edl.cli import display
+from edl.cli.jobs import JobHandle
+from edl.cli.target import about_a_job
+from edl.contract.phases import ENDED
+from edl.contract.tokens import for_reading
+from edl.errors import ConfigError, EdlError
+
+app = typer.Typer(name="rows", help="Rows of a job's parameter servers.", no_args_is_help=True)
+
+
+@app.callback()
+def _group() -> None:
+    """Rows of a job's parameter servers."""
+
+
+@app.command()
+@about_a_job
+def export(
+    job: JobHandle,
+    output: Annotated[
+        Path,
+        typer.Option("--output", help="The directory to make: a Parquet file for each table, and mark.json."),
+    ],
+    tables: Annotated[
+        list[str] | None,
+        typer.Option("--table", help="Only this table: the name of its layer (may be repeated)."),
+    ] = None,
+    since: Annotated[
+        Path | None,
+        typer.Option(
+            "--since", help="Only rows that have changed since that export: its directory, or its mark.json."
+        ),
+    ] = None,
+    servers: Annotated[
+        str,
+        typer.Option(
+            "--servers",
+            help="Where the servers can be reached, in the order of their numbers: HOST:PORT,HOST:PORT; "
+            "default: as the status says.",
+        ),
+    ] = "",
+) -> None:
+    """Write the rows of a job that trains as Parquet files: all, or those that have changed."""
+    from edl import exported_rows  # NumPy takes its time to import
+    from edl.serving import Client
+
+    addresses = servers.split(",") if servers else _addresses(job)
+    with Client(addresses, for_reading(job.token()), ca=job.authority()) as client:
+        for each in exported_rows.export(client, output, tables or (), since):
+            rows = f"{each.rows:,} rows ({'all' if each.whole else 'those that have changed'})"
+            display.line(f"{output / each.file}: {rows} at step {each.step:,}, {each.nbytes:,} bytes")
+
+
+def _addresses(job: JobHandle) -> list[str]:
+    """
+    Raises:
+        ConfigError: the job has no servers, or they have ended with it.
+    """
+    data = job.snapshot().data
+    if data["phase"] in ENDED:
+        raise ConfigError(
+            f"the job has ended ({data['phase']}), and its servers have no rows any more: they are in the "
+            "trained model and in the job's checkpoints"
+        )
+    if not (there := data.get("servers")):
+        raise ConfigError("the job has no parameter servers: only rows of mode=hybrid can be exported")
+    found = [str(server["address"]) for server in there]
+    if not all(found):
+        raise EdlError("not all parameter servers have begun to listen yet: try again")
+    return found

@@ -1,0 +1,107 @@
+"""Large `keras.layers.Embedding` of a model that knows nothing of servers, as `edl.layers.Embedding`
+(ps.replaceEmbeddings).
+
+They are replaced when the user's `model()` makes them: so it is the same for functional, sequential and
+subclassed models and for layers within layers, and a table that is too large for a variable is never one.
+
+Promise: a layer that is replaced gives the same outputs and learns the same for the same rows, under the same
+name. One that cannot is refused by name, or stays what it is, which is told.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+
+from edl.errors import ModelError
+from edl.layers.embedding import Embedding
+
+# What the rows of servers cannot have.
+REFUSED = ("embeddings_regularizer", "embeddings_constraint", "lora_rank", "quantization_config")
+
+
+@contextmanager
+def replaced(least: int) -> Iterator[list[str]]:
+    """Inside, an Embedding of so many values (input_dim x output_dim) or more is one of edl's.
+
+    Args:
+        least: 0: none is replaced.
+
+    Yields:
+        what was made of each that is as large, in words: filled inside.
+
+    Raises:
+        ModelError: (inside) one of them cannot be replaced.
+    """
+    told: list[str] = []
+    if not least:
+        yield told
+        return
+    plain = keras.layers.Embedding
+    before, own = plain.__new__, plain.__dict__.get("__new__")
+
+    def make(cls: Any, *args: Any, **named: Any) -> Any:
+        found = _arguments(cls, args, named) if cls is plain else {}
+        size = found.get("input_dim", 0) * found.get("output_dim", 0)
+        if not found or size < least:
+            return before(cls, *args, **named)
+        name = f" {found['name']!r}" if found.get("name") else ""
+        what = f"keras.layers.Embedding({found['input_dim']}, {found['output_dim']}){name}"
+        if why := _stays(found):
+            told.append(f"{what} stays a variable: {why}")
+            return before(cls, *args, **named)
+        if refused := [name for name in REFUSED if found.get(name) is not None]:
+            raise ModelError(
+                f"{what}: ps.replaceEmbeddings is {least}, so its rows would be on parameter servers, which "
+                f"do not know {refused[0]}. Leave that out, or set ps.replaceEmbeddings above {size}"
+            )
+        ours = _ours(found)
+        what = f"layer {ours.name!r}, keras.layers.Embedding({ours.input_dim}, {ours.dim}),"
+        told.append(f"{what} is replaced by edl.layers.Embedding (ps.replaceEmbeddings is {least})")
+        return ours
+
+    plain.__new__ = staticmethod(make)
+    try:
+        yield told
+    finally:
+        if own is None:
+            del plain.__new__
+        else:
+            plain.__new__ = own
+
+
+def _arguments(cls: Any, args: Any, named: Any) -> dict[str, Any]:
+    """Those of the layer, by name, with its defaults; none: Keras does not take them, and says so itself."""
+    try:
+        bound = inspect.signature(cls.__init__).bind(None, *args, **named)
+    except TypeError:
+        return {}
+    bound.apply_defaults()
+    found = {**bound.arguments, **bound.arguments.get("kwargs", {})}
+    sizes = found["input_dim"], found["output_dim"]
+    return found if all(isinstance(size, int) and size > 0 for size in sizes) else {}
+
+
+def _stays(found: dict[str, Any]) -> str:
+    """Why it is left as it is; empty: it is not."""
+    if found.get("weights") is not None:
+        return "it is given its weights"
+    if not found.get("trainable", True):
+        return "it is not trained"
+    return ""
+
+
+def _ours(found: dict[str, Any]) -> Embedding:
+    others = {key: found[key] for key in ("name", "dtype") if found.get(key) is not None}
+    return Embedding(
+        found["output_dim"],
+        initializer=found["embeddings_initializer"],
+        input_dim=found["input_dim"],
+        mask_zero=found["mask_zero"],
+        float_ids=True,
+        **others,
+    )
