@@ -140,6 +140,7 @@ def servers_of(master: Master, output: Path, listen: str, token: str) -> Paramet
         host,
         config.ps.memory_mebibytes << 20,
         config.checkpoint.dir,
+        config.ps.log,
     )
     environment = {**os.environ, **WORKER_ENVIRONMENT, "PYTHONUNBUFFERED": "1"}
     return ServerProcesses(master.emit, plan, token, environment=environment)

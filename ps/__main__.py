@@ -1,7 +1,7 @@
 """`python -m ps`: where a parameter server's process begins. Wiring only: flags, signals, where it listens.
 
 Exit codes: 0 it was asked to end (SIGTERM, SIGINT; with --attached, the end of standard input), and all that
-it was told is on its disk; 2 it could not be started.
+it was told is in its log, if it writes one; 2 it could not be started.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--run-id", default="", help="of the job; default: of whose workers come")
     parser.add_argument("--token-file", type=Path, help="with the job's token; else it is in EDL_TOKEN")
     parser.add_argument("--log-dir", type=Path, help="of this server alone")
+    parser.add_argument("--no-log", action="store_true", help="write none: who ends has lost what it had")
     parser.add_argument("--checkpoint-dir", default="", help="where the job writes its checkpoints")
     parser.add_argument("--memory-limit", type=int, default=0, metavar="BYTES", help="of rows; 0: none")
     parser.add_argument("--address-file", type=Path, help="gets host:port when the server listens")
@@ -73,7 +74,7 @@ async def _serve(args: argparse.Namespace) -> int:
 
     def of_run(run_id: str) -> Server:
         about = (args.index, args.servers, run_id, args.log_dir, args.checkpoint_dir, args.memory_limit)
-        server = Server(*about, log.warning)
+        server = Server(*about, log.warning, logged=not args.no_log)
         if not args.run_id:
             _write_whole(kept, run_id)
         return server
@@ -92,7 +93,7 @@ async def _serve(args: argparse.Namespace) -> int:
     await ending.wait()
     await listener.close(GRACE_SECONDS)
     await service.close()
-    log.info("asked to end: the log is on the disk")
+    log.info("asked to end" if args.no_log else "asked to end: the log is on the disk")
     return 0
 
 

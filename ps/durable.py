@@ -21,7 +21,7 @@ from edl.checkpoints.manifest import Part
 from edl.contract.proto import ps_pb2 as pb
 from ps.any_order import AnyOrder
 from ps.errors import Invalid, Misplaced, Refused, Unavailable
-from ps.log import Damaged, Log
+from ps.log import Damaged, Log, NoLog
 from ps.ring_order import RingOrder
 from ps.staging import Steps
 from ps.storage import HEAD, SNAPSHOT_BYTES, TABLES, Capture, Records, Storage, ids_of, tables_of
@@ -90,15 +90,18 @@ class Server:
         checkpoints: where the job writes them; empty: nowhere.
         memory_limit: bytes; 0: none.
         warn: takes a sentence about what is wrong and not somebody's request.
+        snapshot_bytes: of a log, at the least, before a snapshot replaces it.
+        logged: otherwise it writes no log, and one that ends has lost what it had.
     """
 
     def __init__(
         self, index: int, servers: int, run_id: str, log_dir: Path, checkpoints: str = "",
         memory_limit: int = 0, warn: Callable[[str], object] = str, snapshot_bytes: int = SNAPSHOT_BYTES,
+        logged: bool = True,
     ):  # fmt: skip
         self.index, self.servers, self.run_id = index, servers, run_id
         self._warn = warn
-        self._log = Log(log_dir)
+        self._log: Log | NoLog = Log(log_dir) if logged else NoLog(log_dir)
         self._storage = Storage(
             index, servers, run_id, self._log, checkpoints, memory_limit, warn, snapshot_bytes
         )

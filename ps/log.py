@@ -20,9 +20,9 @@ import os
 import re
 import struct
 import zlib
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -240,6 +240,36 @@ class Log:
 
     def _path(self, number: int) -> Path:
         return self.directory / f"log-{number:012d}"
+
+
+class NoLog:
+    """In the place of a log, where none is wanted: a server that ends has lost what it had."""
+
+    def __init__(self, directory: Path):
+        self.directory = directory
+        directory.mkdir(parents=True, exist_ok=True)
+        self.base: Base | None = None
+        self.nbytes = self._segment = 0
+
+    def read(self, run: str) -> Iterator[tuple[int, bytes]]:
+        return iter(())
+
+    def begin(self, base: Base, records: list[list[bytes]]) -> None:
+        self.base = replace(base, first=self.another(records))
+
+    def another(self, records: list[list[bytes]]) -> int:
+        self._segment += 1
+        return self._segment
+
+    def rebase(self, base: Base) -> None:
+        self.base = base
+
+    def append(self, *pieces: bytes) -> None: ...
+
+    def disown(self) -> None:
+        self.base = None
+
+    def close(self) -> None: ...
 
 
 def _write(file: int, at: int, pieces: list[bytes]) -> int:

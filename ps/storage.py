@@ -26,7 +26,7 @@ from edl.contract.proto import ps_pb2 as pb
 from edl.errors import CheckpointError
 from ps import parts
 from ps.errors import Invalid, Misplaced, OutOfMemory, Unavailable
-from ps.log import Base, Damaged, Log
+from ps.log import Base, Damaged, Log, NoLog
 from ps.table import Copy, Table
 
 SNAPSHOT_BYTES = 256 << 20  # of a log, at the least, before a snapshot replaces it
@@ -84,7 +84,7 @@ class Storage:
     """
 
     def __init__(
-        self, index: int, servers: int, run_id: str, log: Log, checkpoints: str, memory_limit: int,
+        self, index: int, servers: int, run_id: str, log: Log | NoLog, checkpoints: str, memory_limit: int,
         warn: Callable[[str], object], snapshot_bytes: int,
     ):  # fmt: skip
         self.index, self.servers, self.run_id = index, servers, run_id

@@ -140,6 +140,7 @@ class Journal(Section):
 
 class Servers(Section):
     servers: Int = Field(ge=1, le=MOST_SERVERS)
+    log: bool
     memory_mebibytes: Count = Field(ge=0)
     grads_to_wait: Int = Field(ge=1, lt=1 << 24)
     max_staleness: Count = Field(ge=0)

@@ -47,6 +47,7 @@ class Plan:
         host: on which they listen.
         memory_limit: bytes of each; 0: there is none.
         checkpoints: directory or address; empty: none are written.
+        logged: they write logs.
     """
 
     servers: int
@@ -56,6 +57,7 @@ class Plan:
     host: str
     memory_limit: int = 0
     checkpoints: str = ""
+    logged: bool = True
 
     def log_of(self, index: int) -> Path:
         return self.logs / f"ps-{index}.log"
@@ -70,6 +72,7 @@ class Plan:
             "--run-id", self.run_id,
             "--token-file", str(self.folder / TOKEN), "--log-dir", str(self.folder / f"log-{index}"),
             "--address-file", str(self.address_of(index)), "--attached",
+            *([] if self.logged else ["--no-log"]),
             *(["--checkpoint-dir", self.checkpoints] if self.checkpoints else []),
             *(["--memory-limit", str(self.memory_limit)] if self.memory_limit else []),
         ]  # fmt: skip

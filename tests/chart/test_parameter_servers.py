@@ -47,7 +47,7 @@ def test_master_and_servers_agree_on_names_and_numbers(rendered: dict[str, Rende
     )
     assert servers["spec"]["replicas"] == 3
     assert arguments(found)["--servers"] == "3"
-    assert found.values["ps"] == {"servers": 3, "memoryMebibytes": 0}
+    assert found.values["ps"] == {"servers": 3, "memoryMebibytes": 0, "log": True}
     [port] = container(found)["ports"]
     assert arguments(found)["--listen"] == f"[::]:{port['containerPort']}"
     environment = {
@@ -117,6 +117,11 @@ def test_the_limit_of_memory_is_below_that_of_the_container(
     helm: Helm, sets: tuple[str, ...], limit: int
 ) -> None:
     assert arguments(helm.template("mode=hybrid", *sets))["--memory-limit"] == str(limit)
+
+
+def test_servers_write_logs_unless_the_values_say_otherwise(helm: Helm) -> None:
+    assert "--no-log" not in container(helm.template("mode=hybrid"))["args"]
+    assert "--no-log" in container(helm.template("mode=hybrid", "ps.log=false"))["args"]
 
 
 def test_without_any_limit_of_memory_there_is_none(helm: Helm) -> None:

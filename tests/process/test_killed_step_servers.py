@@ -28,10 +28,10 @@ from tests.parameter_servers import RUN
 from tests.process.test_killed_servers import SECONDS, Process, Worker
 
 pytestmark = pytest.mark.waits
-STEPS = 160
+STEPS = 120
 SERVERS = 2
 WORKERS = 3
-KILLS = 6
+KILLS = 5
 
 
 class Died(Exception):
@@ -110,7 +110,7 @@ class Trainer:
 
     def checkpoint(self, step: int) -> None:
         """The servers' parts are of different moments."""
-        attempt, parts = f"a{self._name}", []
+        attempt, parts = f"a{next(self._names)}", []
         for index, call in enumerate(self._calls):
             request = pb.WritePartRequest(run_id=RUN, step=step, attempt=attempt, index=index, of=SERVERS)
             written = call("WritePart", request)

@@ -347,7 +347,7 @@ def test_the_jobs_part_alone_is_enough_for_a_process() -> None:
     job = config.of_job(whole)
     assert set(job) == set(config.JOB)
     assert set(job["ps"]) == {  # and nothing of what shapes a pod
-        "servers", "memoryMebibytes", "gradsToWait", "maxStaleness", "scaleRateByStaleness", "pullSteps",
+        "servers", "memoryMebibytes", "log", "gradsToWait", "maxStaleness", "scaleRateByStaleness", "pullSteps",
     }  # fmt: skip
     assert config.parse(job) == config.parse(whole)
     with pytest.raises(ConfigError, match="workers: missing value"):

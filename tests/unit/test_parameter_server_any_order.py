@@ -272,6 +272,26 @@ def test_a_server_that_has_lost_its_log_has_its_part_of_a_checkpoint_and_the_res
     assert both[0].any_order.kept(pb.KeptRequest(run_id=RUN)).ledger == b"the ledger"
 
 
+def test_a_server_without_a_log_is_empty_when_it_comes_back_and_goes_on_from_its_part(
+    start: Start, tmp_path: Path
+) -> None:
+    server = begun(start(logged=False, snapshot_bytes=0), grads_to_wait=2)
+    for step in (0, 1, 2):
+        push(server, step)
+    commit_manifest(server, 2, "a", [write_part(server, 0, 2, "a")])
+    server.committed(pb.CommittedRequest(run_id=RUN, step=2, attempt="a"))
+    assert server.snapshot() is None and not list((tmp_path / "log").iterdir())
+    push(server, 3)
+    server = start(logged=False)
+    assert server.position().empty
+    server.declare(counting.tables(grads_to_wait=2))
+    assert restore(server, 2, "a").step == 2
+    push(server, 2)
+    push(server, 3)
+    half = [value / 2 for value in expect(range(4))[0]]
+    assert counts(server) == (half, half)
+
+
 def test_without_a_checkpoint_a_server_begins_anew_and_all_is_made_again_for_it(start: Start) -> None:
     both = [begun(start(f"log-{index}", index, 2)) for index in (0, 1)]
     for step in range(6):

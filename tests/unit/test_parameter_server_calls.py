@@ -13,10 +13,11 @@ import pytest
 
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.proto import ps_pb2_grpc
-from edl.contract.tokens import Tokens
+from edl.contract.tokens import Tokens, for_reading
 from edl.listener import Listener
 from ps.durable import Server
-from ps.service import OPTIONS, Service
+from ps.service import OPTIONS, READING, Service
+from tests import counting_steps as counting
 from tests.parameter_servers import RUN, commit, pull, settle, stage, tables
 
 pytestmark = pytest.mark.waits
@@ -169,3 +170,79 @@ async def test_a_part_that_cannot_be_written_says_why_and_the_server_goes_on(
     assert "checkpoints" in (await call("WritePart", request)).why
     await call("Stage", stage(1, 0))
     await call("Pull", pull(1, 1, last=commit(0)))
+
+
+# --- steps in any order
+
+
+async def test_a_step_in_any_order_from_the_first_values_to_the_drain(call: Caller) -> None:
+    steps = 16
+    assert (await call("Declare", counting.tables())).empty
+    began = await call("Begin", counting.begin(steps))
+    assert (began.version, began.step, began.empty) == (0, 0, False)
+    take = pb.TakeRequest(run_id=RUN, line=began.line, worker=1, most=steps, limit=steps)
+    assert (await call("Take", take)).steps.bounds == [0, steps]
+    pushes = [counting.push(began.line, step, steps) for step in reversed(range(steps))]
+    await asyncio.gather(*(call("Push", one) for one in (*pushes, *pushes)))
+    ended = await call("Drain", pb.DrainRequest(run_id=RUN, line=began.line, step=steps))
+    assert (ended.version, ended.step, ended.taken, ended.repeated) == (steps, steps, steps, steps)
+    rows = await call("Pull", counting.pull(steps))
+    assert rows.version == steps
+    dense, ids = counting.counts(steps, [rows.rows])
+    assert (dense == 1).all() and (ids == 1).all()
+    keep = pb.KeepRequest(run_id=RUN, line=began.line, step=steps, order=1, ledger=b"ledger")
+    assert (await call("Keep", keep)).records == 0
+    assert await call("Kept", pb.KeptRequest(run_id=RUN)) == keep
+    reopen = pb.ReopenRequest(run_id=RUN, line=began.line, steps=pb.Steps(bounds=[3, 5]))
+    assert (await call("Reopen", reopen)).step == 3
+    described = await call("Describe", pb.DescribeRequest())
+    assert described.taken.bounds == [0, steps] and described.reopened.bounds == [3, 5]
+    assert described.line != began.line
+    page = await call("List", pb.ListRequest(run_id=RUN, table=1, most=5, since=steps - 1))
+    assert len(page.ids) == 3 * 8, "what the last update has changed"
+
+
+async def test_refusals_of_steps_in_any_order_have_their_statuses(port: int, call: Caller) -> None:
+    push = counting.push("line", 0, 8)
+    code, text = await refused(call, "Push", push)
+    assert code == grpc.StatusCode.FAILED_PRECONDITION and "no tables are declared" in text
+    await call("Declare", counting.tables())
+    code, text = await refused(call, "Push", push)
+    assert code == grpc.StatusCode.FAILED_PRECONDITION and "no rows yet" in text
+    await call("Begin", counting.begin(8))
+    code, text = await refused(call, "Push", push)
+    assert code == grpc.StatusCode.FAILED_PRECONDITION and "'line'" in text
+    code, text = await refused(call, "Settle", settle(1, 0))
+    assert code == grpc.StatusCode.FAILED_PRECONDITION and "mode=hybrid" in text
+    line = (await call("Describe", pb.DescribeRequest())).line
+    code, text = await refused(call, "Push", counting.push(line, 0, 8, gradients=[pb.Gradients(table=5)]))
+    assert code == grpc.StatusCode.INVALID_ARGUMENT and "table 5" in text
+    ids = np.arange(50_000)
+    large = [counting.gradients(1, ids, np.zeros((len(ids), 1)))]
+    code, text = await refused(call, "Push", counting.push(line, 0, 8, gradients=large))
+    assert code == grpc.StatusCode.RESOURCE_EXHAUSTED and "ps.servers" in text
+    assert (await call("Push", counting.push(line, 0, 8))).taken == 1, "it goes on"
+
+
+async def test_the_token_for_reading_is_enough_for_rows_and_not_for_steps(tmp_path: Path) -> None:
+    service = Service(Server(0, 1, RUN, tmp_path / "log"))
+    listener = Listener(Tokens("token"), options=OPTIONS, reading=READING)
+    port = await listener.start("127.0.0.1:0", service.register)
+    job, reader = Caller(port), Caller(port, for_reading("token"))
+    await job("Declare", counting.tables())
+    line = (await job("Begin", counting.begin(8))).line
+    assert (await reader("Pull", counting.pull(8))).rows
+    for name, request in (
+        ("Begin", counting.begin(8)),
+        ("Take", pb.TakeRequest(run_id=RUN, line=line, most=1, limit=8)),
+        ("Push", counting.push(line, 0, 8)),
+        ("Drain", pb.DrainRequest(run_id=RUN, line=line)),
+        ("Reopen", pb.ReopenRequest(run_id=RUN, line=line)),
+        ("Keep", pb.KeepRequest(run_id=RUN, line=line)),
+        ("Kept", pb.KeptRequest(run_id=RUN)),
+    ):
+        assert (await refused(reader, name, request))[0] == grpc.StatusCode.PERMISSION_DENIED, name
+    for caller in (job, reader):
+        await caller.close()
+    await listener.close(0)
+    await service.close()
