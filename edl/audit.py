@@ -132,7 +132,10 @@ def _verdict(books: Books, summary: dict[str, Any]) -> str:
                 f"{artifacts.SUMMARY} says {summary['records']['bad']} bad records, the journal {bad}"
             )
         unnamed = bad - len(books.named)
-        but += f", except {bad} bad records" + (f", {unnamed} of which nobody has named" * (unnamed > 0))
+        if books.on_servers:  # of whole steps: servers tell how many, and not which
+            but += f", except {bad} skipped records (non-finite)"
+        else:
+            but += f", except {bad} bad records" + (f", {unnamed} of which nobody has named" * (unnamed > 0))
     text = (
         f"exactly once{but}: {size:,} records x {epochs} epochs in {done:,} steps, {books.rings} rings; "
         f"{len(summary['digests'])} workers ended with the same weights"

@@ -163,11 +163,12 @@ def went_back(job: State, event: ev.JoinedRing) -> None:
     place = f"the checkpoint of step {step:,}" if step else "the first record"
     job.restarts += 1
     job.epoch_loss = None  # of an epoch that is trained anew
-    job.checkpoints.step = step
-    job.notice(
-        Reason.WentBack,
-        f"went back to step {step:,}: {event.went_back}; {records:,} records are trained again, from {place}",
-    )
+    what = f"{records:,} records are trained again, from {place}"
+    if job.config.asynchronous:  # it is one server that lacks them
+        what = f"up to {records:,} records are trained again, and count where they are missing"
+    else:
+        job.checkpoints.step = step
+    job.notice(Reason.WentBack, f"went back to step {step:,}: {event.went_back}; {what}")
     task.safe, job.step = min(task.safe, step), step
     reach(job, task, step)
 
