@@ -360,7 +360,8 @@ def _of_parts(parts: Sequence[Mapping[str, Any]], index: int, step: int) -> Taki
     number of servers, all.
 
     Raises:
-        Unavailable: they do not fit together.
+        Invalid: they do not fit together, and never will.
+        Unavailable: one of them cannot be read.
     """
     try:
         found = {int(about["server"]): _taking(about) for about in parts}
@@ -374,7 +375,7 @@ def _of_parts(parts: Sequence[Mapping[str, Any]], index: int, step: int) -> Taki
     first = found[0]
     for server, other in found.items():
         if (first.taken, first.reopened) != (other.taken, other.reopened):
-            raise Unavailable(
+            raise Invalid(
                 f"the checkpoint of step {step} is of {len(found)} servers, and only as many can go on from "
                 f"it: server 0 had taken the steps {first.taken}, and server {server} the steps "
                 f"{other.taken}, so a row that is moved would lack a step or have it twice; one that was "

@@ -350,7 +350,7 @@ def test_another_number_of_servers_goes_on_from_a_checkpoint_whose_parts_have_th
     commit_manifest(two[0], 7, "b", [write_part(server, 0, 7, "b") for server in two])
     new = [fallen(start, f"new-{index}", index, count) for index in range(count)]
     for server in new:
-        with pytest.raises(Unavailable, match=r"step 7 is of 2 servers.*\[0, 6\), and server 1 .*\[0, 7\)"):
+        with pytest.raises(Invalid, match=r"step 7 is of 2 servers.*\[0, 6\), and server 1 .*\[0, 7\)"):
             restore(server, 7, "b")
         assert restore(server, 6, "a").step == 6
         for step in range(6, STEPS):
