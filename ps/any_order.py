@@ -372,12 +372,13 @@ def _of_parts(parts: Sequence[Mapping[str, Any]], index: int, step: int) -> Taki
         ) from error
     if index in found and len(found) == 1:
         return found[index]
-    first = found[0]
+    lowest = min(found)
+    first = found[lowest]
     for server, other in found.items():
         if (first.taken, first.reopened) != (other.taken, other.reopened):
             raise Invalid(
                 f"the checkpoint of step {step} is of {len(found)} servers, and only as many can go on from "
-                f"it: server 0 had taken the steps {first.taken}, and server {server} the steps "
+                f"it: server {lowest} had taken the steps {first.taken}, and server {server} the steps "
                 f"{other.taken}, so a row that is moved would lack a step or have it twice; one that was "
                 "written at an evaluation or at the end of an epoch has the same steps on all servers"
             )

@@ -18,10 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import psutil
 import pytest
 
 from edl.checkpoints import Manifest, Part, Store
 from edl.contract.proto import ps_pb2 as pb
+from edl.contract.proto import ps_pb2_grpc
 from edl.contract.ranges import RangeSet
 from tests import counting_steps as counting
 from tests.parameter_servers import RUN
@@ -185,3 +187,38 @@ def test_each_step_counts_once_whatever_is_killed(servers: list[Process], tmp_pa
         call.close()
     dense, rows = counting.counts(STEPS, answers)
     assert (dense == 1).all() and (rows == 1).all(), (seed, dense, rows)
+
+
+def test_a_full_disk_refuses_a_step_that_counts_once_when_there_is_room_and_after_a_kill(
+    tmp_path: Path,
+) -> None:
+    server, steps = Process(tmp_path / "server"), 16
+    try:
+        call = Worker(server)
+        call("Declare", counting.tables())
+        line = call("Begin", counting.begin(steps)).line
+        pushes = [counting.push(line, step, steps) for step in range(steps)]
+        call("Push", pushes[0])
+        [log] = (tmp_path / "server" / "log").glob("log-*")
+        process = psutil.Process(server.process.pid)
+        process.rlimit(psutil.RLIMIT_FSIZE, (log.stat().st_size + 50, psutil.RLIM_INFINITY))
+        with (
+            grpc.insecure_channel(server.address()) as channel,
+            pytest.raises(grpc.RpcError, match=r"cannot be written.*nothing was changed"),
+        ):
+            ps_pb2_grpc.ParameterServerStub(channel).Push(
+                pushes[1], metadata=[("authorization", "Bearer token")], timeout=SECONDS
+            )
+        said = call("Describe", pb.DescribeRequest())
+        assert said.taken.bounds == [0, 1] and said.log_bytes == log.stat().st_size
+        process.rlimit(psutil.RLIMIT_FSIZE, (psutil.RLIM_INFINITY, psutil.RLIM_INFINITY))
+        for push in pushes:
+            call("Push", push)
+        server.end(signal.SIGKILL)
+        server.start()
+        dense, rows = counting.counts(steps, [call("Pull", counting.pull(steps)).rows])
+        assert (dense == 1).all() and (rows == 1).all()
+        call.close()
+    finally:
+        server.process.kill()
+        server.process.wait()
