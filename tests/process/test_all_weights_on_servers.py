@@ -28,7 +28,7 @@ from tests.rows import saved_rows
 pytestmark = pytest.mark.process
 PS = ("mode=ps", "ps.servers=2", "evaluation.epochs=0", "training.batchSize=20")
 RECORDS, EPOCHS = 2000, 3
-FAULTS = 6
+FAULTS = 4
 
 
 async def lose_server(job: Running, index: int) -> None:
