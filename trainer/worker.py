@@ -327,6 +327,8 @@ class Worker:
                 stretch.servers.bring_back(lost, *newest)
             else:  # with the first weights, and then all steps again
                 self.learner.take_over(self.learner.prepared(list(self.beginning)))
+                if self.warm_start is not None:
+                    self.warm_start()
                 stretch.begin(lost)
             again = stretch.has_steps  # else the job was about to begin when somebody died
         else:
