@@ -132,7 +132,10 @@ def _verdict(books: Books, summary: dict[str, Any]) -> str:
                 f"{artifacts.SUMMARY} says {summary['records']['bad']} bad records, the journal {bad}"
             )
         unnamed = bad - len(books.named)
-        but += f", except {bad} bad records" + (f", {unnamed} of which nobody has named" * (unnamed > 0))
+        if books.on_servers:  # of whole steps: servers tell how many, and not which
+            but += f", except {bad} skipped records (non-finite)"
+        else:
+            but += f", except {bad} bad records" + (f", {unnamed} of which nobody has named" * (unnamed > 0))
     text = (
         f"exactly once{but}: {how_many(size, 'record')} x {how_many(epochs, 'epoch')} in "
         f"{how_many(done, 'step')}, {how_many(books.rings, 'ring')}; "

@@ -72,6 +72,8 @@ class ServedLearner(KerasLearner):
                 f"{shared[0]!r}, which servers cannot clip: give the layer an optimizer of its own"
             )
         floats = [v for v in moving(model) if v.dtype == "float32"]
+        # As it is now: callbacks change the learning rate, and tables stay what they were declared.
+        self.served = (*self.tables, *_dense_tables(model.optimizer))
         self._dense, self._moving = DenseRows(model.trainable_variables), DenseRows(floats)
         averaged = layout.averaged if layout is not None else []
         self._averaged = tuple(self._moving.place(v) for v in averaged)
@@ -91,17 +93,6 @@ class ServedLearner(KerasLearner):
         ]  # fmt: skip
 
     # --- as rows
-
-    @property
-    def served(self) -> tuple[Table, ...]:
-        """All tables: those of embeddings, and the dense ones."""
-        made = keras.optimizers.serialize(self.model.optimizer)
-        config = made["config"]
-        config["learning_rate"] = float(np.asarray(self.model.optimizer.learning_rate))
-        for name in CLIPPED:
-            config[name] = None
-        dense = Table(DENSE, DIM, ZEROS, json.dumps(made, sort_keys=True))
-        return (*self.tables, dense, Table(MOVING, DIM, ZEROS, ADDED, own_learning_rate=True))
 
     def dense_values(self) -> list[tuple[np.ndarray, np.ndarray]]:
         """All dense rows as they are here: of each table, ids and rows."""
@@ -205,6 +196,15 @@ class ServedLearner(KerasLearner):
             return super().kept()
         finally:
             self._variables = now
+
+
+def _dense_tables(optimizer: Any) -> tuple[Table, Table]:
+    made = keras.optimizers.serialize(optimizer)
+    made["config"]["learning_rate"] = float(np.asarray(optimizer.learning_rate))
+    for name in CLIPPED:
+        made["config"][name] = None
+    dense = Table(DENSE, DIM, ZEROS, json.dumps(made, sort_keys=True))
+    return dense, Table(MOVING, DIM, ZEROS, ADDED, own_learning_rate=True)
 
 
 def _alone(vector: Any) -> Any:

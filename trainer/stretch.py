@@ -49,7 +49,9 @@ class Learner(Protocol):
     """A model whose weights are on servers (trainer/served_learner.py)."""
 
     @property
-    def served(self) -> tuple[Table, ...]: ...
+    def served(self) -> tuple[Table, ...]:
+        """All tables, dense ones included; always the same."""
+        ...
 
     @property
     def tables(self) -> tuple[Table, ...]: ...

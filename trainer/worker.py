@@ -350,38 +350,40 @@ class Worker:
         if not lost:
             if not stretch.servers.kept():  # who had them begin has died before that
                 self.go_on_from(Ledger())
+                stretch.forget()
                 stretch.keep(self.ledger)
             return ""
         names = " and ".join(f"parameter server {index}" for index in lost)
         why = f"{names} has lost its log and rows" if len(lost) == 1 else f"{names} have lost logs and rows"
-        newest = self.checkpoints.newest_whole if self.checkpoints is not None else None
-        others = len(lost) < stretch.servers.count
-        if others and newest is not None:
-            stretch.servers.bring_back(lost, *newest)
-            return why
-        if others and not stretch.has_steps:
-            stretch.begin(lost)  # the job was about to begin when somebody died
-            if not stretch.servers.kept():
-                self.go_on_from(Ledger())
-                stretch.keep(self.ledger)
-            return ""
-        trained = others or stretch.reached > 0 or form.step > 0
-        self.learner.take_over(self.learner.prepared(list(self.beginning)))
-        self.go_on_from(Ledger())
-        stretch.forget()
-        restored = self.restore_checkpoint(self.checkpoints.known if self.checkpoints is not None else 0)
-        if not restored and self.warm_start is not None:
-            self.warm_start()
-        if restored or others:
-            step, attempt = 0, ""
-            if restored and self.checkpoints is not None:
-                step, attempt = self.checkpoints.restored_step, self.checkpoints.attempt
-            stretch.servers.go_back(step, attempt, form.generation)
-        if not restored:
-            stretch.begin()
+        if len(lost) < stretch.servers.count:
+            newest = self.checkpoints.newest_whole if self.checkpoints is not None else None
+            if newest is not None:
+                stretch.servers.bring_back(lost, *newest)
+            else:  # with the first weights, and then all steps again
+                self.learner.take_over(self.learner.prepared(list(self.beginning)))
+                if self.warm_start is not None:
+                    self.warm_start()
+                stretch.begin(lost)
+            again = stretch.has_steps  # else the job was about to begin when somebody died
+        else:
+            again = stretch.reached > 0 or form.step > 0
+            self.learner.take_over(self.learner.prepared(list(self.beginning)))
+            self.go_on_from(Ledger())
+            if self.restore_checkpoint(self.checkpoints.known if self.checkpoints is not None else 0):
+                assert self.checkpoints is not None
+                attempt = self.checkpoints.attempt
+                stretch.servers.go_back(self.checkpoints.restored_step, attempt, form.generation)
+            else:
+                if self.warm_start is not None:
+                    self.warm_start()
+                stretch.begin()
+        if again:
+            stretch.forget()
         if not stretch.servers.kept():
+            if len(lost) < stretch.servers.count:
+                self.go_on_from(Ledger())
             stretch.keep(self.ledger)
-        return why if trained else ""
+        return why if again else ""
 
     def take_stretch(self, generation: int, rank: int, size: int, stretch: Stretch) -> bool:
         """Steps in any order, up to the next boundary. False: this worker leaves the ring after it."""

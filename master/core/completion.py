@@ -98,7 +98,9 @@ def finished(job: State, w: WorkerRecord, event: ev.Finished) -> None:
     reason = _done(job)
     if w.skipped:
         reason += f", except {job.train.steps.records_of(w.skipped)} skipped records (non-finite)"
-    if job.result.bad:
+    if job.result.bad and job.config.asynchronous:  # of whole steps: servers tell how many, and not which
+        reason += f", except {job.result.bad} skipped records (non-finite)"
+    elif job.result.bad:
         reason += f", except {job.result.bad} bad records that were left out"
     if job.forced:
         reason += f"; forced: {'; '.join(job.forced)}"

@@ -34,8 +34,8 @@ from master.core.workers import UP, WorkerRecord
 
 CHECKPOINTS = "writing checkpoints"  # the part of the job that may be degraded
 CHECKPOINTS_OFF_WITH_SERVERS = (
-    "there are no checkpoints (checkpoint.dir is empty): when a parameter server loses its log, the training "
-    "starts again from its first record"
+    "there are no checkpoints (checkpoint.dir is empty): when a parameter server loses its log, all steps "
+    "are made again for it"
 )
 CHECKPOINTS_OFF = (
     "there are no checkpoints (checkpoint.dir is empty): when all workers are lost at once, the training "

@@ -164,11 +164,14 @@ def went_back(job: State, event: ev.JoinedRing) -> None:
     place = f"the checkpoint of step {step:,}" if step else "the first record"
     job.restarts += 1
     job.epoch_loss = None  # of an epoch that is trained anew
-    job.checkpoints.step = step
+    if not job.config.asynchronous:
+        job.checkpoints.step = step
     again = "no record is trained again"
     if records:
         are = "is" if records == 1 else "are"
         again = f"{how_many(records, 'record')} {are} trained again, from {place}"
+    if job.config.asynchronous:  # it is one server that lacks them
+        again = f"up to {how_many(records, 'record')} are trained again, and count where they are missing"
     job.notice(Reason.WentBack, f"went back to step {step:,}: {event.went_back}; {again}")
     task.safe, job.step = min(task.safe, step), step
     reach(job, task, step)

@@ -162,6 +162,16 @@ def test_the_command_finds_the_token_where_the_workers_do(helm: Helm) -> None:
     assert where("token.existingSecret=given", "token.key=password") == ("given", "password")
 
 
+def test_all_weights_may_be_on_servers_of_the_same_kind(helm: Helm) -> None:
+    given = ("ps.servers=3", "ps.gradsToWait=4", "ps.maxStaleness=2", "ps.pullSteps=5")
+    rendered = helm.template("mode=ps", "ps.scaleRateByStaleness=true", *given)
+    assert rendered.one("StatefulSet", "edl-ps")["spec"]["replicas"] == 3
+    job = config.parse(json.loads(rendered.one("ConfigMap", "edl-job")["data"]["values.json"]))
+    assert job.asynchronous and job.servers == 3
+    assert (job.ps.grads_to_wait, job.ps.max_staleness, job.ps.pull_steps) == (4, 2, 5)
+    assert job.ps.scale_rate_by_staleness
+
+
 def test_one_server_is_drained_at_a_time(helm: Helm) -> None:
     def budgets(*sets: str) -> list[str]:
         return [o["metadata"]["name"] for o in helm.template("mode=hybrid", *sets).all("PodDisruptionBudget")]

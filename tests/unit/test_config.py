@@ -145,6 +145,13 @@ IMPOSSIBLE = [
     ("{minWorkers: 5, maxWorkers: 3, workers: 3}", "minWorkers is 5 and maxWorkers is 3"),
     ("{workers: 9, maxWorkers: 8}", "workers is 9 and maxWorkers is 8"),
     ("{workers: 2, minWorkers: 3}", "workers is 2 and minWorkers is 3"),
+    ("{mode: ps, data: {maxBadRecords: 3}}", 'mode is "ps" and data.maxBadRecords is 3'),
+    ("{mode: ps, training: {balance: speed}}", 'mode is "ps" and training.balance is "speed"'),
+    ("{mode: ps, training: {compression: float16}}", 'mode is "ps" and training.compression is "float16"'),
+    (
+        "{mode: ps, elastic: {memoryCopy: true, warmProcess: imported}}",
+        'mode is "ps" and elastic.memoryCopy is true',
+    ),
     (
         "elastic: {joinDelaySeconds: 180}",
         "elastic.joinDelaySeconds is 180 and elastic.startupTimeoutSeconds is 180",

@@ -198,3 +198,18 @@ def test_two_gradients_that_wait_for_each_other_are_one_update_with_their_mean(
 def test_what_servers_cannot_do_is_refused_by_name(optimizer: Callable[[], Any], words: str) -> None:
     with pytest.raises(ModelError, match=words):
         ServedLearner(dense(optimizer()), some(np.arange(5)), [])
+
+
+def test_callbacks_may_set_the_learning_rate_and_no_weights() -> None:
+    learner = ServedLearner(dense(keras.optimizers.SGD(0.1), True), some(np.arange(5)), [])
+    tables, before = learner.served, learner.parts()
+    learner.model.optimizer.learning_rate = 0.5
+    kept = learner.beside()
+    assert learner.served == tables, "the tables are others than were declared"
+    (rate,) = [n for n, (a, b) in enumerate(zip(before, learner.parts(), strict=True)) if (a != b).any()]
+    learner.refuse_changed({rate: before[rate]})
+    learner.change({rate: before[rate]})
+    learner.take_beside(kept)
+    assert float(learner.model.optimizer.learning_rate.numpy()) == 0.5
+    with pytest.raises(ModelError, match=r"a callback has changed .*kernel"):
+        learner.refuse_changed({0: before[0]})

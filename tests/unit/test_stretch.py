@@ -1,0 +1,225 @@
+"""Steps in any order, from one worker's side: what it asks of its servers, and when it leaves."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edl import config
+from edl.config import values
+from edl.contract.layout import Part
+from edl.contract.proto import edl_pb2 as to_master
+from edl.contract.proto import ps_pb2 as pb
+from tests.counting import AtOnce, Positions
+from trainer.data import Batch, Batches
+from trainer.ledger import Ledger
+from trainer.refusals import NonFinite
+from trainer.ring.base import RingBroken
+from trainer.roles import Pulled, StepGradients, Table, Whole
+from trainer.session.state import Session
+from trainer.step_servers import StepServers
+from trainer.stretch import Stretch
+from trainer.telemetry import Telemetry
+
+SIZE, BATCH = 12, 4  # three steps in an epoch
+TABLE = Table("counts", 1, "{}", "{}")
+IDS = np.arange(3, dtype=np.int64)
+
+
+class Servers:
+    """They hand out the steps below the limit, and have a push refused as often as they are told."""
+
+    def __init__(self) -> None:
+        self.pushed: list[tuple[int, tuple[int, ...]]] = []  # step, and the versions it was made with
+        self.refuses, self.progress, self.pulls = 0, Whole(), 0
+        self.left: list[int] = []
+        self.others_make: Callable[[], None] = lambda: None  # what is left
+
+    def take(self, worker: int, most: int, limit: int) -> list[int]:
+        found, self.left = self.left[:most], self.left[most:]
+        if not found:
+            self.others_make()
+        return found
+
+    def rows_now(self, ids: Sequence[np.ndarray]) -> Pulled:
+        self.pulls += 1
+        return Pulled([np.zeros((len(i), 1), np.float32) for i in ids], (self.pulls, self.pulls))
+
+    def push(self, made: StepGradients, worker: int, versions: Sequence[int]) -> bool:
+        if self.refuses:
+            self.refuses -= 1
+            return False
+        self.pushed.append((made.step, tuple(versions)))
+        self.progress = Whole(step=len(self.pushed), version=self.progress.version + 1)
+        return True
+
+    def pause(self, seconds: float) -> None:
+        pass
+
+
+class Learner:
+    """Nothing to learn."""
+
+    tables: tuple[Table, ...] = ()
+    served = (TABLE,)
+    fails = False
+
+    def dense_ids(self, whole: bool) -> list[np.ndarray]:
+        return [IDS]
+
+    def put(self, whole: bool, rows: Sequence[np.ndarray]) -> None:
+        pass
+
+    def gradients(self, step: int, batch: Batch, of_rows: Any) -> StepGradients:
+        assert len(batch) == BATCH
+        return StepGradients(step, [], 0.5, len(batch), 0.1, skipped=self.fails)
+
+
+class A:
+    def __init__(self, **overrides: Any) -> None:
+        typed = config.parse(values.merge(values.defaults(), {"mode": "ps", **overrides}))
+        self.said: list[to_master.FromWorker] = []
+        self.session = Session(0, self.said.append, threading.Event())
+        self.servers, self.learner = Servers(), Learner()
+        batches = Batches(Positions(SIZE), BATCH, reading=AtOnce())
+        batches.take(Positions(SIZE).layout, Part.even(0, 1))
+        report = Telemetry(self.session, batches.steps, log=lambda line: None)
+        self.stretch = Stretch(typed, self.session, self.learner, self.servers, batches, report)  # type: ignore[arg-type]
+
+    def run(self, limit: int = 3, now_and_then: Callable[[], None] = lambda: None) -> bool:
+        self.servers.left = list(range(limit))
+        return self.stretch.run(1, 0, limit, now_and_then)
+
+
+def test_all_steps_below_the_limit_are_made_in_whatever_order_they_are_handed_out() -> None:
+    a = A()
+    a.servers.left = [2, 0, 1]
+    assert a.stretch.run(1, 0, 3, lambda: None)
+    assert [step for step, _ in a.servers.pushed] == [2, 0, 1]
+    assert a.stretch.reached == 3 and a.session.progress.step == 3
+
+
+def test_a_step_that_is_refused_is_made_again_with_new_weights() -> None:
+    a = A()
+    a.servers.refuses = 2
+    assert a.run(1)
+    assert a.servers.pushed == [(0, (3, 3))]
+
+
+def test_weights_are_pulled_before_each_so_many_steps() -> None:
+    a = A(ps={"pullSteps": 2})
+    assert a.run()
+    assert [versions[0] for _, versions in a.servers.pushed] == [1, 1, 2]
+
+
+def test_a_worker_leaves_at_once_and_makes_what_it_holds_in_the_next_ring() -> None:
+    a = A()
+    leave = to_master.ToWorker(generation=1, leave=to_master.Leave())
+    assert not a.run(now_and_then=lambda: a.session.hear(leave))
+    assert [step for step, _ in a.servers.pushed] == [0]
+    assert a.stretch.run(2, 0, 3, lambda: None)
+    assert [step for step, _ in a.servers.pushed] == [0, 1, 2], "one that it held was left to time"
+
+
+def test_a_ring_that_is_cut_ends_it() -> None:
+    a = A()
+    cut = to_master.ToWorker(generation=1, cut=to_master.Cut())
+    with pytest.raises(RingBroken):
+        a.run(now_and_then=lambda: a.session.hear(cut))
+    assert len(a.servers.pushed) == 1
+
+
+def test_it_waits_for_the_steps_that_others_make() -> None:
+    a = A()
+    asked = 0
+
+    def others_make() -> None:
+        nonlocal asked
+        asked += 1
+        if asked == 3:
+            a.servers.progress = Whole(step=9)
+
+    a.servers.others_make = others_make
+    assert a.stretch.run(1, 0, 9, lambda: None)
+    assert asked == 3 and a.stretch.reached == 9
+
+
+def test_what_is_not_finite_ends_the_job_or_is_left_out() -> None:
+    a = A()
+    a.learner.fails = True
+    with pytest.raises(NonFinite, match="at step 1, on worker 0, in the records 0, 1, 2, 3"):
+        a.run()
+    b = A(training={"nonFinite": "skip"})
+    b.learner.fails = True
+    assert b.run(1)
+    (warned,) = [m.warned.text for m in b.said if m.WhichOneof("body") == "warned"]
+    assert warned == "step 1 is left out: its loss or a gradient is not finite"
+
+
+def test_boundaries_are_where_something_is_made_of_the_weights() -> None:
+    a = A(evaluation={"steps": 5}, checkpoint={"steps": 7, "dir": "/d"})
+    found, step = [], 0
+    while step < 12:
+        found.append(step := a.stretch.boundary(step, 11) if step < 11 else 12)
+    assert found == [3, 5, 6, 7, 9, 10, 11, 12]
+
+
+def test_a_stretch_in_the_ledger_counts_what_was_left_out() -> None:
+    ledger = Ledger().after_stretch(3, 6.0, 8, 4, 0)
+    assert (ledger.step, ledger.epochs.loss, ledger.epochs.records, ledger.bad) == (3, 6.0, 8, {0: 4})
+
+
+# --- the servers
+
+
+class Link:
+    """Answers at once; may refuse pushes."""
+
+    def __init__(self, index: int, calls: list[tuple[int, str]]):
+        self.index, self.calls, self.refuses = index, calls, False
+
+    def begin(self, method: str, request: Any, generation: int | None = None) -> Link:
+        self.calls.append((self.index, method))
+        self._answer: Any = pb.Progress(step=7, version=2, refused=self.refuses)
+        if method == "Describe":
+            self._answer = pb.Description(line=f"line {self.index}")
+        elif method == "Declare":
+            self._answer = pb.Position()
+        return self
+
+    def result(self) -> Any:
+        return self._answer
+
+    def forget(self) -> None:
+        pass
+
+
+def linked() -> tuple[StepServers, list[Link], list[tuple[int, str]]]:
+    calls: list[tuple[int, str]] = []
+    links = [Link(index, calls) for index in range(3)]
+    servers = StepServers(links, "run", 1)  # type: ignore[arg-type]
+    servers.declare([TABLE])
+    servers.look()
+    calls.clear()
+    return servers, links, calls
+
+
+MADE = StepGradients(4, [(np.arange(50, dtype=np.int64), np.ones((50, 1), np.float32))], 0.5, 4, 0.1)
+
+
+def test_server_0_hears_of_a_step_when_all_others_have_it() -> None:
+    servers, _, calls = linked()
+    assert servers.push(MADE, 0, (1, 1, 1))
+    assert calls == [(1, "Push"), (2, "Push"), (0, "Push")]
+    assert servers.progress.step == 7
+
+
+def test_server_0_does_not_hear_of_a_step_that_another_one_refuses() -> None:
+    servers, links, calls = linked()
+    links[2].refuses = True
+    assert not servers.push(MADE, 0, (1, 1, 1))
+    assert (0, "Push") not in calls
