@@ -1,5 +1,5 @@
-"""Rows in Redis, in the way of ElasticDL's first versions: MGET before a step, the optimizer in the worker, MSET
-after it. Prints samples/s of DeepFM with it.
+"""Rows in Redis, in the way of ElasticDL's first versions: MGET before a step, the optimizer in the worker,
+MSET after it. Prints samples/s of DeepFM with it.
 
     python -m tests.bench.redis_rows SOCKET
 
