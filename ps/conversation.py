@@ -58,6 +58,9 @@ class Conversations:
                 call.add_done_callback(calls.discard)
             if calls:
                 await asyncio.wait(calls)
+        except asyncio.CancelledError:
+            if not self._ending:  # else the stream ends as if the worker had ended it
+                raise
         finally:
             del self._streams[stream]
             for call in calls:

@@ -2,13 +2,14 @@
 
 All are filled with a million rows, and then asked in turn, over and over: ours (gRPC, log, hash and SGD: a
 push is staged, logged and applied), a dict of rows in the way of ElasticDL's Python server (the same bytes
-over the same gRPC, and no log), Redis (MGET and MSET; if there is a redis-server), and numpy's gather and
-scatter in this process, which know where each row is, and are the limit.
+over the same gRPC, and no log), Redis (MGET and MSET over a Unix socket, nothing on disk), and numpy's gather
+and scatter in this process, which know where each row is, and are the limit.
 
 Costs are nanoseconds of CPU time of the server's process for each row, so that other load on the machine
 counts less: 1000 / that is millions of rows a second and core.
 
-fit, ring, servers and quality are trainings: tests/bench/ps_training.py.
+memory and recovery: tests/bench/ps_recovery.py. fit, redis, ring, servers and quality are trainings:
+tests/bench/ps_training.py.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import socket
 import statistics
 import subprocess
@@ -32,7 +32,7 @@ import numpy as np
 
 from edl.contract.proto import ps_pb2 as pb
 from ps.service import OPTIONS
-from tests.bench import ps_training, report
+from tests.bench import ps_recovery, ps_training, report
 from tests.bench.report import Row, say
 from trainer.conversation import Conversation
 
@@ -229,21 +229,9 @@ def _started(dim: int, directory: Path, stack: contextlib.ExitStack) -> Iterator
     peer = process(sys.executable, "-m", "tests.bench.peer_rows", str(dim), **pipes)
     assert peer.stdout is not None
     yield Dict(peer.pid, channel(f"127.0.0.1:{int(peer.stdout.readline())}"))
-    if program := os.environ.get("REDIS_SERVER") or shutil.which("redis-server"):
-        path = directory / "redis"
-        redis = process(
-            program,
-            "--port",
-            "0",
-            "--unixsocket",
-            path,
-            "--save",
-            "",
-            "--appendonly",
-            "no",
-            stdout=subprocess.DEVNULL,
-        )
-        yield _until(lambda: Redis(redis.pid, path))
+    path = directory / "redis"
+    pid = stack.enter_context(ps_training.started_redis(path))
+    yield _until(lambda: Redis(pid, path))
     yield Gather(dim)
 
 
@@ -275,12 +263,11 @@ def batches(kind: str, count: int, rng: np.random.Generator) -> list[np.ndarray]
 def measure(only: list[str], rounds: int) -> Iterable[list[Row]]:
     if any(f"dim{dim}" in only for dim in DIMS):
         yield from measure_servers(only, rounds)
+    yield from ps_recovery.measure(only, rounds)
     yield from ps_training.measure(only, rounds)
 
 
 def measure_servers(only: list[str], rounds: int) -> Iterable[list[Row]]:
-    if not (os.environ.get("REDIS_SERVER") or shutil.which("redis-server")):
-        say("no redis-server was found (on Debian: apt-get install redis-server): measured without it")
     for dim in (dim for dim in DIMS if f"dim{dim}" in only):
         with servers(dim) as all_of_them:
             say(f"dim {dim}: filling {', '.join(s.name for s in all_of_them)} with {FILLED:,} rows")
@@ -341,7 +328,7 @@ def _rows(all_of_them: list[Server], dim: int, kind: str, steps: list[np.ndarray
 
 
 def main() -> int:
-    parts = [*(f"dim{dim}" for dim in DIMS), *ps_training.PARTS]
+    parts = [*(f"dim{dim}" for dim in DIMS), *ps_recovery.PARTS, *ps_training.PARTS]
     return report.main("scripts/bench ps", __doc__, parts, measure)
 
 

@@ -44,6 +44,12 @@ async def kill_server(job: Running, index: int) -> None:
     await job.until(lambda: started(job, index) not in (0, before))
 
 
+async def lose_log(job: Running, index: int) -> None:
+    """Of a server that is killed next: it writes nothing meanwhile."""
+    os.kill(await job.until(lambda: started(job, index)), signal.SIGSTOP)
+    shutil.rmtree(job.output / artifacts.SERVERS / f"log-{index}")
+
+
 async def counted(job: Running) -> dict[str, Any]:
     """The job succeeds, and each record is counted in its row in each epoch; its summary."""
     summary = await job.end()
@@ -91,7 +97,7 @@ async def test_a_server_that_lost_its_log_takes_the_ring_back_to_a_checkpoint(
         await job.ring_of(2)
         await job.until(lambda: job.status["checkpoint"]["step"] >= 5)
         before = job.job.ring.generation
-        shutil.rmtree(job.output / artifacts.SERVERS / "log-1")
+        await lose_log(job, 1)
         await kill_server(job, 1)
         await job.until(lambda: job.job.ring.generation > before and job.ring)
         await job.stepping()
@@ -104,7 +110,7 @@ async def test_where_there_is_no_checkpoint_it_begins_anew(a_job: A_Job) -> None
         await job.ring_of(2)
         await job.stepping()
         before = job.job.ring.generation
-        shutil.rmtree(job.output / artifacts.SERVERS / "log-0")
+        await lose_log(job, 0)
         await kill_server(job, 0)
         await job.until(lambda: job.job.ring.generation > before and job.ring)
         await counted(job)

@@ -279,3 +279,91 @@ async def test_the_token_for_reading_is_enough_for_rows_and_not_for_steps(tmp_pa
         await caller.close()
     await listener.close(0)
     await service.close()
+
+
+# --- calls over one stream
+
+
+class Talker:
+    """A worker's side of one server, over one stream."""
+
+    def __init__(self, port: int, token: str = "token"):
+        self._channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=OPTIONS)
+        stub = ps_pb2_grpc.ParameterServerStub(self._channel)
+        self.stream = stub.Converse(metadata=[("authorization", f"Bearer {token}")])
+
+    async def ask(self, number: int, method: str, request: Any = b"") -> None:
+        raw = request if isinstance(request, bytes) else request.SerializeToString()
+        await self.stream.write(pb.Ask(number=number, method=method, request=raw))
+
+    async def answer(self) -> pb.Answer:
+        found: Any = await asyncio.wait_for(self.stream.read(), SECONDS)
+        assert isinstance(found, pb.Answer), found
+        return found
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+
+@pytest.fixture
+async def talker(port: int) -> AsyncIterator[Talker]:
+    talker = Talker(port)
+    yield talker
+    await talker.close()
+
+
+async def test_over_a_stream_a_call_is_answered_as_by_itself(call: Caller, talker: Talker) -> None:
+    await call("Declare", tables())
+    await call("Settle", settle(1, 0))
+    await talker.ask(7, "Pull", pull(1, 0, [5, -3]))
+    answer = await talker.answer()
+    assert (answer.number, answer.code) == (7, 0)
+    assert pb.Rows.FromString(answer.answer) == await call("Pull", pull(1, 0, [5, -3]))
+    await talker.ask(8, "Stage", stage(1, 0))
+    assert pb.Position.FromString((await talker.answer()).answer).generation == 1
+
+
+async def test_over_a_stream_who_waits_for_a_generation_does_not_make_others_wait(
+    call: Caller, talker: Talker
+) -> None:
+    await call("Declare", tables())
+    await talker.ask(1, "Pull", pull(1, 0, [1]))
+    await talker.ask(2, "Describe", pb.DescribeRequest())
+    assert (await talker.answer()).number == 2
+    await talker.ask(3, "Settle", settle(1, 0))
+    assert sorted([(await talker.answer()).number, (await talker.answer()).number]) == [1, 3]
+
+
+async def test_over_a_stream_a_refusal_has_its_status_and_words_and_the_stream_goes_on(
+    call: Caller, talker: Talker
+) -> None:
+    await call("Declare", tables())
+    await call("Settle", settle(2, 0))
+    await talker.ask(1, "Pull", pull(1, 0, [1]))
+    refused = await talker.answer()
+    assert refused.code == grpc.StatusCode.ABORTED.value[0] and "has passed" in refused.why
+    await talker.ask(2, "WritePart", pb.WritePartRequest())
+    assert (await talker.answer()).code == grpc.StatusCode.UNIMPLEMENTED.value[0]
+    await talker.ask(3, "Pull", b"no message")
+    assert (await talker.answer()).code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
+    await talker.ask(4, "Pull", pull(2, 0, [1]))
+    assert (await talker.answer()).code == 0
+
+
+async def test_a_stream_needs_the_jobs_token(port: int) -> None:
+    stranger = Talker(port, "wrong")
+    assert await stranger.stream.code() == grpc.StatusCode.UNAUTHENTICATED
+    await stranger.close()
+
+
+async def test_a_server_that_is_to_end_answers_what_it_can_and_ends_the_streams(tmp_path: Path) -> None:
+    service = Service(Server(0, 1, RUN, tmp_path / "another"))
+    listener = Listener(Tokens("token"), options=OPTIONS)
+    talker = Talker(await listener.start("127.0.0.1:0", service.register))
+    await talker.ask(1, "Describe", pb.DescribeRequest())
+    await talker.answer()
+    await service.end_conversations(SECONDS)
+    await asyncio.wait_for(listener.close(SECONDS), SECONDS / 2)
+    assert await asyncio.wait_for(talker.stream.read(), SECONDS) is grpc.aio.EOF
+    await service.close()
+    await talker.close()

@@ -275,6 +275,66 @@ def test_a_worker_with_an_old_token_is_to_be_replaced(make: Callable[..., Job]) 
         job.another(token="another").claim(1)
 
 
+# --- rows that are asked for before they are needed
+
+
+def test_rows_of_the_next_state_are_brought_before_the_step_is_in_this_workers_state(
+    make: Callable[..., Job],
+) -> None:
+    job = make(2)
+    job.begin()
+    ids = np.arange(6)
+    job.takes_a_step(0, list(range(6)))
+    after, job.last = job.last, None
+    assert after is not None
+    ahead = job.client.begin_pull(1, [ids], after)
+    for server in job.there:
+        server.reaches(1)
+    job.last = after
+    assert np.array_equal(ahead.result()[0], np.full((6, 2), 0.5))
+
+
+def test_a_step_is_staged_while_something_else_is_done_and_not_before_a_server_says_so(
+    make: Callable[..., Job],
+) -> None:
+    job = make(1)
+    job.begin()
+    job.client.pull(0, ())
+    may = threading.Event()
+    job.there[0].before = lambda method: may.wait(SECONDS) if method == "Stage" else None
+    staged = job.client.begin_stage(0, 0, [(np.array([3]), -np.ones((1, 2), np.float32))])
+    done = job.beside(staged.result)
+    job.there[0].comes_to("Stage")
+    assert not done.done()
+    may.set()
+    done.result(SECONDS)
+    job.last = Commit(0, False, 1.0, 0.1, 0)
+    assert np.array_equal(job.client.pull(1, [np.array([3])])[0], [[1, 1]])
+
+
+def test_a_call_is_answered_while_another_of_the_same_worker_waits(make: Callable[..., Job]) -> None:
+    job = make(1)
+    job.begin()
+    may = threading.Event()
+    job.there[0].before = lambda method: may.wait(SECONDS) if method == "Pull" else None
+    pulling = job.client.begin_pull(0, [np.arange(3)])
+    job.there[0].comes_to("Pull")
+    job.client.claim(1)  # Declare
+    may.set()
+    assert len(pulling.result()[0]) == 3
+
+
+def test_who_is_not_waited_for_any_more_leaves_nothing_behind(make: Callable[..., Job]) -> None:
+    job = make(1)
+    job.begin()
+    may = threading.Event()
+    job.there[0].before = lambda method: may.wait(SECONDS) if method == "Pull" else None
+    job.client.begin_pull(0, [np.arange(3)]).forget()
+    may.set()
+    job.there[0].before = lambda method: None
+    assert len(job.client.pull(0, [np.arange(4)])[0]) == 4
+
+
 # --- checkpoints
 
 

@@ -404,6 +404,75 @@ def test_gradients_are_staged_before_the_sums_and_a_rank_without_records_asks_fo
     assert both.learner.commit(7, sums).skipped
 
 
+class Ahead:
+    """Rows that can be asked for before they are needed: of the state that they are of by then."""
+
+    def __init__(self, rows: LocalRows):
+        self._rows, self.generation = rows, 1
+        self.told: list[tuple[str, int]] = []
+
+    def pull(self, step: int, ids: Any) -> Any:
+        self.told.append(("pull", step))
+        return self._rows.pull(step, ids)
+
+    def stage(self, step: int, rank: int, gradients: Any) -> None:
+        raise AssertionError("it was to be begun")
+
+    def begin_pull(self, step: int, ids: Any, last: Any = None) -> Begun:
+        self.told.append(("begin pull", step))
+        assert last.step == step - 1
+        self._rows.took(last)  # as servers do: the rows are of the state after it
+        rows = self._rows.pull(step, ids)
+        return Begun(self, lambda: rows, "rows", step)
+
+    def begin_stage(self, step: int, rank: int, gradients: Any) -> Begun:
+        self.told.append(("begin stage", step))
+        return Begun(self, lambda: self._rows.stage(step, rank, gradients), "staged", step)
+
+
+@dataclass
+class Begun:
+    rows: Ahead
+    made: Any
+    what: str
+    step: int
+
+    def result(self) -> Any:
+        self.rows.told.append((self.what, self.step))
+        return self.made()
+
+    def forget(self) -> None:
+        self.rows.told.append(("forget", self.step))
+
+
+def test_rows_of_the_next_step_are_asked_for_before_this_one_is_in_the_model() -> None:
+    both, steps = beside(CASES["a shared table"]), [(0, 12), (12, 24), (6, 18)]
+    batches = [batch(both.case, *some) for some in steps]
+    ahead = Ahead(both.rows)
+    both.learner.use(ahead, following=lambda step: batches[step + 1] if step < 2 else None)
+    for step, some in enumerate(batches):
+        if step == 2:  # another ring: what was begun in the one before is of no use
+            ahead.generation = 2
+        sums = both.learner.sums(some, control.write(step), step, 0, 12)
+        commit = both.learner.commit(step, sums)
+        both.learner.apply(sums)
+        whole = batch(both.case, *steps[step])
+        model = both.reference
+        with tf.GradientTape() as tape:
+            x, y = (keras.tree.map_structure(tensor, tree) for tree in (whole.x, whole.y))
+            loss = model.compute_loss(x, y, model(x, training=True), None, training=True)
+        gradients = tape.gradient(loss, [v.value for v in model.trainable_variables])
+        dense = map(tf.convert_to_tensor, gradients)
+        model.optimizer.apply_gradients(zip(dense, model.trainable_variables, strict=True))
+    both.rows.took(commit)
+    assert ahead.told == [
+        ("pull", 0), ("begin stage", 0), ("staged", 0), ("begin pull", 1),
+        ("rows", 1), ("begin stage", 1), ("staged", 1), ("begin pull", 2),
+        ("forget", 2), ("pull", 2), ("begin stage", 2), ("staged", 2),
+    ]  # fmt: skip
+    both.assert_equal()
+
+
 def test_a_row_that_is_not_finite_is_flagged_and_what_was_staged_is_dropped() -> None:
     both = beside(CASES["sum"])
     known = both.rows.all_rows(0)
