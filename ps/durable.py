@@ -235,8 +235,7 @@ class Server:
 
     def misses(self, to: Arrangement, of: Arrangement, step: int) -> bool:
         """Whether it has not what that arrangement gives it."""
-        ready = self._incoming
-        if ready is not None and ready.whole and (ready.to, ready.request.step) == (to, step):
+        if self._incoming is not None and self._incoming.gives(self.index, to, step):
             return False
         mine = self.arrangement if self.steps.began and self.index in of.members else of
         return bool((to.held(self.index) & ~mine.held(self.index)).any())
@@ -346,7 +345,8 @@ class Server:
         """Of states that follow one another: another one after it has gone back to a checkpoint, or has begun
         anew."""
         generation, step, attempt = self.steps.restored
-        return f"{self.run_id}/{generation or self.steps.begun_in}/{step}/{attempt}"
+        out = "".join(f"/{index}" for index in self.arrangement.out)
+        return f"{self.run_id}/{generation or self.steps.begun_in}/{step}/{attempt}{out}"
 
     def position(self) -> pb.Position:
         steps, ready = self.steps, self._incoming
@@ -433,7 +433,7 @@ class Server:
         self._wait_for_copy()
         incoming, self._incoming, self._outgoing = self._incoming, None, None
         before, self.arrangement = self.arrangement, to
-        if incoming is not None and (incoming.to, incoming.request.step, incoming.whole) != (to, step, True):
+        if incoming is not None and not incoming.gives(self.index, to, step):
             incoming = None
         if self.index not in to.members:
             for table in self.tables:
