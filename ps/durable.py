@@ -230,8 +230,17 @@ class Server:
             return []
         self._wait_for_copy()
         self._log.append(FETCH, request.SerializeToString())
-        self._incoming = Incoming(request)
+        self._begin_fetch(request)
         return list(of.members)
+
+    def _begin_fetch(self, request: pb.FetchRequest) -> None:
+        self._incoming, self._outgoing = Incoming(request), None
+        if self.index not in Arrangement.of(request.of).members:  # what it has is not of this step
+            for table in self.tables:
+                table.clear()
+            self.steps = self.steps.lost()
+            self._written.clear()
+            self._snapshot = None
 
     def misses(self, to: Arrangement, of: Arrangement, step: int) -> bool:
         """Whether it has not what that arrangement gives it."""
@@ -597,7 +606,7 @@ class Server:
                 staged = self._staged(text, request)
                 self.steps = self.steps.stage(request.generation, request.step, request.rank, staged)
             elif kind == FETCH:
-                self._incoming = Incoming(pb.FetchRequest.FromString(text))
+                self._begin_fetch(pb.FetchRequest.FromString(text))
             elif kind == PAGE and self._incoming is not None:
                 page = pb.PageOfRows.FromString(text)
                 self._incoming.add(page, self._table(page.table))

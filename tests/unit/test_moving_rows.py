@@ -20,7 +20,7 @@ from edl.contract.arrangement import Arrangement, moves
 from edl.contract.buckets import BUCKETS
 from edl.contract.proto import ps_pb2 as pb
 from ps.durable import Server
-from ps.errors import Misplaced, Refused, Stale, Unavailable
+from ps.errors import Misplaced, Refused, Stale, Unavailable, Unsettled
 from trainer.ring.base import RingBroken
 from trainer.roles import Commit, Table
 from trainer.server_link import ServerAway, ServerRefused
@@ -95,7 +95,7 @@ class World:
         """Whether each row is on two servers: of two copies one is lost at a time."""
         have = [node.server for node in self.nodes if node.server is None or node.server.steps.began]
         return len({s and (s.steps.generation, s.arrangement) for s in have}) == 1 and all(
-            s is not None and s.arrangement.members == tuple(range(len(have))) for s in have
+            s is not None and not s.arrangement.out and s.arrangement.servers == len(have) for s in have
         )
 
     def root(self, worker: int) -> ParameterServers:
@@ -140,7 +140,7 @@ class DirectCall:
                 self._node.start()
             try:
                 answer = self._act(self._node.start())
-            except (Stale, Misplaced) as error:
+            except (Stale, Misplaced, Unsettled) as error:
                 if self._method == "Declare":
                     raise ServerRefused(str(error)) from error
                 raise RingBroken(str(error)) from error
@@ -166,7 +166,9 @@ class DirectCall:
         return getattr(server, self._method.lower())(request)
 
     def _fetch(self, server: Server, request: pb.FetchRequest) -> Any:
-        for source in server.fetch(request) or ():
+        if not (sources := server.fetch(request)):
+            return server.position()
+        for source in sources:
             giver = self._world.nodes[source]
             for table in range(len(server.tables)):
                 page = pb.PageRequest(
@@ -182,7 +184,7 @@ class DirectCall:
                     if not given.next:
                         break
                     page.bucket = given.next
-        return server.fetched(request) if server._incoming is not None else server.position()
+        return server.fetched(request)
 
 
 class Job:
@@ -250,7 +252,7 @@ class Job:
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(10))
 def test_no_row_is_lost_or_doubled_whoever_dies_while_rows_move(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, replicas: int
 ) -> None:
