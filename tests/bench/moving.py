@@ -122,8 +122,8 @@ def main() -> int:
             moved = time.perf_counter() - began
             share = moves(Arrangement(1), Arrangement(2), 0, 1).sum() / BUCKETS
             print(
-                f"{rows:,} rows of {DIM} with Adam, 1 -> 2 servers: {share:.3f} of the buckets in {moved:.2f} s "
-                f"with the next step; checkpoint, two new servers, reading: {stopped:.2f} s"
+                f"{rows:,} rows of {DIM} with Adam, 1 -> 2 servers: {share:.3f} of the buckets in "
+                f"{moved:.2f} s with the next step; checkpoint, two new servers, reading: {stopped:.2f} s"
             )
         finally:
             for process in processes:
