@@ -243,7 +243,7 @@ class Client:
             if said.index == index and said.servers != count and not said.position.empty:
                 raise EdlError(
                     f"the rows are on {said.servers} parameter servers now, and {count} addresses were "
-                    "given: expected those of all (`edl status --json` has them)"
+                    "given: expected the addresses of all, in the order of their numbers"
                 )
             if said.index != index:
                 raise EdlError(

@@ -9,7 +9,7 @@ virtual time.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -109,9 +109,9 @@ class SimServers(ParameterServers):
         self._servers = servers
         self.restored = False  # in this ring
 
-    def enter(self) -> None:
+    def enter(self, addresses: Sequence[str] = (), servers: int = 0) -> None:
         self.restored = False
-        super().enter()
+        super().enter(addresses, servers)
 
     def restore(self, step: int, attempt: str) -> None:
         self.restored = True
@@ -212,7 +212,7 @@ class SimCall:
             raise self.error
         return None if self.is_lost else self.answer
 
-    def result(self) -> Any:
+    def result(self, patient: bool = False) -> Any:
         while (answer := self.once()) is None:
             self._link.w.waits(lambda: self._cancelled, AGAIN_SECONDS)
             self._look()
