@@ -206,8 +206,9 @@ class Client:
         # One step can be taken back: what it has changed is asked for again.
         first = 0 if whole else max(int(step) - 1, 0)
         request = pb.ListRequest(
-            run_id=known.run_id, table=number, since=first, most=max(PAGE_BYTES // (8 + 4 * about.dim), 1)
-        )
+            run_id=known.run_id, table=number, since=first,
+            most=max(PAGE_BYTES // (8 + 4 * about.dim), 1), servers=len(self._stubs),
+        )  # fmt: skip
         now = min(known.steps)
         pages = partial(self._list, request, known, about.dim)
         return Pages(about.dim, now, f"{now}-{known.line}", whole, pages)
@@ -245,7 +246,9 @@ class Client:
         shares = Shares(ids, len(self._stubs))
         requests = {
             index: pb.PullRequest(
-                run_id=known.run_id, ids=[pb.Ids(table=number, ids=encoded(ids[shares.of(index)], IDS))]
+                run_id=known.run_id,
+                servers=len(self._stubs),
+                ids=[pb.Ids(table=number, ids=encoded(ids[shares.of(index)], IDS))],
             )
             for index in range(len(self._stubs))
             if shares.has(index)
@@ -281,7 +284,12 @@ class Client:
         count = len(self._stubs)
         found = self._ask("Describe", dict.fromkeys(range(count), pb.DescribeRequest()), deadline)
         for index, said in found.items():
-            if (said.index, said.servers) != (index, count):
+            if said.index == index and said.servers != count and not said.position.empty:
+                raise EdlError(
+                    f"the rows are on {said.servers} parameter servers now, and {count} addresses were "
+                    "given: expected the addresses of all, in the order of their numbers"
+                )
+            if said.index != index:
                 raise EdlError(
                     f"{self._addresses[index]} is parameter server {said.index} of {said.servers}, and was "
                     f"given as {index} of {count}: expected the addresses of all, in the order of their "

@@ -148,7 +148,10 @@ class Master:
             "run_id": self.run_id,
             "model": self.spec.config.model.name,
             **view.status(self.job, now, self.telemetry.beats, self.telemetry.ahead),
-            "servers": self.servers.status(),
+            "servers": [
+                {**said, "state": "out"} if said["index"] in self.job.servers.out else said
+                for said in self.servers.status()
+            ],
             "news": self.news,
         }
 

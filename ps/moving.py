@@ -89,6 +89,13 @@ class Incoming:
     def to(self) -> Arrangement:
         return Arrangement.of(self.request.to)
 
+    def gives(self, index: int, to: Arrangement, step: int) -> bool:
+        """Whether all is here that a server needs for that arrangement, at that step."""
+        ready = self.to
+        same = (ready.servers, ready.replicas) == (to.servers, to.replicas)  # more may be out by now
+        held = bool((ready.held(index) >= to.held(index)).all())
+        return self.whole and same and held and self.request.step == step
+
     def rows(self, table: int) -> int:
         return sum(len(copy.ids) for number, copy in self.pages if number == table)
 

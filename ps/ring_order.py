@@ -115,7 +115,7 @@ class RingOrder:
             return []
         self._storage.wait_for_copy()
         self._storage.log.append(FETCH, request.SerializeToString())
-        self._incoming = Incoming(request)
+        self._begin_fetch(request)
         return list(of.members)
 
     def take_page(self, request: pb.FetchRequest, raw: bytes) -> pb.PageOfRows:
@@ -175,7 +175,8 @@ class RingOrder:
     @property
     def line(self) -> str:
         generation, step, attempt = self.steps.restored
-        return f"{self._storage.run_id}/{generation or self.steps.begun_in}/{step}/{attempt}"
+        out = "".join(f"/{index}" for index in self._storage.arrangement.out)
+        return f"{self._storage.run_id}/{generation or self.steps.begun_in}/{step}/{attempt}{out}"
 
     @property
     def pending(self) -> int:
@@ -236,7 +237,7 @@ class RingOrder:
             rows = self._storage.gradients(text, pb.LoadRequest.FromString(text).values)
             self._storage.begin_with_rows(rows)
         elif kind == FETCH:
-            self._incoming = Incoming(pb.FetchRequest.FromString(text))
+            self._begin_fetch(pb.FetchRequest.FromString(text))
         elif kind == PAGE and self._incoming is not None:
             page = pb.PageOfRows.FromString(text)
             self._incoming.add(page, self._storage.table(page.table))
@@ -271,10 +272,16 @@ class RingOrder:
             to = Arrangement.of(request.arrangement)
             self._go_over(to, request.generation, request.step, _commit(request))
 
+    def _begin_fetch(self, request: pb.FetchRequest) -> None:
+        self._incoming, self._outgoing = Incoming(request), None
+        if self._storage.index not in Arrangement.of(request.of).members:  # what it has is not of this step
+            self._storage.drop_rows()
+            self.steps = self.steps.lost()
+
     def _misses(self, to: Arrangement, of: Arrangement, step: int) -> bool:
         """Whether it has not what that arrangement gives it."""
-        ready, index = self._incoming, self._storage.index
-        if ready is not None and ready.whole and (ready.to, ready.request.step) == (to, step):
+        index = self._storage.index
+        if self._incoming is not None and self._incoming.gives(index, to, step):
             return False
         mine = self._storage.arrangement if self.steps.began and index in of.members else of
         return bool((to.held(index) & ~mine.held(index)).any())
@@ -295,7 +302,7 @@ class RingOrder:
         self._storage.wait_for_copy()
         incoming, self._incoming, self._outgoing = self._incoming, None, None
         before, self._storage.arrangement = self._storage.arrangement, to
-        if incoming is not None and (incoming.to, incoming.request.step, incoming.whole) != (to, step, True):
+        if incoming is not None and not incoming.gives(index, to, step):
             incoming = None
         if index not in to.members:
             for table in tables:

@@ -120,6 +120,13 @@ class Storage:
         self.declared, self.tables, self.arrangement = None, [], self._alone
         self._written.clear()
 
+    def drop_rows(self) -> None:
+        """And what was captured of them."""
+        for table in self.tables:
+            table.clear()
+        self._written.clear()
+        self.snapshot = None
+
     def head(self, about: Mapping[str, Any]) -> Records:
         """How a segment begins: what must be known to go on from it."""
         of = self.arrangement
@@ -275,10 +282,7 @@ class Storage:
         """
         assert self.declared is not None
         self.wait_for_copy()
-        self._written.clear()
-        self.snapshot = None
-        for table in self.tables:
-            table.clear()
+        self.drop_rows()
         try:
             parts.read_start(start, self.tables, self.has, self.check_room)
         except CheckpointError as error:

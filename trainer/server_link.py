@@ -182,7 +182,9 @@ class ServerLink:
 
     @cached_property
     def _channel(self) -> grpc.Channel:
-        return tls.channel(self._address, tls.authority(), OPTIONS)
+        # With connections of its own: else another one to that address has the pauses of the one before it.
+        options = [*OPTIONS, ("grpc.use_local_subchannel_pool", 1)]
+        return tls.channel(self._address, tls.authority(), options)
 
     @cached_property
     def _stub(self) -> rpc.ParameterServerStub:

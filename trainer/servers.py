@@ -243,19 +243,18 @@ class ParameterServers:
         """The arrangement in which servers have the rows of this step, or can; if it is not whole, why."""
         told = {Arrangement.of(p.arrangement) for p in self._found.values() if p.HasField("arrangement")}
         told |= {Arrangement.of(p.ready) for p in self._found.values() if p.HasField("ready")}
-        best: tuple[Arrangement, str] | None = None
+        found: list[tuple[bool, Arrangement, str]] = []
         # The one that is wanted, if it may be; else the one in which more is there.
         for one in sorted(told or {self._wanted}, key=lambda a: (a != self._wanted, -len(a.members))):
             reasons = {
                 index: why for index in one.members if (why := self._lacks(index, one, step)) is not None
             }
+            if not reasons and one.is_whole:
+                return one, ""
             left = one.without(tuple(reasons))
-            if left.is_whole:
-                return left, ""
-            if best is None:
-                best = left, "; ".join(filter(None, reasons.values()))
-        assert best is not None
-        return best
+            found.append((left.is_whole, left, "; ".join(filter(None, reasons.values()))))
+        _, left, why = max(found, key=lambda each: each[0])  # the first of them
+        return left, why
 
     def _lacks(self, index: int, of: Arrangement, step: int) -> str | None:
         """Why a server has not what this arrangement gives it; None: it has."""

@@ -1,0 +1,136 @@
+"""How long the ring stands still while rows move from one server to two, against stopping with a checkpoint.
+
+`python -m tests.bench.moving [ROWS]`: real servers, and the client that the ring's root has. What is compared
+with is only the servers' part of it: a checkpoint of one server, two new processes, each of which reads its
+rows. Workers, which take longer to start, are not in it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+from edl.checkpoints import Store
+from edl.checkpoints.manifest import Manifest
+from edl.contract.arrangement import Arrangement, moves
+from edl.contract.buckets import BUCKETS
+from trainer.roles import Commit, Table
+from trainer.servers import ParameterServers
+
+DIM, STEP_ROWS = 16, 100_000
+ADAM = {"class_name": "Adam", "config": {"learning_rate": 0.01}}
+UNIFORM = {"class_name": "RandomUniform", "config": {"minval": -0.05, "maxval": 0.05, "seed": None}}
+TABLE = Table("user", DIM, json.dumps(UNIFORM), json.dumps(ADAM), own_learning_rate=True)
+
+
+class Process:
+    def __init__(self, index: int, where: Path, address: str = "127.0.0.1:0"):
+        file = where / f"address-{index}"
+        file.unlink(missing_ok=True)
+        self.process = subprocess.Popen(
+            [
+                sys.executable, "-m", "ps", "--index", str(index), "--listen", address, "--run-id", "run",
+                "--log-dir", str(where / f"log-{index}"), "--checkpoint-dir", str(where / "checkpoints"),
+                "--address-file", str(file),
+            ],
+            env={**os.environ, "EDL_TOKEN": "token"}, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        while not file.exists() or not file.read_text().strip():
+            time.sleep(0.005)
+        self.address = file.read_text().strip()
+
+
+class Ring:
+    """A ring of one, without a model."""
+
+    def __init__(self, processes: list[Process], replicas: int = 1):
+        addresses = [process.address for process in processes]
+        self.servers = ParameterServers.at(addresses, "token", "run", 7, replicas)
+        self.commit: Commit | None = None
+        self.step = 0
+        self.servers.follow((TABLE,), lambda: self.commit)
+
+    def form(self, processes: list[Process], servers: int) -> None:
+        self.servers.enter([process.address for process in processes], servers)
+        self.servers.speak_of(self.servers.claim(0))
+        if self.step:
+            assert not (why := self.servers.settle(self.step)), why
+            if self.servers.moves:
+                assert not (why := self.servers.move(self.step)), why
+        else:
+            self.servers.restore(0, "")
+
+    def take(self, ids: np.ndarray) -> None:
+        self.servers.pull(self.step, [ids])
+        self.servers.stage(self.step, 0, [(ids, np.ones((len(ids), DIM), np.float32))])
+        generation = self.servers.generation
+        self.commit = Commit(self.step, False, 1.0, 0.01, self.step, generation)
+        self.step += 1
+        self.servers.pull(self.step, [ids[:1]])
+
+
+def filled(ring: Ring, rows: int) -> None:
+    for start in range(0, rows, STEP_ROWS):
+        ring.take(np.arange(start, min(start + STEP_ROWS, rows), dtype=np.int64))
+
+
+def main() -> int:
+    rows = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000
+    processes: list[Process] = []
+    with tempfile.TemporaryDirectory() as folder:
+        where = Path(folder)
+        try:
+            processes.append(Process(0, where))
+            ring = Ring(processes)
+            ring.form(processes, 1)
+            filled(ring, rows)
+            # Stopping with a checkpoint, as far as the servers have to do with it.
+            began = time.perf_counter()
+            wait = ring.servers.take_parts(ring.step, "bench", 0)
+            parts = tuple(wait())
+            state = {"servers": {"count": 1, "parts": [part.name for part in parts]}}
+            told = Manifest(
+                step=ring.step, run="run", attempt="bench", epoch=0, records=0, model="", variables=(),
+                parts=parts, state=state,
+            )  # fmt: skip
+            Store.open(str(where / "checkpoints")).begin(ring.step, "bench").commit(told)
+            others = where / "others"
+            others.mkdir()
+            (others / "checkpoints").symlink_to(where / "checkpoints")
+            fresh = [Process(index, others) for index in range(2)]
+            processes += fresh
+            again = Ring(fresh)
+            again.servers.enter([p.address for p in fresh], 2)
+            again.servers.speak_of(again.servers.claim(0))
+            again.servers.restore(ring.step, "bench")
+            stopped = time.perf_counter() - began
+            for process in fresh:
+                process.process.kill()
+            # The second server is started while the job trains.
+            pair = [processes[0], Process(1, where)]
+            processes.append(pair[1])
+            began = time.perf_counter()
+            ring.form(pair, 2)
+            ring.take(np.arange(1000, dtype=np.int64))
+            moved = time.perf_counter() - began
+            share = moves(Arrangement(1), Arrangement(2), 0, 1).sum() / BUCKETS
+            print(
+                f"{rows:,} rows of {DIM} with Adam, 1 -> 2 servers: {share:.3f} of the buckets in "
+                f"{moved:.2f} s with the next step; checkpoint, two new servers, reading: {stopped:.2f} s"
+            )
+        finally:
+            for process in processes:
+                process.process.kill()
+                process.process.wait()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
