@@ -297,10 +297,12 @@ class ReleaseMaster:
         self, installed: Installed
     ) -> tuple[int, Callable[[], Coroutine[Any, Any, None]]] | None:
         """Of a run that has ended: how many parameter servers it had, and what has them drop its rows."""
-        found = installed.found
-        count = found.earlier.config.servers if found.earlier is not None else 0
-        if not count or found.run_id is None:
+        found, wanted = installed.found, installed.wanted()
+        if found.earlier is None or found.run_id is None or not found.earlier.config.servers:
             return None
+        count = found.earlier.config.servers
+        if isinstance(wanted, JobSpec) and wanted.config.servers:  # it may have changed while the run trained
+            count = wanted.config.servers
         return count, partial(end_servers, self._addresses(count), self._token, found.run_id)
 
     async def _rest(self, installed: Installed) -> None:

@@ -384,8 +384,8 @@ class ParameterServers:
             request.last.CopyFrom(self._commit(last.step + 1))
         found, most = np.empty((len(ids), dim), np.float32), max(PAGE_BYTES // (8 + 4 * dim), 1)
         for at in range(0, len(ids), most):
-            share, requests = Shares(ids[at : at + most], self.count), {}
-            for index in range(self.count):
+            share, requests = Shares(ids[at : at + most], self._arrangement), {}
+            for index in self._members:
                 requests[index] = pb.PullRequest()
                 requests[index].CopyFrom(request)
                 requests[index].ids.add(table=table, ids=encoded(share.ids[share.of(index)], IDS))
