@@ -71,9 +71,10 @@ from typing import Any
 import numpy as np
 
 from edl.config import Config
-from edl.contract.arrangement import MOST_SERVERS, Arrangement
+from edl.contract.arrangement import Arrangement
 from edl.contract.evaluation import Pass
 from edl.contract.layout import Part
+from edl.contract.modes import MOST_SERVERS
 from edl.contract.proto import edl_pb2 as pb
 from edl.errors import EdlError, ModelError
 from trainer import control

@@ -32,8 +32,8 @@ from edl.config.types import (
     number,
 )
 from edl.contract import modes
-from edl.contract.arrangement import MOST_SERVERS
 from edl.contract.evaluation import ROUND_PARTS, EvaluationPlan
+from edl.contract.modes import MOST_SERVERS
 from edl.contract.steps import Steps
 from edl.errors import ConfigError
 

@@ -15,7 +15,6 @@ import numpy as np
 from edl.contract.buckets import BUCKETS, bucket_of, owners
 from edl.contract.proto import ps_pb2 as pb
 
-MOST_SERVERS = 64
 NOBODY = np.uint16(0xFFFF)
 
 

@@ -9,6 +9,7 @@ evaluate, predict  it goes over the records once, and changes no weight
 from __future__ import annotations
 
 TRAIN = "train"
+MOST_SERVERS = 64  # parameter servers of a job
 _TRAINING = frozenset({TRAIN, "allreduce", "hybrid", "ps"})
 _SERVERS = frozenset({"hybrid", "ps"})
 

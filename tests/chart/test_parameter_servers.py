@@ -145,6 +145,20 @@ def test_only_workers_the_master_and_servers_reach_the_servers(rendered: dict[st
     assert [way for way in ways if way.get("ports") == rule["ports"]], "restrictEgress cuts the workers off"
 
 
+def test_another_number_of_servers_is_no_other_pod_and_the_master_may_set_it(helm: Helm) -> None:
+    two, three = (helm.template("mode=hybrid", f"ps.servers={n}") for n in (2, 3))
+    pods = [found.one("StatefulSet")["spec"]["template"]["spec"] for found in (two, three)]
+    assert pods[0] == pods[1]
+    [rule] = [r for r in two.one("Role")["rules"] if r["resources"] == ["statefulsets/scale"]]
+    assert (rule["resourceNames"], rule["verbs"]) == ([Names("edl").servers], ["patch"])
+    assert "statefulsets/scale" not in json.dumps(helm.template("mode=train").one("Role")["rules"])
+
+
+def test_each_row_is_on_no_more_servers_than_there_are(helm: Helm) -> None:
+    with pytest.raises(Refused, match="each row is to be on more servers than there are"):
+        helm.template("mode=hybrid", "ps.servers=1", "ps.replicas=2")
+
+
 def test_who_reads_rows_is_let_in_by_name(helm: Helm) -> None:
     found = helm.template("mode=hybrid", "ps.clients[0].podSelector.matchLabels.app=shop")
     [rule] = found.one("NetworkPolicy", "edl-ps")["spec"]["ingress"]
