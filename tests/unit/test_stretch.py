@@ -191,7 +191,7 @@ class Link:
             self._answer = pb.Position()
         return self
 
-    def result(self) -> Any:
+    def result(self, patient: bool = False) -> Any:
         return self._answer
 
     def forget(self) -> None:
