@@ -15,7 +15,7 @@ import pytest
 from edl.contract import artifacts
 from tests.evidence import saved_weights
 from tests.process.conftest import Running
-from tests.process.test_rows_on_servers import kill_server
+from tests.process.test_rows_on_servers import kill_server, lose_log
 from tests.process.test_saved import A_Job
 from tests.rows import difference, saved_rows
 
@@ -45,18 +45,18 @@ async def test_rows_go_from_job_to_job_also_when_a_server_loses_them_at_once(
     shutil.rmtree(job.output)
 
     begun = f"checkpoint.from={where}", "checkpoint.fromState=everything"
-    async with a_job("mode=hybrid", "ps.servers=1", *begun, epochs=2, **sets) as job:
+    async with a_job("mode=hybrid", "ps.servers=1", *begun, epochs=30, **sets) as job:
         await job.ring_of(1)
         await job.stepping()
-        shutil.rmtree(job.output / artifacts.SERVERS / "log-0")  # both begin anew, with these rows
+        await lose_log(job, 0)  # both begin anew, with these rows
         await kill_server(job, 0)
-        summary = await counted(job, 3)
+        summary = await counted(job, 31)
     assert "all of the checkpoint of step" in summary["began_with"]
     shutil.copy(job.output / artifacts.MODEL, model)
     shutil.rmtree(job.output)
 
-    async with a_job("mode=hybrid", "ps.servers=3", f"checkpoint.from={model}", epochs=1, **sets) as job:
+    async with a_job("mode=hybrid", "ps.servers=3", f"checkpoint.from={model}", epochs=20, **sets) as job:
         await job.ring_of(1)
         await job.stepping()
         await kill_server(job, 1)  # whose log has the rows
-        await counted(job, 4)
+        await counted(job, 51)

@@ -52,7 +52,8 @@ class Process:
         (self._directory / "address").unlink(missing_ok=True)
         with open(self._directory / "output", "ab") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "ps", "--run-id", RUN, "--token-file", self._directory / "token",
+                [sys.executable, "-m", "ps", "--servers", "1",
+                 "--run-id", RUN, "--token-file", self._directory / "token",
                  "--log-dir", self._directory / "log", "--checkpoint-dir", self._directory / "checkpoints",
                  "--address-file", self._directory / "address", *self._more],
                 stdout=output, stderr=output,
