@@ -50,6 +50,7 @@ from trainer.ring.base import Ring, RingBroken
 from trainer.ring.horovod import HorovodRing
 from trainer.roles import Learner
 from trainer.served_learner import ServedLearner
+from trainer.served_worker import ServedWorker
 from trainer.server_link import Interrupt, ServerLink
 from trainer.servers import ParameterServers
 from trainer.session.client import MasterStream
@@ -192,11 +193,11 @@ def build(stream: MasterStream, memory: MemoryCopy | None = None) -> Worker:
     if memory is not None:
         memory.open(stream.run_id, learner.fingerprint(), [len(part) for part in learner.parts()])
     callbacks = callbacks_of(config, module, learner, batches.steps, watchdog.watch, warn)
-    worker: Worker = Worker(
+    parts = (
         config, session, ring, learner, batches, report, export,
         checkpoints, begin, evaluation, callbacks, history, memory, export.keep,
-        None if stretch is not None else servers, stretch,
     )  # fmt: skip
+    worker: Worker = Worker(*parts, servers) if stretch is None else ServedWorker(stretch, *parts)
     return worker
 
 

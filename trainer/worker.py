@@ -49,10 +49,8 @@ the servers, too. What became of it is told to them with the next call, and is a
 the state can tell it. Where a server has lost its rows, or has more than the ring, both go back together.
 Where another number of servers is wanted, the root has the rows moved when all have the state (`move_rows`).
 
-**All weights** may be on parameter servers (`mode=ps`). Then a step is no sum over the ring: between two
-boundaries each worker makes steps that server 0 hands out, in any order (`take_stretch`, trainer/stretch.py).
-The state is on the servers, and the ledger with them: whoever enters a ring goes on from there
-(`meet_servers`), and a worker leaves in the middle of a stretch, at once.
+**All weights** may be on parameter servers (`mode=ps`). Then training is asynchronous, and this loop another
+one in a few places: trainer/served_worker.py.
 
 **The task** is to train up to a number of epochs. The master may change it at any time; the ring takes the
 change up at one step: the one whose sum says that every rank knows of it.
@@ -82,15 +80,13 @@ from trainer.checkpointing import Checkpointing, Place
 from trainer.data import Batches
 from trainer.epochs import Turn
 from trainer.ledger import Ledger
-from trainer.log import log
 from trainer.memory_copy import MemoryCopy
 from trainer.refusals import check, refuse_nonfinite, refuse_too_many_bad
-from trainer.ring.base import Arrival, Ring, RingBroken, broadcast_bytes, broadcast_parts, broadcast_text
+from trainer.ring.base import Arrival, Ring, RingBroken, broadcast_parts, broadcast_text
 from trainer.roles import Callbacks, Commit, Evaluation, Learner, Servers
 from trainer.rounds import Rounds
 from trainer.session.orders import End, Export, FormRing, WriteCheckpoint
 from trainer.session.state import Session
-from trainer.stretch import Stretch
 from trainer.telemetry import Telemetry
 
 KEPT = 256 << 20  # bytes of sums that a member keeps, or as many as its state has, while that is on its way
@@ -114,7 +110,6 @@ class Worker:
         callbacks: None: there are none.
         keep: saves a copy of the trained model, whose step this is, before the ring evaluates it.
         servers: have the rows of the model's tables; None: it has none.
-        stretch: makes steps in any order, on servers that have all weights; None: steps are the ring's.
         history: takes the history of all whole epochs, again and again.
         memory: takes a copy of each state; None: nobody keeps one.
     """
@@ -136,7 +131,6 @@ class Worker:
         memory: MemoryCopy | None = None,
         keep: Callable[[int], None] = lambda step: None,
         servers: Servers | None = None,
-        stretch: Stretch | None = None,
     ):
         self.config, self.session, self.ring, self.learner = config, session, ring, learner
         self.batches, self.report, self.export = batches, report, export
@@ -146,8 +140,7 @@ class Worker:
         self.steps = batches.steps
         self.servers = servers
         # What it begins with, if it has to begin again: the servers may.
-        self.stretch = stretch
-        self.beginning = learner.parts() if servers is not None or stretch is not None else []
+        self.beginning = learner.parts() if servers is not None else []
         # The state, which all members share: the learner's variables, and
         self.ledger = Ledger()
         # This worker's own:
@@ -190,40 +183,44 @@ class Worker:
         self.place = Place(form.generation, form.members[0], rank, size)
         self.report.ring_formed()
         broken = ""
-        servers = self.servers if self.stretch is None else self.stretch.servers
-        if self.stretch is not None:
-            self.stretch.servers.enter()
-        elif self.servers is not None:
-            self.servers.enter(form.addresses, form.servers)
+        self.enter(form)
         try:
             if self.session.was_cut(form.generation):
                 raise RingBroken("the ring was cut before it was formed")
             self.ring.form(rank, size)
             in_flight_at = self.step
-            if self.stretch is not None:
-                self.meet_servers(form, rank, self.stretch)
-            else:
-                self.meet(form, rank)
+            self.meet(form, rank)
             self.report.ring_up(redone=self.in_flight if self.step <= in_flight_at else 0)
             for split in self.ledger.evaluated if rank == 0 and not self.follows else ():
                 self.rounds.say(form.generation, self.ledger, split)  # who found it may not have told it
             while self.take_step(form.generation, rank, size):
                 pass
         except RingBroken as error:
-            # In a stretch each leaves by itself, and whoever sums something then finds the ring gone.
-            planned = self.stretch is not None and self.session.must_leave(form.generation)
-            broken = "" if planned else str(error)
+            broken = self.why_broken(form.generation, error)
             self.ring.cut()  # so that every other rank learns of it now
             if self.in_flight:
                 self.report.step_breaks()
         self.ring.close()
-        if servers is not None:
-            servers.leave()
+        self.leave()
         self.arrival = None  # what is kept is worth nothing without the others
         self.kept.clear()
         self.go_on_from(self.ledger)
         self.report.ring_left(self.step)
         self.say_out(form.generation, broken)
+
+    def enter(self, form: FormRing) -> None:
+        """Its servers may be called again, from now on for this ring."""
+        if self.servers is not None:
+            self.servers.enter(form.addresses, form.servers)
+
+    def leave(self) -> None:
+        """Its servers may be called, whatever became of the ring."""
+        if self.servers is not None:
+            self.servers.leave()
+
+    def why_broken(self, generation: int, error: RingBroken) -> str:
+        """Of a ring that was left so; empty: that was planned."""
+        return str(error)
 
     def meet(self, form: FormRing, rank: int) -> None:
         """Before the first step: who has the state has that of the root, or takes part without it."""
@@ -311,154 +308,6 @@ class Worker:
         self.learner.take_over(self.learner.prepared(list(self.beginning)))
         self.go_on_from(Ledger())
         self.restore(self.checkpoints.known if self.checkpoints is not None else 0)
-
-    # --- where all weights are on servers
-
-    def meet_servers(self, form: FormRing, rank: int, stretch: Stretch) -> None:
-        """All members have the state that the servers have. The root sees to it that these are all there."""
-        root, why, kept = form.members.index(form.root), "", b""
-        if rank == root:
-            why = self.settle_servers(form, stretch)
-            stretch.servers.introduce()
-            kept = stretch.servers.kept()
-            if stretch.find_progress() < form.step and not why:  # whoever has seen to that has died of it
-                why = "a parameter server went back to a checkpoint"
-        else:
-            self.batches.take(form.layout, Part.even(0, 1))
-        step = int(self.ring.broadcast(np.array([stretch.reached], np.int64), root)[0])
-        if why := broadcast_text(self.ring, why, root):
-            self.report.went_back()
-            stretch.forget()
-        kept = broadcast_bytes(self.ring, kept, root)
-        if rank != root:
-            stretch.look()
-        stretch.reached = step
-        self.go_on_from(stretch.take_over(kept))
-        self.batches.take(form.layout, Part.even(0, 1))  # each makes whole steps
-        self.rounds.take(Part(rank, form.shares))
-        self.caller = 0
-        self.holds_state = self.is_up = True
-        joined = pb.JoinedRing(step=step, round=self.round, turn=self.turn, went_back=why)
-        self.session.say(form.generation, joined_ring=joined)
-
-    def settle_servers(self, form: FormRing, stretch: Stretch) -> str:
-        """Of the root: servers that have nothing begin with what there is.
-
-        Returns:
-            why all had to go back, or some steps have to be made again; empty: neither.
-        """
-        lost = stretch.look()
-        if not lost:
-            if not stretch.servers.kept():  # who had them begin has died before that
-                self.go_on_from(Ledger())
-                stretch.forget()
-                stretch.keep(self.ledger)
-            return ""
-        names = " and ".join(f"parameter server {index}" for index in lost)
-        why = f"{names} has lost its log and rows" if len(lost) == 1 else f"{names} have lost logs and rows"
-        if len(lost) < stretch.servers.count:
-            newest = self.checkpoints.newest_whole if self.checkpoints is not None else None
-            if newest is not None:
-                stretch.servers.bring_back(lost, *newest)
-            else:  # with the first weights, and then all steps again
-                self.learner.take_over(self.learner.prepared(list(self.beginning)))
-                if self.warm_start is not None:
-                    self.warm_start()
-                stretch.begin(lost)
-            again = stretch.has_steps  # else the job was about to begin when somebody died
-        else:
-            again = stretch.reached > 0 or form.step > 0
-            self.learner.take_over(self.learner.prepared(list(self.beginning)))
-            self.go_on_from(Ledger())
-            if self.restore_checkpoint(self.checkpoints.known if self.checkpoints is not None else 0):
-                assert self.checkpoints is not None
-                attempt = self.checkpoints.attempt
-                stretch.servers.go_back(self.checkpoints.restored_step, attempt, form.generation)
-            else:
-                if self.warm_start is not None:
-                    self.warm_start()
-                stretch.begin()
-        if again:
-            stretch.forget()
-        if not stretch.servers.kept():
-            if len(lost) < stretch.servers.count:
-                self.go_on_from(Ledger())
-            stretch.keep(self.ledger)
-        return why if again else ""
-
-    def take_stretch(self, generation: int, rank: int, size: int, stretch: Stretch) -> bool:
-        """Steps in any order, up to the next boundary. False: this worker leaves the ring after it."""
-        end = self.steps.end(self.step, self.epochs)
-        if rank == 0:
-            stretch.keep(self.ledger)  # with what was evaluated, and what callbacks have said
-            self.history(self.ledger.epochs.history)
-        again = stretch.reached < self.step  # a server has lost steps
-        if self.step >= end and not again:
-            return self.agree(generation, rank, size)
-        limit = self.step if again else stretch.boundary(self.step, end)
-
-        def now_and_then() -> None:
-            if rank == 0:
-                self.report.to_go(end - stretch.reached)
-                self.write_inside(generation, stretch, limit)
-
-        # Nobody takes a step before the ledger is kept: what was lost of the stretch counts from there.
-        self.ring.broadcast(np.zeros(1, np.int64), 0)
-        if not stretch.run(generation, rank, limit, now_and_then):
-            return False
-        self.end_stretch(generation, rank, limit, stretch)
-        stretch.tell()
-        return self.agree(generation, rank, size)
-
-    def end_stretch(self, generation: int, rank: int, limit: int, stretch: Stretch) -> None:
-        """All steps below `limit` are taken: all have the same weights and the same ledger then."""
-        kept = b""
-        ended = 0
-        if rank == 0:
-            stretch.servers.drain(limit)
-            ledger = self.ledger
-            if limit > ledger.step:
-                found, epoch = stretch.servers.progress, self.steps.epoch(ledger.step)
-                left_out = self.steps.records_of([(ledger.step, limit)]) - found.records
-                ledger = ledger.after_stretch(limit, found.loss, found.records, left_out, epoch)
-                if self.steps.ends_epoch(limit):
-                    ledger = replace(ledger, epochs=ledger.epochs.whole({}))
-            stretch.keep(ledger)
-            kept = stretch.packed(ledger)
-        before = self.step
-        self.go_on_from(stretch.take_over(broadcast_bytes(self.ring, kept, 0)))
-        if before < limit and self.steps.ends_epoch(limit):
-            ended = self.steps.epoch(limit)
-            if self.checkpoints is not None:
-                self.checkpoints.epoch_ended(self.step, dict(self.ledger.epochs.history[-1]))
-        self.report.boundary(generation, rank, self.step, self.ledger.epochs, ended)
-
-    def agree(self, generation: int, rank: int, size: int) -> bool:
-        """What all ranks have to know at a boundary. False: nothing is left to be done."""
-        ended = self.steps.ended(self.step, self.epochs)
-        told = control.write(
-            self.step,
-            change=self.session.task is not None,
-            checkpoint=not ended and self.can_write(self.step),
-            round=self.round,
-        )
-        agreed = control.read(np.asarray(self.ring.reduce(told)))
-        check(agreed, self.step, self.round, size, 0)
-        if agreed.writers == size:
-            self.write()
-        self.settle(agreed, size)
-        return not ended or self.rounds.due(self.step, self.round, self.epochs) is not None
-
-    def write_inside(self, generation: int, stretch: Stretch, limit: int) -> None:
-        """A checkpoint that is due in the middle of a stretch, of the weights as they are: each server's of
-        its own moment, with the steps that are in it. By one worker."""
-        step = stretch.reached
-        if self.checkpoints is None or not self.session.checkpoint_is_due(generation):
-            return
-        alone = Place(generation, self.session.worker, 0, 1)
-        if self.step < step < limit and self.checkpoints.ready(alone, step, self.steps, self.epochs):
-            stretch.pull_all(step)
-            self.checkpoints.begin(alone, self.ledger, self.steps, self.batches.layout, step)
 
     def go_on_from(self, ledger: Ledger) -> None:
         """That is what is in this worker's state."""
@@ -562,11 +411,7 @@ class Worker:
         """The state that it has outside of rings."""
         complete = self.holds_state and self.steps.ends_epoch(self.ledger.step)  # it may be the last
         digest = self.learner.digest() if complete else ""
-        ledger = self.ledger
-        if self.stretch is not None:  # as far as the servers are, but not over the next boundary
-            limit = self.stretch.boundary(self.step, self.steps.end(self.step, self.epochs))
-            ledger = replace(ledger, step=max(ledger.step, min(self.stretch.reached, limit - 1)))
-        return ledger.left_ring(self.holds_state, broken, digest)
+        return self.ledger.left_ring(self.holds_state, broken, digest)
 
     # --- checkpoints
 
@@ -585,16 +430,8 @@ class Worker:
 
     def save_checkpoint(self) -> None:
         """Of the state that this worker holds, by itself."""
-        if self.checkpoints is None:
-            return
-        step = self.ledger.step
-        if self.stretch is not None:
-            try:
-                step = max(step, self.stretch.find_progress())
-                self.stretch.pull_all(step)
-            except RingBroken as error:  # of a server: that it has no part then, the checkpoint says
-                log.warning(str(error))
-        self.checkpoints.save(self.ledger, self.steps, self.batches.layout, step)
+        if self.checkpoints is not None:
+            self.checkpoints.save(self.ledger, self.steps, self.batches.layout)
 
     def save_model(self) -> None:
         """The last thing that is done in a job."""
@@ -618,22 +455,23 @@ class Worker:
     # --- one step
 
     def take_step(self, generation: int, rank: int, size: int) -> bool:
-        """The sums of one step. False: all members leave the ring after it."""
+        """What comes next: a round, a turn, or a step. False: all members leave the ring after it."""
         if self.session.was_cut(generation):  # a ring of one sums nothing that could break
             raise RingBroken("the ring was cut")
         self.report.step_begins()
-        again = self.stretch is not None and self.stretch.reached < self.step
-        if not again and (now := self.rounds.due(self.step, self.round, self.epochs)) is not None:
+        if (now := self.rounds.due(self.step, self.round, self.epochs)) is not None:
             return self.take_round(now, generation, rank, size)
         end = self.steps.end(self.step, self.epochs)
-        training = self.step < end
         if rank == 0:
             self.report.to_go(end - self.step)
-        due = training and self.begins_epoch and not self.turn and not again
-        if due and self.callbacks is not None:
+        if self.step < end and self.callbacks is not None and self.begins_epoch and not self.turn:
             return self.take_turn(self.callbacks, generation, rank)
-        if self.stretch is not None:
-            return self.take_stretch(generation, rank, size, self.stretch)
+        return self.train_on(generation, rank, size)
+
+    def train_on(self, generation: int, rank: int, size: int) -> bool:
+        """The sums of one step. False: all members leave the ring after it."""
+        end = self.steps.end(self.step, self.epochs)
+        training = self.step < end
         if rank == 0 and not self.follows:
             self.history(self.ledger.epochs.history)
         batch = self.batches.of(self.step, end) if training else None
@@ -764,8 +602,6 @@ class Worker:
         if rank == self.caller:
             whole = self.steps.epoch(self.step)
             mine = callbacks.turn(self.ledger.epochs, whole, self.task, self.facts)
-            if self.stretch is not None:
-                self.stretch.refuse_changed(mine.changed)
         data = np.zeros(0, np.uint8) if mine is None else mine.pack()
         length = int(self.ring.broadcast(np.array([len(data)], np.int64), self.caller)[0])
         data = data if mine is not None else np.zeros(length, np.uint8)

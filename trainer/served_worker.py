@@ -1,0 +1,257 @@
+"""Asynchronous training, from one worker's side: the loop of trainer/worker.py where all weights are on
+parameter servers (mode=ps).
+
+    ride    form ─▶ meet ─▶ stretch, round, turn, stretch ... ─▶ close
+    meet    the root sees to it that all servers have what there is; all take over what they have kept
+    stretch steps that server 0 hands out, in any order, up to the next boundary (trainer/stretch.py)
+
+**The state is on the servers**, and the ledger with them. So whoever enters a ring has it, nobody is sent
+anything, and a worker leaves in the middle of a stretch, at once, without anybody's agreement.
+
+**A boundary** is the end of an epoch, or where the model is evaluated or written. There all steps before are
+in all weights, all ranks have the same ledger, and the ring makes rounds and turns as ever.
+
+**A server that has lost steps** has them made again, for it alone: before anything else, also where the ring
+was further already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from edl.contract.layout import Part
+from edl.contract.proto import edl_pb2 as pb
+from trainer import control
+from trainer.checkpointing import Place
+from trainer.epochs import Epochs, Turn
+from trainer.ledger import Ledger
+from trainer.log import log
+from trainer.refusals import check
+from trainer.ring.base import RingBroken, broadcast_bytes, broadcast_text
+from trainer.roles import Callbacks
+from trainer.session.orders import FormRing
+from trainer.stretch import Stretch
+from trainer.worker import Worker
+
+
+class ServedWorker(Worker):
+    """
+    Args:
+        stretch: makes the steps.
+        others: as of Worker.
+    """
+
+    def __init__(self, stretch: Stretch, *others: Any, **more: Any):
+        super().__init__(*others, **more)
+        self.stretch = stretch
+        self.beginning = self.learner.parts()
+
+    # --- rings
+
+    def enter(self, form: FormRing) -> None:
+        self.stretch.servers.enter()
+
+    def leave(self) -> None:
+        self.stretch.servers.leave()
+
+    def why_broken(self, generation: int, error: RingBroken) -> str:
+        # In a stretch each leaves by itself, and whoever sums something then finds the ring gone.
+        return "" if self.session.must_leave(generation) else str(error)
+
+    def left(self, broken: str) -> pb.LeftRing:
+        found = super().left(broken)  # as far as the servers are, but not over the next boundary
+        limit = self.stretch.boundary(self.step, self.steps.end(self.step, self.epochs))
+        found.step = max(found.step, min(self.stretch.reached, limit - 1))
+        return found
+
+    def meet(self, form: FormRing, rank: int) -> None:
+        """All members have the state that the servers have. The root sees to it that these are all there."""
+        stretch, root, why, kept = self.stretch, form.members.index(form.root), "", b""
+        if rank == root:
+            why = self.settle_servers(form)
+            stretch.servers.introduce()
+            kept = stretch.servers.kept()
+            if stretch.find_progress() < form.step and not why:  # whoever has seen to that has died of it
+                why = "a parameter server went back to a checkpoint"
+        else:
+            self.batches.take(form.layout, Part.even(0, 1))
+        step = int(self.ring.broadcast(np.array([stretch.reached], np.int64), root)[0])
+        if why := broadcast_text(self.ring, why, root):
+            self.report.went_back()
+            stretch.forget()
+        kept = broadcast_bytes(self.ring, kept, root)
+        if rank != root:
+            stretch.look()
+        stretch.reached = step
+        self.go_on_from(stretch.take_over(kept))
+        self.batches.take(form.layout, Part.even(0, 1))  # each makes whole steps
+        self.rounds.take(Part(rank, form.shares))
+        self.caller = 0
+        self.holds_state = self.is_up = True
+        joined = pb.JoinedRing(step=step, round=self.round, turn=self.turn, went_back=why)
+        self.session.say(form.generation, joined_ring=joined)
+
+    def settle_servers(self, form: FormRing) -> str:
+        """Of the root: servers that have nothing begin with what there is.
+
+        Returns:
+            why all had to go back, or some steps have to be made again; empty: neither.
+        """
+        stretch = self.stretch
+        lost = stretch.look()
+        if not lost:
+            if not stretch.servers.kept():  # who had them begin has died before that
+                self.go_on_from(Ledger())
+                stretch.forget()
+                stretch.keep(self.ledger)
+            return ""
+        names = " and ".join(f"parameter server {index}" for index in lost)
+        why = f"{names} has lost its log and rows" if len(lost) == 1 else f"{names} have lost logs and rows"
+        if len(lost) < stretch.servers.count:
+            newest = self.checkpoints.newest_whole if self.checkpoints is not None else None
+            if newest is not None:
+                stretch.servers.bring_back(lost, *newest)
+            else:  # with the first weights, and then all steps again
+                self.learner.take_over(self.learner.prepared(list(self.beginning)))
+                if self.warm_start is not None:
+                    self.warm_start()
+                stretch.begin(lost)
+            again = stretch.has_steps  # else the job was about to begin when somebody died
+        else:
+            again = stretch.reached > 0 or form.step > 0
+            self.learner.take_over(self.learner.prepared(list(self.beginning)))
+            self.go_on_from(Ledger())
+            if self.restore_checkpoint(self.checkpoints.known if self.checkpoints is not None else 0):
+                assert self.checkpoints is not None
+                attempt = self.checkpoints.attempt
+                stretch.servers.go_back(self.checkpoints.restored_step, attempt, form.generation)
+            else:
+                if self.warm_start is not None:
+                    self.warm_start()
+                stretch.begin()
+        if again:
+            stretch.forget()
+        if not stretch.servers.kept():
+            if len(lost) < stretch.servers.count:
+                self.go_on_from(Ledger())
+            stretch.keep(self.ledger)
+        return why if again else ""
+
+    # --- steps
+
+    def take_step(self, generation: int, rank: int, size: int) -> bool:
+        if self.stretch.reached < self.step:  # a server has lost steps: they come first
+            if self.session.was_cut(generation):
+                raise RingBroken("the ring was cut")
+            self.report.step_begins()
+            return self.train_on(generation, rank, size)
+        return super().take_step(generation, rank, size)
+
+    def train_on(self, generation: int, rank: int, size: int) -> bool:
+        """Steps in any order, up to the next boundary. False: this worker leaves the ring after it."""
+        stretch, end = self.stretch, self.steps.end(self.step, self.epochs)
+        if rank == 0:
+            stretch.keep(self.ledger)  # with what was evaluated, and what callbacks have said
+            self.history(self.ledger.epochs.history)
+        again = stretch.reached < self.step  # a server has lost steps
+        if self.step >= end and not again:
+            return self.agree(generation, rank, size)
+        limit = self.step if again else stretch.boundary(self.step, end)
+
+        def now_and_then() -> None:
+            if rank == 0:
+                self.report.to_go(end - stretch.reached)
+                self.write_inside(generation, limit)
+
+        # Nobody takes a step before the ledger is kept: what was lost of the stretch counts from there.
+        self.ring.broadcast(np.zeros(1, np.int64), 0)
+        if not stretch.run(generation, rank, limit, now_and_then):
+            return False
+        self.end_stretch(generation, rank, limit)
+        stretch.tell()
+        return self.agree(generation, rank, size)
+
+    def end_stretch(self, generation: int, rank: int, limit: int) -> None:
+        """All steps below `limit` are taken: all have the same weights and the same ledger then."""
+        stretch = self.stretch
+        kept = b""
+        ended = 0
+        if rank == 0:
+            stretch.servers.drain(limit)
+            ledger = self.ledger
+            if limit > ledger.step:
+                found, epoch = stretch.servers.progress, self.steps.epoch(ledger.step)
+                left_out = self.steps.records_of([(ledger.step, limit)]) - found.records
+                ledger = ledger.after_stretch(limit, found.loss, found.records, left_out, epoch)
+                if self.steps.ends_epoch(limit):
+                    ledger = replace(ledger, epochs=ledger.epochs.whole({}))
+            stretch.keep(ledger)
+            kept = stretch.packed(ledger)
+        before = self.step
+        self.go_on_from(stretch.take_over(broadcast_bytes(self.ring, kept, 0)))
+        if before < limit and self.steps.ends_epoch(limit):
+            ended = self.steps.epoch(limit)
+            if self.checkpoints is not None:
+                self.checkpoints.epoch_ended(self.step, dict(self.ledger.epochs.history[-1]))
+        self.report.boundary(generation, rank, self.step, self.ledger.epochs, ended)
+
+    def agree(self, generation: int, rank: int, size: int) -> bool:
+        """What all ranks have to know at a boundary. False: nothing is left to be done."""
+        ended = self.steps.ended(self.step, self.epochs)
+        told = control.write(
+            self.step,
+            change=self.session.task is not None,
+            checkpoint=not ended and self.can_write(self.step),
+            round=self.round,
+        )
+        agreed = control.read(np.asarray(self.ring.reduce(told)))
+        check(agreed, self.step, self.round, size, 0)
+        if agreed.writers == size:
+            self.write()
+        self.settle(agreed, size)
+        return not ended or self.rounds.due(self.step, self.round, self.epochs) is not None
+
+    # --- checkpoints
+
+    def write_inside(self, generation: int, limit: int) -> None:
+        """A checkpoint that is due in the middle of a stretch, of the weights as they are: each server's of
+        its own moment, with the steps that are in it. By one worker."""
+        step = self.stretch.reached
+        if self.checkpoints is None or not self.session.checkpoint_is_due(generation):
+            return
+        alone = Place(generation, self.session.worker, 0, 1)
+        if self.step < step < limit and self.checkpoints.ready(alone, step, self.steps, self.epochs):
+            self.stretch.pull_all(step)
+            self.checkpoints.begin(alone, self.ledger, self.steps, self.batches.layout, step)
+
+    def save_checkpoint(self) -> None:
+        if self.checkpoints is None:
+            return
+        step = self.ledger.step
+        try:
+            step = max(step, self.stretch.find_progress())
+            self.stretch.pull_all(step)
+        except RingBroken as error:  # of a server: that it has no part then, the checkpoint says
+            log.warning(str(error))
+        self.checkpoints.save(self.ledger, self.steps, self.batches.layout, step)
+
+    # --- callbacks
+
+    def take_turn(self, callbacks: Callbacks, generation: int, rank: int) -> bool:
+        return super().take_turn(_Checked(callbacks, self.stretch), generation, rank)
+
+
+class _Checked:
+    """Callbacks whose changes are looked at: weights are the servers'."""
+
+    def __init__(self, callbacks: Callbacks, stretch: Stretch):
+        self._callbacks, self._stretch = callbacks, stretch
+
+    def turn(self, epochs: Epochs, whole: int, task: int, facts: Mapping[str, float]) -> Turn:
+        made = self._callbacks.turn(epochs, whole, task, facts)
+        self._stretch.refuse_changed(made.changed)
+        return made
