@@ -191,6 +191,8 @@ def test_without_links_a_killed_master_may_leave_no_last_segment_and_the_next_go
     lived.hear = kept.write
     for act in (lived.begin, *[lived.change] * 8):
         act()
+    while not list(JournalReader(tmp_path / artifacts.JOURNAL)):  # a segment that has just begun
+        lived.change()
     kept.close()
     number = JournalReader(tmp_path / artifacts.JOURNAL).number
     (tmp_path / artifacts.JOURNAL).rename(artifacts.segment(tmp_path, number))  # and then it was killed
