@@ -339,21 +339,25 @@ class ParameterServers:
             )
             for index in self._members
         }  # fmt: skip
+        return Begun(
+            self._begin("Pull", requests, known=True),
+            lambda answers: self._put_together(ids, shares, requests, answers),
+        )
 
-        def put_together(answers: dict[int, Any]) -> list[np.ndarray]:
-            found = [
-                np.empty((len(each), t.dim), np.float32) for each, t in zip(ids, self._tables, strict=False)
-            ]
-            for index, answer in answers.items():
-                asked = requests[index].ids
-                if len(answer.rows) != len(asked):
-                    raise EdlError(f"parameter server {index} has sent rows of {len(answer.rows)} tables, "
-                                   f"asked for {len(asked)}")  # fmt: skip
-                for one, rows in zip(asked, answer.rows, strict=True):
-                    put(found[one.table], shares[one.table].of(index), rows, index)
-            return found
-
-        return Begun(self._begin("Pull", requests, known=True), put_together)
+    def _put_together(
+        self, ids: Sequence[np.ndarray], shares: Sequence[Shares],
+        requests: Mapping[int, pb.PullRequest], answers: Mapping[int, pb.Rows],
+    ) -> list[np.ndarray]:  # fmt: skip
+        """The rows of each table, float32 [n, dim], in the order of its ids."""
+        found = [np.empty((len(each), t.dim), np.float32) for each, t in zip(ids, self._tables, strict=False)]
+        for index, answer in answers.items():
+            asked = requests[index].ids
+            if len(answer.rows) != len(asked):
+                raise EdlError(f"parameter server {index} has sent rows of {len(answer.rows)} tables, "
+                               f"asked for {len(asked)}")  # fmt: skip
+            for one, rows in zip(asked, answer.rows, strict=True):
+                put(found[one.table], shares[one.table].of(index), rows, index)
+        return found
 
     def all_rows(self, table: int) -> tuple[np.ndarray, np.ndarray]:
         """All rows of the table of this number, of the state that this worker has: ids int64 [n], each once,

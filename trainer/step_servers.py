@@ -22,8 +22,7 @@ import numpy as np
 
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.ranges import Range, RangeSet
-from edl.contract.rows import IDS, VALUES, Shares, encoded, put
-from edl.errors import EdlError
+from edl.contract.rows import IDS, VALUES, Shares, encoded
 from trainer.ring.base import RingBroken
 from trainer.roles import Pulled, StepGradients, Table, Whole
 from trainer.server_link import Interrupt, Link, Request
@@ -163,15 +162,8 @@ class StepServers(ParameterServers):
             )
             for index in range(self.count)
         }
-        found = [np.empty((len(each), t.dim), np.float32) for each, t in zip(ids, self._tables, strict=False)]
         answers = self._ask("Pull", requests)
-        for index, answer in answers.items():
-            asked = requests[index].ids
-            if len(answer.rows) != len(asked):
-                raise EdlError(f"parameter server {index} has sent rows of {len(answer.rows)} tables, "
-                               f"asked for {len(asked)}")  # fmt: skip
-            for one, rows in zip(asked, answer.rows, strict=True):
-                put(found[one.table], shares[one.table].of(index), rows, index)
+        found = self._put_together(ids, shares, requests, answers)
         return Pulled(found, tuple(answers[index].version for index in range(self.count)))
 
     def push(self, made: StepGradients, worker: int, versions: Sequence[int]) -> bool:
