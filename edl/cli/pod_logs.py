@@ -12,6 +12,9 @@ from edl.kubernetes.client import Api, ApiError
 from edl.kubernetes.informer import Object, changes
 from edl.kubernetes.rate_limit import Backoff
 
+REFUSED = 401, 403
+ATTEMPTS = 4  # to read the end of a log
+
 
 async def read(api: Api, path: str, selector: str, tail: int | None) -> AsyncGenerator[str, None]:
     """The lines of each pod's log as it is now, one pod after the other, each line with the pod's name.
@@ -59,7 +62,7 @@ async def follow(
         if isinstance(news := following.news.get_nowait(), str):
             yield news
     for log in following.logs.values():
-        async for line in log.lines():
+        async for line in log.rest():
             yield line
 
 
@@ -109,7 +112,7 @@ class _Following:
                     backoff.reset()
                     self.news.put_nowait(line)
             except ApiError as error:
-                if error.status in (401, 403):
+                if error.status in REFUSED:
                     raise
             if uid not in self._pods or pods.phase(self._pods[uid]) in ("Succeeded", "Failed"):
                 return
@@ -144,6 +147,23 @@ class _PodLog:
         except ApiError as error:
             if error.status != 404:
                 raise
+
+    async def rest(self) -> AsyncGenerator[str, None]:
+        """New lines up to now. A node does not give the log of a container that ends at this moment: so it is
+        asked again, and what it does not give then is told to the user as missing."""
+        backoff = Backoff(self._api.pace.first_pause, self._api.pace.most_pause)
+        for attempt in range(ATTEMPTS):
+            try:
+                async for line in self.lines():
+                    yield line
+                return
+            except ApiError as error:
+                if error.status in REFUSED:
+                    raise
+                if attempt == ATTEMPTS - 1:
+                    print(f"edl: the end of the log of {self._name} cannot be read: {error}", file=sys.stderr)
+                else:
+                    await asyncio.sleep(backoff.next())
 
 
 def _seniority(pod: Object) -> tuple[bool, int]:

@@ -89,8 +89,8 @@ def test_a_job_from_its_install_to_its_end(release: Callable[..., Release], tmp_
     assert f"helm uninstall edl -n {job.namespace.name}" in stopped
     assert waiting.communicate(timeout=60)[0] == "Stopped: stopped by edl stop\n"
     assert waiting.returncode == 1
-    rest = following.communicate(timeout=60)[0]
-    assert following.returncode == 0
+    rest, complaints = following.communicate(timeout=60)
+    assert following.returncode == 0, complaints
     assert "the job stopped: stopped by edl stop" in rest
     testing = subprocess.Popen(
         ["helm", "--namespace", job.namespace.name, "test", "edl"],

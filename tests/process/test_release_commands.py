@@ -351,9 +351,23 @@ async def test_followed_logs_survive_pods_that_come_and_go_and_streams_that_brea
     cluster.say(second, "I am new")
     assert await following.line() == "edl-worker-1: I am new\n"
     cluster.say(second, "good bye")
+    # The kubelet does not give the log of a container that ends at this moment.
+    cluster.refuse("log", "pods", status=400, reason="BadRequest", times=2)
     says(cluster, "Succeeded")
     done = await following.end()
-    assert (done.code, done.out) == (0, "edl-worker-1: good bye\n")
+    assert (done.code, done.out, done.err) == (0, "edl-worker-1: good bye\n", "")
+
+
+async def test_what_is_missing_at_the_end_of_a_followed_log_is_told(cluster: Cluster) -> None:
+    says(cluster, "Training")
+    cluster.say(pod(cluster, "worker", 0), "hello")
+    following = await cluster.start("logs", "--follow", "--release", "edl")
+    assert await following.line() == "edl-worker-0: hello\n"
+    cluster.refuse("log", "pods", status=400, reason="BadRequest", times=100)
+    says(cluster, "Succeeded")
+    done = await following.end()
+    assert done.code == 0
+    assert "edl: the end of the log of edl-worker-0 cannot be read: " in done.err
 
 
 async def test_it_ends_when_nobody_reads_any_more(cluster: Cluster) -> None:
