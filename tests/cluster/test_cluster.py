@@ -176,19 +176,3 @@ def test_what_an_account_asks_of_the_api_server_is_written_down(cluster, namespa
     assert "Forbidden" in said
     asked = [(r["verb"], r["requestURI"], r["responseStatus"]["code"]) for r in namespace.requests("default")]
     assert asked == [("list", path, 403)]
-
-
-def test_fake_nodes_take_a_hundred_pods(cluster, fake_nodes, namespace):
-    fake_nodes(3)
-    fake = pod("fake", "none", tolerations=[{"key": "kwok.x-k8s.io/node", "operator": "Exists"}])["spec"]
-    template = {"metadata": {"labels": {"app": "fake"}}, "spec": {**fake, "nodeSelector": {"type": "kwok"}}}
-    template["spec"]["restartPolicy"] = "Always"
-    namespace.apply(
-        {
-            "apiVersion": "apps/v1",
-            "kind": "Deployment",
-            "metadata": {"name": "fake"},
-            "spec": {"replicas": 100, "selector": {"matchLabels": {"app": "fake"}}, "template": template},
-        }
-    )
-    namespace.until("deployments", lambda found: found and found[0]["status"].get("readyReplicas") == 100)

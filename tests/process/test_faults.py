@@ -20,28 +20,22 @@ from tests.evidence import saved_weights
 A_Job = Callable[..., Any]
 
 
-@pytest.mark.parametrize("rank", [0, 2])
-async def test_a_killed_rank_is_replaced_and_nothing_is_lost(a_job: A_Job, rank: int) -> None:
+async def test_a_killed_rank_is_replaced_and_nothing_is_lost(a_job: A_Job) -> None:
+    """The root, and then the last rank."""
     async with a_job(workers=3) as job:
         members = await job.ring_of(3)
-        await job.stepping()
-        job.kill(members[rank])
-        survivors = await job.ring_of(2)
-        assert survivors == [m for m in members if m != members[rank]]
-        assert await job.ring_of(3) == [*survivors, 3]
+        for rank, newest in ((0, 3), (2, 4)):
+            await job.stepping()
+            job.kill(members[rank])
+            survivors = await job.ring_of(2)
+            assert survivors == [m for m in members if m != members[rank]]
+            members = await job.ring_of(3)
+            assert members == [*survivors, newest]
         summary = await job.exact()
-    (change,) = [c for c in summary["generations"] if not c["planned"]]
-    assert change["stall_seconds"] < 3
+    losses = [c for c in summary["generations"] if not c["planned"]]
+    assert len(losses) == 2
+    assert all(change["stall_seconds"] < 3 for change in losses)
     assert summary["failures"] == []
-
-
-async def test_two_killed_at_once(a_job: A_Job) -> None:
-    async with a_job(workers=4) as job:
-        members = await job.ring_of(4)
-        await job.stepping()
-        job.kill(members[1], members[3])
-        await job.ring_of(4, without=(members[1], members[3]))
-        await job.exact()
 
 
 async def test_all_but_one_killed(a_job: A_Job) -> None:
@@ -202,20 +196,6 @@ async def test_bad_records_are_left_out_by_all_alike_and_named(a_job: A_Job) -> 
     assert audit(job.output).startswith("exactly once, except 8 bad records: 400 records x 2 epochs")
 
 
-async def test_a_newcomer_joins_without_making_anybody_wait_for_its_start(a_job: A_Job) -> None:
-    async with a_job(workers=2) as job:
-        await job.ring_of(2)
-        await job.stepping()
-        job.master.scale(3)
-        await job.ring_of(3)
-        summary = await job.exact()
-    change = summary["generations"][-1]
-    assert len(change["members"]) == 3
-    assert change["planned"]
-    assert change["redone_records"] == 0
-    assert change["stall_seconds"] < 2
-
-
 async def test_scale_up_and_down(a_job: A_Job) -> None:
     async with a_job(workers=2) as job:
         await job.ring_of(2)
@@ -224,7 +204,9 @@ async def test_scale_up_and_down(a_job: A_Job) -> None:
             await job.ring_of(size)
             await job.stepping()
         summary = await job.exact()
-    assert sum(change["redone_records"] for change in summary["generations"]) == 0
+    assert all(change["planned"] and change["redone_records"] == 0 for change in summary["generations"])
+    # Nobody waits for the start of those who join, which takes seconds.
+    assert all(change["stall_seconds"] < 2 for change in summary["generations"][1:])
     assert summary["state_losses"] == 0
 
 
@@ -257,7 +239,7 @@ async def test_killed_while_it_evaluates_and_saves(a_job: A_Job) -> None:
     assert summary["state_losses"] == 0
 
 
-@pytest.mark.parametrize("records", [0, 1, 2, 15, 16, 17])
+@pytest.mark.parametrize("records", [0, 1, 17])
 async def test_small_datasets(a_job: A_Job, records: int) -> None:
     async with a_job(
         "training.batchSize=16", "data.allowEmpty=true", workers=3, records=records, epochs=2

@@ -29,16 +29,13 @@ def storm(*arguments: str, seed: int | None = None, faults: int = FAULTS) -> str
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize(
-    ("workers", "seed", "several"), [(3, 11, True), (5, None, False)], ids=["several sums", "one sum"]
-)
-def test_a_storm_loses_nothing(workers: int, seed: int | None, several: bool) -> None:
-    """What each weight counts float16 holds exactly: so it does not matter that they travel as such."""
+def test_a_storm_loses_nothing() -> None:
+    """Of steps with several sums: the faults of tests/process/test_faults.py are of steps with one. What each
+    weight counts float16 holds exactly: so it does not matter that they travel as such."""
     model = ["--model", "counting_many.py", "--records", "20000", "--epochs", "4"]
-    more = [*model, "--set", "training.compression=float16"] if several else []
-    said = storm("--workers", str(workers), *more, seed=seed)
-    between = int(re.search(r"^between +(\d+) workers", said, re.M)[1])  # type: ignore[index]
-    assert (between > 0) == several
+    said = storm("--workers", "3", *model, "--set", "training.compression=float16")
+    between = re.search(r"^between +(\d+) workers", said, re.M)
+    assert between and int(between[1]) > 0, "nobody was killed between the sums of a step"
 
 
 @pytest.mark.timeout(400)
