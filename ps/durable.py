@@ -20,6 +20,7 @@ import numpy as np
 from edl.checkpoints.manifest import Part
 from edl.contract.arrangement import Arrangement
 from edl.contract.proto import ps_pb2 as pb
+from edl.contract.wire import Bytes
 from ps.any_order import AnyOrder
 from ps.errors import Invalid, Misplaced, Refused, Unavailable
 from ps.log import Damaged, Log, NoLog
@@ -271,10 +272,10 @@ class Server:
     def settle(self, request: pb.SettleRequest) -> pb.Position:
         return self._ring.settle(request)
 
-    def stage(self, raw: bytes) -> pb.Position:
+    def stage(self, raw: Bytes) -> pb.Position:
         return self._ring.stage(raw)
 
-    def load(self, raw: bytes) -> pb.Position:
+    def load(self, raw: Bytes) -> pb.Position:
         return self._ring.load(raw)
 
     def fetch(self, request: pb.FetchRequest) -> list[int]:
