@@ -56,7 +56,7 @@ class AnyOrder:
         Raises:
             OutOfMemory, Unavailable: it cannot have them.
         """
-        request, given = read(pb.BeginRequest, raw, pb.BeginRequest.VALUES_FIELD_NUMBER)
+        request, given = read(pb.BeginRequest.FromString, raw, pb.BeginRequest.VALUES_FIELD_NUMBER)
         self._storage.check_declared(request.run_id)
         values = self._storage.gradients(raw, given)
         if not self.taking.began:
@@ -237,7 +237,7 @@ class AnyOrder:
         end = _LENGTH.size + _LENGTH.unpack_from(text)[0]
         said, raw = json.loads(text[_LENGTH.size : end]), text[end:]
         if kind == BEGIN:
-            begin, given = read(pb.BeginRequest, raw, pb.BeginRequest.VALUES_FIELD_NUMBER)
+            begin, given = read(pb.BeginRequest.FromString, raw, pb.BeginRequest.VALUES_FIELD_NUMBER)
             self._begin(begin, self._storage.gradients(raw, given), said["line"])
         elif kind == PUSH:
             push, given = _read_push(raw)
@@ -320,7 +320,7 @@ class AnyOrder:
 
 
 def _read_push(raw: Bytes) -> tuple[pb.PushRequest, list[memoryview]]:
-    return read(pb.PushRequest, raw, pb.PushRequest.GRADIENTS_FIELD_NUMBER)
+    return read(pb.PushRequest.FromString, raw, pb.PushRequest.GRADIENTS_FIELD_NUMBER)
 
 
 def _said(**decided: Any) -> bytes:

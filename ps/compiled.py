@@ -40,9 +40,9 @@ def _prepare_cache() -> None:
 
 _prepare_cache()
 
-import numba  # noqa: E402
+import numba as numba  # noqa: E402, PLC0414
 from llvmlite import ir  # noqa: E402
-from numba import types  # noqa: E402
+from numba import types as types  # noqa: E402
 from numba.core import cgutils  # noqa: E402
 from numba.extending import intrinsic  # noqa: E402
 from numba.np.arrayobj import make_array  # noqa: E402

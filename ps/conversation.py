@@ -90,8 +90,8 @@ class Conversations:
             raise _Aborted(grpc.StatusCode.UNIMPLEMENTED, f"unknown call {ask.method!r}")
         read, write = handler.request_deserializer, handler.response_serializer
         try:
-            # What reads it by itself may be given a view of it, and what is parsed here makes a copy.
-            request = ask.request if read is None else read(ask.request)
+            # Who reads it itself is given a view of it.
+            request: Any = ask.request if read is None else read(bytes(ask.request))
         except Exception as error:
             raise _Aborted(grpc.StatusCode.INVALID_ARGUMENT, f"{ask.method}: {error}") from error
         found = await handler.unary_unary(request, _CONTEXT)  # type: ignore[arg-type]

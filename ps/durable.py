@@ -260,6 +260,11 @@ class Server:
     def line(self) -> str:
         return self._way.line
 
+    @property
+    def pending(self) -> int:
+        """Bytes of gradients that wait to be in the rows."""
+        return self._way.pending
+
     def position(self) -> pb.Position:
         return self._way.position()
 

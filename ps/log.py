@@ -4,11 +4,11 @@ The directory holds segments `log-000000000001` and on, and `base.json`, which s
 begins and what the rows were there: nothing, those of a checkpoint, or those of a snapshot beside it. Whoever
 reads the base and then all records from that segment on is where the server was.
 
-A record is 16 bytes and the data, which is what it is and what was decided about it, and then, as it came,
-what the server was told. The 16 bytes: the length of the data, that of its first part, a checksum of both
-(XXH64 of what was told, begun with the CRC-32 of the first part), and the CRC-32 of these three. A record that
-ends after the end of the file was not answered: it is cut off. Anything else that is not as it was written is
-damage, and then nothing of the log counts.
+A record is 16 bytes and the data: what it is, what was decided about it, and then, as it came, what the
+server was told. The 16 bytes: the length of the data, that of what comes before what was told, a checksum
+(XXH64 of what was told, begun with the CRC-32 of what comes before it), and the CRC-32 of these three. A
+record that ends after the end of the file was not answered: it is cut off. Anything else that is not as it
+was written is damage, and then nothing of the log counts.
 
 Promise: what `append` has returned from survives the end of the process; it is written whole or not at all.
 It does not wait for the disk. So a log counts only on the machine, and until the reboot, on which it was

@@ -80,7 +80,7 @@ class RingOrder:
 
     def load(self, raw: Bytes) -> pb.Position:
         """Rows that the training begins with."""
-        request, values = read(pb.LoadRequest, raw, pb.LoadRequest.VALUES_FIELD_NUMBER)
+        request, values = read(pb.LoadRequest.FromString, raw, pb.LoadRequest.VALUES_FIELD_NUMBER)
         self._storage.check_declared(request.run_id)
         self._reach(request.generation, 0, None)
         rows = self._storage.gradients(raw, values)
@@ -92,7 +92,7 @@ class RingOrder:
         return self.position()
 
     def stage(self, raw: Bytes) -> pb.Position:
-        request, gradients = read(pb.StageRequest, raw, pb.StageRequest.GRADIENTS_FIELD_NUMBER)
+        request, gradients = read(pb.StageRequest.FromString, raw, pb.StageRequest.GRADIENTS_FIELD_NUMBER)
         self._storage.check_declared(request.run_id)
         staged = self._storage.gradients(raw, gradients)
         steps = self.steps.stage(request.generation, request.step, request.rank, staged)
@@ -231,11 +231,13 @@ class RingOrder:
             pull = pb.PullRequest.FromString(text)
             self._take(*self.steps.reach(pull.generation, pull.step, _commit(pull)))
         elif kind == STAGE:
-            request, gradients = read(pb.StageRequest, text, pb.StageRequest.GRADIENTS_FIELD_NUMBER)
+            request, gradients = read(
+                pb.StageRequest.FromString, text, pb.StageRequest.GRADIENTS_FIELD_NUMBER
+            )
             staged = self._storage.gradients(text, gradients)
             self.steps = self.steps.stage(request.generation, request.step, request.rank, staged)
         elif kind == LOAD:
-            _, values = read(pb.LoadRequest, text, pb.LoadRequest.VALUES_FIELD_NUMBER)
+            _, values = read(pb.LoadRequest.FromString, text, pb.LoadRequest.VALUES_FIELD_NUMBER)
             self._storage.begin_with_rows(self._storage.gradients(text, values))
         elif kind == FETCH:
             self._begin_fetch(pb.FetchRequest.FromString(text))

@@ -61,7 +61,8 @@ READING: Reading = {
     "/edl.ParameterServer/List": lambda request: not request.generation,
     "/edl.ParameterServer/Describe": lambda _: True,
 }
-SMALL = 16 << 10  # bytes of a request
+SMALL = 1 << 18  # bytes of rows, ids and gradients: a fraction of a millisecond
+ROW_TIMES = 8  # so much as an id takes a row, or so
 PAGE = "/edl.ParameterServer/Page"
 PAGE_BYTES = 8 << 20
 
@@ -165,7 +166,10 @@ class Service:
         def act(request: pb.PullRequest) -> bytes:
             return encode_rows(self._server.pull(request), self._server.version)
 
-        return await self._when_settled(act, request, sum(len(asked.ids) for asked in request.ids))
+        size = ROW_TIMES * sum(len(asked.ids) for asked in request.ids)
+        if request.HasField("last"):  # it may be the first to say what became of that step
+            size += self._server.pending
+        return await self._when_settled(act, request, size)
 
     async def _list(self, request: pb.ListRequest, _: Context) -> pb.Listed:
         return await self._when_settled(self._server.listed, request)

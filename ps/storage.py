@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
-from google.protobuf.message import DecodeError
-from google.protobuf.message import Message as AnyMessage
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from edl.checkpoints import Store
 from edl.checkpoints import tensors as files_of_tensors
@@ -35,13 +34,13 @@ from ps.errors import Invalid, Misplaced, OutOfMemory, Unavailable, Unreadable
 from ps.log import Base, Damaged, Log, NoLog
 from ps.table import Copy, Table
 
-SNAPSHOT_BYTES = 256 << 20  # of a log, at the least, before a snapshot replaces it
+SNAPSHOT_BYTES = 512 << 20  # of a log, at the least, before a snapshot replaces it
 SNAPSHOT_TIMES = 2  # so often the memory of the tables, too
 
 HEAD, TABLES = b"H", b"T"  # what a record is, by its first byte; further ones are of the ways
 
 Records: TypeAlias = list[list[Bytes]]  # of the log, in pieces
-Message = TypeVar("Message", bound=AnyMessage)
+Message = TypeVar("Message")
 
 
 @dataclass(frozen=True)
@@ -449,7 +448,7 @@ def tables_of(request: pb.Tables) -> list[Table]:
     return [Table(table, request.seed) for table in request.tables]
 
 
-def read(kind: type[Message], raw: Bytes, large: int) -> tuple[Message, list[memoryview]]:
+def read(parse: Callable[[bytes], Message], raw: Bytes, large: int) -> tuple[Message, list[memoryview]]:
     """A request without its fields of this number; and those, where they lie in it.
 
     Raises:
@@ -457,9 +456,9 @@ def read(kind: type[Message], raw: Bytes, large: int) -> tuple[Message, list[mem
     """
     try:
         rest, found = wire.without(raw, large)
-        return kind.FromString(rest), found
+        return parse(rest), found
     except (wire.NotAMessage, DecodeError) as error:
-        raise Invalid(f"not a {kind.DESCRIPTOR.name}: {error}") from error
+        raise Invalid(f"the request cannot be read: {error}") from error
 
 
 def _gradients(one: memoryview) -> tuple[int, Bytes, Bytes]:
