@@ -19,6 +19,6 @@ TensorFlow or Keras.
 import os
 
 # gRPC's older way to listen, where the thread that waits for bytes also takes them: half as many threads are
-# woken for a message, and a small one costs a quarter less. It is read when gRPC is imported first. A gRPC that
-# has lost it says so, and goes on.
+# woken for a message, and a small one costs a quarter less. It is read when gRPC is imported first. Where it
+# is gone, gRPC says so, and goes on.
 os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_listener")

@@ -1,5 +1,7 @@
-"""XXH64, Yann Collet's hash, compiled: what is damaged on its way to the disk and back does not have the same.
-It reads 10 GB a second and more; zlib's CRC-32 reads one, and was a third of what a push costs."""
+"""XXH64, Yann Collet's hash, compiled: what was damaged since has another one.
+
+It reads 10 GB a second and more. zlib's CRC-32 reads one, and was a third of what a push costs.
+"""
 
 from __future__ import annotations
 

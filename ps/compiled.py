@@ -40,7 +40,7 @@ def _prepare_cache() -> None:
 
 _prepare_cache()
 
-import numba as numba  # noqa: E402, PLC0414
+import numba as numba  # noqa: E402
 from llvmlite import ir  # noqa: E402
 from numba import types as types  # noqa: E402
 from numba.core import cgutils  # noqa: E402

@@ -36,7 +36,7 @@ def fields(data: Bytes) -> Iterator[tuple[int, Any, int, int]]:
             if key > 127:
                 key, at = _varint(view, start)
             kind = key & 7
-            if kind == VARINT or kind == BYTES:
+            if kind in (VARINT, BYTES):
                 value = view[at]
                 at += 1
                 if value > 127:

@@ -12,8 +12,8 @@ of the step before, which is applied then, and a Stage, which is logged; of the 
 Costs are nanoseconds of CPU time of the server's process for each row, so that other load on the machine
 counts less: 1000 / that is millions of rows a second and core.
 
-memory and recovery: tests/bench/ps_recovery.py. fit, redis, ring, servers and quality are trainings:
-tests/bench/ps_training.py.
+memory and recovery: tests/bench/ps_recovery.py. streams and dense: tests/bench/ps_limits.py. fit, redis,
+ring, servers and quality are trainings: tests/bench/ps_training.py.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ import numpy as np
 
 from edl.contract.proto import ps_pb2 as pb
 from ps.service import OPTIONS
-from tests.bench import ps_recovery, ps_training, report
+from tests.bench import ps_limits, ps_recovery, ps_training, report
 from tests.bench.report import Row, say
 from trainer.conversation import Conversation
 
@@ -273,6 +273,7 @@ def measure(only: list[str], rounds: int) -> Iterable[list[Row]]:
     if any(f"dim{dim}" in only for dim in DIMS):
         yield from measure_servers(only, rounds)
     yield from ps_recovery.measure(only, rounds)
+    yield from ps_limits.measure(only, rounds)
     yield from ps_training.measure(only, rounds)
 
 
@@ -348,7 +349,7 @@ def _rows(all_of_them: list[Server], dim: int, kind: str, steps: list[np.ndarray
 
 
 def main() -> int:
-    parts = [*(f"dim{dim}" for dim in DIMS), *ps_recovery.PARTS, *ps_training.PARTS]
+    parts = [*(f"dim{dim}" for dim in DIMS), *ps_recovery.PARTS, *ps_limits.PARTS, *ps_training.PARTS]
     return report.main("scripts/bench ps", __doc__, parts, measure)
 
 
