@@ -9,8 +9,16 @@
     staging        which calls count and which are late, of a ring's steps: pure
     taking         which steps count, and who makes which, in any order: pure
     table          the rows of one table
-    optimizers  initializers  native
+    optimizers  initializers
+    native  checksum  compiled   what Numba compiles
 
 Promise: a server that was killed comes back where it was, or says that it cannot. Nothing here imports
 TensorFlow or Keras.
 """
+
+import os
+
+# gRPC's older way to listen, where the thread that waits for bytes also takes them: half as many threads are
+# woken for a message, and a small one costs a quarter less. It is read when gRPC is imported first. Where it
+# is gone, gRPC says so, and goes on.
+os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_listener")

@@ -20,9 +20,10 @@ from typing import Any
 from edl.contract.arrangement import Arrangement
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.ranges import RangeSet
+from edl.contract.wire import Bytes
 from ps.errors import Invalid, Misplaced, Unavailable
 from ps.log import Damaged
-from ps.storage import Capture, Gradients, Records, Storage
+from ps.storage import Capture, Gradients, Records, Storage, read
 from ps.taking import Fate, Kept, Leases, Pushed, Rules, Taking, Update
 
 # What a record is, by its first byte. Then, with its length before it, the JSON of what was decided about the
@@ -50,14 +51,14 @@ class AnyOrder:
 
     # --- the calls
 
-    def begin(self, raw: bytes) -> pb.Progress:
+    def begin(self, raw: Bytes) -> pb.Progress:
         """
         Raises:
             OutOfMemory, Unavailable: it cannot have them.
         """
-        request = pb.BeginRequest.FromString(raw)
+        request, given = read(pb.BeginRequest.FromString, raw, pb.BeginRequest.VALUES_FIELD_NUMBER)
         self._storage.check_declared(request.run_id)
-        values = self._storage.gradients(raw, request.values)
+        values = self._storage.gradients(raw, given)
         if not self.taking.began:
             self._storage.check_memory([values])
             line = self._another_line()
@@ -75,14 +76,14 @@ class AnyOrder:
         found = RangeSet.of((step, step + 1) for step in steps)
         return pb.Taken(steps=_steps(found), progress=self.progress())
 
-    def push(self, raw: bytes) -> pb.Progress:
+    def push(self, raw: Bytes) -> pb.Progress:
         """
         Raises:
             OutOfMemory, Unavailable: it cannot be taken.
         """
-        request = pb.PushRequest.FromString(raw)
+        request, given = _read_push(raw)
         self._check(request)
-        gradients = self._storage.gradients(raw, request.gradients)
+        gradients = self._storage.gradients(raw, given)
         taking, rules = self.taking, self._rules
         self._leases.heard(request.worker)
         fate = taking.fate(request.step, request.version, request.skipped, rules)
@@ -236,16 +237,16 @@ class AnyOrder:
         end = _LENGTH.size + _LENGTH.unpack_from(text)[0]
         said, raw = json.loads(text[_LENGTH.size : end]), text[end:]
         if kind == BEGIN:
-            begin = pb.BeginRequest.FromString(raw)
-            self._begin(begin, self._storage.gradients(raw, begin.values), said["line"])
+            begin, given = read(pb.BeginRequest.FromString, raw, pb.BeginRequest.VALUES_FIELD_NUMBER)
+            self._begin(begin, self._storage.gradients(raw, given), said["line"])
         elif kind == PUSH:
-            push = pb.PushRequest.FromString(raw)
-            self._take(push, self._storage.gradients(raw, push.gradients), said["rate"])
+            push, given = _read_push(raw)
+            self._take(push, self._storage.gradients(raw, given), said["rate"])
         elif kind == WAITS:
             # Whoever reads the segment before has it already.
-            push = pb.PushRequest.FromString(raw)
+            push, given = _read_push(raw)
             if all(one.step != push.step for one in self.taking.waiting):
-                pushed = Pushed(push.step, said["rate"], self._storage.gradients(raw, push.gradients))
+                pushed = Pushed(push.step, said["rate"], self._storage.gradients(raw, given))
                 self.taking = replace(self.taking, waiting=(*self.taking.waiting, pushed))
         elif kind == AGAIN:
             self.taking = self.taking.again(said["step"])
@@ -316,6 +317,10 @@ class AnyOrder:
     def _beginning(self, taking: Taking) -> Records:
         waiting = [[WAITS, _said(rate=one.learning_rate), one.gradients.raw] for one in taking.waiting]
         return [*self._storage.head(_about(taking)), *waiting]
+
+
+def _read_push(raw: Bytes) -> tuple[pb.PushRequest, list[memoryview]]:
+    return read(pb.PushRequest.FromString, raw, pb.PushRequest.GRADIENTS_FIELD_NUMBER)
 
 
 def _said(**decided: Any) -> bytes:

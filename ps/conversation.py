@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, NoReturn, TypeAlias
 
 import grpc
 import structlog
 
+from edl.contract import wire
 from edl.contract.proto import ps_pb2 as pb
 
 Handlers: TypeAlias = "Mapping[str, grpc.RpcMethodHandler[Any, Any]]"
@@ -53,7 +55,7 @@ class Conversations:
         self._streams[stream] = calls
         try:
             while (raw := await context.read()) is not grpc.aio.EOF:
-                call = asyncio.create_task(self._answer(pb.Ask.FromString(raw), context, writing))
+                call = asyncio.create_task(self._answer(_Ask.of(raw), context, writing))
                 calls.add(call)
                 call.add_done_callback(calls.discard)
             if calls:
@@ -66,7 +68,7 @@ class Conversations:
             for call in calls:
                 call.cancel()
 
-    async def _answer(self, ask: pb.Ask, context: Context, writing: asyncio.Lock) -> None:
+    async def _answer(self, ask: _Ask, context: Context, writing: asyncio.Lock) -> None:
         try:
             answer = await self._answered(ask)
         except _Aborted as aborted:
@@ -82,18 +84,36 @@ class Conversations:
         except (grpc.RpcError, asyncio.InvalidStateError):
             pass  # who asked has gone
 
-    async def _answered(self, ask: pb.Ask) -> bytes:
+    async def _answered(self, ask: _Ask) -> bytes:
         handler = self._handlers.get(ask.method)
         if handler is None or handler.unary_unary is None:
             raise _Aborted(grpc.StatusCode.UNIMPLEMENTED, f"unknown call {ask.method!r}")
         read, write = handler.request_deserializer, handler.response_serializer
         try:
-            request = ask.request if read is None else read(ask.request)
+            # Who reads it itself is given a view of it.
+            request: Any = ask.request if read is None else read(bytes(ask.request))
         except Exception as error:
             raise _Aborted(grpc.StatusCode.INVALID_ARGUMENT, f"{ask.method}: {error}") from error
         found = await handler.unary_unary(request, _CONTEXT)  # type: ignore[arg-type]
-        head = pb.Answer(number=ask.number).SerializeToString()
-        return framed(head, found if write is None else write(found))
+        answer = found if write is None else write(found)
+        return b"".join([b"\x08", wire.varint(ask.number), *wire.carried(_ANSWER, [answer])])
+
+
+@dataclass(frozen=True, slots=True)
+class _Ask:
+    """pb.Ask, whose request stays where it is."""
+
+    number: int
+    method: str
+    request: wire.Bytes
+
+    @classmethod
+    def of(cls, raw: bytes) -> _Ask:
+        found: dict[int, Any] = {number: held for number, held, _, _ in wire.fields(raw)}
+        return cls(found.get(1, 0), str(found.get(2, b""), "utf-8"), found.get(3, b""))
+
+
+_ANSWER = pb.Answer.ANSWER_FIELD_NUMBER
 
 
 class _Aborted(Exception):
@@ -110,17 +130,3 @@ class _CallOfStream:
 
 
 _CONTEXT = _CallOfStream()
-
-
-def framed(head: bytes, answer: bytes) -> bytes:
-    """pb.Answer of this beginning, with one copy of what it carries."""
-    return b"".join((head, b"\x22", varint(len(answer)), answer))
-
-
-def varint(value: int) -> bytes:
-    found = bytearray()
-    while value > 127:
-        found.append(value & 127 | 128)
-        value >>= 7
-    found.append(value)
-    return bytes(found)

@@ -20,6 +20,7 @@ import numpy as np
 from edl.checkpoints.manifest import Part
 from edl.contract.arrangement import Arrangement
 from edl.contract.proto import ps_pb2 as pb
+from edl.contract.wire import Bytes
 from ps.any_order import AnyOrder
 from ps.errors import Invalid, Misplaced, Refused, Unavailable
 from ps.log import Damaged, Log, NoLog
@@ -259,6 +260,11 @@ class Server:
     def line(self) -> str:
         return self._way.line
 
+    @property
+    def pending(self) -> int:
+        """Bytes of gradients that wait to be in the rows."""
+        return self._way.pending
+
     def position(self) -> pb.Position:
         return self._way.position()
 
@@ -271,10 +277,10 @@ class Server:
     def settle(self, request: pb.SettleRequest) -> pb.Position:
         return self._ring.settle(request)
 
-    def stage(self, raw: bytes) -> pb.Position:
+    def stage(self, raw: Bytes) -> pb.Position:
         return self._ring.stage(raw)
 
-    def load(self, raw: bytes) -> pb.Position:
+    def load(self, raw: Bytes) -> pb.Position:
         return self._ring.load(raw)
 
     def fetch(self, request: pb.FetchRequest) -> list[int]:

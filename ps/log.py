@@ -4,9 +4,11 @@ The directory holds segments `log-000000000001` and on, and `base.json`, which s
 begins and what the rows were there: nothing, those of a checkpoint, or those of a snapshot beside it. Whoever
 reads the base and then all records from that segment on is where the server was.
 
-A record is 12 bytes (length, CRC-32 of the data, CRC-32 of these two) and the data. A record that ends after
-the end of the file was not answered: it is cut off. Anything else that is not as it was written is damage,
-and then nothing of the log counts.
+A record is 16 bytes and the data: what it is, what was decided about it, and then, as it came, what the
+server was told. The 16 bytes: the length of the data, that of what comes before what was told, a checksum
+(XXH64 of what was told, begun with the CRC-32 of what comes before it), and the CRC-32 of these three. A
+record that ends after the end of the file was not answered: it is cut off. Anything else that is not as it
+was written is damage, and then nothing of the log counts.
 
 Promise: what `append` has returned from survives the end of the process; it is written whole or not at all.
 It does not wait for the disk. So a log counts only on the machine, and until the reboot, on which it was
@@ -20,15 +22,18 @@ import os
 import re
 import struct
 import zlib
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from edl.contract.wire import Bytes
+from ps.checksum import xxh64
 from ps.errors import Unavailable
 
-HEAD = struct.Struct("<III")
+HEAD = struct.Struct("<IIII")
+_OWN = struct.Struct("<I")  # its last number
 BASE = "base.json"
 _SEGMENT = re.compile(r"log-(\d{12})")
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
@@ -125,7 +130,7 @@ class Log:
 
     # --- writing
 
-    def begin(self, base: Base, records: list[list[bytes]]) -> None:
+    def begin(self, base: Base, records: list[list[Bytes]]) -> None:
         """Forget all that is there: the log begins here.
 
         Raises:
@@ -137,7 +142,7 @@ class Log:
             self._save(Base(**{**base.__dict__, "first": self.segment, "boot": boot_id(), "closed": False}))
         self._remove()
 
-    def another(self, records: list[list[bytes]]) -> int:
+    def another(self, records: list[list[Bytes]]) -> int:
         """Go on in another segment, which begins with these records; returns its number.
 
         Raises:
@@ -162,14 +167,14 @@ class Log:
         self._remove()
         self._earlier = sum(self._path(n).stat().st_size for n in self._segments() if n < self.segment)
 
-    def append(self, *pieces: bytes) -> None:
-        """One record.
+    def append(self, *pieces: Bytes) -> None:
+        """One record. The last piece may be large.
 
         Raises:
             Unavailable: there is no room; nothing of it is there.
         """
         with _trouble(self.directory):
-            self._end = _write(self._file, self._end, list(pieces))
+            self._end = _write(self._file, self._end, pieces)
 
     def disown(self) -> None:
         """What is there does not count any more."""
@@ -187,7 +192,7 @@ class Log:
             os.close(self._file)
             self._file = -1
 
-    def _another(self, records: list[list[bytes]]) -> None:
+    def _another(self, records: list[list[Bytes]]) -> None:
         number = max([self.segment, *self._segments()]) + 1
         path = self._path(number)
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -254,17 +259,17 @@ class NoLog:
     def read(self, run: str) -> Iterator[tuple[int, bytes]]:
         return iter(())
 
-    def begin(self, base: Base, records: list[list[bytes]]) -> None:
+    def begin(self, base: Base, records: list[list[Bytes]]) -> None:
         self.base = replace(base, first=self.another(records))
 
-    def another(self, records: list[list[bytes]]) -> int:
+    def another(self, records: list[list[Bytes]]) -> int:
         self._segment += 1
         return self._segment
 
     def rebase(self, base: Base) -> None:
         self.base = base
 
-    def append(self, *pieces: bytes) -> None: ...
+    def append(self, *pieces: Bytes) -> None: ...
 
     def disown(self) -> None:
         self.base = None
@@ -272,13 +277,11 @@ class NoLog:
     def close(self) -> None: ...
 
 
-def _write(file: int, at: int, pieces: list[bytes]) -> int:
+def _write(file: int, at: int, pieces: Sequence[Bytes]) -> int:
     """One record; returns its end."""
-    length, check = sum(map(len, pieces)), 0
-    for piece in pieces:
-        check = zlib.crc32(piece, check)
-    head = struct.pack("<II", length, check)
-    rest = [memoryview(piece) for piece in (head + struct.pack("<I", zlib.crc32(head)), *pieces)]
+    first, last = b"".join(pieces[:-1]), pieces[-1]
+    head = HEAD.pack(len(first) + len(last), len(first), _check(first, last), 0)[: -_OWN.size]
+    rest = [memoryview(head + _OWN.pack(zlib.crc32(head)) + first), memoryview(last)]
     end = at
     try:
         while rest:
@@ -294,19 +297,23 @@ def _write(file: int, at: int, pieces: list[bytes]) -> int:
     return end
 
 
+def _check(first: bytes, last: Bytes) -> int:
+    return xxh64(last, zlib.crc32(first)) & 0xFFFFFFFF
+
+
 def _records(path: Path, number: int, size: int) -> Generator[tuple[int, bytes], None, int]:
     """Returns where the last whole one ends."""
     at = 0
     with open(path, "rb") as file:
         while at + HEAD.size <= size:
             head = file.read(HEAD.size)
-            length, check, own = HEAD.unpack(head)
-            if zlib.crc32(head[:8]) != own:
+            length, of_first, check, own = HEAD.unpack(head)
+            if zlib.crc32(head[: -_OWN.size]) != own:
                 raise Damaged(f"segment {number}: the record at byte {at} is not what was written")
             if at + HEAD.size + length > size:
                 break
             record = file.read(length)
-            if zlib.crc32(record) != check:
+            if _check(record[:of_first], memoryview(record)[of_first:]) != check:
                 raise Damaged(f"segment {number}: the record at byte {at} is not what was written")
             yield number, record
             at += HEAD.size + length

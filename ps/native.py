@@ -12,58 +12,18 @@ and not on what else a table holds. Nothing here holds the GIL.
 
 from __future__ import annotations
 
-import atexit
 import hashlib
 import math
-import os
-import shutil
-import tempfile
-from pathlib import Path
 
 import numpy as np
+
+from ps.compiled import IDS, VALUES, copy, numba, prefetch, types
 
 ZEROS, ONES, CONSTANT, UNIFORM, NORMAL, TRUNCATED = range(6)  # kinds of initial rows
 META = 3  # numbers for each slot: id, last step, count
 
 
-def _prepare_cache() -> None:
-    """Where compiled code is kept between starts: compiling takes half a minute, loading it a tenth of a
-    second.
-
-    In an image it was compiled when the image was made, and lies where nobody may write: Numba wants to, so a
-    copy is used.
-    """
-    given = os.environ.get("NUMBA_CACHE_DIR")
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    cache = Path(given) if given else Path(os.environ.get("EDL_CACHE") or base / "edl") / "numba"
-    try:
-        cache.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=cache):
-            pass
-    except OSError:
-        copy = Path(tempfile.mkdtemp(prefix="edl-numba-"))
-        if cache.is_dir():
-            shutil.copytree(cache, copy, dirs_exist_ok=True)
-        atexit.register(shutil.rmtree, copy, ignore_errors=True)
-        cache = copy
-    os.environ["NUMBA_CACHE_DIR"] = str(cache)
-    # The same code on every machine: so that of an image fits, and rows do not depend on the processor. What
-    # is done here waits for memory: the instructions of a newer one make it no faster.
-    os.environ["NUMBA_CPU_NAME"] = "generic"
-
-
-_prepare_cache()
-
-import numba  # noqa: E402
-from llvmlite import ir  # noqa: E402
-from numba import types  # noqa: E402
-from numba.core import cgutils  # noqa: E402
-from numba.extending import intrinsic  # noqa: E402
-from numba.np.arrayobj import make_array  # noqa: E402
-
 _u = np.uint64
-_IDS = types.Array(types.int64, 1, "C", readonly=True)
-_VALUES = types.Array(types.float32, 1, "C", readonly=True)
 _INDEX = types.int64[::1]
 _META = types.int64[::1]
 _ROWS = types.float32[::1]
@@ -76,37 +36,6 @@ AHEAD = 128
 LINE = 16  # numbers of 4 bytes that memory brings at once
 MOST_LINES = 4  # of a row; what follows comes by itself
 NEAR = 12  # rows that are on their way while one is updated
-
-
-@intrinsic
-def _prefetch(_, array, at):
-    """Have memory bring what lies at this place of an array, and don't wait for it."""
-
-    def made(context, builder, signature, arguments):
-        data = make_array(signature.args[0])(context, builder, arguments[0]).data
-        byte = builder.bitcast(builder.gep(data, [arguments[1]]), cgutils.voidptr_t)
-        number = ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, number, number, number])
-        call = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        builder.call(call, [byte, *(ir.Constant(number, n) for n in (0, 3, 1))])  # for reading, to stay, data
-        return context.get_dummy_value()
-
-    return types.void(array, types.int64), made
-
-
-@intrinsic
-def _copy(_, to, at, of, start, count):
-    """As many numbers of an array, which do not overlap, into another one of the same type."""
-
-    def made(context, builder, signature, arguments):
-        to, at, of, start, count = arguments
-        target = builder.gep(make_array(signature.args[0])(context, builder, to).data, [at])
-        source = builder.gep(make_array(signature.args[2])(context, builder, of).data, [start])
-        size = context.get_abi_sizeof(context.get_data_type(signature.args[0].dtype))
-        cgutils.raw_memcpy(builder, target, source, count, size)
-        return context.get_dummy_value()
-
-    return types.void(to, types.int64, of, types.int64, types.int64), made
 
 
 @numba.njit(cache=True, nogil=True, inline="always")
@@ -133,15 +62,15 @@ def _find(index, mask, id):
 def _fetch(rows, at, count):
     """So many numbers of an array are on their way to where they are used."""
     for j in range(0, min(count, MOST_LINES * LINE), LINE):
-        _prefetch(rows, at + j)
-    _prefetch(rows, at + count - 1)
+        prefetch(rows, at + j)
+    prefetch(rows, at + count - 1)
 
 
 @numba.njit(cache=True, nogil=True, inline="always")
 def _find_some(index, mask, ids, start, size, slots, to, rows, stride, count):
     """The slots of some ids, from `start` on; `count` numbers of their rows are on their way then."""
     for i in range(start, start + size):
-        _prefetch(index, 2 * np.int64(_mix(_u(ids[i])) & _u(mask)))
+        prefetch(index, 2 * np.int64(_mix(_u(ids[i])) & _u(mask)))
     for i in range(size):
         slot = _find(index, mask, ids[start + i])
         slots[to + i] = slot
@@ -245,7 +174,7 @@ def _born(rows, at, dim, id, key, kind, a, b):
             rows[at + j] = np.float32(a + b * _quantile(p))
 
 
-@numba.njit(types.void(_INDEX, _META, _ROWS, _I, _I, _IDS, _I, _U, _I, _D, _D, _ROWS), cache=True, nogil=True)
+@numba.njit(types.void(_INDEX, _META, _ROWS, _I, _I, IDS, _I, _U, _I, _D, _D, _ROWS), cache=True, nogil=True)
 def pull(index, meta, rows, stride, dim, ids, oldest, key, kind, a, b, out):
     """The row of each id: the one that it has, or its initial one."""
     mask = index.size // 2 - 1
@@ -259,12 +188,12 @@ def pull(index, meta, rows, stride, dim, ids, oldest, key, kind, a, b, out):
             to = (start + i) * dim
             # Where nothing is ever forgotten, `meta` is left alone: it lies elsewhere in memory.
             if slot >= 0 and (oldest < 0 or meta[META * slot + 1] >= oldest):
-                _copy(out, to, rows, slot * stride, dim)
+                copy(out, to, rows, slot * stride, dim)
             else:
                 _born(out, to, dim, ids[start + i], key, kind, a, b)
 
 
-@numba.njit(types.void(_INDEX, _META, _IDS, _I, _SLOTS), cache=True, nogil=True)
+@numba.njit(types.void(_INDEX, _META, IDS, _I, _SLOTS), cache=True, nogil=True)
 def find(index, meta, ids, oldest, slots):
     """The slot of each id; -1: it has none, or what is there is older than `oldest`."""
     mask = index.size // 2 - 1
@@ -284,7 +213,7 @@ def index_more(index, meta, start, stop):
         _insert(index, mask, meta[META * slot], slot)
 
 
-@numba.njit(types.boolean(_IDS, types.int32[::1]), cache=True, nogil=True)
+@numba.njit(types.boolean(IDS, types.int32[::1]), cache=True, nogil=True)
 def distinct(ids, scratch):
     """Whether each id is there once.
 
@@ -294,7 +223,7 @@ def distinct(ids, scratch):
     mask = scratch.size - 1
     for i in range(ids.size):
         if i + NEAR < ids.size:
-            _prefetch(scratch, np.int64(_mix(_u(ids[i + NEAR])) & _u(mask)))
+            prefetch(scratch, np.int64(_mix(_u(ids[i + NEAR])) & _u(mask)))
         at = np.int64(_mix(_u(ids[i])) & _u(mask))
         while scratch[at] >= 0:
             if ids[scratch[at]] == ids[i]:
@@ -304,7 +233,7 @@ def distinct(ids, scratch):
     return True
 
 
-@numba.njit(_I(_SLOTS, _I, _ROWS, _IDS, _VALUES, _I, types.int32[::1]), cache=True, nogil=True)
+@numba.njit(_I(_SLOTS, _I, _ROWS, IDS, VALUES, _I, types.int32[::1]), cache=True, nogil=True)
 def add_up(union, n, sums, ids, values, dim, scratch):
     """Add one rank's gradients to the sums so far; returns of how many ids there are some now.
 
@@ -315,7 +244,7 @@ def add_up(union, n, sums, ids, values, dim, scratch):
     mask = scratch.size - 1
     for i in range(ids.size):
         if i + NEAR < ids.size:
-            _prefetch(scratch, np.int64(_mix(_u(ids[i + NEAR])) & _u(mask)))
+            prefetch(scratch, np.int64(_mix(_u(ids[i + NEAR])) & _u(mask)))
         id = ids[i]
         at = np.int64(_mix(_u(id)) & _u(mask))
         while scratch[at] >= 0 and union[scratch[at]] != id:
@@ -324,7 +253,7 @@ def add_up(union, n, sums, ids, values, dim, scratch):
         if u < 0:
             scratch[at] = n
             union[n] = id
-            _copy(sums, n * dim, values, i * dim, dim)
+            copy(sums, n * dim, values, i * dim, dim)
             n += 1
         else:
             for j in range(dim):
@@ -333,7 +262,7 @@ def add_up(union, n, sums, ids, values, dim, scratch):
 
 
 @numba.njit(
-    _I(_INDEX, _META, _ROWS, _I, _I, _I, _IDS, _I, _I, _U, _I, _D, _D, _D, _D, _SLOTS, _ROWS, _META),
+    _I(_INDEX, _META, _ROWS, _I, _I, _I, IDS, _I, _I, _U, _I, _D, _D, _D, _D, _SLOTS, _ROWS, _META),
     cache=True,
     nogil=True,
 )
@@ -372,7 +301,7 @@ def place(
         _find_some(index, mask, ids, start, stop - start, slots, start, rows, stride, stride)
         for i in range(start, stop):
             if slots[i] >= 0:
-                _prefetch(meta, META * slots[i])
+                prefetch(meta, META * slots[i])
         for i in range(start, stop):
             slot = slots[i]
             known = slot >= 0
@@ -387,7 +316,7 @@ def place(
             elif can_undo:
                 for j in range(META):
                     undo_meta[META * i + j] = meta[META * slot + j]
-                _copy(undo, i * stride, rows, slot * stride, stride)
+                copy(undo, i * stride, rows, slot * stride, stride)
             at = META * slot
             if not known or meta[at + 1] < oldest:
                 meta[at] = ids[i]
@@ -435,7 +364,7 @@ def drop_older(index, meta, rows, n, stride, oldest):
     return n
 
 
-@numba.njit(types.void(_INDEX, _META, _I, _IDS), cache=True, nogil=True)
+@numba.njit(types.void(_INDEX, _META, _I, IDS), cache=True, nogil=True)
 def drop(index, meta, n, ids):
     """Remove some of `n` entries that have no rows. All of them are there."""
     mask = index.size // 2 - 1
@@ -452,7 +381,7 @@ def drop(index, meta, n, ids):
 # --- optimizers: one update of each of these rows. `g` is the gradient, float32 throughout as in Keras.
 
 
-@numba.njit(types.void(_ROWS, _I, _I, _SLOTS, _VALUES, _F, _F), cache=True, nogil=True)
+@numba.njit(types.void(_ROWS, _I, _I, _SLOTS, VALUES, _F, _F), cache=True, nogil=True)
 def sgd(rows, stride, dim, slots, sums, scale, lr):
     for i in range(slots.size):
         if i + NEAR < slots.size:
@@ -463,7 +392,7 @@ def sgd(rows, stride, dim, slots, sums, scale, lr):
             rows[w + j] -= g * lr
 
 
-@numba.njit(types.void(_ROWS, _I, _I, _SLOTS, _VALUES, _F, _F, _F, types.boolean), cache=True, nogil=True)
+@numba.njit(types.void(_ROWS, _I, _I, _SLOTS, VALUES, _F, _F, _F, types.boolean), cache=True, nogil=True)
 def momentum(rows, stride, dim, slots, sums, scale, lr, decay, nesterov):
     for i in range(slots.size):
         if i + NEAR < slots.size:
@@ -476,7 +405,7 @@ def momentum(rows, stride, dim, slots, sums, scale, lr, decay, nesterov):
             rows[w + j] += m * decay - g * lr if nesterov else m
 
 
-@numba.njit(types.void(_ROWS, _I, _I, _SLOTS, _VALUES, _F, _F, _F), cache=True, nogil=True)
+@numba.njit(types.void(_ROWS, _I, _I, _SLOTS, VALUES, _F, _F, _F), cache=True, nogil=True)
 def adagrad(rows, stride, dim, slots, sums, scale, lr, epsilon):
     for i in range(slots.size):
         if i + NEAR < slots.size:
@@ -489,7 +418,7 @@ def adagrad(rows, stride, dim, slots, sums, scale, lr, epsilon):
             rows[w + j] -= lr * g / np.sqrt(squares + epsilon)
 
 
-@numba.njit(types.void(_ROWS, _I, _I, _SLOTS, _VALUES, _F, _F, _F, _F, _F), cache=True, nogil=True)
+@numba.njit(types.void(_ROWS, _I, _I, _SLOTS, VALUES, _F, _F, _F, _F, _F), cache=True, nogil=True)
 def adam(rows, stride, dim, slots, sums, scale, alpha, rest_1, rest_2, epsilon):
     """
     Args:
@@ -511,7 +440,7 @@ def adam(rows, stride, dim, slots, sums, scale, alpha, rest_1, rest_2, epsilon):
             rows[w + j] -= m * alpha / (np.sqrt(v) + epsilon)
 
 
-@numba.njit(types.void(_ROWS, _I, _I, _SLOTS, _VALUES, _F, _F, _F, _F, _F, _F), cache=True, nogil=True)
+@numba.njit(types.void(_ROWS, _I, _I, _SLOTS, VALUES, _F, _F, _F, _F, _F, _F), cache=True, nogil=True)
 def ftrl(rows, stride, dim, slots, sums, scale, lr, power, l1, l2, shrinkage):
     """
     Args:

@@ -12,11 +12,12 @@ from typing import Any
 
 from edl.contract.arrangement import Arrangement
 from edl.contract.proto import ps_pb2 as pb
+from edl.contract.wire import Bytes
 from ps.errors import Misplaced, OutOfMemory, Stale
 from ps.log import Damaged
 from ps.moving import Incoming, Outgoing
 from ps.staging import Apply, Commit, Effect, Steps, TakeBack
-from ps.storage import Capture, Gradients, Records, Storage
+from ps.storage import Capture, Gradients, Records, Storage, read
 
 # What a record is, by its first byte.
 SETTLE, COMMIT, STAGE = b"S", b"C", b"G"
@@ -77,12 +78,12 @@ class RingOrder:
         self.steps = steps
         return self.position()
 
-    def load(self, raw: bytes) -> pb.Position:
+    def load(self, raw: Bytes) -> pb.Position:
         """Rows that the training begins with."""
-        request = pb.LoadRequest.FromString(raw)
+        request, values = read(pb.LoadRequest.FromString, raw, pb.LoadRequest.VALUES_FIELD_NUMBER)
         self._storage.check_declared(request.run_id)
         self._reach(request.generation, 0, None)
-        rows = self._storage.gradients(raw, request.values)
+        rows = self._storage.gradients(raw, values)
         for number, (ids, _) in rows.of.items():
             self._storage.check_room(self._storage.tables[number], len(ids))
         self._storage.wait_for_copy()
@@ -90,10 +91,10 @@ class RingOrder:
         self._storage.begin_with_rows(rows)
         return self.position()
 
-    def stage(self, raw: bytes) -> pb.Position:
-        request = pb.StageRequest.FromString(raw)
+    def stage(self, raw: Bytes) -> pb.Position:
+        request, gradients = read(pb.StageRequest.FromString, raw, pb.StageRequest.GRADIENTS_FIELD_NUMBER)
         self._storage.check_declared(request.run_id)
-        staged = self._storage.gradients(raw, request.gradients)
+        staged = self._storage.gradients(raw, gradients)
         steps = self.steps.stage(request.generation, request.step, request.rank, staged)
         if steps is not self.steps:
             self._storage.check_memory([*self.steps.staged.values(), staged])
@@ -230,12 +231,14 @@ class RingOrder:
             pull = pb.PullRequest.FromString(text)
             self._take(*self.steps.reach(pull.generation, pull.step, _commit(pull)))
         elif kind == STAGE:
-            request = pb.StageRequest.FromString(text)
-            staged = self._storage.gradients(text, request.gradients)
+            request, gradients = read(
+                pb.StageRequest.FromString, text, pb.StageRequest.GRADIENTS_FIELD_NUMBER
+            )
+            staged = self._storage.gradients(text, gradients)
             self.steps = self.steps.stage(request.generation, request.step, request.rank, staged)
         elif kind == LOAD:
-            rows = self._storage.gradients(text, pb.LoadRequest.FromString(text).values)
-            self._storage.begin_with_rows(rows)
+            _, values = read(pb.LoadRequest.FromString, text, pb.LoadRequest.VALUES_FIELD_NUMBER)
+            self._storage.begin_with_rows(self._storage.gradients(text, values))
         elif kind == FETCH:
             self._begin_fetch(pb.FetchRequest.FromString(text))
         elif kind == PAGE and self._incoming is not None:

@@ -30,10 +30,11 @@ import structlog
 from edl import tls
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.rows import OPTIONS as PEER_OPTIONS
+from edl.contract.wire import Bytes, Pieces, carried, varint
 from edl.errors import CheckpointError
 from edl.listener import OPTIONS as LISTENER_OPTIONS
 from edl.listener import Reading
-from ps.conversation import Conversations, varint
+from ps.conversation import Conversations
 from ps.durable import Server
 from ps.errors import Invalid, Misplaced, OutOfMemory, Refused, Stale, Unavailable, Unreadable, Unsettled
 from ps.storage import Capture
@@ -60,7 +61,8 @@ READING: Reading = {
     "/edl.ParameterServer/List": lambda request: not request.generation,
     "/edl.ParameterServer/Describe": lambda _: True,
 }
-SMALL = 16 << 10  # bytes of a request
+SMALL = 1 << 18  # bytes of rows, ids and gradients: a fraction of a millisecond
+ROW_TIMES = 8  # so much as an id takes a row, or so
 PAGE = "/edl.ParameterServer/Page"
 PAGE_BYTES = 8 << 20
 
@@ -157,25 +159,28 @@ class Service:
         self._wake()
         return position
 
-    async def _load(self, request: bytes, _: Context) -> pb.Position:
+    async def _load(self, request: Bytes, _: Context) -> pb.Position:
         return await self._when_settled(self._server.load, request, len(request))
 
     async def _pull(self, request: pb.PullRequest, _: Context) -> bytes:
         def act(request: pb.PullRequest) -> bytes:
             return encode_rows(self._server.pull(request), self._server.version)
 
-        return await self._when_settled(act, request, sum(len(asked.ids) for asked in request.ids))
+        size = ROW_TIMES * sum(len(asked.ids) for asked in request.ids)
+        if request.HasField("last"):  # it may be the first to say what became of that step
+            size += self._server.pending
+        return await self._when_settled(act, request, size)
 
     async def _list(self, request: pb.ListRequest, _: Context) -> pb.Listed:
         return await self._when_settled(self._server.listed, request)
 
-    async def _stage(self, request: bytes, _: Context) -> pb.Position:
+    async def _stage(self, request: Bytes, _: Context) -> pb.Position:
         return await self._growing(lambda: self._server.stage(request), len(request))
 
-    async def _begin_job(self, request: bytes, _: Context) -> pb.Progress:
+    async def _begin_job(self, request: Bytes, _: Context) -> pb.Progress:
         return await self._growing(lambda: self._server.any_order.begin(request), len(request))
 
-    async def _push(self, request: bytes, _: Context) -> pb.Progress:
+    async def _push(self, request: Bytes, _: Context) -> pb.Progress:
         return await self._growing(lambda: self._server.any_order.push(request), len(request))
 
     def _any_order(self, name: str) -> Callable[[Any, Context], Awaitable[Any]]:
@@ -354,9 +359,9 @@ def _of_peer(source: int, error: grpc.aio.AioRpcError) -> Refused:
 
 def encode_rows(found: list[np.ndarray], version: int = 0) -> bytes:
     """pb.Rows, with one copy of the rows."""
-    pieces: list[Any] = []
+    pieces: Pieces = []
     for rows in found:
-        pieces += [b"\x0a" + varint(rows.nbytes), rows.data.cast("B") if rows.size else b""]
+        pieces += carried(pb.Rows.ROWS_FIELD_NUMBER, [rows.data.cast("B") if rows.size else b""])
     if version:
         pieces.append(b"\x10" + varint(version))
     return b"".join(pieces)

@@ -16,34 +16,38 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from edl.checkpoints import Store
 from edl.checkpoints import tensors as files_of_tensors
 from edl.checkpoints.manifest import Part
+from edl.contract import wire
 from edl.contract.arrangement import Arrangement
 from edl.contract.proto import ps_pb2 as pb
+from edl.contract.wire import Bytes
 from edl.errors import CheckpointError
 from ps import parts
 from ps.errors import Invalid, Misplaced, OutOfMemory, Unavailable, Unreadable
 from ps.log import Base, Damaged, Log, NoLog
 from ps.table import Copy, Table
 
-SNAPSHOT_BYTES = 256 << 20  # of a log, at the least, before a snapshot replaces it
+SNAPSHOT_BYTES = 512 << 20  # of a log, at the least, before a snapshot replaces it
 SNAPSHOT_TIMES = 2  # so often the memory of the tables, too
 
 HEAD, TABLES = b"H", b"T"  # what a record is, by its first byte; further ones are of the ways
 
-Records: TypeAlias = list[list[bytes]]  # of the log, in pieces
+Records: TypeAlias = list[list[Bytes]]  # of the log, in pieces
+Message = TypeVar("Message")
 
 
 @dataclass(frozen=True)
 class Gradients:
     """What one request brings, and the request itself."""
 
-    raw: bytes
+    raw: Bytes
     of: Mapping[int, tuple[np.ndarray, np.ndarray]]  # ids and values, by table
 
 
@@ -131,7 +135,7 @@ class Storage:
         """How a segment begins: what must be known to go on from it."""
         of = self.arrangement
         told = {**about, "arrangement": [of.servers, of.replicas, *of.out]}
-        records = [[HEAD, json.dumps(told).encode()]]
+        records: Records = [[HEAD, json.dumps(told).encode()]]
         if self.declared is not None:
             records.append([TABLES, self.declared.SerializeToString()])
         return records
@@ -150,17 +154,22 @@ class Storage:
             raise Invalid(f"table {number}: expected one of {len(self.tables)}")
         return self.tables[number]
 
-    def gradients(self, raw: bytes, given: Iterable[pb.Gradients]) -> Gradients:
+    def gradients(self, raw: Bytes, given: Iterable[memoryview]) -> Gradients:
+        """Those of one request, which stay where they are in it.
+
+        Args:
+            given: messages, each a pb.Gradients.
+        """
         of: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         for one in given:
-            table = self.table(one.table)
-            ids, values = ids_of(one.ids), one.values
-            if len(values) != 4 * len(ids) * table.dim or one.table in of:
+            number, its_ids, values = _gradients(one)
+            table, ids = self.table(number), ids_of(its_ids)
+            if len(values) != 4 * len(ids) * table.dim or number in of:
                 raise Invalid(
                     f"table {table.name!r}: {len(values)} bytes of gradients for {len(ids)} ids: expected "
                     f"{4 * len(ids) * table.dim}, of each table once"
                 )
-            of[one.table] = ids, np.frombuffer(values, np.float32)
+            of[number] = ids, np.frombuffer(values, np.float32)
         return Gradients(raw, of)
 
     # --- copies: of checkpoints, and where there is none, snapshots: the log would grow for ever
@@ -439,7 +448,34 @@ def tables_of(request: pb.Tables) -> list[Table]:
     return [Table(table, request.seed) for table in request.tables]
 
 
-def ids_of(raw: bytes) -> np.ndarray:
+def read(parse: Callable[[bytes], Message], raw: Bytes, large: int) -> tuple[Message, list[memoryview]]:
+    """A request without its fields of this number; and those, where they lie in it.
+
+    Raises:
+        Invalid: it is none.
+    """
+    try:
+        rest, found = wire.without(raw, large)
+        return parse(rest), found
+    except (wire.NotAMessage, DecodeError) as error:
+        raise Invalid(f"the request cannot be read: {error}") from error
+
+
+def _gradients(one: memoryview) -> tuple[int, Bytes, Bytes]:
+    """Of which table, its ids and its values."""
+    found: dict[int, Any] = {number: held for number, held, _, _ in wire.fields(one)}
+    table, ids, values = found.get(_TABLE, 0), found.get(_IDS, b""), found.get(_VALUES, b"")
+    if not isinstance(table, int) or isinstance(ids, int) or isinstance(values, int):
+        raise Invalid("gradients: expected a table's number, ids and values")
+    return table, ids, values
+
+
+_TABLE, _IDS, _VALUES = (
+    pb.Gradients.TABLE_FIELD_NUMBER, pb.Gradients.IDS_FIELD_NUMBER, pb.Gradients.VALUES_FIELD_NUMBER,
+)  # fmt: skip
+
+
+def ids_of(raw: Bytes) -> np.ndarray:
     if len(raw) % 8:
         raise Invalid(f"{len(raw)} bytes of ids: expected 8 for each")
     return np.frombuffer(raw, np.int64)

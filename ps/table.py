@@ -24,6 +24,7 @@ META = native.META
 LEAST_INDEX = 1 << 10  # pairs
 FULL = 0.6  # of an index; beyond that it is doubled
 GROWTH = 1 << 22  # bytes, at the least, by which an array grows
+BLOCK, LEAST_BLOCK = 1 << 16, 256  # values of rows, and rows, that are updated together
 SWEEPS = 8  # so often in `ttl_steps` are forgotten rows removed
 _NEVER = -(1 << 62)  # older than every step
 _NO_ROWS, _NO_META = np.empty(0, np.float32), np.empty(0, np.int64)
@@ -246,15 +247,20 @@ class Table:
         else:
             self._room.reserve(len(ids), s.stride)
             undo, undo_meta = self._room.undo, self._room.undo_meta
-        s.n = native.place(
-            s.index, s.meta, s.rows, n, s.stride, self.dim, ids, step, oldest, self._key, i.kind, i.a, i.b,
-            o.first, o.second, slots, undo, undo_meta,
-        )  # fmt: skip
+        rate = learning_rate if self._own_rate is None else self._own_rate
+        block = max(LEAST_BLOCK, BLOCK // s.stride)
+        for start in range(0, len(ids), block):  # a row is still near when it is updated
+            part = slice(start, start + block)
+            s.n = native.place(
+                s.index, s.meta, s.rows, s.n, s.stride, self.dim, ids[part], step, oldest, self._key,
+                i.kind, i.a, i.b, o.first, o.second, slots[part], undo[s.stride * start :],
+                undo_meta[META * start :],
+            )  # fmt: skip
+            sums_ = sums[self.dim * start : self.dim * (start + block)]
+            o.update(s.rows, s.stride, self.dim, slots[part], sums_, scale, rate, iteration)
         if seen is not None and len(seen.counts):
             numbers = s.numbers()
             numbers[slots[seen.at], 2] = seen.counts
-        rate = learning_rate if self._own_rate is None else self._own_rate
-        o.update(s.rows, s.stride, self.dim, slots, sums, scale, rate, iteration)
         self._undo = None if for_good else _Undo(n, slots, undo, undo_meta, seen)
 
     def put(self, step: int, ids: np.ndarray, values: np.ndarray) -> None:

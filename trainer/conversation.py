@@ -16,6 +16,7 @@ from typing import Any
 
 import grpc
 
+from edl.contract import wire
 from edl.contract.proto import ps_pb2 as pb
 
 CALL = "/edl.ParameterServer/Converse"
@@ -108,7 +109,8 @@ class Conversation:
                 asked.ends(self._failed)
                 return asked
             self._open[asked.number] = asked
-        self._asks.put(pb.Ask(number=asked.number, method=method, request=request).SerializeToString())
+        head = pb.Ask(number=asked.number, method=method).SerializeToString()
+        self._asks.put(b"".join([head, *wire.carried(pb.Ask.REQUEST_FIELD_NUMBER, [request])]))
         return asked
 
     def ends(self, number: int, answer: pb.Answer | None) -> None:

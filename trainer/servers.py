@@ -406,18 +406,14 @@ class ParameterServers:
         all_places = [self._places(ids) for ids, _ in gradients]
         requests = {}
         for index in self._members:
-            theirs = []
+            request = pb.StageRequest(run_id=self._run_id, generation=self._generation, step=step, rank=rank)
             for table, ((ids, values), places) in enumerate(zip(gradients, all_places, strict=True)):
-                if (here := places(index)) is not None:
-                    theirs.append(
-                        pb.Gradients(
-                            table=table, ids=encoded(ids[here], IDS), values=encoded(values[here], VALUES)
-                        )
+                if (here := places(index)) is not None:  # `add`: in a list each would be copied
+                    request.gradients.add(
+                        table=table, ids=encoded(ids[here], IDS), values=encoded(values[here], VALUES)
                     )
-            if theirs:
-                requests[index] = pb.StageRequest(
-                    run_id=self._run_id, generation=self._generation, step=step, rank=rank, gradients=theirs
-                )
+            if request.gradients:
+                requests[index] = request
         return Begun(self._begin("Stage", requests, known=True), lambda _: None)
 
     # --- checkpoints

@@ -1,15 +1,19 @@
 """A parameter server against its peers: what a row costs that is pulled, and one that is pushed.
 
-All are filled with a million rows, and then asked in turn, over and over: ours (gRPC, log, hash and SGD: a
-push is staged, logged and applied), a dict of rows in the way of ElasticDL's Python server (the same bytes
-over the same gRPC, and no log), Redis (MGET and MSET over a Unix socket, nothing on disk), and numpy's gather
-and scatter in this process, which know where each row is, and are the limit.
+All are filled with a million rows, and then asked in turn, over and over: ours (gRPC, log, hash and SGD), a
+dict of rows in the way of ElasticDL's Python server (the same bytes over the same gRPC, and no log), Redis
+(MGET and MSET over a Unix socket, nothing on disk), and numpy's gather and scatter in this process, which
+know where each row is, and are the limit.
+
+pull is rows that are asked for. step is what a training step asks for: of ours, a Pull that says what became
+of the step before, which is applied then, and a Stage, which is logged; of the others, a pull and a push
+(MGET and MSET). A push is what a step costs more than a pull.
 
 Costs are nanoseconds of CPU time of the server's process for each row, so that other load on the machine
 counts less: 1000 / that is millions of rows a second and core.
 
-memory and recovery: tests/bench/ps_recovery.py. fit, redis, ring, servers and quality are trainings:
-tests/bench/ps_training.py.
+memory and recovery: tests/bench/ps_recovery.py. streams and dense: tests/bench/ps_limits.py. fit, redis,
+ring, servers and quality are trainings: tests/bench/ps_training.py.
 """
 
 from __future__ import annotations
@@ -32,7 +36,7 @@ import numpy as np
 
 from edl.contract.proto import ps_pb2 as pb
 from ps.service import OPTIONS
-from tests.bench import ps_recovery, ps_training, report
+from tests.bench import ps_limits, ps_recovery, ps_training, report
 from tests.bench.report import Row, say
 from trainer.conversation import Conversation
 
@@ -55,7 +59,10 @@ class Server(Protocol):
     def make_pull(self, ids: np.ndarray) -> Any: ...
     def make_push(self, ids: np.ndarray, gradients: np.ndarray) -> Any: ...
     def pull(self, request: Any) -> None: ...
-    def push(self, request: Any) -> None: ...
+    def push(self, request: Any) -> None:
+        """After a pull, as in a training step."""
+        ...
+
     def cpu(self) -> float: ...
 
 
@@ -72,7 +79,8 @@ class Ours:
         table = pb.Table(name="t", dim=dim, initializer=initializer, optimizer=optimizer)
         self._call("Declare", pb.Tables(run_id="bench", tables=[table]))
         self._call("Settle", pb.SettleRequest(run_id="bench", generation=1, step=0))
-        self._step, self._last = 0, None
+        self._step = 0
+        self._last: pb.Commit | None = None  # what became of the step before
 
     def _call(self, name: str, request: Any) -> Any:
         read = {"Pull": pb.Rows.FromString}.get(name, pb.Position.FromString)
@@ -87,14 +95,15 @@ class Ours:
 
     def pull(self, request: pb.PullRequest) -> None:
         request.step = self._step
+        if self._last is not None:
+            request.last.CopyFrom(self._last)
         self._call("Pull", request)
 
     def push(self, request: pb.StageRequest) -> None:
         request.step = self._step
         self._call("Stage", request)
-        last = pb.Commit(step=self._step, scale=1.0, learning_rate=0.1, iteration=self._step)
+        self._last = pb.Commit(step=self._step, scale=1.0, learning_rate=0.1, iteration=self._step)
         self._step += 1
-        self._call("Pull", pb.PullRequest(run_id="bench", generation=1, step=self._step, last=last))
 
     def cpu(self) -> float:
         return cpu_seconds(self._pid)
@@ -264,6 +273,7 @@ def measure(only: list[str], rounds: int) -> Iterable[list[Row]]:
     if any(f"dim{dim}" in only for dim in DIMS):
         yield from measure_servers(only, rounds)
     yield from ps_recovery.measure(only, rounds)
+    yield from ps_limits.measure(only, rounds)
     yield from ps_training.measure(only, rounds)
 
 
@@ -279,6 +289,7 @@ def measure_servers(only: list[str], rounds: int) -> Iterable[list[Row]]:
                 for server in all_of_them:
                     for part in range(0, FILL, 10_000):  # Redis refuses requests of more than a million parts
                         some = slice(part, part + 10_000)
+                        server.pull(server.make_pull(ids[some]))
                         server.push(server.make_push(ids[some], gradients[some]))
             for kind in IDS:
                 for count in COUNTS:
@@ -295,40 +306,50 @@ def _rows(all_of_them: list[Server], dim: int, kind: str, steps: list[np.ndarray
             pushes = [server.make_push(ids, np.ones((len(ids), dim), np.float32)) for ids in steps]
             repeats = max(1, -(-ROWS // sum(map(len, steps))))
             rows = repeats * sum(map(len, steps))
-            for what, call, requests in (("pull", server.pull, pulls), ("push", server.push, pushes)):
-                call(requests[0])
-                before, began = server.cpu(), time.perf_counter()
-                for request in repeats * requests:
-                    call(request)
-                costs.setdefault((what, server.name), []).append((server.cpu() - before) / rows * 1e9)
-                if server.name == "edl" and what == "pull":
-                    walls.append(rows / (time.perf_counter() - began) / 1e6)
+            both = repeats * [*zip(pulls, pushes, strict=True)]
+            server.pull(pulls[0])
+            before, began = server.cpu(), time.perf_counter()
+            for pull, _ in both:
+                server.pull(pull)
+            pulled = (server.cpu() - before) / rows * 1e9
+            if server.name == "edl":
+                walls.append(rows / (time.perf_counter() - began) / 1e6)
+            before = server.cpu()
+            for pull, push in both:
+                server.pull(pull)
+                server.push(push)
+            server.pull(pulls[0])  # the last one of ours is applied
+            step = (server.cpu() - before) / rows * 1e9
+            for what, cost in (("pull", pulled), ("push", step - pulled), ("step", step)):
+                costs.setdefault((what, server.name), []).append(cost)
     found = []
     count = round(statistics.mean(map(len, steps)))
-    for what in ("pull", "push"):
+    for what in ("pull", "push", "step"):
         ours = costs[what, "edl"]
         speed = 1000 / statistics.median(ours)
         for server in all_of_them[1:]:
             theirs = costs[what, server.name]
             ratio = statistics.median(theirs) / statistics.median(ours)
             goal, met = "", None
-            if server.name == "dict of rows":
+            if what == "step":
+                pass
+            elif server.name == "dict of rows":
                 goal, met = f">= {DICT_GOAL:g}x", ratio >= DICT_GOAL
             elif server.name == "redis":
                 goal, met = f">= {REDIS_GOAL:g}x", ratio >= REDIS_GOAL
             name = f"{what} dim {dim}, {count:,} ids {kind}: {speed:.1f} M rows/s and core"
             name += f"; {server.name}: {ratio:.2f}x"
             found.append(Row(name, ours, theirs, "ns/row", goal, met))
-        if dim == 16 and what == "pull" and count >= 9_000:
-            wire = statistics.median(walls)
+        if dim == 16 and what in ("pull", "push") and count >= 9_000:
             name = f"{what} dim {dim}, {count:,} ids {kind}: {speed:.1f} M rows/s and core (aim {AIM:g})"
-            name += f", {wire:.1f} M rows/s over the wire"
+            if what == "pull":
+                name += f", {statistics.median(walls):.1f} M rows/s over the wire"
             found.append(Row(name, ours, [], "ns/row", f">= {GOAL:g} M rows/s", speed >= GOAL))
     return found
 
 
 def main() -> int:
-    parts = [*(f"dim{dim}" for dim in DIMS), *ps_recovery.PARTS, *ps_training.PARTS]
+    parts = [*(f"dim{dim}" for dim in DIMS), *ps_recovery.PARTS, *ps_limits.PARTS, *ps_training.PARTS]
     return report.main("scripts/bench ps", __doc__, parts, measure)
 
 

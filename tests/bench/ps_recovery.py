@@ -56,7 +56,8 @@ class Process:
             if self.process.poll() is not None or time.monotonic() > until:
                 raise RuntimeError("the server does not listen")
             time.sleep(0.005)
-        channel = grpc.insecure_channel(address.read_text(), options=OPTIONS)
+        self.address = address.read_text()
+        channel = grpc.insecure_channel(self.address, options=OPTIONS)
         stack.callback(channel.close)
         self._stub = ps_pb2_grpc.ParameterServerStub(channel)
 

@@ -1,0 +1,84 @@
+"""Numba, as servers use it: where compiled code is kept, and what it lacks.
+
+Arrays that are only read may lie anywhere in memory, as within a message that was received.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+
+def _prepare_cache() -> None:
+    """Where compiled code is kept between starts: compiling takes half a minute, loading it a tenth of a
+    second.
+
+    In an image it was compiled when the image was made, and lies where nobody may write: Numba wants to, so a
+    copy is used.
+    """
+    given = os.environ.get("NUMBA_CACHE_DIR")
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    cache = Path(given) if given else Path(os.environ.get("EDL_CACHE") or base / "edl") / "numba"
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=cache):
+            pass
+    except OSError:
+        copy = Path(tempfile.mkdtemp(prefix="edl-numba-"))
+        if cache.is_dir():
+            shutil.copytree(cache, copy, dirs_exist_ok=True)
+        atexit.register(shutil.rmtree, copy, ignore_errors=True)
+        cache = copy
+    os.environ["NUMBA_CACHE_DIR"] = str(cache)
+    # The same code on every machine: so that of an image fits, and rows do not depend on the processor. What
+    # is done here waits for memory: the instructions of a newer one make it no faster.
+    os.environ["NUMBA_CPU_NAME"] = "generic"
+
+
+_prepare_cache()
+
+import numba as numba  # noqa: E402
+from llvmlite import ir  # noqa: E402
+from numba import types as types  # noqa: E402
+from numba.core import cgutils  # noqa: E402
+from numba.extending import intrinsic  # noqa: E402
+from numba.np.arrayobj import make_array  # noqa: E402
+
+IDS = types.Array(types.int64, 1, "C", readonly=True, aligned=False)
+VALUES = types.Array(types.float32, 1, "C", readonly=True, aligned=False)
+WORDS = types.Array(types.uint64, 1, "C", readonly=True, aligned=False)
+BYTES = types.Array(types.uint8, 1, "C", readonly=True)
+
+
+@intrinsic
+def prefetch(_, array, at):
+    """Have memory bring what lies at this place of an array, and don't wait for it."""
+
+    def made(context, builder, signature, arguments):
+        data = make_array(signature.args[0])(context, builder, arguments[0]).data
+        byte = builder.bitcast(builder.gep(data, [arguments[1]]), cgutils.voidptr_t)
+        number = ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, number, number, number])
+        call = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        builder.call(call, [byte, *(ir.Constant(number, n) for n in (0, 3, 1))])  # for reading, to stay, data
+        return context.get_dummy_value()
+
+    return types.void(array, types.int64), made
+
+
+@intrinsic
+def copy(_, to, at, of, start, count):
+    """As many numbers of an array, which do not overlap, into another one of the same type."""
+
+    def made(context, builder, signature, arguments):
+        to, at, of, start, count = arguments
+        target = builder.gep(make_array(signature.args[0])(context, builder, to).data, [at])
+        source = builder.gep(make_array(signature.args[2])(context, builder, of).data, [start])
+        size = context.get_abi_sizeof(context.get_data_type(signature.args[0].dtype))
+        cgutils.raw_memcpy(builder, target, source, count, size)
+        return context.get_dummy_value()
+
+    return types.void(to, types.int64, of, types.int64, types.int64), made

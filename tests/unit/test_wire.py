@@ -1,0 +1,77 @@
+"""Messages that are read and made without protobuf: as protobuf reads and makes them."""
+
+from __future__ import annotations
+
+import pytest
+
+from edl.contract import wire
+from edl.contract.proto import ps_pb2 as pb
+from ps.checksum import xxh64
+
+GIVEN = [
+    pb.Gradients(table=300, ids=bytes(range(16)), values=b"x" * 200),
+    pb.Gradients(),
+    pb.Gradients(table=1, values=b"y" * 70_000),
+]
+STAGED = pb.StageRequest(run_id="a run", generation=1 << 40, step=7, rank=2, gradients=GIVEN)
+
+
+def test_a_message_is_taken_apart_into_what_is_large_and_the_rest() -> None:
+    rest, found = wire.without(STAGED.SerializeToString(), pb.StageRequest.GRADIENTS_FIELD_NUMBER)
+    assert [pb.Gradients.FromString(bytes(one)) for one in found] == GIVEN
+    left = pb.StageRequest.FromString(rest)
+    left.gradients.extend(GIVEN)
+    assert left == STAGED
+
+
+def test_every_kind_of_field_is_read_in_any_order() -> None:
+    commit = pb.Commit(step=-1, skipped=True, scale=0.5, learning_rate=0.1, iteration=1 << 62)
+    asked = pb.PullRequest(run_id="r", last=commit, ids=[pb.Ids(ids=b"12345678")])
+    parts = [pb.PullRequest(run_id="r"), pb.PullRequest(ids=asked.ids), pb.PullRequest(last=commit)]
+    raw = b"".join(part.SerializeToString() for part in reversed(parts))
+    found = {number: held for number, held, _, _ in wire.fields(raw)}
+    assert pb.Commit.FromString(bytes(found[4])) == commit
+    assert {n: held for n, held, _, _ in wire.fields(found[4])}[1] == (1 << 64) - 1
+    rest, ids = wire.without(raw, pb.PullRequest.IDS_FIELD_NUMBER)
+    assert pb.PullRequest.FromString(rest) == pb.PullRequest(run_id="r", last=commit)
+    assert [bytes(one) for one in ids] == [asked.ids[0].SerializeToString()]
+
+
+def test_a_message_that_is_cut_off_is_none() -> None:
+    raw = pb.Gradients(table=300, ids=b"12345678", values=b"1234").SerializeToString()
+    ends = {end for _, _, _, end in wire.fields(raw)} | {0}
+    for length in range(len(raw)):
+        if length in ends:
+            assert len([*wire.fields(raw[:length])]) < 3
+        else:
+            with pytest.raises(wire.NotAMessage):
+                [*wire.fields(raw[:length])]
+
+
+@pytest.mark.parametrize("raw", [b"\x0b\x00", b"\x08" + b"\xff" * 11 + b"\x01"])
+def test_what_no_message_has_is_refused(raw: bytes) -> None:
+    with pytest.raises(wire.NotAMessage):
+        [*wire.fields(raw)]
+    with pytest.raises(wire.NotAMessage):
+        wire.without(b"\x28\x01", pb.StageRequest.GRADIENTS_FIELD_NUMBER)
+
+
+@pytest.mark.parametrize("size", [0, 1, 127, 128, 20_000])
+def test_what_is_carried_is_as_protobuf_writes_it(size: int) -> None:
+    content = b"z" * size
+    made = b"".join([b"\x08\x07", *wire.carried(4, [content[:5], memoryview(content)[5:]])])
+    assert pb.Answer.FromString(made) == pb.Answer(number=7, answer=content)
+
+
+def test_checksums_are_those_of_xxh64_wherever_the_bytes_lie() -> None:
+    known = {
+        b"": 0xEF46DB3751D8E999,
+        b"a": 0xD24EC4F1A98C6E5B,
+        b"abc": 0x44BC2CF5AD770999,
+        b"Nobody inspects the spammish repetition": 0xFBCEA83C8A378BF1,
+    }
+    for text, expected in known.items():
+        assert xxh64(text) == expected
+        assert xxh64(memoryview(b"..." + text)[3:]) == expected
+        assert xxh64(text, 1) != expected
+    assert len({xxh64(bytes(size)) for size in range(100)}) == 100
