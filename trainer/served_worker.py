@@ -80,7 +80,7 @@ class ServedWorker(Worker):
         stretch, root, why, kept = self.stretch, form.members.index(form.root), "", b""
         servers, told = stretch.servers, np.zeros(3, np.int64)
         if rank == root:
-            servers.take_charge(self.session.worker)
+            stretch.take_charge()
             why = self.settle_servers(form)
             stretch.servers.introduce()
             kept = stretch.servers.kept()

@@ -167,6 +167,11 @@ class Stretch:
 
     # --- where the job is
 
+    def take_charge(self) -> None:
+        """As the root of a new ring, and before anything else: no root before it is heard any more."""
+        self.servers.declare(self._learner.served)
+        self.servers.take_charge(self._session.worker)
+
     def look(self) -> list[int]:
         """Declare the tables, and find out which servers have nothing."""
         self.servers.declare(self._learner.served)

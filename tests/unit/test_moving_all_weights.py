@@ -87,10 +87,15 @@ class Job:
                     values = [(DENSE, np.zeros((len(DENSE), counting.DIM), np.float32))]
                     servers.begin(values, empty)
                 servers.introduce()
-                self.have = servers.arrangement.servers
+                self.has(servers)
                 return servers, servers.moves_at()
             except (RootDied, RingBroken):
                 self.comes_back()
+
+    def has(self, servers: StepServers) -> None:
+        """All members of a ring say so."""
+        before, self.have = self.have, servers.arrangement.servers
+        self.moved += self.have != before
 
     def train(self, wanted: int) -> None:
         """A ring, until it breaks or has made some steps."""
@@ -104,11 +109,11 @@ class Job:
                     servers.drain(at)
                     at, why = servers.move_rows(self.workers)
                     assert not why
-                    if at == NOWHERE:
-                        self.moved, self.have = self.moved + 1, servers.arrangement.servers
+                    self.has(servers)
                 self.arrive()
                 until = max(limit, at)
-                steps = servers.take(self.workers, 3, until)
+                # What the dead have held is made by others: now, and not when it is late.
+                steps = servers.take(self.workers, 3, until) or list(range(until))
                 dice.shuffle(steps)
                 for step in steps:
                     versions = servers.rows_now([DENSE, counting.ids_of(step)]).versions
@@ -137,7 +142,7 @@ class Job:
 
 
 @pytest.mark.parametrize("loses", [False, True])
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(5))
 def test_each_step_counts_once_in_each_weight_whoever_dies_while_they_move(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, loses: bool
 ) -> None:
@@ -148,7 +153,7 @@ def test_each_step_counts_once_in_each_weight_whoever_dies_while_they_move(
     job = Job(world)
     wanted = world.random.randint(1, MOST)
     world.grow(wanted)
-    for _ in range(16):
+    for _ in range(24):
         job.train(wanted)
         if job.have == wanted:
             world.shrink(wanted)
@@ -159,15 +164,14 @@ def test_each_step_counts_once_in_each_weight_whoever_dies_while_they_move(
         node.start()
     while True:
         servers, at = job.ring(wanted)
-        while steps := servers.take(0, STEPS, STEPS):
-            versions = servers.rows_now([DENSE, ALL_IDS]).versions
-            for step in steps:
-                servers.push(made(step), 0, versions)
+        versions = servers.rows_now([DENSE, ALL_IDS]).versions
+        for step in range(STEPS):
+            servers.push(made(step), 0, versions)
         if at == NOWHERE:
             break
         assert servers.move_rows(job.workers) == (NOWHERE, "")
     job.arrive()
-    assert servers.arrangement == Arrangement(wanted) and job.moved > 1 and world.faults > 3
+    assert servers.arrangement == Arrangement(wanted) and job.moved > 2 and world.faults > 3
     dense, rows = servers.rows_now([DENSE, ALL_IDS]).rows
     np.testing.assert_array_equal(dense.reshape(-1), 1)
     np.testing.assert_array_equal(rows, 1)
