@@ -37,6 +37,7 @@ from trainer.log import log
 from trainer.refusals import check
 from trainer.ring.base import RingBroken, broadcast_bytes, broadcast_text
 from trainer.roles import Callbacks
+from trainer.server_link import ServerRefused
 from trainer.session.orders import FormRing
 from trainer.step_servers import NOWHERE
 from trainer.stretch import Stretch
@@ -123,10 +124,7 @@ class ServedWorker(Worker):
         names = " and ".join(f"parameter server {index}" for index in lost)
         why = f"{names} has lost its log and rows" if len(lost) == 1 else f"{names} have lost logs and rows"
         if len(lost) < stretch.servers.count:
-            newest = self.checkpoints.newest_whole if self.checkpoints is not None else None
-            if newest is not None:
-                stretch.servers.bring_back(lost, *newest)
-            else:  # with the first weights, and then all steps again
+            if not self.bring_back(lost):  # with the first weights, and then all steps again
                 self.learner.take_over(self.learner.prepared(list(self.beginning)))
                 if self.warm_start is not None:
                     self.warm_start()
@@ -139,6 +137,7 @@ class ServedWorker(Worker):
             if self.restore_checkpoint(self.checkpoints.known if self.checkpoints is not None else 0):
                 assert self.checkpoints is not None
                 attempt = self.checkpoints.attempt
+                stretch.servers.restart_as(self.checkpoints.restored_servers)
                 stretch.servers.go_back(self.checkpoints.restored_step, attempt)
             else:
                 if self.warm_start is not None:
@@ -151,6 +150,18 @@ class ServedWorker(Worker):
                 self.go_on_from(Ledger())
             stretch.keep(self.ledger)
         return why if again else ""
+
+    def bring_back(self, lost: list[int]) -> bool:
+        """Servers that have lost all begin with their rows of the newest checkpoint that they can begin with:
+        one of another number of servers may be of different steps. False: there is none."""
+        for step, attempt in self.checkpoints.whole if self.checkpoints is not None else ():
+            try:
+                self.stretch.servers.bring_back(lost, step, attempt)
+            except ServerRefused as error:
+                log.warning(str(error))
+            else:
+                return True
+        return False
 
     # --- steps
 

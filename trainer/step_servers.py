@@ -169,6 +169,12 @@ class StepServers(ParameterServers):
         self.introduce()
         return NOWHERE, why
 
+    def restart_as(self, servers: int) -> None:
+        """None of them has rows: the first so many begin, as those did whose checkpoint is gone back to, if
+        there are so many; then the rows move. Each has a part of its own then, of whatever steps."""
+        if 0 < servers <= len(self._links):
+            self.adopt(Arrangement(servers))
+
     def adopt(self, arrangement: Arrangement) -> None:
         super().adopt(arrangement)
         self._known.clear()

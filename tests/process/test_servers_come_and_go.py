@@ -64,7 +64,7 @@ async def test_all_weights_move_while_steps_are_made_in_any_order_and_servers_ar
     a_job: A_Job,
 ) -> None:
     ps = ("mode=ps", "ps.servers=1", "evaluation.epochs=0", "training.batchSize=20")
-    async with a_job(*ps, workers=2, records=RECORDS, epochs=EPOCHS, model="counting_rows.py") as job:
+    async with a_job(*ps, workers=2, records=RECORDS, epochs=6, model="counting_rows.py") as job:
         members = await job.ring_of(2)
         await job.stepping()
         job.master.scale(None, 2)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from edl.contract.proto import ps_pb2 as pb
 from ps.errors import Misplaced, Stale
 from tests import counting_steps as counting
 from tests.direct_servers import DirectLink, RootDied, World
-from tests.parameter_servers import RUN
+from tests.parameter_servers import ADAM, RUN
 from trainer.ring.base import RingBroken
 from trainer.roles import StepGradients, Table
 from trainer.step_servers import NOWHERE, StepServers
@@ -59,6 +60,7 @@ class Job:
 
     def __init__(self, world: World, **asynchronous: Any):
         self.world, self.asynchronous = world, asynchronous
+        self.tables = TABLES
         self.workers = self.moved = self.lost = 0
         self.have = 0  # so many servers have the rows, as all members of a ring have said
         late.clear()
@@ -70,7 +72,7 @@ class Job:
             links, RUN, 7, connect=lambda index, address: Late(self.world, int(address)),
             addresses=addresses, **self.asynchronous,
         )  # fmt: skip
-        found.declare(TABLES)
+        found.declare(self.tables)
         found.enter(addresses, wanted)
         return found
 
@@ -181,3 +183,80 @@ def test_each_step_counts_once_in_each_weight_whoever_dies_while_they_move(
             assert len(node.start().tables[number]) == mine, "rows are left behind"
     for node in world.nodes:
         node.kill()
+
+
+def test_what_has_moved_learns_on_as_if_it_had_stayed(tmp_path: Path) -> None:
+    """With Adam, whose correction counts updates, and steps that wait for others: those are applied first."""
+    found = []
+    for name, numbers in (("stays", (1, 1, 1, 1)), ("moves", (1, 2, 3, 1))):
+        world = World(0, tmp_path / name, 1, rate=0.0)
+        world.grow(3)
+        job = Job(world, grads_to_wait=2)
+        job.tables = tuple(replace(table, optimizer=ADAM) for table in TABLES)
+        for number, wanted in enumerate(numbers):
+            servers, at = job.ring(wanted)
+            assert at == (NOWHERE if number == 0 or name == "stays" else 7 * number)
+            servers.drain(7 * number)
+            if at != NOWHERE:
+                assert servers.move_rows(0) == (NOWHERE, "")
+            for step in servers.take(0, 7, 7 * number + 7):
+                versions = servers.rows_now([DENSE, counting.ids_of(step)]).versions
+                assert len(set(versions)) == 1 and servers.push(made(step), 0, versions)
+            assert servers.progress.step == 7 * number + 7
+        found.append(servers.rows_now([DENSE, ALL_IDS]).rows)
+    for stayed, moved in zip(*found, strict=True):
+        np.testing.assert_array_equal(stayed, moved)
+
+
+def test_a_step_that_waits_is_in_no_page_so_rows_do_not_move_before_it_is_applied(tmp_path: Path) -> None:
+    world = World(0, tmp_path, 1, rate=0.0)
+    world.grow(2)
+    job = Job(world, grads_to_wait=2)
+    servers, _ = job.ring(1)
+    [step] = servers.take(0, 1, STEPS)
+    servers.push(made(step), 0, servers.rows_now([DENSE, ALL_IDS]).versions)
+    servers, at = job.ring(2)
+    assert at == 1 and servers.move_rows(0) == (1, ""), "it waits"
+    assert servers.arrangement == Arrangement(1)
+    servers.drain(1)
+    assert servers.move_rows(0) == (NOWHERE, "") and servers.arrangement == Arrangement(2)
+
+
+def test_whoever_was_root_before_is_not_heard_and_late_steps_are_refused(tmp_path: Path) -> None:
+    world = World(0, tmp_path, 1, rate=0.0)
+    world.grow(2)
+    job = Job(world)
+    earlier, _ = job.ring(1)
+    [step] = earlier.take(0, 1, STEPS)
+    versions = earlier.rows_now([DENSE, ALL_IDS]).versions
+    later, at = job.ring(2)
+    assert at == 0
+    node = world.nodes[0].start()
+    node.settle(pb.SettleRequest(run_id=RUN, generation=node.position().generation + 1))
+    with pytest.raises(RingBroken, match="stands still"):
+        earlier.push(made(step), 0, versions)
+    with pytest.raises(RingBroken, match="has passed"):
+        later._go_on(Arrangement(2), 0)
+    assert later.move_rows(0) == (NOWHERE, ""), "it claims a later generation"
+    with pytest.raises(RingBroken, match="rows have moved"):
+        earlier.push(made(step), 0, versions)
+    with pytest.raises(RingBroken, match="there are 2 servers now, and 1 were asked"):
+        earlier.rows_now([DENSE, ALL_IDS])
+
+
+def test_a_server_that_has_no_room_stays_without_rows_and_the_others_go_on(tmp_path: Path) -> None:
+    world = World(0, tmp_path, 1, rate=0.0)
+    world.grow(2)
+    job = Job(world)
+    servers, _ = job.ring(1)
+    for step in servers.take(0, STEPS, STEPS):
+        servers.push(made(step), 0, servers.rows_now([DENSE, ALL_IDS]).versions)
+    servers, _ = job.ring(2)
+    server = world.nodes[1].start()
+    server._storage.limit = 1
+    at, why = servers.move_rows(0)
+    assert at == NOWHERE and "is 0 MiB" in why, why
+    assert servers.arrangement == Arrangement(1) and server.position().empty
+    np.testing.assert_array_equal(servers.rows_now([DENSE, ALL_IDS]).rows[1], 1)
+    world.nodes[1].kill()
+    assert world.nodes[1].start().position().empty
