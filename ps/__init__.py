@@ -4,6 +4,7 @@
     service        the calls of ps.proto, and how a refusal is worded
     durable        one server: the calls that there always are, and how it comes back
     ring_order  any_order   how it takes steps: a ring's, or in any order
+    rearranging    rows on their way to more servers, or fewer
     storage        what it has: rows in memory, and the log and base that they come back from
     log  parts     the log on the disk; a server's part of a checkpoint
     staging        which calls count and which are late, of a ring's steps: pure

@@ -23,6 +23,7 @@ from edl.contract.ranges import RangeSet
 from edl.contract.wire import Bytes
 from ps.errors import Invalid, Misplaced, Unavailable
 from ps.log import Damaged
+from ps.rearranging import FETCH, FETCHED, PAGE, Rearranging
 from ps.storage import Capture, Gradients, Records, Storage, read
 from ps.taking import Fate, Kept, Leases, Pushed, Rules, Taking, Update
 
@@ -30,6 +31,7 @@ from ps.taking import Fate, Kept, Leases, Pushed, Rules, Taking, Update
 # request, and the request.
 BEGIN, PUSH, AGAIN, DRAIN, REOPEN, KEEP = b"B", b"P", b"A", b"D", b"R", b"K"
 WAITS = b"W"  # a push before this segment that is not in the rows
+SETTLE, ARRANGE = b"S", b"G"
 _LENGTH = struct.Struct("<I")
 
 
@@ -47,6 +49,7 @@ class AnyOrder:
         self._storage = storage
         self.taking = Taking() if head is None else _taking(head)
         self._leases = Leases(clock)
+        self._moving = Rearranging(storage)
         self.rows_staged = 0
 
     # --- the calls
@@ -67,7 +70,7 @@ class AnyOrder:
         return self.progress()
 
     def take(self, request: pb.TakeRequest) -> pb.Taken:
-        self._check(request)
+        self._check(request, takes=True)
         if self._storage.index:
             raise Misplaced(f"steps are handed out by server 0, and this is server {self._storage.index}")
         if request.most < 1 or request.limit < 0:
@@ -82,7 +85,7 @@ class AnyOrder:
             OutOfMemory, Unavailable: it cannot be taken.
         """
         request, given = _read_push(raw)
-        self._check(request)
+        self._check(request, takes=True)
         gradients = self._storage.gradients(raw, given)
         taking, rules = self.taking, self._rules
         self._leases.heard(request.worker)
@@ -106,6 +109,7 @@ class AnyOrder:
         self._check(request)
         taking, update = self.taking.drain(request.step)
         if update is not None:
+            self._check(request, takes=True)
             self._storage.log.append(DRAIN, _said(step=request.step))
             self._apply(taking, update)
         return self.progress()
@@ -143,13 +147,14 @@ class AnyOrder:
         Raises:
             Unreadable: the checkpoint cannot be read. The server is empty then.
         """
-        storage = self._storage
+        storage, before = self._storage, self.taking
         storage.check_declared(request.run_id)
-        if not self.taking.goes_back(request.generation, request.step, request.attempt):
+        if not before.goes_back(request.generation, request.step, request.attempt):
             return self.position()
         storage.check_checkpoint(request.step)
-        generation = request.generation or self.taking.restored[0]
+        generation = request.generation or before.restored[0]
         restored = generation, request.step, request.attempt
+        self._moving.drop()
         if request.HasField("arrangement"):
             storage.arrangement = Arrangement.of(request.arrangement)
         try:
@@ -158,6 +163,10 @@ class AnyOrder:
             if request.step:
                 taking = _of_parts(said, storage.index, request.step)
                 taking = replace(taking, line=self._another_line(), restored=restored, others=())
+            taking = replace(
+                taking, generation=max(before.generation, request.generation), still=before.still,
+                arranged=request.generation,
+            )  # fmt: skip
             storage.gone_back(request.step, request.attempt, self._beginning(taking))
         except BaseException:
             self.lost()
@@ -165,6 +174,106 @@ class AnyOrder:
         self.taking = taking
         self._leases.clear()
         return self.position()
+
+    # --- another arrangement
+
+    def settle(self, request: pb.SettleRequest) -> pb.Position:
+        """Stand still, until the root of this generation has it go on: no earlier one is heard any more."""
+        self._storage.check_declared(request.run_id)
+        taking = self.taking.settle(request.generation)
+        if taking is not self.taking:
+            self._storage.log.append(SETTLE, _said(generation=request.generation))
+            self.taking = taking
+        return self.position()
+
+    def fetch(self, request: pb.FetchRequest) -> list[int]:
+        """As of a ring's server: of which servers rows will come, by `take_page`, and then `fetched`."""
+        self._storage.check_declared(request.run_id)
+        self.taking.speaks(request.generation)
+        of, to = Arrangement.of(request.of), Arrangement.of(request.to)
+        if self._fetched(to, request.generation) or (self._storage.index in of.members and self._has(to)):
+            return []
+        self._moving.log_fetch(request)
+        self._begin_fetch(request)
+        return list(of.members)
+
+    def take_page(self, request: pb.FetchRequest, raw: bytes) -> pb.PageOfRows:
+        return self._moving.take_page(request, raw)
+
+    def fetched(self, request: pb.FetchRequest) -> pb.Position:
+        self._moving.fetched(request)
+        return self.position()
+
+    def page(self, request: pb.PageRequest) -> pb.PageOfRows:
+        """Some of the rows that another server is to have: all steps that are taken are in them."""
+        self._storage.check_declared(request.run_id)
+        self.taking.speaks(request.generation)
+        if not (self.taking.began and self.taking.still) or self.taking.waiting:
+            raise Misplaced("rows are given away while the server stands still, with all its steps in them")
+        return self._moving.page(request, self.taking.version)
+
+    def arrange(self, request: pb.ArrangeRequest) -> pb.Position:
+        """Go on: in that arrangement, whatever it takes to go over to it, or as it was."""
+        self._storage.check_declared(request.run_id)
+        self.taking.speaks(request.generation)
+        to = Arrangement.of(request.to)
+        if self.taking.still or to != self._storage.arrangement:
+            lacks = self.taking.began and not (self._has(to) or self._fetched(to, request.since))
+            if self._storage.index in to.members and lacks:  # one that has nothing has still to begin there
+                there = self._storage.arrangement
+                raise Misplaced(f"the server is one of {there}, and has not what {to} would give it")
+            line = self._another_line()
+            self._storage.log.append(ARRANGE, _said(line=line), request.SerializeToString())
+            self._go_over(request, line)
+        return self.position()
+
+    def _begin_fetch(self, request: pb.FetchRequest) -> None:
+        self._moving.begin(request)
+        if self._storage.index not in Arrangement.of(request.of).members:  # what it has is of an earlier time
+            self._storage.drop_rows()
+            self.taking = self.taking.lost()
+
+    def _fetched(self, to: Arrangement, since: int) -> bool:
+        """Whether all is here that this arrangement gives the server, fetched in that generation."""
+        ready = self._moving.incoming
+        return ready is not None and ready.whole and ready.to == to and ready.request.generation == since
+
+    def _has(self, to: Arrangement) -> bool:
+        """Whether it has all that this arrangement gives it, and all of its steps are in that."""
+        there, index, taking = self._storage.arrangement, self._storage.index, self.taking
+        if to == there or not taking.began:
+            return taking.began
+        return not taking.waiting and bool((there.held(index) >= to.held(index)).all())
+
+    def _go_over(self, request: pb.ArrangeRequest, line: str) -> None:
+        storage, to, index = self._storage, Arrangement.of(request.to), self._storage.index
+        storage.wait_for_copy()
+        ready = self._moving.incoming if self._fetched(to, request.since) else None
+        before, taking = storage.arrangement, self.taking
+        self._moving.drop()
+        storage.arrangement = to
+        if to == before and taking.began:
+            self.taking = replace(taking, still=False, arranged=request.since)
+            return
+        if index not in to.members:
+            for table in storage.tables:
+                table.clear()
+            taking = replace(taking.lost(), still=False)
+        elif ready is not None:
+            fetch = ready.request
+            self._moving.take_in(ready, stays=taking.began)
+            if taking.began:
+                taking = taking.moved(fetch.version, line, request.since)
+            else:
+                taking = taking.joins(_ranges(fetch.steps), fetch.version, line, request.since)
+        elif taking.began:
+            for table in storage.tables:
+                table.keep(storage.has)
+            taking = taking.moved(0, line, request.since)
+        else:
+            taking = replace(taking, still=False)
+        self.taking = taking
+        self._leases.clear()
 
     def progress(self, refused: bool = False) -> pb.Progress:
         t = self.taking
@@ -197,15 +306,19 @@ class AnyOrder:
 
     @property
     def pending(self) -> int:
-        return sum(len(one.gradients.raw) for one in self.taking.waiting)
+        return sum(len(one.gradients.raw) for one in self.taking.waiting) + self._moving.nbytes
 
     @property
     def is_moving(self) -> bool:
-        return False
+        return self._moving.incoming is not None
 
     def position(self) -> pb.Position:
-        t = self.taking
-        return pb.Position(generation=t.restored[0], step=t.step, empty=not t.began)
+        t, there = self.taking, self._storage.arrangement
+        generation = max(t.restored[0], t.generation)
+        told = pb.Position(generation=generation, step=t.step, empty=not t.began, arranged=t.arranged)
+        if t.began and there.servers:
+            told.arrangement.CopyFrom(there.told())
+        return told
 
     def reach(self, request: pb.PullRequest | pb.ListRequest | pb.WritePartRequest) -> None:
         if request.generation:
@@ -218,6 +331,8 @@ class AnyOrder:
             raise Misplaced("the server has no rows yet: it has just been started, or has lost its log")
 
     def capture(self) -> Capture:
+        if self.is_moving:
+            raise Misplaced("rows are on their way to another arrangement of the servers")
         t = self.taking
         in_rows = replace(t, taken=t.applied, waiting=())
         return self._storage.begin_capture(t.version, t.version, self.beginning(), _about(in_rows))
@@ -234,6 +349,12 @@ class AnyOrder:
         return self._beginning(self.taking)
 
     def replay(self, kind: bytes, text: bytes) -> None:
+        if kind == FETCH:
+            self._begin_fetch(pb.FetchRequest.FromString(text))
+            return
+        if kind in (PAGE, FETCHED):
+            self._moving.replay(kind, text)
+            return
         end = _LENGTH.size + _LENGTH.unpack_from(text)[0]
         said, raw = json.loads(text[_LENGTH.size : end]), text[end:]
         if kind == BEGIN:
@@ -258,6 +379,10 @@ class AnyOrder:
         elif kind == KEEP:
             keep = pb.KeepRequest.FromString(raw)
             self.taking = self.taking.keep(Kept(keep.step, keep.order, keep.ledger))
+        elif kind == SETTLE:
+            self.taking = self.taking.settle(said["generation"])
+        elif kind == ARRANGE:
+            self._go_over(pb.ArrangeRequest.FromString(raw), said["line"])
         else:
             raise Damaged(f"a record of unknown kind {kind!r}")
 
@@ -275,21 +400,30 @@ class AnyOrder:
     def _check(
         self,
         request: pb.TakeRequest | pb.PushRequest | pb.DrainRequest | pb.ReopenRequest | pb.KeepRequest,
+        takes: bool = False,
     ) -> None:
+        """
+        Args:
+            takes: it would take a step, or change rows.
+        """
         self._storage.check_declared(request.run_id)
         if not self.taking.began:
             raise Misplaced("the server has no rows yet: it has just been started, or has lost its log")
         if request.line != self.taking.line:
             raise Misplaced(
                 f"this is of the line {request.line!r}, and the server is in {self.taking.line!r}: it went "
-                "back to a checkpoint, or another server has, meanwhile; look at all of them anew"
+                "back to a checkpoint, or another server has, or rows have moved, meanwhile; look at all of "
+                "them anew"
             )
+        if takes and self.taking.still:
+            raise Misplaced("the server stands still, until it is known which servers are to have the rows")
 
     def _another_line(self) -> str:
         return f"{self._storage.run_id}/{secrets.token_hex(6)}"
 
     def _begin(self, request: pb.BeginRequest, values: Gradients, line: str) -> None:
         self._storage.wait_for_copy()
+        self._moving.drop()
         if request.HasField("arrangement"):
             self._storage.arrangement = Arrangement.of(request.arrangement)
         for number, (ids, rows) in values.of.items():
@@ -347,7 +481,8 @@ def _about(taking: Taking) -> dict[str, Any]:
         "line": taking.line, "version": taking.version, "taken": [*taking.taken],
         "reopened": [*taking.reopened], "repeated": taking.repeated, "loss": taking.loss,
         "records": taking.records, "kept": ledger, "restored": [*taking.restored],
-        "others": taking.others,
+        "others": taking.others, "generation": taking.generation, "still": taking.still,
+        "arranged": taking.arranged,
     }}  # fmt: skip
 
 
@@ -366,6 +501,8 @@ def _taking(about: Mapping[str, Any]) -> Taking:
         kept=Kept(kept[0], kept[1], base64.b64decode(kept[2])) if kept else None,
         restored=(generation, step, attempt),
         others=tuple((server, line) for server, line in said["others"]),
+        generation=said.get("generation", 0), still=said.get("still", False),
+        arranged=said.get("arranged", 0),
     )  # fmt: skip
 
 

@@ -62,7 +62,15 @@ class Way(Protocol):
         ...
 
     def position(self) -> pb.Position: ...
+    def settle(self, request: pb.SettleRequest) -> pb.Position: ...
     def restore(self, request: pb.RestoreRequest) -> pb.Position: ...
+
+    # Another arrangement of the servers.
+    def fetch(self, request: pb.FetchRequest) -> list[int]: ...
+    def take_page(self, request: pb.FetchRequest, raw: bytes) -> pb.PageOfRows: ...
+    def fetched(self, request: pb.FetchRequest) -> pb.Position: ...
+    def page(self, request: pb.PageRequest) -> pb.PageOfRows: ...
+    def arrange(self, request: pb.ArrangeRequest) -> pb.Position: ...
 
     def reach(self, request: pb.PullRequest | pb.ListRequest | pb.WritePartRequest) -> None:
         """Be at the state that this speaks of. Raises: Refused."""
@@ -245,6 +253,7 @@ class Server:
         if isinstance(way, AnyOrder):
             found.taken.CopyFrom(way.taken)
             found.reopened.CopyFrom(way.reopened)
+            found.version, found.waiting = way.clock, len(way.taking.waiting)
         return found
 
     @property
@@ -272,31 +281,31 @@ class Server:
         """What was told is on the disk then."""
         self._log.close()
 
-    # --- those of one way
-
     def settle(self, request: pb.SettleRequest) -> pb.Position:
-        return self._ring.settle(request)
+        return self._way.settle(request)
+
+    def fetch(self, request: pb.FetchRequest) -> list[int]:
+        return self._way.fetch(request)
+
+    def take_page(self, request: pb.FetchRequest, raw: bytes) -> pb.PageOfRows:
+        return self._way.take_page(request, raw)
+
+    def fetched(self, request: pb.FetchRequest) -> pb.Position:
+        return self._way.fetched(request)
+
+    def page(self, request: pb.PageRequest) -> pb.PageOfRows:
+        return self._way.page(request)
+
+    def arrange(self, request: pb.ArrangeRequest) -> pb.Position:
+        return self._way.arrange(request)
+
+    # --- those of one way
 
     def stage(self, raw: Bytes) -> pb.Position:
         return self._ring.stage(raw)
 
     def load(self, raw: Bytes) -> pb.Position:
         return self._ring.load(raw)
-
-    def fetch(self, request: pb.FetchRequest) -> list[int]:
-        return self._ring.fetch(request)
-
-    def take_page(self, request: pb.FetchRequest, raw: bytes) -> pb.PageOfRows:
-        return self._ring.take_page(request, raw)
-
-    def fetched(self, request: pb.FetchRequest) -> pb.Position:
-        return self._ring.fetched(request)
-
-    def page(self, request: pb.PageRequest) -> pb.PageOfRows:
-        return self._ring.page(request)
-
-    def arrange(self, request: pb.ArrangeRequest) -> pb.Position:
-        return self._ring.arrange(request)
 
     @property
     def steps(self) -> Steps:

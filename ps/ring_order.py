@@ -13,15 +13,15 @@ from typing import Any
 from edl.contract.arrangement import Arrangement
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.wire import Bytes
-from ps.errors import Misplaced, OutOfMemory, Stale
+from ps.errors import Misplaced, Stale
 from ps.log import Damaged
-from ps.moving import Incoming, Outgoing
+from ps.rearranging import FETCH, FETCHED, PAGE, Rearranging
 from ps.staging import Apply, Commit, Effect, Steps, TakeBack
 from ps.storage import Capture, Gradients, Records, Storage, read
 
 # What a record is, by its first byte.
 SETTLE, COMMIT, STAGE = b"S", b"C", b"G"
-FETCH, PAGE, FETCHED, ARRANGE, LOAD = b"F", b"P", b"W", b"A", b"L"
+ARRANGE, LOAD = b"A", b"L"
 
 
 class RingOrder:
@@ -33,8 +33,7 @@ class RingOrder:
     def __init__(self, storage: Storage, head: Mapping[str, Any] | None = None):
         self._storage = storage
         self.steps = Steps() if head is None else _steps(head)
-        self._incoming: Incoming | None = None
-        self._outgoing: Outgoing | None = None
+        self._moving = Rearranging(storage)
         self.rows_staged = 0
 
     # --- the calls
@@ -63,7 +62,7 @@ class RingOrder:
         if not effects:
             return self.position()
         self._storage.check_checkpoint(request.step)
-        self._incoming = self._outgoing = None
+        self._moving.drop()
         if request.HasField("arrangement"):
             self._storage.arrangement = Arrangement.of(request.arrangement)
         try:
@@ -114,41 +113,22 @@ class RingOrder:
             raise Stale(f"generation {request.generation} has passed")
         if not self._misses(to, of, request.step):
             return []
-        self._storage.wait_for_copy()
-        self._storage.log.append(FETCH, request.SerializeToString())
+        self._moving.log_fetch(request)
         self._begin_fetch(request)
         return list(of.members)
 
     def take_page(self, request: pb.FetchRequest, raw: bytes) -> pb.PageOfRows:
-        """A page of what was begun with this request, as another server has given it."""
-        page: pb.PageOfRows = pb.PageOfRows.FromString(raw)
-        incoming, table = self._comes(request), self._storage.table(page.table)
-        try:
-            self._storage.check_room(table, incoming.rows(page.table) + len(page.ids) // 8)
-        except OutOfMemory:
-            self._incoming = None
-            raise
-        self._storage.log.append(PAGE, raw)
-        incoming.add(page, table)
-        return page
+        return self._moving.take_page(request, raw)
 
     def fetched(self, request: pb.FetchRequest) -> pb.Position:
-        incoming = self._comes(request)
-        self._storage.log.append(FETCHED)
-        incoming.whole = True
+        self._moving.fetched(request)
         return self.position()
 
     def page(self, request: pb.PageRequest) -> pb.PageOfRows:
         """Some of the rows that another server is to have."""
         self._storage.check_declared(request.run_id)
         self.steps.reach(request.generation, request.step, None)
-        there = self._storage.arrangement
-        if Arrangement.of(request.of) != there:
-            raise Misplaced(f"rows of {request.of} are asked for, and the server is one of {there}")
-        if self._outgoing is None:
-            self._storage.wait_for_copy()
-            self._outgoing = Outgoing(self._storage.index, self._storage.tables, self.steps.step)
-        return self._outgoing.page(request)
+        return self._moving.page(request, self.steps.step)
 
     def arrange(self, request: pb.ArrangeRequest) -> pb.Position:
         """Go over to that arrangement, between two steps; or stay in it, and drop what was fetched."""
@@ -156,7 +136,7 @@ class RingOrder:
         to = Arrangement.of(request.to)
         if request.generation < self.steps.generation:
             raise Stale(f"generation {request.generation} has passed")
-        if to != self._storage.arrangement or self._incoming is not None or not self.steps.began:
+        if to != self._storage.arrangement or self._moving.incoming is not None or not self.steps.began:
             if self._storage.index in to.members:
                 self._check_can_go_over(to, request.step)
             self._storage.log.append(ARRANGE, request.SerializeToString())
@@ -181,11 +161,10 @@ class RingOrder:
 
     @property
     def pending(self) -> int:
-        incoming = self._incoming.nbytes if self._incoming is not None else 0
-        return sum(len(staged.raw) for staged in self.steps.staged.values()) + incoming
+        return sum(len(staged.raw) for staged in self.steps.staged.values()) + self._moving.nbytes
 
     def position(self) -> pb.Position:
-        steps, ready, there = self.steps, self._incoming, self._storage.arrangement
+        steps, ready, there = self.steps, self._moving.incoming, self._storage.arrangement
         told = pb.Position(generation=steps.generation, step=steps.step, empty=not steps.began)
         if steps.began and there.servers:
             told.arrangement.CopyFrom(there.told())
@@ -199,10 +178,10 @@ class RingOrder:
 
     @property
     def is_moving(self) -> bool:
-        return self._incoming is not None
+        return self._moving.incoming is not None
 
     def capture(self) -> Capture:
-        if self._incoming is not None:
+        if self._moving.incoming is not None:
             raise Misplaced("rows are on their way to another arrangement of the servers")
         staged = [[STAGE, self.steps.staged[rank].raw] for rank in sorted(self.steps.staged)]
         step = self.steps.step
@@ -241,11 +220,8 @@ class RingOrder:
             self._storage.begin_with_rows(self._storage.gradients(text, values))
         elif kind == FETCH:
             self._begin_fetch(pb.FetchRequest.FromString(text))
-        elif kind == PAGE and self._incoming is not None:
-            page = pb.PageOfRows.FromString(text)
-            self._incoming.add(page, self._storage.table(page.table))
-        elif kind == FETCHED and self._incoming is not None:
-            self._incoming.whole = True
+        elif kind in (PAGE, FETCHED):
+            self._moving.replay(kind, text)
         elif kind == ARRANGE:
             arrange = pb.ArrangeRequest.FromString(text)
             to = Arrangement.of(arrange.to)
@@ -276,7 +252,7 @@ class RingOrder:
             self._go_over(to, request.generation, request.step, _commit(request))
 
     def _begin_fetch(self, request: pb.FetchRequest) -> None:
-        self._incoming, self._outgoing = Incoming(request), None
+        self._moving.begin(request)
         if self._storage.index not in Arrangement.of(request.of).members:  # what it has is not of this step
             self._storage.drop_rows()
             self.steps = self.steps.lost()
@@ -284,15 +260,10 @@ class RingOrder:
     def _misses(self, to: Arrangement, of: Arrangement, step: int) -> bool:
         """Whether it has not what that arrangement gives it."""
         index = self._storage.index
-        if self._incoming is not None and self._incoming.gives(index, to, step):
+        if self._moving.incoming is not None and self._moving.incoming.gives(index, to, step):
             return False
         mine = self._storage.arrangement if self.steps.began and index in of.members else of
         return bool((to.held(index) & ~mine.held(index)).any())
-
-    def _comes(self, request: pb.FetchRequest) -> Incoming:
-        if self._incoming is None or self._incoming.request is not request:
-            raise Stale(f"generation {request.generation}: what was fetched for it is not wanted any more")
-        return self._incoming
 
     def _check_can_go_over(self, to: Arrangement, step: int) -> None:
         there = self._storage.arrangement
@@ -303,7 +274,8 @@ class RingOrder:
         """To an arrangement of which it has all that is its own."""
         index, tables = self._storage.index, self._storage.tables
         self._storage.wait_for_copy()
-        incoming, self._incoming, self._outgoing = self._incoming, None, None
+        incoming = self._moving.incoming
+        self._moving.drop()
         before, self._storage.arrangement = self._storage.arrangement, to
         if incoming is not None and not incoming.gives(index, to, step):
             incoming = None
@@ -314,12 +286,7 @@ class RingOrder:
         elif incoming is not None:
             of = Arrangement.of(incoming.request.of)
             stays = self.steps.began and index in of.members
-            for table in tables:
-                if stays:
-                    table.keep(self._storage.has)
-                else:
-                    table.clear()
-            incoming.load(tables)
+            self._moving.take_in(incoming, stays)
             self.steps = self.steps.for_good() if stays else Steps.joining(generation, step, last)
         elif self.steps.began and (before.held(index) & ~to.held(index)).any():
             for table in tables:
@@ -329,7 +296,7 @@ class RingOrder:
     def _take(self, steps: Steps, effects: Sequence[Effect]) -> None:
         for effect in effects:
             self._storage.wait_for_copy()
-            self._incoming = self._outgoing = None
+            self._moving.drop()
             if isinstance(effect, Apply):
                 self._apply(effect.commit, effect.staged)
             elif isinstance(effect, TakeBack):

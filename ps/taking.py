@@ -108,6 +108,9 @@ class Taking:
         kept: the newest.
         restored: the generation, step and attempt of the last going back.
         others: of server 0: the lines that the other servers are in, as far as it was told.
+        generation: of the last root that had it stand still.
+        still: it takes no step until that one has it go on.
+        arranged: the generation in which the rows came that it has, where they came from other servers.
     """
 
     line: str = ""
@@ -121,6 +124,9 @@ class Taking:
     kept: Kept | None = None
     restored: tuple[int, int, str] = (0, 0, "")
     others: tuple[tuple[int, str], ...] = ()
+    generation: int = 0
+    still: bool = False
+    arranged: int = 0
 
     @property
     def began(self) -> bool:
@@ -163,6 +169,8 @@ class Taking:
         if generation < 0 or step < 0:
             raise Invalid(f"generation {generation}, step {step}: expected at least 0")
         known, *where = self.restored
+        if 0 < generation < self.generation:
+            raise Stale(f"generation {generation} has passed")
         if generation < known and generation:
             raise Stale(f"generation {generation} has passed: the server went back in generation {known}")
         if generation > known or not (generation or self.began):
@@ -176,7 +184,40 @@ class Taking:
 
     def lost(self) -> Taking:
         """The rows are gone."""
-        return Taking(restored=(self.restored[0], 0, ""))
+        return Taking(restored=(self.restored[0], 0, ""), generation=self.generation, still=self.still)
+
+    # --- the arrangement of the servers changes, or a root sees to it that it does not
+
+    def settle(self, generation: int) -> Taking:
+        """A root claims this generation, and has it stand still. Once: the same again changes nothing.
+
+        Raises:
+            Stale: another root has claimed a later one.
+        """
+        if generation < self.generation:
+            raise Stale(f"generation {generation} has passed")
+        return self if generation == self.generation else replace(self, generation=generation, still=True)
+
+    def speaks(self, generation: int) -> None:
+        """Raises, unless the last root that has settled is the one that calls.
+
+        Raises:
+            Stale: another one has, since.
+            Misplaced: it has not settled here: what it has settled was lost.
+        """
+        if generation < self.generation:
+            raise Stale(f"generation {generation} has passed")
+        if generation > self.generation:
+            raise Misplaced(f"generation {generation} is not settled here: the server has lost its log")
+
+    def joins(self, steps: RangeSet, version: int, line: str, since: int) -> Taking:
+        """With rows of other servers, which have all taken these steps, and so many updates."""
+        return replace(self, line=line, version=version, taken=steps, still=False, arranged=since)
+
+    def moved(self, version: int, line: str, since: int) -> Taking:
+        """With other rows than before: whoever speaks of the line before is late."""
+        version = max(self.version, version)
+        return replace(self, line=line, version=version, still=False, arranged=since)
 
     # --- steps
 

@@ -51,7 +51,7 @@ from trainer.ring.horovod import HorovodRing
 from trainer.roles import Learner
 from trainer.served_learner import ServedLearner
 from trainer.served_worker import ServedWorker
-from trainer.server_link import Interrupt, ServerLink
+from trainer.server_link import Interrupt, Link, ServerLink
 from trainer.servers import ParameterServers
 from trainer.session.client import MasterStream
 from trainer.session.orders import FormRing
@@ -269,10 +269,14 @@ def served_learner_of(
 def step_servers_of(config: Config, stream: MasterStream, ring: Ring) -> StepServers:
     """Those that have all weights, and are not waited for when the ring is cut."""
     how, interrupt = config.ps, Interrupt()
-    links = [ServerLink(i, address, stream.token, interrupt) for i, address in enumerate(stream.servers)]
+
+    def connect(index: int, address: str) -> Link:
+        return ServerLink(index, address, stream.token, interrupt)
+
+    links = [connect(index, address) for index, address in enumerate(stream.servers)]
     servers = StepServers(
         links, stream.run_id, config.training.seed, interrupt,
-        how.grads_to_wait, how.max_staleness, how.scale_rate_by_staleness,
+        how.grads_to_wait, how.max_staleness, how.scale_rate_by_staleness, connect, stream.servers,
     )  # fmt: skip
 
     def cut() -> None:

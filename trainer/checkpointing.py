@@ -19,7 +19,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -327,19 +327,24 @@ class Checkpointing:
         return self._restored.attempt if self._restored is not None else ""
 
     @property
-    def newest_whole(self) -> tuple[int, str] | None:
-        """Step and attempt of the newest one that is whole; None: there is none.
+    def whole(self) -> Iterator[tuple[int, str]]:
+        """Step and attempt of those that are whole, the newest first.
 
         Raises:
             CheckpointError: the store cannot be read.
         """
-        whole = (c for c in reversed(self._store.checkpoints()) if not c.wrong())
-        return next(((c.step, c.attempt) for c in whole), None)
+        return ((c.step, c.attempt) for c in reversed(self._store.checkpoints()) if not c.wrong())
 
     @property
     def restored_step(self) -> int:
         """Of the checkpoint that was restored last; 0: none was."""
         return self._restored.step if self._restored is not None else 0
+
+    @property
+    def restored_servers(self) -> int:
+        """How many servers have a part of that one; 0: none has."""
+        state = self._restored.state if self._restored is not None else {}
+        return int(state.get(SERVERS, {}).get("count", 0))
 
     @property
     def known(self) -> int:

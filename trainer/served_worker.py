@@ -11,6 +11,9 @@ anything, and a worker leaves in the middle of a stretch, at once, without anybo
 **A boundary** is the end of an epoch, or where the model is evaluated or written. There all steps before are
 in all weights, all ranks have the same ledger, and the ring makes rounds and turns as ever.
 
+**Another number of servers**: the stretch ends early, at a boundary of its own, where all servers have the
+same steps (`moves_at`). There rank 0 has the rows moved (`rearrange`), and all go on with those servers.
+
 **A server that has lost steps** has them made again, for it alone: before anything else, also where the ring
 was further already.
 """
@@ -23,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from edl.contract.arrangement import Arrangement
 from edl.contract.layout import Part
 from edl.contract.proto import edl_pb2 as pb
 from trainer import control
@@ -33,7 +37,9 @@ from trainer.log import log
 from trainer.refusals import check
 from trainer.ring.base import RingBroken, broadcast_bytes, broadcast_text
 from trainer.roles import Callbacks
+from trainer.server_link import ServerRefused
 from trainer.session.orders import FormRing
+from trainer.step_servers import NOWHERE
 from trainer.stretch import Stretch
 from trainer.worker import Worker
 
@@ -49,11 +55,13 @@ class ServedWorker(Worker):
         super().__init__(*others, **more)
         self.stretch = stretch
         self.beginning = self.learner.parts()
+        self.moves_at = NOWHERE  # the step at which rows move to other servers
+        self.joined = pb.JoinedRing()  # as it was said of this ring
 
     # --- rings
 
     def enter(self, form: FormRing) -> None:
-        self.stretch.servers.enter()
+        self.stretch.servers.enter(form.addresses, form.servers)
 
     def leave(self) -> None:
         self.stretch.servers.leave()
@@ -71,15 +79,19 @@ class ServedWorker(Worker):
     def meet(self, form: FormRing, rank: int) -> None:
         """All members have the state that the servers have. The root sees to it that these are all there."""
         stretch, root, why, kept = self.stretch, form.members.index(form.root), "", b""
+        servers, told = stretch.servers, np.zeros(3, np.int64)
         if rank == root:
+            stretch.take_charge()
             why = self.settle_servers(form)
             stretch.servers.introduce()
             kept = stretch.servers.kept()
             if stretch.find_progress() < form.step and not why:  # whoever has seen to that has died of it
                 why = "a parameter server went back to a checkpoint"
+            told[:] = stretch.reached, servers.arrangement.servers, servers.moves_at()
         else:
             self.batches.take(form.layout, Part.even(0, 1))
-        step = int(self.ring.broadcast(np.array([stretch.reached], np.int64), root)[0])
+        step, count, self.moves_at = self.ring.broadcast(told, root).tolist()
+        servers.adopt(Arrangement(count))
         if why := broadcast_text(self.ring, why, root):
             self.report.went_back()
             stretch.forget()
@@ -92,8 +104,8 @@ class ServedWorker(Worker):
         self.rounds.take(Part(rank, form.shares))
         self.caller = 0
         self.holds_state = self.is_up = True
-        joined = pb.JoinedRing(step=step, round=self.round, turn=self.turn, went_back=why)
-        self.session.say(form.generation, joined_ring=joined)
+        self.joined = pb.JoinedRing(step=step, round=self.round, turn=self.turn, went_back=why, servers=count)
+        self.session.say(form.generation, joined_ring=self.joined)
 
     def settle_servers(self, form: FormRing) -> str:
         """Of the root: servers that have nothing begin with what there is.
@@ -112,10 +124,7 @@ class ServedWorker(Worker):
         names = " and ".join(f"parameter server {index}" for index in lost)
         why = f"{names} has lost its log and rows" if len(lost) == 1 else f"{names} have lost logs and rows"
         if len(lost) < stretch.servers.count:
-            newest = self.checkpoints.newest_whole if self.checkpoints is not None else None
-            if newest is not None:
-                stretch.servers.bring_back(lost, *newest)
-            else:  # with the first weights, and then all steps again
+            if not self.bring_back(lost):  # with the first weights, and then all steps again
                 self.learner.take_over(self.learner.prepared(list(self.beginning)))
                 if self.warm_start is not None:
                     self.warm_start()
@@ -128,7 +137,8 @@ class ServedWorker(Worker):
             if self.restore_checkpoint(self.checkpoints.known if self.checkpoints is not None else 0):
                 assert self.checkpoints is not None
                 attempt = self.checkpoints.attempt
-                stretch.servers.go_back(self.checkpoints.restored_step, attempt, form.generation)
+                stretch.servers.restart_as(self.checkpoints.restored_servers)
+                stretch.servers.go_back(self.checkpoints.restored_step, attempt)
             else:
                 if self.warm_start is not None:
                     self.warm_start()
@@ -140,6 +150,18 @@ class ServedWorker(Worker):
                 self.go_on_from(Ledger())
             stretch.keep(self.ledger)
         return why if again else ""
+
+    def bring_back(self, lost: list[int]) -> bool:
+        """Servers that have lost all begin with their rows of the newest checkpoint that they can begin with:
+        one of another number of servers may be of different steps. False: there is none."""
+        for step, attempt in self.checkpoints.whole if self.checkpoints is not None else ():
+            try:
+                self.stretch.servers.bring_back(lost, step, attempt)
+            except ServerRefused as error:
+                log.warning(str(error))
+            else:
+                return True
+        return False
 
     # --- steps
 
@@ -160,7 +182,11 @@ class ServedWorker(Worker):
         again = stretch.reached < self.step  # a server has lost steps
         if self.step >= end and not again:
             return self.agree(generation, rank, size)
+        if 0 <= self.moves_at <= self.step and not again:
+            self.rearrange(generation, rank)
         limit = self.step if again else stretch.boundary(self.step, end)
+        if self.moves_at > self.step:
+            limit = min(limit, self.moves_at)
 
         def now_and_then() -> None:
             if rank == 0:
@@ -198,6 +224,22 @@ class ServedWorker(Worker):
             if self.checkpoints is not None:
                 self.checkpoints.epoch_ended(self.step, dict(self.ledger.epochs.history[-1]))
         self.report.boundary(generation, rank, self.step, self.ledger.epochs, ended)
+
+    def rearrange(self, generation: int, rank: int) -> None:
+        """Nobody makes a step, and all know the same ledger: the rows move to where the master wants them, or
+        stay where they are, or can move at a later step, as all ranks know when this returns."""
+        stretch, why, told = self.stretch, "", np.zeros(3, np.int64)
+        if rank == 0:
+            at, why = stretch.servers.move_rows(self.session.worker)
+            told[:] = stretch.servers.arrangement.servers, at, bool(why)
+        servers, self.moves_at, stays = self.ring.broadcast(told, 0).tolist()
+        why = broadcast_text(self.ring, why, 0) if stays else ""
+        stretch.servers.adopt(Arrangement(servers))
+        stretch.forget()  # steps that were held, and weights: they are of the servers before
+        stretch.look()
+        if self.moves_at == NOWHERE:
+            self.joined.servers, self.joined.servers_stay = servers, why
+            self.session.say(generation, joined_ring=self.joined)
 
     def agree(self, generation: int, rank: int, size: int) -> bool:
         """What all ranks have to know at a boundary. False: nothing is left to be done."""

@@ -10,25 +10,32 @@ worker died, is made again and counts where it is missing.
 
 A server that went back to a checkpoint is on another `line`: whoever speaks of the one before is refused, and
 finds that as RingBroken. The root of the next ring sees to it.
+
+**Another number of servers**: when all have taken the same steps, they stand still, those that are to have
+more rows fetch them, and all go over, server 0 first. So as long as server 0 has not, everybody belongs to
+the old arrangement, and from then on to the new one: the root of each ring has all servers stand still, and
+go on in that of server 0 (`take_charge`). Whoever was a root before is not heard any more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
+from edl.contract.arrangement import Arrangement
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.ranges import Range, RangeSet
 from edl.contract.rows import IDS, VALUES, Shares, encoded
 from trainer.ring.base import RingBroken
 from trainer.roles import Pulled, StepGradients, Table, Whole
-from trainer.server_link import Interrupt, Link, Request
-from trainer.servers import WORKERS, ParameterServers
+from trainer.server_link import Interrupt, Link, Request, ServerRefused
+from trainer.servers import ParameterServers
 
 LAST = 1 << 62  # more steps than any job has
+NOWHERE = -1  # no step: rows need not move
 Values = Sequence[tuple[np.ndarray, np.ndarray]]  # of each table: ids int64 [n], float32 [n, dim]
 
 
@@ -36,20 +43,22 @@ class StepServers(ParameterServers):
     """The servers of one job.
 
     Args:
-        links, run_id, seed, interrupt: as of ParameterServers.
+        links, run_id, seed, interrupt, connect, addresses: as of ParameterServers.
         grads_to_wait, max_staleness, scale_rate: see ps.proto, Asynchronous.
     """
 
     def __init__(
         self, links: Sequence[Link], run_id: str, seed: int, interrupt: Interrupt | None = None,
         grads_to_wait: int = 1, max_staleness: int = 0, scale_rate: bool = False,
+        connect: Callable[[int, str], Link] | None = None, addresses: Sequence[str] = (),
     ):  # fmt: skip
-        super().__init__(links, run_id, seed, interrupt)
+        super().__init__(links, run_id, seed, interrupt, connect=connect, addresses=addresses)
         self._asynchronous = pb.Asynchronous(
             grads_to_wait=grads_to_wait, max_staleness=max_staleness, scale_rate=scale_rate
         )
         self._lines: dict[int, str] = {}
         self._known: dict[bytes, Shares] = {}  # of ids that are asked for again and again
+        self._furthest = 0  # of the steps that any server has taken, the one after the last
         self.progress = Whole()  # as server 0 has told it last
 
     def declare(self, tables: Sequence[Table]) -> None:
@@ -63,6 +72,7 @@ class StepServers(ParameterServers):
         self._declare(range(self.count))
         found = self._ask("Describe", dict.fromkeys(range(self.count), pb.DescribeRequest()))
         self._lines = {index: told.line for index, told in found.items()}
+        self._furthest = _furthest(found)
         return found
 
     def begin(self, values: Values, only: Iterable[int] | None = None) -> None:
@@ -82,15 +92,9 @@ class StepServers(ParameterServers):
         for index, progress in self._ask("Begin", requests).items():
             self._lines[index] = progress.line
 
-    def go_back(self, step: int, attempt: str, generation: int) -> None:
-        """All servers go back to the checkpoint of this step; 0: they have nothing then.
-
-        Args:
-            generation: greater than that of any going back before.
-        """
-        positions = self._declare(range(self.count))
-        newest = max([generation, *(p.generation // WORKERS + 1 for p in positions.values())])
-        self._restore(range(self.count), step, attempt, newest * WORKERS)
+    def go_back(self, step: int, attempt: str) -> None:
+        """All servers go back to the checkpoint of this step; 0: they have nothing then."""
+        self._restore(range(self.count), step, attempt, self._generation)
 
     def bring_back(self, lost: Sequence[int], step: int, attempt: str) -> None:
         """Servers that have lost all that they had begin with their parts of that checkpoint. What they lack
@@ -119,6 +123,86 @@ class StepServers(ParameterServers):
         )  # fmt: skip
         self._ask("Restore", dict.fromkeys(some, request))
         self.look()
+
+    # --- another arrangement
+
+    def take_charge(self, worker: int) -> None:
+        """The root of a new ring: from now on no earlier one is heard, and all servers go on in the
+        arrangement in which they have the rows. A move that was begun is ended, or given up."""
+        self._go_on(*self._stand_still(worker))
+
+    def moves_at(self) -> int:
+        """The step at which rows can move to where they are to be: when all below it are made, all servers
+        have the same ones. NOWHERE: they are there."""
+        return self._furthest if self.moves else NOWHERE
+
+    def move_rows(self, worker: int) -> tuple[int, str]:
+        """Have the rows moved to where they are to be. By one worker, while nobody makes a step.
+
+        Returns:
+            the step at which they can, since not all servers have the same steps now; NOWHERE: they have
+                moved, or stay.
+            why they stay where they are; empty: they do not.
+
+        Raises:
+            RingBroken: it is called off. One arrangement is whole then, and the next root finds it.
+        """
+        of, since = self._stand_still(worker)
+        told = self._ask("Describe", dict.fromkeys(of.members, pb.DescribeRequest()))
+        if any(one.taken != told[0].taken or one.waiting or one.position.empty for one in told.values()):
+            self._go_on(of, since)
+            self.look()
+            return self._furthest, ""
+        to, why = self._wanted, ""
+        fetch = pb.FetchRequest(
+            run_id=self._run_id, generation=self._generation, of=of.told(), to=to.told(),
+            addresses=self._addresses, steps=told[0].taken, version=max(one.version for one in told.values()),
+        )  # fmt: skip
+        gaining = [index for index in to.members if (to.held(index) & ~of.held(index)).any()]
+        try:
+            self._ask("Fetch", dict.fromkeys(gaining, fetch))
+        except ServerRefused as error:
+            self._go_on(of, since)
+            why = str(error)
+        else:
+            self._go_on(to, self._generation)
+        self.introduce()
+        return NOWHERE, why
+
+    def restart_as(self, servers: int) -> None:
+        """None of them has rows: the first so many begin, as those did whose checkpoint is gone back to, if
+        there are so many; then the rows move. Each has a part of its own then, of whatever steps."""
+        if 0 < servers <= len(self._links):
+            self.adopt(Arrangement(servers))
+
+    def adopt(self, arrangement: Arrangement) -> None:
+        super().adopt(arrangement)
+        self._known.clear()
+
+    def _stand_still(self, worker: int) -> tuple[Arrangement, int]:
+        """Have all servers stand still. Returns in which arrangement they have the rows, and since which
+        generation."""
+        self.speak_of(self.claim(worker))
+        request = pb.SettleRequest(run_id=self._run_id, generation=self._generation)
+        told = self._ask("Settle", dict.fromkeys(range(len(self._links)), request))
+        have = {index: one for index, one in told.items() if not one.empty}
+        if not have:
+            return self._wanted, 0
+        # Server 0 goes over first; if it has lost its log, who went over last knows.
+        index = 0 if 0 in have else max(have, key=lambda index: have[index].arranged)
+        found = Arrangement.of(have[index].arrangement)
+        if found.servers > len(self._links):
+            raise RingBroken(f"rows are on {found}, and the master has named {len(self._links)} so far")
+        return found, have[index].arranged
+
+    def _go_on(self, to: Arrangement, since: int) -> None:
+        """Have all servers go on, in this arrangement: server 0 first."""
+        request = pb.ArrangeRequest(
+            run_id=self._run_id, generation=self._generation, to=to.told(), since=since
+        )
+        for some in ([0], range(1, len(self._links))):
+            self._ask("Arrange", dict.fromkeys(some, request))
+        self.adopt(to)
 
     # --- what the workers have to know beside the weights
 
@@ -154,6 +238,7 @@ class StepServers(ParameterServers):
         requests = {
             index: pb.PullRequest(
                 run_id=self._run_id,
+                servers=self._arrangement.servers,
                 ids=[
                     pb.Ids(table=table, ids=encoded(share.ids[share.of(index)], IDS))
                     for table, share in enumerate(shares)
@@ -237,6 +322,10 @@ def _of(index: int, values: Values, shares: Sequence[Shares]) -> list[pb.Gradien
         for table, ((ids, rows), share) in enumerate(zip(values, shares, strict=True))
         if share.has(index)
     ]
+
+
+def _furthest(told: Mapping[int, pb.Description]) -> int:
+    return max((one.taken.bounds[-1] for one in told.values() if one.taken.bounds), default=0)
 
 
 def _ranges(steps: pb.Steps) -> RangeSet:

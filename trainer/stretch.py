@@ -27,6 +27,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 from edl.config import Config
+from edl.contract.arrangement import Arrangement
 from edl.contract.steps import Steps
 from trainer.data import Batch, Batches
 from trainer.ledger import Ledger
@@ -86,7 +87,10 @@ class Servers(Protocol):
     @property
     def count(self) -> int: ...
 
-    def enter(self) -> None: ...
+    @property
+    def arrangement(self) -> Arrangement: ...
+
+    def enter(self, addresses: Sequence[str] = (), servers: int = 0) -> None: ...
 
     def leave(self) -> None: ...
 
@@ -96,7 +100,17 @@ class Servers(Protocol):
 
     def begin(self, values: Values, only: Iterable[int] | None = None) -> None: ...
 
-    def go_back(self, step: int, attempt: str, generation: int) -> None: ...
+    def take_charge(self, worker: int) -> None: ...
+
+    def moves_at(self) -> int: ...
+
+    def move_rows(self, worker: int) -> tuple[int, str]: ...
+
+    def adopt(self, arrangement: Arrangement) -> None: ...
+
+    def restart_as(self, servers: int) -> None: ...
+
+    def go_back(self, step: int, attempt: str) -> None: ...
 
     def bring_back(self, lost: Sequence[int], step: int, attempt: str) -> None: ...
 
@@ -154,6 +168,11 @@ class Stretch:
         self._dense_versions: tuple[int, ...] = ()
 
     # --- where the job is
+
+    def take_charge(self) -> None:
+        """As the root of a new ring, and before anything else: no root before it is heard any more."""
+        self.servers.declare(self._learner.served)
+        self.servers.take_charge(self._session.worker)
 
     def look(self) -> list[int]:
         """Declare the tables, and find out which servers have nothing."""

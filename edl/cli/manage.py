@@ -88,7 +88,7 @@ def scale(
     job: JobHandle,
     workers: Annotated[int | None, typer.Argument(help="The new number of workers.")] = None,
     servers: Annotated[
-        int | None, typer.Option("--servers", help="The new number of parameter servers (mode=hybrid).")
+        int | None, typer.Option("--servers", help="The new number of parameter servers.")
     ] = None,
 ) -> None:
     """Change the number of workers, or of parameter servers, of a running job."""

@@ -394,9 +394,8 @@ def unscalable(values: Mapping[str, Any], workers: int) -> list[str]:
 
 def unscalable_servers(config: Config, servers: int) -> list[str]:
     """Why a running job cannot have so many parameter servers from now on; empty if it can."""
-    if config.mode != "hybrid":
-        why = "its mode is not hybrid" if config.servers else "it has no parameter servers"
-        return [f"ps.servers: cannot scale the servers of this job: {why}"]
+    if not (config.servers and config.trains):
+        return ["ps.servers: cannot scale the servers of this job: it has no parameter servers"]
     if not 1 <= servers <= MOST_SERVERS:
         return [f"ps.servers is {servers}: expected 1 to {MOST_SERVERS}"]
     return impossible({**flat(config), "ps.servers": servers})
@@ -407,7 +406,7 @@ def frozen_changes(old: Config, new: Config, ended: bool = False) -> list[str]:
     it would be another run."""
     before, after = flat(old), flat(new)
     free = {key for key, extra in _extras(Config) if "live" in extra and not (ended and "result" in extra)}
-    if old.mode != "hybrid":  # nowhere else can rows be moved while the job trains
+    if not (old.servers and old.trains):  # nowhere else are there rows that could be moved
         free.discard("ps.servers")
     return sorted(key for key in before if before[key] != after[key] and key not in free)
 

@@ -145,8 +145,9 @@ def test_only_workers_the_master_and_servers_reach_the_servers(rendered: dict[st
     assert [way for way in ways if way.get("ports") == rule["ports"]], "restrictEgress cuts the workers off"
 
 
-def test_another_number_of_servers_is_no_other_pod_and_the_master_may_set_it(helm: Helm) -> None:
-    two, three = (helm.template("mode=hybrid", f"ps.servers={n}") for n in (2, 3))
+@pytest.mark.parametrize("mode", ["hybrid", "ps"])
+def test_another_number_of_servers_is_no_other_pod_and_the_master_may_set_it(helm: Helm, mode: str) -> None:
+    two, three = (helm.template(f"mode={mode}", f"ps.servers={n}") for n in (2, 3))
     pods = [found.one("StatefulSet")["spec"]["template"]["spec"] for found in (two, three)]
     assert pods[0] == pods[1]
     [rule] = [r for r in two.one("Role")["rules"] if r["resources"] == ["statefulsets/scale"]]

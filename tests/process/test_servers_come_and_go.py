@@ -60,6 +60,31 @@ async def test_servers_that_are_killed_while_rows_move_cost_no_row(a_job: A_Job)
         await counted(job)
 
 
+async def test_all_weights_move_while_steps_are_made_in_any_order_and_servers_are_killed(
+    a_job: A_Job,
+) -> None:
+    ps = ("mode=ps", "ps.servers=1", "evaluation.epochs=0", "training.batchSize=20")
+    async with a_job(*ps, workers=2, records=RECORDS, epochs=6, model="counting_rows.py") as job:
+        members = await job.ring_of(2)
+        await job.stepping()
+        job.master.scale(None, 2)
+        await on(job, 2)
+        assert not job.noticed(Reason.WentBack), "nobody was killed so far"
+        job.master.scale(None, 3)
+        await job.until(lambda: len(job.status["servers"]) == 3 and all(started(job, i) for i in range(3)))
+        for index in (0, 2):
+            os.kill(started(job, index), signal.SIGKILL)
+        job.kill(members[0])
+        await on(job, 3)
+        job.master.scale(None, 2)
+        os.kill(started(job, 1), signal.SIGKILL)
+        await on(job, 2)
+        await counted(job)
+    assert not job.noticed(Reason.WentBack), "what is in a log is not lost"
+    said = [f"the rows are on {n} parameter servers" for n in (2, 3, 2)]
+    assert [text.split(",")[0] for text in job.noticed(Reason.ServersMoved)] == said
+
+
 async def test_with_a_second_copy_a_killed_server_is_not_waited_for(a_job: A_Job) -> None:
     twice = ("mode=hybrid", "ps.servers=2", "ps.replicas=2", "evaluation.epochs=0")
     async with a_job(*twice, workers=2, records=RECORDS, epochs=EPOCHS, model="counting_rows.py") as job:

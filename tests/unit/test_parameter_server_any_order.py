@@ -20,7 +20,7 @@ from edl.contract.proto import ps_pb2 as pb
 from ps.durable import Server
 from ps.errors import Invalid, Misplaced, OutOfMemory, Stale, Unavailable
 from tests import counting_steps as counting
-from tests.parameter_servers import RUN, settle, stage
+from tests.parameter_servers import RUN, stage
 from tests.parameter_servers import tables as ring_tables
 from tests.unit.test_parameter_server_log import commit_manifest, write_part
 
@@ -432,7 +432,6 @@ def test_the_learning_rate_is_divided_by_the_age_of_the_weights(start: Start, tm
 def test_calls_of_a_ring_are_refused_and_a_ring_refuses_those_of_any_order(start: Start) -> None:
     server = begun(start())
     for call in (
-        lambda: server.settle(settle(1, 0)),
         lambda: server.stage(stage(1, 0).SerializeToString()),
         lambda: server.pull(pb.PullRequest(run_id=RUN, generation=1, step=0)),
         lambda: write_part(server, 3, 0, "a"),

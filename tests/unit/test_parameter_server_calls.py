@@ -245,7 +245,7 @@ async def test_refusals_of_steps_in_any_order_have_their_statuses(port: int, cal
     await call("Begin", counting.begin(8))
     code, text = await refused(call, "Push", push)
     assert code == grpc.StatusCode.FAILED_PRECONDITION and "'line'" in text
-    code, text = await refused(call, "Settle", settle(1, 0))
+    code, text = await refused(call, "Stage", stage(1, 0))
     assert code == grpc.StatusCode.FAILED_PRECONDITION and "mode=hybrid" in text
     line = (await call("Describe", pb.DescribeRequest())).line
     code, text = await refused(call, "Push", counting.push(line, 0, 8, gradients=[pb.Gradients(table=5)]))

@@ -239,7 +239,7 @@ class Arrangement(_message.Message):
     def __init__(self, servers: _Optional[int] = ..., replicas: _Optional[int] = ..., out: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class FetchRequest(_message.Message):
-    __slots__ = ("run_id", "generation", "step", "last", "of", "to", "addresses")
+    __slots__ = ("run_id", "generation", "step", "last", "of", "to", "addresses", "steps", "version")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
@@ -247,6 +247,8 @@ class FetchRequest(_message.Message):
     OF_FIELD_NUMBER: _ClassVar[int]
     TO_FIELD_NUMBER: _ClassVar[int]
     ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     generation: int
     step: int
@@ -254,7 +256,9 @@ class FetchRequest(_message.Message):
     of: Arrangement
     to: Arrangement
     addresses: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., last: _Optional[_Union[Commit, _Mapping]] = ..., of: _Optional[_Union[Arrangement, _Mapping]] = ..., to: _Optional[_Union[Arrangement, _Mapping]] = ..., addresses: _Optional[_Iterable[str]] = ...) -> None: ...
+    steps: Steps
+    version: int
+    def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., last: _Optional[_Union[Commit, _Mapping]] = ..., of: _Optional[_Union[Arrangement, _Mapping]] = ..., to: _Optional[_Union[Arrangement, _Mapping]] = ..., addresses: _Optional[_Iterable[str]] = ..., steps: _Optional[_Union[Steps, _Mapping]] = ..., version: _Optional[int] = ...) -> None: ...
 
 class PageRequest(_message.Message):
     __slots__ = ("run_id", "generation", "step", "of", "to", "index", "table", "bucket", "most")
@@ -299,18 +303,20 @@ class PageOfRows(_message.Message):
     def __init__(self, table: _Optional[int] = ..., ids: _Optional[bytes] = ..., steps: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., rows: _Optional[bytes] = ..., slots: _Optional[bytes] = ..., seen: _Optional[bytes] = ..., next: _Optional[int] = ...) -> None: ...
 
 class ArrangeRequest(_message.Message):
-    __slots__ = ("run_id", "generation", "step", "last", "to")
+    __slots__ = ("run_id", "generation", "step", "last", "to", "since")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
     TO_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     generation: int
     step: int
     last: Commit
     to: Arrangement
-    def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., last: _Optional[_Union[Commit, _Mapping]] = ..., to: _Optional[_Union[Arrangement, _Mapping]] = ...) -> None: ...
+    since: int
+    def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., last: _Optional[_Union[Commit, _Mapping]] = ..., to: _Optional[_Union[Arrangement, _Mapping]] = ..., since: _Optional[int] = ...) -> None: ...
 
 class WritePartRequest(_message.Message):
     __slots__ = ("run_id", "generation", "step", "last", "attempt", "index", "of")
@@ -487,27 +493,29 @@ class KeptRequest(_message.Message):
     def __init__(self, run_id: _Optional[str] = ...) -> None: ...
 
 class Position(_message.Message):
-    __slots__ = ("generation", "step", "empty", "arrangement", "ready", "ready_step")
+    __slots__ = ("generation", "step", "empty", "arrangement", "ready", "ready_step", "arranged")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     EMPTY_FIELD_NUMBER: _ClassVar[int]
     ARRANGEMENT_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     READY_STEP_FIELD_NUMBER: _ClassVar[int]
+    ARRANGED_FIELD_NUMBER: _ClassVar[int]
     generation: int
     step: int
     empty: bool
     arrangement: Arrangement
     ready: Arrangement
     ready_step: int
-    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., empty: _Optional[bool] = ..., arrangement: _Optional[_Union[Arrangement, _Mapping]] = ..., ready: _Optional[_Union[Arrangement, _Mapping]] = ..., ready_step: _Optional[int] = ...) -> None: ...
+    arranged: int
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., empty: _Optional[bool] = ..., arrangement: _Optional[_Union[Arrangement, _Mapping]] = ..., ready: _Optional[_Union[Arrangement, _Mapping]] = ..., ready_step: _Optional[int] = ..., arranged: _Optional[int] = ...) -> None: ...
 
 class DescribeRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class Description(_message.Message):
-    __slots__ = ("position", "tables", "memory", "memory_limit", "rows_pulled", "rows_staged", "busy_seconds", "log_bytes", "run_id", "index", "servers", "line", "taken", "reopened", "arrangement")
+    __slots__ = ("position", "tables", "memory", "memory_limit", "rows_pulled", "rows_staged", "busy_seconds", "log_bytes", "run_id", "index", "servers", "line", "taken", "reopened", "arrangement", "version", "waiting")
     POSITION_FIELD_NUMBER: _ClassVar[int]
     TABLES_FIELD_NUMBER: _ClassVar[int]
     MEMORY_FIELD_NUMBER: _ClassVar[int]
@@ -523,6 +531,8 @@ class Description(_message.Message):
     TAKEN_FIELD_NUMBER: _ClassVar[int]
     REOPENED_FIELD_NUMBER: _ClassVar[int]
     ARRANGEMENT_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
     position: Position
     tables: _containers.RepeatedCompositeFieldContainer[TableState]
     memory: int
@@ -538,7 +548,9 @@ class Description(_message.Message):
     taken: Steps
     reopened: Steps
     arrangement: Arrangement
-    def __init__(self, position: _Optional[_Union[Position, _Mapping]] = ..., tables: _Optional[_Iterable[_Union[TableState, _Mapping]]] = ..., memory: _Optional[int] = ..., memory_limit: _Optional[int] = ..., rows_pulled: _Optional[int] = ..., rows_staged: _Optional[int] = ..., busy_seconds: _Optional[float] = ..., log_bytes: _Optional[int] = ..., run_id: _Optional[str] = ..., index: _Optional[int] = ..., servers: _Optional[int] = ..., line: _Optional[str] = ..., taken: _Optional[_Union[Steps, _Mapping]] = ..., reopened: _Optional[_Union[Steps, _Mapping]] = ..., arrangement: _Optional[_Union[Arrangement, _Mapping]] = ...) -> None: ...
+    version: int
+    waiting: int
+    def __init__(self, position: _Optional[_Union[Position, _Mapping]] = ..., tables: _Optional[_Iterable[_Union[TableState, _Mapping]]] = ..., memory: _Optional[int] = ..., memory_limit: _Optional[int] = ..., rows_pulled: _Optional[int] = ..., rows_staged: _Optional[int] = ..., busy_seconds: _Optional[float] = ..., log_bytes: _Optional[int] = ..., run_id: _Optional[str] = ..., index: _Optional[int] = ..., servers: _Optional[int] = ..., line: _Optional[str] = ..., taken: _Optional[_Union[Steps, _Mapping]] = ..., reopened: _Optional[_Union[Steps, _Mapping]] = ..., arrangement: _Optional[_Union[Arrangement, _Mapping]] = ..., version: _Optional[int] = ..., waiting: _Optional[int] = ...) -> None: ...
 
 class TableState(_message.Message):
     __slots__ = ("name", "rows", "dim")

@@ -311,7 +311,11 @@ class ParameterServerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Keep(self, request, context):
-        """Of server 0: keep what the workers have to know at this step beside the weights; the newest is kept.
+        """Another arrangement, here: `Settle` has a server stand still, so that it takes no step; nothing of older
+        generations is heard from then on. `Fetch`, when all have taken the same steps. `Arrange` has it go on, as it was
+        or in another arrangement: to server 0 first. Where server 0 is, all others belong, whoever dies in between.
+
+        Of server 0: keep what the workers have to know at this step beside the weights; the newest is kept.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -1,0 +1,262 @@
+"""All weights move to more and fewer servers (mode=ps), and whoever takes part dies anywhere in between, by
+printed seeds; what a dead one has sent may arrive later.
+
+Each step counts itself in every weight (tests/counting_steps.py), so what each must be is known.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edl.contract.arrangement import Arrangement
+from edl.contract.proto import ps_pb2 as pb
+from ps.errors import Misplaced, Stale
+from tests import counting_steps as counting
+from tests.direct_servers import DirectLink, RootDied, World
+from tests.parameter_servers import ADAM, RUN
+from trainer.ring.base import RingBroken
+from trainer.roles import StepGradients, Table
+from trainer.step_servers import NOWHERE, StepServers
+
+STEPS, MOST = 96, 4
+TABLES = (
+    Table("edl/dense", counting.DIM, counting.ZEROS, counting.SGD),
+    Table("user", 1, counting.ZEROS, counting.SGD),
+)
+DENSE = np.arange(STEPS // counting.DIM, dtype=np.int64)
+ALL_IDS = np.arange(3 * STEPS, dtype=np.int64)
+
+
+def made(step: int) -> StepGradients:
+    change = np.zeros((len(DENSE), counting.DIM), np.float32)
+    change.reshape(-1)[step] = -1
+    ids = counting.ids_of(step)
+    gradients = [(DENSE.copy(), change), (ids, -np.ones((len(ids), 1), np.float32))]
+    return StepGradients(step, gradients, 2.0, 3, 1.0)
+
+
+class Late(DirectLink):
+    """One server, as a worker calls it who dies in the middle of a step: its message may be on its way."""
+
+    def begin(self, method: str, request: Any, generation: int | None = None) -> Any:
+        if method == "Push" and self.world.random.random() < self.world.rate:
+            late.append((self.index, request))
+            raise RootDied
+        return super().begin(method, request, generation)
+
+
+late: list[tuple[int, pb.PushRequest]] = []
+
+
+class Job:
+    """Rings, one after the other: one thread is all of their workers."""
+
+    def __init__(self, world: World, **asynchronous: Any):
+        self.world, self.asynchronous = world, asynchronous
+        self.tables = TABLES
+        self.workers = self.moved = self.lost = 0
+        self.have = 0  # so many servers have the rows, as all members of a ring have said
+        late.clear()
+
+    def servers(self, wanted: int) -> StepServers:
+        _, addresses = self.world.links()
+        links = [Late(self.world, int(address)) for address in addresses]
+        found = StepServers(
+            links, RUN, 7, connect=lambda index, address: Late(self.world, int(address)),
+            addresses=addresses, **self.asynchronous,
+        )  # fmt: skip
+        found.declare(self.tables)
+        found.enter(addresses, wanted)
+        return found
+
+    def ring(self, wanted: int) -> tuple[StepServers, int]:
+        """Formed anew, until it is, as `ServedWorker.meet` does it. With the step at which rows can move."""
+        while True:
+            self.workers += 1
+            servers = self.servers(wanted)
+            try:
+                servers.take_charge(self.workers)
+                empty = [index for index, told in servers.look().items() if told.position.empty]
+                if empty:
+                    self.lost += len(empty)
+                    values = [(DENSE, np.zeros((len(DENSE), counting.DIM), np.float32))]
+                    servers.begin(values, empty)
+                servers.introduce()
+                self.has(servers)
+                return servers, servers.moves_at()
+            except (RootDied, RingBroken):
+                self.comes_back()
+
+    def has(self, servers: StepServers) -> None:
+        """All members of a ring say so."""
+        before, self.have = self.have, servers.arrangement.servers
+        self.moved += self.have != before
+
+    def train(self, wanted: int) -> None:
+        """A ring, until it breaks or has made some steps."""
+        servers, at = self.ring(wanted)
+        dice = self.world.random
+        try:
+            servers.find()
+            limit = min(STEPS, servers.progress.step + dice.randint(1, 12))
+            while True:
+                if 0 <= at <= servers.progress.step:
+                    servers.drain(at)
+                    at, why = servers.move_rows(self.workers)
+                    assert not why
+                    self.has(servers)
+                self.arrive()
+                until = max(limit, at)
+                # What the dead have held is made by others: now, and not when it is late.
+                steps = servers.take(self.workers, 3, until) or list(range(until))
+                dice.shuffle(steps)
+                for step in steps:
+                    versions = servers.rows_now([DENSE, counting.ids_of(step)]).versions
+                    servers.push(made(step), self.workers, versions)
+                servers.find()
+                if servers.progress.step >= until and at == NOWHERE:
+                    break
+        except (RootDied, RingBroken):
+            self.comes_back()
+
+    def arrive(self) -> None:
+        """What a dead worker has sent: at any time, or never."""
+        dice = self.world.random
+        for index, request in list(late):
+            if dice.random() < 0.3:
+                late.remove((index, request))
+                if index < len(self.world.nodes) and (server := self.world.nodes[index].server) is not None:
+                    with suppress(Misplaced, Stale):
+                        server.any_order.push(request.SerializeToString())
+
+    def comes_back(self) -> None:
+        if self.world.random.random() < 0.7:
+            for node in self.world.nodes:
+                node.start()
+        self.arrive()
+
+
+@pytest.mark.parametrize("loses", [False, True])
+@pytest.mark.parametrize("seed", range(5))
+def test_each_step_counts_once_in_each_weight_whoever_dies_while_they_move(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, loses: bool
+) -> None:
+    monkeypatch.setattr(os, "fsync", lambda file: None)  # processes die, and the machine does not
+    print(f"seed {seed}, logs {'are lost, too' if loses else 'stay'}")
+    world = World(seed, tmp_path, 1, rate=0.02)
+    world.loses = 0.2 if loses else 0.0
+    job = Job(world)
+    wanted = world.random.randint(1, MOST)
+    world.grow(wanted)
+    for _ in range(24):
+        job.train(wanted)
+        if job.have == wanted:
+            world.shrink(wanted)
+            wanted = world.random.randint(1, MOST)
+            world.grow(wanted)
+    world.rate = 0.0
+    for node in world.nodes:
+        node.start()
+    while True:
+        servers, at = job.ring(wanted)
+        versions = servers.rows_now([DENSE, ALL_IDS]).versions
+        for step in range(STEPS):
+            servers.push(made(step), 0, versions)
+        if at == NOWHERE:
+            break
+        assert servers.move_rows(job.workers) == (NOWHERE, "")
+    job.arrive()
+    assert servers.arrangement == Arrangement(wanted) and job.moved > 2 and world.faults > 3
+    dense, rows = servers.rows_now([DENSE, ALL_IDS]).rows
+    np.testing.assert_array_equal(dense.reshape(-1), 1)
+    np.testing.assert_array_equal(rows, 1)
+    for number, ids in enumerate((DENSE, ALL_IDS)):
+        for node in world.nodes:
+            mine = node.index < wanted and Arrangement(wanted).has(node.index, ids).sum()
+            assert len(node.start().tables[number]) == mine, "rows are left behind"
+    for node in world.nodes:
+        node.kill()
+
+
+def test_what_has_moved_learns_on_as_if_it_had_stayed(tmp_path: Path) -> None:
+    """With Adam, whose correction counts updates, and steps that wait for others: those are applied first."""
+    found = []
+    for name, numbers in (("stays", (1, 1, 1, 1)), ("moves", (1, 2, 3, 1))):
+        world = World(0, tmp_path / name, 1, rate=0.0)
+        world.grow(3)
+        job = Job(world, grads_to_wait=2)
+        job.tables = tuple(replace(table, optimizer=ADAM) for table in TABLES)
+        for number, wanted in enumerate(numbers):
+            servers, at = job.ring(wanted)
+            assert at == (NOWHERE if number == 0 or name == "stays" else 7 * number)
+            servers.drain(7 * number)
+            if at != NOWHERE:
+                assert servers.move_rows(0) == (NOWHERE, "")
+            for step in servers.take(0, 7, 7 * number + 7):
+                versions = servers.rows_now([DENSE, counting.ids_of(step)]).versions
+                assert len(set(versions)) == 1 and servers.push(made(step), 0, versions)
+            assert servers.progress.step == 7 * number + 7
+        found.append(servers.rows_now([DENSE, ALL_IDS]).rows)
+    for stayed, moved in zip(*found, strict=True):
+        np.testing.assert_array_equal(stayed, moved)
+
+
+def test_a_step_that_waits_is_in_no_page_so_rows_do_not_move_before_it_is_applied(tmp_path: Path) -> None:
+    world = World(0, tmp_path, 1, rate=0.0)
+    world.grow(2)
+    job = Job(world, grads_to_wait=2)
+    servers, _ = job.ring(1)
+    [step] = servers.take(0, 1, STEPS)
+    servers.push(made(step), 0, servers.rows_now([DENSE, ALL_IDS]).versions)
+    servers, at = job.ring(2)
+    assert at == 1 and servers.move_rows(0) == (1, ""), "it waits"
+    assert servers.arrangement == Arrangement(1)
+    servers.drain(1)
+    assert servers.move_rows(0) == (NOWHERE, "") and servers.arrangement == Arrangement(2)
+
+
+def test_whoever_was_root_before_is_not_heard_and_late_steps_are_refused(tmp_path: Path) -> None:
+    world = World(0, tmp_path, 1, rate=0.0)
+    world.grow(2)
+    job = Job(world)
+    earlier, _ = job.ring(1)
+    [step] = earlier.take(0, 1, STEPS)
+    versions = earlier.rows_now([DENSE, ALL_IDS]).versions
+    later, at = job.ring(2)
+    assert at == 0
+    node = world.nodes[0].start()
+    node.settle(pb.SettleRequest(run_id=RUN, generation=node.position().generation + 1))
+    with pytest.raises(RingBroken, match="stands still"):
+        earlier.push(made(step), 0, versions)
+    with pytest.raises(RingBroken, match="has passed"):
+        later._go_on(Arrangement(2), 0)
+    assert later.move_rows(0) == (NOWHERE, ""), "it claims a later generation"
+    with pytest.raises(RingBroken, match="rows have moved"):
+        earlier.push(made(step), 0, versions)
+    with pytest.raises(RingBroken, match="there are 2 servers now, and 1 were asked"):
+        earlier.rows_now([DENSE, ALL_IDS])
+
+
+def test_a_server_that_has_no_room_stays_without_rows_and_the_others_go_on(tmp_path: Path) -> None:
+    world = World(0, tmp_path, 1, rate=0.0)
+    world.grow(2)
+    job = Job(world)
+    servers, _ = job.ring(1)
+    for step in servers.take(0, STEPS, STEPS):
+        servers.push(made(step), 0, servers.rows_now([DENSE, ALL_IDS]).versions)
+    servers, _ = job.ring(2)
+    server = world.nodes[1].start()
+    server._storage.limit = 1
+    at, why = servers.move_rows(0)
+    assert at == NOWHERE and "is 0 MiB" in why, why
+    assert servers.arrangement == Arrangement(1) and server.position().empty
+    np.testing.assert_array_equal(servers.rows_now([DENSE, ALL_IDS]).rows[1], 1)
+    world.nodes[1].kill()
+    assert world.nodes[1].start().position().empty
