@@ -11,6 +11,7 @@ The channel is made with the first call, so in the process that calls: gRPC does
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -40,6 +41,8 @@ AWAY = {  # what a call fails with when the server is away, ends, or was cut off
     grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED,
     grpc.StatusCode.INTERNAL,
 }  # fmt: skip
+# How long a server may be away that is called so, with rows of which nobody knows yet that it has them.
+LIMITS = {"Declare": 60.0, "Fetch": 60.0}
 LONG = ("Fetch", "Arrange", "Restore")  # calls that keep a server busy, so that it answers nothing else
 
 UNREADABLE = grpc.StatusCode.DATA_LOSS  # a checkpoint, by the server
@@ -56,7 +59,7 @@ class ServerRefused(EdlError):
 
 
 class ServerAway(Exception):
-    """It does not answer, and others have its rows."""
+    """It does not answer, and others have its rows, or nobody knows of any that it has."""
 
 
 class TokenRefused(Exception):
@@ -295,7 +298,9 @@ class Call:
     def result(self, patient: bool = False) -> Any:
         link, pause = self._link, FIRST_PAUSE_SECONDS
         patience, anew = None if patient else link.patience, False
+        limit = math.inf if patient else LIMITS.get(self._method, math.inf)
         unreadable_at: float | None = None  # since when
+        away_at: float | None = None
         while True:
             try:
                 answer = self._answer(patience)
@@ -312,7 +317,11 @@ class Call:
                     link.connect_anew()
                     self._future, anew = link.start(self._method, self._request), True
                     continue
-                self._tell(error.details() or "")
+                why = error.details() or error.code().name
+                away_at = link.now if away_at is None else away_at
+                if error.code() is not UNREADABLE and link.now - away_at >= limit:
+                    raise ServerAway(f"{link.name} is away for {limit:.0f} s: {why}") from error
+                self._tell(why)
             else:
                 if self._told:
                     log.info(f"{link.name} answers again after {link.now - self._began_at:.1f} s")

@@ -67,7 +67,7 @@ def snapshot(job: JobSnapshot) -> None:
         console.print(workers_table(data))
     if data.get("servers"):
         console.print(servers_table(data))
-    for line in [*checkpoint(data), *degraded(data)]:
+    for line in [*servers_lines(data), *checkpoint(data), *degraded(data)]:
         console.print(line, soft_wrap=True)
     for note in job.notes:
         console.print(plain(note), soft_wrap=True)
@@ -144,7 +144,7 @@ def picture(status: dict[str, Any]) -> RenderableType:
     bar = ProgressBar(total=max(records["total"], 1), completed=records["applied"], width=78)
     framed = Table.grid()  # a bar alone does not end its line
     framed.add_row(bar)
-    trouble = [Text(line, "yellow") for line in degraded(status)]
+    trouble = [Text(line, "yellow") for line in [*servers_lines(status), *degraded(status)]]
     servers = [servers_table(status)] if status.get("servers") else []
     return Group("", head, framed, workers_table(status), *servers, *checkpoint(status), *trouble)
 
@@ -157,6 +157,11 @@ def checkpoint(status: dict[str, Any]) -> list[str]:
         return ["checkpoint: none yet"]
     ago = "" if found["seconds_ago"] is None else f", {duration(found['seconds_ago'])} ago"
     return [f"checkpoint: step {found['step']:,}{ago}"]
+
+
+def servers_lines(status: dict[str, Any]) -> list[str]:
+    """Lines about the parameter servers, where there is more to say than what each one does."""
+    return [f"Servers: {text}" for key in ("waits", "servers_stay") if (text := status.get(key))]
 
 
 def degraded(status: dict[str, Any]) -> list[str]:

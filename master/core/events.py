@@ -77,6 +77,24 @@ class ServerAnswers:
 
 
 @dataclass(frozen=True, slots=True)
+class ServerAway:
+    """A parameter server has not answered for a while. `ServerAnswers`, or `ServerListens`, ends that."""
+
+    server: int
+    seconds: float  # so far
+    what: str  # it does meanwhile, as far as is known: starting, restarting, not answering
+
+
+@dataclass(frozen=True, slots=True)
+class ServersGivenUp:
+    """So many parameter servers were to have the rows, and some of them have not come to listen."""
+
+    servers: int
+    stay: int  # on so many the rows stay
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class ServerExited:
     """The process of a parameter server has ended, though nobody asked it to."""
 
@@ -441,6 +459,8 @@ Event = (
     | ServerListens
     | ServersReady
     | ServerAnswers
+    | ServerAway
+    | ServersGivenUp
     | ServerExited
     | Adopted
     | WorkerMessage

@@ -97,11 +97,16 @@ class Job(State):
                 servers.answers(self, event.server)
             case ev.ServersReady():
                 servers.ready(self, event)
+            case ev.ServerAway():
+                servers.away(self, event)
+            case ev.ServersGivenUp():
+                servers.given_up(self, event)
             case ev.ServerExited():
                 self._on_server_exited(event)
             case _:
                 self._on_message(event)
         self._reconcile()
+        servers.tell(self)
         return self.effects
 
     def next_deadline(self) -> float | None:

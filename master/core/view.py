@@ -13,7 +13,7 @@ from typing import Any
 
 from edl.contract.ids import WorkerId
 from master.core import events as ev
-from master.core import training
+from master.core import servers, training
 from master.core.job import Job
 from master.core.ring import Change
 
@@ -90,6 +90,8 @@ def status(
         "stop": {"id": job.stop_asked, "failed": job.not_stopped} if job.stop_asked else None,
         "failures": len(job.failures),
         "degraded": dict(job.degraded),
+        "waits": servers.waits(job, now),
+        "servers_stay": job.servers.stay,
         "warnings": list(job.warnings),
         "last_change": _change(ring.changes[-1]) if ring.changes else None,
         "goodput": job.goodput.at(now),
