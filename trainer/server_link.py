@@ -29,6 +29,7 @@ from edl.errors import CheckpointError, EdlError
 from trainer.conversation import Conversation
 from trainer.log import log
 from trainer.ring.base import RingBroken
+from trainer.session.state import Waiting
 
 SERVICE = "edl.ParameterServer"
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.02, 1.0
@@ -67,10 +68,11 @@ class TokenRefused(Exception):
 
 
 class Interrupt:
-    """Breaks calls off, from any thread."""
+    """Breaks calls off, and knows which of them are waited for: from any thread."""
 
     def __init__(self) -> None:
         self._lock, self._running = threading.Lock(), set[Any]()
+        self._waiting: dict[Any, tuple[float, int, str]] = {}  # of calls: since when, for whom, for what
         self._is_cut = threading.Event()
 
     def arm(self) -> None:
@@ -102,6 +104,21 @@ class Interrupt:
     def ends(self, call: Any) -> None:
         with self._lock:
             self._running.discard(call)
+
+    def waits_for(self, call: Any, server: int, method: str, since: float) -> None:
+        """A call has had no answer for a while."""
+        with self._lock:
+            self._waiting[call] = since, server, method
+
+    def waits_no_more(self, call: Any) -> None:
+        with self._lock:
+            self._waiting.pop(call, None)
+
+    def longest(self, now: float) -> Waiting | None:
+        """Of those that wait, the one that has waited longest."""
+        with self._lock:
+            found = min(self._waiting.values(), default=None)
+        return None if found is None else Waiting(found[1], found[2], now - found[0])
 
 
 class Pending(Protocol):
@@ -175,7 +192,7 @@ class ServerLink:
         clock: Callable[[], float] = time.monotonic,
         patience: float | None = None,
     ):
-        self.patience = patience
+        self._index, self.patience = index, patience
         self.name = f"parameter server {index} ({address})"
         self._address, self._interrupt, self._clock = address, interrupt, clock
         self._metadata = (("authorization", f"Bearer {token}"),)
@@ -230,6 +247,13 @@ class ServerLink:
 
     def ended(self, future: Any) -> None:
         self._interrupt.ends(future)
+
+    def is_waiting(self, call: Call, method: str, since: float) -> None:
+        """A call has had no answer for a while."""
+        self._interrupt.waits_for(call, self._index, method, since)
+
+    def waits_no_more(self, call: Call) -> None:
+        self._interrupt.waits_no_more(call)
 
     def waits(self, seconds: float) -> None:
         """Raises: RingBroken."""
@@ -293,9 +317,17 @@ class Call:
     def __init__(self, link: ServerLink, method: str, request: Request, generation: int | None):
         self._link, self._method, self._request, self._generation = link, method, request, generation
         self._future = link.start(method, request)
-        self._began_at, self._told = link.now, False
+        self._began_at = self._asked_at = link.now
+        self._told = False
 
     def result(self, patient: bool = False) -> Any:
+        self._asked_at = self._link.now
+        try:
+            return self._result(patient)
+        finally:
+            self._link.waits_no_more(self)
+
+    def _result(self, patient: bool) -> Any:
         link, pause = self._link, FIRST_PAUSE_SECONDS
         patience, anew = None if patient else link.patience, False
         limit = math.inf if patient else LIMITS.get(self._method, math.inf)
@@ -357,6 +389,8 @@ class Call:
             self._link.is_still_in(self._generation)
 
     def _tell(self, why: str) -> None:
+        if self._link.now - self._asked_at >= LOOK_SECONDS:
+            self._link.is_waiting(self, self._method, self._asked_at)
         waited = self._link.now - self._began_at
         if not self._told and waited >= TOLD_SECONDS:
             self._told = True

@@ -16,6 +16,7 @@ the state knows it, however it came by it. This module only asks for it (`follow
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -38,6 +39,7 @@ from trainer.server_link import (
     ServerRefused,
     Writing,
 )
+from trainer.session.state import Waiting
 
 T = TypeVar("T")
 TIMEOUT_SECONDS = 3.0
@@ -141,6 +143,10 @@ class ParameterServers:
 
     def cut(self) -> None:
         self._interrupt.cut()
+
+    def waiting(self) -> Waiting | None:
+        """For which server this worker waits, the longest first. On any thread."""
+        return self._interrupt.longest(time.monotonic())
 
     def begin_with(self, start: Start) -> None:
         """The next `restore` of step 0 begins with these rows: once, for they may be many."""

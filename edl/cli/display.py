@@ -161,7 +161,19 @@ def checkpoint(status: dict[str, Any]) -> list[str]:
 
 def servers_lines(status: dict[str, Any]) -> list[str]:
     """Lines about the parameter servers, where there is more to say than what each one does."""
-    return [f"Servers: {text}" for key in ("waits", "servers_stay") if (text := status.get(key))]
+    lines = [f"Servers: {text}" for key in ("waits", "servers_stay") if (text := status.get(key))]
+    return lines + [f"staleness: {text}" for text in staleness(status)]
+
+
+def staleness(told: dict[str, Any]) -> list[str]:
+    """Of a status or a summary: how old the weights of the last steps were, where steps come in any order."""
+    if not (found := told.get("staleness")):
+        return []
+    last, again = how_many(found["steps"], "step"), how_many(found["repeated"], "step")
+    return [
+        f"weights were {found['median']:g} updates old (median of the last {last}; at most "
+        f"{found['most']:,}); {again} came again"
+    ]
 
 
 def degraded(status: dict[str, Any]) -> list[str]:
@@ -284,6 +296,7 @@ def result(summary: dict[str, Any], kept: str, model: str) -> str:
     if summary["state_losses"]:
         lost = "once" if summary["state_losses"] == 1 else f"{summary['state_losses']} times"
         lines.append(f"  lost      the newest state, {lost} (no worker that held it was left)")
+    lines += [f"  staleness {text}" for text in staleness(summary)]
     if freed := summary.get("servers_freed"):
         lines.append(f"  servers   {freed}")
     return "\n".join([*lines, where])

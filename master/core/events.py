@@ -360,6 +360,25 @@ class Closed:
 
 
 @dataclass(frozen=True, slots=True)
+class Staleness:
+    """How many updates the weights had missed with which the last steps were made (mode=ps)."""
+
+    steps: int  # so many they are
+    median: float
+    most: int
+    repeated: int  # steps of the job that came again after they were taken
+
+
+@dataclass(frozen=True, slots=True)
+class ServerWait:
+    """A worker's call to a parameter server has no answer."""
+
+    server: int
+    call: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Progress:
     """How far a ring is, now and then: the most that any member has told."""
 
@@ -369,6 +388,7 @@ class Progress:
     epoch_loss: EpochLoss | None = None
     speeds: dict[WorkerId, float] = field(default_factory=dict)  # of whom they are others than told before
     round: int = 0  # of the evaluation after that step
+    staleness: Staleness | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -656,3 +676,5 @@ class Heartbeat:
     epoch_loss: EpochLoss | None = None
     speed: float = 0.0  # records per second of computing: what it could do if it never waited
     round: int = 0  # of the evaluation after that step
+    staleness: Staleness | None = None  # of its own steps; None: as before
+    waits: ServerWait | None = None

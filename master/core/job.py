@@ -377,6 +377,7 @@ class Job(State):
         self.step = max(self.step, event.step)
         self.loss = event.loss if event.loss is not None else self.loss
         self.epoch_loss = training.fullest(self.epoch_loss, event.epoch_loss)
+        self.staleness = event.staleness or self.staleness
         training.progress(self, event.step)
 
     # --- checkpoints

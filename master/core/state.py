@@ -135,6 +135,7 @@ class State:
         self.judge_at: float | None = None  # when the parts of a step are: members have told other speeds
         self.copies_awaited = 0  # of the state, which holders that have crashed may have left
         self.copies_until = 0.0  # they are
+        self.staleness: ev.Staleness | None = None  # where steps come in any order, and some have been told
         self.waited = ""  # for what, when there was no ring
         self.servers = Servers()
         self.backoff = RestartBackoff()
