@@ -171,8 +171,8 @@ def staleness(told: dict[str, Any]) -> list[str]:
         return []
     last, again = how_many(found["steps"], "step"), how_many(found["repeated"], "step")
     return [
-        f"weights were {found['median']:g} updates old (median of the last {last}; at most "
-        f"{found['most']:,}); {again} came again"
+        f"updates that the weights of the last {last} had missed: {found['median']:g} (median), "
+        f"{found['most']:,} (at most); {again} came again"
     ]
 
 
