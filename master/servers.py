@@ -262,6 +262,7 @@ class _Server:
     silent_since: float | None = None
     asked_at: float | None = None  # and there is no answer yet
     has_ended: bool = False  # its process has, and the next one has not answered yet
+    lagged: int = 0  # the generation of others, when it was last found to be in an earlier one
     told_away: str = ""  # what the core has been told that it does, not answering
     task: asyncio.Task[None] | None = field(default=None, repr=False)
 
@@ -391,7 +392,8 @@ class Watch:
                         pb.DescribeRequest(), metadata=metadata, timeout=ANSWER_SECONDS
                     )
                     server.asked_at = None
-                    if server.note(told, loop.time()) or server.told_away:
+                    back = server.note(told, loop.time())
+                    if self._lags(server, told) or back or server.told_away:
                         server.told_away = ""
                         self._emit(ev.ServerAnswers(server.index))
                     self._looked()
@@ -400,6 +402,15 @@ class Watch:
                         server.silent_since = asked
                     server.pulled = server.busy = 0.0
                 await asyncio.sleep(LOOK_SECONDS if server.silent_since is None else AGAIN_SECONDS)
+
+    def _lags(self, server: _Server, told: pb.Description) -> bool:
+        """Whether the last ring has gone on without it, though it answers: so it may have hung for a moment
+        that nobody here has noticed. Once for each ring."""
+        newest = max(s.told.position.generation for s in self._servers if s.told is not None)
+        if told.position.generation >= newest or server.lagged == newest:
+            return False
+        server.lagged = newest
+        return True
 
     async def _tell(self) -> None:
         """For ever: the core hears of those that do not answer."""
