@@ -337,7 +337,9 @@ class Watch:
     def find(self, index: int, address: str) -> None:
         """A server listens there."""
         server = self._servers[index]
-        server.has_ended = False
+        server.has_ended, server.told_away = False, ""
+        if server.silent_since is not None:
+            server.silent_since = asyncio.get_running_loop().time()
         if server.address == address:
             return
         if server.task is not None:

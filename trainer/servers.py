@@ -43,6 +43,7 @@ from trainer.session.state import Waiting
 
 T = TypeVar("T")
 TIMEOUT_SECONDS = 3.0
+NOBODY_SECONDS = 0.25  # between two questions whether any server answers
 WORKERS = 1 << 20  # a generation is a number of its own, and that of the worker who claimed it
 
 
@@ -298,6 +299,14 @@ class ParameterServers:
 
     def _declare_to_all(self) -> tuple[dict[int, pb.Position], tuple[int, ...]]:
         """Where they are, and who is away and can be done without, for all that is known."""
+        while True:
+            found, away = self._declare_once()
+            if found:
+                return found, away
+            if self._interrupt.wait(NOBODY_SECONDS):  # a ring without any of them comes to nothing
+                raise RingBroken("the ring was cut while all parameter servers were waited for")
+
+    def _declare_once(self) -> tuple[dict[int, pb.Position], tuple[int, ...]]:
         everybody = range(len(self._links))
         calls = self._begin("Declare", dict.fromkeys(everybody, self._tables_told()))
         found, away = dict[int, pb.Position](), list[int]()
@@ -317,8 +326,6 @@ class ParameterServers:
             if ready or not known or any({*away} & {*one.members} for one in known):
                 found |= self._declare(away)
                 away = []
-        if not found:
-            raise RingBroken("no parameter server answers")
         return found, tuple(away)
 
     def _declare(self, servers: Iterable[int]) -> dict[int, pb.Position]:

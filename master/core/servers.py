@@ -93,7 +93,7 @@ def tell(job: State) -> None:
     """Notice that the ring waits for servers, or does so no longer."""
     known, waited = job.servers, tuple(_waited(job))
     if waited:
-        if waited != known.waited:
+        if {*waited} - {*known.waited}:
             job.notice(Reason.ServerAwaited, waits(job, job.now))
         if not known.waited:
             known.waited_at = min(known.away[index].since for index in waited)

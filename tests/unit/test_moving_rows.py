@@ -45,6 +45,7 @@ class Node:
     def __init__(self, index: int, where: Path):
         self.index, self.where = index, where
         self.server: Server | None = None
+        self.is_gone = False  # for good
         self.start()
 
     def start(self) -> Server:
@@ -135,7 +136,10 @@ class DirectCall:
         while True:
             self._world.strikes(self._node)
             if self._node.server is None:
-                if self._world.replicas > 1 and not patient:
+                assert not (self._node.is_gone and patient), "it is waited for without limit"
+                # Or another one is started in its place.
+                done_without = self._world.replicas > 1 and not patient and self._world.random.random() < 0.8
+                if self._node.is_gone or done_without:
                     raise ServerAway(f"server {self._node.index}")
                 self._node.start()
             try:
@@ -284,6 +288,39 @@ def test_no_row_is_lost_or_doubled_whoever_dies_while_rows_move(
             assert len(node.start().tables[number]) == of.has(node.index, there).sum(), "rows are left behind"
         world_rows = sum(len(node.start().tables[number]) for node in world.nodes)
         assert world_rows == len(there) * replicas
+    for node in world.nodes:
+        node.kill()
+
+
+def test_a_new_server_that_is_gone_for_good_leaves_the_rows_where_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "fsync", lambda file: None)
+    world = World(1, tmp_path, replicas=1, rate=0.0)
+    job = Job(world)
+    world.grow(2)
+    assert job.train(job.ring(2), 3)
+    world.grow(3)
+    new = world.nodes[2]
+    for number, dies_late in enumerate((True, False, False)):
+        root = world.root(100 + number)
+        root.follow(TABLES, lambda: job.commit)
+        root.enter([str(node.index) for node in world.nodes], 3)
+        if not dies_late:
+            new.kill()
+        new.is_gone = not dies_late
+        root.speak_of(root.claim(100 + number))
+        assert root.settle(job.step) == ""
+        if dies_late:  # it has said that it is there
+            new.kill()
+        new.is_gone = True
+        assert root.moves and "server 2" in root.move(job.step)
+        assert root.arrangement == Arrangement(2)
+        assert job.train(root, 3)
+    new.is_gone = False
+    root = job.ring(3)
+    assert root.arrangement == Arrangement(3) and job.moved == 1
+    assert job.train(root, 3)
     for node in world.nodes:
         node.kill()
 
