@@ -86,9 +86,10 @@ async def test_with_a_second_copy_a_server_that_is_killed_or_hangs_is_done_witho
         await job.until(lambda: job.status["checkpoint"]["step"] >= 5)
         for what, index in faults:
             pid = await process(job, index)
+            os.kill(pid, signal.SIGSTOP)
             if what == "killed":
-                lose_log(job, index)
-            os.kill(pid, signal.SIGKILL if what == "killed" else signal.SIGSTOP)
+                lose_log(job, index)  # which it does not write meanwhile
+                os.kill(pid, signal.SIGKILL)
             await job.until(lambda index=index: job.job.servers.out == (index,) and job.ring)
             if what == "hangs":
                 await job.stepping()  # without it
