@@ -11,9 +11,9 @@ for nothing else.
 
 Promise: what is read was the state of its server at some step that was taken; a reader changes nothing, and
 workers wait for no more of it than one call, which is of a page at the most. A server that is away is waited
-for, until the client's time is up; where each row is on two servers, a second at the most, and then the other
-one is asked. Of several servers one may be a step ahead of another, and the last step may be taken back when
-a worker dies. Rows are never of an earlier state than `step` has said before.
+for, until the client's time is up; where each row is on two servers, for two seconds at the most, and then
+the other one is asked. Of several servers one may be a step ahead of another, and the last step may be taken
+back when a worker dies. Rows are never of an earlier state than `step` has said before.
 """
 
 from __future__ import annotations
