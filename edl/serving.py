@@ -11,14 +11,16 @@ for nothing else.
 
 Promise: what is read was the state of its server at some step that was taken; a reader changes nothing, and
 workers wait for no more of it than one call, which is of a page at the most. A server that is away is waited
-for, until the client's time is up. Of several servers one may be a step ahead of another, and the last step
-may be taken back when a worker dies.
+for, until the client's time is up; where each row is on two servers, for two seconds at the most, and then
+the other one is asked. Of several servers one may be a step ahead of another, and the last step may be taken
+back when a worker dies. Rows are never of an earlier state than `step` has said before.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,6 +32,7 @@ import grpc
 import numpy as np
 
 from edl import tls
+from edl.contract.arrangement import Arrangement
 from edl.contract.fingerprint import fingerprint
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.proto import ps_pb2_grpc as rpc
@@ -40,6 +43,8 @@ T = TypeVar("T")
 TIMEOUT_SECONDS = 10.0
 PAUSE_SECONDS = 0.05  # between two attempts
 TEXTS = (1 << 63) - 1  # that texts are hashed to, where a layer has no input_dim
+PATIENCE_SECONDS = 1.0  # for a server that is away, where another one has its rows
+LOOK_SECONDS = 1.0  # after which is looked anew, there, who has which rows: one that is out does not know it
 ATTEMPTS = 3  # to list a table while the servers go back
 # What a call fails with when the server is away, or has no rows at present.
 AWAY = {
@@ -52,7 +57,7 @@ AWAY = {
 class Table:
     """
     Args:
-        rows: how many there are, on all servers together.
+        rows: how many there are, on all servers together: second copies, too.
     """
 
     name: str
@@ -149,6 +154,7 @@ class Client:
         self._stubs = [rpc.ParameterServerStub(channel) for channel in self._channels]
         self._metadata = (("authorization", f"Bearer {token}"),)
         self._known: _Known | None = None
+        self._newest: tuple[str, int] = "", 0  # run and generation that were seen: no earlier one counts
 
     def rows(self, table: str, ids: Any) -> np.ndarray:
         """The rows of these ids as they are now, float32 [n, dim], in the order of the ids. An id that was
@@ -207,7 +213,7 @@ class Client:
         first = 0 if whole else max(int(step) - 1, 0)
         request = pb.ListRequest(
             run_id=known.run_id, table=number, since=first,
-            most=max(PAGE_BYTES // (8 + 4 * about.dim), 1), servers=len(self._stubs),
+            most=max(PAGE_BYTES // (8 + 4 * about.dim), 1), **known.expected,
         )  # fmt: skip
         now = min(known.steps)
         pages = partial(self._list, request, known, about.dim)
@@ -241,20 +247,22 @@ class Client:
         Args:
             ids: int64 [n], each once.
         """
-        known = self._known or self._find(deadline)
+        known = self._known
+        if known is None or known.is_old:
+            known = self._find(deadline)
         number, about = self._numbered(table, known)
-        shares = Shares(ids, len(self._stubs))
+        shares = Shares(ids, known.of)
         requests = {
             index: pb.PullRequest(
                 run_id=known.run_id,
-                servers=len(self._stubs),
                 ids=[pb.Ids(table=number, ids=encoded(ids[shares.of(index)], IDS))],
+                **known.expected,
             )
-            for index in range(len(self._stubs))
+            for index in known.of.members
             if shares.has(index)
         }
         rows = np.empty((len(ids), about.dim), np.float32)
-        for index, answer in self._ask("Pull", requests, deadline).items():
+        for index, answer in self._ask("Pull", requests, known.until(deadline)).items():
             put(rows, shares.of(index), b"".join(answer.rows), index)
         return rows
 
@@ -262,9 +270,9 @@ class Client:
         self, request: pb.ListRequest, known: _Known, dim: int
     ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Raises: WentBack."""
-        asked = {index: _copied(request) for index in range(len(self._stubs))}
+        asked = {index: _copied(request) for index in known.of.members}
         while asked:
-            for index, page in self._in_time(partial(self._ask, "List", dict(asked))).items():
+            for index, page in self._listed(known, dict(asked)).items():
                 if page.line != known.lines[index]:
                     raise WentBack(f"{self._name(index)} has gone back to a checkpoint")
                 ids = np.frombuffer(page.ids, IDS)
@@ -274,6 +282,19 @@ class Client:
                     del asked[index]
                 yield ids, np.frombuffer(page.rows, VALUES).reshape(len(ids), dim)
 
+    def _listed(self, known: _Known, asked: dict[int, pb.ListRequest]) -> dict[int, Any]:
+        """Raises: WentBack: others are to be asked now."""
+
+        def act(deadline: float) -> dict[int, Any]:
+            try:
+                return self._ask("List", asked, known.until(deadline))
+            except _NotYet as error:
+                if known.of.copies > 1 and self._find(deadline).of != known.of:
+                    raise WentBack(str(error)) from error
+                raise
+
+        return self._in_time(act)
+
     def _find(self, deadline: float) -> _Known:
         """What the servers say of themselves now.
 
@@ -282,7 +303,7 @@ class Client:
             EdlError: they are others than those that were given.
         """
         count = len(self._stubs)
-        found = self._ask("Describe", dict.fromkeys(range(count), pb.DescribeRequest()), deadline)
+        found, of = self._described(deadline)
         for index, said in found.items():
             if said.index == index and said.servers != count and not said.position.empty:
                 raise EdlError(
@@ -297,10 +318,61 @@ class Client:
                 )
             if said.position.empty or not said.tables:
                 raise _NotYet(f"{self._name(index)} has no rows yet: no worker has said what it is to have")
-            if _what(said) != _what(found[0]):
-                raise _NotYet(f"{self._name(index)} is of another run than server 0, or has other tables")
-        self._known = _Known.of([found[index] for index in range(count)])
+            first = min(found)
+            if _what(said) != _what(found[first]):
+                raise _NotYet(
+                    f"{self._name(index)} is of another run than server {first}, or has other tables"
+                )
+        newest = max(said.position.generation for said in found.values())
+        run_id, known = self._newest
+        part = of.copies > 1 and len(found) < count  # else there is nobody who could know it better
+        if part and run_id == found[min(found)].run_id and newest < known:
+            raise _NotYet(
+                f"{self._name(min(found))} was not in the last ring: it has rows of an earlier state"
+            )
+        self._newest = found[min(found)].run_id, newest
+        self._known = _Known.made(found, of)
         return self._known
+
+    def _described(self, deadline: float) -> tuple[dict[int, pb.Description], Arrangement]:
+        """What those servers say that are to be asked, and who is to be asked for what. All of them; where
+        rows have second copies, those that answer, if they have all rows.
+
+        Raises:
+            _NotYet: one of them does not answer.
+        """
+        everybody = range(len(self._stubs))
+        answered, hurried = threading.Event(), time.monotonic() + PATIENCE_SECONDS
+        calls = {index: self._call("Describe", index, pb.DescribeRequest(), deadline) for index in everybody}
+        for call in calls.values():
+            call.add_done_callback(lambda _: answered.set())
+        try:
+            while True:
+                answered.clear()
+                found = {index: self._answer(index, call) for index, call in calls.items() if call.done()}
+                of = self._arrangement(found)
+                if {*of.members} <= {*found}:
+                    return {index: found[index] for index in of.members}, of
+                here = of.without(tuple(index for index in everybody if index not in found))
+                now = time.monotonic()
+                if of.copies > 1 and now >= hurried and here.is_whole:
+                    return {index: found[index] for index in here.members}, here
+                answered.wait(max(min(hurried if now < hurried else deadline, deadline) - now, 0.001))
+        finally:
+            for call in calls.values():
+                call.cancel()  # nothing, if it is answered
+
+    def _arrangement(self, found: Mapping[int, pb.Description]) -> Arrangement:
+        """In which the rows are, as those say that were in the newest ring."""
+        count = len(self._stubs)
+        told = [said for said in found.values() if not said.position.empty and said.arrangement.replicas > 1]
+        newest = max(told, key=lambda said: said.position.generation, default=None)
+        if newest is None or newest.arrangement.servers != count:
+            return Arrangement(count)
+        # One that has lost its log is out, whether that is known already or not.
+        empty = [index for index, said in found.items() if said.position.empty or not said.tables]
+        of = Arrangement.of(newest.arrangement).without(tuple(empty))
+        return of if of.is_whole else Arrangement(count)
 
     def _table(self, name: str) -> Table:
         known = self._known
@@ -329,24 +401,24 @@ class Client:
 
     def _ask(self, method: str, requests: Mapping[int, Any], deadline: float) -> dict[int, Any]:
         """The answers of these servers, by index, which are asked at the same time. Raises: _NotYet."""
-        seconds = max(deadline - time.monotonic(), 0.0)
-        calls = {
-            index: getattr(self._stubs[index], method).future(
-                request, metadata=self._metadata, timeout=seconds, wait_for_ready=True
-            )
-            for index, request in requests.items()
-        }
-        found: dict[int, Any] = {}
+        calls = {index: self._call(method, index, one, deadline) for index, one in requests.items()}
         try:
-            for index, call in calls.items():
-                try:
-                    found[index] = call.result()
-                except grpc.RpcError as error:
-                    raise self._in_words(index, error) from error
+            return {index: self._answer(index, call) for index, call in calls.items()}
         finally:
             for call in calls.values():
                 call.cancel()  # nothing, if it is answered
-        return found
+
+    def _call(self, method: str, index: int, request: Any, deadline: float) -> Any:
+        return getattr(self._stubs[index], method).future(
+            request, metadata=self._metadata, wait_for_ready=True,
+            timeout=max(deadline - time.monotonic(), 0.0),
+        )  # fmt: skip
+
+    def _answer(self, index: int, call: Any) -> Any:
+        try:
+            return call.result()
+        except grpc.RpcError as error:
+            raise self._in_words(index, error) from error
 
     def _in_words(self, index: int, error: grpc.RpcError) -> Exception:
         code, words = error.code(), error.details() or ""
@@ -370,26 +442,45 @@ class _Known:
     Args:
         tables: a table's number is its place.
         lines: of each server.
+        of: who is asked for which rows.
     """
 
     run_id: str
     tables: tuple[Table, ...]
     steps: tuple[int, ...]
-    lines: tuple[str, ...]
+    lines: dict[int, str]
+    of: Arrangement
+    found_at: float
 
     @classmethod
-    def of(cls, said: Sequence[pb.Description]) -> _Known:
+    def made(cls, said: Mapping[int, pb.Description], of: Arrangement) -> _Known:
         tables = tuple(
             Table(each[0].name, each[0].dim, sum(one.rows for one in each))
-            for each in zip(*(one.tables for one in said), strict=True)
+            for each in zip(*(one.tables for one in said.values()), strict=True)
         )
-        steps, lines = (one.position.step for one in said), (one.line for one in said)
-        return cls(said[0].run_id, tables, tuple(steps), tuple(lines))
+        steps, lines = (one.position.step for one in said.values()), {i: one.line for i, one in said.items()}
+        return cls(said[min(said)].run_id, tables, tuple(steps), lines, of, time.monotonic())
+
+    @property
+    def is_old(self) -> bool:
+        """Whether others may have the rows meanwhile, and the servers that are asked not know it."""
+        return self.of.copies > 1 and time.monotonic() - self.found_at >= LOOK_SECONDS
+
+    @property
+    def expected(self) -> dict[str, Any]:
+        """What a request says of who has which rows."""
+        if self.of.copies < 2:
+            return {"servers": self.of.servers}
+        return {"arrangement": self.of.told()}
+
+    def until(self, deadline: float) -> float:
+        """When one that does not answer is done without."""
+        return deadline if self.of.copies < 2 else min(deadline, time.monotonic() + PATIENCE_SECONDS)
 
     @property
     def line(self) -> str:
         """Another one, if any server's is."""
-        return hashlib.sha256("\n".join(self.lines).encode()).hexdigest()[:16]
+        return hashlib.sha256("\n".join(self.lines.values()).encode()).hexdigest()[:16]
 
 
 def _what(said: pb.Description) -> tuple[str, list[tuple[str, int]]]:

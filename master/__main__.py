@@ -143,7 +143,8 @@ def servers_of(master: Master, output: Path, listen: str, token: str) -> Paramet
         config.ps.log,
     )
     environment = {**os.environ, **WORKER_ENVIRONMENT, "PYTHONUNBUFFERED": "1"}
-    return ServerProcesses(master.emit, plan, token, environment=environment)
+    patience = config.elastic.startup_timeout_seconds
+    return ServerProcesses(master.emit, plan, token, environment=environment, patience=patience)
 
 
 def _on_signals(act: Callable[[str], object]) -> None:

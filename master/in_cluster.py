@@ -281,7 +281,8 @@ class ReleaseMaster:
             scaling.start(patch(), lambda error: None)
 
         scaling = Tasks()
-        return Named(master.emit, self._token, self._place.server_address.format, count, scale)
+        patience = master.spec.config.elastic.startup_timeout_seconds
+        return Named(master.emit, self._token, self._place.server_address.format, count, scale, patience)
 
     def _addresses(self, servers: int) -> list[str]:
         return [self._place.server_address.format(index) for index in range(servers)]

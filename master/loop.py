@@ -147,7 +147,7 @@ class Master:
         return {
             "run_id": self.run_id,
             "model": self.spec.config.model.name,
-            **view.status(self.job, now, self.telemetry.beats, self.telemetry.ahead),
+            **view.status(self.job, now, self.telemetry.beats, self.telemetry.newest),
             "servers": [
                 {**said, "state": "out"} if said["index"] in self.job.servers.out else said
                 for said in self.servers.status()

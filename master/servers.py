@@ -3,12 +3,14 @@
 Who starts them is a backend's business: `edl run` has processes (master.backends.servers), a release of the
 chart has a StatefulSet, whose pods have names that are known beforehand (`Named`).
 
-Promise: a server that does not answer delays nobody, and is told once it has been silent for a while.
+Promise: a server that does not answer delays nobody, and the core is told after a second (`ServerAway`), and
+again when it answers. One that is to be a further one, and does not come to listen, is given up.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
@@ -19,17 +21,20 @@ from edl import tls
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.proto import ps_pb2_grpc as rpc
 from master.core import events as ev
+from master.core.servers import HANGS
 
 LOOK_SECONDS = 1.0  # between two questions to a server
+AGAIN_SECONDS = 0.25  # between two to one that did not answer
 MOST_PAUSE_SECONDS = 30.0  # between two that it does not answer
 ANSWER_SECONDS = 3.0
-SILENT_SECONDS = 10.0  # after which people are told; a server that starts or moves is silent for less
+AWAY_SECONDS = 1.0  # without an answer, after which the core is told
 OPTIONS = (
     ("grpc.enable_http_proxy", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
 )
 STARTING, RUNNING, SILENT = "starting", "running", "silent"  # a server's states, for people
+RESTARTING = "restarting"
 
 Emit: TypeAlias = Callable[[ev.Event], None]
 
@@ -123,18 +128,20 @@ class Named:
     """Servers that are started elsewhere, at addresses that are known beforehand.
 
     Args:
-        emit: takes Degraded, ServerAnswers and ServersReady.
+        emit: takes ServerAway, ServerAnswers, ServersReady and ServersGivenUp.
         token: of the job, as it is now.
         address: of the server of this index.
         servers: how many there are to be.
         scale: has as many run: those that are not among them have no rows.
+        patience: seconds for further ones to come to listen.
     """
 
     def __init__(
         self, emit: Emit, token: Callable[[], str], address: Callable[[int], str], servers: int,
-        scale: Callable[[int], None] = lambda servers: None,
+        scale: Callable[[int], None] = lambda servers: None, patience: float = math.inf,
     ):  # fmt: skip
         self._emit, self._address, self._wanted, self._scale = emit, address, servers, scale
+        self._further = Further(patience, self._give_up)
         self._scaled = 0
         self._watch = Watch(emit, token, servers, self._looked)
         self._told = 0  # of so many it was said that they are ready
@@ -164,6 +171,7 @@ class Named:
     def perform(self, effect: ev.Effect) -> None:
         if isinstance(effect, ev.Arranged):
             self._wanted = self._told = effect.servers
+            self._further.forget()
             self._watch.resize(effect.servers)
             self._run(effect.servers)
 
@@ -188,16 +196,56 @@ class Named:
             return
         if self._have == self._wanted:
             self._told = self._wanted
+            self._further.forget()
             self._run(self._wanted)
             return
         self._find()
+        self._further.wait_for(self._wanted)
         if self._watch.answers(self._wanted):
             self._told = self._wanted
+            self._further.forget()
             addresses = tuple(self._address(index) for index in range(max(self._wanted, self._have)))
             self._emit(ev.ServersReady(self._wanted, addresses))
 
+    def _give_up(self, seconds: float) -> None:
+        silent = next((i for i in range(self._wanted) if not self._watch.answers(i + 1)), self._wanted - 1)
+        why = f"parameter server {silent} does not answer at {self._address(silent)} after {seconds:.0f} s"
+        self._emit(ev.ServersGivenUp(self._wanted, self._have, why))
+
     async def close(self, ended: bool) -> None:
+        self._further.forget()
         await self._watch.close()
+
+
+class Further:
+    """Servers that are to be further ones, while they do not all listen.
+
+    Args:
+        patience: seconds for them to come.
+        give_up: is called with these, when they have passed.
+    """
+
+    def __init__(self, patience: float, give_up: Callable[[float], None]):
+        self._patience, self._give_up = patience, give_up
+        self._servers = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def wait_for(self, servers: int) -> None:
+        """There are to be so many. The time counts from the first time that this number is named."""
+        if servers == self._servers:
+            return
+        self.forget()
+        self._servers = servers
+        if self._patience < math.inf:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(self._patience, self._give_up, self._patience)
+
+    def forget(self) -> None:
+        """They listen, or are not wanted any more."""
+        self._servers = 0
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
 
 @dataclass
@@ -212,7 +260,10 @@ class _Server:
     busy: float = 0.0  # how much of that time it has worked
     restarts: int = 0  # that its counters show
     silent_since: float | None = None
-    degraded: bool = False  # and people have been told
+    asked_at: float | None = None  # and there is no answer yet
+    has_ended: bool = False  # its process has, and the next one has not answered yet
+    lagged: int = 0  # the generation of others, when it was last found to be in an earlier one
+    told_away: str = ""  # what the core has been told that it does, not answering
     task: asyncio.Task[None] | None = field(default=None, repr=False)
 
     @property
@@ -225,7 +276,7 @@ class _Server:
         """It has answered. Whether it may have been away before."""
         before, seconds = self.told, now - self.told_at
         back = self.silent_since is not None
-        self.told, self.told_at, self.silent_since = told, now, None
+        self.told, self.told_at, self.silent_since, self.has_ended = told, now, None, False
         if before is None or seconds <= 0:
             return False
         if told.busy_seconds < before.busy_seconds:  # which only grows, but in another process
@@ -237,12 +288,22 @@ class _Server:
             self.busy = min((told.busy_seconds - before.busy_seconds) / seconds, 1.0)
         return back
 
+    def away_for(self, now: float) -> float:
+        """Seconds for which it has not answered; 0: it does."""
+        since = self.silent_since if self.silent_since is not None else self.asked_at
+        return 0.0 if since is None else now - since
+
+    @property
+    def does(self) -> str:
+        """While it does not answer."""
+        return RESTARTING if self.has_ended else STARTING if self.told is None else HANGS
+
 
 class Watch:
     """Asks each server now and then what it has and does.
 
     Args:
-        emit: takes Degraded.
+        emit: takes ServerAway and ServerAnswers.
         token: of the job, as it is now.
         servers: how many there are.
         looked: is called after each answer.
@@ -253,13 +314,13 @@ class Watch:
     ):
         self._emit, self._token, self._looked = emit, token, looked
         self._servers = [_Server(index) for index in range(servers)]
+        self._telling: asyncio.Task[None] | None = None
 
     def resize(self, servers: int) -> None:
         """There are so many from now on."""
         for gone in self._servers[servers:]:
             if gone.task is not None:
                 gone.task.cancel()
-            self._tell(gone, "")
         del self._servers[servers:]
         self._servers += [_Server(index) for index in range(len(self._servers), servers)]
 
@@ -276,12 +337,25 @@ class Watch:
     def find(self, index: int, address: str) -> None:
         """A server listens there."""
         server = self._servers[index]
+        server.has_ended, server.told_away = False, ""
+        if server.silent_since is not None:
+            server.silent_since = asyncio.get_running_loop().time()
         if server.address == address:
             return
         if server.task is not None:
             server.task.cancel()
         server.address = address
-        server.task = asyncio.get_running_loop().create_task(self._ask(server))
+        loop = asyncio.get_running_loop()
+        server.task = loop.create_task(self._ask(server))
+        if self._telling is None:
+            self._telling = loop.create_task(self._tell())
+
+    def ended(self, index: int) -> None:
+        """Its process has; another one takes its place."""
+        server = self._servers[index]
+        server.has_ended = True
+        if server.silent_since is None:
+            server.silent_since = asyncio.get_running_loop().time()
 
     def status(self) -> list[dict[str, Any]]:
         """A description of each, by index, ready for JSON."""
@@ -302,7 +376,7 @@ class Watch:
 
     async def close(self) -> None:
         """Ask no more."""
-        tasks = [server.task for server in self._servers if server.task is not None]
+        tasks = [task for task in (self._telling, *(s.task for s in self._servers)) if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -313,28 +387,43 @@ class Watch:
         async with tls.aio_channel(server.address, OPTIONS) as channel:
             stub = rpc.ParameterServerStub(channel)
             while True:
-                asked = loop.time()
+                server.asked_at = asked = loop.time()
                 metadata = (("authorization", f"Bearer {self._token()}"),)
                 try:
                     told = await stub.Describe(
                         pb.DescribeRequest(), metadata=metadata, timeout=ANSWER_SECONDS
                     )
-                    if server.note(told, loop.time()):
+                    server.asked_at = None
+                    back = server.note(told, loop.time())
+                    if self._lags(server, told) or back or server.told_away:
+                        server.told_away = ""
                         self._emit(ev.ServerAnswers(server.index))
-                    self._tell(server, "")
                     self._looked()
-                except grpc.aio.AioRpcError as error:
+                except grpc.aio.AioRpcError:
                     if server.silent_since is None:
                         server.silent_since = asked
                     server.pulled = server.busy = 0.0
-                    if loop.time() - server.silent_since >= SILENT_SECONDS:
-                        self._tell(server, f"does not answer at {server.address} ({error.code().name})")
-                await asyncio.sleep(LOOK_SECONDS)
+                await asyncio.sleep(LOOK_SECONDS if server.silent_since is None else AGAIN_SECONDS)
 
-    def _tell(self, server: _Server, why: str) -> None:
-        if server.degraded != bool(why):
-            server.degraded = bool(why)
-            self._emit(ev.Degraded(f"parameter server {server.index}", why))
+    def _lags(self, server: _Server, told: pb.Description) -> bool:
+        """Whether the last ring has gone on without it, though it answers: so it may have hung for a moment
+        that nobody here has noticed. Once for each ring."""
+        newest = max(s.told.position.generation for s in self._servers if s.told is not None)
+        if told.position.generation >= newest or server.lagged == newest:
+            return False
+        server.lagged = newest
+        return True
+
+    async def _tell(self) -> None:
+        """For ever: the core hears of those that do not answer."""
+        while True:
+            await asyncio.sleep(AGAIN_SECONDS)
+            now = asyncio.get_running_loop().time()
+            for server in self._servers:
+                seconds = server.away_for(now)
+                if seconds >= AWAY_SECONDS and server.told_away != server.does:
+                    server.told_away = server.does
+                    self._emit(ev.ServerAway(server.index, seconds, server.does))
 
 
 def _in_numbers(told: pb.Description) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import accumulate
 
 from edl.config import Config
 from edl.contract.ids import WorkerId
@@ -36,6 +37,7 @@ class Telemetry:
         self._by_speed = config.training.balance == "speed"
         self.beats: dict[WorkerId, Heartbeat] = {}  # the last one of each
         self.ahead: ev.Progress | None = None  # what the core has not been told yet
+        self._staleness: dict[WorkerId, ev.Staleness] = {}  # as each has told last
         self._generation = 0  # of the newest ring that was heard of
         self._told: ev.Progress | None = None
         self._told_at = float("-inf")
@@ -57,6 +59,7 @@ class Telemetry:
                 self._heard.pop(worker, None)
                 self.beats.pop(worker, None)
                 self._speeds.pop(worker, None)
+                self._staleness.pop(worker, None)
         speaker: WorkerId = getattr(said, "worker", NOBODY)
         if speaker in self._heard:
             self._heard[speaker] = now
@@ -97,6 +100,8 @@ class Telemetry:
 
     def _note(self, beat: Heartbeat) -> None:
         self.beats[beat.worker] = beat
+        if beat.staleness is not None:
+            self._staleness[beat.worker] = beat.staleness
         if beat.generation == 0 or beat.generation < self._generation:
             return  # it is in no ring, or in one that is over
         if beat.generation > self._generation:
@@ -115,8 +120,28 @@ class Telemetry:
         )
 
     def _tell(self, now: float) -> Iterator[ev.Progress]:
-        if self.ahead is not None and self.ahead != self._told:  # else the ring has stood still
-            self._told, self._told_at = replace(self.ahead, speeds={}), now
-            self._speeds.update(self.ahead.speeds)
-            yield self.ahead
+        ahead = self.newest
+        if ahead is not None and ahead != self._told:  # else the ring has stood still
+            self._told, self._told_at = replace(ahead, speeds={}), now
+            self._speeds.update(ahead.speeds)
+            yield ahead
         self.ahead = None
+
+    @property
+    def newest(self) -> ev.Progress | None:
+        """What the core has not been told yet, with what all workers' staleness comes to."""
+        if self.ahead is None or not (told := self._staleness.values()):
+            return self.ahead
+        return replace(self.ahead, staleness=_together(sorted(told, key=lambda one: one.median)))
+
+
+def _together(told: list[ev.Staleness]) -> ev.Staleness:
+    """Of all workers' last steps.
+
+    Args:
+        told: rising by the median. That of all is of the worker in whom half of the steps are reached.
+    """
+    steps = list(accumulate(one.steps for one in told))
+    middle = next(one for one, so_far in zip(told, steps, strict=True) if 2 * so_far >= steps[-1])
+    most, repeated = max(one.most for one in told), max(one.repeated for one in told)
+    return ev.Staleness(steps[-1], middle.median, most, repeated)

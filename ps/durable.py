@@ -185,6 +185,8 @@ class Server:
             )
         after = request.after if request.HasField("after") else None
         clock, of = self._way.clock, self._storage.arrangement
+        if request.HasField("arrangement"):
+            of = Arrangement.of(request.arrangement)
         mine = None if of.copies < 2 else lambda ids: of.serves(self.index, ids)
         ids, rows, more = self.tables[request.table].page(clock, after, request.most, request.since, mine)
         return pb.Listed(ids=ids.tobytes(), rows=rows.tobytes(), more=more, step=clock, line=self.line)
@@ -359,6 +361,11 @@ class Server:
         there, servers = self._storage.arrangement, request.servers
         if servers and self._way.began and there.servers and (there.servers != servers or there.out):
             raise Misplaced(f"there are {there} now, and {servers} were asked")
+        if request.HasField("arrangement") and self._way.began:
+            asked = Arrangement.of(request.arrangement)
+            known = (asked.servers, asked.copies) == (there.servers, there.copies)
+            if not known or self.index in asked.out or not {*there.out} <= {*asked.out}:
+                raise Misplaced(f"there are {there} now, and {asked} were asked")
         if request.run_id:
             self._storage.check_run(request.run_id)
         if not self._way.began:

@@ -30,6 +30,7 @@ class Node:
     def __init__(self, index: int, where: Path):
         self.index, self.where = index, where
         self.server: Server | None = None
+        self.is_gone = False  # for good
         self.start()
 
     def start(self) -> Server:
@@ -124,7 +125,10 @@ class DirectCall:
         while True:
             self._world.strikes(self._node)
             if self._node.server is None:
-                if self._world.replicas > 1 and not patient:
+                assert not (self._node.is_gone and patient), "it is waited for without limit"
+                # Or another one is started in its place.
+                done_without = self._world.replicas > 1 and not patient and self._world.random.random() < 0.8
+                if self._node.is_gone or done_without:
                     raise ServerAway(f"server {self._node.index}")
                 self._node.start()
             try:

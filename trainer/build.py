@@ -245,6 +245,7 @@ def servers_of(
         servers.cut()
 
     stream.session.cuts(cut)
+    stream.session.waits = servers.waiting
     return servers
 
 
@@ -284,6 +285,7 @@ def step_servers_of(config: Config, stream: MasterStream, ring: Ring) -> StepSer
         servers.cut()
 
     stream.session.cuts(cut)
+    stream.session.waits = servers.waiting
     return servers
 
 

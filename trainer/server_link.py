@@ -11,6 +11,7 @@ The channel is made with the first call, so in the process that calls: gRPC does
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -28,6 +29,7 @@ from edl.errors import CheckpointError, EdlError
 from trainer.conversation import Conversation
 from trainer.log import log
 from trainer.ring.base import RingBroken
+from trainer.session.state import Waiting
 
 SERVICE = "edl.ParameterServer"
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.02, 1.0
@@ -40,6 +42,8 @@ AWAY = {  # what a call fails with when the server is away, ends, or was cut off
     grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED,
     grpc.StatusCode.INTERNAL,
 }  # fmt: skip
+# How long a server may be away that is called so, with rows of which nobody knows yet that it has them.
+LIMITS = {"Declare": 60.0, "Fetch": 60.0}
 LONG = ("Fetch", "Arrange", "Restore")  # calls that keep a server busy, so that it answers nothing else
 
 UNREADABLE = grpc.StatusCode.DATA_LOSS  # a checkpoint, by the server
@@ -56,7 +60,7 @@ class ServerRefused(EdlError):
 
 
 class ServerAway(Exception):
-    """It does not answer, and others have its rows."""
+    """It does not answer, and others have its rows, or nobody knows of any that it has."""
 
 
 class TokenRefused(Exception):
@@ -64,10 +68,11 @@ class TokenRefused(Exception):
 
 
 class Interrupt:
-    """Breaks calls off, from any thread."""
+    """Breaks calls off, and knows which of them are waited for: from any thread."""
 
     def __init__(self) -> None:
         self._lock, self._running = threading.Lock(), set[Any]()
+        self._waiting: dict[Any, tuple[float, int, str]] = {}  # of calls: since when, for whom, for what
         self._is_cut = threading.Event()
 
     def arm(self) -> None:
@@ -99,6 +104,21 @@ class Interrupt:
     def ends(self, call: Any) -> None:
         with self._lock:
             self._running.discard(call)
+
+    def waits_for(self, call: Any, server: int, method: str, since: float) -> None:
+        """A call has had no answer for a while."""
+        with self._lock:
+            self._waiting[call] = since, server, method
+
+    def waits_no_more(self, call: Any) -> None:
+        with self._lock:
+            self._waiting.pop(call, None)
+
+    def longest(self, now: float) -> Waiting | None:
+        """Of those that wait, the one that has waited longest."""
+        with self._lock:
+            found = min(self._waiting.values(), default=None)
+        return None if found is None else Waiting(found[1], found[2], now - found[0])
 
 
 class Pending(Protocol):
@@ -172,7 +192,7 @@ class ServerLink:
         clock: Callable[[], float] = time.monotonic,
         patience: float | None = None,
     ):
-        self.patience = patience
+        self._index, self.patience = index, patience
         self.name = f"parameter server {index} ({address})"
         self._address, self._interrupt, self._clock = address, interrupt, clock
         self._metadata = (("authorization", f"Bearer {token}"),)
@@ -227,6 +247,13 @@ class ServerLink:
 
     def ended(self, future: Any) -> None:
         self._interrupt.ends(future)
+
+    def is_waiting(self, call: Call, method: str, since: float) -> None:
+        """A call has had no answer for a while."""
+        self._interrupt.waits_for(call, self._index, method, since)
+
+    def waits_no_more(self, call: Call) -> None:
+        self._interrupt.waits_no_more(call)
 
     def waits(self, seconds: float) -> None:
         """Raises: RingBroken."""
@@ -290,12 +317,22 @@ class Call:
     def __init__(self, link: ServerLink, method: str, request: Request, generation: int | None):
         self._link, self._method, self._request, self._generation = link, method, request, generation
         self._future = link.start(method, request)
-        self._began_at, self._told = link.now, False
+        self._began_at = self._asked_at = link.now
+        self._told = False
 
     def result(self, patient: bool = False) -> Any:
+        self._asked_at = self._link.now
+        try:
+            return self._result(patient)
+        finally:
+            self._link.waits_no_more(self)
+
+    def _result(self, patient: bool) -> Any:
         link, pause = self._link, FIRST_PAUSE_SECONDS
         patience, anew = None if patient else link.patience, False
+        limit = math.inf if patient else LIMITS.get(self._method, math.inf)
         unreadable_at: float | None = None  # since when
+        away_at: float | None = None
         while True:
             try:
                 answer = self._answer(patience)
@@ -312,7 +349,11 @@ class Call:
                     link.connect_anew()
                     self._future, anew = link.start(self._method, self._request), True
                     continue
-                self._tell(error.details() or "")
+                why = error.details() or error.code().name
+                away_at = link.now if away_at is None else away_at
+                if error.code() is not UNREADABLE and link.now - away_at >= limit:
+                    raise ServerAway(f"{link.name} is away for {limit:.0f} s: {why}") from error
+                self._tell(why)
             else:
                 if self._told:
                     log.info(f"{link.name} answers again after {link.now - self._began_at:.1f} s")
@@ -348,6 +389,8 @@ class Call:
             self._link.is_still_in(self._generation)
 
     def _tell(self, why: str) -> None:
+        if self._link.now - self._asked_at >= LOOK_SECONDS:
+            self._link.is_waiting(self, self._method, self._asked_at)
         waited = self._link.now - self._began_at
         if not self._told and waited >= TOLD_SECONDS:
             self._told = True

@@ -16,6 +16,7 @@ the state knows it, however it came by it. This module only asks for it (`follow
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -38,9 +39,11 @@ from trainer.server_link import (
     ServerRefused,
     Writing,
 )
+from trainer.session.state import Waiting
 
 T = TypeVar("T")
 TIMEOUT_SECONDS = 3.0
+NOBODY_SECONDS = 0.25  # between two questions whether any server answers
 WORKERS = 1 << 20  # a generation is a number of its own, and that of the worker who claimed it
 
 
@@ -142,6 +145,10 @@ class ParameterServers:
     def cut(self) -> None:
         self._interrupt.cut()
 
+    def waiting(self) -> Waiting | None:
+        """For which server this worker waits, the longest first. On any thread."""
+        return self._interrupt.longest(time.monotonic())
+
     def begin_with(self, start: Start) -> None:
         """The next `restore` of step 0 begins with these rows: once, for they may be many."""
         self._start = start
@@ -217,7 +224,8 @@ class ParameterServers:
     def move(self, step: int) -> str:
         of, to = self._arrangement, self._wanted.without(self._away)
         if not to.is_whole:  # it cannot be, as long as they are away
-            return ""
+            names = ", ".join(map(str, self._away))
+            return f"parameter server {names} does not answer" if to.copies < 2 else ""
         why = ""
         fetch = pb.FetchRequest(
             run_id=self._run_id, generation=self._generation, step=step, last=self._commit(step),
@@ -225,10 +233,19 @@ class ParameterServers:
         )  # fmt: skip
         everybody = sorted({*of.members, *to.members} - {*self._away})
         gaining = [index for index in to.members if (to.held(index) & ~of.held(index)).any()]
+        calls = self._begin("Fetch", dict.fromkeys(gaining, fetch))
         try:
-            self._ask("Fetch", dict.fromkeys(gaining, fetch))
+            for call in calls.values():
+                call.result()
         except ServerRefused as error:
             why, to = str(error), of
+        except ServerAway as error:
+            if to.copies > 1:
+                raise RingBroken(str(error)) from error
+            why, to, everybody = str(error), of, [*of.members]
+        finally:
+            for call in calls.values():
+                call.forget()
         arrange = pb.ArrangeRequest(
             run_id=self._run_id, generation=self._generation, step=step, last=self._commit(step), to=to.told()
         )
@@ -282,10 +299,16 @@ class ParameterServers:
 
     def _declare_to_all(self) -> tuple[dict[int, pb.Position], tuple[int, ...]]:
         """Where they are, and who is away and can be done without, for all that is known."""
+        while True:
+            found, away = self._declare_once()
+            if found:
+                return found, away
+            if self._interrupt.wait(NOBODY_SECONDS):  # a ring without any of them comes to nothing
+                raise RingBroken("the ring was cut while all parameter servers were waited for")
+
+    def _declare_once(self) -> tuple[dict[int, pb.Position], tuple[int, ...]]:
         everybody = range(len(self._links))
-        if self._wanted.copies < 2:
-            return self._declare(everybody), ()
-        calls = {index: self._links[index].begin("Declare", self._tables_told()) for index in everybody}
+        calls = self._begin("Declare", dict.fromkeys(everybody, self._tables_told()))
         found, away = dict[int, pb.Position](), list[int]()
         try:
             for index, call in calls.items():
@@ -296,8 +319,13 @@ class ParameterServers:
         finally:
             for call in calls.values():
                 call.forget()
-        if not found:
-            raise RingBroken("no parameter server answers")
+        if self._wanted.copies < 2 and away:
+            # Without any rows, because it was to be a further one, it is done without.
+            known = [Arrangement.of(p.arrangement) for p in found.values() if p.HasField("arrangement")]
+            ready = any(p.HasField("ready") for p in found.values())
+            if ready or not known or any({*away} & {*one.members} for one in known):
+                found |= self._declare(away)
+                away = []
         return found, tuple(away)
 
     def _declare(self, servers: Iterable[int]) -> dict[int, pb.Position]:

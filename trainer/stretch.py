@@ -19,9 +19,7 @@ servers may have learned from gradients of two makings of that step; how many st
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from statistics import median
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -43,7 +41,6 @@ Values: TypeAlias = Sequence[tuple[np.ndarray, np.ndarray]]  # of each table: id
 AT_ONCE = 2  # steps that a worker holds: one that it makes, and one whose records are read meanwhile
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.002, 0.1  # between two questions for a step, when none is left
 ROUNDS = 1 << 20  # more than an evaluation has
-STALENESS_KEPT = 1000  # steps
 
 
 class Learner(Protocol):
@@ -159,7 +156,6 @@ class Stretch:
         self._kept_order = -1
         self.has_steps = False  # a server has taken some, when this worker looked last
         self.reached = 0  # all steps below it are in all weights, as far as this worker knows
-        self.staleness: deque[int] = deque(maxlen=STALENESS_KEPT)
         # Of the step in progress:
         self._versions: tuple[int, ...] = ()  # of the weights that it is made with
         self._with_rows = False  # the dense weights are still to be pulled, together with its rows
@@ -287,10 +283,11 @@ class Stretch:
             self._session.warn(f"step {step + 1} is left out: its loss or a gradient is not finite")
         progress = self.servers.progress
         self.reached = progress.step
-        self.staleness.append(max(0, progress.version - 1 - self._versions[0]))
+        missed = max(0, progress.version - 1 - self._versions[0])
         self._report.step_pushed(
-            generation, rank, self.reached, step, len(batch), computed, made.loss, made.records
-        )
+            generation, rank, self.reached, step, len(batch), computed, made.loss, made.records,
+            missed, progress.repeated,
+        )  # fmt: skip
 
     def _gradients(self, step: int, batch: Batch) -> StepGradients:
         due = self._since_pull % self._config.ps.pull_steps == 0
@@ -326,13 +323,12 @@ class Stretch:
 
     def tell(self) -> None:
         """How old the weights of this worker's last steps were, and how many steps came again."""
-        if self.staleness:
+        if (found := self._report.stretch_done(self.servers.progress.repeated)) is not None:
             log.info(
-                f"{len(self.staleness)} steps were made here; their weights were {median(self.staleness):g} "
-                f"updates old (median; at most {max(self.staleness)}); "
-                f"{self.servers.progress.repeated} steps of the job came again after they were taken"
+                f"the weights of the last {found.steps} steps that were made here were {found.median:g} "
+                f"updates old (median; at most {found.most}); {found.repeated} steps of the job came again "
+                "after they were taken"
             )
-            self.staleness.clear()
 
 
 def _order(ledger: Ledger) -> int:

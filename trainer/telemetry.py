@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from statistics import median
 
 from edl.contract.evaluation import Pass
 from edl.contract.proto import edl_pb2 as pb
@@ -12,10 +15,12 @@ from trainer.control import Agreed
 from trainer.data import BadRecord
 from trainer.epochs import Epochs
 from trainer.log import log
-from trainer.session.state import EpochLoss, Progress, Session
+from trainer.session.state import EpochLoss, Progress, Session, Staleness
 
 LOG_SECONDS = 10.0
 NEAR_SECONDS = 6.0  # before the last step: about what a process takes to import TensorFlow
+STALENESS_STEPS = 1000  # the last ones
+STALENESS_SECONDS = 1.0  # between two looks at them
 MEMORY = 0.9  # of the present pace, at each step
 
 
@@ -51,6 +56,10 @@ class Telemetry:
         self._since: float | None = None  # of its first step
         self._useful_seconds = 0.0  # in steps that came back
         self._wasted_seconds = 0.0  # in steps that did not come back, not told yet
+        self._missed: deque[int] = deque(maxlen=STALENESS_STEPS)  # updates, by the weights of each step
+        self._repeated = 0
+        self._staleness: Staleness | None = None
+        self._looked_at = float("-inf")
         self._redone: int | None = None  # records, of the change that is still to be told
 
     def ring_formed(self) -> None:
@@ -131,6 +140,8 @@ class Telemetry:
         seconds: float,
         loss: float,
         records: int,
+        missed: int = 0,
+        repeated: int = 0,
     ) -> None:
         """A step that this worker has made alone is in the weights, which are on servers.
 
@@ -140,8 +151,14 @@ class Telemetry:
             trained: its records.
             seconds: that it took to compute.
             loss, records: its mean, and over how many.
+            missed: updates that its weights had not.
+            repeated: steps of the job that came again after they were taken.
         """
         now = self._clock()
+        self._missed.append(missed)
+        self._repeated = repeated
+        if now >= self._looked_at + STALENESS_SECONDS:
+            self._look_at_staleness(now)
         if self._stepped_at is not None and self._records:
             took = now - self._stepped_at
             self._pace = took if self._pace is None else MEMORY * self._pace + (1 - MEMORY) * took
@@ -154,7 +171,27 @@ class Telemetry:
         if now >= self._logged_at + LOG_SECONDS:
             self._logged_at = now
             self._log(f"step {step}: Loss {loss:.4f} in this step; all steps below {reached} are taken")
-        self._session.progress = Progress(generation, reached, self._records, self._seconds, self._loss)
+        self._session.progress = Progress(
+            generation, reached, self._records, self._seconds, self._loss, staleness=self._staleness
+        )
+
+    def stretch_done(self, repeated: int) -> Staleness | None:
+        """All steps up to a boundary are taken: tell at once how old the weights of this worker's were.
+
+        Returns:
+            what it tells; None: it has made none.
+        """
+        self._repeated = repeated
+        if self._missed:
+            self._look_at_staleness(self._clock())
+            self._session.progress = replace(self._session.progress, staleness=self._staleness)
+            self._session.beat()
+        return self._staleness
+
+    def _look_at_staleness(self, now: float) -> None:
+        self._looked_at = now
+        missed = self._missed
+        self._staleness = Staleness(len(missed), float(median(missed)), max(missed), self._repeated)
 
     def boundary(self, generation: int, rank: int, step: int, epochs: Epochs, ended: int) -> None:
         """All workers have the weights of this step.

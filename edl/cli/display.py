@@ -67,7 +67,7 @@ def snapshot(job: JobSnapshot) -> None:
         console.print(workers_table(data))
     if data.get("servers"):
         console.print(servers_table(data))
-    for line in [*checkpoint(data), *degraded(data)]:
+    for line in [*servers_lines(data), *checkpoint(data), *degraded(data)]:
         console.print(line, soft_wrap=True)
     for note in job.notes:
         console.print(plain(note), soft_wrap=True)
@@ -144,7 +144,7 @@ def picture(status: dict[str, Any]) -> RenderableType:
     bar = ProgressBar(total=max(records["total"], 1), completed=records["applied"], width=78)
     framed = Table.grid()  # a bar alone does not end its line
     framed.add_row(bar)
-    trouble = [Text(line, "yellow") for line in degraded(status)]
+    trouble = [Text(line, "yellow") for line in [*servers_lines(status), *degraded(status)]]
     servers = [servers_table(status)] if status.get("servers") else []
     return Group("", head, framed, workers_table(status), *servers, *checkpoint(status), *trouble)
 
@@ -157,6 +157,23 @@ def checkpoint(status: dict[str, Any]) -> list[str]:
         return ["checkpoint: none yet"]
     ago = "" if found["seconds_ago"] is None else f", {duration(found['seconds_ago'])} ago"
     return [f"checkpoint: step {found['step']:,}{ago}"]
+
+
+def servers_lines(status: dict[str, Any]) -> list[str]:
+    """Lines about the parameter servers, where there is more to say than what each one does."""
+    lines = [f"Servers: {text}" for key in ("waits", "servers_stay") if (text := status.get(key))]
+    return lines + [f"staleness: {text}" for text in staleness(status)]
+
+
+def staleness(told: dict[str, Any]) -> list[str]:
+    """Of a status or a summary: how old the weights of the last steps were, where steps come in any order."""
+    if not (found := told.get("staleness")):
+        return []
+    last, again = how_many(found["steps"], "step"), how_many(found["repeated"], "step")
+    return [
+        f"updates that the weights of the last {last} had missed: {found['median']:g} (median), "
+        f"{found['most']:,} (at most); {again} came again"
+    ]
 
 
 def degraded(status: dict[str, Any]) -> list[str]:
@@ -279,6 +296,7 @@ def result(summary: dict[str, Any], kept: str, model: str) -> str:
     if summary["state_losses"]:
         lost = "once" if summary["state_losses"] == 1 else f"{summary['state_losses']} times"
         lines.append(f"  lost      the newest state, {lost} (no worker that held it was left)")
+    lines += [f"  staleness {text}" for text in staleness(summary)]
     if freed := summary.get("servers_freed"):
         lines.append(f"  servers   {freed}")
     return "\n".join([*lines, where])

@@ -73,6 +73,8 @@ class Reason(StrEnum):
     ServerReady = "ServerReady", NORMAL, MINOR
     ServersMoved = "ServersMoved", NORMAL, MAJOR  # the rows, to another number of servers
     ServersStay = "ServersStay", WARNING, MAJOR  # the rows could not be moved to another number of servers
+    ServerAwaited = "ServerAwaited", WARNING, MAJOR  # the ring waits for one that does not answer
+    ServerAnswers = "ServerAnswers", NORMAL, MAJOR  # and does so no longer
     ServerOut = "ServerOut", WARNING, MAJOR  # one is away, and others have its rows, too
     ServerExited = "ServerExited", WARNING, MAJOR  # another one takes its place; its rows are in its log
 

@@ -28,7 +28,7 @@ OPTIONS = [  # of a channel to a server
     # One that comes back may be at another address: resolve the name anew, and don't wait long to try.
     ("grpc.dns_min_time_between_resolutions_ms", 500),
     ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 1_000),  # for one attempt: a machine that is busy may need long for it
     ("grpc.max_reconnect_backoff_ms", 1_000),
 ]
 

@@ -3,7 +3,8 @@
 Each has a folder for its log, an address that it keeps, and one task that lives with it: it starts a process,
 waits until that listens, then until it ends, and starts the next one, which reads the log and is where the
 one before it was. One that dies again and again is started less and less often; one that refuses its
-arguments, or never comes to listen, fails the job with its last words.
+arguments, or never comes to listen, fails the job with its last words; if it was to be a further one, the
+rows stay where they are.
 
 Promise: no process outlives `close`, nor the master's own end, however that comes: its standard input is a
 pipe that only the master holds, and it exits when that ends.
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import shutil
 import signal
@@ -27,7 +29,7 @@ from edl.contract import artifacts
 from edl.text import plain
 from master.backends.base import Tasks, described
 from master.core import events as ev
-from master.servers import Emit, Watch
+from master.servers import RESTARTING, Emit, Further, Watch
 
 REFUSED = 2  # exit code: its arguments are invalid, or its address is taken
 MOST_IN_VAIN = 5  # starts in a row that come to nothing
@@ -104,10 +106,11 @@ class ServerProcesses:
     """The servers of one job.
 
     Args:
-        emit: takes ServerListens, ServerExited, ServersReady, ServerAnswers and Degraded.
+        emit: takes ServerListens, ServerExited, ServersReady, ServersGivenUp, ServerAnswers and ServerAway.
         token: of the job.
         command: the server's program.
         environment: of the processes.
+        patience: seconds for further servers to come to listen.
     """
 
     def __init__(
@@ -117,6 +120,7 @@ class ServerProcesses:
         token: str,
         command: tuple[str, ...] = (sys.executable, "-m", "ps"),
         environment: Mapping[str, str] = os.environ,
+        patience: float = math.inf,
     ):
         self._emit, self._plan, self._token = emit, plan, token
         self._command, self._environment = command, environment
@@ -124,7 +128,8 @@ class ServerProcesses:
         self._watch = Watch(emit, lambda: token, plan.servers)
         self._tasks = Tasks()
         self._known = asyncio.Event()  # all addresses are
-        self._wanted = plan.servers
+        self._wanted = self._have = plan.servers
+        self._further = Further(patience, self._too_late)
         self._asked = False  # for that number, and nobody has been told that so many listen
         self._leaving: list[_Server] = []
         self._closing = False
@@ -163,12 +168,15 @@ class ServerProcesses:
         self._watch.resize(len(self._servers))
         for server in more:
             self._start(server)
+        self._further.wait_for(servers)
         self._tell_if_ready()
 
     def perform(self, effect: ev.Effect) -> None:
         if not isinstance(effect, ev.Arranged):
             return
-        self._wanted = effect.servers
+        self._wanted = self._have = effect.servers
+        self._asked = False
+        self._further.forget()
         for server in self._servers[effect.servers :]:
             server.leaving = True
             _signal(server, signal.SIGTERM)
@@ -179,7 +187,18 @@ class ServerProcesses:
     def _tell_if_ready(self) -> None:
         if self._asked and all(server.listened for server in self._servers[: self._wanted]):
             self._asked = False
+            self._further.forget()
             self._emit(ev.ServersReady(self._wanted, self._addresses()))
+
+    def _too_late(self, seconds: float) -> None:
+        silent = next(server for server in self._servers if not server.listened)
+        self._give_up(f"parameter server {silent.index} does not listen after {seconds:.0f} s")
+
+    def _give_up(self, why: str) -> None:
+        """The rows stay where they are."""
+        if self._asked:
+            self._asked = False
+            self._emit(ev.ServersGivenUp(self._wanted, self._have, why))
 
     def status(self) -> list[dict[str, Any]]:
         told = self._watch.status()
@@ -193,6 +212,7 @@ class ServerProcesses:
     async def close(self, ended: bool) -> None:
         """End them, by force if need be. Returns when none is left."""
         self._closing = True
+        self._further.forget()
         await self._watch.close()
         for server in [*self._servers, *self._leaving]:
             _signal(server, signal.SIGTERM)
@@ -220,11 +240,10 @@ class ServerProcesses:
         while not (self._closing or server.leaving):
             began = loop.time()
             code, listened_at = await self._run(server)
-            server.pid, server.process, server.state = 0, None, "restarting"
-            if self._closing:
+            server.pid, server.process, server.state = 0, None, RESTARTING
+            if self._closing or server.leaving:
                 return
-            if server.leaving:
-                return
+            self._watch.ended(server.index)
             if listened_at is None:
                 server.in_vain += 1
             elif loop.time() - listened_at >= SETTLED_SECONDS:
@@ -234,8 +253,10 @@ class ServerProcesses:
                 why += self._last_words(server)
             first = server.starts == 1 and code == REFUSED
             if listened_at is None and (first or server.in_vain >= MOST_IN_VAIN):
-                self._emit(ev.ServerExited(server.index, why, fatal=True))
-                return
+                if server.index < self._have:
+                    self._emit(ev.ServerExited(server.index, why, fatal=True))
+                    return
+                self._give_up(f"parameter server {server.index} cannot be started: {why}")
             lived = loop.time() - began
             self._emit(ev.ServerExited(server.index, why, max(0.0, pause - lived)))
             await asyncio.sleep(max(0.0, pause - lived))
@@ -289,7 +310,10 @@ class ServerProcesses:
     def _failed(self, server: _Server, error: Exception) -> None:
         _signal(server, signal.SIGKILL)
         why = f"it cannot be started: {described(error)}"
-        self._emit(ev.ServerExited(server.index, why, fatal=True))
+        if server.index < self._have:
+            self._emit(ev.ServerExited(server.index, why, fatal=True))
+        else:
+            self._give_up(f"parameter server {server.index}: {why}")
 
 
 def _signal(server: _Server, number: signal.Signals) -> None:

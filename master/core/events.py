@@ -77,6 +77,24 @@ class ServerAnswers:
 
 
 @dataclass(frozen=True, slots=True)
+class ServerAway:
+    """A parameter server has not answered for a while. `ServerAnswers`, or `ServerListens`, ends that."""
+
+    server: int
+    seconds: float  # so far
+    what: str  # it does meanwhile, as far as is known: starting, restarting, not answering
+
+
+@dataclass(frozen=True, slots=True)
+class ServersGivenUp:
+    """So many parameter servers were to have the rows, and some of them have not come to listen."""
+
+    servers: int
+    stay: int  # on so many the rows stay
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class ServerExited:
     """The process of a parameter server has ended, though nobody asked it to."""
 
@@ -342,6 +360,25 @@ class Closed:
 
 
 @dataclass(frozen=True, slots=True)
+class Staleness:
+    """How many updates the weights had missed with which the last steps were made (mode=ps)."""
+
+    steps: int  # so many they are
+    median: float
+    most: int
+    repeated: int  # steps of the job that came again after they were taken
+
+
+@dataclass(frozen=True, slots=True)
+class ServerWait:
+    """A worker's call to a parameter server has no answer."""
+
+    server: int
+    call: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Progress:
     """How far a ring is, now and then: the most that any member has told."""
 
@@ -351,6 +388,7 @@ class Progress:
     epoch_loss: EpochLoss | None = None
     speeds: dict[WorkerId, float] = field(default_factory=dict)  # of whom they are others than told before
     round: int = 0  # of the evaluation after that step
+    staleness: Staleness | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -441,6 +479,8 @@ Event = (
     | ServerListens
     | ServersReady
     | ServerAnswers
+    | ServerAway
+    | ServersGivenUp
     | ServerExited
     | Adopted
     | WorkerMessage
@@ -636,3 +676,5 @@ class Heartbeat:
     epoch_loss: EpochLoss | None = None
     speed: float = 0.0  # records per second of computing: what it could do if it never waited
     round: int = 0  # of the evaluation after that step
+    staleness: Staleness | None = None  # of its own steps; None: as before
+    waits: ServerWait | None = None

@@ -97,11 +97,16 @@ class Job(State):
                 servers.answers(self, event.server)
             case ev.ServersReady():
                 servers.ready(self, event)
+            case ev.ServerAway():
+                servers.away(self, event)
+            case ev.ServersGivenUp():
+                servers.given_up(self, event)
             case ev.ServerExited():
                 self._on_server_exited(event)
             case _:
                 self._on_message(event)
         self._reconcile()
+        servers.tell(self)
         return self.effects
 
     def next_deadline(self) -> float | None:
@@ -372,6 +377,7 @@ class Job(State):
         self.step = max(self.step, event.step)
         self.loss = event.loss if event.loss is not None else self.loss
         self.epoch_loss = training.fullest(self.epoch_loss, event.epoch_loss)
+        self.staleness = event.staleness or self.staleness
         training.progress(self, event.step)
 
     # --- checkpoints

@@ -2,22 +2,27 @@
 
 The rows are moved while a ring is formed, between two steps, by its root (trainer/servers.py). What is known
 here is which servers are to have them, and what the ring has said who has.
+
+A server that does not answer is waited for by the ring, unless others have its rows: `waits` says so, in all
+modes, to whoever looks at the job.
 """
 
 from __future__ import annotations
 
 from edl.contract.reasons import Reason
 from master.core import events as ev
-from master.core.state import State
+from master.core.state import Away, State
+
+HANGS = "not answering"  # its process is there, as far as is known
 
 
 def ready(job: State, event: ev.ServersReady) -> None:
     """So many servers are to have the rows, and listen."""
     known = job.servers
-    known.wanted, known.addresses = event.servers, event.addresses
+    known.wanted, known.addresses, known.stay = event.servers, event.addresses, ""
     if known.have == event.servers:  # another number was wanted in between
         known.due = ""
-        job.do(ev.Arranged(event.servers))
+        _arranged(job, event.servers)
     else:
         were = f"{known.have} -> " if known.have else ""
         known.due = f"parameter servers {were}{event.servers}"
@@ -26,6 +31,7 @@ def ready(job: State, event: ev.ServersReady) -> None:
 def answers(job: State, server: int) -> None:
     """It is back. The rows of one that was done without are brought to it."""
     job.servers.answered[server] = job.now
+    job.servers.away.pop(server, None)
     if server in job.servers.out:
         job.servers.due = f"parameter server {server} is back"
 
@@ -48,16 +54,81 @@ def have_rows(job: State, event: ev.JoinedRing) -> None:
             known.due = f"parameter server {server} is back"
     before, known.have = known.have, event.servers
     if event.stay and known.wanted != event.servers:
-        job.notice(
-            Reason.ServersStay,
-            f"the rows stay on {_servers(event.servers)}, not {known.wanted}: {event.stay}",
-        )
-        known.wanted, known.due = event.servers, ""
-        job.do(ev.Arranged(event.servers))
+        _stay(job, known.wanted, event.servers, event.stay)
     elif known.wanted == event.servers != before:
         if before:
             job.notice(Reason.ServersMoved, f"the rows are on {_servers(event.servers)}, {before} before")
-        job.do(ev.Arranged(event.servers))
+        _arranged(job, event.servers)
+
+
+def given_up(job: State, event: ev.ServersGivenUp) -> None:
+    """They do not all come to listen: nothing has been moved yet."""
+    _stay(job, event.servers, event.stay, event.why)
+
+
+def _stay(job: State, wanted: int, servers: int, why: str) -> None:
+    known = job.servers
+    known.stay = f"the rows stay on {_servers(servers)}, not {wanted}: {why}"
+    job.notice(Reason.ServersStay, known.stay)
+    known.wanted, known.due, known.addresses = servers, "", known.addresses[:servers]
+    _arranged(job, servers)
+
+
+def _arranged(job: State, servers: int) -> None:
+    """All others are needed no longer."""
+    known = job.servers
+    known.away = {index: one for index, one in known.away.items() if index < servers}
+    known.waited = tuple(index for index in known.waited if index < servers)
+    job.do(ev.Arranged(servers))
+
+
+# --- who is waited for
+
+
+def away(job: State, event: ev.ServerAway) -> None:
+    job.servers.away[event.server] = Away(job.now - event.seconds, event.what)
+
+
+def tell(job: State) -> None:
+    """Notice that the ring waits for servers, or does so no longer."""
+    known, waited = job.servers, tuple(_waited(job))
+    if waited:
+        if {*waited} - {*known.waited}:
+            job.notice(Reason.ServerAwaited, waits(job, job.now))
+        if not known.waited:
+            known.waited_at = min(known.away[index].since for index in waited)
+        known.waited = waited
+    elif known.waited and all(index in known.out for index in known.waited):
+        known.waited = ()
+    elif known.waited and not any(index in known.away for index in known.waited):
+        seconds = job.now - known.waited_at
+        job.notice(Reason.ServerAnswers, f"{_names(known.waited)} can be called again, after {seconds:.1f} s")
+        known.waited = ()
+
+
+def waits(job: State, now: float) -> str:
+    """For which servers the ring waits, how long it has, and what to do; empty: for none."""
+    found = [(index, job.servers.away[index]) for index in _waited(job)]
+    if not found:
+        return ""
+    said = ", ".join(f"{index} ({one.what} for {max(0.0, now - one.since):.1f} s)" for index, one in found)
+    logs = " and ".join(f"edl logs ps-{index}" for index, _ in found)
+    todo = f"it goes on by itself as soon as that answers; if this lasts, see {logs}"
+    if any(one.what == HANGS for _, one in found):
+        todo += ", or kill a process that hangs: another one takes its place, with its rows"
+    return f"the ring waits for parameter server{'s' if len(found) > 1 else ''} {said}: {todo}"
+
+
+def _waited(job: State) -> list[int]:
+    known = job.servers
+    if not job.ring.members or job.ending is not None:
+        return []
+    needed = known.have if job.ring.up else max(known.have, known.wanted)  # 0: nobody has said how many
+    return [i for i in sorted(known.away) if i not in known.out and (not needed or i < needed)]
+
+
+def _names(servers: tuple[int, ...]) -> str:
+    return f"parameter server{'s' if len(servers) > 1 else ''} {', '.join(map(str, servers))}"
 
 
 def regroup(job: State) -> None:

@@ -91,6 +91,14 @@ class Evaluation:
     metrics: dict[str, float | None]
 
 
+@dataclass(frozen=True, slots=True)
+class Away:
+    """A parameter server that does not answer."""
+
+    since: float
+    what: str  # starting, restarting, not answering
+
+
 @dataclass(slots=True)
 class Servers:
     """The parameter servers that are to have the rows, and those that have them."""
@@ -101,6 +109,10 @@ class Servers:
     out: tuple[int, ...] = ()  # of those, that are done without
     answered: dict[int, float] = field(default_factory=dict)  # when each was last heard to be back
     due: str = ""  # why the ring is to be formed anew; empty: it is not
+    away: dict[int, Away] = field(default_factory=dict)  # those that do not answer
+    waited: tuple[int, ...] = ()  # of these, those that people know to be waited for
+    waited_at: float = 0.0  # since when one is
+    stay: str = ""  # why the rows are not on as many as were wanted last; empty: they are
 
 
 class State:
@@ -123,6 +135,7 @@ class State:
         self.judge_at: float | None = None  # when the parts of a step are: members have told other speeds
         self.copies_awaited = 0  # of the state, which holders that have crashed may have left
         self.copies_until = 0.0  # they are
+        self.staleness: ev.Staleness | None = None  # where steps come in any order, and some have been told
         self.waited = ""  # for what, when there was no ring
         self.servers = Servers()
         self.backoff = RestartBackoff()

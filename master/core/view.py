@@ -13,7 +13,7 @@ from typing import Any
 
 from edl.contract.ids import WorkerId
 from master.core import events as ev
-from master.core import training
+from master.core import servers, training
 from master.core.job import Job
 from master.core.ring import Change
 
@@ -90,6 +90,9 @@ def status(
         "stop": {"id": job.stop_asked, "failed": job.not_stopped} if job.stop_asked else None,
         "failures": len(job.failures),
         "degraded": dict(job.degraded),
+        "waits": servers.waits(job, now) or _waits(here),
+        "staleness": _staleness(ahead.staleness or job.staleness),
+        "servers_stay": job.servers.stay,
         "warnings": list(job.warnings),
         "last_change": _change(ring.changes[-1]) if ring.changes else None,
         "goodput": job.goodput.at(now),
@@ -138,6 +141,7 @@ def summary(job: Job) -> dict[str, Any]:
         "earlier_generations": asdict(job.ring.earlier),
         "failures": [{"worker": f.worker, "why": f.why, "traceback": f.traceback} for f in job.failures],
         "state_losses": job.restarts,
+        "staleness": _staleness(job.staleness),
         "checkpoint": _checkpoint(job, job.ended_at or 0.0),
         "stale_messages": job.stale,
         "workers_created": job.pool.next_id,
@@ -151,6 +155,22 @@ def _checkpoint(job: Job, now: float) -> dict[str, Any] | None:
         return None
     age = None if found.written_at is None else now - found.written_at
     return {"dir": job.config.checkpoint.dir, "step": found.step, "seconds_ago": age, "bytes": found.nbytes}
+
+
+def _waits(beats: Mapping[WorkerId, ev.Heartbeat]) -> str:
+    """For which server a worker waits though that answers the master; empty: none does."""
+    found = [(beat.waits, worker) for worker, beat in beats.items() if beat.waits is not None]
+    if not found:
+        return ""
+    waits, worker = max(found, key=lambda each: each[0].seconds)
+    return (
+        f"worker {worker} waits for parameter server {waits.server} ({waits.call}: no answer for "
+        f"{waits.seconds:.1f} s), which answers the master: it is busy, or cut off from that worker"
+    )
+
+
+def _staleness(found: ev.Staleness | None) -> dict[str, Any] | None:
+    return asdict(found) if found is not None else None
 
 
 def _pass(job: Job, ahead: ev.Progress) -> dict[str, Any] | None:

@@ -91,6 +91,8 @@ class Metrics:
         yield phase
         if servers := status.get("servers"):
             yield from _of_servers(servers)
+        if staleness := status.get("staleness"):
+            yield from _of_staleness(staleness)
         spent = CounterMetricFamily("edl_seconds", "Where the job's time went", labels=["kind"])
         for kind, seconds in self._counted(status["goodput"]).items():
             spent.add_metric([kind], seconds)
@@ -124,6 +126,16 @@ def _of_servers(servers: list[dict[str, Any]]) -> Iterator[Metric]:
         yield _by_server(GaugeMetricFamily(name, text, labels=["server"]), servers, value)
     for name, (text, value) in counters.items():
         yield _by_server(CounterMetricFamily(name, text, labels=["server"]), servers, value)
+
+
+def _of_staleness(staleness: dict[str, Any]) -> Iterator[Metric]:
+    """Of the last steps of mode=ps."""
+    text = "Updates that the weights of the last steps had missed"
+    yield GaugeMetricFamily("edl_staleness_median", f"{text}, median", staleness["median"])
+    yield GaugeMetricFamily("edl_staleness_max", f"{text}, at most", staleness["most"])
+    yield CounterMetricFamily(
+        "edl_steps_repeated", "Steps that came again after they were taken", staleness["repeated"]
+    )
 
 
 def _by_server(

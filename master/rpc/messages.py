@@ -58,8 +58,23 @@ def event_of(worker: WorkerId, message: pb.FromWorker) -> ev.Event | ev.Heartbea
             beat = message.heartbeat
             loss = _finite(beat.loss) if beat.HasField("loss") else None
             epoch = _epoch_loss(beat.epoch_loss) if beat.HasField("epoch_loss") else None
+            s, waits = beat.staleness, beat.waits
+            aged = ev.Staleness(s.steps, s.median, s.most, s.repeated) if beat.HasField("staleness") else None
+            waited = (
+                ev.ServerWait(waits.server, waits.call, waits.seconds) if beat.HasField("waits") else None
+            )
             return ev.Heartbeat(
-                worker, g, beat.step, beat.rate, loss, beat.memory, epoch, beat.speed, beat.round
+                worker,
+                g,
+                beat.step,
+                beat.rate,
+                loss,
+                beat.memory,
+                epoch,
+                beat.speed,
+                beat.round,
+                aged,
+                waited,
             )
         case "left_ring":
             return _out(worker, g, message.left_ring)

@@ -65,10 +65,16 @@ async def test_every_record_counts_once_whoever_is_killed_when(a_job: A_Job, tmp
         await counted(job)
 
 
-async def test_nothing_is_lost_with_all_workers_at_once(a_job: A_Job) -> None:
+async def test_nothing_is_lost_with_a_server_that_hangs_and_with_all_workers_at_once(a_job: A_Job) -> None:
     async with a_job(*PS, workers=2, records=RECORDS, epochs=2, model="counting_rows.py") as job:
         first = await job.ring_of(2)
         await job.until(lambda: job.status["step"] > 3)
+        hangs = await job.until(lambda: started(job, 1))
+        os.kill(hangs, signal.SIGSTOP)
+        await job.until(lambda: "the ring waits for parameter server 1 (not answering" in job.status["waits"])
+        os.kill(hangs, signal.SIGCONT)
+        await job.until(lambda: not job.status["waits"] and job.status["staleness"])
+        await job.stepping()
         before = job.status["step"]
         job.kill(*first)
         await job.ring_of(2, without=first)
@@ -76,6 +82,7 @@ async def test_nothing_is_lost_with_all_workers_at_once(a_job: A_Job) -> None:
         summary = await counted(job)
     assert summary["state_losses"] == 0
     assert not job.noticed(Reason.StateLost) and not job.noticed(Reason.WentBack)
+    assert summary["staleness"]["most"] >= summary["staleness"]["median"] >= 0
 
 
 async def test_a_server_that_lost_its_log_has_its_steps_made_again(a_job: A_Job, tmp_path: Path) -> None:

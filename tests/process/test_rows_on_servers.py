@@ -69,6 +69,12 @@ async def test_workers_and_servers_are_killed_and_every_record_counts_once(a_job
         await job.stepping()
         await kill_server(job, 0)
         await job.stepping()
+        hangs = await job.until(lambda: started(job, 1))
+        os.kill(hangs, signal.SIGSTOP)
+        await job.until(lambda: "the ring waits for parameter server 1 (not answering" in job.status["waits"])
+        os.kill(hangs, signal.SIGCONT)
+        await job.until(lambda: not job.status["waits"])
+        await job.stepping()
         job.kill(first[0])  # which settles, and writes to the servers for all
         second = await job.ring_of(2, without=first[:1])
         await job.stepping()
@@ -81,6 +87,8 @@ async def test_workers_and_servers_are_killed_and_every_record_counts_once(a_job
         assert folder.is_dir()
         summary = await counted(job)
     assert summary["state_losses"] == 0
+    assert any("server 1 (not answering" in text for text in job.noticed(Reason.ServerAwaited))
+    assert any("server 1 can be called again" in text for text in job.noticed(Reason.ServerAnswers))
     exits = job.noticed(Reason.ServerExited)
     assert len(exits) == 2, exits
     assert "parameter server 0 exited: SIGKILL" in exits[0]

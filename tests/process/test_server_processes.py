@@ -92,3 +92,38 @@ async def test_servers_end_with_a_master_that_is_killed(tmp_path: Path) -> None:
     await master.wait()
     await asyncio.to_thread(server.wait, SECONDS)
     assert not server.is_running()
+
+
+FURTHER = """
+import runpy, sys
+if sys.argv[sys.argv.index("--index") + 1] == "1":
+    {does}
+runpy.run_module("ps", run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize(
+    ("does", "why"),
+    [
+        ("sys.exit(print('no room', file=sys.stderr) or 2)", "cannot be started: exit code 2: no room"),
+        ("sys.stdin.read()", "does not listen after 1 s"),
+    ],
+)
+async def test_a_further_one_that_does_not_come_to_listen_is_given_up(
+    tmp_path: Path, does: str, why: str
+) -> None:
+    events: asyncio.Queue[ev.Event] = asyncio.Queue()
+    servers = ServerProcesses(
+        events.put_nowait, Plan(1, "run", tmp_path / "servers", tmp_path, "127.0.0.1"), "a-token",
+        (sys.executable, "-c", FURTHER.format(does=does)), patience=1.0,
+    )  # fmt: skip
+    await servers.start()
+    try:
+        await asyncio.wait_for(servers.addresses(), SECONDS)
+        servers.resize(2)
+        given_up = await until(events, ev.ServersGivenUp)
+        assert given_up == ev.ServersGivenUp(2, 1, f"parameter server 1 {why}")
+        servers.perform(ev.Arranged(1))
+        assert (servers.wanted, len(servers.status())) == (1, 1)
+    finally:
+        await servers.close(ended=True)

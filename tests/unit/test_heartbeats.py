@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 
 from edl import config
+from edl.cli import display
 from edl.config import values
 from edl.contract.ids import Generation, WorkerId
 from edl.contract.layout import Layout
 from master.core import events as ev
 from master.core import view
+from master.http.metrics import Metrics
 from master.telemetry import PROGRESS_SECONDS, Telemetry
 from tests.stories import Story
 
@@ -181,3 +183,37 @@ def test_a_worker_that_falls_silent_is_given_up_and_heartbeats_are_not_in_the_jo
     assert effects
     told = [event for _, event, _ in story.watchdog.history if isinstance(event, ev.Progress)]
     assert len(told) <= 2
+
+
+# --- where all weights are on servers
+
+
+def test_how_old_all_workers_weights_were_is_one_number_in_the_status_in_metrics_and_in_the_summary() -> None:
+    story = Story(workers=3, mode="ps").running(0, 1, 2)
+    form = story.job.ring.generation
+    told = (ev.Staleness(1000, 1.0, 7, 2), ev.Staleness(10, 90.0, 99, 3), ev.Staleness(400, 2.0, 3, 3))
+    for worker, staleness in enumerate(told):
+        story.tell(beat(worker, 4, form, staleness=staleness), after=PROGRESS_SECONDS)
+    story.tell(beat(0, 5, form), after=PROGRESS_SECONDS)
+    found = {"steps": 1410, "median": 1.0, "most": 99, "repeated": 3}
+    assert view.summary(story.job)["staleness"] == found
+    status = view.status(story.job, story.now)
+    assert status["staleness"] == found
+    page = Metrics(lambda: status).page()[1].decode()
+    assert "edl_staleness_median 1.0" in page and "edl_staleness_max 99.0" in page
+    assert "edl_steps_repeated_total 3.0" in page
+    assert display.staleness(view.summary(story.job)) == [
+        "updates that the weights of the last 1,410 steps had missed: 1 (median), 99 (at most); "
+        "3 steps came again"
+    ]
+
+
+def test_a_worker_that_waits_for_a_server_which_answers_the_master_is_told() -> None:
+    story = Story(workers=1, mode="hybrid").running(0)
+    beats = {FIRST: beat(0, 1, waits=ev.ServerWait(1, "Stage", 4.25))}
+    said = view.status(story.job, story.now, beats)["waits"]
+    assert said.startswith("worker 0 waits for parameter server 1 (Stage: no answer for 4.2 s)")
+    story.tell(ev.ServerAway(1, 4.0, "restarting"))
+    assert view.status(story.job, story.now, beats)["waits"].startswith(
+        "the ring waits for parameter server 1"
+    )

@@ -1,10 +1,13 @@
-"""Stories of parameter servers that come and go: when the ring is formed anew for them."""
+"""Stories of parameter servers that come and go: when a ring is formed for them, and for which it waits."""
 
 from __future__ import annotations
+
+import pytest
 
 from edl.contract.ids import WorkerId
 from edl.contract.reasons import Reason
 from master.core import events as ev
+from master.core import view
 from tests.stories import Story, of, only
 
 
@@ -63,3 +66,79 @@ def test_a_server_that_is_back_before_the_ring_has_said_that_it_is_out_is_not_fo
     story, form = a_ring_with_two_servers()
     story.tell(ev.ServerListens(1, 0.5, again=True))
     assert of(story.tell(joined(form, 2, out=(1,))), ev.Leave)
+
+
+def test_servers_that_do_not_come_to_listen_are_given_up_and_the_rows_stay() -> None:
+    story, form = a_ring_with_two_servers()
+    story.tell(joined(form, 2))
+    effects = story.tell(ev.ServersGivenUp(3, 2, "parameter server 2 cannot be started: exit code 1"))
+    assert only(effects, ev.Arranged).servers == 2
+    (said,) = told(effects, Reason.ServersStay)
+    assert said == view.status(story.job, story.now)["servers_stay"]
+    assert said == (
+        "the rows stay on 2 parameter servers, not 3: parameter server 2 cannot be started: exit code 1"
+    )
+    assert not of(effects + story.waits(60), ev.Leave), "the ring trains on"
+    story.tell(ev.ServersReady(3, ("a:1", "b:1", "c:1")))
+    assert not view.status(story.job, story.now)["servers_stay"], "they are tried once more"
+
+
+def test_a_move_that_is_given_up_by_the_ring_leaves_no_address_that_nobody_is_at() -> None:
+    story, form = a_ring_with_two_servers()
+    story.tell(joined(form, 1, stay="parameter server 1 (b:1) is away for 60 s"))
+    story.tell(ev.Leaving(WorkerId(0), "SIGTERM"))
+    form = only([*story.out(0, step=5), *story.ready(1)], ev.Form)
+    assert (form.servers, form.addresses) == (1, ("a:1",))
+
+
+# --- who is waited for
+
+
+def waits(story: Story, after: float = 0.0) -> str:
+    return str(view.status(story.job, story.now + after)["waits"])
+
+
+@pytest.mark.parametrize("mode", ["hybrid", "ps"])
+def test_the_ring_is_said_to_wait_for_a_server_until_that_answers(mode: str) -> None:
+    story = Story(workers=1, mode=mode).running(0)
+    effects = story.tell(ev.ServerAway(0, 1.0, "restarting"))
+    (said,) = told(effects, Reason.ServerAwaited)
+    assert said == waits(story) == (
+        "the ring waits for parameter server 0 (restarting for 1.0 s): it goes on by itself as soon as that "
+        "answers; if this lasts, see edl logs ps-0"
+    )  # fmt: skip
+    assert "restarting for 3.5 s" in waits(story, after=2.5)
+    assert not told(story.waits(30), Reason.ServerAwaited), "once"
+    (said,) = told(story.tell(ev.ServerAnswers(0)), Reason.ServerAnswers)
+    assert said.startswith("parameter server 0 can be called again, after 31.0")
+    assert not waits(story)
+
+
+def test_one_that_hangs_may_be_killed() -> None:
+    story, form = a_ring_with_two_servers()
+    story.tell(joined(form, 2), ev.ServerAway(0, 2.0, "restarting"))
+    story.tell(ev.ServerAway(1, 1.0, "not answering"))
+    assert "servers 0 (restarting for 2.0 s), 1 (not answering for 1.0 s): " in waits(story)
+    assert "if this lasts, see edl logs ps-0 and edl logs ps-1, or kill a process that hangs" in waits(story)
+
+
+def test_a_server_that_is_out_is_not_waited_for() -> None:
+    story, form = a_ring_with_two_servers()
+    story.tell(ev.ServerAway(1, 1.0, "not answering"))
+    assert "parameter server 1" in waits(story), "to form it"
+    effects = story.tell(joined(form, 2, out=(1,)))
+    assert not waits(story)
+    assert not told(effects, Reason.ServerAnswers)
+
+
+def test_a_server_that_is_to_have_rows_is_waited_for_only_while_these_move() -> None:
+    story = Story(workers=1).running(0)
+    story.tell(ev.ServerAway(1, 5.0, "restarting"))
+    story.tell(ev.ServersReady(1, ("a:1",)))
+    story.tell(joined(only(story.out(0, step=4), ev.Form), 1))
+    assert not waits(story), "it has no rows"
+    story.tell(ev.ServerAnswers(1), ev.ServersReady(2, ("a:1", "b:1")), ev.ServerAway(1, 1.0, "restarting"))
+    form = only(story.out(0, step=5), ev.Form)
+    assert "parameter server 1 (restarting" in waits(story)
+    story.tell(joined(form, 1, stay="it is away"))
+    assert not waits(story)

@@ -133,6 +133,39 @@ def test_no_row_is_lost_or_doubled_whoever_dies_while_rows_move(
         node.kill()
 
 
+def test_a_new_server_that_is_gone_for_good_leaves_the_rows_where_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "fsync", lambda file: None)
+    world = World(1, tmp_path, replicas=1, rate=0.0)
+    job = Job(world)
+    world.grow(2)
+    assert job.train(job.ring(2), 3)
+    world.grow(3)
+    new = world.nodes[2]
+    for number, dies_late in enumerate((True, False, False)):
+        root = world.root(100 + number)
+        root.follow(TABLES, lambda: job.commit)
+        root.enter([str(node.index) for node in world.nodes], 3)
+        if not dies_late:
+            new.kill()
+        new.is_gone = not dies_late
+        root.speak_of(root.claim(100 + number))
+        assert root.settle(job.step) == ""
+        if dies_late:  # it has said that it is there
+            new.kill()
+        new.is_gone = True
+        assert root.moves and "server 2" in root.move(job.step)
+        assert root.arrangement == Arrangement(2)
+        assert job.train(root, 3)
+    new.is_gone = False
+    root = job.ring(3)
+    assert root.arrangement == Arrangement(3) and job.moved == 1
+    assert job.train(root, 3)
+    for node in world.nodes:
+        node.kill()
+
+
 def test_from_one_server_to_two_half_of_the_buckets_move_and_only_to_the_new_one() -> None:
     one, two, three = Arrangement(1), Arrangement(2), Arrangement(3)
     assert not moves(one, two, 1, 0).any()

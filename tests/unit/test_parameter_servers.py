@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
+
 from edl import config
 from edl.config import values
 from edl.contract import modes
+from edl.contract.ids import WorkerId
 from edl.contract.phases import Phase
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.reasons import Reason
 from master.core import events as ev
 from master.core import view
 from master.http.metrics import Metrics
-from master.servers import Watch, _Server
+from master.servers import Named, Watch, _Server
 from tests.stories import Story
 
 
@@ -72,3 +76,69 @@ def test_metrics_have_a_value_for_each_server() -> None:
     assert 'edl_server_rows{server="1"} 7.0' in page
     assert 'edl_server_memory_bytes{server="1"} 5.0' in page
     assert 'edl_server_restarts_total{server="1"} 0.0' in page
+
+
+# --- further servers, on a cluster
+
+
+def described(server: int, servers: int, generation: int = 1) -> pb.Description:
+    there = pb.Arrangement(servers=servers)
+    return pb.Description(index=server, position=pb.Position(generation=generation), arrangement=there)
+
+
+class Pods:
+    """Those that the chart has made, as a master sees them that begins in the middle of a move from two to
+    three: the values say three, and the rows are on two."""
+
+    def __init__(self, patience: float = math.inf) -> None:
+        self.said: asyncio.Queue[ev.Event] = asyncio.Queue()
+        self.scaled: list[int] = []
+        self.servers = Named(self.said.put_nowait, str, "ps-{}".format, 3, self.scaled.append, patience)
+        self.answers(0, servers=2)
+
+    def answers(self, server: int, servers: int) -> None:
+        self.servers._watch._servers[server].note(described(server, servers), 1.0)
+        self.servers._looked()
+
+
+async def test_a_master_that_begins_in_the_middle_of_a_move_has_it_finished_when_all_listen() -> None:
+    pods = Pods()
+    pods.answers(1, servers=2)
+    assert pods.said.empty() and not pods.scaled
+    pods.answers(2, servers=0)
+    assert pods.said.get_nowait() == ev.ServersReady(3, ("ps-0", "ps-1", "ps-2"))
+    pods.answers(0, servers=3)
+    assert pods.said.empty()
+    await pods.servers.close(ended=False)
+
+
+async def test_a_master_that_begins_in_the_middle_of_a_move_gives_it_up_when_they_do_not() -> None:
+    pods = Pods(patience=0.05)
+    given_up = await asyncio.wait_for(pods.said.get(), 60)
+    assert given_up == ev.ServersGivenUp(3, 2, "parameter server 1 does not answer at ps-1 after 0 s")
+    pods.servers.perform(ev.Arranged(2))
+    assert pods.scaled == [2] and pods.servers.wanted == 2
+    pods.answers(0, servers=2)
+    assert pods.said.empty(), "it is over"
+    await pods.servers.close(ended=False)
+
+
+def test_a_ring_that_has_moved_rows_under_an_earlier_master_is_believed() -> None:
+    story = Story(workers=1).running(0)
+    form = story.job.ring.generation
+    effects = story.tell(ev.JoinedRing(WorkerId(0), form, 4, servers=3))
+    assert not [e for e in effects if isinstance(e, ev.Leave)]
+    effects = story.tell(ev.ServersReady(3, ("a", "b", "c")))
+    assert [e.servers for e in effects if isinstance(e, ev.Arranged)] == [3]
+    assert not [e for e in effects if isinstance(e, ev.Leave)]
+
+
+async def test_a_server_that_hung_for_a_moment_and_was_left_out_is_found_by_its_generation() -> None:
+    watch = Watch(lambda event: None, str, 2)
+    one, other = watch._servers
+    one.note(described(0, 2, generation=7), 1.0)
+    told = described(1, 2, generation=6)
+    other.note(told, 1.0)
+    assert watch._lags(other, told)
+    assert not watch._lags(other, told), "once for each ring"
+    assert not watch._lags(one, described(0, 2, generation=7))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -15,9 +16,10 @@ import pytest
 from edl.checkpoints import CheckpointError, Store
 from edl.contract.proto import ps_pb2 as pb
 from tests.fakes.parameter_server import FakeServer, Listening, Refused
+from trainer import server_link
 from trainer.ring.base import RingBroken
 from trainer.roles import Commit, Table
-from trainer.server_link import ServerLink, ServerRefused, TokenRefused
+from trainer.server_link import ServerAway, ServerLink, ServerRefused, TokenRefused
 from trainer.servers import ParameterServers
 
 WORDS, PLACES = Table("words", 2, "{}", "{}"), Table("places", 3, "{}", "{}", min_count=4, ttl_steps=5)
@@ -129,6 +131,37 @@ def test_a_server_that_is_killed_is_waited_for_and_has_all_that_it_had(make: Cal
     job.there[0].comes_to("Pull")
     job.comes_back(1)
     assert np.array_equal(pulling.result(SECONDS)[0], np.full((20, 2), 0.5))
+
+
+def test_it_is_known_for_which_server_a_worker_waits_and_for_what(make: Callable[..., Job]) -> None:
+    job = make(2)
+    job.begin()
+    ids = np.arange(20)
+    job.client.pull(0, [ids])
+    assert job.client.waiting() is None
+    job.kill(1)
+    pulling = job.beside(lambda: job.client.pull(0, [ids]))
+    pause, until = threading.Event(), time.monotonic() + SECONDS
+    while (waits := job.client.waiting()) is None and time.monotonic() < until:
+        pause.wait(0.05)
+    assert waits is not None and (waits.server, waits.call) == (1, "Pull") and waits.seconds >= 1
+    job.comes_back(1)
+    pulling.result(SECONDS)
+    assert job.client.waiting() is None
+
+
+def test_a_server_of_which_nobody_knows_that_it_has_rows_is_not_waited_for_without_limit(
+    make: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(server_link.LIMITS, "Declare", 0.2)
+    job = make(1)
+    link = job.client._links[0]
+    job.kill(0)
+    with pytest.raises(ServerAway, match=r"parameter server 0 \(.*\) is away for 0 s: "):
+        link.begin("Declare", pb.Tables()).result()
+    patient = job.beside(lambda: link.begin("Declare", pb.Tables(run_id="a-run")).result(patient=True))
+    job.comes_back(0)
+    assert isinstance(patient.result(SECONDS), pb.Position)
 
 
 def test_a_cut_ends_the_waiting_for_a_server_that_is_away(make: Callable[..., Job]) -> None:

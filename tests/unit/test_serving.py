@@ -16,10 +16,10 @@ from typer.testing import CliRunner
 
 from edl.cli.app import app
 from edl.contract import artifacts
+from edl.contract.arrangement import Arrangement
 from edl.contract.buckets import server_of
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.proto import ps_pb2_grpc
-from edl.contract.rows import Shares
 from edl.contract.tokens import Tokens, for_reading
 from edl.errors import EdlError
 from edl.listener import Listener
@@ -41,7 +41,8 @@ COUNTS = tables(
 class Job:
     """Servers that listen, and the one worker: a step adds 0.05 to each value of some rows."""
 
-    def __init__(self, folder: Path, servers: int):
+    def __init__(self, folder: Path, servers: int, replicas: int = 1):
+        self.of = Arrangement(servers, replicas)
         self._services = [
             Service(Server(index, servers, RUN, folder / f"log-{index}", str(folder / "checkpoints")))
             for index in range(servers)
@@ -66,18 +67,27 @@ class Job:
         return await getattr(stub, call)(request, metadata=metadata, timeout=SECONDS)
 
     async def all(self, call: str, request: Any) -> None:
-        for index in range(len(self.addresses)):
+        for index in self.of.members:
             await self.ask(index, call, request)
 
     async def begin(self) -> None:
         await self.all("Declare", COUNTS)
-        await self.all("Settle", settle(1, 0))
+        request = settle(1, 0)
+        request.arrangement.CopyFrom(self.of.told())
+        await self.all("Settle", request)
+
+    async def goes_on_without(self, index: int) -> None:
+        """The ring does, as it does when a server is away whose rows others have."""
+        self.of, self.generation = self.of.without((index,)), self.generation + 1
+        request = settle(self.generation, self.step, commit(self.step - 1))
+        request.arrangement.CopyFrom(self.of.told())
+        await self.all("Settle", request)
 
     async def learn(self, ids: Any, gradient: float = -1) -> None:
         """Take a step that has these ids of the table `words`."""
-        shares = Shares(np.asarray(ids, np.int64), len(self.addresses))
-        for index in range(len(self.addresses)):
-            own = shares.ids[shares.of(index)]
+        for index in self.of.members:
+            own = np.asarray(ids, np.int64)
+            own = own[self.of.has(index, own)]
             values = np.full(
                 (len(own), DIM), gradient, np.float32
             )  # by the scale and the learning rate of `commit`
@@ -288,9 +298,9 @@ async def test_what_cannot_be_answered_is_told_in_words(job: Job, client: Client
 
 
 async def test_a_server_without_rows_is_waited_for_and_not_taken_at_its_word(job: Job) -> None:
-    with Client(job.addresses, "token", timeout=0.5) as hasty:
+    with Client(job.addresses, "token", timeout=2.0) as hasty:
         assert "parameter server 0" in (text := await refusal(lambda: hasty.rows("words", [1])))
-        assert "has no rows yet" in text and "waited for 0.5 s" in text
+        assert "has no rows yet" in text and "waited for 2 s" in text
     with Client(job.addresses, "token", SECONDS) as patient:
         reading = asyncio.ensure_future(away(lambda: patient.rows("words", [1])))
         await job.all("Declare", COUNTS)  # it knows its tables, and is not at any step yet
@@ -309,6 +319,74 @@ async def test_a_server_that_is_away_is_named(job: Job) -> None:
         ids = np.arange(100)  # of all servers
         text = await refusal(lambda: client.rows("words", ids))
     assert f"parameter server {last} ({job.addresses[last]})" in text
+
+
+# --- where each row is on two servers
+
+
+@pytest.fixture
+async def twice(tmp_path: Path) -> AsyncIterator[Job]:
+    job = Job(tmp_path, 3, replicas=2)
+    await job.start()
+    await job.begin()
+    await job.learn(IDS)
+    yield job
+    await job.close()
+
+
+IDS = np.arange(60)
+
+
+async def read(client: Client) -> np.ndarray:
+    return await away(lambda: client.rows("words", IDS))
+
+
+async def test_rows_of_a_server_that_is_away_are_read_from_the_other_that_has_them(twice: Job) -> None:
+    with Client(twice.addresses, for_reading("token"), SECONDS) as client:
+        before = await read(client)
+        copy = await away(lambda: client.changed("words"))
+        np.testing.assert_array_equal(np.sort(copy.ids), IDS)
+        await twice.end(1)
+        np.testing.assert_array_equal(await read(client), before)
+        await twice.goes_on_without(1)
+        await twice.learn(IDS)
+        np.testing.assert_allclose(await read(client), before + 0.05, atol=1e-6)
+        news = await away(lambda: client.changed("words", copy.mark))
+        assert await away(lambda: client.step) == news.step == 2
+        assert sorted(news.ids.tolist()) == IDS.tolist(), "each once, whoever has it"
+        np.testing.assert_array_equal(news.rows, await away(lambda: client.rows("words", news.ids)))
+
+
+async def test_a_server_that_is_out_and_does_not_know_it_is_not_asked(
+    twice: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Client(twice.addresses, for_reading("token"), SECONDS) as client:
+        before = await read(client)
+        await twice.goes_on_without(0)
+        await twice.learn(IDS)
+        assert await away(lambda: client.step) == 2
+        np.testing.assert_allclose(await read(client), before + 0.05, atol=1e-6)
+    with Client(twice.addresses, for_reading("token"), SECONDS) as another:
+        np.testing.assert_allclose(await read(another), before + 0.05, atol=1e-6)
+
+
+async def test_a_reader_that_reaches_only_who_is_out_reads_nothing_older_than_it_has_read(twice: Job) -> None:
+    with Client(twice.addresses, for_reading("token"), timeout=3.0) as client:
+        await twice.goes_on_without(0)
+        await twice.learn(IDS)
+        assert await away(lambda: client.step) == 2
+        for index in (1, 2):
+            await twice.end(index)
+        text = await refusal(lambda: client.rows("words", IDS))
+    assert "parameter server" in text
+
+
+async def test_a_call_in_another_arrangement_is_refused(twice: Job) -> None:
+    await twice.goes_on_without(0)
+    for wrong in (Arrangement(3, 2), Arrangement(3, 2, (0, 1)), Arrangement(2, 2, (0,)), Arrangement(3)):
+        request = pb.PullRequest(ids=[pb.Ids(table=1)], arrangement=wrong.told())
+        with pytest.raises(grpc.aio.AioRpcError, match="there are 3 servers, 0 out now"):
+            await twice.ask(1, "Pull", request)
 
 
 def test_a_job_prints_its_token_for_reading_and_not_the_other(tmp_path: Path) -> None:

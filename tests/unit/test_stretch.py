@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -22,12 +23,13 @@ from trainer.ring.base import RingBroken
 from trainer.roles import Pulled, StepGradients, Table, Whole
 from trainer.session.state import Session
 from trainer.step_servers import StepServers
-from trainer.stretch import Stretch
+from trainer.stretch import AT_ONCE, Stretch
 from trainer.telemetry import Telemetry
 
 SIZE, BATCH = 12, 4  # three steps in an epoch
 TABLE = Table("counts", 1, "{}", "{}")
 IDS = np.arange(3, dtype=np.int64)
+SECONDS = 60.0  # for what must happen
 
 
 class Servers:
@@ -59,6 +61,24 @@ class Servers:
 
     def pause(self, seconds: float) -> None:
         pass
+
+
+class Stopped(Servers):
+    """They hand out steps without end, and take none of them until they go on."""
+
+    def __init__(self, goes_on: threading.Event) -> None:
+        super().__init__()
+        self.goes_on, self.came, self.taken = goes_on, threading.Event(), 0
+
+    def take(self, worker: int, most: int, limit: int) -> list[int]:
+        found = super().take(worker, most, limit)
+        self.taken += len(found)
+        return found
+
+    def push(self, made: StepGradients, worker: int, versions: Sequence[int]) -> bool:
+        self.came.set()
+        assert self.goes_on.wait(SECONDS)
+        return super().push(made, worker, versions)
 
 
 class Learner:
@@ -131,6 +151,22 @@ def test_a_ring_that_is_cut_ends_it() -> None:
     with pytest.raises(RingBroken):
         a.run(now_and_then=lambda: a.session.hear(cut))
     assert len(a.servers.pushed) == 1
+
+
+def test_workers_whose_server_is_stopped_hold_two_steps_each_and_no_more() -> None:
+    goes_on = threading.Event()
+    workers = [A() for _ in range(4)]
+    for a in workers:
+        a.servers = a.stretch.servers = Stopped(goes_on)  # type: ignore[assignment]
+    with ThreadPoolExecutor(4) as threads:
+        runs = [threads.submit(a.run) for a in workers]
+        stopped: list[Any] = [a.servers for a in workers]
+        assert all(servers.came.wait(SECONDS) for servers in stopped)
+        # Each has one push on its way, which it waits for, and asks for no step meanwhile.
+        assert [servers.taken for servers in stopped] == [AT_ONCE] * 4
+        goes_on.set()
+        assert all(run.result(SECONDS) for run in runs)
+    assert all(len(servers.pushed) == 3 for servers in stopped)
 
 
 def test_it_waits_for_the_steps_that_others_make() -> None:

@@ -9,8 +9,8 @@ import pytest
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.steps import Steps
 from trainer.control import Agreed
-from trainer.session.state import EpochLoss, Progress, Session
-from trainer.telemetry import LOG_SECONDS, Telemetry
+from trainer.session.state import EpochLoss, Progress, Session, Waiting
+from trainer.telemetry import LOG_SECONDS, STALENESS_STEPS, Telemetry
 
 STEPS = Steps(100, 8)  # 13 in an epoch
 METRICS = {"accuracy": 0.5}  # of each epoch
@@ -216,3 +216,34 @@ def test_that_the_last_step_is_near_is_told_once_and_in_seconds() -> None:
     teller.report.to_go(5)
     teller.report.to_go(4)
     assert teller.near == [teller.now]
+
+
+def test_how_old_the_weights_of_the_last_steps_were_is_told_where_it_has_changed() -> None:
+    t = Teller()
+
+    def push(missed: int, repeated: int = 0) -> None:
+        t.now += 1
+        t.report.step_pushed(3, 0, 7, 7, 4, 0.5, 2.0, 4, missed, repeated)
+
+    for missed in (0, 2, 9):
+        push(missed)
+    t.session.heartbeat(rate=1.0, memory=5)
+    assert t.messages[-1].heartbeat.staleness == pb.Staleness(steps=3, median=2.0, most=9)
+    t.session.heartbeat(rate=1.0, memory=5)
+    assert not t.messages[-1].heartbeat.HasField("staleness"), "nothing is new"
+    t.session.greeting()
+    t.session.heartbeat(rate=1.0, memory=5)
+    assert t.messages[-1].heartbeat.HasField("staleness"), "another master does not know it"
+    for _ in range(STALENESS_STEPS):
+        push(1)
+    t.report.stretch_done(repeated=4)
+    beat = t.messages[-1].heartbeat
+    assert beat.staleness == pb.Staleness(steps=STALENESS_STEPS, median=1.0, most=1, repeated=4), "at once"
+    assert (beat.rate, beat.memory) == (1.0, 5)
+
+
+def test_a_heartbeat_says_for_which_server_it_waits() -> None:
+    t = Teller()
+    t.session.waits = lambda: Waiting(1, "Push", 2.5)
+    t.session.heartbeat(rate=1.0, memory=0)
+    assert t.messages[-1].heartbeat.waits == pb.ServerWait(server=1, call="Push", seconds=2.5)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Protocol
 
 import edl
@@ -92,6 +92,25 @@ class EpochLoss:
 
 
 @dataclass(frozen=True, slots=True)
+class Staleness:
+    """How many updates the weights had missed with which this worker has made its last steps (mode=ps)."""
+
+    steps: int  # so many they are
+    median: float
+    most: int
+    repeated: int  # steps of the job that came again after they were taken
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A call to a parameter server has no answer."""
+
+    server: int
+    call: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Progress:
     """What the heartbeats tell. One value, replaced whole, so that a heartbeat never mixes two steps."""
 
@@ -101,6 +120,7 @@ class Progress:
     seconds: float = 0.0  # that they took to compute, for its speed
     loss: EpochLoss | None = None
     round: int = 0  # of the evaluation after that step
+    staleness: Staleness | None = None
 
 
 class Bell(Protocol):
@@ -132,6 +152,7 @@ class Session:
         self.state = SessionState()
         self.progress = Progress()
         self.stopped = False  # the master has ordered this worker to end
+        self.waits: Callable[[], Waiting | None] = lambda: None  # for which server, on any thread
         self.ended = ""  # why the stream has ended for good; empty while it has not
         self._send, self._bell = send, bell
         self._orders: deque[Order] = deque()
@@ -141,6 +162,8 @@ class Session:
         self._cut: Callable[[], None] = lambda: None
         self._when_ended: Callable[[], None] = lambda: None
         self._noted = threading.Event()
+        self._rate, self._memory = 0.0, 0  # as said last
+        self._told_staleness: Staleness | None = None  # on this stream
 
     # --- the main thread's side
 
@@ -219,6 +242,7 @@ class Session:
 
     def greeting(self) -> list[pb.FromWorker]:
         """The first messages of a stream."""
+        self._told_staleness = None
         hello = pb.Hello(worker=self.worker, version=edl.__version__, resumes=self.state.ready)
         messages = [pb.FromWorker(hello=hello)]
         if self.state.ready:
@@ -232,12 +256,25 @@ class Session:
             rate: records per second of this worker.
             memory: bytes resident.
         """
+        self._rate, self._memory = rate, memory
+        self.beat()
+
+    def beat(self) -> None:
+        """Say how far the training is now, and not a while later."""
         progress = self.progress
         speed = progress.records / progress.seconds if progress.seconds else 0.0
-        beat = pb.Heartbeat(step=progress.step, round=progress.round, rate=rate, speed=speed, memory=memory)
+        beat = pb.Heartbeat(
+            step=progress.step, round=progress.round, rate=self._rate, speed=speed, memory=self._memory
+        )
         if (loss := progress.loss) is not None:
             beat.loss = loss.last
             beat.epoch_loss.CopyFrom(loss.message())
+        staleness = progress.staleness
+        if staleness is not None and staleness != self._told_staleness:
+            self._told_staleness = staleness
+            beat.staleness.CopyFrom(pb.Staleness(**asdict(staleness)))
+        if (waits := self.waits()) is not None:
+            beat.waits.CopyFrom(pb.ServerWait(**asdict(waits)))
         self.say(progress.generation, heartbeat=beat)
 
     def hear(self, message: pb.ToWorker) -> None:

@@ -205,7 +205,7 @@ class Stepped(_message.Message):
     def __init__(self, step: _Optional[int] = ..., stall_seconds: _Optional[float] = ..., redone_records: _Optional[int] = ..., wasted_seconds: _Optional[float] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("step", "rate", "loss", "memory", "epoch_loss", "speed", "round")
+    __slots__ = ("step", "rate", "loss", "memory", "epoch_loss", "speed", "round", "staleness", "waits")
     STEP_FIELD_NUMBER: _ClassVar[int]
     RATE_FIELD_NUMBER: _ClassVar[int]
     LOSS_FIELD_NUMBER: _ClassVar[int]
@@ -213,6 +213,8 @@ class Heartbeat(_message.Message):
     EPOCH_LOSS_FIELD_NUMBER: _ClassVar[int]
     SPEED_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
+    STALENESS_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FIELD_NUMBER: _ClassVar[int]
     step: int
     rate: float
     loss: float
@@ -220,7 +222,31 @@ class Heartbeat(_message.Message):
     epoch_loss: EpochLoss
     speed: float
     round: int
-    def __init__(self, step: _Optional[int] = ..., rate: _Optional[float] = ..., loss: _Optional[float] = ..., memory: _Optional[int] = ..., epoch_loss: _Optional[_Union[EpochLoss, _Mapping]] = ..., speed: _Optional[float] = ..., round: _Optional[int] = ...) -> None: ...
+    staleness: Staleness
+    waits: ServerWait
+    def __init__(self, step: _Optional[int] = ..., rate: _Optional[float] = ..., loss: _Optional[float] = ..., memory: _Optional[int] = ..., epoch_loss: _Optional[_Union[EpochLoss, _Mapping]] = ..., speed: _Optional[float] = ..., round: _Optional[int] = ..., staleness: _Optional[_Union[Staleness, _Mapping]] = ..., waits: _Optional[_Union[ServerWait, _Mapping]] = ...) -> None: ...
+
+class Staleness(_message.Message):
+    __slots__ = ("steps", "median", "most", "repeated")
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    MEDIAN_FIELD_NUMBER: _ClassVar[int]
+    MOST_FIELD_NUMBER: _ClassVar[int]
+    REPEATED_FIELD_NUMBER: _ClassVar[int]
+    steps: int
+    median: float
+    most: int
+    repeated: int
+    def __init__(self, steps: _Optional[int] = ..., median: _Optional[float] = ..., most: _Optional[int] = ..., repeated: _Optional[int] = ...) -> None: ...
+
+class ServerWait(_message.Message):
+    __slots__ = ("server", "call", "seconds")
+    SERVER_FIELD_NUMBER: _ClassVar[int]
+    CALL_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    server: int
+    call: str
+    seconds: float
+    def __init__(self, server: _Optional[int] = ..., call: _Optional[str] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class EpochLoss(_message.Message):
     __slots__ = ("epoch", "records", "mean")

@@ -137,20 +137,22 @@ class LoadRequest(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., values: _Optional[_Iterable[_Union[Gradients, _Mapping]]] = ...) -> None: ...
 
 class PullRequest(_message.Message):
-    __slots__ = ("run_id", "generation", "step", "last", "ids", "servers")
+    __slots__ = ("run_id", "generation", "step", "last", "ids", "servers", "arrangement")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
     IDS_FIELD_NUMBER: _ClassVar[int]
     SERVERS_FIELD_NUMBER: _ClassVar[int]
+    ARRANGEMENT_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     generation: int
     step: int
     last: Commit
     ids: _containers.RepeatedCompositeFieldContainer[Ids]
     servers: int
-    def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., last: _Optional[_Union[Commit, _Mapping]] = ..., ids: _Optional[_Iterable[_Union[Ids, _Mapping]]] = ..., servers: _Optional[int] = ...) -> None: ...
+    arrangement: Arrangement
+    def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., last: _Optional[_Union[Commit, _Mapping]] = ..., ids: _Optional[_Iterable[_Union[Ids, _Mapping]]] = ..., servers: _Optional[int] = ..., arrangement: _Optional[_Union[Arrangement, _Mapping]] = ...) -> None: ...
 
 class Ids(_message.Message):
     __slots__ = ("table", "ids")
@@ -169,7 +171,7 @@ class Rows(_message.Message):
     def __init__(self, rows: _Optional[_Iterable[bytes]] = ..., version: _Optional[int] = ...) -> None: ...
 
 class ListRequest(_message.Message):
-    __slots__ = ("run_id", "generation", "step", "last", "table", "after", "most", "since", "servers")
+    __slots__ = ("run_id", "generation", "step", "last", "table", "after", "most", "since", "servers", "arrangement")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
@@ -179,6 +181,7 @@ class ListRequest(_message.Message):
     MOST_FIELD_NUMBER: _ClassVar[int]
     SINCE_FIELD_NUMBER: _ClassVar[int]
     SERVERS_FIELD_NUMBER: _ClassVar[int]
+    ARRANGEMENT_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     generation: int
     step: int
@@ -188,7 +191,8 @@ class ListRequest(_message.Message):
     most: int
     since: int
     servers: int
-    def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., last: _Optional[_Union[Commit, _Mapping]] = ..., table: _Optional[int] = ..., after: _Optional[int] = ..., most: _Optional[int] = ..., since: _Optional[int] = ..., servers: _Optional[int] = ...) -> None: ...
+    arrangement: Arrangement
+    def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., last: _Optional[_Union[Commit, _Mapping]] = ..., table: _Optional[int] = ..., after: _Optional[int] = ..., most: _Optional[int] = ..., since: _Optional[int] = ..., servers: _Optional[int] = ..., arrangement: _Optional[_Union[Arrangement, _Mapping]] = ...) -> None: ...
 
 class Listed(_message.Message):
     __slots__ = ("ids", "rows", "more", "step", "line")
