@@ -351,7 +351,8 @@ def of_job(
     checkpoint = config.checkpoint
     if not checkpoint.from_:
         return None
-    everything = checkpoint.from_state == "everything"
+    # Servers of a model that is not trained keep nothing but rows.
+    everything = checkpoint.from_state == "everything" and (config.trains or servers is None)
     work = WORK.get(config.mode, "training")
     return WarmStart(checkpoint.from_, everything, model, learner, tell, work, servers)
 

@@ -292,9 +292,8 @@ def test_a_model_is_evaluated_with_the_rows_of_its_servers(trained: Beside) -> N
     expected = trained.reference.predict(x, verbose=0)
     np.testing.assert_allclose(trained.learner.model.predict(x, verbose=0), expected, rtol=1e-4, atol=1e-5)
     whole = batch(trained.case, 0, 30)
-    metrics = EvaluationMetrics(
-        trained.learner.model, batch(trained.case, 0, 5), reading=trained.learner.reading
-    )
+    learner = trained.learner
+    metrics = EvaluationMetrics(learner.model, batch(trained.case, 0, 5), lookups=learner.lookups)
     (loss,) = metrics.results(metrics.added(whole).astype("f8")).values()
     assert loss == pytest.approx(trained.reference.evaluate(x, Y, verbose=0), rel=1e-4)
 
@@ -308,7 +307,7 @@ def test_rows_that_do_not_come_for_an_evaluation_are_a_broken_ring_and_no_error_
     trained: Beside,
 ) -> None:
     learner = trained.learner
-    metrics = EvaluationMetrics(learner.model, batch(trained.case, 0, 5), reading=learner.reading)
+    metrics = EvaluationMetrics(learner.model, batch(trained.case, 0, 5), lookups=learner.lookups)
     learner.use(Gone(learner.tables))
     try:
         with pytest.raises(RingBroken, match="the ring was cut"):
