@@ -182,8 +182,7 @@ def build(stream: MasterStream, memory: MemoryCopy | None = None) -> Worker:
         if stream.rehearses and stream.output and learner.missing():
             session.warn(learner.missing())
     checkpoints = of_job(config, session, learner, stream.run_id, servers)
-    of_rows = servers if not config.asynchronous else None
-    warm_start = warm_start_of_job(config, model, learner, session.began_with, of_rows)
+    warm_start = warm_start_of_job(config, model, learner, session.began_with, servers)
     if warm_start is not None and stream.rehearses:
         own, _ = checkpoints.newest(batches.layout) if checkpoints else (0, None)
         if not own:

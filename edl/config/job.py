@@ -327,6 +327,11 @@ RULES = [
             ("training.compression", "none", "only sums over the ring are compressed: set none"),
             ("training.balance", "even", "each worker takes as many steps as it can make anyway: set even"),
             ("elastic.memoryCopy", False, "workers hold no state that is worth a copy: set false"),
+            (
+                "checkpoint.fromState",
+                "weights",
+                "the servers' optimizers count updates of their own: set weights, or mode=hybrid",
+            ),
             ("ps.replicas", 1, "rows are on a second server in mode=hybrid only: set 1"),
         )
     ),
