@@ -36,6 +36,7 @@ async def counted(job: Running, epochs: int) -> dict[str, Any]:
     return summary
 
 
+@pytest.mark.timeout(400)  # four jobs, one after the other
 async def test_rows_go_from_job_to_job_also_when_a_server_loses_them_at_once(
     a_job: A_Job, tmp_path: Path
 ) -> None:
