@@ -50,6 +50,7 @@ class AnyOrder:
         self.taking = Taking() if head is None else _taking(head)
         self._leases = Leases(clock)
         self._moving = Rearranging(storage)
+        self._pages: tuple[str, int] = "", 0  # of the rows that a job begins with: whose, and which is next
         self.rows_staged = 0
 
     # --- the calls
@@ -62,12 +63,46 @@ class AnyOrder:
         request, given = read(pb.BeginRequest.FromString, raw, pb.BeginRequest.VALUES_FIELD_NUMBER)
         self._storage.check_declared(request.run_id)
         values = self._storage.gradients(raw, given)
-        if not self.taking.began:
-            self._storage.check_memory([values])
-            line = self._another_line()
-            self._storage.log.append(BEGIN, _said(line=line), raw)
-            self._begin(request, values, line)
+        if self.taking.began:
+            return self.progress()
+        if request.attempt:
+            self._begin_in_pages(request, values)
+            return self.progress()
+        self._storage.check_memory([values])
+        line = self._another_line()
+        self._storage.log.append(BEGIN, _said(line=line), raw)
+        self._begin(request, values, line)
         return self.progress()
+
+    def _begin_in_pages(self, request: pb.BeginRequest, values: Gradients) -> None:
+        """One of several messages, which one worker sends one after the other: with the last one all of it is
+        on the disk, and before nothing is. One that comes again changes nothing."""
+        attempt, next_page = self._pages
+        if request.page and (attempt != request.attempt or request.page not in (next_page, next_page - 1)):
+            raise Misplaced(
+                f"page {request.page} of the rows that the job begins with is not the next one here: the "
+                "server has come back meanwhile, or another worker brings them"
+            )
+        storage = self._storage
+        try:
+            if not request.page:
+                self._moving.drop()
+                if request.HasField("arrangement"):
+                    storage.arrangement = Arrangement.of(request.arrangement)
+                storage.read_start(request.start)
+            if request.more:
+                for number, (ids, _) in values.of.items():
+                    storage.check_room(storage.tables[number], len(ids))
+                storage.begin_with_rows(values)
+            else:
+                taking = self.taking.begin(self._another_line())
+                self._put(values)
+                storage.keep_beginning(f"snapshot-of-beginning-{request.attempt}", self._beginning(taking))
+                self.taking = taking
+        except BaseException:
+            self.lost()
+            raise
+        self._pages = request.attempt, request.page + 1
 
     def take(self, request: pb.TakeRequest) -> pb.Taken:
         self._check(request, takes=True)
@@ -341,7 +376,7 @@ class AnyOrder:
         """Nothing is undone here."""
 
     def lost(self) -> None:
-        self.taking = self.taking.lost()
+        self.taking, self._pages = self.taking.lost(), ("", 0)
         self._leases.clear()
         self._storage.lose(self.beginning())
 
@@ -426,9 +461,12 @@ class AnyOrder:
         self._moving.drop()
         if request.HasField("arrangement"):
             self._storage.arrangement = Arrangement.of(request.arrangement)
+        self._put(values)
+        self.taking = self.taking.begin(line)
+
+    def _put(self, values: Gradients) -> None:
         for number, (ids, rows) in values.of.items():
             self._storage.tables[number].put(0, ids, rows)
-        self.taking = self.taking.begin(line)
 
     def _take(self, request: pb.PushRequest, gradients: Gradients, rate: float) -> None:
         pushed = Pushed(request.step, rate, gradients)

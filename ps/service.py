@@ -178,7 +178,7 @@ class Service:
         return await self._growing(lambda: self._server.stage(request), len(request))
 
     async def _begin_job(self, request: Bytes, _: Context) -> pb.Progress:
-        return await self._growing(lambda: self._server.any_order.begin(request), len(request))
+        return await self._growing(lambda: self._server.any_order.begin(request), max(len(request), SMALL))
 
     async def _push(self, request: Bytes, _: Context) -> pb.Progress:
         return await self._growing(lambda: self._server.any_order.push(request), len(request))

@@ -289,22 +289,40 @@ class Storage:
             Unreadable: they cannot be read.
             Unavailable: they cannot be kept.
         """
-        assert self.declared is not None
+        self.read_start(start)
+        self.keep_beginning(f"snapshot-of-generation-{generation}", beginning)
+
+    def read_start(self, start: pb.Start) -> None:
+        """Have another job's rows, and no others, as far as it says so.
+
+        Raises:
+            Unreadable: they cannot be read.
+        """
         self.wait_for_copy()
         self.drop_rows()
+        if not start.tables:
+            return
         try:
             parts.read_start(start, self.tables, self.has, self.check_room)
         except CheckpointError as error:
             raise Unreadable(f"checkpoint.from: {error}") from error
         except OSError as error:
             raise Unreadable(f"checkpoint.from: {start.directory}: {error}") from error
+
+    def keep_beginning(self, name: str, beginning: Records) -> None:
+        """The rows as they are become a file of this name, with which the log begins: whole, or not at all.
+
+        Raises:
+            Unavailable: they cannot be kept.
+        """
+        assert self.declared is not None
         copies = [table.copy(0) for table in self.tables]
-        servers, path = self.arrangement.servers, self.log.directory / f"snapshot-of-generation-{generation}"
+        servers, path = self.arrangement.servers, self.log.directory / name
         try:
             _write_tensors(path, parts.tensors(self.index, 0, servers, self.declared.tables, copies))
         except OSError as error:
             raise Unavailable(
-                f"the rows of {start.directory} cannot be kept in {self.log.directory}: {error}"
+                f"the rows of checkpoint.from cannot be kept in {self.log.directory}: {error}"
             ) from error
         self.log.begin(Base(self.owner, 0, "snapshot", 0, snapshot=path.name), beginning)
 

@@ -138,7 +138,7 @@ class CountingMetrics:
     def __init__(self, records: int, works: Callable[[], None] = lambda: None):
         self.size, self._works = records, works
 
-    def added(self, batch: Batch) -> np.ndarray:
+    def added(self, batch: Batch, following: Callable[[], Batch | None] = lambda: None) -> np.ndarray:
         self._works()
         values = np.zeros(self.size, np.float32)
         values[batch.x] = 1

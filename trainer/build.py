@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from threading import Event
@@ -96,13 +97,13 @@ def build(stream: MasterStream, memory: MemoryCopy | None = None) -> Worker:
     interface, port = os.environ.get("EDL_RING_INTERFACE", "lo"), int(stream.address.rpartition(":")[2])
     ring = HorovodRing(stream.store_port, interface, f"worker-{session.worker}", port)
     session.cuts(ring.cut)
-    if not config.trains:
-        where = config.checkpoint.from_
-        with saved_tables(partial(saved_counts, where), where):
-            model = model_of(config, module, stream)
-            return build_frozen(config, stream, module, model, ring, watchdog.watch)
     if config.servers:
         keep_rows_elsewhere()
+    if not config.trains:
+        where, servers = config.checkpoint.from_, connected(config, stream, ring) if config.servers else None
+        with saved_tables(partial(saved_counts, where), where) if servers is None else nullcontext():
+            model = model_of(config, module, stream)
+            return build_frozen(config, stream, module, model, ring, watchdog.watch, servers)
     model, reader = model_of(config, module, stream), module.reader("train")
     assert reader is not None
     size = len(reader)
@@ -116,7 +117,6 @@ def build(stream: MasterStream, memory: MemoryCopy | None = None) -> Worker:
     samples = [records.these(several) for several in (tried, *([i] for i in tried))] if tried else []
     warn = session.warn if stream.rehearses else log.warning  # one worker tells it for all
     learner: KerasLearner | OwnStepLearner
-    servers: ParameterServers | None
     if config.asynchronous:
         served = served_learner_of(config, model, samples, warn)
         learner, servers = served, step_servers_of(config, stream, ring)
@@ -182,8 +182,7 @@ def build(stream: MasterStream, memory: MemoryCopy | None = None) -> Worker:
         if stream.rehearses and stream.output and learner.missing():
             session.warn(learner.missing())
     checkpoints = of_job(config, session, learner, stream.run_id, servers)
-    of_rows = servers if not config.asynchronous else None
-    warm_start = warm_start_of_job(config, model, learner, session.began_with, of_rows)
+    warm_start = warm_start_of_job(config, model, learner, session.began_with, servers)
     if warm_start is not None and stream.rehearses:
         own, _ = checkpoints.newest(batches.layout) if checkpoints else (0, None)
         if not own:
@@ -235,6 +234,11 @@ def servers_of(
             "parameter servers: set mode=train, or ps.replaceEmbeddings, if it has a large "
             "keras.layers.Embedding"
         )
+    return connected(config, stream, ring)
+
+
+def connected(config: Config, stream: MasterStream, ring: Ring) -> ParameterServers:
+    """Those of the job, which are not waited for when the ring is cut."""
     servers = ParameterServers.at(
         stream.servers, stream.token, stream.run_id, config.training.seed,
         config.ps.replicas, config.ps.timeout_seconds,
@@ -354,7 +358,7 @@ def evaluation_of(
     if not sources or not samples:
         return None
     try:
-        metrics = EvaluationMetrics(learner.model, samples[0], warn, learner.reading)
+        metrics = EvaluationMetrics(learner.model, samples[0], warn, learner.lookups)
     except Exception as error:  # the rehearsal tells it, of which one worker is in charge
         log.warning(f"the ring does not evaluate the model: {described(error)}")
         return None

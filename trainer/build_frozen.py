@@ -19,14 +19,17 @@ from edl.errors import ConfigError, DataError, ModelError
 from trainer.data import Batch, Batches
 from trainer.evaluation import RingEvaluation
 from trainer.evaluation_metrics import EvaluationMetrics
-from trainer.frozen import FrozenLearner, predictor
+from trainer.frozen import FrozenLearner, Predictor
 from trainer.last_words import described, traced
 from trainer.ledger import Ledger
+from trainer.local_rows import LocalRows
+from trainer.lookups import Lookups
 from trainer.model_support import refuse_unless_compiled
 from trainer.prediction import DONE, FORMATS, Book, PredictionError, PredictionFiles, RingPrediction
 from trainer.records import Records
 from trainer.ring.base import Ring, RingBroken
-from trainer.roles import Evaluation
+from trainer.roles import Evaluation, Start
+from trainer.servers import ParameterServers
 from trainer.session.client import MasterStream
 from trainer.session.orders import FormRing
 from trainer.session.state import Session
@@ -53,9 +56,13 @@ class Nothing:
 
 
 def build_frozen(
-    config: Config, stream: MasterStream, module: UserModel, model: Any, ring: Ring, watch: Watch
-) -> Worker:
+    config: Config, stream: MasterStream, module: UserModel, model: Any, ring: Ring, watch: Watch,
+    servers: ParameterServers | None = None,
+) -> Worker:  # fmt: skip
     """
+    Args:
+        servers: have the rows of the model's tables; None: these are variables of the model.
+
     Raises:
         EdlError: the values, the model or the data are not what they should be.
     """
@@ -67,7 +74,14 @@ def build_frozen(
     records = Records(reader, module.feed, module.name, watch)
     sample = records.these(range(min(SAMPLE_RECORDS, len(reader))))
     model.predict_on_batch(sample.x)  # which builds it
-    learner = FrozenLearner(model, ring.reduce)
+    lookups = Lookups(model, trained=False)
+    if servers is not None and not lookups.tables:
+        raise ModelError(
+            f"mode is {config.mode} and ps.servers is {config.servers}, and the model has no "
+            "edl.layers.Embedding, so nothing of it would be on parameter servers: set ps.servers=0"
+        )
+    lookups.rows = LocalRows(lookups.tables)
+    learner = FrozenLearner(model, ring.reduce, lookups.tables)
     batches = Batches(Nothing(), config.training.batch_size)
     plan = config.evaluation_plan(batches.steps, {split: len(reader)})
     evaluation: Evaluation
@@ -75,12 +89,13 @@ def build_frozen(
     if config.mode == "predict":
         files = _files(config, stream, module, len(reader))
         keep = partial(_kept, module, watch) if module.write is not None else lambda outputs, ids: outputs
-        evaluation = RingPrediction(plan, records, predictor(model, sample), files, keep)
+        evaluation = RingPrediction(plan, records, Predictor(model, sample, lookups), files, keep)
     else:
         ahead = config.data.buffer_mebibytes * MEBIBYTE
         held_out = {split: Batches(records, config.evaluation.batch_size, ahead)}
-        evaluation = RingEvaluation(plan, held_out, _metrics(model, sample))
-    warm_start = warm_start_of_job(config, model, learner, session.began_with)
+        evaluation = RingEvaluation(plan, held_out, _metrics(model, sample, lookups))
+    rows = RememberedRows(servers) if servers is not None else None
+    warm_start = warm_start_of_job(config, model, learner, session.began_with, rows)
     if warm_start is not None and stream.rehearses:
         warm_start.check()
 
@@ -91,7 +106,8 @@ def build_frozen(
             return None
         form = config.prediction.format if module.write is None else "done"
         size = config.prediction.part_records
-        book = Book(len(reader), size, learner.fingerprint(), learner.digest(), form)
+        weights = learner.digest() + (f"/{rows.digest}" if rows is not None else "")
+        book = Book(len(reader), size, learner.fingerprint(), weights, form)
         (whole,) = plan.after(0, 0)
         first = files.begin(book) * size // plan.batch  # the first round of which a file is missing
         return Ledger(round=min(first, whole.end))
@@ -99,9 +115,24 @@ def build_frozen(
     _meet_alone(config, ring, learner)
     report = Telemetry(session, batches.steps)
     end = partial(_end, session, files)
-    return Worker(
-        config, session, ring, learner, batches, report, end, warm_start=begin, evaluation=evaluation
-    )
+    worker = Worker(
+        config, session, ring, learner, batches, report, end, warm_start=begin, evaluation=evaluation,
+        servers=servers,
+    )  # fmt: skip
+    if servers is not None:
+        lookups.rows, lookups.at = servers, lambda: worker.ledger.step
+    return worker
+
+
+class RememberedRows:
+    """Those that the servers begin with: which they are, is known then."""
+
+    def __init__(self, servers: ParameterServers):
+        self._servers, self.digest = servers, ""
+
+    def begin_with(self, start: Start) -> None:
+        self.digest = start.digest()
+        self._servers.begin_with(start)
 
 
 def _files(config: Config, stream: MasterStream, module: UserModel, records: int) -> PredictionFiles:
@@ -115,14 +146,14 @@ def _files(config: Config, stream: MasterStream, module: UserModel, records: int
     return PredictionFiles(Path(directory), form, records, config.prediction.part_records)
 
 
-def _metrics(model: Any, sample: Batch) -> EvaluationMetrics:
+def _metrics(model: Any, sample: Batch, lookups: Lookups) -> EvaluationMetrics:
     """
     Raises:
         ModelError: a metric is not the sum of what the ring's members find.
     """
     refuse_unless_compiled(model)
     told: list[str] = []
-    metrics = EvaluationMetrics(model, sample, told.append)
+    metrics = EvaluationMetrics(model, sample, told.append, lookups)
     if not metrics.all_count and told:
         raise ModelError(
             "mode is evaluate, and not all of what the model is compiled with can be put together from what "

@@ -6,7 +6,7 @@ not known here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from typing import Protocol
 
@@ -25,8 +25,12 @@ class Metrics(Protocol):
         """How many numbers they are."""
         ...
 
-    def added(self, batch: Batch) -> np.ndarray:
-        """What the records of a batch add, float32 [size]. Changes nothing."""
+    def added(self, batch: Batch, following: Callable[[], Batch | None]) -> np.ndarray:
+        """What the records of a batch add, float32 [size]. Changes nothing.
+
+        Args:
+            following: the batch that will be added next, if it is there already.
+        """
         ...
 
     @property
@@ -109,10 +113,11 @@ class RingEvaluation:
         return self._computing.submit(self._part, now, round)
 
     def _part(self, now: Pass, round: int) -> tuple[np.ndarray, int]:
-        batch = self._batches[now.split].of(round - now.first, now.rounds)
+        batches, at = self._batches[now.split], round - now.first
+        batch = batches.of(at, now.rounds)
         if batch is None:
             return self.nothing(now.split), 0
-        return self._metrics.added(batch), len(batch)
+        return self._metrics.added(batch, lambda: batches.following(at)), len(batch)
 
     def _forget(self) -> None:
         if self._ahead is not None:

@@ -10,17 +10,16 @@ evaluates the trained model alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
 
-from trainer import arrays
 from trainer.batch_types import divided, tensor_tree
 from trainer.data import Batch
+from trainer.lookups import Lookups
 from trainer.model_support import moving
+from trainer.reading_step import Following, ReadingStep, nothing_follows
 from trainer.training_metrics import counted_metrics, shown_names
 
 TOLERANCE = 1e-4
@@ -32,7 +31,7 @@ class EvaluationMetrics:
         model: compiled and built.
         sample: real records, to trace and to try the metrics with.
         warn: is told of those that are left out.
-        reading: goes around each run of the model, which may ask for rows (trainer/lookups.py).
+        lookups: of the model's rows that are on servers; None: it has none.
 
     Raises:
         anything: of the user's test_step, loss or metrics.
@@ -43,14 +42,14 @@ class EvaluationMetrics:
         model: keras.Model,
         sample: Batch,
         warn: Callable[[str], None] = print,
-        reading: Callable[[], AbstractContextManager[None]] = nullcontext,
+        lookups: Lookups | None = None,
     ):
-        self._model, self._reading = model, reading
-        self._run = model.test_step if model.run_eagerly else _traced(model.test_step, sample)
+        self._model = model
+        self._run = ReadingStep(model, "test_step", sample, tensor_tree, lookups)
         known = {id(v): v.numpy() for v in model.metrics_variables}
         others = moving(model)
         before = _values(others)
-        returned = self._run(tensor_tree(sample))  # which makes variables
+        returned = self._run(sample)  # which makes variables
         # What it changes beside the metrics is put back each time; as a rule that is nothing.
         self._others = [v for v, value in zip(others, before, strict=True) if not _same(v.numpy(), value)]
         _assign(others, before)
@@ -80,9 +79,13 @@ class EvaluationMetrics:
         """How many numbers the variables of the metrics have."""
         return int(self._edges[-1])
 
-    def added(self, batch: Batch) -> np.ndarray:
-        """What the records of a batch add to these, float32 [size]. Changes nothing."""
-        found = self._grown(batch)
+    def added(self, batch: Batch, following: Following = nothing_follows) -> np.ndarray:
+        """What the records of a batch add to these, float32 [size]. Changes nothing.
+
+        Args:
+            following: the batch that will be added next, if it is there already.
+        """
+        found = self._grown(batch, following=following)
         for here in self._by_batch:  # Keras counts batches there, where it does not see how long they are
             if found[here[-1]]:
                 found[here] *= len(batch) / found[here[-1]]
@@ -106,14 +109,13 @@ class EvaluationMetrics:
         finally:
             _assign(self._variables, before)
 
-    def _grown(self, *batches: Batch) -> np.ndarray:
+    def _grown(self, *batches: Batch, following: Following = nothing_follows) -> np.ndarray:
         """float64 [size]."""
         before, others = _values(self._variables), _values(self._others)
         _assign(self._variables, self._initial)
         try:
             for batch in batches:
-                with self._reading():
-                    self._run(tensor_tree(batch))
+                self._run(batch, following)
             after = _values(self._variables)
         finally:
             _assign(self._variables, before)
@@ -157,15 +159,6 @@ class EvaluationMetrics:
                     "not evaluate it. One worker does when the model is trained"
                 )
         return found
-
-
-def _traced(step: Callable[[Any], Any], sample: Batch) -> Callable[[Any], Any]:
-    """As a graph for any number of such records; it is traced again for records of other shapes."""
-    graph = tf.function(lambda data: step(data), autograph=False, reduce_retracing=True)
-    tree = (sample.x, sample.y, sample.weights)
-    specs = keras.tree.map_structure(lambda a: None if a is None else arrays.spec(arrays.standard(a)), tree)
-    graph.get_concrete_function(specs)
-    return graph
 
 
 def _values(variables: Sequence[Any]) -> list[np.ndarray]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import keras
@@ -11,12 +12,14 @@ import numpy as np
 import tensorflow as tf
 
 from edl.errors import ModelError
-from trainer import arrays, control, snapshot
+from trainer import control, snapshot
 from trainer.batch_types import divided, tensor_tree
 from trainer.data import Batch
 from trainer.described import Described
 from trainer.fingerprint import fingerprint
+from trainer.lookups import Lookups
 from trainer.model_support import moving
+from trainer.reading_step import Following, ReadingStep, nothing_follows
 from trainer.ring.base import Vector
 from trainer.roles import Commit, Table
 
@@ -29,12 +32,15 @@ class FrozenLearner:
     Args:
         model: built.
         reduce: the ring's (trainer/ring/base.py).
+        tables: whose rows are on servers.
     """
 
     follows = True
 
-    def __init__(self, model: keras.Model, reduce: Callable[[Vector], Vector]):
-        self.model, self._reduce = model, reduce
+    def __init__(
+        self, model: keras.Model, reduce: Callable[[Vector], Vector], tables: tuple[Table, ...] = ()
+    ):
+        self.model, self._reduce, self.tables = model, reduce, tables
         self._variables = [*model.trainable_variables, *moving(model)]
 
     def sums(
@@ -48,8 +54,6 @@ class FrozenLearner:
 
     def apply(self, sums: control.Sums) -> None:
         raise AssertionError("no record is trained on")
-
-    tables: tuple[Table, ...] = ()
 
     def commit(self, step: int, sums: control.Sums) -> Commit:
         """Of a step without records."""
@@ -84,31 +88,48 @@ class FrozenLearner:
         return snapshot.digest(self.parts())
 
 
-def predictor(model: keras.Model, sample: Batch) -> Callable[[Batch], dict[str, np.ndarray]]:
+class Predictor:
     """What gives the model's outputs for a batch, by name.
+
+    Args:
+        sample: real records, to trace and to try it with.
+        lookups: of the model's rows that are on servers; None: it has none.
 
     Raises:
         ModelError: its outputs are no arrays.
     """
-    step = model.predict_step
-    run = (
-        step
-        if model.run_eagerly
-        else tf.function(lambda data: step(data), autograph=False, reduce_retracing=True)
-    )
-    if not model.run_eagerly:
-        spec = lambda a: arrays.spec(arrays.standard(a))  # noqa: E731
-        run.get_concrete_function((keras.tree.map_structure(spec, sample.x),))
 
-    def predict(batch: Batch) -> dict[str, np.ndarray]:
-        found: list[dict[str, np.ndarray]] = []
-        for piece in divided(batch, -(-len(batch) // AT_ONCE)):
-            x, _, _ = tensor_tree(piece)
-            found.append(_named(run((x,))))
+    def __init__(self, model: keras.Model, sample: Batch, lookups: Lookups | None = None):
+        self._run = ReadingStep(model, "predict_step", sample, _features, lookups)
+        self._divided: tuple[Batch, list[Batch]] | None = None  # of the batch that is next
+        self(sample)
+
+    def __call__(self, batch: Batch, following: Following = nothing_follows) -> dict[str, np.ndarray]:
+        """
+        Args:
+            following: the batch that will be predicted next, if it is there already.
+        """
+        pieces, found = self._pieces(batch), list[dict[str, np.ndarray]]()
+
+        def next_piece(at: int) -> Batch | None:
+            if at + 1 < len(pieces):
+                return pieces[at + 1]
+            after = following()
+            return self._pieces(after)[0] if after is not None else None
+
+        for at, piece in enumerate(pieces):
+            found.append(_named(self._run(piece, partial(next_piece, at))))
         return {name: np.concatenate([outputs[name] for outputs in found]) for name in found[0]}
 
-    predict(sample)
-    return predict
+    def _pieces(self, batch: Batch) -> list[Batch]:
+        """The very same ones, if it is asked for the same batch again."""
+        if self._divided is None or self._divided[0] is not batch:
+            self._divided = batch, divided(batch, -(-len(batch) // AT_ONCE))
+        return self._divided[1]
+
+
+def _features(batch: Batch) -> Any:
+    return (tensor_tree(batch)[0],)
 
 
 def _named(outputs: Any) -> dict[str, np.ndarray]:

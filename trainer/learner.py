@@ -199,10 +199,6 @@ class KerasLearner:
         """What a saved model lacks, in words; empty: nothing."""
         return self.lookups.missing
 
-    def reading(self) -> contextlib.AbstractContextManager[None]:
-        """Around what runs the model outside of a step: a ring that was cut meanwhile is RingBroken."""
-        return self.lookups.errors()
-
     def commit(self, step: int, sums: control.Sums) -> Commit:
         """What the servers have to know of the step that was taken at `step`, before it is applied: they are
         told it here already, by who asks for the rows of the next one."""

@@ -6,8 +6,9 @@
     stage       these are on the servers before this rank takes part in the step's sums
 
 The forward pass is traced twice, and asks for rows in the same order: so a table's ids are told by their
-place. Ids may depend on anything but rows. What runs a model outside of a step (an evaluation, a prediction,
-a user's callback) asks for rows while it runs, layer by layer.
+place. Ids may depend on anything but rows. An evaluation or a prediction does the same, without gradients
+(trainer/reading_step.py). What else runs a model outside of a step (a user's callback) asks for rows while it
+runs, layer by layer.
 """
 
 from __future__ import annotations
@@ -27,6 +28,10 @@ from edl.errors import DataError, ModelError
 from edl.layers.embedding import Embedding, rows_from
 from trainer.roles import Begun, Commit, Rows, RowsAhead, Table
 
+ZEROS = json.dumps({"class_name": "Zeros", "config": {}})
+NO_OPTIMIZER = json.dumps(
+    {"class_name": "SGD", "config": {"learning_rate": 0.0, "momentum": 0.0}}
+)  # keeps least
 MOST_PLAIN = 1 << 28  # bytes of a table that is saved as Keras does, with rows that nobody has learned
 OPTIMIZERS = ("SGD", "Adagrad", "Adam", "Ftrl")  # that servers have
 # What an optimizer may have that takes more than a row and its gradient.
@@ -61,17 +66,21 @@ class Lookups:
 
     Args:
         model: built.
+        trained: otherwise its rows stay as they are, and an id that has none has zeros, as in a saved model.
 
     Raises:
         ModelError: what the model asks for cannot be done; the text says why.
     """
 
-    def __init__(self, model: keras.Model):
+    def __init__(self, model: keras.Model, trained: bool = True):
         self._model = model
         self.layers = [layer for layer in model._flatten_layers() if _is_on_servers(layer)]
-        if self.layers:
+        if self.layers and trained:
             _refuse_optimizer(getattr(model, "optimizer", None))
-        self.tables = tuple(_table(layer, model) for layer in self.layers)
+        self.tables = tuple(
+            _table(layer, model) if trained else Table(layer.name, layer.dim, ZEROS, NO_OPTIMIZER, True)
+            for layer in self.layers
+        )
         names = [table.name for table in self.tables]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ModelError(
@@ -81,7 +90,7 @@ class Lookups:
         self.rows: Rows | None = None
         self.at: Callable[[], int] = lambda: 0  # the step of the state that the model has
         self._numbers = {id(layer): number for number, layer in enumerate(self.layers)}
-        self._ahead: _Ahead | None = None
+        self._ahead: Asked | None = None
         self._failed: Exception | None = None
         self._failing = threading.Lock()
         for number, layer in enumerate(self.layers):
@@ -116,7 +125,7 @@ class Lookups:
     def pull(self, step: int, ids: Sequence[np.ndarray]) -> list[np.ndarray]:
         ahead, self._ahead = self._ahead, None
         if ahead is not None and isinstance(self.rows, RowsAhead):
-            if ahead.ids is ids and (ahead.step, ahead.generation) == (step, self.rows.generation):
+            if ahead.is_of(step, self.rows.generation, ids):
                 found: list[np.ndarray] = ahead.begun.result()
                 return found
             ahead.begun.forget()
@@ -138,7 +147,7 @@ class Lookups:
             self._ahead.begun.forget()
             self._ahead = None
         if isinstance(self.rows, RowsAhead) and all(map(_is_inside, self.layers, ids)):
-            self._ahead = _Ahead(step, self.rows.generation, ids, self.rows.begin_pull(step, ids, last))
+            self._ahead = Asked(step, self.rows.generation, ids, self.rows.begin_pull(step, ids, last))
 
     def stage(
         self, step: int, rank: int, pieces: Sequence[Sequence[tuple[np.ndarray, np.ndarray]]],
@@ -164,6 +173,36 @@ class Lookups:
         begun.result()
 
     # --- outside of a step
+
+    def ask(self, ids: Sequence[np.ndarray]) -> Asked | None:
+        """For rows of the state that the model has, which will be `read`.
+
+        Args:
+            ids: of each table, each once.
+
+        Returns:
+            None: they cannot be asked for before.
+        """
+        if not isinstance(self.rows, RowsAhead) or not all(map(_is_inside, self.layers, ids)):
+            return None
+        step = self.at()
+        return Asked(step, self.rows.generation, ids, self.rows.begin_pull(step, ids))
+
+    def read(self, ids: Sequence[np.ndarray], asked: Asked | None = None) -> list[np.ndarray]:
+        """Rows of the state that the model has, of each table.
+
+        Args:
+            asked: what was asked for before, with the very same ids.
+
+        Raises:
+            as `pull`.
+        """
+        if asked is not None:
+            if isinstance(self.rows, RowsAhead) and asked.is_of(self.at(), self.rows.generation, ids):
+                found: list[np.ndarray] = asked.begun.result()
+                return found
+            asked.forget()
+        return self._pull(self.at(), ids)
 
     @contextmanager
     def errors(self) -> Iterator[None]:
@@ -247,13 +286,19 @@ class Lookups:
 
 
 @dataclass(frozen=True, eq=False)
-class _Ahead:
+class Asked:
     """Rows that were asked for before they are needed."""
 
     step: int
     generation: int
     ids: Sequence[np.ndarray]
     begun: Begun
+
+    def is_of(self, step: int, generation: int, ids: Sequence[np.ndarray]) -> bool:
+        return self.ids is ids and (self.step, self.generation) == (step, generation)
+
+    def forget(self) -> None:
+        self.begun.forget()
 
 
 @dataclass

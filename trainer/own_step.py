@@ -132,7 +132,8 @@ class OwnStepLearner:
         self.update(sums.given)
 
     tables: tuple[Table, ...] = ()
-    whole = live = reading = staticmethod(contextlib.nullcontext)
+    whole = live = staticmethod(contextlib.nullcontext)
+    lookups: Lookups | None = None  # it has no rows on servers
     missing = staticmethod(str)
 
     def use(self, rows: Rows, at: Callable[[], int]) -> None:

@@ -18,6 +18,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -35,6 +36,9 @@ Outputs = Mapping[str, np.ndarray]
 
 class PredictionError(EdlError):
     """The predictions are not what they should be."""
+
+
+Predict = Callable[[Batch, Callable[[], Batch | None]], Outputs]
 
 
 class Source(Protocol):
@@ -170,13 +174,18 @@ class PredictionFiles:
         write_whole(path, json.dumps({**book, "complete": True}) + "\n")
 
 
+def _if_done(read: Future[Batch] | None) -> Batch | None:
+    """What cannot be read is told when it is needed."""
+    return read.result() if read is not None and read.done() and read.exception() is None else None
+
+
 class RingPrediction:
     """What of the records this worker predicts: it has the place of an evaluation in the loop.
 
     Args:
         plan: of one pass; its rounds consist of whole parts.
         source: the records, as they lie.
-        predict: the outputs of a batch, by name.
+        predict: the outputs of a batch, by name; it is told which one will be next, if that is read.
         keep: what is kept of a part: what the user's write() makes of it. None: nothing is, it has done so.
         reading: reads one part ahead; None: a thread of its own.
     """
@@ -187,7 +196,7 @@ class RingPrediction:
         self,
         plan: EvaluationPlan,
         source: Source,
-        predict: Callable[[Batch], Outputs],
+        predict: Predict,
         files: PredictionFiles,
         keep: Callable[[Outputs, np.ndarray], Outputs | None] = lambda outputs, ids: outputs,
         reading: Executor | None = None,
@@ -220,8 +229,8 @@ class RingPrediction:
             anything: of the user's code, of the data, or of the disk.
         """
         records = 0
-        for number, batch in self._ahead(self._ours(now, round)):
-            outputs = self._predict(batch)
+        for number, batch, following in self._ahead(self._ours(now, round)):
+            outputs = self._predict(batch, following)
             for name, values in outputs.items():
                 if len(values) != len(batch):
                     raise DataError(f"output {name!r} has {len(values)} rows for {len(batch)} records")
@@ -241,13 +250,14 @@ class RingPrediction:
         begin, until = self._part.of(end - first)
         return range(first + begin, first + until)
 
-    def _ahead(self, parts: range) -> Iterator[tuple[int, Batch]]:
-        """The records of each part; while one is predicted, the next one is read."""
+    def _ahead(self, parts: range) -> Iterator[tuple[int, Batch, Callable[[], Batch | None]]]:
+        """The records of each part, and what gives those of the next one, if they are read: while one is
+        predicted, the next one is read."""
         read: Future[Batch] | None = None
         for number in parts:
             batch = (read or self._submit(number)).result()
             read = self._submit(number + 1) if number + 1 in parts else None
-            yield number, batch
+            yield number, batch, partial(_if_done, read)
 
     def _submit(self, number: int) -> Future[Batch]:
         return self._reading.submit(self._source.plain, *self._files.ends(number))

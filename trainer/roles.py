@@ -3,6 +3,7 @@ callbacks, as it sees them."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
@@ -93,6 +94,15 @@ class Start:
     everything: bool = False
     tables: tuple[str, ...] = ()
     rows: Mapping[int, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
+
+    def digest(self) -> str:
+        """Of which rows they are."""
+        found = hashlib.sha256(repr((self.step, self.attempt, self.tables)).encode())
+        for number, of_table in sorted(self.rows.items()):
+            found.update(number.to_bytes(4, "little"))
+            for values in of_table:
+                found.update(np.ascontiguousarray(values).data)
+        return found.hexdigest()
 
 
 class Rows(Protocol):

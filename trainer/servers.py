@@ -180,12 +180,7 @@ class ParameterServers:
             arrangement=self._arrangement.told(),
         )  # fmt: skip
         if not step and (start := self._start).tables:
-            request.start.CopyFrom(
-                pb.Start(
-                    directory=start.directory, step=start.step, attempt=start.attempt,
-                    everything=start.everything, tables=start.tables,
-                )
-            )  # fmt: skip
+            request.start.CopyFrom(start_told(start))
         for index, position in self._ask("Restore", dict.fromkeys(self._members, request)).items():
             if position.step != step:
                 raise ServerRefused(
@@ -549,6 +544,14 @@ def _told(commit: Commit) -> pb.Commit:
     return pb.Commit(
         step=commit.step, skipped=commit.skipped, scale=commit.scale, learning_rate=commit.learning_rate,
         iteration=commit.iteration,
+    )  # fmt: skip
+
+
+def start_told(start: Start) -> pb.Start:
+    """What the servers read by themselves."""
+    return pb.Start(
+        directory=start.directory, step=start.step, attempt=start.attempt,
+        everything=start.everything, tables=start.tables,
     )  # fmt: skip
 
 

@@ -19,7 +19,8 @@ go on in that of server 0 (`take_charge`). Whoever was a root before is not hear
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -28,11 +29,11 @@ import numpy as np
 from edl.contract.arrangement import Arrangement
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.ranges import Range, RangeSet
-from edl.contract.rows import IDS, VALUES, Shares, encoded
+from edl.contract.rows import IDS, PAGE_BYTES, VALUES, Shares, encoded
 from trainer.ring.base import RingBroken
-from trainer.roles import Pulled, StepGradients, Table, Whole
+from trainer.roles import Pulled, Start, StepGradients, Table, Whole
 from trainer.server_link import Interrupt, Link, Request, ServerRefused
-from trainer.servers import ParameterServers
+from trainer.servers import ParameterServers, start_told
 
 LAST = 1 << 62  # more steps than any job has
 NOWHERE = -1  # no step: rows need not move
@@ -81,16 +82,31 @@ class StepServers(ParameterServers):
         Args:
             only: on these servers; None: on all.
         """
-        asked = range(self.count) if only is None else only
-        shares = [Shares(ids, self._arrangement) for ids, _ in values]
-        requests = {
-            index: pb.BeginRequest(
-                run_id=self._run_id, values=_of(index, values, shares), arrangement=self._arrangement.told()
-            )
-            for index in asked
-        }
-        for index, progress in self._ask("Begin", requests).items():
-            self._lines[index] = progress.line
+        asked, start = tuple(range(self.count) if only is None else only), self._start
+        attempt = secrets.token_hex(8) if start.tables or start.rows else ""
+        pages = [*self._pages_of(start), values] if attempt else [values]
+        for number, page in enumerate(pages):
+            shares = [Shares(ids, self._arrangement) for ids, _ in page]
+            requests = {
+                index: pb.BeginRequest(
+                    run_id=self._run_id, values=_of(index, page, shares), attempt=attempt, page=number,
+                    arrangement=self._arrangement.told(), more=number + 1 < len(pages),
+                    start=start_told(start) if attempt and not number else None,
+                )
+                for index in asked
+            }  # fmt: skip
+            for index, progress in self._ask("Begin", requests).items():
+                self._lines[index] = progress.line
+        self._start = Start()
+
+    def _pages_of(self, start: Start) -> Iterator[Values]:
+        """The rows that the job begins with, and that no server can read by itself."""
+        nothing = [(np.zeros(0, np.int64), np.zeros((0, t.dim), np.float32)) for t in self._tables]
+        for number, (ids, rows) in start.rows.items():
+            most = max(PAGE_BYTES // (8 + 4 * self._tables[number].dim), 1)
+            for at in range(0, len(ids), most):
+                here = slice(at, at + most)
+                yield [*nothing[:number], (ids[here], rows[here]), *nothing[number + 1 :]]
 
     def go_back(self, step: int, attempt: str) -> None:
         """All servers go back to the checkpoint of this step; 0: they have nothing then."""

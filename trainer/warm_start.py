@@ -102,7 +102,6 @@ class WarmStart:
             ModelError: it does not fit the model; the text names the variables.
             CheckpointError: it cannot be read.
         """
-        self._refuse_what_servers_lack()
         if _is_file(self.where):
             with local_file(self.where) as path:
                 self._compare_file(path)
@@ -111,23 +110,10 @@ class WarmStart:
 
     def begin(self) -> None:
         """Have the learner begin with it, and its servers. Raises as `check`; nothing is changed then."""
-        self._refuse_what_servers_lack()
         what = self._take_file() if _is_file(self.where) else self._take_checkpoint()
         if self.everything:
             self.learner.take_metrics()  # what it had counted of an epoch that was not over
         self.tell(f"the {self.work} begins with {what}")
-
-    def _refuse_what_servers_lack(self) -> None:
-        """
-        Raises:
-            ModelError: rows are on servers that take nothing but the weights of the model (mode=ps).
-        """
-        if self.servers is None and (names := ", ".join(repr(table.name) for table in self.learner.tables)):
-            raise ModelError(
-                f"checkpoint.from: {self.where}: with mode=ps the rows of {names} cannot be brought to the "
-                "servers: they would begin anew, beside weights that were trained with others. Set "
-                "mode=hybrid, or leave checkpoint.from out"
-            )
 
     # --- from a checkpoint
 
@@ -351,7 +337,8 @@ def of_job(
     checkpoint = config.checkpoint
     if not checkpoint.from_:
         return None
-    everything = checkpoint.from_state == "everything"
+    # Servers of a model that is not trained keep nothing but rows.
+    everything = checkpoint.from_state == "everything" and (config.trains or servers is None)
     work = WORK.get(config.mode, "training")
     return WarmStart(checkpoint.from_, everything, model, learner, tell, work, servers)
 

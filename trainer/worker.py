@@ -274,8 +274,10 @@ class Worker:
             # Rows may be another training's at the beginning, too: then that is a state like any other.
             there = self.ledger.step or self.warm_start is not None
             if there and not begun and (why := self.servers.settle(self.ledger.step)):
-                self.go_back()
                 begun = True
+                if not self.go_back():
+                    self.session.warn(f"{why}: the servers read the rows again, and what was done stands")
+                    why = ""
             if begun or not there:
                 attempt = self.checkpoints.attempt if self.checkpoints is not None else ""
                 self.servers.restore(self.ledger.step, attempt if self.ledger.step else "")
@@ -303,11 +305,21 @@ class Worker:
         self.servers.adopt(Arrangement(servers, replicas, away))
         self.stays = broadcast_text(self.ring, why, root) if stays else ""
 
-    def go_back(self) -> None:
-        """To the newest checkpoint; where there is none, to the beginning."""
+    def go_back(self) -> bool:
+        """To the newest checkpoint; where there is none, to the beginning.
+
+        Returns:
+            whether the state is another one then: not where nothing is trained, and the same rows and weights
+            are there again.
+        """
+        before, digest = self.ledger, "" if self.config.trains else self.learner.digest()
         self.learner.take_over(self.learner.prepared(list(self.beginning)))
         self.go_on_from(Ledger())
         self.restore(self.checkpoints.known if self.checkpoints is not None else 0)
+        if digest and self.learner.digest() == digest:
+            self.go_on_from(before)
+            return False
+        return True
 
     def go_on_from(self, ledger: Ledger) -> None:
         """That is what is in this worker's state."""

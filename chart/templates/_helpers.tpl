@@ -145,9 +145,19 @@ annotations:
 {{ include "edl.fullname" . }}-master.{{ .Release.Namespace }}.svc:8500
 {{- end -}}
 
+{{/* How many parameter servers the job has, as in edl/contract/modes.py; nothing if there are none. */}}
+{{- define "edl.servers" -}}
+{{- $asked := int .Values.ps.servers -}}
+{{- if has .Values.mode (list "hybrid" "ps") -}}
+{{ $asked | default 2 }}
+{{- else if and $asked (has .Values.mode (list "evaluate" "predict")) -}}
+{{ $asked }}
+{{- end -}}
+{{- end -}}
+
 {{/* Where the parameter server of an index, which stands for {}, is reached; nothing if there are none. */}}
 {{- define "edl.serverAddress" -}}
-{{- if has .Values.mode (list "hybrid" "ps") -}}
+{{- if include "edl.servers" . -}}
 {{- $name := printf "%s-ps" (include "edl.fullname" .) -}}
 {{ $name }}-{}.{{ $name }}.{{ .Release.Namespace }}.svc:{{ int .Values.ps.port }}
 {{- end -}}

@@ -139,7 +139,7 @@ class Journal(Section):
 
 
 class Servers(Section):
-    servers: Int = Field(ge=1, le=MOST_SERVERS, json_schema_extra=LIVE)
+    servers: Int = Field(ge=0, le=MOST_SERVERS, json_schema_extra=LIVE)
     replicas: Int = Field(ge=1, le=2)
     timeout_seconds: Positive
     log: bool
@@ -193,7 +193,7 @@ class Config(Section):
     @property
     def servers(self) -> int:
         """How many parameter servers the job has."""
-        return self.ps.servers if modes.has_servers(self.mode) else 0
+        return modes.servers_of(self.mode, self.ps.servers)
 
     @property
     def asynchronous(self) -> bool:
@@ -309,6 +309,13 @@ RULES = [
         lambda mode, where: bool(where) and modes.task_of(mode) != modes.TRAIN,
         "nothing is trained, so there is nothing to keep (checkpoint.from says with which weights)",
     ),
+    Rule(
+        ("mode", "ps.servers", "checkpoint.from"),
+        lambda mode, servers, where: (
+            modes.task_of(mode) != modes.TRAIN and modes.servers_of(mode, servers) > 0 and not where
+        ),
+        "the servers would have no rows: checkpoint.from says where they are (or set ps.servers=0)",
+    ),
     *(
         Rule(
             ("mode", key),
@@ -320,12 +327,17 @@ RULES = [
             ("training.compression", "none", "only sums over the ring are compressed: set none"),
             ("training.balance", "even", "each worker takes as many steps as it can make anyway: set even"),
             ("elastic.memoryCopy", False, "workers hold no state that is worth a copy: set false"),
+            (
+                "checkpoint.fromState",
+                "weights",
+                "the servers' optimizers count updates of their own: set weights, or mode=hybrid",
+            ),
             ("ps.replicas", 1, "rows are on a second server in mode=hybrid only: set 1"),
         )
     ),
     Rule(
         ("ps.servers", "ps.replicas"),
-        operator.lt,
+        lambda servers, replicas: 0 < servers < replicas,
         "each row is to be on more servers than there are",
     ),
     Rule(("token.existingSecret", "token.value"), _both, "mutually exclusive"),

@@ -3,13 +3,14 @@
 train, allreduce   it trains, and all weights are in the ring
 hybrid             it trains: the rows of embeddings are on parameter servers, all other weights in the ring
 ps                 it trains: all weights are on parameter servers, and workers take steps in any order
-evaluate, predict  it goes over the records once, and changes no weight
+evaluate, predict  it goes over the records once, and changes no weight; rows may be on servers here, too
 """
 
 from __future__ import annotations
 
 TRAIN = "train"
 MOST_SERVERS = 64  # parameter servers of a job
+USUAL_SERVERS = 2  # of one that needs some and does not say how many
 _TRAINING = frozenset({TRAIN, "allreduce", "hybrid", "ps"})
 _SERVERS = frozenset({"hybrid", "ps"})
 
@@ -19,9 +20,15 @@ def task_of(mode: str) -> str:
     return TRAIN if mode in _TRAINING else mode
 
 
-def has_servers(mode: str) -> bool:
-    """Whether a job of that mode has parameter servers."""
-    return mode in _SERVERS
+def servers_of(mode: str, asked: int) -> int:
+    """How many parameter servers a job of that mode has.
+
+    Args:
+        asked: for so many; 0: for none, but a mode that needs some has them all the same.
+    """
+    if mode in _SERVERS:
+        return asked or USUAL_SERVERS
+    return 0 if mode in _TRAINING else asked
 
 
 def is_asynchronous(mode: str) -> bool:

@@ -38,6 +38,19 @@ def test_a_job_of_another_mode_has_no_servers(helm: Helm) -> None:
         assert "EDL_SERVER_ADDRESS" not in json.dumps(rendered.master)
 
 
+def test_a_job_that_does_not_train_has_as_many_servers_as_it_says(helm: Helm) -> None:
+    def replicas(*sets: str) -> int:
+        rendered = helm.template(*sets)
+        job = config.parse(json.loads(rendered.one("ConfigMap", "edl-job")["data"]["values.json"]))
+        count: int = rendered.one("StatefulSet")["spec"]["replicas"]
+        assert job.servers == count and "EDL_SERVER_ADDRESS" in json.dumps(rendered.master)
+        assert rendered.one("NetworkPolicy", "edl-ps") and rendered.one("Service", "edl-ps")
+        return count
+
+    assert replicas("mode=predict", "ps.servers=3", "checkpoint.from=s3://a/b") == 3
+    assert replicas("mode=hybrid") == replicas("mode=ps") == 2
+
+
 def test_master_and_servers_agree_on_names_and_numbers(rendered: dict[str, Rendered]) -> None:
     found = rendered[FILE]
     servers, service = found.one("StatefulSet"), found.one("Service", "edl-ps")
@@ -198,7 +211,8 @@ def test_one_server_is_drained_at_a_time(helm: Helm) -> None:
 @pytest.mark.parametrize(
     ("sets", "words"),
     [
-        (("ps.servers=0",), "ps.servers"),
+        (("ps.servers=65",), "ps.servers"),
+        (("mode=evaluate", "ps.servers=1"), "the servers would have no rows"),
         (("ps.resources.requests.memory=3Gi",), "ps.resources.requests.memory is"),
         (("ps.volumeMounts[0].name=a", "ps.volumeMounts[0].mountPath=/tmp"), "ps.volumeMounts.0.mountPath"),
     ],

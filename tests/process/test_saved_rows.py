@@ -1,4 +1,5 @@
-"""What was trained with rows on parameter servers, used without any: evaluated, predicted with, exported."""
+"""What was trained with rows on parameter servers, used with servers of another number, and without any:
+evaluated, predicted with, exported."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ def predicted(output: Path) -> np.ndarray:
     return np.concatenate([np.load(file)["output"] for file in files])
 
 
-def test_a_model_with_rows_on_servers_is_evaluated_and_predicts_and_is_exported_without_any(
+@pytest.mark.timeout(360)  # four jobs, one after the other
+def test_a_model_with_rows_on_servers_is_evaluated_and_predicts_with_and_without_any_and_is_exported(
     tmp_path: Path,
 ) -> None:
     jobs, where = Jobs(tmp_path), tmp_path / "checkpoints"
@@ -58,8 +60,9 @@ def test_a_model_with_rows_on_servers_is_evaluated_and_predicts_and_is_exported_
     assert artifacts.read_summary(output)["metrics"] == pytest.approx(expected, rel=1e-5), said
 
     (newest,) = Store.open(str(where)).checkpoints()[-1:]
-    said, output = ends(jobs, "mode=predict", "workers=1", f"checkpoint.from={where / newest.directory}")
-    np.testing.assert_allclose(predicted(output), outputs, rtol=1e-5, atol=1e-6)
+    begun = f"checkpoint.from={where / newest.directory}"
+    said, output = ends(jobs, "mode=predict", "ps.servers=1", "workers=1", begun)
+    np.testing.assert_allclose(predicted(output), outputs, rtol=1e-6, atol=1e-6)
     assert f"the prediction begins with the weights of the checkpoint of step {newest.step}" in said
 
     exported = tmp_path / "exported.keras"

@@ -149,6 +149,15 @@ IMPOSSIBLE = [
     ("{mode: ps, training: {balance: speed}}", 'mode is "ps" and training.balance is "speed"'),
     ("{mode: ps, training: {compression: float16}}", 'mode is "ps" and training.compression is "float16"'),
     (
+        "{mode: ps, checkpoint: {from: /c, fromState: everything}}",
+        'mode is "ps" and checkpoint.fromState is "everything"',
+    ),
+    (
+        "{mode: predict, ps: {servers: 2}}",
+        'mode is "predict" and ps.servers is 2 and checkpoint.from is ""',
+    ),
+    ("{mode: hybrid, ps: {servers: 1, replicas: 2}}", "ps.servers is 1 and ps.replicas is 2"),
+    (
         "{mode: ps, elastic: {memoryCopy: true, warmProcess: imported}}",
         'mode is "ps" and elastic.memoryCopy is true',
     ),

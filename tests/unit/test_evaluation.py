@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -136,10 +137,10 @@ def test_who_leaves_in_the_middle_of_an_evaluation_takes_it_along_and_it_goes_on
 class Fails(CountingMetrics):
     """Cannot evaluate the record 6."""
 
-    def added(self, batch: Batch) -> np.ndarray:
+    def added(self, batch: Batch, following: Callable[[], Batch | None] = lambda: None) -> np.ndarray:
         if 6 in batch.x:
             raise ValueError("no such word")
-        return super().added(batch)
+        return super().added(batch, following)
 
 
 def test_an_evaluation_that_fails_on_one_rank_ends_on_all_and_the_training_goes_on() -> None:

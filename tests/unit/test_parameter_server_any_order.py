@@ -101,6 +101,75 @@ def take(server: Server, worker: int, most: int = 1, limit: int = STEPS) -> list
     return list(server.any_order.take(request).steps.bounds)
 
 
+# --- a job begins with the rows of another
+
+
+def page(
+    number: int, ids: Any, more: bool = True, attempt: str = "one", start: pb.Start | None = None
+) -> bytes:
+    """Rows of `user` with the values of their ids; with the last page come the dense places."""
+    rows = np.array(ids, np.int64)
+    values = [counting.gradients(1, rows, rows[:, None])] if more else list(counting.begin(STEPS).values)
+    request = pb.BeginRequest(run_id=RUN, values=values, attempt=attempt, page=number, more=more, start=start)
+    return request.SerializeToString()
+
+
+def user(server: Server, ids: list[int]) -> list[float]:
+    asked = pb.PullRequest(run_id=RUN, ids=[pb.Ids(table=1, ids=np.array(ids, np.int64).tobytes())])
+    return list(server.pull(asked)[0].tolist())
+
+
+def test_rows_that_a_job_begins_with_are_there_with_the_last_page_or_not_at_all(
+    start: Start, tmp_path: Path
+) -> None:
+    server = start()
+    server.declare(counting.tables())
+    calls = server.any_order
+    calls.begin(page(0, [5, 7]))
+    assert calls.begin(page(1, [9])).empty and calls.begin(page(1, [9])).empty, "it came twice"
+    copied(tmp_path, "killed")
+    half = start("killed")
+    assert half.position().empty and not len(half.tables[1])
+    with pytest.raises(Misplaced, match="page 2"):
+        half.any_order.begin(page(2, [], more=False))
+    with pytest.raises(Misplaced, match="another worker"):
+        calls.begin(page(2, [], more=False, attempt="other"))
+    for _ in range(2):
+        assert not calls.begin(page(2, [], more=False)).empty
+    assert user(server, [5, 6, 7, 9]) == [5, 0, 7, 9]
+    push(server, 2)  # of which 6, 7 and 8 are the ids
+    copied(tmp_path, "killed")
+    assert content(start("killed")) == content(server)
+    assert user(server, [5, 6, 7, 9]) == [5, 1, 8, 9]
+
+
+def test_pages_of_another_worker_begin_anew(start: Start) -> None:
+    server = start()
+    server.declare(counting.tables())
+    server.any_order.begin(page(0, [5, 7]))
+    server.any_order.begin(page(0, [9], attempt="other"))
+    server.any_order.begin(page(1, [], more=False, attempt="other"))
+    assert user(server, [5, 7, 9]) == [0, 0, 9]
+
+
+def test_servers_of_any_number_read_the_rows_of_another_jobs_checkpoint(start: Start, tmp_path: Path) -> None:
+    others = [begun(start(f"other-{index}", index, 2)) for index in range(2)]
+    for other in others:
+        for step in range(4):
+            push(other, step)
+    parts = [write_part(other, 0, 4, "a") for other in others]
+    commit_manifest(others[0], 4, "a", parts)
+    server = start("new")
+    server.declare(counting.tables())
+    where = str(tmp_path / "checkpoints")
+    server.any_order.begin(page(0, [], start=pb.Start(directory=where, step=4, attempt="a", tables=["user"])))
+    server.any_order.begin(page(1, [], more=False))
+    shutil.rmtree(tmp_path / "checkpoints")
+    assert counts(server) == ([0.0] * STEPS, expect(range(4))[1]), "dense weights come with the last page"
+    shutil.copytree(tmp_path / "new", tmp_path / "killed")
+    assert content(start("killed")) == content(server)
+
+
 # --- each step counts once
 
 

@@ -47,13 +47,14 @@ def test_every_mode_is_one_task() -> None:
                      "evaluate": "evaluate", "predict": "predict"}  # fmt: skip
 
 
-def test_only_a_hybrid_job_has_servers() -> None:
+def test_a_job_has_servers_that_needs_them_or_that_does_not_train_and_says_how_many() -> None:
     def servers(*sets: str) -> int:
         return config.parse(values.load([], list(sets), [], [])).servers
 
     assert servers("mode=hybrid", "ps.servers=3") == 3
-    assert servers("mode=hybrid") == 2
+    assert servers("mode=hybrid") == servers("mode=ps") == servers("mode=hybrid", "ps.replicas=2") == 2
     assert servers("ps.servers=3") == servers("mode=allreduce") == servers("mode=evaluate") == 0
+    assert servers("mode=predict", "ps.servers=3", "checkpoint.from=m.keras") == 3
 
 
 def test_rates_are_of_the_time_between_two_answers_and_a_restart_is_seen() -> None:

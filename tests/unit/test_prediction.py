@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ class Numbers:
         return Batch(places, places, None, None)
 
 
-def double(batch: Batch) -> dict[str, np.ndarray]:
+def double(batch: Batch, following: Callable[[], Batch | None]) -> dict[str, np.ndarray]:
     return {"output": np.stack([batch.x, 2 * batch.x], axis=1)}
 
 

@@ -20,7 +20,7 @@ from trainer.data import Batch, Batches
 from trainer.ledger import Ledger
 from trainer.refusals import NonFinite
 from trainer.ring.base import RingBroken
-from trainer.roles import Pulled, StepGradients, Table, Whole
+from trainer.roles import Pulled, Start, StepGradients, Table, Whole
 from trainer.session.state import Session
 from trainer.step_servers import StepServers
 from trainer.stretch import AT_ONCE, Stretch
@@ -217,9 +217,11 @@ class Link:
 
     def __init__(self, index: int, calls: list[tuple[int, str]]):
         self.index, self.calls, self.refuses = index, calls, False
+        self.asked: list[Any] = []
 
     def begin(self, method: str, request: Any, generation: int | None = None) -> Link:
         self.calls.append((self.index, method))
+        self.asked.append(request)
         self._answer: Any = pb.Progress(step=7, version=2, refused=self.refuses)
         if method == "Describe":
             self._answer = pb.Description(line=f"line {self.index}")
@@ -259,3 +261,25 @@ def test_server_0_does_not_hear_of_a_step_that_another_one_refuses() -> None:
     links[2].refuses = True
     assert not servers.push(MADE, 0, (1, 1, 1))
     assert (0, "Push") not in calls
+
+
+def test_rows_that_a_job_begins_with_come_in_pages_to_all_servers_and_once() -> None:
+    servers, links, _ = linked()
+    rows = np.arange(3_000_000, dtype=np.float32)[:, None]
+    ids = np.arange(len(rows), dtype=np.int64)
+    servers.begin_with(Start("/there", 4, "a", tables=("others",), rows={0: (ids, rows)}))
+    for link in links:
+        link.asked.clear()
+    servers.begin([(ids[:9], rows[:9])])
+    for link in links:
+        first, *_, last = asked = link.asked
+        assert [(r.page, r.more) for r in asked] == [(0, True), (1, True), (2, True), (3, False)][
+            : len(asked)
+        ]
+        assert len({r.attempt for r in asked}) == 1 and first.attempt
+        assert (first.start.directory, first.start.tables) == ("/there", ["others"])
+        assert not any(r.HasField("start") for r in asked[1:]) and not last.more
+    brought = [np.frombuffer(g.ids, np.int64) for link in links for r in link.asked[:-1] for g in r.values]
+    np.testing.assert_array_equal(np.sort(np.concatenate(brought)), ids)
+    servers.begin([(ids[:9], rows[:9])])
+    assert not links[0].asked[-1].attempt, "they were brought"

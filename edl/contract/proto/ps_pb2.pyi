@@ -369,14 +369,22 @@ class EndRequest(_message.Message):
     def __init__(self, run_id: _Optional[str] = ...) -> None: ...
 
 class BeginRequest(_message.Message):
-    __slots__ = ("run_id", "values", "arrangement")
+    __slots__ = ("run_id", "values", "arrangement", "start", "attempt", "page", "more")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     VALUES_FIELD_NUMBER: _ClassVar[int]
     ARRANGEMENT_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    PAGE_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     values: _containers.RepeatedCompositeFieldContainer[Gradients]
     arrangement: Arrangement
-    def __init__(self, run_id: _Optional[str] = ..., values: _Optional[_Iterable[_Union[Gradients, _Mapping]]] = ..., arrangement: _Optional[_Union[Arrangement, _Mapping]] = ...) -> None: ...
+    start: Start
+    attempt: str
+    page: int
+    more: bool
+    def __init__(self, run_id: _Optional[str] = ..., values: _Optional[_Iterable[_Union[Gradients, _Mapping]]] = ..., arrangement: _Optional[_Union[Arrangement, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., attempt: _Optional[str] = ..., page: _Optional[int] = ..., more: _Optional[bool] = ...) -> None: ...
 
 class Steps(_message.Message):
     __slots__ = ("bounds",)

@@ -273,7 +273,7 @@ class ParameterServerServicer:
         minutes are all mended in one way: the step is made again, and counts where it was missing.
 
         The job begins: with these values of the dense variables. The first to say so is right; the same again, and
-        another worker's, changes nothing.
+        another worker's, changes nothing. Rows of embeddings that it begins with come before, page by page.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

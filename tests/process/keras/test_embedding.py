@@ -9,6 +9,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import keras
@@ -292,11 +293,99 @@ def test_a_model_is_evaluated_with_the_rows_of_its_servers(trained: Beside) -> N
     expected = trained.reference.predict(x, verbose=0)
     np.testing.assert_allclose(trained.learner.model.predict(x, verbose=0), expected, rtol=1e-4, atol=1e-5)
     whole = batch(trained.case, 0, 30)
-    metrics = EvaluationMetrics(
-        trained.learner.model, batch(trained.case, 0, 5), reading=trained.learner.reading
-    )
+    learner = trained.learner
+    metrics = EvaluationMetrics(learner.model, batch(trained.case, 0, 5), lookups=learner.lookups)
     (loss,) = metrics.results(metrics.added(whole).astype("f8")).values()
     assert loss == pytest.approx(trained.reference.evaluate(x, Y, verbose=0), rel=1e-4)
+
+
+class Asking(LocalRows):
+    """They can be asked for before they are needed, and remember how they were asked."""
+
+    generation = 1
+
+    def __init__(self, rows: LocalRows, tables: Any):
+        super().__init__(tables)
+        self._tables, self.asked = rows._tables, list[str]()
+
+    def pull(self, step: int, ids: Any) -> Any:
+        self.asked.append("now")
+        return super().pull(step, ids)
+
+    def begin_pull(self, step: int, ids: Any, last: Any = None) -> Any:
+        self.asked.append("ahead")
+        rows = super().pull(step, ids)
+        return SimpleNamespace(result=lambda: rows, forget=lambda: self.asked.append("forgotten"))
+
+    def begin_stage(self, step: int, rank: int, gradients: Any) -> Any:
+        raise AssertionError("nothing is trained")
+
+
+def two_tables() -> keras.Model:
+    inputs = ids(6)
+    x = [E(4, input_dim=MANY, combiner="sum", name=name)(inputs) for name in ("one", "other")]
+    return of(inputs, K.Dense(2)(K.concatenate([*x, E(3, input_dim=MANY, name="third")(inputs[:, 0])])))
+
+
+def test_an_evaluation_asks_once_for_all_rows_of_a_batch_and_ahead_for_those_of_the_next() -> None:
+    case = Case(two_tables, lambda: (TOKENS, Y, None))
+    with rows_elsewhere():
+        learner = learner_of(case, Meeting())
+        rows = LocalRows(learner.tables, seed=3)
+        learner.use(rows)
+        first, second, third = (batch(case, at, at + 10) for at in (0, 10, 20))
+        one_by_one = EvaluationMetrics(learner.model, batch(case, 0, 5))
+        expected = [one_by_one.added(each) for each in (first, second, third)]
+        metrics = EvaluationMetrics(learner.model, batch(case, 0, 5), lookups=learner.lookups)
+        ahead = Asking(rows, learner.tables)
+        learner.use(ahead)
+        found = [
+            metrics.added(first, lambda: second),
+            metrics.added(second, lambda: first),  # and then another one is next
+            metrics.added(third),
+        ]
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    assert ahead.asked == ["now", "ahead", "ahead", "forgotten", "now"]
+
+
+def test_rows_that_were_asked_for_in_another_ring_are_not_taken() -> None:
+    case = Case(one_id, lambda: (TOKENS[:, 0], Y, None))
+    with rows_elsewhere():
+        learner = learner_of(case, Meeting())
+        metrics = EvaluationMetrics(learner.model, batch(case, 0, 5), lookups=learner.lookups)
+        ahead = Asking(LocalRows(learner.tables, seed=3), learner.tables)
+        learner.use(ahead)
+        first, second = batch(case, 0, 10), batch(case, 10, 20)
+        metrics.added(first, lambda: second)
+        ahead.generation = 2  # type: ignore[misc]
+        metrics.added(second)
+    assert ahead.asked == ["now", "ahead", "forgotten", "now"]
+
+
+class OwnTest(keras.Model):
+    """Whose test looks up other ids than its forward pass."""
+
+    def test_step(self, data: Any) -> Any:
+        x, y = data[:2]
+        return super().test_step((x + 1, y))
+
+
+def test_a_model_with_a_test_of_its_own_is_evaluated_as_it_says() -> None:
+    def build(kind: type[keras.Model]) -> keras.Model:
+        inputs = ids()
+        model = kind(inputs, K.Dense(2, kernel_initializer="ones")(E(4, input_dim=MANY, name="t")(inputs)))
+        model.compile(sgd(), loss="mse")
+        return model
+
+    def evaluated(kind: type[keras.Model], more: int) -> np.ndarray:
+        case = Case(lambda: build(kind), lambda: (TOKENS[:, 0] % 9 + more, Y, None))
+        with rows_elsewhere():
+            learner = learner_of(case, Meeting())
+            learner.use(LocalRows(learner.tables, seed=3))
+            metrics = EvaluationMetrics(learner.model, batch(case, 0, 5), lookups=learner.lookups)
+            return metrics.added(batch(case, 0, 10))
+
+    np.testing.assert_allclose(evaluated(OwnTest, 0), evaluated(keras.Model, 1), rtol=1e-6)
 
 
 class Gone(LocalRows):
@@ -308,7 +397,7 @@ def test_rows_that_do_not_come_for_an_evaluation_are_a_broken_ring_and_no_error_
     trained: Beside,
 ) -> None:
     learner = trained.learner
-    metrics = EvaluationMetrics(learner.model, batch(trained.case, 0, 5), reading=learner.reading)
+    metrics = EvaluationMetrics(learner.model, batch(trained.case, 0, 5), lookups=learner.lookups)
     learner.use(Gone(learner.tables))
     try:
         with pytest.raises(RingBroken, match="the ring was cut"):

@@ -19,9 +19,11 @@ from tests.process.keras.rings import Case, Meeting, learner_of, parts_of, ring_
 from tests.process.keras.test_warm_start import kept as kept_dense
 from tests.process.keras.test_warm_start import state
 from tests.unit.test_rows_of_a_checkpoint import tensors as of_server
-from trainer.frozen import FrozenLearner
+from trainer.data import Batch
+from trainer.frozen import FrozenLearner, Predictor
 from trainer.learner import KerasLearner
 from trainer.local_rows import LocalRows
+from trainer.lookups import Lookups
 from trainer.roles import Start
 from trainer.warm_start import WarmStart, saved_counts
 
@@ -98,6 +100,38 @@ def test_a_model_without_servers_has_the_rows_that_were_there(
     start.begin()
     np.testing.assert_array_equal(model(ASKED).numpy(), expected)
     assert len(np.unique(expected[-2:])) == 1, "ids that nobody knows have the same row"
+
+
+@pytest.mark.parametrize("kind", ["m.keras", "checkpoints"])
+def test_a_model_that_is_not_trained_may_have_its_rows_on_servers_whatever_its_optimizer(
+    trained: KerasLearner, tmp_path: Path, kind: str
+) -> None:
+    assert isinstance(trained.lookups.rows, LocalRows)
+    learned = dict(zip(*trained.lookups.rows.all_rows(0), strict=True))
+    with trained.whole():
+        expected = trained.model(ASKED).numpy()
+        trained.model.save(tmp_path / "m.keras")
+    kept(trained, tmp_path / "checkpoints")
+    with rows_elsewhere():
+        model = build()
+        model.predict_on_batch(IDS[:5])
+        model.compile(keras.optimizers.RMSprop(), loss="mse")  # which no server has
+        lookups = Lookups(model, trained=False)
+        (table,) = lookups.tables
+        assert "Zeros" in table.initializer, "as in a saved model"
+        lookups.rows = LocalRows(
+            lookups.tables, initial=lambda t, ids: np.array([learned.get(i, np.zeros(DIM)) for i in ids])
+        )
+        learner, servers = FrozenLearner(model, np.asarray, lookups.tables), Servers()
+        start = WarmStart(str(tmp_path / kind), False, model, learner, print, "prediction", servers)
+        start.check()
+        start.begin()
+        predict = Predictor(model, Batch(IDS[:5], IDS[:5], None, None), lookups)
+        found = predict(Batch(ASKED, ASKED, None, None))["output"]
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    (begun,) = servers.starts
+    assert begun.tables == (() if kind == "m.keras" else (TABLE,))
+    assert begun.digest() != Start().digest()
 
 
 class Servers:
