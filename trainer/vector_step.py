@@ -325,7 +325,7 @@ class VectorStep(StepGraphs):
         forward = self._forward(self._types.packed(tensors), draw[:2], ring, alive, lookups)
         self._require(forward)
         records, loss, scaled = forward.records, forward.loss, is_scaled(self._model)
-        totals = None
+        totals: Any = None
         with forward.tape:
             if self._totals:
                 parts = forward.terms.parts()

@@ -21,7 +21,7 @@ from typing import Self
 import psutil
 
 from edl.contract import artifacts
-from tests.bench import report, two_jobs
+from tests.bench import pods, report, two_jobs
 from tests.bench.journal import Journal, Ring
 from tests.bench.lines import Lines
 from tests.bench.report import Row
@@ -234,6 +234,10 @@ def rounds_of(cluster: Cluster, images: Images, parts: list[str], rounds: int) -
 
 def measure(only: list[str], rounds: int) -> Iterator[list[Row]]:
     with running() as cluster:
+        if "thousand" in only:
+            yield pods.measure(cluster, rounds)
+        if only == ["thousand"]:
+            return
         images = push_images(cluster)
         if parts := [part for part in only if part in PARTS]:
             yield rounds_of(cluster, images, parts, rounds)
@@ -242,4 +246,4 @@ def measure(only: list[str], rounds: int) -> Iterator[list[Row]]:
 
 
 if __name__ == "__main__":
-    sys.exit(report.main("scripts/bench cluster", __doc__, (*PARTS, "jobs"), measure))
+    sys.exit(report.main("scripts/bench cluster", __doc__, (*PARTS, "jobs", "thousand"), measure))

@@ -145,7 +145,8 @@ def soak(work: Path, minutes: float, seed: int, start: str, told: Callable[[str]
     samples: dict[str, list[Sample]] = {}
     sets = (
         f"model.module={MODEL}", "training.batchSize=48", "evaluation.steps=200", "checkpoint.keep=3",
-        f"checkpoint.dir={work / 'checkpoints'}", "checkpoint.seconds=10", "elastic.heartbeatTimeoutSeconds=5",
+        f"checkpoint.dir={work / 'checkpoints'}", "checkpoint.seconds=10",
+        "elastic.heartbeatTimeoutSeconds=5",
     )  # fmt: skip
     with OurJob(work, WORKERS, *sets, start=start) as job:
         soaked = Soaked(job, seed)
@@ -164,7 +165,7 @@ def soak(work: Path, minutes: float, seed: int, start: str, told: Callable[[str]
     return [line(name, of_one) for name, of_one in samples.items()]
 
 
-HEAD = """| process | memory after a third | at the end | growth in an hour | descriptors | threads | <= 1 MiB |
+HEAD = """| process | memory after a third | at the end | in an hour | descriptors | threads | <= 1 MiB |
 | --- | --- | --- | --- | --- | --- | --- |"""
 
 
@@ -183,11 +184,10 @@ def main() -> int:
         lines = soak(Path(work), 3.0 if args.quick else args.minutes, args.seed, args.start, say)
     print(HEAD)
     for x in lines:
-        print(
-            f"| {x.name} | {x.first.mib:.1f} MiB | {x.last.mib:.1f} MiB | {x.slope:+.2f} +- {x.uncertainty:.2f} "
-            f"MiB | {x.first.descriptors} -> {x.last.descriptors} | {x.first.threads} -> {x.last.threads} | "
-            f"{x.verdict} |"
-        )
+        a, b = x.first, x.last
+        slope = f"{x.slope:+.2f} +- {x.uncertainty:.2f} MiB"
+        opened = f"{a.descriptors} -> {b.descriptors} | {a.threads} -> {b.threads}"
+        print(f"| {x.name} | {a.mib:.1f} MiB | {b.mib:.1f} MiB | {slope} | {opened} | {x.verdict} |")
     if args.json:
         args.json.write_text(json.dumps([asdict(x) for x in lines], indent=1) + "\n")
     return 0
