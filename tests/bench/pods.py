@@ -1,7 +1,7 @@
 """A thousand pods on a real API server: what it takes the master until all of its workers are in one ring.
 
 The pods are kwok's and only seem to run; for each, somebody talks to the master (tests/cluster/crowd.py).
-What is counted begins when the master listens. All of it is on one machine: API server, scheduler, kwok, crowd.
+What is counted begins when the master listens. API server, scheduler, kwok and crowd are on its machine.
 """
 
 from __future__ import annotations
