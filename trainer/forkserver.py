@@ -19,12 +19,10 @@ from typing import Any
 import aiohttp.web  # noqa: F401
 import grpc.aio  # noqa: F401
 import horovod.tensorflow  # noqa: F401
-import keras  # noqa: F401
-import psutil  # noqa: F401
-import tensorflow  # noqa: F401
 
 from edl.full_disk import log_file
 from trainer import __main__ as worker_main
+from trainer import build  # noqa: F401  TensorFlow, Keras, and all of the worker
 
 
 def main() -> None:

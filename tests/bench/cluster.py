@@ -131,7 +131,13 @@ def kill(job: Job) -> Found:
     ring = job.next_ring(3)
     yield "SIGKILL of a worker to ring re-formed", ring.up_at - killed_at
     yield "SIGKILL of a worker: stall of survivors", ring.stall
-    yield "SIGKILL of a worker to ring of 4 again", job.next_ring(4).up_at - killed_at
+    again = job.next_ring(4)
+    (follower,) = set(again.members) - set(ring.members)
+    spoke, ready = (job.journal.when(kind, follower) for kind in ("Hello", "Ready"))
+    yield "SIGKILL of a worker to ring of 4 again", again.up_at - killed_at
+    yield "of these, until the next process speaks", spoke - killed_at
+    yield "of these, until it is ready", ready - spoke
+    yield "of these, until the ring is formed with it", again.up_at - ready
 
 
 def preempt(job: Job) -> Found:
