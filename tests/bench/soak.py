@@ -22,8 +22,8 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ from tests.bench.report import say
 from tests.bench.ring import OurJob
 
 MODEL = Path(__file__).parents[1] / "models" / "soaked.py"
-MINUTES = 30.0
+MINUTES, QUICK = 30.0, 3.0
 WORKERS = 3
 CHANGE_SECONDS, SAMPLE_SECONDS = 30.0, 2.0
 BLOCKS = 12
@@ -141,7 +141,8 @@ class Soaked:
                 yield name, Sample(seconds, mib, process.num_fds(), process.num_threads())
 
 
-def soak(work: Path, minutes: float, seed: int, start: str, told: Callable[[str], None]) -> list[Line]:
+def soak(work: Path, minutes: float, seed: int, start: str) -> dict[str, list[Sample]]:
+    """What was seen of each process."""
     samples: dict[str, list[Sample]] = {}
     sets = (
         f"model.module={MODEL}", "training.batchSize=48", "evaluation.steps=200", "checkpoint.keep=3",
@@ -161,8 +162,8 @@ def soak(work: Path, minutes: float, seed: int, start: str, told: Callable[[str]
             time.sleep(SAMPLE_SECONDS)
         status = job.client.status()
         done = ", ".join(f"{what} {times} times" for what, times in sorted(soaked.done.items()))
-        told(f"{minutes:g} minutes: {status['step']:,} steps, ring {job.journal.generation}; {done}")
-    return [line(name, of_one) for name, of_one in samples.items()]
+        say(f"{minutes:g} minutes: {status['step']:,} steps, ring {job.journal.generation}; {done}")
+    return samples
 
 
 HEAD = """| process | memory after a third | at the end | in an hour | descriptors | threads | <= 1 MiB |
@@ -181,7 +182,8 @@ def main() -> int:
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # through the `with`s: nothing is left behind
     with tempfile.TemporaryDirectory(prefix="edl-bench-") as work:
-        lines = soak(Path(work), 3.0 if args.quick else args.minutes, args.seed, args.start, say)
+        samples = soak(Path(work), QUICK if args.quick else args.minutes, args.seed, args.start)
+    lines = [line(name, of_one) for name, of_one in samples.items()]
     print(HEAD)
     for x in lines:
         a, b = x.first, x.last
@@ -189,7 +191,8 @@ def main() -> int:
         opened = f"{a.descriptors} -> {b.descriptors} | {a.threads} -> {b.threads}"
         print(f"| {x.name} | {a.mib:.1f} MiB | {b.mib:.1f} MiB | {slope} | {opened} | {x.verdict} |")
     if args.json:
-        args.json.write_text(json.dumps([asdict(x) for x in lines], indent=1) + "\n")
+        seen = {name: [list(astuple(s)) for s in of_one] for name, of_one in samples.items()}
+        args.json.write_text(json.dumps({"lines": [asdict(x) for x in lines], "samples": seen}) + "\n")
     return 0
 
 
