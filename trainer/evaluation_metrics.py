@@ -18,7 +18,7 @@ import numpy as np
 from trainer.batch_types import divided, tensor_tree
 from trainer.data import Batch
 from trainer.lookups import Lookups
-from trainer.model_support import moving
+from trainer.model_support import moving, output_losses
 from trainer.reading_step import Following, ReadingStep, nothing_follows
 from trainer.training_metrics import counted_metrics, shown_names
 
@@ -62,8 +62,7 @@ class EvaluationMetrics:
             self._variables,
             [known.get(id(v), i) for v, i in zip(self._variables, self._initial, strict=True)],
         )
-        losses = getattr(model._compile_loss, "metrics", ())
-        self._by_batch = [self._place(metric) for metric in losses]
+        self._by_batch = [self._place(metric) for metric in output_losses(model)]
         self._shown = set(model.get_metrics_result())
         self._left_out = self._not_metrics(returned, warn)
         if len(sample) > 1:

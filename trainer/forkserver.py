@@ -19,15 +19,16 @@ from typing import Any
 import aiohttp.web  # noqa: F401
 import grpc.aio  # noqa: F401
 import horovod.tensorflow  # noqa: F401
-import keras  # noqa: F401
-import psutil  # noqa: F401
-import tensorflow  # noqa: F401
 
+from edl.config import Config
+from edl.config.types import prepare
 from edl.full_disk import log_file
 from trainer import __main__ as worker_main
+from trainer import build  # noqa: F401  TensorFlow, Keras, and all of the worker
 
 
 def main() -> None:
+    prepare(Config)
     woken, waker = os.pipe()
     os.set_blocking(waker, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)

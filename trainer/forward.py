@@ -20,7 +20,7 @@ from trainer.batch_norm import synchronized
 from trainer.inner_sum import InnerSum
 from trainer.lookups import Given, Recorder
 from trainer.loss_terms import Terms, Verdict
-from trainer.model_support import computes_its_own_loss, is_plain, moving, output
+from trainer.model_support import computes_its_own_loss, is_plain, moving, output, output_losses
 
 
 class Forward:
@@ -50,7 +50,9 @@ class Forward:
         x, y, weights = tree
         self._model = model
         self.records = tf.cast(_count(x), tf.float32)
-        self.terms = Terms(self.records, is_plain(model), verdicts)
+        told = {id(v) for v, _ in metrics}
+        means = [mean for mean in output_losses(model) if id(mean.total) in told]
+        self.terms = Terms(self.records, is_plain(model), verdicts, several=bool(means))
         self.tape = tf.GradientTape(watch_accessed_variables=False)  # to be opened again for what follows
         self.of_rows: list[tf.Tensor] = []
         self._rows = lookups.rows if lookups is not None else []
@@ -68,6 +70,10 @@ class Forward:
             # Whether the loss has parts that are no terms: weight decay by regularizers, a sum made by hand.
             self.more_than_terms = bool(model.losses) or computes_its_own_loss(model)
             self.loss = _number(loss)
+            # Keras weights them with batches, where it does not see how many records there are.
+            self.output_losses = [
+                tf.math.divide_no_nan(self.added_to(mean.total), self.added_to(mean.count)) for mean in means
+            ]
         if metrics:
             with self._scope, given():
                 model.compute_metrics(x, y, self.y_pred, sample_weight=weights)

@@ -67,13 +67,21 @@ class Terms:
         plain: nothing but Keras' own code leads to its own losses: their values are records, or a fixed
             number for each.
         verdicts: for the unknown terms, in their order; None before they were found out.
+        several: more than one loss will be `corrected`.
     """
 
-    def __init__(self, records: tf.Tensor, plain: bool, verdicts: Sequence[Verdict] | None = None) -> None:
+    def __init__(
+        self,
+        records: tf.Tensor,
+        plain: bool,
+        verdicts: Sequence[Verdict] | None = None,
+        several: bool = False,
+    ) -> None:
         self.found: list[Term] = []
         self._records, self._plain = records, plain
         self._verdicts = None if verdicts is None else list(verdicts)
-        self._tape = tf.GradientTape(watch_accessed_variables=False)  # from the terms to the loss
+        # From the terms to the loss.
+        self._tape = tf.GradientTape(persistent=several, watch_accessed_variables=False)
         self._open: list[tuple[keras.losses.Loss, int]] = []  # that are being computed; the terms before it
 
     @property
@@ -98,6 +106,7 @@ class Terms:
         """The loss, such that its mean over the ring, weighted with records, is the loss of the whole batch.
 
         Args:
+            loss: made of these terms, while they were `noted`.
             totals: the sum over the ring of all `parts`.
         """
         share = self._records / totals[0]

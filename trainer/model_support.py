@@ -95,6 +95,12 @@ def moving(model: keras.Model) -> list[keras.Variable]:
     return [v for v in model.non_trainable_variables if id(v) not in metrics]
 
 
+def output_losses(model: keras.Model) -> list[Any]:
+    """Keras' means of the loss of each output, in the order in which they are computed; none: the model has
+    one output, whose loss is all there is."""
+    return list(getattr(model._compile_loss, "metrics", ()))
+
+
 def of_keras(thing: Any) -> bool:
     """Whether it is Keras' own: a function, or an instance of one of its classes."""
     module = thing.__module__ if callable(thing) and hasattr(thing, "__name__") else type(thing).__module__

@@ -199,6 +199,7 @@ class OverlappedStep(StepGraphs):
         # What the gradients are to be divided by is known: so the loss is, once, and not each of them.
         # (No gradient may be a constant: TensorFlow would sum it while it optimizes the graph.)
         is_sum = self._is_sum(forward) and not self._totals
+        totals = None
         with forward.tape:
             loss = forward.loss
             if self._totals:
@@ -216,7 +217,7 @@ class OverlappedStep(StepGraphs):
         large = [dense[i] for i in self._large]
         flattened = [tf.reshape(g, [-1]) for i, g in enumerate(dense) if i not in self._large]
         small = tf.concat([*flattened, *self._changes(forward, layout), tf.zeros([0])], 0)
-        added = [tf.reshape(forward.added_to(v), [-1]) for v in layout.metrics]
+        added = self._added(forward, layout, totals)
         # Each rank looks at its own part and all hear of it: they agree, in whatever order each adds up.
         seen = [finite_as(g) for g in large]
         bad = 1.0 - tf.cast(tf.math.is_finite(told + tf.add_n([tf.reduce_sum(small), *seen])), tf.float32)

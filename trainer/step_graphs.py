@@ -37,7 +37,7 @@ from trainer.forward import Forward
 from trainer.fused_updates import fused
 from trainer.inner_sum import InnerSum
 from trainer.lookups import Given, Lookups, Recorder
-from trainer.model_support import is_plain, is_scaled
+from trainer.model_support import is_plain, is_scaled, output_losses
 from trainer.roles import Commit
 from trainer.training_metrics import TrainingMetrics
 
@@ -204,6 +204,26 @@ class StepGraphs(ABC):
             old, new = (tf.cast(value, tf.float32) for value in after[id(v)])
             parts.append(tf.reshape(new - old, [-1]) * (1.0 if v.path in layout.summed else records))
         return parts
+
+    def _added(self, forward: Forward, layout: Layout, totals: tf.Tensor | None) -> list[tf.Tensor]:
+        """What is to be summed of metrics, flat, in the order of the layout.
+
+        Args:
+            totals: of the ring, where the loss depends on them.
+        """
+        losses, weight = forward.output_losses, forward.records
+        if totals is not None:
+            losses = [forward.terms.corrected(loss, totals) for loss in losses]
+        elif self._is_sum(forward):
+            weight = tf.constant(1.0)  # told for each record, as the sum of all outputs is
+        of_losses: dict[int, tf.Tensor] = {}
+        for mean, loss in zip(output_losses(self._model), losses, strict=bool(losses)):
+            of_losses |= {id(mean.total): loss * weight, id(mean.count): forward.records}
+        parts = (of_losses.get(id(v)) for v in layout.metrics)
+        return [
+            tf.reshape(forward.added_to(v) if part is None else part, [-1])
+            for v, part in zip(layout.metrics, parts, strict=True)
+        ]
 
     @staticmethod
     def _changed(layout: Layout, share: tf.Tensor, sums: list[tf.Tensor]) -> list[tf.Tensor]:

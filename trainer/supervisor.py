@@ -160,9 +160,12 @@ def main() -> int:
     import grpc.aio  # noqa: F401
     import horovod.tensorflow  # noqa: F401
 
+    from edl.config import Config
+    from edl.config.types import prepare
     from trainer import __main__ as worker
     from trainer import build  # noqa: F401  TensorFlow, Keras, and all of the worker
 
+    prepare(Config)
     arguments: list[str] = []
     if os.environ.get("EDL_MEMORY_COPY"):  # it has no name, and is gone with this process and its workers
         arguments = ["--memory", f"/proc/self/fd/{os.memfd_create('edl-state')}"]

@@ -1,9 +1,11 @@
-"""The compiled metrics over the records of an epoch, whoever trained on them.
+"""The compiled metrics over the records of an epoch, and the losses of several outputs, whoever trained on
+them.
 
 Keras' `fit` updates them in each step, with the predictions of the forward pass that it trains with. Nearly
 all of them count: what two parts of a batch add to a metric's variables is what the whole of it adds. So each
 rank computes what its records add, the ring sums that, and all ranks hold the same metrics. One that does not
-count is found at the start, with a few real records, and left out.
+count is found at the start, with a few real records, and left out. The losses of single outputs are made of
+the same terms as the whole loss, and summed as that is (trainer/loss_terms.py).
 
 The variables are a part of the training state: a worker that joins or takes over goes on from them.
 """
@@ -19,7 +21,7 @@ import numpy as np
 from trainer import arrays, batch_types
 from trainer.batch_types import BatchTypes
 from trainer.data import Batch
-from trainer.model_support import moving, output
+from trainer.model_support import moving, output, output_losses
 
 TOLERANCE = 1e-4
 
@@ -53,6 +55,11 @@ class TrainingMetrics:
             if half:
                 self._leave_out(given, warn)
         self._names = shown_names(model)
+        for loss in output_losses(model):
+            loss.reset_state()
+            self._metrics.append(loss)
+            self._names[id(loss)] = loss.name
+            self._initial |= {id(v): v.numpy() for v in loss.variables}
 
     @property
     def variables(self) -> list[keras.Variable]:
@@ -107,7 +114,7 @@ class TrainingMetrics:
 
 def counted_metrics(model: keras.Model) -> list[keras.metrics.Metric]:
     """What `fit` would show beside the losses: those, Keras weights with batches, and not with records."""
-    losses = [model._loss_tracker, *getattr(model._compile_loss, "metrics", ())]
+    losses = [model._loss_tracker, *output_losses(model)]
     found: list[keras.metrics.Metric] = []
     for metric in model.metrics:
         inner = getattr(metric, "metrics", None)  # the compiled ones are one metric

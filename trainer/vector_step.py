@@ -325,6 +325,7 @@ class VectorStep(StepGraphs):
         forward = self._forward(self._types.packed(tensors), draw[:2], ring, alive, lookups)
         self._require(forward)
         records, loss, scaled = forward.records, forward.loss, is_scaled(self._model)
+        totals: Any = None
         with forward.tape:
             if self._totals:
                 parts = forward.terms.parts()
@@ -341,7 +342,7 @@ class VectorStep(StepGraphs):
         parts = [tf.reshape(g, [-1]) for g in gradients if isinstance(g, tf.Tensor)]
         parts += self._changes(forward, layout)
         checked = parts + forward.of_rows
-        parts = parts + [tf.reshape(forward.added_to(v), [-1]) for v in layout.metrics]
+        parts = parts + self._added(forward, layout, totals)
         if slices:
             counts = [tf.shape(g.indices)[0] for g in slices]
             if alive is not None:

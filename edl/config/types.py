@@ -80,6 +80,14 @@ def _empties(section: type[Section]) -> dict[str, Any]:
     return found
 
 
+def prepare(section: type[Section]) -> None:
+    """Make what the first validation would make: so it is there already in processes that are forked."""
+    _empties(section)
+    for field in section.model_fields.values():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
+            prepare(field.annotation)
+
+
 def _whole(value: Any) -> Any:
     """Helm turns integers into floats: 4.0 is 4. A bool is not a number, nor is a string."""
     if isinstance(value, float) and value.is_integer():

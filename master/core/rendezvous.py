@@ -28,7 +28,7 @@ def regroup(job: State) -> None:
         job.close(SUSPENDED, planned=True)
         return
     servers.regroup(job)
-    if job.regroup_at is None or job.regroup_at > job.now:
+    if job.regroup_at is None or (job.regroup_at > job.now and _late(job)):
         _balance(job)
         return
     # While members are sent the state, who comes now waits for them, and who leaves hands it over before.
@@ -46,6 +46,11 @@ def regroup(job: State) -> None:
     if more := changes[MOST_NAMED:]:
         changes[MOST_NAMED:] = [f"and {len(more)} more changes"]
     job.close(", ".join(changes), planned=True)
+
+
+def _late(job: State) -> bool:
+    """Whether somebody is on the way, whom a change may wait for a moment."""
+    return job.pool.any(lambda kind: kind.stays and not kind.is_ready)
 
 
 def _balance(job: State) -> None:
@@ -79,8 +84,7 @@ def form(job: State) -> None:
         return
     if fresh:
         fresh = not _count_copies(job)
-    late = job.pool.any(lambda kind: kind.stays and not kind.is_ready)
-    if fresh and late and job.regroup_at is not None and job.regroup_at > job.now:
+    if fresh and job.regroup_at is not None and job.regroup_at > job.now and _late(job):
         return  # nobody waits with the state: give those who are late for the start a moment
     limits, task = job.limits, job.train
     if fresh and task.end and completion.ends_without_holders(job):
@@ -116,8 +120,7 @@ def _form_at_servers(job: State) -> None:
     task = job.train
     assert task is not None
     fresh = not job.pool.any(_holds)
-    late = job.pool.any(lambda kind: kind.stays and not kind.is_ready)
-    if fresh and late and job.regroup_at is not None and job.regroup_at > job.now:
+    if fresh and job.regroup_at is not None and job.regroup_at > job.now and _late(job):
         return
     if fresh and job.result.model and completion.ends_without_holders(job):
         completion.let_all_go(job)

@@ -21,7 +21,7 @@ from typing import Self
 import psutil
 
 from edl.contract import artifacts
-from tests.bench import report, two_jobs
+from tests.bench import pods, report, two_jobs
 from tests.bench.journal import Journal, Ring
 from tests.bench.lines import Lines
 from tests.bench.report import Row
@@ -131,7 +131,13 @@ def kill(job: Job) -> Found:
     ring = job.next_ring(3)
     yield "SIGKILL of a worker to ring re-formed", ring.up_at - killed_at
     yield "SIGKILL of a worker: stall of survivors", ring.stall
-    yield "SIGKILL of a worker to ring of 4 again", job.next_ring(4).up_at - killed_at
+    again = job.next_ring(4)
+    (follower,) = set(again.members) - set(ring.members)
+    spoke, ready = (job.journal.when(kind, follower) for kind in ("Hello", "Ready"))
+    yield "SIGKILL of a worker to ring of 4 again", again.up_at - killed_at
+    yield "of these, until the next process speaks", spoke - killed_at
+    yield "of these, until it is ready", ready - spoke
+    yield "of these, until the ring is formed with it", again.up_at - ready
 
 
 def preempt(job: Job) -> Found:
@@ -234,6 +240,10 @@ def rounds_of(cluster: Cluster, images: Images, parts: list[str], rounds: int) -
 
 def measure(only: list[str], rounds: int) -> Iterator[list[Row]]:
     with running() as cluster:
+        if "thousand" in only:
+            yield pods.measure(cluster, rounds)
+        if only == ["thousand"]:
+            return
         images = push_images(cluster)
         if parts := [part for part in only if part in PARTS]:
             yield rounds_of(cluster, images, parts, rounds)
@@ -242,4 +252,4 @@ def measure(only: list[str], rounds: int) -> Iterator[list[Row]]:
 
 
 if __name__ == "__main__":
-    sys.exit(report.main("scripts/bench cluster", __doc__, (*PARTS, "jobs"), measure))
+    sys.exit(report.main("scripts/bench cluster", __doc__, (*PARTS, "jobs", "thousand"), measure))

@@ -61,6 +61,11 @@ class Journal(Lines):
             lambda seen: any(form["generation"] > after for form in _forms(_entries(seen))) or None, seconds
         )
 
+    def when(self, kind: str, worker: int) -> float:
+        """When the first event of that kind came from a worker, which has come."""
+        told = (x for x in self.entries if x["event"]["type"] == kind)
+        return next(float(x["now"]) for x in told if x["event"]["worker"] == worker)
+
     def first_step(self) -> float:
         """When any worker had made the job's first one."""
         return next(float(x["now"]) for x in self.entries if x["event"]["type"] == "Stepped")

@@ -1,4 +1,4 @@
-"""A network that is stopped early by a callback, after another one has killed its worker."""
+"""A network with two outputs that is stopped early by a callback, after another one has killed its worker."""
 
 import os
 import signal
@@ -17,23 +17,34 @@ ORDERS = Path(os.environ.get("EDL_FAULTS", "."))
 
 def model() -> keras.Model:
     keras.utils.set_random_seed(5)
-    model = keras.Sequential([
-        keras.Input((FEATURES,)), keras.layers.Dense(8, "tanh"), keras.layers.Dense(1),
-    ])  # fmt: skip
-    model.compile(keras.optimizers.SGD(0.2, momentum=0.8), loss="mse", metrics=["mae"])
+    x = inputs = keras.Input((FEATURES,))
+    x = keras.layers.Dense(8, "tanh")(x)
+    model = keras.Model(inputs, {name: keras.layers.Dense(1, name=name)(x) for name in ("value", "square")})
+    model.compile(
+        keras.optimizers.SGD(0.2, momentum=0.8),
+        loss={"value": "mse", "square": "mae"}, loss_weights={"value": 1.0, "square": 0.05},
+        metrics={"value": ["mae"], "square": []},
+    )  # fmt: skip
     return model
 
 
-def records(split: str) -> tuple[np.ndarray, np.ndarray]:
+def records(split: str) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """What is held out is so unlike that it is soon forgotten how to tell it."""
     some = np.random.default_rng(1)
     x = some.normal(size=(RECORDS, FEATURES)).astype(np.float32)
     y = np.sin(x @ some.normal(size=(FEATURES, 1)).astype(np.float32))
-    return (x, y) if split == "train" else (x[:60] + 0.5, np.cos(y[:60]))
+    if split == "test":
+        x, y = x[:60] + 0.5, np.cos(y[:60])
+    return x, {"value": y, "square": y * y}
 
 
 def data(split: str) -> edl.Reader:
-    return edl.arrays(*records(split))
+    x, labels = records(split)
+    return edl.arrays(x, *labels.values())
+
+
+def feed(given: tuple[np.ndarray, ...]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    return given[0], {"value": given[1], "square": given[2]}
 
 
 def die(epoch: int, logs: Any) -> None:

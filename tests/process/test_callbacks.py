@@ -46,6 +46,7 @@ async def test_a_job_is_stopped_early_with_the_best_weights_though_its_root_died
     assert 2 < len(history["loss"]) < EPOCHS, "what is expected here"
     assert len(set(history["learning_rate"])) > 1
     assert logged == [str(n) for n in range(len(history["loss"]))], "each epoch once, whoever wrote"
+    assert {"value_loss", "square_loss", "val_value_loss", "val_square_loss"} < history.keys()
     assert summary["history"].keys() == history.keys()
     for name, column in history.items():
         assert summary["history"][name] == pytest.approx(column, rel=1e-3), name

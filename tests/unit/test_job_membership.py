@@ -37,6 +37,25 @@ def test_the_last_holder_hands_the_state_over_before_it_may_go() -> None:
     assert only(effects, ev.Stop).worker == 0
 
 
+def test_a_newcomer_is_taken_in_at_once_where_nobody_else_is_on_the_way() -> None:
+    story = Story(workers=3, joinDelaySeconds=0.5).running()
+    g = story.job.ring.generation
+    story.tell(
+        ev.Gone(WorkerId(1), signal="SIGKILL"), *(ev.LeftRing(WorkerId(w), g, 1, True) for w in (0, 2))
+    )
+    story.up(1)
+    assert only(story.ready(3), ev.Leave).members == (0, 2)
+
+
+def test_a_newcomer_waits_a_moment_for_one_that_is_on_the_way() -> None:
+    story = Story(workers=4, joinDelaySeconds=0.5)
+    story.ready(0, 1)
+    story.waits(1)
+    story.up()
+    assert not of(story.ready(2), ev.Leave)
+    assert only(story.ready(3), ev.Leave).members == (0, 1), "now all are here"
+
+
 def test_scaling_in_keeps_the_oldest_and_lets_the_starting_go_first() -> None:
     story = Story(workers=4, joinDelaySeconds=0.5)
     story.ready(0, 1, 2)

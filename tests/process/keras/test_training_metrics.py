@@ -1,4 +1,4 @@
-"""The compiled metrics of the training, over rings of any size: Keras' own."""
+"""The compiled metrics of the training, and the losses of its outputs, over rings of any size: Keras' own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import pytest
 
-from tests.process.keras.models import classes, dense, tagged, tagger, weighted
+from tests.process.keras.models import classes, dense, sgd, tagged, tagger, weighted
 from tests.process.keras.rings import (
     RINGS,
     STEPS,
@@ -27,13 +27,58 @@ def classifier(**compiled: Any) -> keras.Model:
     return dense(loss=loss, outputs=3, **compiled)
 
 
-def two_outputs() -> keras.Model:
+def two_outputs(**of_layers: Any) -> keras.Model:
     keras.utils.set_random_seed(3)
     x = inputs = keras.Input((4,))
-    outputs = {name: keras.layers.Dense(2, name=name)(x) for name in ("one", "other")}
+    outputs = {name: keras.layers.Dense(2, name=name, **of_layers)(x) for name in ("one", "other")}
     model = keras.Model(inputs, outputs)
     model.compile("sgd", {"one": "mse", "other": "mae"}, metrics={"one": ["mae"], "other": ["mse", "mape"]})
     return model
+
+
+def both(loss: Any, loss_weights: Any = None, mask: bool = False) -> keras.Model:
+    """Two outputs in a list, which have names because they are layers of a functional model."""
+    keras.utils.set_random_seed(3)
+    x = inputs = keras.Input((6,), dtype="int32") if mask else keras.Input((4,))
+    if mask:
+        x = keras.layers.Embedding(9, 4, mask_zero=True)(x)
+    outputs = [keras.layers.Dense(3 if mask else 2, name=name)(x) for name in ("a", "b")]
+    model = keras.Model(inputs, outputs)
+    model.compile(sgd(), loss, loss_weights=loss_weights)
+    return model
+
+
+class Unnamed(keras.Model):
+    """Two outputs that are called as their losses are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = keras.layers.Dense(2), keras.layers.Dense(2)
+
+    def call(self, x: Any) -> Any:
+        return self.one(x), self.other(x)
+
+
+def unnamed() -> keras.Model:
+    keras.utils.set_random_seed(3)
+    model = Unnamed()
+    model.compile(sgd(), ["mse", "mae"])
+    return model
+
+
+def named() -> tuple[Any, Any, Any]:
+    x, y, w = weighted()
+    return x, {"one": y, "other": -y}, w
+
+
+def twice(data: Callable[[], tuple[Any, Any, Any]], weights: bool = True) -> Callable[[], Any]:
+    """The labels for both outputs, which are not weighted alike."""
+
+    def given() -> tuple[Any, Any, Any]:
+        x, y, w = data()
+        return x, (y, y[::-1].copy()), (w, w[::-1].copy()) if weights and w is not None else None
+
+    return given
 
 
 class Largest(keras.metrics.Metric):
@@ -71,15 +116,38 @@ CASES: dict[str, tuple[Callable[[], keras.Model], Any]] = {
         ),
         lambda: (lambda x, y, w: (x, (y > 0).astype("f4"), w))(*weighted()),
     ),
-    "two outputs": (two_outputs, lambda: (lambda x, y, w: (x, {"one": y, "other": -y}, w))(*weighted())),
+    "two outputs": (two_outputs, named),
+    "outputs in a list": (lambda: both(["mse", "mae"], [0.3, 2.0]), twice(weighted)),
+    "one loss for two outputs": (lambda: both("mse"), twice(weighted, weights=False)),
+    "outputs without names": (unnamed, twice(weighted)),
+    "a regularizer beside two outputs": (lambda: two_outputs(kernel_regularizer="l2"), named),
     "masked": (lambda: tagger(metrics=["accuracy"]), tagged),
     "run_eagerly": (lambda: classifier(metrics=["accuracy"], run_eagerly=True), classes),
 }
+# Of whose losses a batch has another one than the mean of its parts.
+MIXED: dict[str, tuple[Callable[[], keras.Model], Any]] = {
+    "two masked outputs": (
+        lambda: both(
+            [keras.losses.SparseCategoricalCrossentropy(from_logits=True) for _ in range(2)],
+            [1.0, 0.5],
+            mask=True,
+        ),
+        twice(tagged),
+    ),
+    "a sum beside a mean": (
+        lambda: both([keras.losses.MeanSquaredError(reduction="sum"), "mae"], [0.1, 1.0]),
+        twice(weighted),
+    ),
+    "a weighted mean beside a loss of one's own": (
+        lambda: both([keras.losses.MeanSquaredError(reduction="mean_with_sample_weight"), own]),
+        twice(weighted),
+    ),
+}
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [*CASES, *MIXED])
 def test_they_are_those_that_keras_has_after_the_same_steps(name: str) -> None:
-    case, meeting = Case(*CASES[name]), Meeting()
+    case, meeting = Case(*{**CASES, **MIXED}[name]), Meeting()
     learner, reference = learner_of(case, meeting), case.build()
     reference(batch(case, 0, 5).x)
     reference.set_weights(learner.model.get_weights()[: len(reference.get_weights())])
@@ -87,7 +155,9 @@ def test_they_are_those_that_keras_has_after_the_same_steps(name: str) -> None:
     for ends in STEPS:
         whole = batch(case, *ends)
         reference.train_step((whole.x, whole.y, whole.weights))
-    expected = {k: float(np.mean(v)) for k, v in reference.get_metrics_result().items() if "loss" not in k}
+    not_told = ("loss", "huber_loss")  # by the learner; and a mean over batches, not over records
+    told = reference.get_metrics_result().items()
+    expected = {k: float(np.mean(v)) for k, v in told if k not in not_told}
     before = learner.state()
     for size in RINGS:
         learner.load(before)
@@ -98,6 +168,21 @@ def test_they_are_those_that_keras_has_after_the_same_steps(name: str) -> None:
         assert learner.take_metrics() != pytest.approx(expected, rel=1e-5, abs=1e-6)  # begun anew
         learner.load(held)  # as another worker would
         assert learner.take_metrics() == pytest.approx(expected, rel=1e-5, abs=1e-6)
+
+
+def test_the_losses_of_sums_are_told_for_each_record_as_their_sum_is() -> None:
+    losses = [keras.losses.MeanSquaredError(reduction="sum") for _ in range(2)]
+    case, meeting = Case(lambda: both(losses, [2.0, 0.5]), twice(weighted)), Meeting()
+    learner = learner_of(case, meeting)
+    agreed = ring_step(learner, meeting, parts_of(case, 3, 0, 30, 0))
+    told = learner.take_metrics()
+    assert agreed.loss == pytest.approx(2.0 * told["a_loss"] + 0.5 * told["b_loss"], rel=1e-5)
+
+
+def test_a_model_with_one_output_sums_nothing_more() -> None:
+    learner = learner_of(Case(lambda: dense(loss="mse"), weighted), Meeting())
+    assert learner._step.layout.changing == []
+    assert learner.take_metrics() == {}
 
 
 def test_one_that_is_no_sum_is_left_out_and_told() -> None:
