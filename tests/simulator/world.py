@@ -16,7 +16,6 @@ from edl.config import values
 from master.core import events as ev
 from master.core.job import Job
 from tests.invariants import Watchdog
-from tests.simulator import servers
 from tests.simulator.checks import Checks
 from tests.simulator.clock import Clock
 from tests.simulator.faults import Faults
@@ -24,6 +23,7 @@ from tests.simulator.fleet import Fleet
 from tests.simulator.master import Master
 from tests.simulator.masters import Crew, Masters
 from tests.simulator.rings import Rings
+from tests.simulator.servers import KINDS_OF_JOBS, Servers
 from tests.simulator.store import Memory, stands_for
 from tests.simulator.worker import MOST_EPOCHS
 
@@ -44,11 +44,15 @@ class World:
         talk: print each event and what follows from it.
         masters: one, whose connections hold; or two, of which one stands by, on a network that breaks.
             None: as the seed says.
+        servers: the kind of the job with parameter servers that it is; empty: as the seed says.
         hours: that the job trains, under faults that are nobody's own, until it is stopped; 0: to its end.
     """
 
-    def __init__(self, seed: int, talk: bool = False, masters: int | None = None, hours: float = 0.0):
-        masters = masters or (2 if seed % TWO_MASTERS == TWO_MASTERS - 1 and not hours else 1)
+    def __init__(
+        self, seed: int, talk: bool = False, masters: int | None = None, hours: float = 0.0, servers: str = ""
+    ):
+        alone = bool(hours or servers)
+        masters = masters or (2 if seed % TWO_MASTERS == TWO_MASTERS - 1 and not alone else 1)
         chance = self.random = random.Random(seed)
         self.seed, self.talk, self.hours = seed, talk, hours
         self.size = chance.choice((0, 1, 3, 15, 16, 17, 60, 60, 200, 200, 400))
@@ -94,13 +98,14 @@ class World:
                         "maxFailures": self.most_failures, "memoryCopy": self.copies is not None},
         })  # fmt: skip
         has_servers = seed % WITH_SERVERS == WITH_SERVERS - 4 and not hours and masters == 1
-        kind = servers.KINDS_OF_JOBS[seed // WITH_SERVERS % len(servers.KINDS_OF_JOBS)] if has_servers else ""
+        kind = servers or (KINDS_OF_JOBS[seed // WITH_SERVERS % len(KINDS_OF_JOBS)] if has_servers else "")
+        self.kind = servers
         if kind:
             self._have_servers(kind)
         self.config = config.parse(self.values)
         self.clock = Clock()
         self.two = masters == 2
-        self.servers = servers.Servers(self, kind) if kind else None
+        self.servers = Servers(self, kind) if kind else None
         self.rings = Rings(self)
         self.master: Any = Masters(self) if self.two else Master(self)
         self.fleet: Any = Crew(self) if self.two else Fleet(self)
@@ -184,6 +189,7 @@ class World:
             self._run()
         except Exception as error:
             which = f"--seed {self.seed}{' --masters 2' if self.two else ''}"
+            which += f" --servers {self.kind}" if self.kind else ""
             repeat = f"repeat with: python -m tests.simulator {which}"
             lines = [f"seed {self.seed}: {type(error).__name__}: {error}", repeat, "its last events:"]
             for now, event, effects in list(self.watchdog.history)[-30:]:
