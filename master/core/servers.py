@@ -14,9 +14,10 @@ from master.core.state import State
 def ready(job: State, event: ev.ServersReady) -> None:
     """So many servers are to have the rows, and listen."""
     known = job.servers
-    known.wanted, known.addresses = event.servers, event.addresses
-    if known.have == event.servers:  # another number was wanted in between
-        known.due = ""
+    known.wanted, known.addresses, known.arranged = event.servers, event.addresses, 0
+    moving = job.ring.running and not job.ring.up  # perhaps to the number that was wanted before
+    if known.have == event.servers and not moving:  # another number was wanted in between
+        known.due, known.arranged = "", event.servers
         job.do(ev.Arranged(event.servers))
     else:
         were = f"{known.have} -> " if known.have else ""
@@ -52,10 +53,11 @@ def have_rows(job: State, event: ev.JoinedRing) -> None:
             Reason.ServersStay,
             f"the rows stay on {_servers(event.servers)}, not {known.wanted}: {event.stay}",
         )
-        known.wanted, known.due = event.servers, ""
+        known.wanted, known.due, known.arranged = event.servers, "", event.servers
         job.do(ev.Arranged(event.servers))
-    elif known.wanted == event.servers != before:
-        if before:
+    elif known.wanted == event.servers != known.arranged:
+        known.arranged = event.servers
+        if before and before != event.servers:
             job.notice(Reason.ServersMoved, f"the rows are on {_servers(event.servers)}, {before} before")
         job.do(ev.Arranged(event.servers))
 

@@ -101,6 +101,7 @@ class Servers:
     out: tuple[int, ...] = ()  # of those, that are done without
     answered: dict[int, float] = field(default_factory=dict)  # when each was last heard to be back
     due: str = ""  # why the ring is to be formed anew; empty: it is not
+    arranged: int = 0  # it was told that these have the rows, since they were wanted
 
 
 class State:
