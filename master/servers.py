@@ -139,6 +139,7 @@ class Named:
         self._watch = Watch(emit, token, servers, self._looked)
         self._told = 0  # of so many it was said that they are ready
         self._asked = 0  # so many the core was told of last; 0: of none
+        self._resized = False  # by people
         self._most = servers  # that may have rows, or are to get some: all run until the ring says who has them
         self._started = False
 
@@ -159,7 +160,7 @@ class Named:
 
     def resize(self, servers: int) -> None:
         if servers != self._wanted:
-            self._wanted, self._told = servers, 0
+            self._wanted, self._told, self._resized = servers, 0, True
             self._most = max(self._most, servers)
             self._find()
             self._run(self._most)
@@ -190,7 +191,7 @@ class Named:
 
     def _looked(self) -> None:
         """A server has said what it has: also under an earlier master rows may have been on their way."""
-        if not self._have or self._told == self._wanted:
+        if not (self._have or self._resized) or self._told == self._wanted:
             return
         if self._have == self._wanted and not self._asked:
             self._told = self._most = self._wanted

@@ -133,7 +133,8 @@ class ParameterServers:
         """Greater than all that a server knows. Of two roots that ask at the same time, as when one has been
         given up, each gets another number: it ends with the worker's."""
         self._found, self._away = self._declare_to_all()
-        if not self._is_said and (of := _newest(self._found)) is not None:
+        of = _newest(self._found)
+        if not self._is_said and of is not None and of.servers <= len(self._links):
             self._wanted = Arrangement(of.servers, self._wanted.replicas)
         newest = max((position.generation for position in self._found.values()), default=0)
         return (newest // WORKERS + 1) * WORKERS + worker % WORKERS

@@ -14,14 +14,17 @@ from master.core.state import State
 def ready(job: State, event: ev.ServersReady) -> None:
     """So many servers are to have the rows, and listen."""
     known = job.servers
+    before = known.wanted
     known.wanted, known.addresses, known.arranged = event.servers, event.addresses, 0
-    moving = job.ring.running and not job.ring.up  # perhaps to the number that was wanted before
-    if known.have == event.servers and not moving:  # another number was wanted in between
+    if job.ring.running and not job.ring.up and before != event.servers:
+        # It may wait for servers that are gone, or move rows to them.
+        known.due = ""
+        job.close(_change(known.have, event.servers), planned=False)
+    elif known.have == event.servers:  # another number was wanted in between
         known.due, known.arranged = "", event.servers
         job.do(ev.Arranged(event.servers))
     else:
-        were = f"{known.have} -> " if known.have else ""
-        known.due = f"parameter servers {were}{event.servers}"
+        known.due = _change(known.have, event.servers)
 
 
 def answers(job: State, server: int) -> None:
@@ -67,6 +70,10 @@ def regroup(job: State) -> None:
     if job.servers.due and job.ring.running and job.ring.up:
         why, job.servers.due = job.servers.due, ""
         job.close(why, planned=True)
+
+
+def _change(have: int, wanted: int) -> str:
+    return f"parameter servers {f'{have} -> ' if have else ''}{wanted}"
 
 
 def _servers(count: int) -> str:

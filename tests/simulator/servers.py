@@ -38,7 +38,7 @@ CRITICAL = {
     "Arrange": "moving", "Begin": "settling", "Reopen": "settling", "Keep": "keeping", "Drain": "keeping",
 }  # fmt: skip
 MOMENTS = tuple(dict.fromkeys(CRITICAL.values()))
-AMBUSH = 0.02  # of these calls
+AMBUSH = {"settling": 0.04, "moving": 0.15, "keeping": 0.03}  # of these calls
 
 
 class Servers:
@@ -176,7 +176,7 @@ class Servers:
         """A call arrives there."""
         moment = CRITICAL.get(method)
         faults = self.world.faults
-        if moment is None or self.clock.now >= faults.calm_at or self.random.random() >= AMBUSH:
+        if moment is None or self.clock.now >= faults.calm_at or self.random.random() >= AMBUSH[moment]:
             return
         faults.moments[moment] += 1
         later = self.random.choice((0.0, 0.0, 0.001, 0.003))
