@@ -140,7 +140,9 @@ class Named:
         self._told = 0  # of so many it was said that they are ready
         self._asked = 0  # so many the core was told of last; 0: of none
         self._resized = False  # by people
-        self._most = servers  # that may have rows, or are to get some: all run until the ring says who has them
+        self._most = (
+            servers  # that may have rows, or are to get some: all run until the ring says who has them
+        )
         self._started = False
 
     async def start(self) -> None:

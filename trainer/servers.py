@@ -119,7 +119,7 @@ class ParameterServers:
         self._wanted = Arrangement(servers or len(self._links), self._wanted.replicas)
 
     def _know(self, addresses: Sequence[str]) -> None:
-        """Where servers listen. Further ones, known before, may have rows: a new master does not know that."""
+        """Where servers listen. Others, known before, may have rows: a new master does not know that."""
         if addresses and self._connect is not None:
             known, count = dict(enumerate(self._addresses)), len(addresses)
             links = [

@@ -16,11 +16,11 @@ def ready(job: State, event: ev.ServersReady) -> None:
     known = job.servers
     before = known.wanted
     known.wanted, known.addresses, known.arranged = event.servers, event.addresses, 0
-    if job.ring.running and not job.ring.up and before != event.servers:
-        # It may wait for servers that are gone, or move rows to them.
+    forming = job.ring.running and not job.ring.up
+    if forming and not before:  # for as many as its members know: it may wait for some that have ended
         known.due = ""
         job.close(_change(known.have, event.servers), planned=False)
-    elif known.have == event.servers:  # another number was wanted in between
+    elif known.have == event.servers and not forming:  # another number was wanted in between
         known.due, known.arranged = "", event.servers
         job.do(ev.Arranged(event.servers))
     else:

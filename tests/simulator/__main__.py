@@ -11,7 +11,6 @@ from tests.simulator import soak
 from tests.simulator.servers import KINDS_OF_JOBS
 from tests.simulator.world import SimulationFailed, World
 
-
 MOST_WRONG = 3
 
 

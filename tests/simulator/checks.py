@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from edl.contract.ids import WorkerId
+from edl.contract.phases import Phase
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.reasons import Reason
 from edl.contract.steps import Steps
@@ -149,7 +150,9 @@ class Checks:
 
     def exports(self, w: Sim, worth: Mapping[str, float] | None) -> None:
         """The ring has evaluated the model."""
-        evaluated = not (self.world.held_out and self.world.size) or worth is not None
+        task = self.world.job.train
+        given_up = task is not None and task.evaluation is None  # too many have failed
+        evaluated = not (self.world.held_out and self.world.size) or worth is not None or given_up
         assert evaluated or self.evaluation_failed, f"worker {w.id} is to save a model that was not evaluated"
         there = [o for o in self.world.fleet.workers.values() if o.alive and o.has_state and not o.fenced]
         self.finals = [w, *(o for o in there if o.step == w.step and o is not w)]
@@ -160,9 +163,22 @@ class Checks:
         unheard = w.silent_since is not None and w.audible_at > now - self.world.silence
         assert w.frozen or unheard or not w.alive, f"worker {w.id} spoke, but is given up: {why}"
 
+    def says_its_phase(self) -> None:
+        """The status never says that nobody trains while somebody is in a ring, or the other way round."""
+        job = self.world.job
+        if job.failover.until is not None:
+            return  # an earlier master's ring is just being learned of
+        inside = [w.id for w in job.pool if w.in_ring]
+        idle = job.phase in (Phase.Starting, Phase.Suspended, Phase.Waiting)
+        assert not (idle and inside), f"the phase is {job.phase}, and {inside} are in a ring"
+        assert job.phase is not Phase.Training or inside or job.ring.closing, "it trains, and nobody does"
+
     def nobody_waits_long(self) -> None:
         """Between faults, who is ready is soon in the ring, and who is to leave is soon let go."""
         job, now = self.world.job, self.world.clock.now
+        self.says_its_phase()
+        if self.world.servers is not None:
+            self.world.servers.moves_end()
         few = sum(w.is_ready for w in job.pool) < job.min_size  # whoever is leaving may be needed in the ring
         waiting = [
             w.id for w in job.pool

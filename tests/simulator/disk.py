@@ -1,4 +1,4 @@
-"""The disk of a simulated parameter server: its log, in memory. It outlives the process, unless it is lost."""
+"""The disk of a simulated parameter server: its log, in memory. It outlives the process, or is lost."""
 
 from __future__ import annotations
 

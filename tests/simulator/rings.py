@@ -99,6 +99,8 @@ class Delivery:
                 if isinstance(root.servers, SimServers) and root.servers.restored:
                     self._begins_at = None  # it may have gone back together with the servers
                 self.world.checks.one_state(self.members, self._begins_at, self._at_least)
+                if self.world.servers is not None:
+                    self.world.servers.meets(self.members)
                 self._begins_at, self._at_least = None, 0
             case _:
                 takes, spread = 0.001, self.random.random() * 0.1

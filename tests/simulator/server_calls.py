@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import grpc
-from greenlet import getcurrent
 
 from edl.contract.proto import ps_pb2 as pb
 from edl.errors import CheckpointError

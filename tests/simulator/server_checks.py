@@ -3,6 +3,7 @@ to have it, and on no other."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,11 +23,27 @@ def of_ring(servers: Servers, w: Sim) -> bool:
     of = w.servers.arrangement
     for index in of.members:
         server = servers.place(index).server
-        if server is None or not server.position().step == w.step or server.position().empty:
+        if server is None or server.position().step != w.step or server.position().empty:
             return False
         assert server.arrangement == of, f"server {index} is one of {server.arrangement}, not of {of}"
         _rows(index, server, of, w.weights)
     return True
+
+
+def of_members(servers: Servers, members: Sequence[Sim]) -> None:
+    """All members of a ring speak to the same servers, and these have the rows: but those that have been lost
+    since, or obey a newer ring."""
+    spoken = {w.servers.arrangement for w in members if w.servers is not None}
+    assert len(spoken) == 1, f"members of one ring speak to {spoken}"
+    (of,) = spoken
+    assert of.is_whole, f"rows of {of} are nowhere"
+    (generation,) = {w.servers.generation for w in members if w.servers is not None}
+    for index in of.members:
+        server = servers.place(index).server
+        if server is not None and server.position().generation == generation:
+            assert server.arrangement == of, (
+                f"server {index} is one of {server.arrangement}, the ring of {of}"
+            )
 
 
 def of_steps(servers: Servers, w: Sim) -> bool:

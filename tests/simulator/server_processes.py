@@ -1,5 +1,5 @@
-"""The processes of parameter servers in simulated time: what runs in them is what ships (ps/), with its log in
-memory and without threads of its own. They are killed, with their disk or without it, and stopped.
+"""The processes of parameter servers in simulated time: what runs in them is what ships (ps/), with its log
+in memory and without threads of its own. They are killed, with their disk or without it, and stopped.
 """
 
 from __future__ import annotations
@@ -194,7 +194,9 @@ class Peer:
             answer, raw = process.create_future(), serializer(request)
 
             def comes_back(found: bytes | Failed) -> None:
-                servers.clock.later(servers.random.expovariate(LATENCY), lambda: process.call_soon(take, found))
+                servers.clock.later(
+                    servers.random.expovariate(LATENCY), lambda: process.call_soon(take, found)
+                )
 
             def take(found: bytes | Failed) -> None:
                 if not answer.done():

@@ -1,5 +1,5 @@
-"""The parameter servers of a simulated job: what their master knows of them, what people want, what goes wrong
-with them, and what must be so.
+"""The parameter servers of a simulated job: what their master knows of them, what people want, what goes
+wrong with them, and what must be so.
 
 The servers (server_processes.py), the calls of workers (server_calls.py) and what these make of the answers
 are what ships; so is what a master does about servers on a cluster (master.servers.Named), with questions of
@@ -16,6 +16,7 @@ import grpc
 
 from edl.contract.arrangement import Arrangement
 from edl.contract.proto import ps_pb2 as pb
+from edl.contract.reasons import Reason
 from master.core import events as ev
 from master.servers import ANSWER_SECONDS, LOOK_SECONDS, Named, Watch
 from tests.simulator import server_checks
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 KINDS = ("kill server", "lose server", "hang server", "servers")  # with its log, or without; another number
 KINDS_OF_JOBS = ("hybrid", "ps", "moves", "ps", "copies")  # of every so many runs with servers
 MOST_SERVERS = 4
+MOVED_SECONDS = 20.0  # within which rows are where they are wanted
 # Calls of those who form a ring: whoever takes part may die just then.
 CRITICAL = {
     "Declare": "settling", "Settle": "settling", "Restore": "settling", "Fetch": "moving", "Page": "moving",
@@ -239,7 +241,29 @@ class Servers:
         """A server has done what was asked, or has not."""
         if spoken is not None and isinstance(answer, bytes) and place.server is not None:
             there = place.server.arrangement
-            assert there == spoken, f"server {place.index} is one of {there}, and obeys who speaks to {spoken}"
+            assert there == spoken, (
+                f"server {place.index} is one of {there}, and obeys who speaks to {spoken}"
+            )
+
+    def meets(self, members: Sequence[Sim]) -> None:
+        """Members of a ring make a step."""
+        if self.kind != "ps":
+            server_checks.of_members(self, members)
+
+    def moves_end(self) -> None:
+        """Between faults, rows are soon where they are wanted, or the job says why they stay."""
+        job, now = self.world.job, self.clock.now
+        calm = now - max(self.world.faults.last, self.wanted_since) > MOVED_SECONDS
+        known = job.servers
+        if not (calm and job.ring.running and job.ring.up and known.have and known.wanted):
+            return
+        stays = any(
+            isinstance(effect, ev.Notice) and effect.reason is Reason.ServersStay
+            for _, _, effects in self.world.watchdog.history for effect in effects
+        )  # fmt: skip
+        assert known.have == self.wanted or stays, (
+            f"rows are on {known.have} servers for long, not {self.wanted}"
+        )
 
     def judge(self, w: Sim) -> bool:
         """The servers have what the model of that worker has; False: some of it is lost."""

@@ -209,7 +209,12 @@ class World:
         self.master.hear(ev.Begin())
         self.faults.schedule()
         steps = MOST_EPOCHS * (self.size // self.batch + 40)
-        limit = (150 if self.two else 60 if self.servers is not None else 0) + self.faults.calm_at + 90 + 2 * steps * (self.pace + 0.02)
+        limit = (
+            (150 if self.two else 60 if self.servers is not None else 0)
+            + self.faults.calm_at
+            + 90
+            + 2 * steps * (self.pace + 0.02)
+        )
         while self.ended is None:
             action = self.clock.go_on()
             too_long = self.clock.now > limit or len(self.watchdog.history) > MOST_EVENTS
