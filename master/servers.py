@@ -145,6 +145,10 @@ class Named:
         self._scaled = 0
         self._watch = Watch(emit, token, servers, self._looked)
         self._told = 0  # of so many it was said that they are ready
+        self._asked = 0  # so many the core was told of last; 0: of none
+        self._resized = False  # by people
+        # That may have rows, or are to get some: all of them run until the ring says who has the rows.
+        self._most = servers
         self._started = False
 
     async def start(self) -> None:
@@ -152,7 +156,8 @@ class Named:
         self._find()
 
     async def addresses(self) -> tuple[str, ...]:
-        return tuple(self._address(index) for index in range(max(self._wanted, self._have)))
+        self._most = max(self._most, self._have)
+        return tuple(self._address(index) for index in range(self._most))
 
     def status(self) -> list[dict[str, Any]]:
         return self._watch.status()
@@ -163,17 +168,20 @@ class Named:
 
     def resize(self, servers: int) -> None:
         if servers != self._wanted:
-            self._wanted, self._told = servers, 0
+            self._wanted, self._told, self._resized = servers, 0, True
+            self._most = max(self._most, servers)
             self._find()
-            self._run(max(servers, self._have))
+            self._run(self._most)
             self._looked()
 
     def perform(self, effect: ev.Effect) -> None:
         if isinstance(effect, ev.Arranged):
-            self._wanted = self._told = effect.servers
-            self._further.forget()
-            self._watch.resize(effect.servers)
-            self._run(effect.servers)
+            if self._told == self._wanted:  # else another number is wanted by now, and not told yet
+                self._wanted = self._told = effect.servers
+                self._further.forget()
+            self._asked, self._most = 0, max(self._wanted, effect.servers)
+            self._find()
+            self._run(self._most)
 
     def _run(self, servers: int) -> None:
         if servers != self._scaled:
@@ -186,30 +194,33 @@ class Named:
         return self._watch.arranged
 
     def _find(self) -> None:
-        self._watch.resize(max(self._wanted, self._have))
-        for index in range(max(self._wanted, self._have)) if self._started else ():
+        self._watch.resize(self._most)
+        for index in range(self._most) if self._started else ():
             self._watch.find(index, self._address(index))
 
     def _looked(self) -> None:
         """A server has said what it has: also under an earlier master rows may have been on their way."""
-        if not self._have or self._told == self._wanted:
+        if not (self._have or self._resized) or self._told == self._wanted:
             return
-        if self._have == self._wanted:
-            self._told = self._wanted
+        if self._have == self._wanted and not self._asked:
+            self._told = self._most = self._wanted
             self._further.forget()
             self._run(self._wanted)
             return
+        self._most = max(self._most, self._have)
         self._find()
+        self._run(self._most)
         self._further.wait_for(self._wanted)
         if self._watch.answers(self._wanted):
-            self._told = self._wanted
+            self._told = self._asked = self._wanted
             self._further.forget()
-            addresses = tuple(self._address(index) for index in range(max(self._wanted, self._have)))
+            addresses = tuple(self._address(index) for index in range(self._most))
             self._emit(ev.ServersReady(self._wanted, addresses))
 
     def _give_up(self, seconds: float) -> None:
         silent = next((i for i in range(self._wanted) if not self._watch.answers(i + 1)), self._wanted - 1)
         why = f"parameter server {silent} does not answer at {self._address(silent)} after {seconds:.0f} s"
+        self._told = self._wanted  # so that nobody waits for it any more, unless it is wanted again
         self._emit(ev.ServersGivenUp(self._wanted, self._have, why))
 
     async def close(self, ended: bool) -> None:

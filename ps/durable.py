@@ -11,6 +11,7 @@ that: rows can be pulled meanwhile, and the next step waits until it is done.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
@@ -108,16 +109,18 @@ class Server:
         warn: takes a sentence about what is wrong and not somebody's request.
         snapshot_bytes: of a log, at the least, before a snapshot replaces it.
         logged: otherwise it writes no log, and one that ends has lost what it had.
+        log: in place of the one in `log_dir`.
+        clock: seconds, never going back.
     """
 
     def __init__(
         self, index: int, servers: int, run_id: str, log_dir: Path, checkpoints: str = "",
         memory_limit: int = 0, warn: Callable[[str], object] = str, snapshot_bytes: int = SNAPSHOT_BYTES,
-        logged: bool = True,
+        logged: bool = True, log: Log | None = None, clock: Callable[[], float] = time.monotonic,
     ):  # fmt: skip
         self.index, self.run_id = index, run_id
-        self._warn = warn
-        self._log: Log | NoLog = Log(log_dir) if logged else NoLog(log_dir)
+        self._warn, self._clock = warn, clock
+        self._log: Log | NoLog = log or (Log(log_dir) if logged else NoLog(log_dir))
         self._storage = Storage(
             index, servers, run_id, self._log, checkpoints, memory_limit, warn, snapshot_bytes
         )
@@ -350,7 +353,7 @@ class Server:
     def _declare(self, request: pb.Tables, tables: list[Table]) -> None:
         self._storage.declared, self._storage.tables = request, tables
         if request.HasField("asynchronous") and not isinstance(self._way, AnyOrder):
-            self._way = AnyOrder(self._storage)
+            self._way = AnyOrder(self._storage, clock=self._clock)
 
     def _reach(self, request: pb.PullRequest | pb.ListRequest) -> None:
         if request.generation:
@@ -395,8 +398,10 @@ class Server:
                 if number == base.first:
                     head = json.loads(text)
                     self._storage.arranged(head)
-                    way = AnyOrder if "any_order" in head else RingOrder
-                    self._way = way(self._storage, head)
+                    if "any_order" in head:
+                        self._way = AnyOrder(self._storage, head, self._clock)
+                    else:
+                        self._way = RingOrder(self._storage, head)
             elif kind == TABLES:
                 if self._storage.declared is None:
                     request = pb.Tables.FromString(text)

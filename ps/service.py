@@ -75,12 +75,14 @@ class Service:
     Args:
         another: makes a server of another run, should one begin; None: this one is of one run for good.
         token: of the job, as it is now: with which it calls other servers.
+        connect: makes a channel to one of these.
     """
 
     def __init__(
-        self, server: Server, another: Callable[[str], Server] | None = None, token: Callable[[], str] = str
-    ):
-        self._server, self._another, self._token = server, another, token
+        self, server: Server, another: Callable[[str], Server] | None = None,
+        token: Callable[[], str] = str, connect: Callable[..., Any] = tls.aio_channel,
+    ):  # fmt: skip
+        self._server, self._another, self._token, self._connect = server, another, token, connect
         self._native = ThreadPoolExecutor(1, "native")
         self._beside = ThreadPoolExecutor(2, "beside")  # copies, and files that are written
         self._settled = asyncio.Event()
@@ -215,7 +217,7 @@ class Service:
 
     async def _fetch_of(self, source: int, request: pb.FetchRequest, tables: Iterable[int]) -> None:
         metadata = (("authorization", f"Bearer {self._token()}"),)
-        async with tls.aio_channel(request.addresses[source], PEER_OPTIONS) as channel:
+        async with self._connect(request.addresses[source], PEER_OPTIONS) as channel:
             call: Any = channel.unary_unary(PAGE, pb.PageRequest.SerializeToString)
             for table in tables:
                 asked = pb.PageRequest(

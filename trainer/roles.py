@@ -248,8 +248,13 @@ class Servers(Rows, Protocol):
         """
         ...
 
-    def adopt(self, arrangement: Arrangement) -> None:
-        """All calls go to the servers of this arrangement from now on."""
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Where they listen, host:port by index, as far as is known."""
+        ...
+
+    def adopt(self, arrangement: Arrangement, addresses: Sequence[str] = ()) -> None:
+        """All calls go to the servers of this arrangement from now on, at these addresses."""
         ...
 
     def cut(self) -> None:

@@ -84,7 +84,8 @@ class ServedWorker(Worker):
             stretch.take_charge()
             why = self.settle_servers(form)
             stretch.servers.introduce()
-            kept = stretch.servers.kept()
+            if not (kept := stretch.servers.kept()):  # it has it, as was seen to
+                raise RingBroken("parameter server 0 has lost what it had since the ring began to form")
             if stretch.find_progress() < form.step and not why:  # whoever has seen to that has died of it
                 why = "a parameter server went back to a checkpoint"
             told[:] = stretch.reached, servers.arrangement.servers, servers.moves_at()

@@ -68,6 +68,7 @@ class ParameterServers:
         self._interrupt = interrupt or Interrupt()
         # As it is to be, and as it is.
         self._wanted = self._arrangement = Arrangement(len(links), replicas)
+        self._is_said = True  # how many are wanted; else as many as have the rows
         self._away: tuple[int, ...] = ()  # that did not answer when a generation was claimed
         self._tables: tuple[Table, ...] = ()
         self._last: Callable[[], Commit | None] = lambda: None
@@ -116,19 +117,28 @@ class ParameterServers:
 
     def enter(self, addresses: Sequence[str] = (), servers: int = 0) -> None:
         self._interrupt.arm()
+        self._know(addresses)
+        self._is_said = servers > 0
+        self._wanted = Arrangement(servers or len(self._links), self._wanted.replicas)
+
+    def _know(self, addresses: Sequence[str]) -> None:
+        """Where servers listen. Others, known before, may have rows: a new master does not know that."""
         if addresses and self._connect is not None:
-            known = dict(enumerate(self._addresses))
-            self._links = [
+            known, count = dict(enumerate(self._addresses)), len(addresses)
+            links = [
                 self._links[index] if known.get(index) == address else self._connect(index, address)
                 for index, address in enumerate(addresses)
             ]
-            self._addresses = tuple(addresses)
-        self._wanted = Arrangement(servers or len(self._links), self._wanted.replicas)
+            self._links = [*links, *self._links[count:]]
+            self._addresses = (*addresses, *self._addresses[count:])
 
     def claim(self, worker: int) -> int:
         """Greater than all that a server knows. Of two roots that ask at the same time, as when one has been
         given up, each gets another number: it ends with the worker's."""
         self._found, self._away = self._declare_to_all()
+        of = _newest(self._found)
+        if not self._is_said and of is not None and of.servers <= len(self._links):
+            self._wanted = Arrangement(of.servers, self._wanted.replicas)
         newest = max((position.generation for position in self._found.values()), default=0)
         return (newest // WORKERS + 1) * WORKERS + worker % WORKERS
 
@@ -154,6 +164,11 @@ class ParameterServers:
         self._start = start
 
     def settle(self, step: int) -> str:
+        if (count := _needed(self._found)) > len(self._links):
+            raise RingBroken(
+                f"rows are on {count} parameter servers, of which this worker knows {len(self._links)}: the "
+                "master is to say where the others are"
+            )
         self._arrangement, why = self._which(step)
         while not self._arrangement.is_whole and self._away:  # who is away may have what is missing
             self._found, self._away = self._declare(range(len(self._links))), ()
@@ -248,7 +263,12 @@ class ParameterServers:
         self._arrangement = to
         return why
 
-    def adopt(self, arrangement: Arrangement) -> None:
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        return self._addresses
+
+    def adopt(self, arrangement: Arrangement, addresses: Sequence[str] = ()) -> None:
+        self._know(addresses)
         self._arrangement = arrangement
 
     def _which(self, step: int) -> tuple[Arrangement, str]:
@@ -302,11 +322,14 @@ class ParameterServers:
                 raise RingBroken("the ring was cut while all parameter servers were waited for")
 
     def _declare_once(self) -> tuple[dict[int, pb.Position], tuple[int, ...]]:
-        everybody = range(len(self._links))
+        everybody, alone = range(len(self._links)), self._wanted.copies < 2
         calls = self._begin("Declare", dict.fromkeys(everybody, self._tables_told()))
         found, away = dict[int, pb.Position](), list[int]()
         try:
             for index, call in calls.items():
+                # Those that are too many may have ended; they have rows only if one before them says so.
+                if alone and index >= self._expected(found):
+                    break
                 try:
                     found[index] = call.result()
                 except ServerAway:
@@ -314,14 +337,26 @@ class ParameterServers:
         finally:
             for call in calls.values():
                 call.forget()
-        if self._wanted.copies < 2 and away:
+        away = [index for index in away if index < self._expected(found)]
+        if alone and away:
             # Without any rows, because it was to be a further one, it is done without.
             known = [Arrangement.of(p.arrangement) for p in found.values() if p.HasField("arrangement")]
             ready = any(p.HasField("ready") for p in found.values())
             if ready or not known or any({*away} & {*one.members} for one in known):
                 found |= self._declare(away)
                 away = []
+        if alone and (
+            more := [i for i in everybody if i < self._expected(found) and i not in (*found, *away)]
+        ):
+            found |= self._declare(more)
         return found, tuple(away)
+
+    def _expected(self, found: Mapping[int, pb.Position]) -> int:
+        """How many have rows, or are to have some."""
+        needed = _needed(found)
+        if self._is_said:
+            return max(self._wanted.servers, needed)
+        return needed or self._arrangement.servers
 
     def _declare(self, servers: Iterable[int]) -> dict[int, pb.Position]:
         """To these servers, which are waited for; returns where they are."""
@@ -538,6 +573,19 @@ class Begun(Generic[T]):
     def forget(self) -> None:
         for call in self._calls.values():
             call.forget()
+
+
+def _needed(found: Mapping[int, pb.Position]) -> int:
+    """How many servers may have rows that count, as those say that were asked."""
+    of = [p.arrangement.servers for p in found.values()] + [p.ready.servers for p in found.values()]
+    return max(of, default=0)
+
+
+def _newest(found: Mapping[int, pb.Position]) -> Arrangement | None:
+    """In which they are that are in the newest generation; None: nobody says so."""
+    said = [position for position in found.values() if position.HasField("arrangement")]
+    newest = max(said, key=lambda position: position.generation, default=None)
+    return None if newest is None else Arrangement.of(newest.arrangement)
 
 
 def _told(commit: Commit) -> pb.Commit:

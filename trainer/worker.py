@@ -61,6 +61,7 @@ it. The warm-up runs it in a ring of one, and the simulator a thousand times ove
 
 from __future__ import annotations
 
+import json
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -82,7 +83,7 @@ from trainer.epochs import Turn
 from trainer.ledger import Ledger
 from trainer.memory_copy import MemoryCopy
 from trainer.refusals import check, refuse_nonfinite, refuse_too_many_bad
-from trainer.ring.base import Arrival, Ring, RingBroken, broadcast_parts, broadcast_text
+from trainer.ring.base import Arrival, Ring, RingBroken, broadcast_bytes, broadcast_parts, broadcast_text
 from trainer.roles import Callbacks, Commit, Evaluation, Learner, Servers
 from trainer.rounds import Rounds
 from trainer.session.orders import End, Export, FormRing, WriteCheckpoint
@@ -302,7 +303,9 @@ class Worker:
             told[[3 + index for index in of.out]] = 1
         servers, replicas, stays, *out = self.ring.broadcast(told, root).tolist()
         away = tuple(index for index, is_out in enumerate(out) if is_out)
-        self.servers.adopt(Arrangement(servers, replicas, away))
+        # Members whom different masters have told of servers know different ones.
+        addresses = broadcast_bytes(self.ring, json.dumps(self.servers.addresses).encode(), root)
+        self.servers.adopt(Arrangement(servers, replicas, away), json.loads(addresses))
         self.stays = broadcast_text(self.ring, why, root) if stays else ""
 
     def go_back(self) -> bool:

@@ -174,15 +174,17 @@ class ServerProcesses:
     def perform(self, effect: ev.Effect) -> None:
         if not isinstance(effect, ev.Arranged):
             return
-        self._wanted = self._have = effect.servers
-        self._asked = False
-        self._further.forget()
-        for server in self._servers[effect.servers :]:
+        self._have = effect.servers
+        if not self._asked:  # else another number is wanted by now, and not told yet
+            self._wanted = effect.servers
+            self._further.forget()
+        needed = max(self._wanted, effect.servers)
+        for server in self._servers[needed:]:
             server.leaving = True
             _signal(server, signal.SIGTERM)
             self._leaving.append(server)
-        del self._servers[effect.servers :]
-        self._watch.resize(effect.servers)
+        del self._servers[needed:]
+        self._watch.resize(needed)
 
     def _tell_if_ready(self) -> None:
         if self._asked and all(server.listened for server in self._servers[: self._wanted]):

@@ -19,13 +19,17 @@ HANGS = "not answering"  # its process is there, as far as is known
 def ready(job: State, event: ev.ServersReady) -> None:
     """So many servers are to have the rows, and listen."""
     known = job.servers
-    known.wanted, known.addresses, known.stay = event.servers, event.addresses, ""
-    if known.have == event.servers:  # another number was wanted in between
+    before = known.wanted
+    known.wanted, known.addresses, known.stay, known.arranged = event.servers, event.addresses, "", 0
+    forming = job.ring.running and not job.ring.up
+    if forming and not before:  # for as many as its members know: it may wait for some that have ended
+        known.due = ""
+        job.close(_change(known.have, event.servers), planned=False)
+    elif known.have == event.servers and not forming:  # another number was wanted in between
         known.due = ""
         _arranged(job, event.servers)
     else:
-        were = f"{known.have} -> " if known.have else ""
-        known.due = f"parameter servers {were}{event.servers}"
+        known.due = _change(known.have, event.servers)
 
 
 def answers(job: State, server: int) -> None:
@@ -55,8 +59,8 @@ def have_rows(job: State, event: ev.JoinedRing) -> None:
     before, known.have = known.have, event.servers
     if event.stay and known.wanted != event.servers:
         _stay(job, known.wanted, event.servers, event.stay)
-    elif known.wanted == event.servers != before:
-        if before:
+    elif known.wanted == event.servers != known.arranged:
+        if before and before != event.servers:
             job.notice(Reason.ServersMoved, f"the rows are on {_servers(event.servers)}, {before} before")
         _arranged(job, event.servers)
 
@@ -77,6 +81,7 @@ def _stay(job: State, wanted: int, servers: int, why: str) -> None:
 def _arranged(job: State, servers: int) -> None:
     """All others are needed no longer."""
     known = job.servers
+    known.arranged = servers
     known.away = {index: one for index, one in known.away.items() if index < servers}
     known.waited = tuple(index for index in known.waited if index < servers)
     job.do(ev.Arranged(servers))
@@ -136,6 +141,10 @@ def regroup(job: State) -> None:
     if job.servers.due and job.ring.running and job.ring.up:
         why, job.servers.due = job.servers.due, ""
         job.close(why, planned=True)
+
+
+def _change(have: int, wanted: int) -> str:
+    return f"parameter servers {f'{have} -> ' if have else ''}{wanted}"
 
 
 def _servers(count: int) -> str:

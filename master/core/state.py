@@ -113,6 +113,7 @@ class Servers:
     waited: tuple[int, ...] = ()  # of these, those that people know to be waited for
     waited_at: float = 0.0  # since when one is
     stay: str = ""  # why the rows are not on as many as were wanted last; empty: they are
+    arranged: int = 0  # it was told that these have the rows, since they were wanted
 
 
 class State:

@@ -8,7 +8,10 @@ from collections import Counter
 
 import tests.simulator
 from tests.simulator import soak
+from tests.simulator.servers import KINDS_OF_JOBS
 from tests.simulator.world import SimulationFailed, World
+
+MOST_WRONG = 3
 
 
 def main() -> int:
@@ -20,6 +23,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the first run")
     parser.add_argument("--seeds", type=int, default=1, help="how many runs")
     parser.add_argument("--masters", type=int, choices=(1, 2), help="in all runs; else as the seed says")
+    parser.add_argument("--servers", choices=sorted({*KINDS_OF_JOBS}), default="", help="in all runs: a kind")
     parser.add_argument("--soak", type=float, metavar="HOURS", help="one job of so many hours: its memory")
     args = parser.parse_args()
     if args.soak:
@@ -27,13 +31,13 @@ def main() -> int:
     faults, moments, ends = Counter[str](), Counter[str](), Counter[str]()
     losses = events = wrong = takeovers = 0
     for seed in range(args.seed, args.seed + args.seeds):
-        world = World(seed, talk=args.seeds == 1, masters=args.masters)
+        world = World(seed, talk=args.seeds == 1, masters=args.masters, servers=args.servers)
         try:
             world.run()
         except SimulationFailed as failure:
             print(failure, file=sys.stderr)
             wrong += 1
-            if wrong == 3:
+            if wrong == MOST_WRONG:
                 break
             continue
         faults += world.faults.kinds

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from edl.contract.ids import WorkerId
+from edl.contract.phases import Phase
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.reasons import Reason
 from edl.contract.steps import Steps
@@ -77,7 +78,7 @@ class Checks:
     def keeps_the_state(self, form: ev.Form, effects: list[ev.Effect]) -> None:
         """Nobody starts anew while there is somebody who holds the state."""
         workers = self.world.fleet.workers
-        if workers[form.root].has_state:
+        if workers[form.root].has_state or self.world.config.asynchronous:  # it is on servers
             return
         given_up = self.world.watchdog.stopped | {e.worker for e in effects if isinstance(e, ev.Fence)}
         there = [w for w in workers.values() if w.alive and not (w.fenced or w.failed)]
@@ -120,10 +121,15 @@ class Checks:
                     f"worker {w.id} has forgotten its state"
                 )
                 w.has_state = message.left_ring.has_state  # it may have come, and not all that followed
+                if self.world.config.asynchronous:
+                    assert message.left_ring.step >= w.worker.ledger.step
+                    return  # its weights are of any moment
                 assert message.left_ring.step == w.worker.ledger.step
                 counted = self._counted(w)
                 assert np.array_equal(counted, w.weights), f"worker {w.id}: model and ledger disagree"
-            case "heartbeat" if w.circle is not None and message.generation:
+            case "heartbeat" if (
+                w.circle is not None and message.generation and not self.world.config.asynchronous
+            ):
                 others = [o for o in self.world.fleet.workers.values() if o.alive and o.circle is w.circle]
                 behind = [o.id for o in others if o.has_state and o.step < message.heartbeat.step - 1]
                 assert not behind, (
@@ -144,7 +150,9 @@ class Checks:
 
     def exports(self, w: Sim, worth: Mapping[str, float] | None) -> None:
         """The ring has evaluated the model."""
-        evaluated = not (self.world.held_out and self.world.size) or worth is not None
+        task = self.world.job.train
+        given_up = task is not None and task.evaluation is None  # too many have failed
+        evaluated = not (self.world.held_out and self.world.size) or worth is not None or given_up
         assert evaluated or self.evaluation_failed, f"worker {w.id} is to save a model that was not evaluated"
         there = [o for o in self.world.fleet.workers.values() if o.alive and o.has_state and not o.fenced]
         self.finals = [w, *(o for o in there if o.step == w.step and o is not w)]
@@ -155,9 +163,22 @@ class Checks:
         unheard = w.silent_since is not None and w.audible_at > now - self.world.silence
         assert w.frozen or unheard or not w.alive, f"worker {w.id} spoke, but is given up: {why}"
 
+    def says_its_phase(self) -> None:
+        """The status never says that nobody trains while somebody is in a ring, or the other way round."""
+        job = self.world.job
+        if job.failover.until is not None:
+            return  # an earlier master's ring is just being learned of
+        inside = [w.id for w in job.pool if w.in_ring]
+        idle = job.phase in (Phase.Starting, Phase.Suspended, Phase.Waiting)
+        assert not (idle and inside), f"the phase is {job.phase}, and {inside} are in a ring"
+        assert job.phase is not Phase.Training or inside or job.ring.closing, "it trains, and nobody does"
+
     def nobody_waits_long(self) -> None:
         """Between faults, who is ready is soon in the ring, and who is to leave is soon let go."""
         job, now = self.world.job, self.world.clock.now
+        self.says_its_phase()
+        if self.world.servers is not None:
+            self.world.servers.moves_end()
         few = sum(w.is_ready for w in job.pool) < job.min_size  # whoever is leaving may be needed in the ring
         waiting = [
             w.id for w in job.pool

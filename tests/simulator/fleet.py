@@ -6,6 +6,8 @@ import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from greenlet import greenlet
+
 from edl.contract.exit_codes import WorkerExit
 from edl.contract.ids import WorkerId
 from edl.contract.layout import Layout
@@ -204,10 +206,11 @@ class Fleet:
     def export(self, w: Sim, worth: Mapping[str, float] | None) -> None:
         """First it saves, then it evaluates; it may be lost during either."""
         self.world.checks.exports(w, worth)
-        if w.servers is not None and self.world.size:
-            w.servers.pull(w.step, ())
+        if self.world.servers is not None and self.world.size:
+            w.pulls()
             while not self.world.servers.judge(w):
-                w.servers.pull(w.step, ())
+                w.waits(seconds=0.1)
+                w.pulls()
         w.waits(seconds=self.random.uniform(0.05, 1))
         w.session.say(saved=pb.Saved(model="model.keras"))
         w.waits(seconds=self.random.uniform(0.05, 1))
@@ -224,7 +227,7 @@ class Fleet:
             max(w.writes_until, self.clock.now) + self.random.choice((0.01, 0.3, 3)) * self.random.random()
         )
         self.world.faults.moment("writing")
-        self.does(w, at - self.clock.now, work)
+        self.does(w, at - self.clock.now, lambda: greenlet(work).switch())
 
     def beats(self, w: Sim) -> None:
         w.session.heartbeat(rate=0.0, memory=0)

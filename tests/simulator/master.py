@@ -93,6 +93,8 @@ class Master:
                 self.world.refused = True
             case ev.End():
                 self.world.ended = effect
+        if self.world.servers is not None:
+            self.world.servers.perform(effect)
         if (order := message_of(effect)) is not None:  # as the server of the streams does it
             workers, message = order
             for worker in workers:
@@ -158,6 +160,8 @@ class Master:
         self.watchdog, self.telemetry = Watchdog(self.job), Telemetry(world.config)
         self.parts = CheckpointParts()
         self.lives, world.checks.waiting, world.faults.last = True, {}, self.clock.now
+        if world.servers is not None:
+            world.servers.another_master()
         workers = world.fleet.workers
         found = tuple((w.id, "pid" if w.placed else "") for w in workers.values() if w.alive)
         self._hear(ev.Adopted(found, len(workers)))

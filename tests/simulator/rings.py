@@ -15,6 +15,7 @@ import numpy as np
 from edl.contract.ids import Generation, WorkerId
 from edl.contract.proto import edl_pb2 as pb
 from master.core import events as ev
+from tests.simulator.servers import SimServers
 from tests.simulator.worker import Sim
 from trainer.ring.base import RingBroken
 from trainer.ring.local import Circle, Coming, Slot
@@ -76,6 +77,8 @@ class Delivery:
         self._begins_at = root.step if has_state else None  # None once it has begun
         # Who has no state begins with the newest checkpoint.
         self._at_least = 0 if has_state else world.newest_checkpoint
+        if world.config.asynchronous:  # where the servers are
+            self._begins_at, self._at_least = None, 0
         self._noted = False  # that it is broken
         self._await_state: set[Sim] = set()
         self._came: set[int] = set()  # the ranks to whom a state has come
@@ -93,9 +96,11 @@ class Delivery:
                 takes = self.random.uniform(0.0005, 0.003)
                 spread = 0.003 if self.random.random() < 0.8 else self.random.uniform(0.01, 0.2)
                 root = self.world.fleet.workers[self.form.root]
-                if root.servers is not None and root.servers.restored:
+                if isinstance(root.servers, SimServers) and root.servers.restored:
                     self._begins_at = None  # it may have gone back together with the servers
                 self.world.checks.one_state(self.members, self._begins_at, self._at_least)
+                if self.world.servers is not None:
+                    self.world.servers.meets(self.members)
                 self._begins_at, self._at_least = None, 0
             case _:
                 takes, spread = 0.001, self.random.random() * 0.1
@@ -148,7 +153,8 @@ class Delivery:
         """The members notice, each at its own moment."""
         for w in self._await_state:
             self.fleet.does(w, 0.01, w.go_on)
-        assert circle.broken or not slots, "the members leave the ring at different steps"
+        alone = self.world.config.asynchronous  # in a stretch each leaves by itself
+        assert circle.broken or alone or not slots, "the members leave the ring at different steps"
         if circle.broken and not self._noted:  # a break reaches some at first: these cut the ring
             self._noted = True
             self.world.faults.moment("breaking")

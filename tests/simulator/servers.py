@@ -1,111 +1,285 @@
-"""The parameter servers of a simulated job: their processes, which are killed and come back with their log
-or without it, and the calls that workers make, in virtual time.
+"""The parameter servers of a simulated job: what their master knows of them, what people want, what goes
+wrong with them, and what must be so.
 
-What a server does with a call is tests/fakes/parameter_server.py; what a worker asks, in which order, and
-what it makes of the answers is what ships (trainer/servers.py). Only the link is another one: it waits in
-virtual time.
+The servers (server_processes.py), the calls of workers (server_calls.py) and what these make of the answers
+are what ships; so is what a master does about servers on a cluster (master.servers.Named), with questions of
+its own in virtual time.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
 import grpc
-import numpy as np
 
-from edl.errors import CheckpointError
-from tests.counting_rows import counts
-from tests.fakes.parameter_server import FakeServer, Refused, Unsettled
-from trainer.ring.base import RingBroken
-from trainer.server_link import Interrupt
+from edl.contract.arrangement import Arrangement
+from edl.contract.proto import ps_pb2 as pb
+from edl.contract.reasons import Reason
+from master.core import events as ev
+from master.servers import ANSWER_SECONDS, LOOK_SECONDS, Named, Watch
+from tests.simulator import server_checks
+from tests.simulator.server_calls import SimInterrupt, SimLink
+from tests.simulator.server_processes import LATENCY, RUN, Place
+from trainer.conversation import Failed
 from trainer.servers import ParameterServers
+from trainer.step_servers import StepServers
 
 if TYPE_CHECKING:
     from tests.simulator.worker import Sim
     from tests.simulator.world import World
 
-KINDS = ("kill server", "lose server")  # with its log, or without
-AGAIN_SECONDS = 0.05
-LOOK_SECONDS = 1.0
-
-
-class Process:
-    """One server's process, and those that follow it in its place."""
-
-    def __init__(self, server: FakeServer):
-        self.server = server
-        self.alive = True
-        self.life = 0  # which process it is
-        self.waiting: list[Callable[[], None]] = []  # calls of a generation that is not settled
+KINDS = ("kill server", "lose server", "hang server", "servers")  # with its log, or without; another number
+KINDS_OF_JOBS = ("hybrid", "ps", "moves", "ps", "copies")  # of every so many runs with servers
+MOST_SERVERS = 4
+MOVED_SECONDS = 20.0  # within which rows are where they are wanted
+# Calls of those who form a ring: whoever takes part may die just then.
+CRITICAL = {
+    "Declare": "settling", "Settle": "settling", "Restore": "settling", "Fetch": "moving", "Page": "moving",
+    "Arrange": "moving", "Begin": "settling", "Reopen": "settling", "Keep": "keeping", "Drain": "keeping",
+}  # fmt: skip
+MOMENTS = tuple(dict.fromkeys(CRITICAL.values()))
+AMBUSH = {"settling": 0.04, "moving": 0.15, "keeping": 0.03}  # of these calls
 
 
 class Servers:
     """All servers of one run."""
 
-    def __init__(self, world: World, count: int) -> None:
-        self.world, self.clock = world, world.clock
+    def __init__(self, world: World, kind: str) -> None:
+        self.world, self.clock, self.kind = world, world.clock, kind
         self.random = random.Random(f"servers of {world.seed}")  # so that a seed's other choices stay
-        self.count = count
-        self.processes = [Process(self._fresh(index)) for index in range(count)]
+        self.config = world.config.ps
+        self.wanted = self.config.servers  # by people
+        self.wanted_since = 0.0
+        self.places = [Place(self, index) for index in range(self.wanted)]
         self.went_back: list[int] = []  # to which step
         self.judged = False
+        self.backend: SimNamed | None = None
 
-    def _fresh(self, index: int) -> FakeServer:
-        return FakeServer(index, self.count, self.world.store)
+    @property
+    def moves(self) -> bool:
+        return self.kind in ("moves", "copies")
+
+    def place(self, index: int) -> Place:
+        """Of the server of this number: there may be none yet."""
+        self.places += [Place(self, more) for more in range(len(self.places), index + 1)]
+        return self.places[index]
+
+    def at(self, address: str) -> Place:
+        return self.place(int(address.removeprefix("ps-")))
+
+    def bury(self) -> None:
+        for place in self.places:
+            place.bury()
+
+    # --- as their masters see them
+
+    def another_master(self) -> None:
+        """One that knows what is wanted, and nothing else."""
+        self.backend = SimNamed(self)
+        at_once(self.backend.start())
+
+    def addresses(self) -> tuple[str, ...]:
+        assert self.backend is not None
+        found: tuple[str, ...] = at_once(self.backend.addresses())
+        return found
+
+    def perform(self, effect: ev.Effect) -> None:
+        assert self.backend is not None
+        self.backend.perform(effect)
+
+    def scale(self, servers: int) -> None:
+        """As the cluster does it, a little later."""
+        self.clock.later(self.random.choice((0.0, 0.05, 0.5)), lambda: self._run(servers))
+
+    def _run(self, servers: int) -> None:
+        if self.backend is None or servers != self.backend._scaled:
+            return  # another number by now
+        for index in range(servers):
+            self._wants(self.place(index))
+        for place in self.places[servers:]:
+            if place.wanted:
+                place.wanted = False
+                place.kill(lose=self.random.random() < 0.5)  # its volume may stay
+
+    def _wants(self, place: Place) -> None:
+        if not place.wanted:
+            place.wanted = True
+            self._starts(place, self.random.choice((0.02, 0.3, 1.0)))
+
+    def _starts(self, place: Place, seconds: float) -> None:
+        self.clock.later(seconds, place.start)
+
+    # --- as people want them
+
+    def wants(self, servers: int) -> None:
+        """Another number, from now on: the chart has as many run, or as before, if these are more."""
+        if self.world.ended or servers == self.wanted:
+            return
+        self.wanted, self.wanted_since = servers, self.clock.now
+        self.world.faults.kinds["servers"] += 1
+        self.world.faults.last = self.clock.now
+        self.world.wants_servers(servers)
+        for index in range(servers):
+            self._wants(self.place(index))
+        if self.backend is not None and self.world.master.lives:
+            self.backend.resize(servers)
+
+    # --- what goes wrong
 
     def schedule(self, until: float) -> None:
-        """Servers are killed until then."""
+        """Servers are killed until then, and others wanted."""
         at, rate = 0.0, self.random.choice((0.2, 0.6, 1.5))
         while (at := at + self.random.expovariate(rate)) < until:
             self.clock.later(at, self.strike)
+        if self.moves:
+            at, rate = 0.0, self.random.choice((0.1, 0.3, 1.0))
+            while (at := at + self.random.expovariate(rate)) < until + 3:
+                least = self.config.replicas
+                servers = self.random.randint(least, MOST_SERVERS)
+                self.clock.later(at, lambda servers=servers: self.wants(servers))  # type: ignore[misc]
 
-    def strike(self) -> None:
-        """One or all of them die."""
+    def strike(self, place: Place | None = None) -> None:
+        """One or all of them die, or hang."""
         if self.world.ended:
             return
-        victims = [self.random.choice(self.processes)] if self.random.random() < 0.8 else self.processes
-        for process in victims:
-            self.kill(process)
+        there = [p for p in self.places if p.wanted]
+        victims = [self.random.choice(there)] if self.random.random() < 0.8 else there
+        for victim in victims if place is None else [place]:
+            if self.random.random() < 0.2:
+                self.hang(victim)
+            else:
+                self.kill(victim)
 
-    def kill(self, process: Process) -> None:
-        if not process.alive:
+    def kill(self, place: Place) -> None:
+        if not place.alive:
             return
         self.world.faults.last = self.clock.now
-        process.alive, process.waiting, process.life = False, [], process.life + 1
-        kept = self.random.random() < 0.7
-        self.world.faults.kinds[KINDS[not kept]] += 1
-        self.clock.later(self.random.choice((0.02, 0.3, 3.0)), lambda: self._comes_back(process, kept))
+        lose = self.random.random() < 0.3
+        self.world.faults.kinds[KINDS[lose]] += 1
+        place.kill(lose)
+        self._starts(place, self.random.choice((0.02, 0.3, 3.0)))
+        self.clock.later(3.0, self._note_fault)
 
-    def _comes_back(self, process: Process, kept: bool) -> None:
-        if not kept:
-            process.server = self._fresh(process.server.index)
-        process.alive, self.world.faults.last = True, self.clock.now
+    def hang(self, place: Place) -> None:
+        if not place.alive or place.frozen:
+            return
+        self.world.faults.kinds["hang server"] += 1
+        seconds = self.random.choice((0.3, 1.5, 4.0))
+        place.stop_for(seconds)
+        self.clock.later(seconds, self._note_fault)
 
-    def of(self, w: Sim) -> SimServers:
+    def _note_fault(self) -> None:
+        """Until now it may have been waited for."""
+        self.world.faults.last = self.clock.now
+
+    def called(self, place: Place, method: str) -> None:
+        """A call arrives there."""
+        moment = CRITICAL.get(method)
+        faults = self.world.faults
+        if moment is None or self.clock.now >= faults.calm_at or self.random.random() >= AMBUSH[moment]:
+            return
+        faults.moments[moment] += 1
+        later = self.random.choice((0.0, 0.0, 0.001, 0.003))
+        match self.random.choice(("this", "another", "root", "master", "members")):
+            case "this":
+                self.clock.later(later, lambda: self.strike(place))
+            case "another":
+                self.clock.later(later, lambda: self.strike(self.random.choice(self.places)))
+            case "root" if self.world.rings.forms:
+                root = self.world.rings.forms[-1].root
+                self._strike_worker(root, later)
+            case "members" if self.world.rings.forms:
+                for member in self.world.rings.forms[-1].members:
+                    self._strike_worker(member, later + self.random.random() * 0.005)
+            case "master" if self.world.master.lives:
+                faults.kinds["new master"] += 1
+                self.clock.later(later, lambda: self.world.master.lives and self.world.master.dies())
+
+    def _strike_worker(self, worker: Any, later: float) -> None:
+        w, faults = self.world.fleet.workers[worker], self.world.faults
+        if w.alive and self.random.random() < 0.3:
+            faults.kinds["freeze"] += 1
+            seconds = self.random.choice((0.3, 2.5))
+            self.clock.later(later, lambda: w.alive and self.world.fleet.freeze(w, seconds))
+        else:
+            faults.kinds["kill"] += 1
+            self.clock.later(later, lambda: self.world.fleet.exit(w, "SIGKILL"))
+
+    # --- as workers see them
+
+    def of(self, w: Sim) -> ParameterServers:
         """As one worker sees them."""
-        interrupt = Interrupt()
-        links = [SimLink(w, self, process, interrupt) for process in self.processes]
-        return SimServers(self, links, interrupt)
+        interrupt, addresses = SimInterrupt(w), self.addresses()
+        replicas = self.config.replicas
+        patience = None if replicas < 2 else self.config.timeout_seconds
+
+        def connect(index: int, address: str) -> SimLink:
+            return SimLink(w, self.at(address), interrupt, patience)
+
+        links = [connect(index, address) for index, address in enumerate(addresses)]
+        if self.kind == "ps":
+            how = self.config
+            return StepServers(
+                links, RUN, 0, interrupt, how.grads_to_wait, how.max_staleness, how.scale_rate_by_staleness
+            )
+        return SimServers(self, links, interrupt, replicas, connect, addresses)
+
+    # --- what must be so
+
+    def speaks(self, w: Sim, place: Place, method: str, request: Any) -> Arrangement | None:
+        """A worker calls; returns in which arrangement, if that counts."""
+        if method not in ("Pull", "Stage", "WritePart", "List") or not request.generation:
+            return None
+        assert w.servers is not None
+        return w.servers.arrangement
+
+    def answered(
+        self, place: Place, method: str, request: Any, answer: bytes | Failed, spoken: Arrangement | None
+    ) -> None:
+        """A server has done what was asked, or has not."""
+        if spoken is not None and isinstance(answer, bytes) and place.server is not None:
+            there = place.server.arrangement
+            assert there == spoken, (
+                f"server {place.index} is one of {there}, and obeys who speaks to {spoken}"
+            )
+
+    def meets(self, members: Sequence[Sim]) -> None:
+        """Members of a ring make a step."""
+        if self.kind != "ps":
+            server_checks.of_members(self, members)
+
+    def moves_end(self) -> None:
+        """Between faults, rows are soon where they are wanted, or the job says why they stay."""
+        job, now = self.world.job, self.clock.now
+        calm = now - max(self.world.faults.last, self.wanted_since) > MOVED_SECONDS
+        known = job.servers
+        if not (calm and job.ring.running and job.ring.up and known.have and known.wanted):
+            return
+        stays = any(
+            isinstance(effect, ev.Notice) and effect.reason is Reason.ServersStay
+            for _, _, effects in self.world.watchdog.history for effect in effects
+        )  # fmt: skip
+        assert known.have == self.wanted or stays, (
+            f"rows are on {known.have} servers for long, not {self.wanted}"
+        )
 
     def judge(self, w: Sim) -> bool:
-        """The rows of the state that a worker has count what its model counts; False: some are lost."""
-        servers = [process.server for process in self.processes]
-        if any(server.step != w.step or server.empty for server in servers):
-            return False
-        found = counts(servers, len(w.weights))
-        wrong = np.flatnonzero(found != w.weights)
-        assert not len(wrong), f"the rows of {wrong} count {found[wrong]}, the model {w.weights[wrong]}"
-        self.judged = True
-        return True
+        """The servers have what the model of that worker has; False: some of it is lost."""
+        judge = server_checks.of_steps if self.kind == "ps" else server_checks.of_ring
+        self.judged = self.judged or judge(self, w)
+        return self.judged
 
 
 class SimServers(ParameterServers):
     """What ships, with a note of what goes back."""
 
-    def __init__(self, servers: Servers, links: list[SimLink], interrupt: Interrupt):
-        super().__init__(links, "a-run", 0, interrupt)
+    def __init__(
+        self, servers: Servers, links: Sequence[SimLink], interrupt: SimInterrupt, replicas: int,
+        connect: Callable[[int, str], SimLink], addresses: Sequence[str],
+    ):  # fmt: skip
+        super().__init__(links, RUN, 0, interrupt, replicas, connect, addresses)
         self._servers = servers
         self.restored = False  # in this ring
 
@@ -119,129 +293,70 @@ class SimServers(ParameterServers):
         super().restore(step, attempt)
 
 
-class SimLink:
-    """One server, as one worker calls it."""
-
-    def __init__(self, w: Sim, servers: Servers, process: Process, interrupt: Interrupt):
-        self.w, self.servers, self.process, self.interrupt = w, servers, process, interrupt
-
-    def begin(self, method: str, request: Any, generation: int | None = None) -> SimCall:
-        return SimCall(self, method, request, generation)
-
-    def write_part(self, request: Any) -> SimWriting:
-        return SimWriting(SimCall(self, "WritePart", request, None))
-
-    def tell(self, method: str, request: Any) -> None:
-        process = self.process
-        later = self.servers.random.expovariate(200)
-        self.servers.clock.later(
-            later, lambda: process.server.handle(method, request) if process.alive else None
-        )
+# --- a master's side
 
 
-class SimCall:
-    """A call: it arrives a little later, and so does its answer, unless the server dies in between."""
-
-    def __init__(self, link: SimLink, method: str, request: Any, generation: int | None):
-        self._link, self._method, self._request, self._generation = link, method, request, generation
-        self._attempt = 0
-        self.answer: Any = None
-        self.error: Refused | None = None
-        self.is_lost = False  # this attempt fails
-        self._cancelled = False
-        link.interrupt.begins(self)
-        self._send()
-
-    def cancel(self) -> None:
-        """From the interrupt."""
-        self._cancelled = True
-        w = self._link.w
-        w.fleet.does(w, 0, w.go_on)
-
-    def forget(self) -> None:
-        self._link.interrupt.ends(self)
-        self._attempt += 1  # what is on its way arrives, and its answer is nobody's
-
-    def _send(self) -> None:
-        servers, w, process = self._link.servers, self._link.w, self._link.process
-        self._attempt, self.is_lost = self._attempt + 1, False
-        attempt, life = self._attempt, process.life
-
-        def comes_back(answer: Any, error: Refused | None) -> None:
-            if attempt == self._attempt:
-                self.answer, self.error = answer, error
-                self.is_lost = answer is None and error is None
-                w.go_on()
-
-        def arrives() -> None:
-            answer = error = None
-            if process.alive and process.life == life:
-                try:
-                    answer = process.server.handle(self._method, self._request)
-                except Unsettled:
-                    process.waiting.append(arrives)
-                    return
-                except Refused as refused:
-                    error = refused
-                if self._method in ("Settle", "Restore"):
-                    waiting, process.waiting = process.waiting, []
-                    for one in waiting:
-                        one()
-            w.fleet.does(w, servers.random.expovariate(500), lambda: comes_back(answer, error))
-
-        servers.clock.later(servers.random.expovariate(500), arrives)
-
-    @property
-    def _done(self) -> bool:
-        return self.answer is not None or self.error is not None or self.is_lost
-
-    def once(self) -> Any:
-        """The answer to one attempt; None: the server died."""
-        w, since = self._link.w, self._link.w.clock.now
-        while not self._done and not self._cancelled:
-            # What waits at a server that has died is lost with it: nobody says so here.
-            w.waits(lambda: self._done or self._cancelled, LOOK_SECONDS)
-            if w.clock.now - since >= LOOK_SECONDS and not self._done:
-                self._look()
-                self.is_lost = not self._link.process.alive
-        if self._cancelled:
-            raise RingBroken("the ring was cut while a parameter server was waited for")
-        if self.error is not None:
-            if self.error.code is grpc.StatusCode.ABORTED:
-                raise RingBroken(str(self.error))
-            raise self.error
-        return None if self.is_lost else self.answer
-
-    def result(self, patient: bool = False) -> Any:
-        while (answer := self.once()) is None:
-            self._link.w.waits(lambda: self._cancelled, AGAIN_SECONDS)
-            self._look()
-            self._send()
-        self.forget()
-        return answer
-
-    def _look(self) -> None:
-        process = self._link.process
-        if self._generation is not None and process.alive and process.server.generation != self._generation:
-            raise RingBroken("a parameter server has come back without its log")
+def at_once(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """The result of one that waits for nothing."""
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        return end.value
+    raise AssertionError("it waits")
 
 
-class SimWriting:
-    def __init__(self, call: SimCall):
-        self._call = call
-        self._written: Any = None
+class SimNamed(Named):
+    """What a master does about its servers."""
 
-    def taken(self) -> None:
-        try:
-            self._written = self._call.once()
-        except (RingBroken, Refused) as error:
-            raise CheckpointError(str(error)) from error
-        finally:
-            self._call.forget()
-        if self._written is None:
-            raise CheckpointError("a parameter server has died")
+    def __init__(self, servers: Servers):
+        world = servers.world
+        super().__init__(world.master.hear, str, "ps-{}".format, servers.wanted, servers.scale)
+        self._watch = SimWatch(servers, servers.wanted, self._looked)
 
-    def written(self) -> Any:
-        if self._written.why:
-            raise CheckpointError(self._written.why)
-        return self._written
+
+class SimWatch(Watch):
+    """Its questions, until another master follows."""
+
+    def __init__(self, servers: Servers, count: int, looked: Callable[[], None]):
+        super().__init__(servers.world.master.hear, str, count, looked)
+        self._places, self._master = servers, servers.world.master.number
+
+    def find(self, index: int, address: str) -> None:
+        server = self._servers[index]
+        if server.address != address:
+            server.address = address
+            self._question(server)
+
+    def _question(self, server: Any) -> None:
+        clock, chance, place = self._places.clock, self._places.random, self._places.at(server.address)
+        asked, answered = clock.now, False
+
+        def hears(answer: bytes | Failed) -> None:
+            nonlocal answered
+            if not answered and self._goes_on(server):
+                answered = True
+                self._hears(server, answer, asked)
+                clock.later(LOOK_SECONDS, lambda: self._goes_on(server) and self._question(server))
+
+        def comes_back(answer: bytes | Failed) -> None:
+            clock.later(chance.expovariate(LATENCY), lambda: hears(answer))
+
+        raw = pb.DescribeRequest().SerializeToString()
+        clock.later(chance.expovariate(LATENCY), lambda: place.ask("Describe", raw, comes_back))
+        late = Failed(grpc.StatusCode.DEADLINE_EXCEEDED, "deadline exceeded")
+        clock.later(ANSWER_SECONDS, lambda: hears(late))
+
+    def _goes_on(self, server: Any) -> bool:
+        master = self._places.world.master
+        return master.lives and master.number == self._master and server in self._servers
+
+    def _hears(self, server: Any, answer: bytes | Failed, asked: float) -> None:
+        now = self._places.clock.now
+        if isinstance(answer, Failed):
+            server.silent_since = asked if server.silent_since is None else server.silent_since
+            server.pulled = server.busy = 0.0
+        else:
+            if server.note(pb.Description.FromString(answer), now):
+                self._emit(ev.ServerAnswers(server.index))
+            self._tell(server, "")
+            self._looked()

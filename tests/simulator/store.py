@@ -4,8 +4,20 @@ from __future__ import annotations
 
 import errno
 import io
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import BinaryIO
+from unittest.mock import patch
+
+from edl.checkpoints import Store
+
+
+@contextmanager
+def stands_for(url: str, store: Store) -> Iterator[None]:
+    """Meanwhile, who opens the store at that address has this one: parameter servers know an address only."""
+    opened = Store.open
+    with patch.object(Store, "open", staticmethod(lambda other: store if other == url else opened(other))):
+        yield
 
 
 class Memory:

@@ -7,7 +7,7 @@ for an order, it gives the control back to the simulation, which goes on with it
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from greenlet import getcurrent, greenlet
@@ -16,11 +16,15 @@ from edl.contract.evaluation import FINAL, EvaluationPlan
 from edl.contract.ids import WorkerId
 from tests.counting import AtOnce, CountingLearner, CountingMetrics, Positions
 from tests.counting_rows import CountingRows
+from tests.counting_served import CountingServed
 from trainer.checkpointing import Checkpointing
 from trainer.data import Batches
 from trainer.evaluation import RingEvaluation
 from trainer.memory_copy import MemoryCopy
 from trainer.ring.local import Circle, LocalRing
+from trainer.served_worker import ServedWorker
+from trainer.step_servers import StepServers
+from trainer.stretch import Stretch
 from trainer.telemetry import Telemetry
 from trainer.worker import Worker
 
@@ -39,15 +43,10 @@ class Sim:
         self.id, self.fleet, self.clock = worker, fleet, world.clock
         self.session = fleet.session(self)
         self.servers = world.servers.of(self) if world.servers is not None else None
-        kind = CountingLearner if world.servers is None else CountingRows
-        self.learner = kind(
-            world.size * MOST_EPOCHS, lambda: fleet.works(self), world.sums, lambda: world.clock.now
-        )
+        self.learner = self._learner(world.size * MOST_EPOCHS)
         self.ring = LocalRing()
         self.learner.joins(self.ring)
         self.session.cuts(self._cut)
-        if self.servers is not None and isinstance(self.learner, CountingRows):
-            self.learner.rows = self.servers
         batches = Batches(Positions(world.size, world.bad), world.batch, reading=AtOnce())
         evaluation = None
         if world.held_out:
@@ -69,22 +68,27 @@ class Sim:
                 lambda: world.clock.now,
                 self.servers,
             )
-        self.worker = Worker(
-            world.config,
-            self.session,
-            self.ring,
-            self.learner,
-            batches,
-            Telemetry(self.session, batches.steps, lambda: world.clock.now, log=lambda line: None),
-            lambda worth: fleet.export(self, worth),
-            self.checkpoints,
-            evaluation=evaluation,
-            memory=memory,
-            keep=lambda step: fleet.keeps(self, step),
-            servers=self.servers,
-        )
+        report = Telemetry(self.session, batches.steps, lambda: world.clock.now, log=lambda line: None)
+        parts = (
+            world.config, self.session, self.ring, self.learner, batches, report,
+            lambda worth: fleet.export(self, worth), self.checkpoints,
+        )  # fmt: skip
+        more: dict[str, Any] = {
+            "evaluation": evaluation, "memory": memory, "keep": lambda step: fleet.keeps(self, step)
+        }  # fmt: skip
+        self.worker: Worker
+        if isinstance(self.servers, StepServers) and isinstance(self.learner, CountingServed):
+            now = lambda: world.clock.now  # noqa: E731
+            stretch = Stretch(
+                world.config, self.session, self.learner, self.servers, batches, report, now
+            )  # fmt: skip
+            self.learner.rows = stretch
+            self.worker = ServedWorker(stretch, *parts, **more)
+        else:
+            self.worker = Worker(*parts, **more, servers=self.servers)
         self._main = greenlet(lambda: fleet.live(self))
         self._hub = getcurrent()
+        self._beside: list[greenlet] = []  # what it does beside, and waits
         # its process
         self.alive = True
         self.placed = False
@@ -108,6 +112,25 @@ class Sim:
         # what is known of it here, whatever it says of itself
         self.has_state = False  # it has had the ring's state
         self.from_memory = False  # or one that was left to it
+
+    def _learner(self, positions: int) -> CountingLearner:
+        world, fleet = self.fleet.world, self.fleet
+        works, now = lambda: fleet.works(self), lambda: world.clock.now
+        if self.servers is None:
+            return CountingLearner(positions, works, world.sums, now)
+        if isinstance(self.servers, StepServers):
+            return CountingServed(positions, works, exact=world.config.ps.grads_to_wait == 1
+                                  and not world.config.ps.scale_rate_by_staleness)  # fmt: skip
+        learner = CountingRows(positions, works, world.sums, now)
+        learner.rows = self.servers
+        return learner
+
+    def pulls(self) -> None:
+        """As who saves the model needs them, all weights of its state from the servers."""
+        if isinstance(self.worker, ServedWorker):
+            self.worker.stretch.pull_all(self.step)
+        elif self.servers is not None:
+            self.servers.pull(self.step, ())
 
     def _cut(self) -> None:
         """As trainer/build.py has it."""
@@ -133,6 +156,9 @@ class Sim:
     def go_on(self) -> None:
         """Have the main thread look whether what it waits for has come. Not from another main thread."""
         assert getcurrent() is self._hub
+        beside, self._beside = self._beside, []
+        for work in beside:
+            work.switch()
         if not self._main.dead:
             self._main.switch()
 
@@ -149,6 +175,14 @@ class Sim:
         if seconds is not None:
             self.fleet.does(self, seconds, self.go_on)
         while not until() and (end is None or self.clock.now < end):
+            self._hub.switch()
+
+    def waits_beside(self, until: Callable[[], object]) -> None:
+        """The main thread waits, or what is done beside it."""
+        if getcurrent() is self._main:
+            self.waits(until)
+        while not until():
+            self._beside.append(getcurrent())
             self._hub.switch()
 
     @property

@@ -23,13 +23,13 @@ from tests.simulator.fleet import Fleet
 from tests.simulator.master import Master
 from tests.simulator.masters import Crew, Masters
 from tests.simulator.rings import Rings
-from tests.simulator.servers import Servers
-from tests.simulator.store import Memory
+from tests.simulator.servers import KINDS_OF_JOBS, Servers
+from tests.simulator.store import Memory, stands_for
 from tests.simulator.worker import MOST_EPOCHS
 
 BASE = values.defaults()
 MOST_EVENTS = 100_000
-WITH_SERVERS = 10  # one in so many runs has parameter servers
+WITH_SERVERS = 10  # one in so many runs has parameter servers, of each kind in turn
 TWO_MASTERS = 40  # in one of so many runs: it takes as long as twelve others
 
 
@@ -44,11 +44,15 @@ class World:
         talk: print each event and what follows from it.
         masters: one, whose connections hold; or two, of which one stands by, on a network that breaks.
             None: as the seed says.
+        servers: the kind of the job with parameter servers that it is; empty: as the seed says.
         hours: that the job trains, under faults that are nobody's own, until it is stopped; 0: to its end.
     """
 
-    def __init__(self, seed: int, talk: bool = False, masters: int | None = None, hours: float = 0.0):
-        masters = masters or (2 if seed % TWO_MASTERS == TWO_MASTERS - 1 and not hours else 1)
+    def __init__(
+        self, seed: int, talk: bool = False, masters: int | None = None, hours: float = 0.0, servers: str = ""
+    ):
+        alone = bool(hours or servers)
+        masters = masters or (2 if seed % TWO_MASTERS == TWO_MASTERS - 1 and not alone else 1)
         chance = self.random = random.Random(seed)
         self.seed, self.talk, self.hours = seed, talk, hours
         self.size = chance.choice((0, 1, 3, 15, 16, 17, 60, 60, 200, 200, 400))
@@ -93,12 +97,15 @@ class World:
                         "joinDelaySeconds": join, "gracePeriodSeconds": grace,
                         "maxFailures": self.most_failures, "memoryCopy": self.copies is not None},
         })  # fmt: skip
+        has_servers = seed % WITH_SERVERS == WITH_SERVERS - 4 and not hours and masters == 1
+        kind = servers or (KINDS_OF_JOBS[seed // WITH_SERVERS % len(KINDS_OF_JOBS)] if has_servers else "")
+        self.kind = servers
+        if kind:
+            self._have_servers(kind)
         self.config = config.parse(self.values)
         self.clock = Clock()
         self.two = masters == 2
-        # Rows on parameter servers.
-        has_servers = seed % WITH_SERVERS == WITH_SERVERS - 4 and not hours and masters == 1
-        self.servers = Servers(self, seed // WITH_SERVERS % 3 + 1) if has_servers else None
+        self.servers = Servers(self, kind) if kind else None
         self.rings = Rings(self)
         self.master: Any = Masters(self) if self.two else Master(self)
         self.fleet: Any = Crew(self) if self.two else Fleet(self)
@@ -109,7 +116,28 @@ class World:
         self.faults = Faults(self, calm_at=hours * 3600 or calm_at, soak=bool(hours))
         self.ended: ev.End | None = None
         if self.servers is not None:
+            self.servers.another_master()
             self.servers.schedule(calm_at)
+
+    def _have_servers(self, kind: str) -> None:
+        """Rows on parameter servers, or all weights."""
+        others = random.Random(f"values of the servers of {self.seed}")
+        ps: dict[str, Any] = {"servers": others.randint(1, 3)}
+        job: dict[str, Any] = {"mode": "hybrid", "ps": ps}
+        if kind == "ps":
+            self.bad, self.copies = set(), None
+            job |= {"mode": "ps", "data": {"maxBadRecords": 0}, "elastic": {"memoryCopy": False}}
+            ps |= {"gradsToWait": others.choice((1, 1, 1, 2, 3)), "maxStaleness": others.choice((0, 0, 1, 3)),
+                   "scaleRateByStaleness": others.random() < 0.3,
+                   "pullSteps": others.choice((1, 1, 3))}  # fmt: skip
+        elif kind == "copies":
+            ps |= {"servers": others.randint(2, 4), "replicas": 2, "timeoutSeconds": 1.0}
+        self.values = values.merge(self.values, job)
+
+    def wants_servers(self, count: int) -> None:
+        """Somebody changes that; a master that comes later begins with it."""
+        ps = self.config.ps.model_copy(update={"servers": count})
+        self.config = self.config.model_copy(update={"ps": ps})
 
     def wants_epochs(self, epochs: int) -> None:
         """Somebody changes the job's values; a master that comes later begins with these."""
@@ -138,13 +166,13 @@ class World:
         return self.master.watchdog
 
     def run(self) -> None:
-        with self._quiet():
+        with self._quiet(), stands_for("memory", self.store):
             self._watched_run()
 
     @contextlib.contextmanager
     def _quiet(self) -> Iterator[None]:
-        """What masters and workers log is for whoever looks at one run."""
-        if self.talk or not self.two:
+        """What masters, workers and servers log is for whoever looks at one run."""
+        if self.talk or not (self.two or self.servers is not None):
             yield
             return
         with capture_logs() as told, contextlib.redirect_stderr(io.StringIO()):
@@ -161,6 +189,7 @@ class World:
             self._run()
         except Exception as error:
             which = f"--seed {self.seed}{' --masters 2' if self.two else ''}"
+            which += f" --servers {self.kind}" if self.kind else ""
             repeat = f"repeat with: python -m tests.simulator {which}"
             lines = [f"seed {self.seed}: {type(error).__name__}: {error}", repeat, "its last events:"]
             for now, event, effects in list(self.watchdog.history)[-30:]:
@@ -170,6 +199,8 @@ class World:
         finally:
             for w in self.fleet.workers.values():
                 w.buried()
+            if self.servers is not None:
+                self.servers.bury()
             if self.two:
                 self.fleet.bury()
                 self.master.bury()
@@ -178,7 +209,12 @@ class World:
         self.master.hear(ev.Begin())
         self.faults.schedule()
         steps = MOST_EPOCHS * (self.size // self.batch + 40)
-        limit = (150 if self.two else 0) + self.faults.calm_at + 90 + 2 * steps * (self.pace + 0.02)
+        limit = (
+            (150 if self.two else 60 if self.servers is not None else 0)
+            + self.faults.calm_at
+            + 90
+            + 2 * steps * (self.pace + 0.02)
+        )
         while self.ended is None:
             action = self.clock.go_on()
             too_long = self.clock.now > limit or len(self.watchdog.history) > MOST_EVENTS

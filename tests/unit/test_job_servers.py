@@ -142,3 +142,33 @@ def test_a_server_that_is_to_have_rows_is_waited_for_only_while_these_move() -> 
     assert "parameter server 1 (restarting" in waits(story)
     story.tell(joined(form, 1, stay="it is away"))
     assert not waits(story)
+
+
+def test_a_ring_that_forms_for_the_servers_that_its_members_know_is_cut_when_others_are_ready() -> None:
+    story = Story(workers=1)
+    form = only(story.ready(0), ev.Form)
+    assert form.servers == 0
+    effects = story.tell(ev.ServersReady(1, ("a:1", "b:1")))
+    assert only(effects, ev.Cut).generation == form.generation, "it may wait for one that has ended"
+    form = only(story.out(0, step=0), ev.Form)
+    assert (form.servers, form.addresses) == (1, ("a:1", "b:1"))
+
+
+def test_an_order_that_is_taken_back_while_rows_move_ends_no_server() -> None:
+    story, form = a_ring_with_two_servers()
+    story.tell(joined(form, 2))
+    assert of(story.tell(ev.ServersReady(3, ("a:1", "b:1", "c:1"))), ev.Leave)
+    form = only(story.out(0, step=5), ev.Form)
+    assert not of(story.tell(ev.ServersReady(2, ("a:1", "b:1", "c:1"))), ev.Arranged), "they may be on three"
+    effects = story.tell(joined(form, 3))
+    assert not of(effects, ev.Arranged) and of(effects, ev.Leave)
+    form = only(story.out(0, step=6), ev.Form)
+    assert only(story.tell(joined(form, 2)), ev.Arranged).servers == 2
+
+
+def test_that_the_rows_are_where_they_are_wanted_is_told_once() -> None:
+    story, form = a_ring_with_two_servers()
+    assert of(story.tell(joined(form, 2)), ev.Arranged)
+    story.kill(0)
+    form = only(story.ready(1), ev.Form)
+    assert not of(story.tell(ev.JoinedRing(WorkerId(1), form.generation, 0, servers=2)), ev.Arranged)

@@ -166,6 +166,51 @@ def test_a_new_server_that_is_gone_for_good_leaves_the_rows_where_they_are(
         node.kill()
 
 
+def from_three_to_two(where: Path) -> tuple[World, Job]:
+    """Rows that have moved, and all three servers are still there."""
+    world = World(0, where, 1, rate=0.0)
+    world.grow(3)
+    job = Job(world)
+    assert job.train(job.ring(3), 2)
+    assert job.ring(2).arrangement == Arrangement(2)
+    return world, job
+
+
+@pytest.mark.parametrize("said", [2, 0])
+def test_a_server_that_has_ended_after_its_rows_had_moved_is_not_waited_for(
+    tmp_path: Path, said: int
+) -> None:
+    world, job = from_three_to_two(tmp_path)
+    world.nodes[2].kill(lose=True)
+    world.nodes[2].start = lambda: pytest.fail("it is waited for")  # type: ignore[method-assign]
+    root = job.ring(said)  # whose address the workers still know
+    assert root.arrangement == Arrangement(2) and not root.moves
+    assert job.train(root, 2)
+
+
+def test_who_knows_fewer_servers_than_have_rows_does_not_go_back_and_is_told_by_others(
+    tmp_path: Path,
+) -> None:
+    world = World(0, tmp_path, 1, rate=0.0)
+    world.grow(3)
+    job = Job(world)
+    root = job.ring(3)
+    assert job.train(root, 2)
+    del world.nodes[2:]
+    other = world.root(9)
+    other.follow(TABLES, lambda: job.commit)
+    world.grow(3)
+    other.enter()
+    other.speak_of(other.claim(9))
+    with pytest.raises(RingBroken, match="rows are on 3 parameter servers, of which this worker knows 2"):
+        other.settle(job.step)
+    root = job.ring(3)
+    other.speak_of(root.generation)
+    other.adopt(root.arrangement, root.addresses)
+    (rows, _) = other.pull(job.step, [np.arange(IDS), np.arange(0)])
+    np.testing.assert_array_equal(rows[:, 0], job.counts)
+
+
 def test_from_one_server_to_two_half_of_the_buckets_move_and_only_to_the_new_one() -> None:
     one, two, three = Arrangement(1), Arrangement(2), Arrangement(3)
     assert not moves(one, two, 1, 0).any()

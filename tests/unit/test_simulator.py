@@ -7,17 +7,19 @@ import pytest
 
 from master.backends.kubernetes import LeaderElection
 from master.core import completion, training
-from tests.fakes.parameter_server import FakeServer
+from ps.any_order import AnyOrder
+from ps.staging import Steps
 from tests.simulator import masters, servers
 from tests.simulator.faults import KINDS, MOMENTS, RARE
 from tests.simulator.world import SimulationFailed, World
+from trainer.servers import ParameterServers
 
 SEEDS = 1000
 
 
-def run(seeds: int, masters: int | None = None) -> None:
+def run(seeds: int, masters: int | None = None, servers: str = "") -> None:
     for seed in range(seeds):
-        World(seed, masters=masters).run()
+        World(seed, masters=masters, servers=servers).run()
 
 
 @pytest.mark.timeout(600)  # two minutes of CPU
@@ -34,7 +36,7 @@ def test_a_thousand_simulated_jobs_count_every_record_once() -> None:
         ends[world.job.phase] += 1
     kinds = {*KINDS, *RARE, *masters.KINDS, *servers.KINDS}
     assert set(faults) == kinds, "a kind of fault never happened"
-    assert set(moments) == set(MOMENTS), "a moment was never hit"
+    assert set(moments) == {*MOMENTS, *servers.MOMENTS}, "a moment was never hit"
     assert faults.total() > 3 * SEEDS, "the simulator has hardly injected a fault"
     assert losses > 20, "it has hardly happened that all state was lost"
     assert takeovers > SEEDS / 100, "masters that stand by have hardly taken over"
@@ -63,13 +65,29 @@ def test_a_wrong_decision_is_noticed_and_the_failure_says_how_to_repeat_it(
         run(50)
 
 
-def test_servers_that_are_at_another_step_than_the_ring_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def advance(server: FakeServer, request: Any) -> None:
-        server.step = request.step  # whatever was staged for the step before
-
-    monkeypatch.setattr(FakeServer, "_advance", advance)
-    with pytest.raises(SimulationFailed, match=r"seed \d+: .*count"):
-        run(50)
+@pytest.mark.parametrize(
+    ("kind", "where", "promise", "broken", "noticed"),
+    [
+        # what was staged for a step is not applied
+        ("hybrid", Steps, "_in_order", lambda steps: (), "count"),
+        # a step that is taken is not applied
+        (
+            "ps",
+            AnyOrder,
+            "_apply",
+            lambda way, taking, update: setattr(way, "taking", taking),
+            r"worker \d+: \[",
+        ),
+        # members of a ring do not hear where its rows are
+        ("moves", ParameterServers, "adopt", lambda *_: None, "members of one ring speak to"),
+    ],
+)
+def test_servers_that_break_a_promise_are_noticed(
+    monkeypatch: pytest.MonkeyPatch, kind: str, where: type, promise: str, broken: Any, noticed: str
+) -> None:
+    monkeypatch.setattr(where, promise, broken)
+    with pytest.raises(SimulationFailed, match=rf"seed \d+: .*{noticed}"):
+        run(50, servers=kind)
 
 
 def test_a_job_that_does_not_end_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,92 @@
+"""What the rows on parameter servers must be: each position of the state counts once, on each server that is
+to have it, and on no other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from edl.contract.arrangement import Arrangement
+from ps.durable import Server
+from tests.counting_served import DIM
+
+if TYPE_CHECKING:
+    from tests.simulator.servers import Servers
+    from tests.simulator.worker import Sim
+
+
+def of_ring(servers: Servers, w: Sim) -> bool:
+    """They are at a worker's step, with what its model counts; False: some are not there now."""
+    assert w.servers is not None
+    of = w.servers.arrangement
+    for index in of.members:
+        server = servers.place(index).server
+        if server is None or server.position().step != w.step or server.position().empty:
+            return False
+        assert server.arrangement == of, f"server {index} is one of {server.arrangement}, not of {of}"
+        _rows(index, server, of, w.weights)
+    return True
+
+
+def of_members(servers: Servers, members: Sequence[Sim]) -> None:
+    """All members of a ring speak to the same servers, and these have the rows: but those that have been lost
+    since, or obey a newer ring."""
+    spoken = {w.servers.arrangement for w in members if w.servers is not None}
+    assert len(spoken) == 1, f"members of one ring speak to {spoken}"
+    (of,) = spoken
+    assert of.is_whole, f"rows of {of} are nowhere"
+    (generation,) = {w.servers.generation for w in members if w.servers is not None}
+    for index in of.members:
+        server = servers.place(index).server
+        if server is not None and server.position().generation == generation:
+            assert server.arrangement == of, (
+                f"server {index} is one of {server.arrangement}, the ring of {of}"
+            )
+
+
+def of_steps(servers: Servers, w: Sim) -> bool:
+    """They have taken all steps of a worker's state, each once; False: some are not there now."""
+    together = servers.config.grads_to_wait
+    of = Arrangement(servers.config.servers)
+    for index in of.members:
+        server = servers.place(index).server
+        if server is None or server.position().empty:
+            return False
+        taking = server.any_order.taking
+        if taking.step < w.step:
+            return False
+        assert not taking.waiting and not taking.reopened, f"server {index} at the end: {taking}"
+        _rows(index, server, of, w.weights, together)
+        dense = server.tables[1].copy(server.version)
+        counts = dense.rows.reshape(-1)
+        places = (dense.ids[:, None] * DIM + np.arange(DIM)).reshape(-1)
+        there = places < len(w.weights)
+        trained = w.weights[places[there]] > 0
+        assert ((counts[there] > 0) == trained).all() and not counts[~there].any(), (
+            f"server {index}: the dense weights at {places} count {counts}"
+        )
+        if together == 1 and not servers.config.scale_rate_by_staleness:
+            assert set(counts.tolist()) <= {0.0, 1.0}, f"server {index}: {counts}"
+    return True
+
+
+def _rows(index: int, server: Server, of: Arrangement, weights: np.ndarray, together: int = 1) -> None:
+    """Those of the positions.
+
+    Args:
+        together: so many steps may have been applied as one, each as a part of it.
+    """
+    found = server.tables[0].copy(server._way.clock)
+    foreign = found.ids[~of.has(index, found.ids)]
+    assert not len(foreign), f"server {index} has the rows of {foreign}, which are others'"
+    positions = np.arange(len(weights))
+    mine = positions[of.has(index, positions)]
+    counts = np.zeros(len(weights), np.float32)
+    counts[found.ids] = found.rows[:, 0]
+    right = [np.float32(1.0 / n) for n in range(1, together + 1)]
+    wrong = mine[np.where(weights[mine] > 0, ~np.isin(counts[mine], right), counts[mine] != 0)]
+    assert not len(wrong), (
+        f"the rows of {wrong} on server {index} count {counts[wrong]}, the model {weights[wrong]}"
+    )

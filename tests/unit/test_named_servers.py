@@ -1,0 +1,77 @@
+"""Servers that a cluster runs, as the master knows them: how many run, and what the core is told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from edl.contract.proto import ps_pb2 as pb
+from master.core import events as ev
+from master.servers import Named
+
+
+class A:
+    """A master's side of servers, which answer when the test says so."""
+
+    def __init__(self, servers: int):
+        self.told: list[Any] = []
+        self.scaled: list[int] = []
+        self.named = Named(self.told.append, str, "ps-{}".format, servers, self.scaled.append)
+
+    def answers(self, have: int, running: int) -> None:
+        """So many servers run, and the first one says that so many have the rows."""
+        of = pb.Arrangement(servers=have, replicas=1) if have else None
+        for server in self.named._watch._servers[:running]:
+            server.note(pb.Description(arrangement=of), 1.0)
+            self.named._looked()
+
+    @property
+    def ready(self) -> list[tuple[int, int]]:
+        """How many are to have the rows, and of how many there are addresses."""
+        return [
+            (event.servers, len(event.addresses)) for event in self.told if isinstance(event, ev.ServersReady)
+        ]
+
+
+def test_servers_that_have_got_rows_since_the_first_one_was_asked_are_not_ended() -> None:
+    a = A(3)
+    a.answers(3, 3)
+    a.named.resize(4)
+    a.answers(3, 4)
+    assert a.ready == [(4, 4)]
+    a.named.resize(2)  # the ring may be moving rows to the fourth one now
+    assert a.scaled[-1] == 4
+    assert a.ready[-1] == (2, 4)
+    a.answers(4, 4)
+    a.named.perform(ev.Arranged(2))
+    assert a.scaled[-1] == 2
+
+
+def test_an_order_that_comes_while_rows_move_is_not_forgotten() -> None:
+    a = A(2)
+    a.answers(2, 2)
+    a.named.resize(3)
+    a.answers(2, 3)
+    a.named.resize(4)
+    a.named.perform(ev.Arranged(3))  # the answer to the order before
+    assert a.named.wanted == 4 and a.scaled[-1] == 4
+    a.answers(3, 4)
+    assert a.ready == [(3, 3), (4, 4)]
+
+
+def test_an_order_that_is_taken_back_is_told_too() -> None:
+    a = A(2)
+    a.answers(2, 2)
+    a.named.resize(3)
+    a.answers(2, 3)
+    a.named.resize(2)
+    a.answers(2, 3)
+    assert a.ready == [(3, 3), (2, 3)], "the ring is on its way to three"
+    assert a.scaled[-1] == 3
+
+
+def test_fewer_servers_before_any_has_rows_are_told() -> None:
+    a = A(3)
+    a.answers(0, 3)
+    assert not a.ready, "the workers know these"
+    a.named.resize(2)
+    assert a.ready == [(2, 3)]
