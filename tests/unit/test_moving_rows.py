@@ -30,6 +30,14 @@ TABLES = (
 )
 
 
+def root_of(world: World) -> ParameterServers:
+    """It knows the servers that are there now."""
+    links, addresses = world.links()
+    return ParameterServers(
+        links, RUN, 7, replicas=world.replicas, connect=world.connect, addresses=addresses
+    )
+
+
 class Job:
     """The state of a ring, which goes on from root to root."""
 
@@ -45,9 +53,7 @@ class Job:
         """Formed anew, until it is: as `Worker.join_servers` and `move_rows` do it."""
         while True:
             self.workers += 1
-            links, addresses = self.world.links()
-            connect, replicas = self.world.connect, self.world.replicas
-            root = ParameterServers(links, RUN, 7, replicas=replicas, connect=connect, addresses=addresses)
+            root = root_of(self.world)
             root.follow(TABLES, lambda: self.commit)
             root.enter([str(node.index) for node in self.world.nodes], servers)
             try:
@@ -144,7 +150,7 @@ def test_a_new_server_that_is_gone_for_good_leaves_the_rows_where_they_are(
     world.grow(3)
     new = world.nodes[2]
     for number, dies_late in enumerate((True, False, False)):
-        root = world.root(100 + number)
+        root = root_of(world)
         root.follow(TABLES, lambda: job.commit)
         root.enter([str(node.index) for node in world.nodes], 3)
         if not dies_late:
@@ -197,7 +203,7 @@ def test_who_knows_fewer_servers_than_have_rows_does_not_go_back_and_is_told_by_
     root = job.ring(3)
     assert job.train(root, 2)
     del world.nodes[2:]
-    other = world.root(9)
+    other = root_of(world)
     other.follow(TABLES, lambda: job.commit)
     world.grow(3)
     other.enter()
