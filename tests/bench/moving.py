@@ -2,7 +2,7 @@
 
 `python -m tests.bench.moving [ROWS] [hybrid|ps]`: real servers, and the client that the ring's root has. In
 mode=ps nobody makes a step meanwhile. What is compared with is only the servers' part of it: a checkpoint of
-one server, two new processes, each of which reads its rows. Workers, which take longer to start, are not in it.
+one server, two new processes, each of which reads its rows. Workers, which start more slowly, are not in it.
 """
 
 from __future__ import annotations
