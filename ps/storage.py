@@ -481,7 +481,10 @@ def read(parse: Callable[[bytes], Message], raw: Bytes, large: int) -> tuple[Mes
 
 def _gradients(one: memoryview) -> tuple[int, Bytes, Bytes]:
     """Of which table, its ids and its values."""
-    found: dict[int, Any] = {number: held for number, held, _, _ in wire.fields(one)}
+    try:
+        found: dict[int, Any] = {number: held for number, held, _, _ in wire.fields(one)}
+    except wire.NotAMessage as error:
+        raise Invalid(f"gradients cannot be read: {error}") from error
     table, ids, values = found.get(_TABLE, 0), found.get(_IDS, b""), found.get(_VALUES, b"")
     if not isinstance(table, int) or isinstance(ids, int) or isinstance(values, int):
         raise Invalid("gradients: expected a table's number, ids and values")

@@ -59,6 +59,7 @@ class StepServers(ParameterServers):
         )
         self._lines: dict[int, str] = {}
         self._known: dict[bytes, Shares] = {}  # of ids that are asked for again and again
+        self._claimed = 0  # the generation in which this worker has had servers stand still
         self._furthest = 0  # of the steps that any server has taken, the one after the last
         self.progress = Whole()  # as server 0 has told it last
 
@@ -110,7 +111,7 @@ class StepServers(ParameterServers):
 
     def go_back(self, step: int, attempt: str) -> None:
         """All servers go back to the checkpoint of this step; 0: they have nothing then."""
-        self._restore(range(self.count), step, attempt, self._generation)
+        self._restore(range(self.count), step, attempt, self._claimed)
 
     def bring_back(self, lost: Sequence[int], step: int, attempt: str) -> None:
         """Servers that have lost all that they had begin with their parts of that checkpoint. What they lack
@@ -171,7 +172,7 @@ class StepServers(ParameterServers):
             return self._furthest, ""
         to, why = self._wanted, ""
         fetch = pb.FetchRequest(
-            run_id=self._run_id, generation=self._generation, of=of.told(), to=to.told(),
+            run_id=self._run_id, generation=self._claimed, of=of.told(), to=to.told(),
             addresses=self._addresses, steps=told[0].taken, version=max(one.version for one in told.values()),
         )  # fmt: skip
         gaining = [index for index in to.members if (to.held(index) & ~of.held(index)).any()]
@@ -181,7 +182,7 @@ class StepServers(ParameterServers):
             self._go_on(of, since)
             why = str(error)
         else:
-            self._go_on(to, self._generation)
+            self._go_on(to, self._claimed)
         self.introduce()
         return NOWHERE, why
 
@@ -198,8 +199,8 @@ class StepServers(ParameterServers):
     def _stand_still(self, worker: int) -> tuple[Arrangement, int]:
         """Have all servers stand still. Returns in which arrangement they have the rows, and since which
         generation."""
-        self.speak_of(self.claim(worker))
-        request = pb.SettleRequest(run_id=self._run_id, generation=self._generation)
+        self._claimed = self.claim(worker)
+        request = pb.SettleRequest(run_id=self._run_id, generation=self._claimed)
         told = self._ask("Settle", dict.fromkeys(range(len(self._links)), request))
         have = {index: one for index, one in told.items() if not one.empty}
         if not have:
@@ -213,9 +214,7 @@ class StepServers(ParameterServers):
 
     def _go_on(self, to: Arrangement, since: int) -> None:
         """Have all servers go on, in this arrangement: server 0 first."""
-        request = pb.ArrangeRequest(
-            run_id=self._run_id, generation=self._generation, to=to.told(), since=since
-        )
+        request = pb.ArrangeRequest(run_id=self._run_id, generation=self._claimed, to=to.told(), since=since)
         for some in ([0], range(1, len(self._links))):
             self._ask("Arrange", dict.fromkeys(some, request))
         self.adopt(to)

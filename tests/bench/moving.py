@@ -1,8 +1,8 @@
 """How long the ring stands still while rows move from one server to two, against stopping with a checkpoint.
 
-`python -m tests.bench.moving [ROWS]`: real servers, and the client that the ring's root has. What is compared
-with is only the servers' part of it: a checkpoint of one server, two new processes, each of which reads its
-rows. Workers, which take longer to start, are not in it.
+`python -m tests.bench.moving [ROWS] [hybrid|ps]`: real servers, and the client that the ring's root has. In
+mode=ps nobody makes a step meanwhile. What is compared with is only the servers' part of it: a checkpoint of
+one server, two new processes, each of which reads its rows. Workers, which start more slowly, are not in it.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ from edl.checkpoints import Store
 from edl.checkpoints.manifest import Manifest
 from edl.contract.arrangement import Arrangement, moves
 from edl.contract.buckets import BUCKETS
-from trainer.roles import Commit, Table
+from trainer.roles import Commit, StepGradients, Table
+from trainer.server_link import Interrupt, Link, ServerLink
 from trainer.servers import ParameterServers
+from trainer.step_servers import NOWHERE, StepServers
 
 DIM, STEP_ROWS = 16, 100_000
 ADAM = {"class_name": "Adam", "config": {"learning_rate": 0.01}}
@@ -67,6 +69,11 @@ class Ring:
         else:
             self.servers.restore(0, "")
 
+    def restore(self, processes: list[Process], step: int) -> None:
+        self.servers.enter([process.address for process in processes], len(processes))
+        self.servers.speak_of(self.servers.claim(0))
+        self.servers.restore(step, "bench")
+
     def take(self, ids: np.ndarray) -> None:
         self.servers.pull(self.step, [ids])
         self.servers.stage(self.step, 0, [(ids, np.ones((len(ids), DIM), np.float32))])
@@ -76,19 +83,57 @@ class Ring:
         self.servers.pull(self.step, [ids[:1]])
 
 
-def filled(ring: Ring, rows: int) -> None:
+class Stretch:
+    """The same of mode=ps: one worker, without a model."""
+
+    def __init__(self, processes: list[Process]):
+        addresses, interrupt = [process.address for process in processes], Interrupt()
+
+        def connect(index: int, address: str) -> Link:
+            return ServerLink(index, address, "token", interrupt)
+
+        links = [connect(index, address) for index, address in enumerate(addresses)]
+        self.servers = StepServers(links, "run", 7, interrupt, connect=connect, addresses=addresses)
+        self.servers.declare((TABLE,))
+        self.step = 0
+
+    def form(self, processes: list[Process], servers: int) -> None:
+        self.servers.enter([process.address for process in processes], servers)
+        self.servers.take_charge(0)
+        if not self.step:
+            self.servers.begin([(np.zeros(0, np.int64), np.zeros((0, DIM), np.float32))])
+        self.servers.introduce()
+        if self.servers.moves_at() != NOWHERE:
+            self.servers.drain(self.step)
+            assert self.servers.move_rows(0) == (NOWHERE, "")
+
+    def restore(self, processes: list[Process], step: int) -> None:
+        self.servers.enter([process.address for process in processes], len(processes))
+        self.servers.take_charge(0)
+        self.servers.go_back(step, "bench")
+
+    def take(self, ids: np.ndarray) -> None:
+        [step] = self.servers.take(0, 1, self.step + 1)
+        versions = self.servers.rows_now([ids]).versions
+        gradients = [(ids, np.ones((len(ids), DIM), np.float32))]
+        assert self.servers.push(StepGradients(step, gradients, 0.0, 1, 0.01), 0, versions)
+        self.step += 1
+
+
+def filled(ring: Ring | Stretch, rows: int) -> None:
     for start in range(0, rows, STEP_ROWS):
         ring.take(np.arange(start, min(start + STEP_ROWS, rows), dtype=np.int64))
 
 
 def main() -> int:
     rows = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000
+    kind = Stretch if sys.argv[2:] == ["ps"] else Ring
     processes: list[Process] = []
     with tempfile.TemporaryDirectory() as folder:
         where = Path(folder)
         try:
             processes.append(Process(0, where))
-            ring = Ring(processes)
+            ring = kind(processes)
             ring.form(processes, 1)
             filled(ring, rows)
             # Stopping with a checkpoint, as far as the servers have to do with it.
@@ -106,10 +151,8 @@ def main() -> int:
             (others / "checkpoints").symlink_to(where / "checkpoints")
             fresh = [Process(index, others) for index in range(2)]
             processes += fresh
-            again = Ring(fresh)
-            again.servers.enter([p.address for p in fresh], 2)
-            again.servers.speak_of(again.servers.claim(0))
-            again.servers.restore(ring.step, "bench")
+            again = kind(fresh)
+            again.restore(fresh, ring.step)
             stopped = time.perf_counter() - began
             for process in fresh:
                 process.process.kill()
@@ -122,7 +165,8 @@ def main() -> int:
             moved = time.perf_counter() - began
             share = moves(Arrangement(1), Arrangement(2), 0, 1).sum() / BUCKETS
             print(
-                f"{rows:,} rows of {DIM} with Adam, 1 -> 2 servers: {share:.3f} of the buckets in "
+                f"mode={'ps' if kind is Stretch else 'hybrid'}: {rows:,} rows of {DIM} with Adam, "
+                f"1 -> 2 servers: {share:.3f} of the buckets in "
                 f"{moved:.2f} s with the next step; checkpoint, two new servers, reading: {stopped:.2f} s"
             )
         finally:

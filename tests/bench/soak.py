@@ -40,14 +40,21 @@ CHANGE_SECONDS, SAMPLE_SECONDS = 30.0, 2.0
 BLOCKS = 12
 STUDENT = 2.23  # of 95 %, with 10 degrees of freedom
 MOST = 1.0  # MiB an hour
+MEBIBYTE = 1 << 20
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One process at one moment."""
+    """One process at one moment.
+
+    Args:
+        mib: resident.
+        own: of these, those that are no pages of files: libraries are read page by page, as they are used.
+    """
 
     seconds: float
     mib: float
+    own: float
     descriptors: int
     threads: int
 
@@ -58,6 +65,7 @@ class Line:
 
     Args:
         slope, uncertainty: MiB an hour.
+        own: the slope of what is no page of a file.
     """
 
     name: str
@@ -65,6 +73,7 @@ class Line:
     last: Sample
     slope: float
     uncertainty: float
+    own: float
 
     @property
     def verdict(self) -> str:
@@ -79,7 +88,7 @@ def line(name: str, samples: Sequence[Sample]) -> Line:
         samples: of all the time, the first third included.
     """
     late = samples[len(samples) // 3 :]
-    slope = _slope([s.seconds for s in late], [s.mib for s in late])
+    slope, own = (_slope([s.seconds for s in late], [getattr(s, of) for s in late]) for of in ("mib", "own"))
     size = len(late) // BLOCKS
     blocks = [late[n * size : (n + 1) * size] for n in range(BLOCKS)]
     at, mib = ([statistics.fmean(getattr(s, of) for s in b) for b in blocks] for of in ("seconds", "mib"))
@@ -87,7 +96,7 @@ def line(name: str, samples: Sequence[Sample]) -> Line:
     middle, height = statistics.fmean(at), statistics.fmean(mib)
     off = sum((m - height - through / 3600 * (t - middle)) ** 2 for t, m in zip(at, mib, strict=True))
     error = math.sqrt(off / (BLOCKS - 2) / sum((t - middle) ** 2 for t in at))
-    return Line(name, late[0], late[-1], slope, STUDENT * error * 3600)
+    return Line(name, late[0], late[-1], slope, STUDENT * error * 3600, own)
 
 
 def _slope(seconds: Sequence[float], mib: Sequence[float]) -> float:
@@ -137,8 +146,9 @@ class Soaked:
     def sample(self, seconds: float) -> Iterator[tuple[str, Sample]]:
         for name, process in self.processes.items():
             with process.oneshot():
-                mib = process.memory_info().rss / (1 << 20)
-                yield name, Sample(seconds, mib, process.num_fds(), process.num_threads())
+                memory = process.memory_info()
+                mib, own = memory.rss / MEBIBYTE, (memory.rss - memory.shared) / MEBIBYTE
+                yield name, Sample(seconds, mib, own, process.num_fds(), process.num_threads())
 
 
 def soak(work: Path, minutes: float, seed: int, start: str) -> dict[str, list[Sample]]:
@@ -166,8 +176,9 @@ def soak(work: Path, minutes: float, seed: int, start: str) -> dict[str, list[Sa
     return samples
 
 
-HEAD = """| process | memory after a third | at the end | in an hour | descriptors | threads | <= 1 MiB |
-| --- | --- | --- | --- | --- | --- | --- |"""
+HEAD = """\
+| process | memory after a third | at the end | in an hour | without files | descriptors | threads | <= 1 |
+| --- | --- | --- | --- | --- | --- | --- | --- |"""
 
 
 def main() -> int:
@@ -189,6 +200,7 @@ def main() -> int:
         a, b = x.first, x.last
         slope = f"{x.slope:+.2f} +- {x.uncertainty:.2f} MiB"
         opened = f"{a.descriptors} -> {b.descriptors} | {a.threads} -> {b.threads}"
+        slope += f" | {x.own:+.2f} MiB"
         print(f"| {x.name} | {a.mib:.1f} MiB | {b.mib:.1f} MiB | {slope} | {opened} | {x.verdict} |")
     if args.json:
         seen = {name: [list(astuple(s)) for s in of_one] for name, of_one in samples.items()}

@@ -28,7 +28,7 @@ from tests.kubernetes_driver import job_values
 from tests.kubernetes_master import TOKEN, MasterProcess, master
 
 LAYOUT = pb.Layout(records=1_000_000, block=1, shards=1)
-PODS = 100  # of a fake node, which has room for a few more
+PODS = 50  # of a fake node, which has room for twice as many: those that end take some
 STREAMS = 50  # of one connection; a server allows a hundred
 POD = {
     "apiVersion": "v1", "kind": "Pod",

@@ -512,6 +512,14 @@ def test_gradients_that_do_not_fit_their_table_are_refused(start: Callable[..., 
         change(request.gradients[0])
         with pytest.raises(Invalid):
             server.stage(request.SerializeToString())
+    whole = stage(1, 0).SerializeToString()
+    for raw in (
+        whole[:-1],
+        b"\xff" + whole,
+        pb.StageRequest(run_id=RUN).SerializeToString() + b"\x2a\x01\x0b",
+    ):
+        with pytest.raises(Invalid, match="cannot be read"):
+            server.stage(raw)
     assert not server.steps.staged
 
 

@@ -71,7 +71,8 @@ class HorovodRing:
             HOROVOD_LOG_LEVEL=os.environ.get("HOROVOD_LOG_LEVEL", "fatal"),
         )
         self._store_port, self._master_port, self._interface = store_port, master_port, interface
-        self._rank = 0
+        self._rank, self._size = 0, 0
+        self._is_alone = False  # in a ring that has made a sum: all that a larger one needs was touched
         self._transfers: list[Giver | Taking] = []  # of this ring
         self._lock = threading.Lock()
         self._outside: frozenset[tuple[int, str]] = frozenset()  # sockets from before this ring
@@ -87,7 +88,7 @@ class HorovodRing:
             self._outside, self._sockets = frozenset(_open_sockets()), None
             self._is_cut.clear()
             self._closed.clear()
-        self._rank = rank
+        self._rank, self._size, self._is_alone = rank, size, False
         os.environ.update(HOROVOD_RANK=str(rank), HOROVOD_SIZE=str(size))
         if size > 1:
             os.environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"] = "127.0.0.1"
@@ -102,6 +103,13 @@ class HorovodRing:
         self.in_graph.formed(size)
 
     def reduce(self, vector: tf.Tensor) -> tf.Tensor:
+        if self._is_alone and not self._is_cut.is_set():
+            return tf.convert_to_tensor(vector)
+        total = self._reduce(vector)
+        self._is_alone = self._size == 1
+        return total
+
+    def _reduce(self, vector: tf.Tensor) -> tf.Tensor:
         with _broken("allreduce"):
             if threading.current_thread() is not threading.main_thread():
                 # An operation of a graph asks (trainer/inner_sum.py), on a thread of TensorFlow's pool.
