@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from edl import config as config_module
 from edl.config import Config
+from edl.contract import modes
 from edl.contract.evaluation import FINAL
 from edl.contract.exit_codes import WorkerExit
 from edl.contract.layout import Layout, Part
@@ -101,7 +102,7 @@ def build(stream: MasterStream, memory: MemoryCopy | None = None) -> Worker:
         with saved_tables(partial(saved_counts, where), where):
             model = model_of(config, module, stream)
             return build_frozen(config, stream, module, model, ring, watchdog.watch)
-    if config.servers:
+    if config.servers or not config.is_decided:
         keep_rows_elsewhere()
     model, reader = model_of(config, module, stream), module.reader("train")
     assert reader is not None
@@ -123,6 +124,7 @@ def build(stream: MasterStream, memory: MemoryCopy | None = None) -> Worker:
     else:
         learner = learner_of(model, samples, ring, training.inexact_loss, warn, training.accumulate_steps,
                              training.compression)  # fmt: skip
+        config = config.decided(modes.decided(config.mode, len(learner.tables)))
         servers = servers_of(config, stream, ring, learner)
 
     history = HistoryFiles(Path(stream.output) if stream.output else None)

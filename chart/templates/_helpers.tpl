@@ -145,9 +145,14 @@ annotations:
 {{ include "edl.fullname" . }}-master.{{ .Release.Namespace }}.svc:8500
 {{- end -}}
 
+{{/* Something if the job has parameter servers, or may turn out to need some (mode=auto). */}}
+{{- define "edl.mayHaveServers" -}}
+{{- if has .Values.mode (list "auto" "hybrid" "ps") -}}yes{{- end -}}
+{{- end -}}
+
 {{/* Where the parameter server of an index, which stands for {}, is reached; nothing if there are none. */}}
 {{- define "edl.serverAddress" -}}
-{{- if has .Values.mode (list "hybrid" "ps") -}}
+{{- if include "edl.mayHaveServers" . -}}
 {{- $name := printf "%s-ps" (include "edl.fullname" .) -}}
 {{ $name }}-{}.{{ $name }}.{{ .Release.Namespace }}.svc:{{ int .Values.ps.port }}
 {{- end -}}

@@ -1,5 +1,7 @@
 """What a job does, and what it does that with: the words of the value `mode`.
 
+auto               it trains: as hybrid if its model has edl.layers.Embedding, else as train. The first worker
+                   that has built the model finds out; from then on the job has that mode
 train, allreduce   it trains, and all weights are in the ring
 hybrid             it trains: the rows of embeddings are on parameter servers, all other weights in the ring
 ps                 it trains: all weights are on parameter servers, and workers take steps in any order
@@ -8,10 +10,12 @@ evaluate, predict  it goes over the records once, and changes no weight
 
 from __future__ import annotations
 
+AUTO = "auto"
 TRAIN = "train"
+HYBRID = "hybrid"
 MOST_SERVERS = 64  # parameter servers of a job
-_TRAINING = frozenset({TRAIN, "allreduce", "hybrid", "ps"})
-_SERVERS = frozenset({"hybrid", "ps"})
+_TRAINING = frozenset({AUTO, TRAIN, "allreduce", HYBRID, "ps"})
+_SERVERS = frozenset({HYBRID, "ps"})
 
 
 def task_of(mode: str) -> str:
@@ -20,8 +24,18 @@ def task_of(mode: str) -> str:
 
 
 def has_servers(mode: str) -> bool:
-    """Whether a job of that mode has parameter servers."""
+    """Whether a job of that mode has parameter servers, as far as that is decided."""
     return mode in _SERVERS
+
+
+def decided(mode: str, tables: int) -> str:
+    """What becomes of the mode of a job whose model has so many edl.layers.Embedding."""
+    return mode if mode != AUTO else HYBRID if tables else TRAIN
+
+
+def became(mode: str, decided: str) -> bool:
+    """Whether a job of that mode can have become one of the other."""
+    return mode == decided or (mode == AUTO and decided in (TRAIN, HYBRID))
 
 
 def is_asynchronous(mode: str) -> bool:

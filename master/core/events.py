@@ -121,6 +121,7 @@ class Ready:
     held_out: dict[str, int] = field(default_factory=dict)  # records of each split that the ring evaluates on
     forced: tuple[str, ...] = ()  # values that are others than that was made with, in words
     held: LeftRing | None = None  # the state that a worker before it in its place has left there
+    tables: int = 0  # edl.layers.Embedding of its model whose rows are not in that
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +138,7 @@ class Resume:
     model: str = ""  # as in Ready
     held_out: dict[str, int] = field(default_factory=dict)  # as in Ready
     forced: tuple[str, ...] = ()  # as in Ready
+    tables: int = 0  # as in Ready
 
 
 @dataclass(frozen=True, slots=True)
@@ -496,6 +498,13 @@ class Form:
 
 
 @dataclass(frozen=True, slots=True)
+class ModeDecided:
+    """The job, whose mode was left open, has this one from now on: with parameter servers, or without."""
+
+    mode: str
+
+
+@dataclass(frozen=True, slots=True)
 class Arranged:
     """The rows are on so many parameter servers: no other is needed."""
 
@@ -605,6 +614,7 @@ Effect = (
     Create
     | Delete
     | Form
+    | ModeDecided
     | Arranged
     | Leave
     | Cut

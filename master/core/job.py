@@ -320,6 +320,9 @@ class Job(State):
             why = f"worker {w.id} found {found} in the held-out data; the job has {expected}"
             membership.failed(self, w, ev.Failed(w.id, why))
             return False
+        if why := servers.decide(self, w, event.tables):
+            membership.failed(self, w, ev.Failed(w.id, why))
+            return False
         self.model = self.model or event.model
         if self.model != event.model:
             why = (
