@@ -124,7 +124,9 @@ def build(stream: MasterStream, memory: MemoryCopy | None = None) -> Worker:
     else:
         learner = learner_of(model, samples, ring, training.inexact_loss, warn, training.accumulate_steps,
                              training.compression)  # fmt: skip
-        config = config.decided(modes.decided(config.mode, len(learner.tables)))
+        if not config.is_decided:
+            config = config.decided(modes.decided(config.mode, len(learner.tables)))
+            session.say(built=pb.Built(tables=len(learner.tables)))
         servers = servers_of(config, stream, ring, learner)
 
     history = HistoryFiles(Path(stream.output) if stream.output else None)

@@ -111,6 +111,14 @@ class Hello:
 
 
 @dataclass(frozen=True, slots=True)
+class Built:
+    """The worker has built its model; what takes longer is still to come. Said where the mode is open."""
+
+    worker: WorkerId
+    tables: int  # as in Ready
+
+
+@dataclass(frozen=True, slots=True)
 class Ready:
     """The worker is initialized: its model is built and traced, its data open."""
 
@@ -418,6 +426,7 @@ class Tick:
 
 WorkerMessage = (
     Hello
+    | Built
     | Ready
     | Resume
     | Leaving

@@ -23,6 +23,8 @@ def event_of(worker: WorkerId, message: pb.FromWorker) -> ev.Event | ev.Heartbea
     match message.WhichOneof("body"):
         case "hello":
             return hello_of(worker, message.hello)
+        case "built":
+            return ev.Built(worker, message.built.tables)
         case "ready":
             r = message.ready
             held = _out(worker, Generation(0), r.held) if r.HasField("held") else None
