@@ -227,7 +227,7 @@ def test_who_may_talk_to_whom(rendered: dict[str, Rendered]) -> None:
     assert test["metadata"]["labels"]["edl.dev/client"] == "edl"
     locked = rendered["gitops-values.yaml"].one("NetworkPolicy", "edl-worker")["spec"]
     assert [[p["port"] for p in rule.get("ports", [])] for rule in locked["egress"]] == [
-        [], [8500], [8600], [53, 53], [9000],
+        [], [8500], [53, 53], [9000],
     ]  # fmt: skip
 
 
