@@ -35,6 +35,7 @@ from master.loop import Master
 from master.servers import NoServers, ParameterServers
 from master.service import serve, token_for
 from master.spec import JobSpec
+from master.undecided import Undecided
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -127,6 +128,11 @@ def processes(master: Master, output: Path, token: str) -> Callable[[str], Backe
 
 def servers_of(master: Master, output: Path, listen: str, token: str) -> ParameterServers:
     """The parameter servers of a job on this machine. They listen where the master does."""
+    make = partial(_server_processes, master, output, listen, token)
+    return make() if master.spec.config.is_decided else Undecided(master.emit, make)
+
+
+def _server_processes(master: Master, output: Path, listen: str, token: str) -> ParameterServers:
     config = master.spec.config
     if not config.servers:
         return NoServers()

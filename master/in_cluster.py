@@ -29,9 +29,9 @@ import structlog
 
 import edl
 from edl.contract.ids import RunId
+from edl.contract.modes import MOST_SERVERS
 from edl.contract.phases import Phase
 from edl.contract.tokens import Tokens
-from edl.errors import ConfigError
 from edl.kubernetes.client import SOON, Api
 from edl.kubernetes.pods import Pod
 from edl.kubernetes.timing import Timing
@@ -44,6 +44,7 @@ from master.backends.kubernetes import (
     Installed,
     Kubernetes,
     Place,
+    ServerSet,
     until_answered,
 )
 from master.candidate import Candidate
@@ -57,6 +58,7 @@ from master.servers import Named, NoServers, ParameterServers
 from master.servers import end as end_servers
 from master.service import serve, token_for
 from master.spec import Invalid, JobSpec, Wanted
+from master.undecided import Undecided
 
 log = structlog.get_logger()
 
@@ -113,7 +115,9 @@ def plan(found: Found, wanted: Wanted, new_id: RunId, changed: bool = False) -> 
         return Train(new_id, wanted, ev.Adopted((), found.next_id))
     if found.ended:
         return Rest()
-    spec = found.earlier if changes and found.earlier is not None else wanted
+    spec = wanted
+    if found.earlier is not None:  # which knows what was decided
+        spec = found.earlier if changes else wanted.decided(found.earlier.config.mode)
     return Train(found.run_id, spec, ev.Adopted(found.workers, found.next_id))
 
 
@@ -129,9 +133,14 @@ class TrainingRun:
     """A run with its master, as the backend knows it. `another` is set when the values want another run."""
 
     def __init__(self, master: Master):
-        self._master, self.run_id, self.spec = master, master.run_id, master.spec
+        self._master, self.run_id, self._began = master, master.run_id, master.spec
         self.emit, self.status, self.summary = master.emit, master.status, master.summary
         self.another = asyncio.Event()
+
+    @property
+    def spec(self) -> JobSpec:
+        """What it was started with, and what has been decided since."""
+        return self._began.decided(self._master.spec.config.mode)
 
     def take(self, wanted: Wanted) -> None:
         """The release's values have changed while the run goes on."""
@@ -242,7 +251,7 @@ class ReleaseMaster:
         run = TrainingRun(master)
         backend = Kubernetes(installed, run)
         master.observers = [self._metrics.observe, backend.observe]
-        if todo.spec is not wanted:
+        if isinstance(wanted, Invalid) or todo.spec != wanted.decided(todo.spec.config.mode):
             run.take(wanted)  # which says what is refused, as when it had happened before our eyes
         self._master = master
         over = asyncio.create_task(self._candidate.until(run.another))
@@ -251,38 +260,30 @@ class ReleaseMaster:
             token = token_for(self._output)
             await serve(
                 master, self._output, self._listen, token, lambda _: backend, reached_at=self._host,
-                authority=self._candidate.election, servers=self._servers(master),
+                authority=self._candidate.election, servers=self._servers(installed, master, wanted),
             )  # fmt: skip
         finally:
             over.cancel()
             self._master = None
 
-    def _servers(self, master: Master) -> ParameterServers:
+    def _servers(self, installed: Installed, master: Master, wanted: Wanted) -> ParameterServers:
         """Those of the chart."""
-        if not (count := master.spec.config.servers):
-            return NoServers()
-        path = self._place.path("statefulsets", f"{self._place.names.servers}/scale", "apis/apps/v1")
-        part = "the number of parameter servers"
+        of_chart = ServerSet(self._api, self._place, master.emit)
+        left_open = isinstance(wanted, JobSpec) and not wanted.config.is_decided
+        another_run = installed.left.run_id not in ("", master.run_id)
 
-        newest = 0
+        def make() -> ParameterServers:
+            if not (count := master.spec.config.servers):
+                if left_open and another_run:  # which may have had some
+                    of_chart.keep_between(0, 0)
+                return NoServers()
+            if left_open:  # the chart has begun with none
+                of_chart.keep_between(count, MOST_SERVERS)
+            patience = master.spec.config.elastic.startup_timeout_seconds
+            address = self._place.server_address.format
+            return Named(master.emit, self._token, address, count, of_chart.scale, patience)
 
-        async def patch() -> None:
-            try:
-                await until_answered(
-                    self._api.pace, lambda: self._api.patch(path, {"spec": {"replicas": newest}}, SOON)
-                )
-                master.emit(ev.Degraded(part, ""))
-            except ConfigError as error:
-                master.emit(ev.Degraded(part, f"the StatefulSet is not scaled to {newest}: {error}"))
-
-        def scale(servers: int) -> None:
-            nonlocal newest
-            newest = servers
-            scaling.start(patch(), lambda error: None)
-
-        scaling = Tasks()
-        patience = master.spec.config.elastic.startup_timeout_seconds
-        return Named(master.emit, self._token, self._place.server_address.format, count, scale, patience)
+        return make() if master.spec.config.is_decided else Undecided(master.emit, make)
 
     def _addresses(self, servers: int) -> list[str]:
         return [self._place.server_address.format(index) for index in range(servers)]
@@ -302,8 +303,8 @@ class ReleaseMaster:
         if found.earlier is None or found.run_id is None or not found.earlier.config.servers:
             return None
         count = found.earlier.config.servers
-        if isinstance(wanted, JobSpec) and wanted.config.servers:  # it may have changed while the run trained
-            count = wanted.config.servers
+        if isinstance(wanted, JobSpec):  # it may have changed while the run trained
+            count = wanted.decided(found.earlier.config.mode).config.servers or count
         return count, partial(end_servers, self._addresses(count), self._token, found.run_id)
 
     async def _rest(self, installed: Installed) -> None:

@@ -106,6 +106,8 @@ class Master:
                 self.emit(ev.Degraded("the journal", journal.trouble))
             self.note_news([e for e in effects if isinstance(e, ev.Notice)], now)
             for effect in effects:
+                if isinstance(effect, ev.ModeDecided):
+                    self.spec = self.spec.decided(effect.mode)
                 server.perform(effect)
                 backend.perform(effect)
                 self.servers.perform(effect)
@@ -185,6 +187,7 @@ class Master:
 
     def take(self, spec: JobSpec) -> None:
         """The values have been changed: live ones hold from now on, a change of others is refused."""
+        spec = spec.decided(self.spec.config.mode)
         if changes := self.spec.frozen_changes(spec):
             self.refuse(
                 f"a running job keeps its {', '.join(changes)}: the change is refused, it needs a new job"

@@ -52,6 +52,9 @@ class ParameterServers(Protocol):
     async def addresses(self) -> tuple[str, ...]:
         """host:port of each, by index, as soon as all are known."""
 
+    async def listening(self) -> tuple[str, ...]:
+        """The same, as soon as all listen."""
+
     def status(self) -> list[dict[str, Any]]:
         """A description of each, by index, ready for JSON."""
 
@@ -107,6 +110,9 @@ class NoServers:
     async def addresses(self) -> tuple[str, ...]:
         return ()
 
+    async def listening(self) -> tuple[str, ...]:
+        return ()
+
     def status(self) -> list[dict[str, Any]]:
         return []
 
@@ -144,6 +150,7 @@ class Named:
         self._further = Further(patience, self._give_up)
         self._scaled = 0
         self._watch = Watch(emit, token, servers, self._looked)
+        self._listening = asyncio.Event()  # all that were wanted did, once
         self._told = 0  # of so many it was said that they are ready
         self._asked = 0  # so many the core was told of last; 0: of none
         self._resized = False  # by people
@@ -158,6 +165,10 @@ class Named:
     async def addresses(self) -> tuple[str, ...]:
         self._most = max(self._most, self._have)
         return tuple(self._address(index) for index in range(self._most))
+
+    async def listening(self) -> tuple[str, ...]:
+        await self._listening.wait()
+        return await self.addresses()
 
     def status(self) -> list[dict[str, Any]]:
         return self._watch.status()
@@ -200,6 +211,8 @@ class Named:
 
     def _looked(self) -> None:
         """A server has said what it has: also under an earlier master rows may have been on their way."""
+        if self._watch.answers(self._wanted):
+            self._listening.set()
         if not (self._have or self._resized) or self._told == self._wanted:
             return
         if self._have == self._wanted and not self._asked:

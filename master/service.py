@@ -80,8 +80,8 @@ async def serve(
         str(salvage.resolve()) if salvage is not None else "", authority, servers,
     )  # fmt: skip
 
-    def tell(_now: float, event: ev.Event, _effects: list[ev.Effect]) -> None:
-        if isinstance(event, ev.Live):
+    def tell(_now: float, event: ev.Event, effects: list[ev.Effect]) -> None:
+        if isinstance(event, ev.Live) or any(isinstance(effect, ev.ModeDecided) for effect in effects):
             server.take(json.dumps(master.spec.values))
 
     master.observers = [*master.observers, tell]

@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 
 from edl import config as config_module
 from edl.config import Config
+from edl.contract import modes
 from edl.errors import ConfigError
 
 
@@ -29,6 +30,12 @@ class JobSpec:
             ConfigError: the values are invalid; one line for each mistake.
         """
         return cls(values, config_module.parse(values))
+
+    def decided(self, mode: str) -> JobSpec:
+        """The same, of a job that has become one of this mode: who is given these values decides nothing."""
+        if self.config.is_decided or not modes.became(self.config.mode, mode) or mode == modes.AUTO:
+            return self
+        return JobSpec({**self.values, "mode": mode}, self.config.decided(mode))
 
     def frozen_changes(self, other: JobSpec, ended: bool = False) -> list[str]:
         """The dotted keys in which `other` differs and that cannot change while a job runs; when it has

@@ -79,8 +79,9 @@ def work(stream: MasterStream, start: Start, memory: MemoryCopy | None = None) -
     held_out = worker.rounds.sizes
     forced = worker.checkpoints.forced if worker.checkpoints else ()
     ready = pb.Ready(
-        layout=layout, model=model, checkpoint=begins_from, held_out=held_out, forced=forced, held=held
-    )
+        layout=layout, model=model, checkpoint=begins_from, held_out=held_out, forced=forced, held=held,
+        tables=len(worker.learner.tables),
+    )  # fmt: skip
     stream.session.say(ready=ready)
     end = worker.train()
     print(f"edl worker {stream.session.worker}: {end.why}", file=sys.stderr)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from threading import Event
@@ -19,13 +19,14 @@ import tensorflow as tf
 
 from edl import config as config_module
 from edl.config import Config
+from edl.contract import modes
 from edl.contract.evaluation import FINAL
 from edl.contract.exit_codes import WorkerExit
 from edl.contract.layout import Layout, Part
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.steps import Steps
 from edl.errors import ModelError
-from edl.layers.embedding import keep_rows_elsewhere, saved_tables
+from edl.layers.embedding import Embedding, keep_rows_elsewhere, saved_tables
 from trainer import output_lock, user_model
 from trainer.build_frozen import build_frozen
 from trainer.callback_rules import accepted
@@ -97,7 +98,7 @@ def build(stream: MasterStream, memory: MemoryCopy | None = None) -> Worker:
     interface, port = os.environ.get("EDL_RING_INTERFACE", "lo"), int(stream.address.rpartition(":")[2])
     ring = HorovodRing(stream.store_port, interface, f"worker-{session.worker}", port)
     session.cuts(ring.cut)
-    if config.servers:
+    if config.servers or not config.is_decided:
         keep_rows_elsewhere()
     if not config.trains:
         where, servers = config.checkpoint.from_, connected(config, stream, ring) if config.servers else None
@@ -121,8 +122,12 @@ def build(stream: MasterStream, memory: MemoryCopy | None = None) -> Worker:
         served = served_learner_of(config, model, samples, warn)
         learner, servers = served, step_servers_of(config, stream, ring)
     else:
-        learner = learner_of(model, samples, ring, training.inexact_loss, warn, training.accumulate_steps,
-                             training.compression)  # fmt: skip
+        with advised(config, model):
+            learner = learner_of(model, samples, ring, training.inexact_loss, warn, training.accumulate_steps,
+                                 training.compression)  # fmt: skip
+        if not config.is_decided:
+            config = config.decided(modes.decided(config.mode, len(learner.tables)))
+            session.say(built=pb.Built(tables=len(learner.tables)))
         servers = servers_of(config, stream, ring, learner)
 
     history = HistoryFiles(Path(stream.output) if stream.output else None)
@@ -211,6 +216,26 @@ def model_of(config: Config, module: UserModel, stream: MasterStream) -> keras.M
     for line in told if stream.rehearses else ():  # one worker tells it for all
         stream.session.warn(line)
     return model
+
+
+@contextmanager
+def advised(config: Config, model: keras.Model) -> Iterator[None]:
+    """Inside, a model that is refused says how to have its rows elsewhere than where nobody has asked for
+    them to be.
+
+    Raises:
+        ModelError: it is refused.
+    """
+    try:
+        yield
+    except ModelError as error:
+        layers = (layer for layer in model._flatten_layers() if isinstance(layer, Embedding))
+        if config.is_decided or not any(layer.on_servers for layer in layers):
+            raise
+        raise ModelError(
+            f"{error}. (mode is auto, so the rows of edl.layers.Embedding are on parameter servers. With "
+            "mode=train they are in the ring; each needs an input_dim then)"
+        ) from error
 
 
 def servers_of(

@@ -96,7 +96,7 @@ class OwnStepLearner:
             raise ModelError(
                 f"the rows of layer {tables[0].name!r} are on servers, but {self._name} is a step of its "
                 "own, which says itself how all is trained. Override compute_loss() instead, or give the "
-                "layer an input_dim and train it with mode=allreduce"
+                "layer an input_dim and train it with mode=train"
             )
         if sample is not None:
             if len(sample) > 1 and (inexact != "allow" or self._means.rows):

@@ -41,7 +41,7 @@ from trainer.server_link import ServerRefused
 from trainer.session.orders import FormRing
 from trainer.step_servers import NOWHERE
 from trainer.stretch import Stretch
-from trainer.worker import Worker
+from trainer.worker import Worker, adopt
 
 
 class ServedWorker(Worker):
@@ -92,7 +92,7 @@ class ServedWorker(Worker):
         else:
             self.batches.take(form.layout, Part.even(0, 1))
         step, count, self.moves_at = self.ring.broadcast(told, root).tolist()
-        servers.adopt(Arrangement(count))
+        adopt(self.ring, root, servers, Arrangement(count))
         if why := broadcast_text(self.ring, why, root):
             self.report.went_back()
             stretch.forget()

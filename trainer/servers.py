@@ -171,7 +171,7 @@ class ParameterServers:
             )
         self._arrangement, why = self._which(step)
         while not self._arrangement.is_whole and self._away:  # who is away may have what is missing
-            self._found, self._away = self._declare(range(len(self._links))), ()
+            self._found, self._away = self._declare(range(self._expected(self._found))), ()
             self._arrangement, why = self._which(step)
         if not self._arrangement.is_whole:
             return why
@@ -352,11 +352,11 @@ class ParameterServers:
         return found, tuple(away)
 
     def _expected(self, found: Mapping[int, pb.Position]) -> int:
-        """How many have rows, or are to have some."""
+        """How many, of those that are known, have rows or are to have some."""
         needed = _needed(found)
         if self._is_said:
-            return max(self._wanted.servers, needed)
-        return needed or self._arrangement.servers
+            needed = max(self._wanted.servers, needed)
+        return min(needed or self._arrangement.servers, len(self._links))
 
     def _declare(self, servers: Iterable[int]) -> dict[int, pb.Position]:
         """To these servers, which are waited for; returns where they are."""

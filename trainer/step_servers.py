@@ -59,6 +59,7 @@ class StepServers(ParameterServers):
         )
         self._lines: dict[int, str] = {}
         self._known: dict[bytes, Shares] = {}  # of ids that are asked for again and again
+        self._there = len(links)  # servers that have rows, or are to have some
         self._claimed = 0  # the generation in which this worker has had servers stand still
         self._furthest = 0  # of the steps that any server has taken, the one after the last
         self.progress = Whole()  # as server 0 has told it last
@@ -192,16 +193,17 @@ class StepServers(ParameterServers):
         if 0 < servers <= len(self._links):
             self.adopt(Arrangement(servers))
 
-    def adopt(self, arrangement: Arrangement) -> None:
-        super().adopt(arrangement)
+    def adopt(self, arrangement: Arrangement, addresses: Sequence[str] = ()) -> None:
+        super().adopt(arrangement, addresses)
         self._known.clear()
 
     def _stand_still(self, worker: int) -> tuple[Arrangement, int]:
         """Have all servers stand still. Returns in which arrangement they have the rows, and since which
         generation."""
         self._claimed = self.claim(worker)
+        self._there = self._expected(self._found)
         request = pb.SettleRequest(run_id=self._run_id, generation=self._claimed)
-        told = self._ask("Settle", dict.fromkeys(range(len(self._links)), request))
+        told = self._ask("Settle", dict.fromkeys(range(self._there), request))
         have = {index: one for index, one in told.items() if not one.empty}
         if not have:
             return self._wanted, 0
@@ -215,7 +217,7 @@ class StepServers(ParameterServers):
     def _go_on(self, to: Arrangement, since: int) -> None:
         """Have all servers go on, in this arrangement: server 0 first."""
         request = pb.ArrangeRequest(run_id=self._run_id, generation=self._claimed, to=to.told(), since=since)
-        for some in ([0], range(1, len(self._links))):
+        for some in ([0], range(1, self._there)):
             self._ask("Arrange", dict.fromkeys(some, request))
         self.adopt(to)
 

@@ -98,6 +98,13 @@ class RowsLost(EdlError):
     """A server has lost rows, and there is no ring that could go back with it."""
 
 
+def adopt(ring: Ring, root: int, servers: Any, arrangement: Arrangement) -> None:
+    """All members call the servers of this arrangement, where the root knows them: members whom different
+    masters have told of servers know different ones."""
+    addresses = broadcast_bytes(ring, json.dumps(servers.addresses).encode(), root)
+    servers.adopt(arrangement, json.loads(addresses))
+
+
 class Worker:
     """One worker: a model, a ring, data, and a session with the master.
 
@@ -303,9 +310,7 @@ class Worker:
             told[[3 + index for index in of.out]] = 1
         servers, replicas, stays, *out = self.ring.broadcast(told, root).tolist()
         away = tuple(index for index, is_out in enumerate(out) if is_out)
-        # Members whom different masters have told of servers know different ones.
-        addresses = broadcast_bytes(self.ring, json.dumps(self.servers.addresses).encode(), root)
-        self.servers.adopt(Arrangement(servers, replicas, away), json.loads(addresses))
+        adopt(self.ring, root, self.servers, Arrangement(servers, replicas, away))
         self.stays = broadcast_text(self.ring, why, root) if stays else ""
 
     def go_back(self) -> bool:

@@ -155,9 +155,14 @@ annotations:
 {{- end -}}
 {{- end -}}
 
+{{/* Something if the job has parameter servers, or may turn out to need some (mode=auto). */}}
+{{- define "edl.mayHaveServers" -}}
+{{- if or (eq .Values.mode "auto") (include "edl.servers" .) -}}yes{{- end -}}
+{{- end -}}
+
 {{/* Where the parameter server of an index, which stands for {}, is reached; nothing if there are none. */}}
 {{- define "edl.serverAddress" -}}
-{{- if include "edl.servers" . -}}
+{{- if include "edl.mayHaveServers" . -}}
 {{- $name := printf "%s-ps" (include "edl.fullname" .) -}}
 {{ $name }}-{}.{{ $name }}.{{ .Release.Namespace }}.svc:{{ int .Values.ps.port }}
 {{- end -}}

@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from edl.cli.jobs import JobSnapshot, Phase
+from edl.contract.modes import servers_of
 from edl.text import how_many, plain
 
 PLAIN_WIDTH = 240  # columns where no terminal says how many it has
@@ -59,7 +60,9 @@ def snapshot(job: JobSnapshot) -> None:
         console.print(result(job.data, job.kept, job.model), soft_wrap=True)
         return
     data = clean(job.data)
-    name = f"{data['model']}: " if "model" in data else ""
+    mode = data.get("task", {}).get("mode", "")
+    servers = f", mode={mode}" if servers_of(mode, 0) else ""
+    name = f"{data['model']}{servers}: " if "model" in data else ""
     console.print(f"{name}{data['phase']}, {data['reason']}", soft_wrap=True)
     if data.get("pass") or data.get("records", {}).get("total"):
         console.print(progress_line(data))

@@ -166,7 +166,7 @@ class Config(Section):
     high_priority_workers: Share = Field(json_schema_extra=LIVE | SHARE)
     ttl_seconds_after_finished: Count = Field(ge=-1, json_schema_extra=LIVE)
     active_deadline_seconds: Count = Field(ge=0, json_schema_extra=LIVE)
-    mode: Literal["train", "allreduce", "hybrid", "ps", "evaluate", "predict"]
+    mode: Literal["auto", "train", "allreduce", "hybrid", "ps", "evaluate", "predict"]
     model: Model
     training: Training
     data: Data
@@ -191,8 +191,17 @@ class Config(Section):
         return self.task == modes.TRAIN
 
     @property
+    def is_decided(self) -> bool:
+        """Whether it is known if the job has parameter servers. If not, its first worker finds out."""
+        return self.mode != modes.AUTO
+
+    def decided(self, mode: str) -> Config:
+        """The same, of a job that has become one of this mode."""
+        return self if self.is_decided else self.model_copy(update={"mode": mode})
+
+    @property
     def servers(self) -> int:
-        """How many parameter servers the job has."""
+        """How many parameter servers the job has, as far as that is decided."""
         return modes.servers_of(self.mode, self.ps.servers)
 
     @property
@@ -203,7 +212,8 @@ class Config(Section):
     @property
     def replaces_embeddings(self) -> int:
         """From how many values on an Embedding of Keras becomes one of edl's; 0: none does."""
-        return self.ps.replace_embeddings if self.servers or not self.trains else 0
+        may = self.servers or not self.is_decided or not self.trains
+        return self.ps.replace_embeddings if may else 0
 
     def evaluation_plan(self, steps: Steps, sizes: Mapping[str, int]) -> EvaluationPlan:
         """When the ring evaluates the model, or predicts.
@@ -407,7 +417,10 @@ def unscalable(values: Mapping[str, Any], workers: int) -> list[str]:
 def unscalable_servers(config: Config, servers: int) -> list[str]:
     """Why a running job cannot have so many parameter servers from now on; empty if it can."""
     if not (config.servers and config.trains):
-        return ["ps.servers: cannot scale the servers of this job: it has no parameter servers"]
+        why = "it has no parameter servers"
+        if not config.is_decided:
+            why = "no worker has built its model yet, so it is not known whether it needs any"
+        return [f"ps.servers: cannot scale the servers of this job: {why}"]
     if not 1 <= servers <= MOST_SERVERS:
         return [f"ps.servers is {servers}: expected 1 to {MOST_SERVERS}"]
     return impossible({**flat(config), "ps.servers": servers})
@@ -416,9 +429,11 @@ def unscalable_servers(config: Config, servers: int) -> list[str]:
 def frozen_changes(old: Config, new: Config, ended: bool = False) -> list[str]:
     """The dotted keys that differ and cannot change while a job runs; when it has `ended`, those with which
     it would be another run."""
+    if modes.became(new.mode, old.mode):
+        new = new.decided(old.mode)
     before, after = flat(old), flat(new)
     free = {key for key, extra in _extras(Config) if "live" in extra and not (ended and "result" in extra)}
-    if not (old.servers and old.trains):  # nowhere else are there rows that could be moved
+    if old.is_decided and not (old.servers and old.trains):  # nowhere else are there rows that could be moved
         free.discard("ps.servers")
     return sorted(key for key in before if before[key] != after[key] and key not in free)
 

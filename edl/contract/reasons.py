@@ -71,6 +71,7 @@ class Reason(StrEnum):
 
     # The parameter servers.
     ServerReady = "ServerReady", NORMAL, MINOR
+    ModeDecided = "ModeDecided", NORMAL, MAJOR  # the model needs parameter servers, which start now
     ServersMoved = "ServersMoved", NORMAL, MAJOR  # the rows, to another number of servers
     ServersStay = "ServersStay", WARNING, MAJOR  # the rows could not be moved to another number of servers
     ServerAwaited = "ServerAwaited", WARNING, MAJOR  # the ring waits for one that does not answer

@@ -122,8 +122,8 @@ class Embedding(keras.layers.Layer):
                 )
             raise ValueError(
                 f"layer {self.name!r} has no input_dim, so any number of ids, but its rows are a variable of "
-                "the model here: train it with mode=hybrid (evaluate and predict with what that has saved: "
-                "checkpoint.from), or give it one: "
+                "the model here: train it with mode=auto or mode=hybrid (evaluate and predict with what that "
+                "has saved: checkpoint.from), or give it one: "
                 f"Embedding({self.dim}, input_dim=...)"
             )
         self.built = True

@@ -148,6 +148,9 @@ class ServerProcesses:
         await self._known.wait()
         return self._addresses()
 
+    async def listening(self) -> tuple[str, ...]:
+        return await self.addresses()  # they are known when they do
+
     def _addresses(self) -> tuple[str, ...]:
         """Of those that have listened, up to the first one that has not."""
         return tuple(server.address for server in takewhile(lambda s: s.listened, self._servers))

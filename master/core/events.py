@@ -129,6 +129,14 @@ class Hello:
 
 
 @dataclass(frozen=True, slots=True)
+class Built:
+    """The worker has built its model; what takes longer is still to come. Said where the mode is open."""
+
+    worker: WorkerId
+    tables: int  # as in Ready
+
+
+@dataclass(frozen=True, slots=True)
 class Ready:
     """The worker is initialized: its model is built and traced, its data open."""
 
@@ -139,6 +147,7 @@ class Ready:
     held_out: dict[str, int] = field(default_factory=dict)  # records of each split that the ring evaluates on
     forced: tuple[str, ...] = ()  # values that are others than that was made with, in words
     held: LeftRing | None = None  # the state that a worker before it in its place has left there
+    tables: int = 0  # edl.layers.Embedding of its model whose rows are not in that
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +164,7 @@ class Resume:
     model: str = ""  # as in Ready
     held_out: dict[str, int] = field(default_factory=dict)  # as in Ready
     forced: tuple[str, ...] = ()  # as in Ready
+    tables: int = 0  # as in Ready
 
 
 @dataclass(frozen=True, slots=True)
@@ -454,6 +464,7 @@ class Tick:
 
 WorkerMessage = (
     Hello
+    | Built
     | Ready
     | Resume
     | Leaving
@@ -533,6 +544,13 @@ class Form:
     addresses: tuple[
         str, ...
     ] = ()  # of them, and of those that have rows now; none: as the workers know them
+
+
+@dataclass(frozen=True, slots=True)
+class ModeDecided:
+    """The job, whose mode was left open, has this one from now on: with parameter servers, or without."""
+
+    mode: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -645,6 +663,7 @@ Effect = (
     Create
     | Delete
     | Form
+    | ModeDecided
     | Arranged
     | Leave
     | Cut

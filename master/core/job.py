@@ -216,6 +216,8 @@ class Job(State):
                     self.copies_awaited = max(self.copies_awaited - 1, 0)
                 if w.stopped:  # before it could listen; a container's first process misses its SIGTERM, too
                     self.do(ev.Stop(w.id, f"worker {w.id} is not needed any more"))
+            case ev.Built():
+                self._fits(w, event.tables)
             case ev.Ready():
                 self._on_ready(w, event)
             case ev.Resume():
@@ -325,6 +327,8 @@ class Job(State):
             why = f"worker {w.id} found {found} in the held-out data; the job has {expected}"
             membership.failed(self, w, ev.Failed(w.id, why))
             return False
+        if not self._fits(w, event.tables):
+            return False
         self.model = self.model or event.model
         if self.model != event.model:
             why = (
@@ -337,6 +341,12 @@ class Job(State):
         if self.regroup_at is None:
             self.regroup_at = self.now + self.config.elastic.join_delay_seconds
         return True
+
+    def _fits(self, w: WorkerRecord, tables: int) -> bool:
+        """Whether a model of so many tables is one of the job's mode, which the first one decides."""
+        if why := servers.decide(self, w, tables):
+            membership.failed(self, w, ev.Failed(w.id, why))
+        return not why
 
     def _on_joined(self, w: WorkerRecord, event: ev.JoinedRing) -> None:
         self.pool.change(w, place=UP, has_state=True)

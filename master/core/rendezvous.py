@@ -74,6 +74,9 @@ def form(job: State) -> None:
     if job.config.asynchronous:
         _form_at_servers(job)
         return
+    if job.servers.awaited:
+        _wait(job, "parameter servers are starting")
+        return
     fresh = not job.pool.any(_holds)
     due = job.copies_awaited and job.copies_until > job.now
     if (job.pool.bringing or due) and not job.pool.any(_survives):  # one of them may have the latest state

@@ -1,7 +1,9 @@
-"""Parameter servers that come and go while the job trains: when the ring is formed anew for them.
+"""Parameter servers that come and go while the job trains: when the ring is formed anew for them. And whether
+there are any, where that depends on the model (mode=auto).
 
-The rows are moved while a ring is formed, between two steps, by its root (trainer/servers.py). What is known
-here is which servers are to have them, and what the ring has said who has.
+The first worker that has built the model says how many tables it has, and that decides: once, for all
+workers. The rows are moved while a ring is formed, between two steps, by its root (trainer/servers.py). What
+is known here is which servers are to have them, and what the ring has said who has.
 
 A server that does not answer is waited for by the ring, unless others have its rows: `waits` says so, in all
 modes, to whoever looks at the job.
@@ -9,11 +11,38 @@ modes, to whoever looks at the job.
 
 from __future__ import annotations
 
+from edl.contract import modes
 from edl.contract.reasons import Reason
 from master.core import events as ev
 from master.core.state import Away, State
+from master.core.workers import WorkerRecord
 
 HANGS = "not answering"  # its process is there, as far as is known
+
+
+def decide(job: State, w: WorkerRecord, tables: int) -> str:
+    """The worker has built the model, which has so many tables. Returns why it cannot be in this job; empty:
+    it can."""
+    if job.config.is_decided:
+        return ""  # it was told, and has refused a model that does not fit
+    mode = modes.decided(job.config.mode, tables)
+    if job.mode == modes.AUTO:
+        servers = modes.servers_of(mode, job.config.ps.servers)
+        job.mode, job.servers.awaited = mode, servers > 0
+        if job.servers.awaited:
+            job.notice(
+                Reason.ModeDecided,
+                f"the model has {tables} edl.layers.Embedding: {'its' if tables == 1 else 'their'} rows are "
+                f"on {_servers(servers)} (mode=hybrid; to keep them in the ring: mode=train)",
+            )
+        job.do(ev.ModeDecided(mode))
+    if mode == job.mode:
+        return ""
+    found, others = (str(tables), "none") if tables else ("no", "some")
+    return (
+        f"worker {w.id} found {found} edl.layers.Embedding in the model, and the workers before it found "
+        f"{others} (mode={job.mode}): model() must return the same in each process"
+    )
 
 
 def ready(job: State, event: ev.ServersReady) -> None:
@@ -22,7 +51,9 @@ def ready(job: State, event: ev.ServersReady) -> None:
     before = known.wanted
     known.wanted, known.addresses, known.stay, known.arranged = event.servers, event.addresses, "", 0
     forming = job.ring.running and not job.ring.up
-    if forming and not before:  # for as many as its members know: it may wait for some that have ended
+    if known.awaited:  # the first ones: what there is of a ring, of an earlier master, knows them
+        known.awaited = False
+    elif forming and not before:  # for as many as its members know: it may wait for some that have ended
         known.due = ""
         job.close(_change(known.have, event.servers), planned=False)
     elif known.have == event.servers and not forming:  # another number was wanted in between

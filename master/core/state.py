@@ -103,6 +103,7 @@ class Away:
 class Servers:
     """The parameter servers that are to have the rows, and those that have them."""
 
+    awaited: bool = False  # they start, and no ring is formed before they listen
     wanted: int = 0  # 0: as many as the workers know
     addresses: tuple[str, ...] = ()
     have: int = 0  # 0: nobody has said so
@@ -121,6 +122,7 @@ class State:
 
     def __init__(self, config: Config) -> None:
         self.config = config
+        self.mode: str = config.mode  # or what it has become
         self.target, self.min_size, self.suspended = config.workers, config.min_workers, config.suspend
         self.pool = Pool()
         self.ring = Ring(self.pool)

@@ -55,6 +55,7 @@ def status(
         },
         "task": {
             "kind": job.config.task,
+            "mode": job.mode,
             "epoch": min(task.epochs_done + 1, task.last_epoch) if task else 0,
             "epochs": task.last_epoch if task else job.epochs,
             "step": task.done if task else 0,
@@ -115,6 +116,7 @@ def summary(job: Job) -> dict[str, Any]:
         },
         "task": {
             "kind": job.config.task,
+            "mode": job.mode,
             "epochs_done": task.epochs_done if task else 0,
             "epochs": task.last_epoch if task else job.epochs,
             "steps_done": task.done if task else 0,

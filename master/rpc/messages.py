@@ -23,11 +23,15 @@ def event_of(worker: WorkerId, message: pb.FromWorker) -> ev.Event | ev.Heartbea
     match message.WhichOneof("body"):
         case "hello":
             return hello_of(worker, message.hello)
+        case "built":
+            return ev.Built(worker, message.built.tables)
         case "ready":
             r = message.ready
             held = _out(worker, Generation(0), r.held) if r.HasField("held") else None
             held_out, forced = dict(r.held_out), tuple(r.forced)
-            return ev.Ready(worker, _layout(r.layout), r.model, r.checkpoint, held_out, forced, held)
+            return ev.Ready(
+                worker, _layout(r.layout), r.model, r.checkpoint, held_out, forced, held, r.tables
+            )
         case "resume":
             b = message.resume
             members = tuple(WorkerId(m) for m in b.members)
@@ -35,7 +39,7 @@ def event_of(worker: WorkerId, message: pb.FromWorker) -> ev.Event | ev.Heartbea
             out = (
                 _out(worker, g if b.left else Generation(0), b.left_ring) if b.HasField("left_ring") else None
             )
-            as_in_ready = b.model, dict(b.held_out), tuple(b.forced)
+            as_in_ready = b.model, dict(b.held_out), tuple(b.forced), b.tables
             return ev.Resume(worker, _layout(b.layout), g, members, b.left, b.joined, out, *as_in_ready)
         case "joined_ring":
             joined = message.joined_ring

@@ -139,7 +139,7 @@ def rate(directory: Path, workers: int, *sets: str) -> float:
     module = str(ROOT / "tests/bench/timed_deepfm.py")
     with Training(
         directory, module, SIZES, f"workers={workers}", f"training.batchSize={BATCH}",
-        "training.epochs=100000", *sets,
+        "training.epochs=100000", *(sets or ("mode=train",)),
     ) as job:  # fmt: skip
         found = job.samples_a_second(workers)
     say(f"{workers} workers, {' '.join(sets) or 'ring'}: {found:,.0f} samples/s")

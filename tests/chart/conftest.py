@@ -62,6 +62,11 @@ class Rendered:
     def master(self) -> Object:
         return self.one("Deployment")
 
+    @property
+    def service(self) -> Object:
+        """The master's."""
+        return self.one("Service", self.master["metadata"]["name"])
+
     def pods(self) -> Iterator[tuple[str, Object]]:
         """The spec of every pod that comes of the release."""
         yield "master", self.master["spec"]["template"]["spec"]

@@ -50,7 +50,7 @@ def test_the_objects_are_there_when_asked_for(rendered: dict[str, Rendered]) -> 
     kinds = {o["kind"] for o in rendered[""].objects}
     assert not kinds & {"ServiceMonitor", "PodMonitor", "PrometheusRule"}
     release = rendered["gitops-values.yaml"]
-    monitor, service = release.one("ServiceMonitor"), release.one("Service")
+    monitor, service = release.one("ServiceMonitor"), release.service
     assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
     assert monitor["spec"]["endpoints"][0]["port"] in [p["name"] for p in service["spec"]["ports"]]
     assert monitor["metadata"]["labels"]["release"] == "prometheus"

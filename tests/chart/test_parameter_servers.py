@@ -51,6 +51,19 @@ def test_a_job_that_does_not_train_has_as_many_servers_as_it_says(helm: Helm) ->
     assert replicas("mode=hybrid") == replicas("mode=ps") == 2
 
 
+def test_a_job_that_may_need_servers_begins_with_none_and_its_master_may_have_some_created(
+    helm: Helm,
+) -> None:
+    open_, hybrid = helm.template(), helm.template("mode=hybrid")  # mode=auto
+    assert open_.one("StatefulSet")["spec"]["replicas"] == 0
+    assert open_.one("StatefulSet")["spec"]["template"] == hybrid.one("StatefulSet")["spec"]["template"]
+    for kind in ("Service", "NetworkPolicy", "PodDisruptionBudget"):
+        assert open_.one(kind, "edl-ps") == hybrid.one(kind, "edl-ps")
+    assert open_.master == hybrid.master
+    [rule] = [r for r in open_.one("Role")["rules"] if r["resources"] == ["statefulsets/scale"]]
+    assert (rule["resourceNames"], rule["verbs"]) == ([Names("edl").servers], ["get", "patch"])
+
+
 def test_master_and_servers_agree_on_names_and_numbers(rendered: dict[str, Rendered]) -> None:
     found = rendered[FILE]
     servers, service = found.one("StatefulSet"), found.one("Service", "edl-ps")

@@ -102,7 +102,7 @@ def test_a_name_that_yaml_takes_for_something_else_stays_a_name(
         assert all(isinstance(value, str) for value in meta["labels"].values()), o["kind"]
         assert meta.get("namespace", "2024") == "2024"
         assert meta["labels"]["app.kubernetes.io/instance"] == release
-    assert rendered.one("Service")["spec"]["selector"]["app.kubernetes.io/name"] == release
+    assert rendered.service["spec"]["selector"]["app.kubernetes.io/name"] == release
     for _, spec in rendered.pods():
         assert spec["serviceAccountName"] == release
         [token] = [e for e in spec["containers"][0]["env"] if e["name"] == "EDL_TOKEN"]
@@ -314,7 +314,11 @@ def test_two_jobs_of_one_name_override_keep_apart(helm: Helm, tmp_path: Path) ->
         for d in both.all("Deployment")
     }
     services = {s["metadata"]["name"]: s["metadata"]["labels"] for s in both.all("Service")}
-    assert list(pods) == list(services) == ["job-one-master", "job-two-master"]
+    pods |= {
+        s["metadata"]["name"]: s["spec"]["template"]["metadata"]["labels"] for s in both.all("StatefulSet")
+    }
+    names = ["job-one-master", "job-one-ps", "job-two-master", "job-two-ps"]
+    assert sorted(pods) == sorted(services) == names
     for service in both.all("Service"):
         assert selected(service["spec"]["selector"], pods) == [service["metadata"]["name"]]
     for monitor in both.all("ServiceMonitor"):
@@ -366,7 +370,7 @@ def test_every_template_begins_with_the_defaults_that_an_older_chart_lacks() -> 
     ],
 )
 def test_the_objects_carry_the_releases_name(helm: Helm, release: str, sets: list[str], master: str) -> None:
-    assert helm.template(*sets, release=release).one("Service")["metadata"]["name"] == master
+    assert helm.template(*sets, release=release).service["metadata"]["name"] == master
 
 
 def test_the_names_that_others_rely_on(rendered: dict[str, Rendered]) -> None:
@@ -376,15 +380,19 @@ def test_the_names_that_others_rely_on(rendered: dict[str, Rendered]) -> None:
         "Deployment/edl-master",
         "Lease/edl-master",
         "NetworkPolicy/edl-master",
+        "NetworkPolicy/edl-ps",
         "NetworkPolicy/edl-worker",
         "Pod/edl-test",
+        "PodDisruptionBudget/edl-ps",
         f"PriorityClass/{CLASS}",
         "Role/edl-master",
         "RoleBinding/edl-master",
         "Secret/edl-token",
         "Service/edl-master",
+        "Service/edl-ps",
         "ServiceAccount/edl-master",
         "ServiceAccount/edl-worker",
+        "StatefulSet/edl-ps",
     ]
 
 
@@ -403,7 +411,7 @@ def test_two_releases_live_together(helm: Helm, namespaces: tuple[str, str], oth
             for r in (one, two)
         ]
         assert not keys[0] & keys[1]
-        selectors = [r.one("Service")["spec"]["selector"] for r in (one, two)]
+        selectors = [r.service["spec"]["selector"] for r in (one, two)]
         assert selectors[0] != selectors[1] or namespaces[0] != namespaces[1]
 
 
@@ -427,7 +435,7 @@ def test_a_priority_class_is_of_one_release_and_of_one_value(helm: Helm) -> None
 
 
 def test_a_pods_name_fits_into_its_host_name(helm: Helm) -> None:
-    service = helm.template(release="e" * 53).one("Service")["metadata"]["name"]
+    service = helm.template(release="e" * 53).service["metadata"]["name"]
     assert len(service.removesuffix("-master") + "-worker-1234567890") <= 63
 
 
@@ -437,7 +445,7 @@ def test_a_name_that_no_service_can_have_is_refused_in_words(
 ) -> None:
     with pytest.raises(Refused, match=f'"[^"]*{release}(-edl)?" cannot name the release\'s Service'):
         helm.template(*sets, release=release)
-    assert helm.template("fullnameOverride=fine", release=release).one("Service")
+    assert helm.template("fullnameOverride=fine", release=release).service
 
 
 def test_all_objects_carry_the_recommended_labels(rendered: dict[str, Rendered]) -> None:
@@ -507,7 +515,7 @@ def test_the_workers_pod_needs_only_a_name(rendered: dict[str, Rendered]) -> Non
     assert env["EDL_MASTER"] == "edl-master.default.svc:8500"
     assert env["EDL_RING_INTERFACE"] == "eth0"
     assert "TF_NUM_INTRAOP_THREADS" in env
-    assert rendered[""].one("Service")["spec"]["ports"][0]["port"] == 8500
+    assert rendered[""].service["spec"]["ports"][0]["port"] == 8500
 
 
 @pytest.mark.parametrize(("said", "classes"), [
@@ -593,7 +601,7 @@ def test_one_master_is_soon_made_anew_and_is_never_missing_in_a_rolling_update(
     assert one["replicas"] == 1
     assert one["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
     assert "affinity" not in one["template"]["spec"]
-    assert not rendered[""].all("PodDisruptionBudget")
+    assert [o["metadata"]["name"] for o in rendered[""].all("PodDisruptionBudget")] == ["edl-ps"]
     tolerated = {t["key"]: t for t in one["template"]["spec"]["tolerations"]}
     assert [key.rpartition("/")[2] for key in tolerated] == ["not-ready", "unreachable"]
     assert {t["tolerationSeconds"] for t in tolerated.values()} == {10}
@@ -615,7 +623,7 @@ def test_several_masters_are_on_several_nodes_and_go_one_after_the_other(helm: H
     apart = preferred["podAffinityTerm"]
     assert apart["topologyKey"] == "kubernetes.io/hostname"
     assert apart["labelSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
-    budget = release.one("PodDisruptionBudget")["spec"]
+    budget = release.one("PodDisruptionBudget", "edl-master")["spec"]
     assert budget["maxUnavailable"] == 1
     assert budget["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
     assert "affinity" not in release.worker["spec"]
@@ -740,7 +748,7 @@ def test_the_masters_policy_allows_what_the_releases_own_workers_have(helm: Helm
         helm.template("admissionPolicy.enabled=true", words=("--kube-version", "1.29.0"))
 
 
-def test_one_value_turns_tls_on_and_only_the_master_gets_the_key(helm: Helm) -> None:
+def test_one_value_turns_tls_on_and_only_the_master_and_servers_get_the_key(helm: Helm) -> None:
     without, release = helm.template(), helm.template("tls.existingSecret=certificate")
     ca = {"secretName": "certificate", "items": [{"key": "ca.crt", "path": "ca.crt"}]}
     for pod, spec in release.pods():
@@ -749,14 +757,14 @@ def test_one_value_turns_tls_on_and_only_the_master_gets_the_key(helm: Helm) -> 
         env = {e["name"]: e.get("value") for e in container["env"]}
         [path] = [m["mountPath"] for m in container["volumeMounts"] if m["name"] == "edl-tls"]
         assert path == "/etc/edl/tls"
-        if pod == "master":
+        if pod in ("master", "ps"):
             assert env["EDL_TLS_DIRECTORY"] == path
             assert volumes["edl-tls"]["secret"] == {"secretName": "certificate"}
         else:
             assert env["EDL_TLS_CA"] == f"{path}/ca.crt"
             assert volumes["edl-tls"]["secret"] == ca
-    assert release.one("Service")["spec"]["ports"][0]["appProtocol"] == "https"
-    assert without.one("Service")["spec"]["ports"][0]["appProtocol"] == "kubernetes.io/h2c"
+    assert release.service["spec"]["ports"][0]["appProtocol"] == "https"
+    assert without.service["spec"]["ports"][0]["appProtocol"] == "kubernetes.io/h2c"
     assert "EDL_TLS" not in json.dumps(without.objects)
 
 

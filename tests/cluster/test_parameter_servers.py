@@ -59,7 +59,7 @@ def test_workers_and_servers_are_killed_and_every_row_counts_its_record(
         claim(name, folder, "ReadWriteMany")
     job = Release(namespace, {
         **images.values,
-        "mode": "hybrid", "ps.servers": "2", "ps.resources.requests.cpu": "100m", "workers": "3",
+        "ps.servers": "2", "ps.resources.requests.cpu": "100m", "workers": "3",  # mode=auto, the default
         "model.source": str(ROOT / "tests" / "models" / "obedient_rows.py"),
         "worker.env[0].name": "EDL_COUNTING_RECORDS", "worker.env[0].value": str(RECORDS),
         "training.epochs": str(EPOCHS), "output.existingClaim": "output",
@@ -67,6 +67,7 @@ def test_workers_and_servers_are_killed_and_every_row_counts_its_record(
         "checkpoint.seconds": "2",
     })  # fmt: skip
     job.install()
+    job.told("the model has 1 edl.layers.Embedding", reason=Reason.ModeDecided, seconds=120)
     job.ring_of(3)
 
     # A process that crashes: its log is in the pod, and nothing is lost.

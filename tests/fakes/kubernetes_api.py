@@ -28,6 +28,7 @@ Object = dict[str, Any]
 NAMESPACE = "test"
 KINDS = {
     "pods": "Pod", "configmaps": "ConfigMap", "events": "Event", "leases": "Lease", "secrets": "Secret",
+    "statefulsets": "StatefulSet",
 }  # fmt: skip
 
 
@@ -98,6 +99,8 @@ class KubernetesApi:
         for part in ("log", "exec"):
             path = f"/api/v1/namespaces/{NAMESPACE}/{{resource:pods}}/{{name}}/{part}"
             app.router.add_get(path, self._handle)
+        path = f"/apis/apps/v1/namespaces/{NAMESPACE}/{{resource:statefulsets}}/{{name}}/scale"
+        app.router.add_route("*", path, self._handle)
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await self._runner.setup()
         site = web.TCPSite(self._runner, self.host, self.port, reuse_address=True)

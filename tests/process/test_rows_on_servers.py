@@ -21,6 +21,7 @@ from edl.contract import artifacts
 from edl.contract.reasons import Reason
 from edl.contract.tokens import for_reading
 from edl.serving import Client
+from master import replay
 from tests.evidence import saved_weights
 from tests.process.conftest import Running
 from tests.process.test_saved import A_Job
@@ -96,6 +97,24 @@ async def test_workers_and_servers_are_killed_and_every_record_counts_once(a_job
     assert not folder.exists(), "the logs of a job that has ended were left"
 
 
+async def test_a_job_that_does_not_say_its_mode_has_servers_if_its_model_needs_them(a_job: A_Job) -> None:
+    sets = ("ps.servers=1", "evaluation.epochs=0")  # mode=auto
+    async with a_job(*sets, workers=2, records=RECORDS, epochs=1, model="counting_rows.py") as job:
+        first = await job.ring_of(2)
+        await job.stepping()
+        job.kill(first[0])
+        await job.ring_of(2, without=first[:1])  # the new one is told what was decided
+        await job.stepping()
+        assert "-> 2" in job.master.scale(None, 2)
+        await job.until(lambda: job.job.servers.have == 2 and job.ring)
+        summary = await counted(job)
+    assert summary["task"]["mode"] == "hybrid"
+    [said] = job.noticed(Reason.ModeDecided)
+    assert "1 edl.layers.Embedding: its rows are on 1 parameter server (mode=hybrid" in said
+    assert not job.noticed(Reason.WentBack) and summary["failures"] == []
+    assert replay.main(str(job.output)) == 0
+
+
 async def test_a_server_that_lost_its_log_takes_the_ring_back_to_a_checkpoint(
     a_job: A_Job, tmp_path: Path
 ) -> None:
@@ -164,7 +183,7 @@ async def test_the_status_tells_what_each_server_has(a_job: A_Job) -> None:
 
 
 async def test_a_model_that_needs_servers_says_which_mode(a_job: A_Job) -> None:
-    async with a_job(workers=1, records=200, epochs=1, model="counting_rows.py") as job:
+    async with a_job("mode=train", workers=1, records=200, epochs=1, model="counting_rows.py") as job:
         summary = await job.end()
     assert summary["phase"] == "Failed"
     assert "mode=hybrid" in summary["reason"]

@@ -43,6 +43,9 @@ def trained_once(job: Running, summary: dict[str, Any]) -> None:
     assert summary["records"]["applied"] == 2 * 200
     assert summary["state_losses"] == 0
     assert "exactly once" in audit.audit(job.output)
+    # mode=auto, and nothing in the model needs a server: so there was none.
+    assert (summary["task"]["mode"], job.status["servers"]) == ("train", [])
+    assert not (job.output / artifacts.SERVERS).exists() and not list(job.output.glob("*/ps-*.log"))
 
 
 def loaded(job: Running, summary: dict[str, Any]) -> keras.Model:

@@ -66,6 +66,7 @@ class SessionState:
             model=self._ready.model,
             held_out=self._ready.held_out,
             forced=self._ready.forced,
+            tables=self._ready.tables,
             members=self._members,
             joined=self._up,
             left=self._left,

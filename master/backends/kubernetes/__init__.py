@@ -9,6 +9,7 @@ pod_template     the chart's pod becomes a worker's
 pod_control      pods are created and deleted
 nodes            nodes that seem to be lost
 exit_cause       why a worker ended, judged by its pod
+server_set       how many parameter servers there are to be
 workers          what happens to the workers' pods
 labels           rank and state on the pods
 status           what people see with kubectl: the status ConfigMap
@@ -23,5 +24,8 @@ from master.backends.kubernetes.installed import Installed
 from master.backends.kubernetes.leader_election import LeaderElection
 from master.backends.kubernetes.release import Found, Place
 from master.backends.kubernetes.retry import until_answered
+from master.backends.kubernetes.server_set import ServerSet
 
-__all__ = ["EndedRun", "Found", "Installed", "Kubernetes", "LeaderElection", "Place", "until_answered"]
+__all__ = [
+    "EndedRun", "Found", "Installed", "Kubernetes", "LeaderElection", "Place", "ServerSet", "until_answered",
+]  # fmt: skip
