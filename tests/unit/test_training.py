@@ -115,10 +115,8 @@ def test_the_members_of_a_running_ring_are_told_and_the_ring_stays() -> None:
 
 
 def test_fewer_epochs_end_with_the_epoch_that_has_begun() -> None:
-    story = Story(workers=2, joinDelaySeconds=0.5)
+    story = Story(workers=2, joinDelaySeconds=0.5).running()
     live(story, 5)
-    story.ready(0, 1)
-    story.up()
     story.tell(ev.Progress(Generation(1), 14))
     assert only(live(story, 1), ev.Train).epochs == 1
     assert task(story) == {"kind": "train", "epoch": 2, "epochs": 2, "step": 13, "steps": 20}
