@@ -417,17 +417,23 @@ class Watch:
                     told = await stub.Describe(
                         pb.DescribeRequest(), metadata=metadata, timeout=ANSWER_SECONDS
                     )
-                    server.asked_at = None
-                    back = server.note(told, loop.time())
-                    if self._lags(server, told) or back or server.told_away:
-                        server.told_away = ""
-                        self._emit(ev.ServerAnswers(server.index))
-                    self._looked()
+                    self._answered(server, told, loop.time())
                 except grpc.aio.AioRpcError:
-                    if server.silent_since is None:
-                        server.silent_since = asked
-                    server.pulled = server.busy = 0.0
+                    self._unanswered(server, asked)
                 await asyncio.sleep(LOOK_SECONDS if server.silent_since is None else AGAIN_SECONDS)
+
+    def _answered(self, server: _Server, told: pb.Description, now: float) -> None:
+        server.asked_at = None
+        back = server.note(told, now)
+        if self._lags(server, told) or back or server.told_away:
+            server.told_away = ""
+            self._emit(ev.ServerAnswers(server.index))
+        self._looked()
+
+    def _unanswered(self, server: _Server, asked: float) -> None:
+        if server.silent_since is None:
+            server.silent_since = asked
+        server.pulled = server.busy = 0.0
 
     def _lags(self, server: _Server, told: pb.Description) -> bool:
         """Whether the last ring has gone on without it, though it answers: so it may have hung for a moment
@@ -442,12 +448,14 @@ class Watch:
         """For ever: the core hears of those that do not answer."""
         while True:
             await asyncio.sleep(AGAIN_SECONDS)
-            now = asyncio.get_running_loop().time()
-            for server in self._servers:
-                seconds = server.away_for(now)
-                if seconds >= AWAY_SECONDS and server.told_away != server.does:
-                    server.told_away = server.does
-                    self._emit(ev.ServerAway(server.index, seconds, server.does))
+            self._tell_of_silent(asyncio.get_running_loop().time())
+
+    def _tell_of_silent(self, now: float) -> None:
+        for server in self._servers:
+            seconds = server.away_for(now)
+            if seconds >= AWAY_SECONDS and server.told_away != server.does:
+                server.told_away = server.does
+                self._emit(ev.ServerAway(server.index, seconds, server.does))
 
 
 def _in_numbers(told: pb.Description) -> dict[str, Any]:

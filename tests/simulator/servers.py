@@ -353,10 +353,7 @@ class SimWatch(Watch):
     def _hears(self, server: Any, answer: bytes | Failed, asked: float) -> None:
         now = self._places.clock.now
         if isinstance(answer, Failed):
-            server.silent_since = asked if server.silent_since is None else server.silent_since
-            server.pulled = server.busy = 0.0
+            self._unanswered(server, asked)
         else:
-            if server.note(pb.Description.FromString(answer), now):
-                self._emit(ev.ServerAnswers(server.index))
-            self._tell(server, "")
-            self._looked()
+            self._answered(server, pb.Description.FromString(answer), now)
+        self._tell_of_silent(now)

@@ -36,7 +36,7 @@ def ended(story: Story) -> str:
 
 def test_a_member_that_has_made_a_step_proves_the_one_before_it() -> None:
     story = Story(workers=2, joinDelaySeconds=0.5).running()
-    assert task(story) == {"kind": "train", "epoch": 1, "epochs": 1, "step": 0, "steps": 10}
+    assert task(story) == {"kind": "train", "mode": "train", "epoch": 1, "epochs": 1, "step": 0, "steps": 10}
     story.tell(ev.Progress(Generation(1), 5))
     assert task(story)["step"] == 4
     story.tell(ev.Progress(Generation(1), 3))
@@ -98,7 +98,14 @@ def test_more_epochs_before_the_ring_are_in_the_order_to_form_it() -> None:
 def test_before_anybody_has_counted_the_records_the_status_has_the_epochs_alone() -> None:
     story = Story(workers=1)
     live(story, 3)
-    assert task(story) == {"kind": "train", "epoch": 0, "epochs": 3, "step": 0, "steps": None}
+    assert task(story) == {
+        "kind": "train",
+        "mode": "train",
+        "epoch": 0,
+        "epochs": 3,
+        "step": 0,
+        "steps": None,
+    }
 
 
 def test_the_members_of_a_running_ring_are_told_and_the_ring_stays() -> None:
@@ -119,7 +126,7 @@ def test_fewer_epochs_end_with_the_epoch_that_has_begun() -> None:
     live(story, 5)
     story.tell(ev.Progress(Generation(1), 14))
     assert only(live(story, 1), ev.Train).epochs == 1
-    assert task(story) == {"kind": "train", "epoch": 2, "epochs": 2, "step": 13, "steps": 20}
+    assert task(story) == {"kind": "train", "mode": "train", "epoch": 2, "epochs": 2, "step": 13, "steps": 20}
     only(story.out(0, 1, step=20, digest="d"), ev.Export)
     assert ended(story) == "every record of 2 epochs is applied exactly once"
 
@@ -200,7 +207,7 @@ def test_no_records_are_no_steps_however_many_epochs() -> None:
     story = Story(workers=1, records=0)
     live(story, 7)
     only(story.ready(0), ev.Export)
-    assert task(story) == {"kind": "train", "epoch": 7, "epochs": 7, "step": 0, "steps": 0}
+    assert task(story) == {"kind": "train", "mode": "train", "epoch": 7, "epochs": 7, "step": 0, "steps": 0}
     assert ended(story) == "every record of 7 epochs is applied exactly once"
 
 
