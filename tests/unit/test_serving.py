@@ -299,6 +299,7 @@ async def test_what_cannot_be_answered_is_told_in_words(job: Job, client: Client
 
 async def test_a_server_without_rows_is_waited_for_and_not_taken_at_its_word(job: Job) -> None:
     with Client(job.addresses, "token", timeout=2.0) as hasty:
+        await refusal(lambda: hasty.rows("words", [1]))  # it may take as long to connect to all of them
         assert "parameter server 0" in (text := await refusal(lambda: hasty.rows("words", [1])))
         assert "has no rows yet" in text and "waited for 2 s" in text
     with Client(job.addresses, "token", SECONDS) as patient:
