@@ -21,7 +21,7 @@ from edl.contract import artifacts
 from edl.contract.reasons import Reason
 from tests.evidence import saved_weights
 from tests.process.conftest import Running
-from tests.process.test_rows_on_servers import counted, kill_server, started
+from tests.process.test_rows_on_servers import counted, kill_server, lose_log, started
 from tests.process.test_saved import A_Job
 from tests.rows import saved_rows
 
@@ -33,9 +33,7 @@ FAULTS = 4
 
 async def lose_server(job: Running, index: int) -> None:
     """Kill it, with all that it remembers, and wait for the one that takes its place."""
-    before = await job.until(lambda: started(job, index))
-    os.kill(before, signal.SIGSTOP)  # it writes nothing more
-    shutil.rmtree(job.output / artifacts.SERVERS / f"log-{index}")
+    before = await lose_log(job, index)
     os.kill(before, signal.SIGKILL)
     await job.until(lambda: started(job, index) not in (0, before))
 

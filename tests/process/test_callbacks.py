@@ -28,7 +28,12 @@ async def test_a_job_is_stopped_early_with_the_best_weights_though_its_root_died
 ) -> None:
     monkeypatch.syspath_prepend(str(MODELS))
     async with a_job(
-        "training.batchSize=100", "data.shuffle=false", workers=2, epochs=EPOCHS, model="called.py"
+        "training.batchSize=100",
+        "data.shuffle=false",
+        "minWorkers=2",
+        workers=2,
+        epochs=EPOCHS,
+        model="called.py",
     ) as job:
         job.give("die")
         await job.until(lambda: job.gone(0))

@@ -45,10 +45,21 @@ async def kill_server(job: Running, index: int) -> None:
     await job.until(lambda: started(job, index) not in (0, before))
 
 
-async def lose_log(job: Running, index: int) -> None:
-    """Of a server that is killed next: it writes nothing meanwhile."""
-    os.kill(await job.until(lambda: started(job, index)), signal.SIGSTOP)
+async def lose_log(job: Running, index: int) -> int:
+    """Of a server that is killed next: it writes nothing meanwhile. Returns its process."""
+    pid = int(await job.until(lambda: started(job, index)))
+    os.kill(pid, signal.SIGSTOP)
+    await job.until(lambda: stands_still(pid))
     shutil.rmtree(job.output / artifacts.SERVERS / f"log-{index}")
+    return pid
+
+
+def stands_still(pid: int) -> bool:
+    """Whether all of its threads have taken notice of a SIGSTOP: one ends its call of the kernel before."""
+    states = [
+        task.read_text().rpartition(")")[2].split()[0] for task in Path(f"/proc/{pid}/task").glob("*/stat")
+    ]
+    return all(state == "T" for state in states)
 
 
 async def counted(job: Running) -> dict[str, Any]:

@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
 import signal
 from pathlib import Path
 
 import pytest
 
-from edl.contract import artifacts
 from edl.contract.reasons import Reason
 from edl.errors import ConfigError
 from tests.process.conftest import Running
-from tests.process.test_rows_on_servers import EPOCHS, RECORDS, counted, started
+from tests.process.test_rows_on_servers import EPOCHS, RECORDS, counted, lose_log, started
 from tests.process.test_saved import A_Job
 
 pytestmark = pytest.mark.process
@@ -87,10 +85,6 @@ async def test_all_weights_move_while_steps_are_made_in_any_order_and_servers_ar
     assert [text.split(",")[0] for text in job.noticed(Reason.ServersMoved)] == said
 
 
-def lose_log(job: Running, index: int) -> None:
-    shutil.rmtree(job.output / artifacts.SERVERS / f"log-{index}")
-
-
 async def process(job: Running, index: int) -> int:
     """Of a server that listens."""
     return int(await job.until(lambda: started(job, index)))
@@ -110,11 +104,11 @@ async def test_with_a_second_copy_a_server_that_is_killed_or_hangs_is_done_witho
         members = await job.ring_of(2)
         await job.until(lambda: job.status["checkpoint"]["step"] >= 5)
         for what, index in faults:
-            pid = await process(job, index)
-            os.kill(pid, signal.SIGSTOP)
             if what == "killed":
-                lose_log(job, index)  # which it does not write meanwhile
-                os.kill(pid, signal.SIGKILL)
+                os.kill(await lose_log(job, index), signal.SIGKILL)
+            else:
+                pid = await process(job, index)
+                os.kill(pid, signal.SIGSTOP)
             await job.until(lambda index=index: job.job.servers.out == (index,) and job.ring)
             if what == "hangs":
                 await job.stepping()  # without it
@@ -126,12 +120,8 @@ async def test_with_a_second_copy_a_server_that_is_killed_or_hangs_is_done_witho
         await job.ring_of(2, without=members[:1])
         assert not job.noticed(Reason.WentBack), "one copy is enough"
         assert len(job.noticed(Reason.ServerOut)) == 3
-        both = [await process(job, index) for index in (0, 1)]
-        for number in (signal.SIGSTOP, signal.SIGKILL):
-            for index, pid in enumerate(both):
-                if number == signal.SIGKILL:
-                    lose_log(job, index)
-                os.kill(pid, number)
+        for pid in [await lose_log(job, index) for index in (0, 1)]:
+            os.kill(pid, signal.SIGKILL)
         await job.until(lambda: job.noticed(Reason.WentBack))
         await counted(job)
     assert all("step 0:" not in text for text in job.noticed(Reason.WentBack))
