@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -290,7 +291,7 @@ async def test_what_cannot_be_answered_is_told_in_words(job: Job, client: Client
     assert "expected the mark" in await refusal(lambda: client.changed("words", "yesterday"))
     with Client(job.addresses, "wrong") as stranger:
         text = await refusal(lambda: stranger.rows("words", [1]))
-    assert "parameter server 0 (127.0.0.1" in text and "token is missing or wrong" in text
+    assert re.search(r"parameter server \d \(127.0.0.1", text) and "token is missing or wrong" in text
     with Client([*job.addresses, job.addresses[0]], "token") as confused:
         assert "expected the addresses of all, in the order" in await refusal(confused.tables)
     with pytest.raises(EdlError, match="expected those of all servers"):
@@ -300,8 +301,8 @@ async def test_what_cannot_be_answered_is_told_in_words(job: Job, client: Client
 async def test_a_server_without_rows_is_waited_for_and_not_taken_at_its_word(job: Job) -> None:
     with Client(job.addresses, "token", timeout=2.0) as hasty:
         await refusal(lambda: hasty.rows("words", [1]))  # it may take as long to connect to all of them
-        assert "parameter server 0" in (text := await refusal(lambda: hasty.rows("words", [1])))
-        assert "has no rows yet" in text and "waited for 2 s" in text
+        text = await refusal(lambda: hasty.rows("words", [1]))
+        assert re.search(r"parameter server \d .*has no rows yet", text) and "waited for 2 s" in text
     with Client(job.addresses, "token", SECONDS) as patient:
         reading = asyncio.ensure_future(away(lambda: patient.rows("words", [1])))
         await job.all("Declare", COUNTS)  # it knows its tables, and is not at any step yet
