@@ -242,7 +242,7 @@ def test_rows_of_another_length_or_name_are_refused_by_name(trained: KerasLearne
         start.check()
     with pytest.raises(ValueError, match=r"'users' has no input_dim, and .* \(it has rows of: 'counts'\)"):
         frozen(tmp_path, lambda: build(name="users"))
-    with pytest.raises(ValueError, match="train it with mode=hybrid"):
+    with pytest.raises(ValueError, match="train it with mode=auto or mode=hybrid"):
         build()
 
 
