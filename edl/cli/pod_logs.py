@@ -149,8 +149,8 @@ class _PodLog:
                 raise
 
     async def rest(self) -> AsyncGenerator[str, None]:
-        """New lines up to now. A node may refuse the log of a container that is just ending, so the request is
-        repeated. If it still fails, a message says that the end of the log is missing."""
+        """New lines up to now. A node may refuse the log of a container that is just ending, so the request
+        is repeated. If it still fails, a message says that the end of the log is missing."""
         backoff = Backoff(self._api.pace.first_pause, self._api.pace.most_pause)
         for attempt in range(ATTEMPTS):
             try:
