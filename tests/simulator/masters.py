@@ -5,7 +5,8 @@ of each worker; they meet on a simulated network and a simulated API. Beside the
 
 - who speaks to a worker has the greatest term of all who have acted so far;
 - no worker obeys an older master after a newer one;
-- no ring comes up under an older master after one came up under a newer one.
+- no ring comes up under an older master after one came up under a newer one. A ring of one asks nobody: an
+  order that an older master gave in time may be done late, and the newer one gives that worker up.
 """
 
 from __future__ import annotations
@@ -255,10 +256,10 @@ class MasterProcess:
             adopting.cancel()
             return
         found, born, follow = adopting.result()
-        within = world.silence if self.candidate.followed else 10.0
-        self.candidate.followed = False
+        prompt = tuple(map(WorkerId, sorted(self.candidate.take_witnesses())))
         spec = JobSpec(world.values, world.config)
-        master = loop.Master(spec, RUN, adopted=ev.Adopted(found, born, within))
+        adopted = ev.Adopted(found, born, prompt=prompt, prompt_seconds=world.silence)
+        master = loop.Master(spec, RUN, adopted=adopted)
         term = Term(self.masters, self.process, election.term, master)
         self.masters.acts(term)
         for event in news:
@@ -556,7 +557,7 @@ class Crew(Fleet):
             (term, form.generation, str(other)) in self.streams[m].found
             for m in members for other in members if other != m
         )  # fmt: skip
-        if met:
+        if met and len(members) > 1:
             masters = self.world.master
             assert term >= masters.ring_term, (
                 f"a ring comes up in term {term}, after one in {masters.ring_term}"
