@@ -256,19 +256,23 @@ class ReleaseMaster:
         self._master = master
         over = asyncio.create_task(self._candidate.until(run.another))
         over.add_done_callback(lambda _: master.abandon())
+        of_chart = ServerSet(self._api, self._place, master.emit)
         try:
             token = token_for(self._output)
             await serve(
                 master, self._output, self._listen, token, lambda _: backend, reached_at=self._host,
-                authority=self._candidate.election, servers=self._servers(installed, master, wanted),
+                authority=self._candidate.election,
+                servers=self._servers(installed, master, wanted, of_chart),
             )  # fmt: skip
         finally:
             over.cancel()
             self._master = None
+            await of_chart.close()
 
-    def _servers(self, installed: Installed, master: Master, wanted: Wanted) -> ParameterServers:
+    def _servers(
+        self, installed: Installed, master: Master, wanted: Wanted, of_chart: ServerSet
+    ) -> ParameterServers:
         """Those of the chart."""
-        of_chart = ServerSet(self._api, self._place, master.emit)
         left_open = isinstance(wanted, JobSpec) and not wanted.config.is_decided
         another_run = installed.left.run_id not in ("", master.run_id)
 

@@ -92,7 +92,7 @@ class KubernetesApi:
 
     async def up(self) -> None:
         app = web.Application()
-        for group in ("/api/v1", "/apis/coordination.k8s.io/v1"):
+        for group in ("/api/v1", "/apis/coordination.k8s.io/v1", "/apis/apps/v1"):
             path = f"{group}/namespaces/{NAMESPACE}/{{resource}}"
             app.router.add_route("*", path, self._handle)
             app.router.add_route("*", f"{path}/{{name}}", self._handle)
