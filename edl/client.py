@@ -16,8 +16,6 @@ from edl.contract.proto import edl_pb2_grpc as rpc
 from edl.errors import EdlError, MasterUnavailable, Unauthenticated
 
 TIMEOUT_SECONDS = 5.0
-# A master is on this machine or in this cluster: no proxy of the environment is the way to it.
-OPTIONS = (("grpc.enable_http_proxy", 0),)
 UNAVAILABLE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
@@ -32,7 +30,7 @@ class Client:
 
     def __init__(self, contact: artifacts.Contact):
         self._address, self._ca = contact.address, contact.ca
-        self._stub = rpc.MasterStub(tls.channel(contact.address, contact.ca, OPTIONS))
+        self._stub = rpc.MasterStub(tls.channel(contact.address, contact.ca))
         self._metadata = (("authorization", f"Bearer {contact.token}"),)
 
     def status(self) -> dict[str, Any]:

@@ -27,6 +27,17 @@ AUTHORITY = "EDL_TLS_CA"  # in that of workers, commands and readers: the file c
 CERTIFICATE, KEY, CA = "tls.crt", "tls.key", "ca.crt"
 TRIAL_SECONDS = 3.0
 MOST_ROUNDS = 10  # of a handshake
+# Of every channel. Whom a job's processes call is on this machine or in this cluster: no proxy of the
+# environment is the way there. Whoever comes back may be at another address: resolve the name anew, and don't
+# wait long to try. By default an attempt may last 20 s: one to the address of a pod that has just gone then
+# hangs so long, though its successor listens.
+CALLS = (
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.dns_min_time_between_resolutions_ms", 500),
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 2_000),  # for one attempt: a machine that is busy may need long for it
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+)
 
 
 def authority() -> str:
@@ -35,22 +46,25 @@ def authority() -> str:
     return os.environ.get(AUTHORITY, "") or (str(Path(folder).absolute() / CA) if folder else "")
 
 
-def channel(address: str, ca: str, options: Sequence[tuple[str, Any]]) -> grpc.Channel:
+def channel(address: str, ca: str, options: Sequence[tuple[str, Any]] = ()) -> grpc.Channel:
     """A connection to a master or a parameter server.
 
     Args:
         ca: what `authority` says.
+        options: beside those of every channel.
 
     Raises:
         EdlError: that file cannot be read.
     """
+    options = [*CALLS, *options]
     if not ca:
         return grpc.insecure_channel(address, options=options)
     return grpc.secure_channel(address, _credentials(ca), options=options)
 
 
-def aio_channel(address: str, options: Sequence[tuple[str, Any]]) -> grpc.aio.Channel:
+def aio_channel(address: str, options: Sequence[tuple[str, Any]] = ()) -> grpc.aio.Channel:
     """The same for asyncio, by the environment's `authority`. Raises: EdlError."""
+    options = [*CALLS, *options]
     if not (ca := authority()):
         return grpc.aio.insecure_channel(address, options=options)
     return grpc.aio.secure_channel(address, _credentials(ca), options=options)

@@ -28,11 +28,6 @@ AGAIN_SECONDS = 0.25  # between two to one that did not answer
 MOST_PAUSE_SECONDS = 30.0  # between two that it does not answer
 ANSWER_SECONDS = 3.0
 AWAY_SECONDS = 1.0  # without an answer, after which the core is told
-OPTIONS = (
-    ("grpc.enable_http_proxy", 0),
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1_000),
-)
 STARTING, RUNNING, SILENT = "starting", "running", "silent"  # a server's states, for people
 RESTARTING = "restarting"
 
@@ -85,7 +80,7 @@ async def end(addresses: Sequence[str], token: Callable[[], str], run_id: str) -
 
     async def one(address: str) -> None:
         pause = LOOK_SECONDS
-        async with tls.aio_channel(address, OPTIONS) as channel:
+        async with tls.aio_channel(address) as channel:
             stub = rpc.ParameterServerStub(channel)
             while True:
                 metadata = (("authorization", f"Bearer {token()}"),)
@@ -408,7 +403,7 @@ class Watch:
     async def _ask(self, server: _Server) -> None:
         """For ever."""
         loop = asyncio.get_running_loop()
-        async with tls.aio_channel(server.address, OPTIONS) as channel:
+        async with tls.aio_channel(server.address) as channel:
             stub = rpc.ParameterServerStub(channel)
             while True:
                 server.asked_at = asked = loop.time()

@@ -20,16 +20,10 @@ IDS, VALUES = np.dtype("<i8"), np.dtype("<f4")
 OPTIONS = [  # of a channel to a server
     ("grpc.max_receive_message_length", -1),  # as many rows as a batch has
     ("grpc.max_send_message_length", -1),
-    ("grpc.enable_http_proxy", 0),  # servers are on this machine or in this cluster
     # One whose node is lost, or that is stopped, says nothing more: ask, so that the call fails.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.http2.max_pings_without_data", 0),
-    # One that comes back may be at another address: resolve the name anew, and don't wait long to try.
-    ("grpc.dns_min_time_between_resolutions_ms", 500),
-    ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 1_000),  # for one attempt: a machine that is busy may need long for it
-    ("grpc.max_reconnect_backoff_ms", 1_000),
 ]
 
 

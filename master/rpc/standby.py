@@ -40,6 +40,7 @@ class StandbyServer(rpc.MasterServicer, rpc.StandbyServicer):
     ):
         self._listener, self._changed, self._vouch = listener, changed, vouch
         self._words: dict[object, pb.Word] = {}  # by stream
+        self._witnesses: set[int] = set()
         self._over = asyncio.Event()
         self._term = 0
 
@@ -58,6 +59,11 @@ class StandbyServer(rpc.MasterServicer, rpc.StandbyServicer):
     def lost(self, term: int) -> list[int]:
         """The workers that have lost the master of this term."""
         return sorted({word.worker for word in self._words.values() if word.lost and word.term == term})
+
+    @property
+    def witnesses(self) -> frozenset[int]:
+        """The workers that have said a word here."""
+        return frozenset(self._witnesses)
 
     async def close(self, term: int = 0) -> None:
         """Free the address.
@@ -79,6 +85,7 @@ class StandbyServer(rpc.MasterServicer, rpc.StandbyServicer):
             with contextlib.suppress(grpc.aio.AioRpcError, asyncio.CancelledError):
                 async for word in requests:
                     self._words[stream] = word
+                    self._witnesses.add(word.worker)
                     self._changed()
 
         hearing = asyncio.create_task(hear())
@@ -126,7 +133,7 @@ async def vouches(
         host: for which its certificate is.
         connect: makes a channel to host:port.
     """
-    options = [*OPTIONS, ("grpc.enable_http_proxy", 0), ("grpc.ssl_target_name_override", host)]
+    options = [*OPTIONS, ("grpc.ssl_target_name_override", host)]
     metadata = (("authorization", f"Bearer {token}"),)
     try:
         async with connect(address, options) as channel:

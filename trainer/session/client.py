@@ -41,14 +41,9 @@ from trainer.session.state import Session
 OPTIONS = [
     ("grpc.max_receive_message_length", 64 << 20),
     ("grpc.max_send_message_length", 64 << 20),
-    ("grpc.enable_http_proxy", 0),  # the master is on this machine or in this cluster
     # A master whose node is lost says nothing more: ask, so that a new one is looked for.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
-    # A new master may be at another address: resolve the name anew, and don't wait long to try.
-    ("grpc.dns_min_time_between_resolutions_ms", 500),
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1_000),
 ]
 AGAIN_SECONDS = 0.5
 # How a stream ends that a master has meant to end; with any other, it is the connection that broke.
