@@ -52,7 +52,8 @@ class Candidate:
         self._api, self._place, self._ask, self._clock = api, place, ask, clock
         self._listener, self._listen, self._prepare, self._act = listener, listen, prepare, act
         self._leaving = asyncio.Event()
-        self.stands_by = self.followed = False  # now; before it acted
+        self.stands_by = False
+        self._witnesses: frozenset[int] = frozenset()
         self.election = self._new()
 
     def _new(self) -> LeaderElection:
@@ -62,6 +63,11 @@ class Candidate:
     def leave(self) -> None:
         """This process is to end."""
         self._leaving.set()
+
+    def take_witnesses(self) -> frozenset[int]:
+        """The workers that reached this master while it stood by; asked once in a term."""
+        witnesses, self._witnesses = self._witnesses, frozenset()
+        return witnesses
 
     async def run(self) -> None:
         """Until `leave`.
@@ -107,12 +113,13 @@ class Candidate:
         await self._prepare()
         server = StandbyServer(self._listener(), election.wake, election.vouch)
         await server.start(self._listen)
-        self.stands_by = self.followed = True
+        self.stands_by = True
         log.info(f"this master ({election.holder}) stands by")
         try:
             await until_answered(pace, lambda: election.stand_by(server.lost))
         finally:
             self.stands_by = False
+            self._witnesses = server.witnesses
             await server.close(election.term)
 
     async def until(self, happens: asyncio.Event) -> None:

@@ -28,7 +28,7 @@ from typing import Any, TypeAlias
 import structlog
 
 import edl
-from edl.contract.ids import RunId
+from edl.contract.ids import RunId, WorkerId
 from edl.contract.modes import MOST_SERVERS
 from edl.contract.phases import Phase
 from edl.contract.tokens import Tokens
@@ -240,10 +240,12 @@ class ReleaseMaster:
                 await self._train(installed, next_run, wanted)
 
     async def _train(self, installed: Installed, todo: Train, wanted: Wanted) -> None:
-        adopted = todo.adopted
-        if self._candidate.followed:  # it was there to see which workers reach a master
-            adopted = replace(adopted, within_seconds=todo.spec.config.elastic.heartbeat_timeout_seconds)
-            self._candidate.followed = False
+        # Whoever has reached this master before it acted does so at once; others look for it first.
+        adopted = replace(
+            todo.adopted,
+            prompt=tuple(WorkerId(worker) for worker in sorted(self._candidate.take_witnesses())),
+            prompt_seconds=todo.spec.config.elastic.heartbeat_timeout_seconds,
+        )
         if installed.left.run_id == todo.run_id and (began := installed.left.started_at):
             since = max(0.0, time.time() - began)
             adopted = replace(adopted, active_seconds=since, began_with=installed.left.began_with)

@@ -114,6 +114,8 @@ class Adopted:
     active_seconds: float = 0.0  # since the job has begun, as far as is known
     safe: int = 0  # steps that all in its last ring had, as far as is known
     began_with: str = ""  # WarmStarted.text, where the job has begun with another training's state
+    prompt: tuple[WorkerId, ...] = ()  # they have reached this master before it acted, and are back sooner
+    prompt_seconds: float = 10.0  # they are
 
 
 # --- events: from the workers' streams

@@ -28,22 +28,33 @@ class Failover:
     def __init__(self, pool: Pool, ring: Ring, startup_timeout_seconds: float) -> None:
         self._pool, self._ring, self._startup_timeout_seconds = pool, ring, startup_timeout_seconds
         self.until: float | None = None  # None: no worker is awaited
-        self._within_seconds = 0.0  # they come back
+        self._within_seconds = self._prompt_seconds = 0.0  # they come back
+        self._prompt: frozenset[WorkerId] = frozenset()  # those who need no more than the latter
+        self._prompt_until = 0.0
         self._awaited: set[WorkerId] = set()  # of the newest ring; while none is known, all
 
     def begin(self, adopted: ev.Adopted, now: float) -> list[WorkerRecord]:
         """The workers that may live are known from now on."""
         self._pool.next_id = max(self._pool.next_id, adopted.next_id)
         found = [self._pool.adopt(worker, handle, now) for worker, handle in adopted.workers]
-        self._within_seconds = adopted.within_seconds
+        self._within_seconds, self._prompt_seconds = adopted.within_seconds, adopted.prompt_seconds
+        self._prompt = frozenset(adopted.prompt)
         if found:
-            self.until = now + adopted.within_seconds
-        self._awaited = {w.id for w in found if w.expected}
+            self._wait(now)
+        self._await({w.id for w in found if w.expected})
         return found
+
+    def _wait(self, now: float) -> None:
+        self.until, self._prompt_until = now + self._within_seconds, now + self._prompt_seconds
+
+    def _await(self, workers: set[WorkerId]) -> None:
+        self._awaited = workers
+        if self.until is not None and workers <= self._prompt:
+            self.until = min(self.until, self._prompt_until)
 
     def awaits_no_longer(self, w: WorkerRecord) -> None:
         """It has told its present state; or it has none to tell, or is gone."""
-        self._awaited.discard(w.id)
+        self._await(self._awaited - {w.id})
 
     def place(self, w: WorkerRecord, back: ev.Resume, now: float) -> list[WorkerRecord]:
         """Put a worker that is back where it says it is. Returns whom the earlier master had given up:
@@ -64,8 +75,8 @@ class Failover:
                 self._pool.change(old, place=OUT)
             self._ring.learn(back.generation, back.members, now)
             if self.until is None:  # nobody had told of it: it is to be left like one that was known in time
-                self.until = now + self._within_seconds
-            self._awaited = {m for m in back.members if (o := self._pool.get(m)) is not None and o.expected}
+                self._wait(now)
+            self._await({m for m in back.members if (o := self._pool.get(m)) is not None and o.expected})
         self._pool.change(w, place=OUT if back.left else UP if back.joined else IN)
         return outdated
 

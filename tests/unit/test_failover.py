@@ -12,7 +12,7 @@ from master.core import view
 from master.core.job import Job
 
 DATA = Layout(100)
-FAILOVER_SECONDS = ev.Adopted((), 0).within_seconds
+FAILOVER_SECONDS, PROMPT_SECONDS = 10.0, 3.0
 
 
 class NewMaster:
@@ -20,7 +20,7 @@ class NewMaster:
 
     def __init__(
         self, *adopted: int, next_id: int = 0, pending: tuple[int, ...] = (), workers: int = 3, safe: int = 0,
-        balance: str = "even", began_with: str = "",
+        balance: str = "even", began_with: str = "", prompt: tuple[int, ...] = (),
     ):  # fmt: skip
         overrides = {
             "workers": workers, "training": {"epochs": 1, "batchSize": 10, "balance": balance},
@@ -29,7 +29,8 @@ class NewMaster:
         self.job = Job(config.parse(values.merge(values.defaults(), overrides)))
         self.now = 100.0
         known = [(WorkerId(w), f"pod-{w}") for w in adopted] + [(WorkerId(w), "") for w in pending]
-        self.tell(ev.Adopted(tuple(known), next_id, safe=safe, began_with=began_with))
+        near = tuple(map(WorkerId, prompt))
+        self.tell(ev.Adopted(tuple(known), next_id, 10.0, 0.0, safe, began_with, near, PROMPT_SECONDS))
         self.first = self.tell(ev.Begin())
 
     def tell(self, *events: ev.Event, after: float = 0.01) -> list[ev.Effect]:
@@ -121,6 +122,23 @@ def test_a_member_that_does_not_come_back_is_given_up_and_the_ring_cut() -> None
     assert form.members == (0, 2)
     (create,) = of(new.tell(ev.Tick(), after=1.0), ev.Create)
     assert create.worker == 3, "ids go on"
+
+
+def test_a_member_that_this_master_has_heard_before_is_given_up_sooner_than_one_that_must_look_for_it() -> (
+    None
+):
+    new = NewMaster(0, 1, 2, 3, next_id=4, prompt=(0, 1))
+    assert not of(new.tell(ev.Tick(), after=PROMPT_SECONDS), ev.Cut), (
+        "no ring is known: worker 3 may be in it"
+    )
+    new.back(0)
+    assert not of(new.tell(ev.Tick(), after=PROMPT_SECONDS), ev.Cut), "worker 2 looks for its master"
+    effects = new.back(2)
+    assert of(effects, ev.Cut) == [ev.Cut(Generation(7), (0, 2))]
+    late = NewMaster(0, 1, 2, next_id=3, prompt=(0, 1))
+    late.back(0)
+    late.back(1)
+    assert of(late.tell(ev.Tick(), after=FAILOVER_SECONDS), ev.Cut) == [ev.Cut(Generation(7), (0, 1))]
 
 
 def test_a_member_whose_pod_is_gone_is_not_waited_for() -> None:
