@@ -36,7 +36,7 @@ setup(
         # The trained model as ONNX: export.formats and `edl export` (docs/export.md).
         "onnx": ["onnx>=1.23", "onnxruntime>=1.32", "tf2onnx>=1.17"],
         # Parameter servers, in the image of the master.
-        "ps": ["numba>=0.62", "numpy>=2.4"],
+        "ps": ["numba>=0.62", "numpy>=2.4", "xxhash>=3.6"],
         "worker": [
             "cloudpickle>=3",  # Horovod imports it
             "keras>=3.15",

@@ -11,7 +11,7 @@
     taking         which steps count, and who makes which, in any order: pure
     table          the rows of one table
     optimizers  initializers
-    native  checksum  compiled   what Numba compiles
+    native  compiled   what Numba compiles
 
 Promise: a server that was killed comes back where it was, or says that it cannot. Nothing here imports
 TensorFlow or Keras.

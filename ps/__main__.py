@@ -46,7 +46,7 @@ def main(argv: list[str] | None = None) -> int:
     _log_at(args.log_level)
     try:
         if args.compile:
-            from ps import checksum, native  # noqa: F401
+            from ps import native  # noqa: F401
 
             return 0
         if args.log_dir is None:

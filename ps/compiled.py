@@ -49,8 +49,6 @@ from numba.np.arrayobj import make_array  # noqa: E402
 
 IDS = types.Array(types.int64, 1, "C", readonly=True, aligned=False)
 VALUES = types.Array(types.float32, 1, "C", readonly=True, aligned=False)
-WORDS = types.Array(types.uint64, 1, "C", readonly=True, aligned=False)
-BYTES = types.Array(types.uint8, 1, "C", readonly=True)
 
 
 @intrinsic

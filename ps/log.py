@@ -6,7 +6,7 @@ reads the base and then all records from that segment on is where the server was
 
 A record is 16 bytes and the data: what it is, what was decided about it, and then, as it came, what the
 server was told. The 16 bytes: the length of the data, that of what comes before what was told, a checksum
-(XXH64 of what was told, begun with the CRC-32 of what comes before it), and the CRC-32 of these three. A
+(XXH3 of what was told, begun with the CRC-32 of what comes before it), and the CRC-32 of these three. A
 record that ends after the end of the file was not answered: it is cut off. Anything else that is not as it
 was written is damage, and then nothing of the log counts.
 
@@ -28,8 +28,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import xxhash
+
 from edl.contract.wire import Bytes
-from ps.checksum import xxh64
 from ps.errors import Unavailable
 
 HEAD = struct.Struct("<IIII")
@@ -298,7 +299,7 @@ def _write(file: int, at: int, pieces: Sequence[Bytes]) -> int:
 
 
 def _check(first: bytes, last: Bytes) -> int:
-    return xxh64(last, zlib.crc32(first)) & 0xFFFFFFFF
+    return xxhash.xxh3_64_intdigest(last, zlib.crc32(first)) & 0xFFFFFFFF
 
 
 def _records(path: Path, number: int, size: int) -> Generator[tuple[int, bytes], None, int]:

@@ -6,7 +6,6 @@ import pytest
 
 from edl.contract import wire
 from edl.contract.proto import ps_pb2 as pb
-from ps.checksum import xxh64
 
 GIVEN = [
     pb.Gradients(table=300, ids=bytes(range(16)), values=b"x" * 200),
@@ -61,17 +60,3 @@ def test_what_is_carried_is_as_protobuf_writes_it(size: int) -> None:
     content = b"z" * size
     made = b"".join([b"\x08\x07", *wire.carried(4, [content[:5], memoryview(content)[5:]])])
     assert pb.Answer.FromString(made) == pb.Answer(number=7, answer=content)
-
-
-def test_checksums_are_those_of_xxh64_wherever_the_bytes_lie() -> None:
-    known = {
-        b"": 0xEF46DB3751D8E999,
-        b"a": 0xD24EC4F1A98C6E5B,
-        b"abc": 0x44BC2CF5AD770999,
-        b"Nobody inspects the spammish repetition": 0xFBCEA83C8A378BF1,
-    }
-    for text, expected in known.items():
-        assert xxh64(text) == expected
-        assert xxh64(memoryview(b"..." + text)[3:]) == expected
-        assert xxh64(text, 1) != expected
-    assert len({xxh64(bytes(size)) for size in range(100)}) == 100
