@@ -16,6 +16,9 @@ from master.core import events as ev
 from master.core import servers, training
 from master.core.job import Job
 from master.core.ring import Change
+from master.core.workers import UP
+
+MOST_NAMED = 5  # workers, where more do not help
 
 
 def status(
@@ -45,7 +48,7 @@ def status(
     now_on = _pass(job, ahead)
     return {
         "phase": job.phase,
-        "reason": job.reason,
+        "reason": _between_rings(job) or job.reason,
         "traceback": job.traceback,
         "seconds": 0.0 if job.began_at is None else (job.ended_at or now) - job.began_at,
         "records": {
@@ -148,6 +151,22 @@ def summary(job: Job) -> dict[str, Any]:
         "stale_messages": job.stale,
         "workers_created": job.pool.next_id,
     }
+
+
+def _between_rings(job: Job) -> str:
+    """Whom the next step waits for while a ring is left or formed; empty: for none of them."""
+    ring = job.ring
+    inside = ring.inside
+    # Once one is up it trains, and who is not receives the state meanwhile.
+    if not inside or job.ending is not None or (not ring.closing and any(w.place == UP for w in inside)):
+        return ""
+    awaited = [str(w.id) for w in inside]
+    said = f"worker{'s' if len(awaited) > 1 else ''} {', '.join(awaited[:MOST_NAMED])}"
+    if len(awaited) > MOST_NAMED:
+        said += f" and {len(awaited) - MOST_NAMED} more"
+    if ring.closing:
+        return f"ring {ring.generation} is being left by {said}: {ring.closing}"
+    return f"ring {ring.generation} is being formed and waits for {said} ({ring.changes[-1].cause})"
 
 
 def _checkpoint(job: Job, now: float) -> dict[str, Any] | None:

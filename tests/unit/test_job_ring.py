@@ -11,6 +11,10 @@ from master.core import view
 from tests.stories import Story, of, only
 
 
+def reason(story: Story) -> str:
+    return str(view.status(story.job, story.now)["reason"])
+
+
 def test_a_newcomer_joins_at_a_step_boundary_and_takes_the_state() -> None:
     story = Story(workers=2).running(0)
     assert only(story.ready(1), ev.Leave).members == (0,)
@@ -43,9 +47,16 @@ def test_a_killed_member_is_cut_out_replaced_and_never_charged() -> None:
     effects = story.kill(1)
     assert only(effects, ev.Cut).members == (0, 2)
     assert only(effects, ev.Create).worker == 3
+    assert reason(story) == "ring 1 is being left by workers 0, 2: worker 1 is lost (its stream ended)"
     assert not of(story.out(0, step=4, broken="reset"), ev.Form), "worker 2 is still in the old ring"
     form = only(story.out(2, step=5, broken="reset"), ev.Form)
     assert (form.members, form.root, form.joining) == ((0, 2), 2, (0,)), "worker 2 alone has step 5"
+    assert (
+        reason(story)
+        == "ring 2 is being formed and waits for workers 0, 2 (worker 1 is lost (its stream ended))"
+    )
+    story.tell(ev.JoinedRing(WorkerId(2), form.generation, 5))
+    assert reason(story).startswith("ring 2: "), "it trains, and worker 0 receives the state"
     assert story.job.train.done == 5
     assert story.job.failures == []
 
