@@ -17,6 +17,7 @@ from dataclasses import replace
 from itertools import accumulate
 
 from edl.config import Config
+from edl.contract.heartbeats import Staleness
 from edl.contract.ids import WorkerId
 from master.core import events as ev
 from master.core.events import Heartbeat
@@ -37,7 +38,7 @@ class Telemetry:
         self._by_speed = config.training.balance == "speed"
         self.beats: dict[WorkerId, Heartbeat] = {}  # the last one of each
         self.ahead: ev.Progress | None = None  # what the core has not been told yet
-        self._staleness: dict[WorkerId, ev.Staleness] = {}  # as each has told last
+        self._staleness: dict[WorkerId, Staleness] = {}  # as each has told last
         self._generation = 0  # of the newest ring that was heard of
         self._told: ev.Progress | None = None
         self._told_at = float("-inf")
@@ -135,7 +136,7 @@ class Telemetry:
         return replace(self.ahead, staleness=_together(sorted(told, key=lambda one: one.median)))
 
 
-def _together(told: list[ev.Staleness]) -> ev.Staleness:
+def _together(told: list[Staleness]) -> Staleness:
     """Of all workers' last steps.
 
     Args:
@@ -144,4 +145,4 @@ def _together(told: list[ev.Staleness]) -> ev.Staleness:
     steps = list(accumulate(one.steps for one in told))
     middle = next(one for one, so_far in zip(told, steps, strict=True) if 2 * so_far >= steps[-1])
     most, repeated = max(one.most for one in told), max(one.repeated for one in told)
-    return ev.Staleness(steps[-1], middle.median, most, repeated)
+    return Staleness(steps[-1], middle.median, most, repeated)

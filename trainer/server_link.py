@@ -22,6 +22,7 @@ from typing import Any, Protocol, TypeAlias
 import grpc
 
 from edl import tls
+from edl.contract.heartbeats import ServerWait
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.proto import ps_pb2_grpc as rpc
 from edl.contract.rows import OPTIONS
@@ -29,7 +30,6 @@ from edl.errors import CheckpointError, EdlError
 from trainer.conversation import Conversation
 from trainer.log import log
 from trainer.ring.base import RingBroken
-from trainer.session.state import Waiting
 
 SERVICE = "edl.ParameterServer"
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.02, 1.0
@@ -114,11 +114,11 @@ class Interrupt:
         with self._lock:
             self._waiting.pop(call, None)
 
-    def longest(self, now: float) -> Waiting | None:
+    def longest(self, now: float) -> ServerWait | None:
         """Of those that wait, the one that has waited longest."""
         with self._lock:
             found = min(self._waiting.values(), default=None)
-        return None if found is None else Waiting(found[1], found[2], now - found[0])
+        return None if found is None else ServerWait(found[1], found[2], now - found[0])
 
 
 class Pending(Protocol):

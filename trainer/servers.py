@@ -24,6 +24,7 @@ import numpy as np
 
 from edl.checkpoints import Part
 from edl.contract.arrangement import Arrangement
+from edl.contract.heartbeats import ServerWait
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.rows import IDS, PAGE_BYTES, VALUES, Shares, encoded, put
 from edl.errors import EdlError
@@ -39,7 +40,6 @@ from trainer.server_link import (
     ServerRefused,
     Writing,
 )
-from trainer.session.state import Waiting
 
 T = TypeVar("T")
 TIMEOUT_SECONDS = 3.0
@@ -155,7 +155,7 @@ class ParameterServers:
     def cut(self) -> None:
         self._interrupt.cut()
 
-    def waiting(self) -> Waiting | None:
+    def waiting(self) -> ServerWait | None:
         """For which server this worker waits, the longest first. On any thread."""
         return self._interrupt.longest(time.monotonic())
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from edl.contract.heartbeats import ServerWait, Staleness
 from edl.contract.ids import Generation, WorkerId
 from edl.contract.layout import Layout
 from edl.contract.ranges import RangeSet
@@ -369,25 +370,6 @@ class Closed:
 
 
 # --- events: what heartbeats come to (`master.telemetry`)
-
-
-@dataclass(frozen=True, slots=True)
-class Staleness:
-    """How many updates the weights had missed with which the last steps were made (mode=ps)."""
-
-    steps: int  # so many they are
-    median: float
-    most: int
-    repeated: int  # steps of the job that came again after they were taken
-
-
-@dataclass(frozen=True, slots=True)
-class ServerWait:
-    """A worker's call to a parameter server has no answer."""
-
-    server: int
-    call: str
-    seconds: float
 
 
 @dataclass(frozen=True, slots=True)

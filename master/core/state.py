@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from edl.config import Config
 from edl.contract.evaluation import EvaluationPlan
+from edl.contract.heartbeats import Staleness
 from edl.contract.ids import WorkerId
 from edl.contract.layout import Layout
 from edl.contract.phases import Phase
@@ -138,7 +139,7 @@ class State:
         self.judge_at: float | None = None  # when the parts of a step are: members have told other speeds
         self.copies_awaited = 0  # of the state, which holders that have crashed may have left
         self.copies_until = 0.0  # they are
-        self.staleness: ev.Staleness | None = None  # where steps come in any order, and some have been told
+        self.staleness: Staleness | None = None  # where steps come in any order, and some have been told
         self.waited = ""  # for what, when there was no ring
         self.servers = Servers()
         self.backoff = RestartBackoff()

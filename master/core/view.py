@@ -11,6 +11,7 @@ from dataclasses import asdict, replace
 from types import MappingProxyType
 from typing import Any
 
+from edl.contract.heartbeats import Staleness
 from edl.contract.ids import WorkerId
 from master.core import events as ev
 from master.core import servers, training
@@ -190,7 +191,7 @@ def _waits(beats: Mapping[WorkerId, ev.Heartbeat]) -> str:
     )
 
 
-def _staleness(found: ev.Staleness | None) -> dict[str, Any] | None:
+def _staleness(found: Staleness | None) -> dict[str, Any] | None:
     return asdict(found) if found is not None else None
 
 

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 
+from edl.contract.heartbeats import ServerWait, Staleness
 from edl.contract.ids import Generation, WorkerId
 from edl.contract.layout import Layout
 from edl.contract.proto import edl_pb2 as pb
@@ -63,10 +64,8 @@ def event_of(worker: WorkerId, message: pb.FromWorker) -> ev.Event | ev.Heartbea
             loss = _finite(beat.loss) if beat.HasField("loss") else None
             epoch = _epoch_loss(beat.epoch_loss) if beat.HasField("epoch_loss") else None
             s, waits = beat.staleness, beat.waits
-            aged = ev.Staleness(s.steps, s.median, s.most, s.repeated) if beat.HasField("staleness") else None
-            waited = (
-                ev.ServerWait(waits.server, waits.call, waits.seconds) if beat.HasField("waits") else None
-            )
+            aged = Staleness(s.steps, s.median, s.most, s.repeated) if beat.HasField("staleness") else None
+            waited = ServerWait(waits.server, waits.call, waits.seconds) if beat.HasField("waits") else None
             return ev.Heartbeat(
                 worker,
                 g,

@@ -7,6 +7,7 @@ import pytest
 from edl import config
 from edl.cli import display
 from edl.config import values
+from edl.contract.heartbeats import ServerWait, Staleness
 from edl.contract.ids import Generation, WorkerId
 from edl.contract.layout import Layout
 from master.core import events as ev
@@ -191,7 +192,7 @@ def test_a_worker_that_falls_silent_is_given_up_and_heartbeats_are_not_in_the_jo
 def test_how_old_all_workers_weights_were_is_one_number_in_the_status_in_metrics_and_in_the_summary() -> None:
     story = Story(workers=3, mode="ps").running(0, 1, 2)
     form = story.job.ring.generation
-    told = (ev.Staleness(1000, 1.0, 7, 2), ev.Staleness(10, 90.0, 99, 3), ev.Staleness(400, 2.0, 3, 3))
+    told = (Staleness(1000, 1.0, 7, 2), Staleness(10, 90.0, 99, 3), Staleness(400, 2.0, 3, 3))
     for worker, staleness in enumerate(told):
         story.tell(beat(worker, 4, form, staleness=staleness), after=PROGRESS_SECONDS)
     story.tell(beat(0, 5, form), after=PROGRESS_SECONDS)
@@ -210,7 +211,7 @@ def test_how_old_all_workers_weights_were_is_one_number_in_the_status_in_metrics
 
 def test_a_worker_that_waits_for_a_server_which_answers_the_master_is_told() -> None:
     story = Story(workers=1, mode="hybrid").running(0)
-    beats = {FIRST: beat(0, 1, waits=ev.ServerWait(1, "Stage", 4.25))}
+    beats = {FIRST: beat(0, 1, waits=ServerWait(1, "Stage", 4.25))}
     said = view.status(story.job, story.now, beats)["waits"]
     assert said.startswith("worker 0 waits for parameter server 1 (Stage: no answer for 4.2 s)")
     story.tell(ev.ServerAway(1, 4.0, "restarting"))

@@ -6,10 +6,11 @@ from threading import Event
 
 import pytest
 
+from edl.contract.heartbeats import ServerWait
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.steps import Steps
 from trainer.control import Agreed
-from trainer.session.state import EpochLoss, Progress, Session, Waiting
+from trainer.session.state import EpochLoss, Progress, Session
 from trainer.telemetry import LOG_SECONDS, STALENESS_STEPS, Telemetry
 
 STEPS = Steps(100, 8)  # 13 in an epoch
@@ -244,6 +245,6 @@ def test_how_old_the_weights_of_the_last_steps_were_is_told_where_it_has_changed
 
 def test_a_heartbeat_says_for_which_server_it_waits() -> None:
     t = Teller()
-    t.session.waits = lambda: Waiting(1, "Push", 2.5)
+    t.session.waits = lambda: ServerWait(1, "Push", 2.5)
     t.session.heartbeat(rate=1.0, memory=0)
     assert t.messages[-1].heartbeat.waits == pb.ServerWait(server=1, call="Push", seconds=2.5)

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from typing import Protocol
 
 import edl
+from edl.contract.heartbeats import ServerWait, Staleness
 from edl.contract.layout import Layout
 from edl.contract.proto import edl_pb2 as pb
 from edl.errors import EdlError, UserCodeError
@@ -93,25 +94,6 @@ class EpochLoss:
 
 
 @dataclass(frozen=True, slots=True)
-class Staleness:
-    """How many updates the weights had missed with which this worker has made its last steps (mode=ps)."""
-
-    steps: int  # so many they are
-    median: float
-    most: int
-    repeated: int  # steps of the job that came again after they were taken
-
-
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """A call to a parameter server has no answer."""
-
-    server: int
-    call: str
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
 class Progress:
     """What the heartbeats tell. One value, replaced whole, so that a heartbeat never mixes two steps."""
 
@@ -153,7 +135,7 @@ class Session:
         self.state = SessionState()
         self.progress = Progress()
         self.stopped = False  # the master has ordered this worker to end
-        self.waits: Callable[[], Waiting | None] = lambda: None  # for which server, on any thread
+        self.waits: Callable[[], ServerWait | None] = lambda: None  # for which server, on any thread
         self.ended = ""  # why the stream has ended for good; empty while it has not
         self._send, self._bell = send, bell
         self._orders: deque[Order] = deque()
