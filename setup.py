@@ -45,6 +45,7 @@ setup(
             "s3fs>=2026.9",  # checkpoints at s3://...
             "scikit-learn>=1.9",
             "tensorflow-cpu>=2.21",
+            "xxhash>=3.6",
         ],
     },
 )

@@ -10,7 +10,7 @@ WORKERS of them where the fleet has all of its instances, and else its share of 
   before it takes in new workers, it has a checkpoint written (within two seconds), and loses nothing then.
 
 Both write checkpoints every ten seconds: ten minutes of the record. A step's work is sleep, in proportion
-to its records, so six workers do not compete for the cores of one machine. What a start takes is not
+to its records, so the workers do not compete for the cores of one machine. What a start takes is not
 compressed.
 Both are counted from the first step of the first ring. There is a figure only if the weights of the last
 checkpoint say that each record was counted as often as the number of its step tells.
@@ -40,8 +40,8 @@ from tests.bench.report import Row
 HERE = Path(__file__).parent
 RECORD, INSTANCES = HERE / "data" / "spot.csv", 32
 MODEL = HERE.parent / "models" / "counting_busy.py"
-WORKERS = 6
-RECORDS, BATCH, RECORD_SECONDS = 20_000, 48, 0.00625  # a step of six workers sleeps for 50 ms
+WORKERS = 10
+RECORDS, BATCH, RECORD_SECONDS = 20_000, 80, 0.00625  # a step of all workers sleeps for 50 ms
 NOTICE_SECONDS = 2.0
 CHECKPOINT_SECONDS = 10
 SECONDS = 60.0  # to wait for anything

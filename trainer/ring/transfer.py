@@ -2,7 +2,7 @@
 
 The giver listens at an address of the ring's interface; who takes asks for it with the secret that came over
 the members' authenticated streams. What is sent is how many parts there are and how long each is, the parts,
-and the SHA-256 of all of it. The parts are sent as they lie in memory: nothing is copied here.
+and the XXH3 of all of it. The parts are sent as they lie in memory: nothing is copied here.
 
 A giver gives to one. Where several lack the state, that one passes on what comes, piece by piece, to the
 next, and so on: the giver, for whose steps all wait, sends it once, however many there are, and the last one
@@ -10,13 +10,14 @@ has it hardly later than the first.
 
     number of parts, uint64 | bytes of each part, uint64 ... | parts | digest
 
-A taker has all of it, as its digest says, or nothing. The digest is the giver's, whoever passes it on.
+A taker has all of it, as its digest says, or nothing. The digest is the giver's, whoever passes it on. It finds
+what was damaged on its way; who gave it is known by the secret. SHA-256 was a third of what a join takes of the
+processors for whose time those who train wait.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import hmac
 import os
 import secrets
@@ -28,6 +29,7 @@ from concurrent.futures import Future
 from typing import TypeAlias
 
 import numpy as np
+import xxhash
 
 Parts: TypeAlias = Sequence[np.ndarray]  # uint8 [bytes] each
 Room: TypeAlias = Callable[[int], np.ndarray]  # makes room for a part: uint8 [bytes]
@@ -145,7 +147,7 @@ class Giver:
 
     def _make_digest(self) -> None:
         give_way()
-        digest = hashlib.sha256()
+        digest = xxhash.xxh3_128()
         for piece in _pieces(self._parts):
             if self._closed:
                 self._digest.set_exception(TransferFailed("it was broken off"))
@@ -217,7 +219,7 @@ class _Further:
 
 
 def _take(connection: socket.socket, further: _Further, room_for_part: Room) -> list[np.ndarray]:
-    digest = hashlib.sha256()
+    digest = xxhash.xxh3_128()
 
     def block(nbytes: int, room: Room = room) -> np.ndarray:
         data = room(nbytes)
