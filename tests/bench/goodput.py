@@ -1,7 +1,8 @@
 """How much of a spot fleet's time becomes training: a job that lives through it, and one begun again.
 
 A public record of spot instances (data/spot.csv) is replayed, one of its minutes in a second. The job has
-WORKERS of them where the fleet has all of its instances, and else its share of those that are there.
+as many workers as FLEETS says where the fleet has all of its instances, and else its share of those that are
+there: the fewer they are, the more of the record's changes are none for it.
 
 - ours: workers are killed and added as the record says. Every second loss comes without notice (kill -9), the
   others with one: SIGTERM, and kill -9 two seconds later; a spot instance gets two minutes.
@@ -40,8 +41,8 @@ from tests.bench.report import Row
 HERE = Path(__file__).parent
 RECORD, INSTANCES = HERE / "data" / "spot.csv", 32
 MODEL = HERE.parent / "models" / "counting_busy.py"
-WORKERS = 10
-RECORDS, BATCH, RECORD_SECONDS = 20_000, 80, 0.00625  # a step of all workers sleeps for 50 ms
+FLEETS = (6, 10)  # workers
+RECORDS, BATCH, RECORD_SECONDS = 20_000, 8, 0.00625  # of each worker: a step of all sleeps for 50 ms
 NOTICE_SECONDS = 2.0
 CHECKPOINT_SECONDS = 10
 SECONDS = 60.0  # to wait for anything
@@ -83,14 +84,14 @@ class Job(Protocol):
     def __exit__(self, *_: object) -> None: ...
 
 
-def changes(minutes: range) -> list[Change]:
+def changes(minutes: range, fleet: int) -> list[Change]:
     """The workers of the job while the record runs over these minutes; the first from second 0 on."""
     lines = [line for line in RECORD.read_text().splitlines() if not line.startswith("#")]
     told = {int(row["minute"]): int(row["available"]) for row in csv.DictReader(lines)}
     found: list[Change] = []
     for minute in minutes:
         available = told[max(m for m in told if m <= minute)]
-        workers = int(available * WORKERS / INSTANCES + 0.5)
+        workers = int(available * fleet / INSTANCES + 0.5)
         if not found or workers != found[-1].workers:
             found.append(Change(float(minute - minutes.start), workers))
     return found
@@ -118,9 +119,9 @@ def until(happens: Callable[[], Any], seconds: float = SECONDS) -> Any:
     return found
 
 
-def sets(directory: Path, *more: str) -> tuple[str, ...]:
+def sets(fleet: int, directory: Path, *more: str) -> tuple[str, ...]:
     return (
-        f"model.module={MODEL}", f"training.batchSize={BATCH}", "elastic.heartbeatTimeoutSeconds=3",
+        f"model.module={MODEL}", f"training.batchSize={BATCH * fleet}", "elastic.heartbeatTimeoutSeconds=3",
         f"checkpoint.dir={directory}", f"checkpoint.seconds={CHECKPOINT_SECONDS}", *more,
     )  # fmt: skip
 
@@ -168,11 +169,11 @@ def check(directory: Path) -> None:
 # --- the two sides
 
 
-def ours(job: Callable[..., Job], work: Path, minutes: range, seed: int) -> Outcome:
+def ours(job: Callable[..., Job], work: Path, minutes: range, fleet: int, seed: int) -> Outcome:
     """The job lives through the changes."""
-    plan, chance = changes(minutes), random.Random(seed)
+    plan, chance = changes(minutes, fleet), random.Random(seed)
     directory = work / f"elastic-{time.monotonic_ns()}"
-    with job(work, plan[0].workers, *sets(directory)) as running:
+    with job(work, plan[0].workers, *sets(fleet, directory)) as running:
         running.journal.ring(plan[0].workers)
         began, before = time.monotonic(), running.client.status()
         due: list[tuple[float, psutil.Process]] = []  # when who had a notice is killed
@@ -233,9 +234,9 @@ class Life:
     records: int
 
 
-def restarted(job: Callable[..., Job], work: Path, minutes: range) -> Outcome:
+def restarted(job: Callable[..., Job], work: Path, minutes: range, fleet: int) -> Outcome:
     """The job is begun again at each change."""
-    plan = changes(minutes)
+    plan = changes(minutes, fleet)
     warned = with_notice(plan)
     directory = work / f"restarted-{time.monotonic_ns()}"
     lives: list[Life] = []
@@ -244,7 +245,7 @@ def restarted(job: Callable[..., Job], work: Path, minutes: range) -> Outcome:
         last = n + 1 == len(plan)
         end = float(len(minutes)) if last else plan[n + 1].at
         known = last or warned[n] or plan[n + 1].workers > plan[n].workers  # that it is about to end
-        with job(work, plan[n].workers, *sets(directory, "checkpoint.resume=true")) as running:
+        with job(work, plan[n].workers, *sets(fleet, directory, "checkpoint.resume=true")) as running:
             try:
                 first, useful = records_in(directory), 0.0
                 if not lives:
@@ -297,16 +298,19 @@ def measure(job: Callable[..., Job], work: Path, pairs: int, minutes: range) -> 
         "EDL_COUNTING_SLEEP": 0,
     }
     os.environ.update({name: str(value) for name, value in environment.items()})
-    us, peer = [], []
-    for pair in range(pairs):
-        us.append(ours(job, work, minutes, seed=pair))
-        peer.append(restarted(job, work, minutes))
-    return list(_rows(us, peer, minutes))
+    rows: list[Row] = []
+    for fleet in FLEETS:
+        us, peer = [], []
+        for pair in range(pairs):
+            us.append(ours(job, work, minutes, fleet, seed=pair))
+            peer.append(restarted(job, work, minutes, fleet))
+        rows += _rows(us, peer, minutes, fleet)
+    return rows
 
 
-def _rows(us: list[Outcome], peer: list[Outcome], minutes: range) -> Iterator[Row]:
-    plan = changes(minutes)
-    name = f"{len(minutes) / 60:g} h of a spot fleet in {len(minutes)} s, {len(plan) - 1} changes"
+def _rows(us: list[Outcome], peer: list[Outcome], minutes: range, fleet: int) -> Iterator[Row]:
+    found = len(changes(minutes, fleet)) - 1
+    name = f"{len(minutes) / 60:g} h of a spot fleet in {len(minutes)} s, {fleet} workers, {found} changes"
     useful = [o.useful for o in us], [o.useful for o in peer]
     row = Row(f"{name}: goodput of the job", *useful, "", ">= 0.95")
     row.met = min(row.ours) >= 0.95
