@@ -285,9 +285,11 @@ class ReleaseMaster:
                 return NoServers()
             if left_open:  # the chart has begun with none
                 of_chart.keep_between(count, MOST_SERVERS)
-            patience = master.spec.config.elastic.startup_timeout_seconds
-            address = self._place.server_address.format
-            return Named(master.emit, self._token, address, count, of_chart.scale, patience)
+            config, address = master.spec.config, self._place.server_address.format
+            # Rows move only while a job trains: else the number is the chart's, and the Role has no right to it.
+            scale = of_chart.scale if config.trains else lambda servers: None
+            patience = config.elastic.startup_timeout_seconds
+            return Named(master.emit, self._token, address, count, scale, patience)
 
         return make() if master.spec.config.is_decided else Undecided(master.emit, make)
 
