@@ -286,7 +286,7 @@ class ReleaseMaster:
             if left_open:  # the chart has begun with none
                 of_chart.keep_between(count, MOST_SERVERS)
             config, address = master.spec.config, self._place.server_address.format
-            # Rows move only while a job trains: else the number is the chart's, and the Role has no right to it.
+            # Rows move only while a job trains: else the number is the chart's, and the Role has no right.
             scale = of_chart.scale if config.trains else lambda servers: None
             patience = config.elastic.startup_timeout_seconds
             return Named(master.emit, self._token, address, count, scale, patience)
