@@ -11,8 +11,8 @@ has it hardly later than the first.
     number of parts, uint64 | bytes of each part, uint64 ... | parts | digest
 
 A taker has all of it, as its digest says, or nothing. The digest is the giver's, whoever passes it on. It
-finds what was damaged on its way; who gave it is known by the secret. SHA-256 was a third of what a join takes
-of the processors, for whose time those who train wait.
+finds what was damaged on its way; who gave it is known by the secret. SHA-256 was a third of what a join
+takes of the processors, for whose time those who train wait.
 """
 
 from __future__ import annotations
