@@ -29,6 +29,7 @@ from edl.contract.journals import Head, JournalDamaged, JournalReader, Link, hea
 from edl.contract.phases import WorkerState
 from edl.errors import ConfigError, EdlError
 from edl.full_disk import PASSING
+from master.core import effects as ef
 from master.core import events as ev
 from master.core import snapshot
 from master.core.job import Job
@@ -41,7 +42,7 @@ LEAST_SEGMENTS = 8  # in journal.maxBytes: what is deleted at once is a small pa
 Entries: TypeAlias = Iterator[tuple[float, ev.Event, list[Any]]]
 
 _EVENTS = {cls.__name__: TypeAdapter(cls) for cls in ev.Event.__args__}
-_EFFECTS = {cls.__name__: TypeAdapter(cls) for cls in ev.Effect.__args__}
+_EFFECTS = {cls.__name__: TypeAdapter(cls) for cls in ef.Effect.__args__}
 
 
 class Journal:
@@ -75,13 +76,13 @@ class Journal:
         self._begin(None)
         self._books.begin(spec.values)
 
-    def write(self, now: float, event: ev.Event, effects: list[ev.Effect]) -> None:
+    def write(self, now: float, event: ev.Event, effects: list[ef.Effect]) -> None:
         """Note an event, and go on in another segment when this one is full."""
         self.note(now, event, effects)
         if self.full:
             self.begin_another()
 
-    def note(self, now: float, event: ev.Event, effects: list[ev.Effect]) -> None:
+    def note(self, now: float, event: ev.Event, effects: list[ef.Effect]) -> None:
         """The same in this segment. A journal for which there was no room for too long ends early."""
         with self._lock:
             if len(self._waiting) >= MOST_WAITING:

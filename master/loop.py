@@ -20,6 +20,7 @@ from edl.contract.phases import Phase
 from edl.contract.reasons import Severity
 from edl.errors import ConfigError
 from master.backends.base import Backend
+from master.core import effects as ef
 from master.core import events as ev
 from master.core import view
 from master.core.job import Job
@@ -33,7 +34,7 @@ from master.telemetry import Telemetry
 log = structlog.get_logger()
 NEWS = 50  # notices that a late watcher still gets
 
-Observer: TypeAlias = Callable[[float, ev.Event, list[ev.Effect]], None]
+Observer: TypeAlias = Callable[[float, ev.Event, list[ef.Effect]], None]
 
 
 class Master:
@@ -104,9 +105,9 @@ class Master:
             if journal.trouble != self._journal_trouble:
                 self._journal_trouble = journal.trouble
                 self.emit(ev.Degraded("the journal", journal.trouble))
-            self.note_news([e for e in effects if isinstance(e, ev.Notice)], now)
+            self.note_news([e for e in effects if isinstance(e, ef.Notice)], now)
             for effect in effects:
-                if isinstance(effect, ev.ModeDecided):
+                if isinstance(effect, ef.ModeDecided):
                     self.spec = self.spec.decided(effect.mode)
                 server.perform(effect)
                 backend.perform(effect)
@@ -115,7 +116,7 @@ class Master:
             for observe in self.observers:
                 observe(now, event, effects)
 
-    def note_news(self, notices: list[ev.Notice], now: float) -> None:
+    def note_news(self, notices: list[ef.Notice], now: float) -> None:
         """Notices go to the log, and to those who watch the status."""
         for notice in notices:
             write = log.warning if notice.reason.severity is Severity.WARNING else log.info

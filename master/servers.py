@@ -20,6 +20,7 @@ import grpc
 from edl import tls
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.proto import ps_pb2_grpc as rpc
+from master.core import effects as ef
 from master.core import events as ev
 from master.core.servers import HANGS
 
@@ -61,7 +62,7 @@ class ParameterServers(Protocol):
         """From now on there are to be so many. `ServersReady` is emitted when these listen; those that are
         too many are ended when the ring says that they have no rows any more (`Arranged`)."""
 
-    def perform(self, effect: ev.Effect) -> None:
+    def perform(self, effect: ef.Effect) -> None:
         """What effects say to servers; those of others are ignored."""
 
     async def close(self, ended: bool) -> None:
@@ -118,7 +119,7 @@ class NoServers:
     def resize(self, servers: int) -> None:
         pass
 
-    def perform(self, effect: ev.Effect) -> None:
+    def perform(self, effect: ef.Effect) -> None:
         pass
 
     async def close(self, ended: bool) -> None:
@@ -180,8 +181,8 @@ class Named:
             self._run(self._most)
             self._looked()
 
-    def perform(self, effect: ev.Effect) -> None:
-        if isinstance(effect, ev.Arranged):
+    def perform(self, effect: ef.Effect) -> None:
+        if isinstance(effect, ef.Arranged):
             if self._told == self._wanted:  # else another number is wanted by now, and not told yet
                 self._wanted = self._told = effect.servers
                 self._further.forget()

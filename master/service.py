@@ -26,6 +26,7 @@ from edl.errors import EdlError
 from edl.full_disk import places
 from edl.listener import Listener
 from master.backends.base import Backend
+from master.core import effects as ef
 from master.core import events as ev
 from master.core import snapshot
 from master.journal import Journal
@@ -80,8 +81,8 @@ async def serve(
         str(salvage.resolve()) if salvage is not None else "", authority, servers,
     )  # fmt: skip
 
-    def tell(_now: float, event: ev.Event, effects: list[ev.Effect]) -> None:
-        if isinstance(event, ev.Live) or any(isinstance(effect, ev.ModeDecided) for effect in effects):
+    def tell(_now: float, event: ev.Event, effects: list[ef.Effect]) -> None:
+        if isinstance(event, ev.Live) or any(isinstance(effect, ef.ModeDecided) for effect in effects):
             server.take(json.dumps(master.spec.values))
 
     master.observers = [*master.observers, tell]

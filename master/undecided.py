@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from edl.text import plain
+from master.core import effects as ef
 from master.core import events as ev
 from master.servers import Emit, NoServers, ParameterServers
 
@@ -50,8 +51,8 @@ class Undecided:
     def resize(self, servers: int) -> None:
         self._servers.resize(servers)
 
-    def perform(self, effect: ev.Effect) -> None:
-        if isinstance(effect, ev.ModeDecided):
+    def perform(self, effect: ef.Effect) -> None:
+        if isinstance(effect, ef.ModeDecided):
             self._servers = self._make()
             self._starting = asyncio.get_running_loop().create_task(self._start())
         self._servers.perform(effect)

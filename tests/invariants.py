@@ -18,6 +18,7 @@ from typing import Any
 
 from edl.contract.ids import Generation, WorkerId
 from edl.contract.reasons import Reason
+from master.core import effects as ef
 from master.core import events as ev
 from master.core.failures import OUTSIDE_SIGNALS
 from master.core.job import Job
@@ -30,9 +31,9 @@ class Watchdog:
     def __init__(self, job: Job):
         self.job = job
         self.now = 0.0
-        self.history: list[tuple[float, ev.Event, list[ev.Effect]]] = []
+        self.history: list[tuple[float, ev.Event, list[ef.Effect]]] = []
         self.created: set[WorkerId] = set()
-        self.form: ev.Form | None = None
+        self.form: ef.Form | None = None
         self.left: set[tuple[Generation, WorkerId]] = set()  # who was asked to leave which ring
         self.cut: set[tuple[Generation, WorkerId]] = set()
         self.up: set[tuple[WorkerId, Generation]] = set()
@@ -45,7 +46,7 @@ class Watchdog:
         self.exporter: WorkerId | None = None
         self.ended = False
 
-    def handle(self, event: ev.Event, now: float) -> list[ev.Effect]:
+    def handle(self, event: ev.Event, now: float) -> list[ef.Effect]:
         """`Job.handle`, watched."""
         job = self.job
         assert now >= self.now, "time goes back"
@@ -88,7 +89,7 @@ class Watchdog:
                 self.holders.add(w)
                 self.outs[w] = copy
         if self.ended:
-            assert all(isinstance(e, ev.Fence | ev.Notice) for e in effects), "the job has ended"
+            assert all(isinstance(e, ef.Fence | ef.Notice) for e in effects), "the job has ended"
         for effect in effects:
             self._check(effect, event, before, effects)
         self._check_failures(event, effects, failures, was_stopped)
@@ -105,48 +106,48 @@ class Watchdog:
             self.up.add((back.worker, back.generation))
         if back.generation > (self.form.generation if self.form else 0):
             even = (1,) * len(back.members)
-            self.form = ev.Form(back.generation, back.members, back.members[0], True, 0, even, back.layout)
+            self.form = ef.Form(back.generation, back.members, back.members[0], True, 0, even, back.layout)
 
     # --- effects
 
     def _check(
         self,
-        effect: ev.Effect,
+        effect: ef.Effect,
         event: ev.Event,
         before: dict[WorkerId, tuple[bool, bool]],
-        effects: list[ev.Effect],
+        effects: list[ef.Effect],
     ) -> None:
         job = self.job
         match effect:
-            case ev.Create(worker):
+            case ef.Create(worker):
                 assert worker == len(self.created), f"worker {worker} is created out of turn, or again"
                 self.created.add(worker)
                 assert len(job.pool.staying) <= job.target, "more workers than wanted"
-            case ev.Form():
+            case ef.Form():
                 self._check_form(effect, event, before, effects)
-            case ev.Train(generation, members, epochs):
+            case ef.Train(generation, members, epochs):
                 self._check_call(generation, members)
                 assert epochs == job.epochs
-            case ev.Leave(generation, members):
+            case ef.Leave(generation, members):
                 self._check_call(generation, members)
                 assert not {(generation, m) for m in members} & self.left, "asked to leave twice"
                 self.left |= {(generation, m) for m in members}
-            case ev.Cut(generation, members):
+            case ef.Cut(generation, members):
                 self._check_call(generation, members)
                 assert not {(generation, m) for m in members} & self.cut, "cut twice"
                 self.cut |= {(generation, m) for m in members}
-            case ev.Export(worker):
+            case ef.Export(worker):
                 self._check_export(worker)
-            case ev.Stop(worker):
+            case ef.Stop(worker):
                 self._check_stop(worker, before)
-            case ev.Delete(worker):
+            case ef.Delete(worker):
                 assert worker in self.created
                 if job.pool.get(worker) is not None:
                     self._check_stop(worker, before)
-            case ev.Fence(worker):
+            case ef.Fence(worker):
                 assert job.pool.get(worker) is None, "fenced, but not given up"
                 assert worker in self.created or isinstance(event, ev.Hello)
-            case ev.End(phase):
+            case ef.End(phase):
                 assert not any(True for _ in job.pool), "the job has ended, but a worker is left"
                 self.ended = True
                 if phase == "Succeeded":
@@ -156,10 +157,10 @@ class Watchdog:
 
     def _check_form(
         self,
-        form: ev.Form,
+        form: ef.Form,
         event: ev.Event,
         before: dict[WorkerId, tuple[bool, bool]],
-        effects: list[ev.Effect],
+        effects: list[ef.Effect],
     ) -> None:
         job = self.job
         assert form.generation == (self.form.generation if self.form else 0) + 1, "generations grow by one"
@@ -189,7 +190,7 @@ class Watchdog:
         assert job.train is not None
         assert job.train.done == truth, "the truth is not the root's"
         assert form.layout == job.train.layout
-        lost = any(isinstance(e, ev.Notice) and e.reason is Reason.StateLost for e in effects)
+        lost = any(isinstance(e, ef.Notice) and e.reason is Reason.StateLost for e in effects)
         assert not holders or truth >= self.safe or lost, "what every member had is missing"
         self.safe = min(self.safe, truth)
         if not form.sync:
@@ -238,12 +239,12 @@ class Watchdog:
     # --- the state
 
     def _check_failures(
-        self, event: ev.Event, effects: list[ev.Effect], before: int, was_stopped: bool
+        self, event: ev.Event, effects: list[ef.Effect], before: int, was_stopped: bool
     ) -> None:
         if before == len(self.job.failures):
             return
-        startup = ev.FenceReason.StartupTimeout
-        overdue = {e.worker for e in effects if isinstance(e, ev.Fence) and e.reason is startup}
+        startup = ef.FenceReason.StartupTimeout
+        overdue = {e.worker for e in effects if isinstance(e, ef.Fence) and e.reason is startup}
         charged = [f.worker for f in self.job.failures]
         assert len(charged) == len(set(charged)), "charged twice"
         for failure in self.job.failures[before:]:

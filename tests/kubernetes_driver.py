@@ -12,6 +12,7 @@ from edl.config import values
 from edl.contract.ids import RunId, WorkerId
 from edl.kubernetes.client import Api
 from master.backends.kubernetes import Found, Installed, Kubernetes, Place
+from master.core import effects as ef
 from master.core import events as ev
 from master.spec import Invalid, JobSpec, Wanted
 
@@ -69,14 +70,14 @@ class Driven:
 
     def create(self, *workers: int) -> None:
         for worker in workers:
-            self.backend.perform(ev.Create(WorkerId(worker)))
+            self.backend.perform(ef.Create(WorkerId(worker)))
 
     def delete(self, worker: int, grace: float = 1.0) -> None:
-        self.backend.perform(ev.Delete(WorkerId(worker), grace))
+        self.backend.perform(ef.Delete(WorkerId(worker), grace))
 
     def give_up(self, worker: int) -> None:
         """Nothing is heard of it."""
-        self.backend.perform(ev.Fence(WorkerId(worker), "no heartbeat", ev.FenceReason.HeartbeatTimeout))
+        self.backend.perform(ef.Fence(WorkerId(worker), "no heartbeat", ef.FenceReason.HeartbeatTimeout))
         self.delete(worker)
 
     async def until(self, happens: Callable[[], Any], seconds: float = 10.0) -> Any:

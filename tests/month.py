@@ -17,6 +17,7 @@ from edl.contract import artifacts
 from edl.contract.ids import WorkerId
 from edl.contract.layout import Layout
 from edl.contract.steps import Steps
+from master.core import effects as ef
 from master.core import events as ev
 from master.core import snapshot, view
 from master.core.job import Job
@@ -26,7 +27,7 @@ from master.spec import JobSpec
 RUN = "a month"
 DAYS = 30
 BREATH = 0.0005  # seconds between what two workers say
-Hear = Callable[[float, ev.Event, list[ev.Effect]], None]
+Hear = Callable[[float, ev.Event, list[ef.Effect]], None]
 
 
 class Month:
@@ -82,10 +83,10 @@ class Month:
         self.now += after
         effects = self.job.handle(event, self.now)
         self.hear(self.now, event, effects)
-        self.created += [effect.worker for effect in effects if isinstance(effect, ev.Create)]
-        if any(isinstance(effect, ev.Leave) for effect in effects) and not self._leaving:
+        self.created += [effect.worker for effect in effects if isinstance(effect, ef.Create)]
+        if any(isinstance(effect, ef.Leave) for effect in effects) and not self._leaving:
             self._leave()
-        elif any(isinstance(effect, ev.Form) for effect in effects):
+        elif any(isinstance(effect, ef.Form) for effect in effects):
             self._join()
 
     def _start(self) -> None:

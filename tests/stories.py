@@ -9,6 +9,7 @@ from edl.config import values
 from edl.contract.ids import WorkerId
 from edl.contract.layout import Layout
 from edl.contract.reasons import Reason
+from master.core import effects as ef
 from master.core import events as ev
 from master.core.job import Job
 from master.telemetry import Telemetry
@@ -42,7 +43,7 @@ class Story:
         self.records, self.now = records, 100.0
         self.tell(ev.Begin())
 
-    def tell(self, *said: ev.Event | ev.Heartbeat, after: float = 0.01) -> list[ev.Effect]:
+    def tell(self, *said: ev.Event | ev.Heartbeat, after: float = 0.01) -> list[ef.Effect]:
         effects = []
         for what in said:
             self.now += after
@@ -50,7 +51,7 @@ class Story:
                 effects += self.watchdog.handle(event, self.now)
         return effects
 
-    def waits(self, seconds: float) -> list[ev.Effect]:
+    def waits(self, seconds: float) -> list[ef.Effect]:
         """Time passes: a Tick at each deadline, and at the end."""
         effects, until = [], self.now + seconds
         while (deadline := self.next_deadline()) is not None and deadline <= until:
@@ -61,14 +62,14 @@ class Story:
         times = (self.job.next_deadline(), self.telemetry.next_deadline())
         return min((at for at in times if at is not None), default=None)
 
-    def ready(self, *workers: int) -> list[ev.Effect]:
+    def ready(self, *workers: int) -> list[ef.Effect]:
         return [
             e
             for w in workers
             for e in self.tell(ev.Hello(WorkerId(w)), ev.Ready(WorkerId(w), Layout(self.records)))
         ]
 
-    def up(self, step: int = 0) -> list[ev.Effect]:
+    def up(self, step: int = 0) -> list[ef.Effect]:
         """The ring that was formed is up, with its first step made."""
         g, members = self.job.ring.generation, self.job.ring.members
         effects = [e for m in members for e in self.tell(ev.JoinedRing(m, g, step))]
@@ -88,7 +89,7 @@ class Story:
         self.up()
         return self
 
-    def kill(self, worker: int) -> list[ev.Effect]:
+    def kill(self, worker: int) -> list[ef.Effect]:
         return self.tell(
             ev.Closed(WorkerId(worker), "its stream ended"), ev.Gone(WorkerId(worker), signal="SIGKILL")
         )
@@ -98,24 +99,24 @@ class Story:
             self.tell(ev.Heartbeat(WorkerId(w), self.job.ring.generation, 1), after=after)
 
     @property
-    def notices(self) -> list[ev.Notice]:
-        return of([e for _, _, effects in self.watchdog.history for e in effects], ev.Notice)
+    def notices(self) -> list[ef.Notice]:
+        return of([e for _, _, effects in self.watchdog.history for e in effects], ef.Notice)
 
     def noticed(self, reason: Reason) -> list[str]:
         """The texts of all notices of this reason."""
         return [notice.text for notice in self.notices if notice.reason is reason]
 
 
-def only(effects: list[ev.Effect], kind: type) -> ev.Effect:
+def only(effects: list[ef.Effect], kind: type) -> ef.Effect:
     (found,) = [e for e in effects if isinstance(e, kind)]
     return found
 
 
-def of(effects: list[ev.Effect], kind: type) -> list[ev.Effect]:
+def of(effects: list[ef.Effect], kind: type) -> list[ef.Effect]:
     return [e for e in effects if isinstance(e, kind)]
 
 
-def finish(story: Story, digests: tuple[str, ...] = ("same", "same"), first: int = 0) -> list[ev.Effect]:
+def finish(story: Story, digests: tuple[str, ...] = ("same", "same"), first: int = 0) -> list[ef.Effect]:
     """Everything is applied, and the members, from `first` on, say so."""
     story.tell(ev.Progress(story.job.ring.generation, 10))
     outs = enumerate(digests, first)

@@ -31,6 +31,7 @@ from typing import Any, Protocol, TypeAlias
 import structlog
 
 from edl.contract.ids import WorkerId
+from master.core import effects as ef
 from master.core import events as ev
 
 log = structlog.get_logger()
@@ -49,7 +50,7 @@ class Backend(Protocol):
             OSError: the same.
         """
 
-    def perform(self, effect: ev.Effect) -> None:
+    def perform(self, effect: ef.Effect) -> None:
         """Start or end a worker, or whatever else the effect asks of a backend."""
 
     async def succeed(self, ended: ev.Gone) -> WorkerId | None:

@@ -10,6 +10,7 @@ import sys
 
 from edl.contract.ids import WorkerId
 from master.backends.base import Emit
+from master.core import effects as ef
 from master.core import events as ev
 
 
@@ -28,11 +29,11 @@ class External:
     async def start(self) -> None:
         pass
 
-    def perform(self, effect: ev.Effect) -> None:
+    def perform(self, effect: ef.Effect) -> None:
         match effect:
-            case ev.Create():
+            case ef.Create():
                 print(f"start a worker: edl worker --master {self._address}", file=sys.stderr, flush=True)
-            case ev.Delete(worker) if worker not in self._gone:
+            case ef.Delete(worker) if worker not in self._gone:
                 self._gone.add(worker)
                 self._emit(ev.Gone(worker, free=True, why="its exit is not observed"))
 

@@ -27,6 +27,7 @@ from edl.contract.ids import WorkerId
 from edl.errors import EdlError
 from edl.full_disk import log_file
 from master.backends.base import Emit, Tasks, described
+from master.core import effects as ef
 from master.core import events as ev
 
 MEMORY = "edl-state"  # its name, for people who look into /proc
@@ -295,13 +296,13 @@ class Processes:
         self._logs.mkdir(parents=True, exist_ok=True)
         await self._launcher.start(self._logs, self._emit)
 
-    def perform(self, effect: ev.Effect) -> None:
+    def perform(self, effect: ef.Effect) -> None:
         """Start or end a worker."""
         match effect:
-            case ev.Create(worker):
+            case ef.Create(worker):
                 w = self._workers[worker] = _Worker(worker)
                 self._tasks.start(self._live(w), partial(self._failed, w))
-            case ev.Delete(worker, grace_period_seconds):
+            case ef.Delete(worker, grace_period_seconds):
                 known = self._workers.get(worker)
                 if known is not None and not known.gone.is_set():
                     known.deleted = True

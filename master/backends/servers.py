@@ -28,6 +28,7 @@ from typing import Any
 from edl.contract import artifacts
 from edl.text import plain
 from master.backends.base import Tasks, described
+from master.core import effects as ef
 from master.core import events as ev
 from master.servers import RESTARTING, Emit, Further, Watch
 
@@ -174,8 +175,8 @@ class ServerProcesses:
         self._further.wait_for(servers)
         self._tell_if_ready()
 
-    def perform(self, effect: ev.Effect) -> None:
-        if not isinstance(effect, ev.Arranged):
+    def perform(self, effect: ef.Effect) -> None:
+        if not isinstance(effect, ef.Arranged):
             return
         self._have = effect.servers
         if not self._asked:  # else another number is wanted by now, and not told yet

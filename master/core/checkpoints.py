@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from edl.config import Config
 from edl.contract.ids import Generation, WorkerId
 from edl.contract.phases import Phase
+from master.core import effects as ef
 from master.core import events as ev
 from master.core.ring import Ring
 from master.core.workers import NO_RING, Pool, WorkerRecord
@@ -52,7 +53,7 @@ class Checkpoints:
     restoring: Generation = NO_RING  # the ring whose root reads one: its step is not known yet
     _alone: WorkerId | None = None  # who is to write one by itself
     _hurried: Generation = NO_RING  # the ring of which all holders are to go
-    _commit: ev.Commit | None = None
+    _commit: ef.Commit | None = None
     _writers: tuple[WorkerId, ...] = ()
 
     @property
@@ -81,12 +82,12 @@ class Checkpoints:
     def next_deadline(self) -> float | None:
         return self.due_at if self.enabled else None
 
-    def order(self, ring: Ring, now: float) -> list[ev.Effect]:
+    def order(self, ring: Ring, now: float) -> list[ef.Effect]:
         """What is due now."""
         if not self.enabled or self.due_at is None or self.due_at > now or not (ring.running and ring.up):
             return []
         self.ordered_at, self.due_at = now, now + max(self._interval, UNDER_WAY_SECONDS)
-        return [ev.Checkpoint(ring.generation, ring.members[0])]
+        return [ef.Checkpoint(ring.generation, ring.members[0])]
 
     # --- the last copies of the state
 
@@ -103,25 +104,25 @@ class Checkpoints:
         """Whether nothing is lost with a state of that step."""
         return self.enabled and step <= self.step
 
-    def write(self, last: Sequence[WorkerRecord], now: float) -> list[ev.Effect]:
+    def write(self, last: Sequence[WorkerRecord], now: float) -> list[ef.Effect]:
         """Have one of the last holders, all of which are to go, write the state: once, unless that fails."""
         waits = self.failures and self.due_at is not None and self.due_at > now
         if not self.enabled or not last or waits or any(w.id == self._alone for w in last):
             return []
         self._alone = max(last, key=lambda w: (w.step, -w.id)).id
-        return [ev.WriteCheckpoint(self._alone)]
+        return [ef.WriteCheckpoint(self._alone)]
 
     # --- one that is under way
 
-    def parts_written(self, event: ev.PartsWritten) -> list[ev.Effect]:
+    def parts_written(self, event: ev.PartsWritten) -> list[ef.Effect]:
         """Who has written the last part finishes it, unless a newer one is whole by now."""
         if event.step < self.step:
             return []
         self._writers = event.writers
-        self._commit = ev.Commit(event.worker, event.step, event.attempt)
+        self._commit = ef.Commit(event.worker, event.step, event.attempt)
         return [self._commit]
 
-    def replace_the_lost(self, pool: Pool) -> list[ev.Effect]:
+    def replace_the_lost(self, pool: Pool) -> list[ef.Effect]:
         """Have another one finish what a worker that is gone was to finish: whoever has written a part."""
         if self._commit is None or pool.get(self._commit.worker) is not None:
             return []
@@ -129,7 +130,7 @@ class Checkpoints:
         if not living:
             self._commit = None
             return []
-        self._commit = ev.Commit(living[0], self._commit.step, self._commit.attempt)
+        self._commit = ef.Commit(living[0], self._commit.step, self._commit.attempt)
         return [self._commit]
 
     def is_whole(self, event: ev.Checkpointed, now: float) -> bool:

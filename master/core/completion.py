@@ -10,6 +10,7 @@ from edl.contract.evaluation import FINAL
 from edl.contract.phases import Phase
 from edl.contract.reasons import Reason
 from edl.text import how_many
+from master.core import effects as ef
 from master.core import events as ev
 from master.core import membership
 from master.core.state import State
@@ -34,7 +35,7 @@ def export(job: State, root: WorkerRecord) -> None:
     if not job.config.trains:
         job.reason = f"{_done(job)}; worker {root.id} ends the job"
     job.notice(Reason.Saving, job.reason)
-    job.do(ev.Export(root.id))
+    job.do(ef.Export(root.id))
 
 
 def saved(job: State, w: WorkerRecord, event: ev.Saved) -> None:
@@ -164,4 +165,4 @@ def let_all_go(job: State) -> None:
         job.ended, job.ended_at = True, job.now
         job.goodput.turn(job.goodput.kind, job.now)
         phase, reason = job.ending
-        job.do(ev.End(str(phase), reason))
+        job.do(ef.End(str(phase), reason))

@@ -28,6 +28,7 @@ from collections.abc import Mapping
 from edl.contract.phases import Phase, WorkerState
 from edl.contract.reasons import Reason
 from master.core import completion, membership, rendezvous, servers, stopping, training
+from master.core import effects as ef
 from master.core import events as ev
 from master.core.state import State
 from master.core.workers import UP, WorkerRecord
@@ -48,7 +49,7 @@ class Job(State):
 
     # --- the door
 
-    def handle(self, event: ev.Event, now: float) -> list[ev.Effect]:
+    def handle(self, event: ev.Event, now: float) -> list[ef.Effect]:
         """Note `event` at time `now` (seconds, never going back) and say what is to be done."""
         if now - self.now > self.config.elastic.heartbeat_timeout_seconds / 2:
             self.timeouts.excuse(now)
@@ -201,7 +202,7 @@ class Job(State):
                 self.stale += 1
             if isinstance(event, ev.Hello):
                 why = f"worker {event.worker} was removed from the job"
-                self.do(ev.Fence(event.worker, why, ev.FenceReason.NotInJob))
+                self.do(ef.Fence(event.worker, why, ef.FenceReason.NotInJob))
             return
         match event:
             case ev.Hello():
@@ -215,7 +216,7 @@ class Job(State):
                     self.pool.bringing.add(w.id)
                     self.copies_awaited = max(self.copies_awaited - 1, 0)
                 if w.stopped:  # before it could listen; a container's first process misses its SIGTERM, too
-                    self.do(ev.Stop(w.id, f"worker {w.id} is not needed any more"))
+                    self.do(ef.Stop(w.id, f"worker {w.id} is not needed any more"))
             case ev.Built():
                 self._fits(w, event.tables)
             case ev.Ready():
@@ -299,7 +300,7 @@ class Job(State):
         if self._admit(w, event):
             for outdated in self.failover.place(w, event, self.now):
                 why = "it was in a ring that the others have left"
-                membership.give_up(self, outdated, ev.FenceReason.OutdatedRing, why)
+                membership.give_up(self, outdated, ef.FenceReason.OutdatedRing, why)
 
     def _told_its_state(self, w: WorkerRecord) -> None:
         w.expected = False
@@ -453,7 +454,7 @@ class Job(State):
         self.checkpoints.ring_is_up(self.now)
         self.goodput.turn("useful", self.now)
         self.do(
-            ev.Train(ring.generation, ring.members, self.epochs)
+            ef.Train(ring.generation, ring.members, self.epochs)
         )  # it may not have heard of the last change
 
     def _take_over(self) -> bool:
@@ -465,7 +466,7 @@ class Job(State):
             return False
         for w in missing:
             why = "it did not reconnect to the new master"
-            membership.give_up(self, w, ev.FenceReason.ReconnectTimeout, why)
+            membership.give_up(self, w, ef.FenceReason.ReconnectTimeout, why)
         if self.ring.members:
             whole = len(self.ring.inside) == len(self.ring.members) and self.ring.up
             # Parts by speed are not told by those who have them.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from edl.contract.phases import Phase, WorkerState
 from edl.contract.reasons import Reason
+from master.core import effects as ef
 from master.core import events as ev
 from master.core.failures import MOST_IN_VAIN, Failure, nobody_knows_why, own_fault
 from master.core.state import State
@@ -16,19 +17,19 @@ def drop_the_overdue(job: State) -> None:
     """Give up the workers whose timeouts have passed."""
     for w in job.timeouts.passed(job.now):
         if w.kill_at is not None:
-            job.do(ev.Delete(w.id, 0.0))
+            job.do(ef.Delete(w.id, 0.0))
             lose(job, w, "it did not exit within its grace period", delete=False)
         else:
             waited = job.config.elastic.startup_timeout_seconds
             why = f"worker {w.id} was not ready after {waited:g} s (it was {w.state})"
-            give_up(job, w, ev.FenceReason.StartupTimeout, why)
+            give_up(job, w, ef.FenceReason.StartupTimeout, why)
             charge(job, w, why)
 
 
 def silent(job: State, w: WorkerRecord, seconds: float) -> None:
     """Give up a worker that has not been heard for as long as is allowed."""
     if w.kill_at is None and not w.is_starting:  # else it has another timeout
-        give_up(job, w, ev.FenceReason.HeartbeatTimeout, f"no heartbeat for {seconds:.1f} s")
+        give_up(job, w, ef.FenceReason.HeartbeatTimeout, f"no heartbeat for {seconds:.1f} s")
 
 
 def scale(job: State) -> None:
@@ -41,7 +42,7 @@ def scale(job: State) -> None:
             drain(job, w, f"scaled to {job.target}")
     if job.backoff.until <= job.now and not job.suspended:
         for _ in range(job.target - staying):
-            job.do(ev.Create(job.pool.add(job.now).id))
+            job.do(ef.Create(job.pool.add(job.now).id))
 
 
 def release(job: State) -> None:
@@ -86,17 +87,17 @@ def drain(job: State, w: WorkerRecord, why: str) -> None:
 def stop(job: State, w: WorkerRecord, why: str) -> None:
     """Tell the worker to end now; it gets the grace to do so."""
     if w.state in (WorkerState.PENDING, WorkerState.STARTING):  # nobody is listening yet
-        job.do(ev.Delete(w.id, job.config.elastic.grace_period_seconds))
+        job.do(ef.Delete(w.id, job.config.elastic.grace_period_seconds))
     else:
-        job.do(ev.Stop(w.id, why))
+        job.do(ef.Stop(w.id, why))
     job.pool.change(w, "" if w.state == DRAINING else "leave", stopped=True)
     w.kill_at = job.now + job.config.elastic.grace_period_seconds
     job.timeouts.watch(w)
 
 
-def give_up(job: State, w: WorkerRecord, reason: ev.FenceReason, why: str) -> None:
+def give_up(job: State, w: WorkerRecord, reason: ef.FenceReason, why: str) -> None:
     """Remove a worker that may still run: from now on, whatever it sends is refused."""
-    job.do(ev.Fence(w.id, why, reason))
+    job.do(ef.Fence(w.id, why, reason))
     w.failure_reason = why  # whatever ends it later, that is not its own doing
     lose(job, w, why)
 
@@ -108,7 +109,7 @@ def lose(job: State, w: WorkerRecord, why: str, delete: bool = True) -> None:
             job.backoff.died_early(job.now)
         job.notice(Reason.WorkerLost, f"worker {w.id} is lost: {why}")
     if delete:
-        job.do(ev.Delete(w.id, job.config.elastic.grace_period_seconds))
+        job.do(ef.Delete(w.id, job.config.elastic.grace_period_seconds))
     # Not `closing`: the peers of one that crashes often say that the ring broke before its end is seen.
     w.in_broken_ring = w.in_ring and job.ring.lost_member
     in_ring = w.in_ring

@@ -11,7 +11,7 @@ from dataclasses import replace
 from edl.contract.phases import WorkerState
 from edl.contract.reasons import Reason
 from master.core import balance, completion, servers, training
-from master.core import events as ev
+from master.core import effects as ef
 from master.core.quorum import Limits, RingPlan, candidates, plan_ring, too_few
 from master.core.state import State
 from master.core.workers import DRAINING, IN, NO_RING, OUT, Kind, WorkerRecord
@@ -206,7 +206,7 @@ def _publish(job: State, plan: RingPlan, root: WorkerRecord) -> None:
     job.ring.shares = balance.shares(members, job.config.training.balance == "speed")
     job.servers.due = ""
     job.do(
-        ev.Form(
+        ef.Form(
             job.ring.generation, plan.members, root.id, plan.sync,
             job.train.epochs, job.ring.shares, job.train.layout, job.train.done, plan.joining,
             root.round, root.turn, job.servers.wanted, job.servers.addresses,

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from edl.contract.ids import Generation, WorkerId
 from edl.contract.reasons import Reason
+from master.core import effects as ef
 from master.core import events as ev
 from master.core.workers import IN, NO_RING, Pool, WorkerRecord
 
@@ -45,7 +46,7 @@ class Change:
         self.redone_records += stepped.redone_records
         return True
 
-    def tell(self) -> list[ev.Effect]:
+    def tell(self) -> list[ef.Effect]:
         """The one line that people look for after a change of the ring; once."""
         if self.told:
             return []
@@ -58,7 +59,7 @@ class Change:
             text += f" in {self.stall_seconds:.2f} s, {self.redone_records} records redone"
         else:
             reason = Reason.RingFormed
-        return [ev.Notice(reason, f"{text} ({self.cause})")]
+        return [ef.Notice(reason, f"{text} ({self.cause})")]
 
 
 @dataclass(slots=True)
@@ -130,7 +131,7 @@ class Ring:
         if len(self.changes) > KEPT_CHANGES:
             self.earlier.add(self.changes.pop(0))
 
-    def close(self, why: str, planned: bool) -> list[ev.Effect]:
+    def close(self, why: str, planned: bool) -> list[ef.Effect]:
         """Have every member leave: at a step boundary, or by a cut when the ring is broken."""
         if not self.members:
             return []
@@ -143,13 +144,13 @@ class Ring:
         self._asked = set()
         return self.ask_the_rest()
 
-    def ask_the_rest(self) -> list[ev.Effect]:
+    def ask_the_rest(self) -> list[ef.Effect]:
         """Have those leave who were not in it yet when it was closed: under an earlier master they were."""
         rest = tuple(w.id for w in self.inside if w.id not in self._asked)
         if not self.closing or not rest:
             return []
         self._asked.update(rest)
-        return [ev.Leave(self.generation, rest) if self.planned else ev.Cut(self.generation, rest)]
+        return [ef.Leave(self.generation, rest) if self.planned else ef.Cut(self.generation, rest)]
 
     def dissolve(self) -> None:
         """Everybody has left it, and no other follows at once."""

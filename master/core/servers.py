@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from edl.contract import modes
 from edl.contract.reasons import Reason
+from master.core import effects as ef
 from master.core import events as ev
 from master.core.state import Away, State
 from master.core.workers import WorkerRecord
@@ -35,7 +36,7 @@ def decide(job: State, w: WorkerRecord, tables: int) -> str:
                 f"the model has {tables} edl.layers.Embedding: {'its' if tables == 1 else 'their'} rows are "
                 f"on {_servers(servers)} (mode=hybrid; to keep them in the ring: mode=train)",
             )
-        job.do(ev.ModeDecided(mode))
+        job.do(ef.ModeDecided(mode))
     if mode == job.mode:
         return ""
     found, others = (str(tables), "none") if tables else ("no", "some")
@@ -115,7 +116,7 @@ def _arranged(job: State, servers: int) -> None:
     known.arranged = servers
     known.away = {index: one for index, one in known.away.items() if index < servers}
     known.waited = tuple(index for index in known.waited if index < servers)
-    job.do(ev.Arranged(servers))
+    job.do(ef.Arranged(servers))
 
 
 # --- who is waited for

@@ -16,6 +16,7 @@ from edl.contract.phases import Phase
 from edl.contract.ranges import RangeSet
 from edl.contract.reasons import Reason
 from edl.contract.steps import Steps
+from master.core import effects as ef
 from master.core import events as ev
 from master.core.checkpoints import Checkpoints, Farewell
 from master.core.failover import Failover
@@ -172,7 +173,7 @@ class State:
         self.ended_at: float | None = None
         self.goodput = Goodput()
         self.now = 0.0  # of the event in hand
-        self.effects: list[ev.Effect] = []  # of the event in hand
+        self.effects: list[ef.Effect] = []  # of the event in hand
 
     @property
     def limits(self) -> Limits:
@@ -193,11 +194,11 @@ class State:
             return Phase.Suspended
         return Phase.Starting if self.ring.generation == 0 else Phase.Waiting
 
-    def do(self, *effects: ev.Effect) -> None:
+    def do(self, *effects: ef.Effect) -> None:
         self.effects += effects
 
     def notice(self, reason: Reason, text: str) -> None:
-        self.do(ev.Notice(reason, text))
+        self.do(ef.Notice(reason, text))
 
     def close(self, why: str, planned: bool) -> None:
         """Have every member leave the ring: at a step boundary, or by a cut when it is broken."""

@@ -13,6 +13,7 @@ from edl.contract.layout import Layout
 from edl.contract.reasons import Reason
 from edl.contract.steps import Steps
 from edl.text import how_many
+from master.core import effects as ef
 from master.core import events as ev
 from master.core.state import Evaluation, State, TrainTask
 from master.core.workers import NO_RING
@@ -43,7 +44,7 @@ def change_epochs(job: State, epochs: int) -> None:
         return
     job.train.epochs = epochs
     if job.ring.running and (inside := tuple(w.id for w in job.ring.inside)):
-        job.do(ev.Train(job.ring.generation, inside, epochs))
+        job.do(ef.Train(job.ring.generation, inside, epochs))
 
 
 def stopped(job: State, event: ev.LeftRing) -> None:

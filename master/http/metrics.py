@@ -17,6 +17,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 import edl
 from edl.contract.phases import WorkerState
+from master.core import effects as ef
 from master.core import events as ev
 
 STATES = [state for state in WorkerState if state is not WorkerState.GONE]
@@ -47,15 +48,15 @@ class Metrics:
         """What a scrape gets: content type and body."""
         return CONTENT_TYPE_LATEST, generate_latest(self._registry)
 
-    def observe(self, now: float, event: ev.Event, effects: list[ev.Effect]) -> None:
+    def observe(self, now: float, event: ev.Event, effects: list[ef.Effect]) -> None:
         """An observer of the master's loop."""
         if isinstance(event, ev.Stepped) and event.stall_seconds:
             self._reshape.observe(event.stall_seconds)
         for effect in effects:
             match effect:
-                case ev.Leave():
+                case ef.Leave():
                     self._reshapes["planned"] += 1
-                case ev.Cut():
+                case ef.Cut():
                     self._reshapes["broken"] += 1
 
     def collect(self) -> Iterator[Metric]:

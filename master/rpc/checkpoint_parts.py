@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from edl.contract.ids import WorkerId
 from edl.contract.proto import edl_pb2 as pb
+from master.core import effects as ef
 from master.core import events as ev
 
 KEPT = 2  # attempts: the manifest of one may be on its way while the parts of the next come
@@ -37,7 +38,7 @@ class CheckpointParts:
         writers = tuple(heard[index][0] for index in range(part.of))
         return ev.PartsWritten(worker, part.step, part.attempt, writers)
 
-    def order(self, commit: ev.Commit) -> pb.ToWorker | None:
+    def order(self, commit: ef.Commit) -> pb.ToWorker | None:
         """The order to write the manifest; None: an earlier master has heard of the parts."""
         heard = self._heard.get((commit.step, commit.attempt))
         if heard is None:

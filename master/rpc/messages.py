@@ -15,6 +15,7 @@ from edl.contract.ids import Generation, WorkerId
 from edl.contract.layout import Layout
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.ranges import RangeSet
+from master.core import effects as ef
 from master.core import events as ev
 
 
@@ -118,10 +119,10 @@ def ended_before(s: pb.Succession) -> ev.Gone:
     return ev.Gone(WorkerId(s.place), code=code, signal=s.signal, why=s.why)
 
 
-def message_of(effect: ev.Effect) -> tuple[Sequence[WorkerId], pb.ToWorker] | None:
+def message_of(effect: ef.Effect) -> tuple[Sequence[WorkerId], pb.ToWorker] | None:
     """What the effect says, and to whom: the same to all of them; None: it is another adapter's."""
     match effect:
-        case ev.Form(generation, members, root, sync, epochs, shares, layout, step, joining, round, turn,
+        case ef.Form(generation, members, root, sync, epochs, shares, layout, step, joining, round, turn,
                      servers, addresses):  # fmt: skip
             form = pb.Form(
                 members=members, root=root, sync=sync, epochs=epochs, shares=shares,
@@ -129,19 +130,19 @@ def message_of(effect: ev.Effect) -> tuple[Sequence[WorkerId], pb.ToWorker] | No
                 servers=servers, addresses=addresses,
             )  # fmt: skip
             return members, pb.ToWorker(generation=generation, form=form)
-        case ev.Train(generation, members, epochs):
+        case ef.Train(generation, members, epochs):
             return members, pb.ToWorker(generation=generation, train=pb.Train(epochs=epochs))
-        case ev.Leave(generation, members):
+        case ef.Leave(generation, members):
             return members, pb.ToWorker(generation=generation, leave=pb.Leave())
-        case ev.Cut(generation, members):
+        case ef.Cut(generation, members):
             return members, pb.ToWorker(generation=generation, cut=pb.Cut())
-        case ev.Export(worker):
+        case ef.Export(worker):
             return (worker,), pb.ToWorker(export=pb.Export())
-        case ev.Checkpoint(generation, worker):
+        case ef.Checkpoint(generation, worker):
             return (worker,), pb.ToWorker(generation=generation, checkpoint=pb.Checkpoint())
-        case ev.WriteCheckpoint(worker):
+        case ef.WriteCheckpoint(worker):
             return (worker,), pb.ToWorker(write_checkpoint=pb.WriteCheckpoint())
-        case ev.Stop(worker, why):
+        case ef.Stop(worker, why):
             return (worker,), pb.ToWorker(stop=pb.Stop(why=why))
     return None
 

@@ -23,6 +23,7 @@ from edl.contract.proto import edl_pb2 as pb
 from edl.contract.proto import edl_pb2_grpc as rpc
 from edl.errors import EdlError
 from edl.listener import Context, Listener
+from master.core import effects as ef
 from master.core import events as ev
 from master.rpc.authority import Alone, Authority
 from master.rpc.checkpoint_parts import CheckpointParts
@@ -169,16 +170,16 @@ class Server(rpc.MasterServicer):
 
     # --- effects
 
-    def perform(self, effect: ev.Effect) -> None:
+    def perform(self, effect: ef.Effect) -> None:
         """Send what the effect says to whom it concerns; effects of other adapters are none of ours."""
         match effect:
-            case ev.Form(generation, members):
+            case ef.Form(generation, members):
                 self._rendezvous.open(generation, members)
-            case ev.Fence(worker, why):
+            case ef.Fence(worker, why):
                 self._fenced[worker] = why
                 if (outbox := self._streams.pop(worker, None)) is not None:
                     outbox.close()
-            case ev.Commit(worker) if (commit := self._parts.order(effect)) is not None:
+            case ef.Commit(worker) if (commit := self._parts.order(effect)) is not None:
                 self._send((worker,), commit)
         if (order := message_of(effect)) is not None:
             self._send(*order)

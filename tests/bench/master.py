@@ -34,6 +34,7 @@ from edl.contract.ids import RunId, WorkerId
 from edl.contract.layout import Layout
 from edl.contract.tokens import Tokens
 from edl.listener import Listener
+from master.core import effects as ef
 from master.core import events as ev
 from master.core import snapshot
 from master.core.job import Job
@@ -155,7 +156,7 @@ class Nowhere:
 
     async def start(self) -> None: ...
 
-    def perform(self, effect: ev.Effect) -> None: ...
+    def perform(self, effect: ef.Effect) -> None: ...
 
     async def close(self) -> None: ...
 
@@ -188,9 +189,9 @@ async def streams(workers: int, seconds: float = LISTEN_SECONDS) -> Streams:
     changed = asyncio.Event()
     spent: dict[int, float] = {}  # CPU seconds when each ring was ordered
 
-    def observe(now: float, event: ev.Event, effects: list[ev.Effect]) -> None:
+    def observe(now: float, event: ev.Event, effects: list[ef.Effect]) -> None:
         for effect in effects:
-            if isinstance(effect, ev.Form):
+            if isinstance(effect, ef.Form):
                 spent[effect.generation] = time.process_time()
         changed.set()
 

@@ -18,6 +18,7 @@ from edl.config import values
 from edl.contract import artifacts
 from edl.errors import EdlError
 from master import journal, replay
+from master.core import effects as ef
 from master.core import events as ev
 from tests.month import Month, keep, summarize
 from tests.month import journal as opened
@@ -43,7 +44,7 @@ def _month(output: Path, few: int) -> None:
     month = Month(WORKERS, CHANGES // few, RECORDS // few, EPOCHS, BATCH, most=MOST)
     kept, taken, largest = opened(month, output), [], 0
 
-    def hear(now: float, event: ev.Event, effects: list[ev.Effect]) -> None:
+    def hear(now: float, event: ev.Event, effects: list[ef.Effect]) -> None:
         nonlocal largest
         began = time.perf_counter()
         kept.write(now, event, effects)

@@ -19,6 +19,7 @@ from edl.contract.ids import WorkerId
 from master.backends.base import Backend
 from master.backends.external import External
 from master.backends.processes import ForkServer, Memories, Processes, Spawn
+from master.core import effects as ef
 from master.core import events as ev
 from tests.fakes.backend import FakeBackend
 from tests.fakes.kubernetes_api import serving
@@ -190,11 +191,11 @@ async def any_world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIter
 
 def create(world: World, *workers: int) -> None:
     for worker in workers:
-        world.backend.perform(ev.Create(WorkerId(worker)))
+        world.backend.perform(ef.Create(WorkerId(worker)))
 
 
 def delete(world: World, worker: int, grace: float = 1.0) -> None:
-    world.backend.perform(ev.Delete(WorkerId(worker), grace))
+    world.backend.perform(ef.Delete(WorkerId(worker), grace))
 
 
 async def is_quiet(world: World, worker: int) -> None:
@@ -280,8 +281,8 @@ async def test_a_worker_that_is_deleted_before_it_runs_is_gone_once(any_world: W
 
 async def test_what_is_not_a_backends_is_ignored(any_world: World) -> None:
     delete(any_world, 7)  # which nobody has created
-    any_world.backend.perform(ev.Stop(WorkerId(7), "enough"))
-    any_world.backend.perform(ev.End("Stopped", "enough"))
+    any_world.backend.perform(ef.Stop(WorkerId(7), "enough"))
+    any_world.backend.perform(ef.End("Stopped", "enough"))
     await is_quiet(any_world, 7)
 
 
@@ -372,6 +373,6 @@ async def test_workers_outlive_their_fork_server_and_the_next_ones_have_another(
     assert gone.free and gone.code is None and "its fork server is not there to tell how" in gone.why
     world.end(2, 7)
     assert (await world.log.gone(2)).code == 7
-    world.backend.perform(ev.Delete(WorkerId(1), 5.0))
+    world.backend.perform(ef.Delete(WorkerId(1), 5.0))
     await world.log.gone(1)
     await world.backend.close()

@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 from edl.contract.ids import WorkerId
 from master.backends.base import Emit
+from master.core import effects as ef
 from master.core import events as ev
 
 Later: TypeAlias = Callable[[float, Callable[[], None]], object]
@@ -45,12 +46,12 @@ class FakeBackend:
     async def start(self) -> None:
         pass
 
-    def perform(self, effect: ev.Effect) -> None:
+    def perform(self, effect: ef.Effect) -> None:
         match effect:
-            case ev.Create(worker):
+            case ef.Create(worker):
                 process = self.processes[worker] = Process(worker)
                 self._soon(self.place_seconds, lambda: self._place(process))
-            case ev.Delete(worker, grace) if worker in self.processes:
+            case ef.Delete(worker, grace) if worker in self.processes:
                 process = self.processes[worker]
                 process.deleted = True
                 wait = 0.0 if not process.running else min(grace, self.end_seconds)

@@ -27,6 +27,7 @@ from edl.contract import artifacts
 from edl.contract.ids import RunId
 from edl.contract.reasons import Reason
 from master.__main__ import processes, servers_of
+from master.core import effects as ef
 from master.core import events as ev
 from master.loop import Master
 from master.service import serve
@@ -85,7 +86,7 @@ class Running:
         self.output, self.records, self.epochs, self._orders = output, records, epochs, orders
         merged = values.load([], [f"training.epochs={epochs}", *sets])
         self.master = Master(JobSpec.parse(merged), RunId(secrets.token_hex(8)), [self._observe])
-        self.seen: list[tuple[float, ev.Event, list[ev.Effect]]] = []
+        self.seen: list[tuple[float, ev.Event, list[ef.Effect]]] = []
         self.heartbeats = 0  # that were heard
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -97,7 +98,7 @@ class Running:
         self.heartbeats += isinstance(said, ev.Heartbeat)
         self._changed.set()
 
-    def _observe(self, now: float, event: ev.Event, effects: list[ev.Effect]) -> None:
+    def _observe(self, now: float, event: ev.Event, effects: list[ef.Effect]) -> None:
         self.seen.append((now, event, effects))
         self._changed.set()
 
@@ -119,12 +120,12 @@ class Running:
 
     def noticed(self, reason: Reason) -> list[str]:
         """The texts of the core's notices of this reason."""
-        notices = (e for _, _, effects in self.seen for e in effects if isinstance(e, ev.Notice))
+        notices = (e for _, _, effects in self.seen for e in effects if isinstance(e, ef.Notice))
         return [notice.text for notice in notices if notice.reason is reason]
 
-    def fenced(self, worker: int) -> ev.FenceReason | None:
+    def fenced(self, worker: int) -> ef.FenceReason | None:
         """Why the core has fenced this worker; None: it has not."""
-        fences = (e for _, _, effects in self.seen for e in effects if isinstance(e, ev.Fence))
+        fences = (e for _, _, effects in self.seen for e in effects if isinstance(e, ef.Fence))
         return next((f.reason for f in fences if f.worker == worker), None)
 
     def gone(self, worker: int) -> ev.Gone | None:

@@ -14,7 +14,7 @@ import pytest
 from edl.audit import audit
 from edl.contract import artifacts
 from edl.contract.reasons import Reason
-from master.core import events as ev
+from master.core import effects as ef
 from tests.evidence import saved_weights
 
 A_Job = Callable[..., Any]
@@ -66,7 +66,7 @@ async def test_a_stopped_worker_is_dropped_and_leaves_when_it_thaws(a_job: A_Job
         pid = job.pid(frozen)
         job.kill(frozen, number=signal.SIGSTOP)
         assert frozen not in await job.ring_of(2)
-        assert job.fenced(frozen) is ev.FenceReason.HeartbeatTimeout
+        assert job.fenced(frozen) is ef.FenceReason.HeartbeatTimeout
         __import__("os").kill(pid, signal.SIGCONT)
         ended = await job.until(lambda: job.gone(frozen))
         assert ended.code == 3, "the thawed worker should find that it was given up, and leave"

@@ -21,6 +21,7 @@ from edl.errors import ConfigError
 from edl.kubernetes.client import Api, ApiError
 from edl.kubernetes.timing import Timing
 from master.backends.kubernetes import Place
+from master.core import effects as ef
 from master.core import events as ev
 from tests.fakes.kubernetes_api import NAMESPACE, KubernetesApi, serving
 from tests.kubernetes_driver import Driven
@@ -170,7 +171,7 @@ async def test_five_minutes_without_an_api(server: KubernetesApi, how: str) -> N
         server.end_pod("edl-worker-1", 1)
         job.create(6, 7)
         job.delete(2)
-        job.backend.perform(ev.Notice(Reason.RingReshaped, "ring 3 -> 2 in 0.21 s"))
+        job.backend.perform(ef.Notice(Reason.RingReshaped, "ring 3 -> 2 in 0.21 s"))
         await asyncio.sleep(300 * SECOND)
         asked = server.requests[before:]
         assert len(asked) <= 300

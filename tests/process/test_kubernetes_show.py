@@ -15,6 +15,7 @@ from structlog.testing import capture_logs
 import edl
 from edl.contract.reasons import Reason
 from master.backends.kubernetes import EndedRun
+from master.core import effects as ef
 from master.core import events as ev
 from tests.fakes.kubernetes_api import KubernetesApi
 from tests.kubernetes_driver import job_values
@@ -227,7 +228,7 @@ async def test_an_event_that_the_api_refuses_is_dropped_with_a_warning_and_holds
             server.refuse("create", "events", 403, "Forbidden", "cannot create events", times=2)
             before = len(server.requests)
             for n in range(3):
-                job.backend.perform(ev.Notice(Reason.Scaled, f"workers {n} -> {n + 1}"))
+                job.backend.perform(ef.Notice(Reason.Scaled, f"workers {n} -> {n + 1}"))
             await job.until(lambda: server.objects["events"])
             assert [e["message"] for e in server.objects["events"].values()] == ["workers 2 -> 3"]
             assert server.count(before)["create", "events"] == 3
@@ -309,13 +310,13 @@ async def test_labels_do_not_pile_up_however_fast_the_ring_changes(server: Kuber
 async def test_events_tell_what_happened_and_alike_ones_count_up(server: KubernetesApi) -> None:
     async with driving(server) as job:
         for _ in range(3):
-            job.backend.perform(ev.Notice(Reason.Scaled, "workers 4 -> 2"))
+            job.backend.perform(ef.Notice(Reason.Scaled, "workers 4 -> 2"))
             await asyncio.sleep(3 * SECOND)
         job.backend.perform(
-            ev.Notice(Reason.RingReshaped, "ring 3 -> 2 in 0.21 s, 0 records redone (worker 1 is lost)")
+            ef.Notice(Reason.RingReshaped, "ring 3 -> 2 in 0.21 s, 0 records redone (worker 1 is lost)")
         )
-        job.backend.perform(ev.Notice(Reason.SpecRefused, "a running job keeps its training.seed"))
-        job.backend.perform(ev.Notice(Reason.Succeeded, "the job succeeded"))
+        job.backend.perform(ef.Notice(Reason.SpecRefused, "a running job keeps its training.seed"))
+        job.backend.perform(ef.Notice(Reason.Succeeded, "the job succeeded"))
 
         def told() -> dict[str, Any]:
             return {e["reason"]: e for e in server.objects["events"].values()}
@@ -326,8 +327,8 @@ async def test_events_tell_what_happened_and_alike_ones_count_up(server: Kuberne
         assert told()["RingReshaped"]["message"].startswith("ring 3 -> 2 in 0.21 s")
         assert told()["SpecRefused"]["type"] == "Warning"
         for n in range(400):
-            job.backend.perform(ev.Notice(Reason.WorkerReady, f"worker {n} is ready after 3.1 s"))
-        job.backend.perform(ev.Notice(Reason.RingReshaped, "ring 2 -> 400 in 2.0 s"))
+            job.backend.perform(ef.Notice(Reason.WorkerReady, f"worker {n} is ready after 3.1 s"))
+        job.backend.perform(ef.Notice(Reason.RingReshaped, "ring 2 -> 400 in 2.0 s"))
         await job.until(lambda: any("400 in 2.0" in e["message"] for e in server.objects["events"].values()))
         assert len(server.objects["events"]) <= 32
 
@@ -337,7 +338,7 @@ async def test_an_event_tells_when_it_happened_however_late_it_is_taken(server: 
         server.refuse("create", "events", 500)
         happened = datetime.now(UTC)
         job.backend.perform(
-            ev.Notice(Reason.RingReshaped, "ring 3 -> 2 in 0.21 s, 0 records redone (worker 1 is lost)")
+            ef.Notice(Reason.RingReshaped, "ring 3 -> 2 in 0.21 s, 0 records redone (worker 1 is lost)")
         )
         await job.until(lambda: server.objects["events"])
         (event,) = server.objects["events"].values()
@@ -348,10 +349,10 @@ async def test_an_event_tells_when_it_happened_however_late_it_is_taken(server: 
 async def test_many_small_events_keep_none_that_matters_waiting(server: KubernetesApi) -> None:
     async with driving(server, pace=replace(PACE, events=1000)) as job:
         for n in range(100):
-            job.backend.perform(ev.Notice(Reason.EpochApplied, f"epoch {n} of 100 is applied"))
+            job.backend.perform(ef.Notice(Reason.EpochApplied, f"epoch {n} of 100 is applied"))
         await job.until(lambda: server.count()["create", "events"] == 15)  # and no more for long
         job.backend.perform(
-            ev.Notice(Reason.RingReshaped, "ring 3 -> 2 in 0.21 s, 0 records redone (worker 1 is lost)")
+            ef.Notice(Reason.RingReshaped, "ring 3 -> 2 in 0.21 s, 0 records redone (worker 1 is lost)")
         )
         await job.until(lambda: Reason.RingReshaped in reasons(server))
         assert server.count()["create", "events"] == 16
@@ -361,7 +362,7 @@ async def test_the_last_status_is_written_however_many_events_wait(server: Kuber
     async with driving(server) as job:
         job.told = a_status()
         for n in range(100):
-            job.backend.perform(ev.Notice(Reason.WorkerFailed, f"worker {n} crashed"))
+            job.backend.perform(ef.Notice(Reason.WorkerFailed, f"worker {n} crashed"))
         job.backend.status.end({"phase": "Succeeded"})
     assert server.objects["configmaps"]["edl-status"]["data"]["summary.json"] == '{"phase": "Succeeded"}'
 
@@ -370,7 +371,7 @@ async def test_an_event_that_is_being_sent_when_the_master_goes_is_not_lost(serv
     async with driving(server) as job:
         server.deaf = True  # the API server is slow
         before = len(server.requests)
-        job.backend.perform(ev.Notice(Reason.Succeeded, "the job succeeded"))
+        job.backend.perform(ef.Notice(Reason.Succeeded, "the job succeeded"))
         await job.until(lambda: server.count(before)["create", "events"])
         server.deaf = False
     assert reasons(server) == [Reason.Succeeded]

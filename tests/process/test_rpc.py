@@ -20,6 +20,7 @@ from edl.contract.proto import edl_pb2 as pb
 from edl.contract.proto import edl_pb2_grpc as rpc
 from edl.contract.tokens import Tokens
 from edl.listener import Listener
+from master.core import effects as ef
 from master.core import events as ev
 from master.rpc.authority import Alone
 from master.rpc.server import Server
@@ -184,7 +185,7 @@ async def test_a_worker_obeys_no_master_of_a_smaller_term_and_says_which_it_has_
     await server.start(f"127.0.0.1:{port}")
     while not server._streams:
         await asyncio.sleep(0.05)
-    server.perform(ev.Stop(WorkerId(0), "enough"))
+    server.perform(ef.Stop(WorkerId(0), "enough"))
     order = await asyncio.to_thread(stream.session.next_order)
     assert order == End("enough")
     stream.close()

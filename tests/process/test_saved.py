@@ -12,6 +12,7 @@ import pytest
 
 from edl import audit
 from edl.contract import artifacts
+from master.core import effects as ef
 from master.core import events as ev
 from tests.process.conftest import Running
 
@@ -98,7 +99,7 @@ async def test_who_is_killed_while_it_saves_or_evaluates_is_followed_by_another(
     assert summary["phase"] == "Succeeded"
     assert summary["metrics"] == {"loss": None, "mae": None}, "JSON has no number for what is not finite"
     # A copy is saved before the ring evaluates the model, and that before it is handed over.
-    exports = [e for _, _, effects in job.seen for e in effects if isinstance(e, ev.Export)]
+    exports = [e for _, _, effects in job.seen for e in effects if isinstance(e, ef.Export)]
     assert len(exports) == 1
     assert not list(job.output.glob(".*.*")), "a file that was not finished is left"
     listed = json.loads((job.output / artifacts.EXPORTS).read_text())["exports"]

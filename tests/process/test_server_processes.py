@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from master.backends.servers import Plan, ServerProcesses
+from master.core import effects as ef
 from master.core import events as ev
 from tests.process.conftest import ROOT, SECONDS
 
@@ -123,7 +124,7 @@ async def test_a_further_one_that_does_not_come_to_listen_is_given_up(
         servers.resize(2)
         given_up = await until(events, ev.ServersGivenUp)
         assert given_up == ev.ServersGivenUp(2, 1, f"parameter server 1 {why}")
-        servers.perform(ev.Arranged(1))
+        servers.perform(ef.Arranged(1))
         assert (servers.wanted, len(servers.status())) == (1, 1)
     finally:
         await servers.close(ended=True)

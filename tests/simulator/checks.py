@@ -24,6 +24,7 @@ from edl.contract.phases import Phase
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.reasons import Reason
 from edl.contract.steps import Steps
+from master.core import effects as ef
 from master.core import events as ev
 from master.core import view
 from tests.invariants import replayed
@@ -63,7 +64,7 @@ class Checks:
     def _cut_by_a_new_master(self, worker: WorkerId) -> bool:
         """Whether a ring that was not up yet was cut under it, though nobody had died."""
         return any(
-            isinstance(effect, ev.Cut) and worker in effect.members
+            isinstance(effect, ef.Cut) and worker in effect.members
             for _, event, effects in self.world.watchdog.history if isinstance(event, ev.Resume)
             for effect in effects
         )  # fmt: skip
@@ -75,12 +76,12 @@ class Checks:
     def _charged(self, worker: WorkerId) -> bool:
         return any(f.worker == worker for f in self.world.job.failures)
 
-    def keeps_the_state(self, form: ev.Form, effects: list[ev.Effect]) -> None:
+    def keeps_the_state(self, form: ef.Form, effects: list[ef.Effect]) -> None:
         """Nobody starts anew while there is somebody who holds the state."""
         workers = self.world.fleet.workers
         if workers[form.root].has_state or self.world.config.asynchronous:  # it is on servers
             return
-        given_up = self.world.watchdog.stopped | {e.worker for e in effects if isinstance(e, ev.Fence)}
+        given_up = self.world.watchdog.stopped | {e.worker for e in effects if isinstance(e, ef.Fence)}
         there = [w for w in workers.values() if w.alive and not (w.fenced or w.failed)]
         newest = self.world.job.checkpoints.step  # before which a copy that was left counts for nothing
         there = [w for w in there if not w.from_memory or w.step >= newest]
@@ -192,7 +193,7 @@ class Checks:
             late = [w for w, since in self.waiting.items() if now - max(since, calm) > PATIENCE_SECONDS]
             assert not late, f"{late} wait long to join the ring or to leave it"
 
-    def judge(self, end: ev.End) -> None:
+    def judge(self, end: ef.End) -> None:
         """The job has ended: was it right, and is what came out?"""
         world, job = self.world, self.world.job
         charged = {f.worker for f in job.failures}
@@ -205,7 +206,7 @@ class Checks:
         if summary["failed_parts"]:
             # It was saved, or nobody could save it, and then it is not trained again.
             told = (e for _, _, effects in world.watchdog.history for e in effects)
-            saved = any(isinstance(e, ev.Notice) and e.reason is Reason.Evaluating for e in told)
+            saved = any(isinstance(e, ef.Notice) and e.reason is Reason.Evaluating for e in told)
             assert end.phase == "Failed" and bool(summary["model"]) == saved, end
         elif end.phase == "Failed" and "Failed" not in world.faults.ends:
             assert len(charged) > world.most_failures, end

@@ -12,6 +12,7 @@ from edl.contract.exit_codes import WorkerExit
 from edl.contract.ids import WorkerId
 from edl.contract.layout import Layout
 from edl.contract.proto import edl_pb2 as pb
+from master.core import effects as ef
 from master.core import events as ev
 from master.rpc.messages import event_of
 from tests.simulator.worker import MOST_EPOCHS, Bell, Sim
@@ -44,7 +45,7 @@ class Fleet:
 
         self.clock.later(seconds, now)
 
-    def met(self, form: ev.Form, master: int) -> bool:
+    def met(self, form: ef.Form, master: int) -> bool:
         """Whether its members have found each other."""
         return True
 
@@ -235,8 +236,8 @@ class Fleet:
 
     # --- orders
 
-    def fence(self, w: Sim, fence: ev.Fence) -> None:
-        if fence.reason is ev.FenceReason.HeartbeatTimeout:
+    def fence(self, w: Sim, fence: ef.Fence) -> None:
+        if fence.reason is ef.FenceReason.HeartbeatTimeout:
             self.world.checks.was_silent(w, fence.why)
         w.fenced = True
         self.order_to(w.id, lambda w: self.is_given_up(w, fence.why))

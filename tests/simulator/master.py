@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from edl.contract.ids import WorkerId
 from edl.contract.reasons import Reason
+from master.core import effects as ef
 from master.core import events as ev
 from master.core.job import Job
 from master.rpc.checkpoint_parts import CheckpointParts
@@ -66,32 +67,32 @@ class Master:
         if isinstance(event, ev.Gone | ev.Failed) and ought is not None:
             checks.is_charged(event, ought)
         for effect in effects:
-            if isinstance(effect, ev.Form):
+            if isinstance(effect, ef.Form):
                 checks.keeps_the_state(effect, effects)
             self._perform(effect)
         checks.nobody_waits_long()
 
-    def _perform(self, effect: ev.Effect) -> None:
+    def _perform(self, effect: ef.Effect) -> None:
         fleet, rings, faults = self.world.fleet, self.world.rings, self.world.faults
         match effect:
-            case ev.Create(worker):
+            case ef.Create(worker):
                 fleet.create(worker)
-            case ev.Delete(worker, grace):
+            case ef.Delete(worker, grace):
                 fleet.delete(fleet.workers[worker], grace)
-            case ev.Form():
+            case ef.Form():
                 rings.form(effect, self.number)
                 faults.moment("forming")
-            case ev.Leave():
+            case ef.Leave():
                 faults.moment("draining")
-            case ev.Export():
+            case ef.Export():
                 faults.moment("exporting")
-            case ev.Fence(worker):
+            case ef.Fence(worker):
                 fleet.fence(fleet.workers[worker], effect)
-            case ev.Commit(worker) if (commit := self.parts.order(effect)) is not None:
+            case ef.Commit(worker) if (commit := self.parts.order(effect)) is not None:
                 fleet.order_to(worker, lambda w: rings.hears(w, commit))
-            case ev.Notice(Reason.SpecRefused):
+            case ef.Notice(Reason.SpecRefused):
                 self.world.refused = True
-            case ev.End():
+            case ef.End():
                 self.world.ended = effect
         if self.world.servers is not None:
             self.world.servers.perform(effect)

@@ -25,6 +25,7 @@ from edl.kubernetes.names import MASTER_PORT
 from master import loop
 from master.backends.kubernetes.leader_election import Superseded
 from master.candidate import Candidate
+from master.core import effects as ef
 from master.core import events as ev
 from master.core.job import Job
 from master.rpc.server import Server
@@ -336,7 +337,7 @@ class Checked:
 class NoJournal:
     trouble, full = "", False
 
-    def note(self, now: float, event: ev.Event, effects: list[ev.Effect]) -> None: ...
+    def note(self, now: float, event: ev.Event, effects: list[ef.Effect]) -> None: ...
 
 
 class Pods:
@@ -344,14 +345,14 @@ class Pods:
 
     def __init__(self, api: SimulatedApi, term: Term):
         self._api, self._term = api, term
-        self._orders: asyncio.Queue[ev.Create | ev.Delete] = asyncio.Queue()
+        self._orders: asyncio.Queue[ef.Create | ef.Delete] = asyncio.Queue()
 
     async def start(self) -> None:
         self._writing = asyncio.create_task(self._write())
         self._writing.add_done_callback(self._term.process.ended)
 
-    def perform(self, effect: ev.Effect) -> None:
-        if isinstance(effect, ev.Create | ev.Delete):
+    def perform(self, effect: ef.Effect) -> None:
+        if isinstance(effect, ef.Create | ef.Delete):
             self._orders.put_nowait(effect)
 
     async def close(self) -> None:
@@ -363,7 +364,7 @@ class Pods:
             order = await self._orders.get()
             while True:
                 try:
-                    if isinstance(order, ev.Create):
+                    if isinstance(order, ef.Create):
                         await self._api.create(path, {"metadata": {"name": str(order.worker)}})
                     else:
                         grace = {"gracePeriodSeconds": order.grace_period_seconds}
@@ -393,7 +394,7 @@ class Term:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._job, name)
 
-    def handle(self, event: ev.Event, now: float) -> list[ev.Effect]:
+    def handle(self, event: ev.Event, now: float) -> list[ef.Effect]:
         """In place of the core's."""
         masters, world = self.masters, self.masters.world
         acts = masters.top is self  # else another one does, and what this one decides nobody hears
@@ -408,7 +409,7 @@ class Term:
             for effect in effects:
                 print(f"{'':12}-> {effect}")
         for effect in effects:
-            if isinstance(effect, ev.Form):
+            if isinstance(effect, ef.Form):
                 if acts:
                     checks.keeps_the_state(effect, effects)
                 world.rings.form(effect, self.number)
@@ -420,23 +421,23 @@ class Term:
             checks.nobody_waits_long()
         return effects
 
-    def _note(self, effect: ev.Effect) -> None:
+    def _note(self, effect: ef.Effect) -> None:
         world = self.masters.world
         match effect:
-            case ev.Form():
+            case ef.Form():
                 world.faults.moment("forming")
-            case ev.Leave():
+            case ef.Leave():
                 world.faults.moment("draining")
-            case ev.Export():
+            case ef.Export():
                 world.faults.moment("exporting")
-            case ev.Fence(worker):
-                late = effect.reason is ev.FenceReason.StartupTimeout
+            case ef.Fence(worker):
+                late = effect.reason is ef.FenceReason.StartupTimeout
                 if late and self.masters.clock.now < self.masters.unsettled_until + 10.0:
                     world.faults.to_blame.add(worker)  # or the network, by which it was not heard
                 world.fleet.fence(world.fleet.workers[worker], effect)
-            case ev.Notice(Reason.SpecRefused):
+            case ef.Notice(Reason.SpecRefused):
                 world.refused = True
-            case ev.End():
+            case ef.End():
                 world.ended = effect
 
 
@@ -531,8 +532,8 @@ class Crew(Fleet):
         self.streams[w.id].connect()
         self.world.faults.moment("starting")
 
-    def fence(self, w: Sim, fence: ev.Fence) -> None:
-        if fence.reason is ev.FenceReason.HeartbeatTimeout and not self.world.master.was_deaf(w.id):
+    def fence(self, w: Sim, fence: ef.Fence) -> None:
+        if fence.reason is ef.FenceReason.HeartbeatTimeout and not self.world.master.was_deaf(w.id):
             self.world.checks.was_silent(w, fence.why)
         w.fenced = True
 
@@ -550,7 +551,7 @@ class Crew(Fleet):
             super().exit(w, *args, **how)
             self.streams[w.id].process.kill()
 
-    def met(self, form: ev.Form, term: int) -> bool:
+    def met(self, form: ef.Form, term: int) -> bool:
         """All members have found each other through their master."""
         members = form.members
         met = all(

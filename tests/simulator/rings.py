@@ -14,7 +14,7 @@ import numpy as np
 
 from edl.contract.ids import Generation, WorkerId
 from edl.contract.proto import edl_pb2 as pb
-from master.core import events as ev
+from master.core import effects as ef
 from tests.simulator.servers import SimServers
 from tests.simulator.worker import Sim
 from trainer.ring.base import RingBroken
@@ -29,12 +29,12 @@ class Rings:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.forms: list[ev.Form] = []
+        self.forms: list[ef.Form] = []
         self._circles: dict[
             tuple[int, Generation], Circle
         ] = {}  # by master, which is whom members hear of it
 
-    def form(self, form: ev.Form, master: int) -> None:
+    def form(self, form: ef.Form, master: int) -> None:
         """That master has decided on it."""
         self.forms.append(form)
         circle = Circle(len(form.members), Delivery(self.world, form, master))
@@ -66,7 +66,7 @@ class Rings:
 class Delivery:
     """How the results of one ring's collectives travel."""
 
-    def __init__(self, world: World, form: ev.Form, master: int):
+    def __init__(self, world: World, form: ef.Form, master: int):
         self.master = master
         self.world, self.random, self.clock, self.fleet = world, world.random, world.clock, world.fleet
         self.form = form

@@ -17,7 +17,7 @@ import grpc
 from edl.contract.arrangement import Arrangement
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.reasons import Reason
-from master.core import events as ev
+from master.core import effects as ef
 from master.servers import ANSWER_SECONDS, LOOK_SECONDS, Named, Watch
 from tests.simulator import server_checks
 from tests.simulator.server_calls import SimInterrupt, SimLink
@@ -85,7 +85,7 @@ class Servers:
         found: tuple[str, ...] = at_once(self.backend.addresses())
         return found
 
-    def perform(self, effect: ev.Effect) -> None:
+    def perform(self, effect: ef.Effect) -> None:
         assert self.backend is not None
         self.backend.perform(effect)
 
@@ -258,7 +258,7 @@ class Servers:
         if not (calm and job.ring.running and job.ring.up and known.have and known.wanted):
             return
         stays = any(
-            isinstance(effect, ev.Notice) and effect.reason is Reason.ServersStay
+            isinstance(effect, ef.Notice) and effect.reason is Reason.ServersStay
             for _, _, effects in self.world.watchdog.history for effect in effects
         )  # fmt: skip
         assert known.have == self.wanted or stays, (

@@ -13,6 +13,7 @@ from structlog.testing import capture_logs
 from edl import config
 from edl.checkpoints import Store
 from edl.config import values
+from master.core import effects as ef
 from master.core import events as ev
 from master.core.job import Job
 from tests.invariants import Watchdog
@@ -114,7 +115,7 @@ class World:
         if self.two:
             calm_at = chance.uniform(20, 60)
         self.faults = Faults(self, calm_at=hours * 3600 or calm_at, soak=bool(hours))
-        self.ended: ev.End | None = None
+        self.ended: ef.End | None = None
         if self.servers is not None:
             self.servers.another_master()
             self.servers.schedule(calm_at)

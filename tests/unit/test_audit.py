@@ -11,6 +11,7 @@ from edl.config import values
 from edl.contract.ids import Generation, WorkerId
 from edl.contract.order import Layout
 from edl.contract.ranges import RangeSet
+from master.core import effects as ef
 from master.core import events as ev
 from master.core.job import Job
 from tests.invariants import Watchdog
@@ -45,7 +46,7 @@ def saved(story: Story, output: Path) -> str:
     return audit.audit(output)
 
 
-def live(story: Story, epochs: int) -> list[ev.Effect]:
+def live(story: Story, epochs: int) -> list[ef.Effect]:
     return story.tell(ev.Live(story.job.target, story.job.min_size, story.job.suspended, epochs))
 
 
@@ -73,7 +74,7 @@ def test_a_beat_of_a_ring_whose_state_was_lost_is_no_news(tmp_path: Path) -> Non
     story.up()
     story.tell(ev.Progress(Generation(1), 5))  # it was on its way
     story.kill(3)
-    only(story.out(2, step=2, broken="reset"), ev.Form)
+    only(story.out(2, step=2, broken="reset"), ef.Form)
     told = verdict(story, tmp_path, worker=2)
     assert told.startswith("exactly once: 100 records x 1 epoch in 10 steps, 3 rings; 1 worker ended with")
     assert "the newest state was lost once and training went on from what was left" in told
@@ -91,10 +92,10 @@ def test_a_state_that_is_older_than_what_all_had_is_gone_on_from_only_where_that
 ) -> None:
     story = Story(workers=2, joinDelaySeconds=0.5).running()
     story.tell(ev.Leaving(WorkerId(0), "SIGTERM"), ev.Leaving(WorkerId(1), "SIGTERM"))
-    form = only(story.out(0, 1, step=4), ev.Form)
+    form = only(story.out(0, 1, step=4), ef.Form)
     (alone,) = form.members
     story.tell(ev.JoinedRing(alone, form.generation, 4), ev.Progress(form.generation, 8))
-    (other,) = only(story.kill(alone), ev.Form).members
+    (other,) = only(story.kill(alone), ef.Form).members
     told = verdict(story, tmp_path, worker=other)
     assert "the newest state was lost once and training went on from what was left" in told
 
@@ -121,7 +122,7 @@ def test_fewer_epochs_than_have_begun_are_those_that_have_begun(tmp_path: Path) 
 
 def test_epochs_that_the_master_refused_are_not_missing(tmp_path: Path) -> None:
     story = Story(workers=2, joinDelaySeconds=0.5).running()
-    only(story.out(0, 1, step=10, digest="d"), ev.Export)
+    only(story.out(0, 1, step=10, digest="d"), ef.Export)
     live(story, 4)
     assert saved(story, tmp_path).startswith("exactly once: 100 records x 1 epoch in 10 steps")
 
@@ -141,7 +142,7 @@ def test_a_master_that_takes_over_has_the_epochs_of_now(tmp_path: Path) -> None:
         ev.Hello(FIRST, resumes=True),
         ev.Resume(FIRST, Layout(100), Generation(1), (FIRST,), left=False, joined=True, left_ring=None),
     )
-    assert only(second.out(0, step=5), ev.Form).epochs == 2
+    assert only(second.out(0, step=5), ef.Form).epochs == 2
     told = verdict(second, tmp_path, steps=20)
     assert told.startswith("exactly once: 100 records x 2 epochs in 20 steps, 2 rings; 1 worker ended")
 

@@ -6,6 +6,7 @@ import pytest
 
 from edl.contract.ids import WorkerId
 from master.core import balance
+from master.core import effects as ef
 from master.core import events as ev
 from master.core.workers import WorkerRecord
 from master.telemetry import Telemetry
@@ -66,7 +67,7 @@ def job_by(way: str, *, workers: int = 2) -> Story:
     return story.running()
 
 
-def beats(story: Story, *speeds: float, seconds: float, step: int = 1) -> list[ev.Effect]:
+def beats(story: Story, *speeds: float, seconds: float, step: int = 1) -> list[ef.Effect]:
     """Members tell their speeds, in order, each second."""
     effects = []
     for _ in range(round(seconds)):
@@ -79,11 +80,11 @@ def beats(story: Story, *speeds: float, seconds: float, step: int = 1) -> list[e
 def test_a_ring_whose_parts_fit_badly_is_left_at_a_step_boundary_once_it_has_settled() -> None:
     story = job_by("speed")
     assert story.job.ring.shares == (1, 1)
-    assert not of(beats(story, 100, 50, seconds=8), ev.Leave), "it has not settled"
+    assert not of(beats(story, 100, 50, seconds=8), ef.Leave), "it has not settled"
     effects = beats(story, 100, 50, seconds=4)
-    assert only(effects, ev.Leave).members == (0, 1)
-    assert not of(effects, ev.Cut)
-    form = only(story.out(0, 1, step=4), ev.Form)
+    assert only(effects, ef.Leave).members == (0, 1)
+    assert not of(effects, ef.Cut)
+    form = only(story.out(0, 1, step=4), ef.Form)
     assert (form.members, form.shares, form.sync) == ((0, 1), (20, 10), False)
     story.up(4)
     change = story.job.ring.changes[-1]
@@ -97,7 +98,7 @@ def test_it_is_not_done_again_and_again() -> None:
     story.up(4)
     assert story.job.ring.generation == 2
     for speeds in ((100, 50), (104, 49), (95, 52), (100, 50)):  # measured with some noise
-        assert not of(beats(story, *speeds, seconds=15, step=5), ev.Leave)
+        assert not of(beats(story, *speeds, seconds=15, step=5), ef.Leave)
 
 
 def test_when_the_slow_one_has_recovered_the_parts_are_even_again() -> None:
@@ -105,17 +106,17 @@ def test_when_the_slow_one_has_recovered_the_parts_are_even_again() -> None:
     beats(story, 100, 50, seconds=balance.SETTLE_SECONDS + 1)
     story.out(0, 1, step=4)
     story.up(4)
-    assert of(beats(story, 100, 100, seconds=balance.SETTLE_SECONDS + 1, step=5), ev.Leave)
-    assert only(story.out(0, 1, step=6), ev.Form).shares == (1, 1)
+    assert of(beats(story, 100, 100, seconds=balance.SETTLE_SECONDS + 1, step=5), ef.Leave)
+    assert only(story.out(0, 1, step=6), ef.Form).shares == (1, 1)
 
 
 def test_workers_alike_are_left_in_peace_and_so_is_who_did_not_ask_for_it() -> None:
-    assert not of(beats(job_by("speed"), 100, 95, seconds=30), ev.Leave)
+    assert not of(beats(job_by("speed"), 100, 95, seconds=30), ef.Leave)
     story = job_by("even")
-    assert not of(beats(story, 100, 10, seconds=30), ev.Leave)
+    assert not of(beats(story, 100, 10, seconds=30), ef.Leave)
     story.tell(ev.Leaving(WorkerId(0), "SIGTERM"))
     story.ready(2)
-    form = only(story.out(0, 1, step=4), ev.Form)
+    form = only(story.out(0, 1, step=4), ef.Form)
     assert form.shares == (1,) * len(form.members), "nor when a ring is formed anyhow"
 
 
@@ -123,12 +124,12 @@ def test_a_ring_that_is_formed_anyhow_has_the_parts_of_now_and_a_newcomer_the_mi
     story = job_by("speed", workers=3)
     beats(story, 100, 50, 100, seconds=3)
     story.kill(2)
-    form = only(story.out(0, 1, step=4, broken="reset"), ev.Form)
+    form = only(story.out(0, 1, step=4, broken="reset"), ef.Form)
     assert (form.members, form.shares) == ((0, 1), (20, 10))
     story.up(4)
     story.ready(3)
     story.waits(0.6)
-    form = only(story.out(0, 1, step=5), ev.Form)
+    form = only(story.out(0, 1, step=5), ef.Form)
     assert (form.members, form.shares) == ((0, 1, 3), (20, 10, 20))
 
 
@@ -139,4 +140,4 @@ def test_a_ring_that_is_not_up_yet_is_not_judged() -> None:
     story.telemetry = Telemetry(story.job.config)
     story.ready(0, 1)
     story.tell(ev.JoinedRing(WorkerId(0), story.job.ring.generation, 0))
-    assert not of(beats(story, 100, 50, seconds=balance.SETTLE_SECONDS + 5), ev.Leave)
+    assert not of(beats(story, 100, 50, seconds=balance.SETTLE_SECONDS + 5), ef.Leave)

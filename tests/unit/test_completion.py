@@ -8,6 +8,7 @@ import pytest
 
 from edl.contract.ids import WorkerId
 from edl.contract.reasons import Reason
+from master.core import effects as ef
 from master.core import events as ev
 from master.core import view
 from tests.invariants import replayed
@@ -36,8 +37,8 @@ def ended(story: Story) -> dict[str, object]:
 
 def test_that_the_model_is_saved_is_told_before_it_is_evaluated() -> None:
     story = finishing()
-    (notice,) = of(story.tell(ev.Saved(FIRST, "model.keras")), ev.Notice)
-    assert notice == ev.Notice(Reason.Evaluating, "the model is saved: model.keras; worker 0 evaluates it")
+    (notice,) = of(story.tell(ev.Saved(FIRST, "model.keras")), ef.Notice)
+    assert notice == ef.Notice(Reason.Evaluating, "the model is saved: model.keras; worker 0 evaluates it")
     assert story.job.phase == "Finishing"
 
 
@@ -70,7 +71,7 @@ def test_what_fails_at_the_end_fails_the_job_and_is_named(
 ) -> None:
     story = finishing()
     effects = story.tell(end)
-    assert not of(effects, ev.Form), "it is not trained again"
+    assert not of(effects, ef.Form), "it is not trained again"
     summary = ended(story)
     assert summary["phase"] == "Failed"
     assert reason in summary["reason"]
@@ -91,10 +92,10 @@ def test_a_model_that_is_not_where_it_ought_to_be_is_shown_until_it_is() -> None
 def test_who_dies_of_evaluating_is_followed_by_another_holder_and_the_last_leaves_the_model() -> None:
     story = finishing()
     story.tell(ev.Saved(FIRST, "model.keras"))
-    assert only(story.kill(0), ev.Export).worker == 1
+    assert only(story.kill(0), ef.Export).worker == 1
     story.tell(ev.Saved(SECOND, "model.keras"))
     effects = story.kill(1)
-    assert not of(effects, ev.Form)
+    assert not of(effects, ef.Form)
     summary = ended(story)
     assert (summary["phase"], summary["model"]) == ("Failed", "model.keras")
     assert [f["part"] for f in summary["failed_parts"]] == ["evaluation"]
@@ -105,7 +106,7 @@ def test_a_model_that_is_not_saved_is_trained_again_when_all_its_holders_were_ki
     story = finishing(workers=1)
     story.kill(0)
     story.waits(1)
-    assert of(story.ready(1), ev.Form)
+    assert of(story.ready(1), ef.Form)
     assert view.summary(story.job)["state_losses"] == 1
 
 
@@ -137,7 +138,7 @@ def test_a_warning_is_told_once_and_kept() -> None:
     effects = story.tell(
         ev.Hello(FIRST), ev.Warned(FIRST, "no get_config"), ev.Warned(FIRST, "no get_config")
     )
-    assert [n.text for n in of(effects, ev.Notice) if n.reason is Reason.ModelWarning] == ["no get_config"]
+    assert [n.text for n in of(effects, ef.Notice) if n.reason is Reason.ModelWarning] == ["no get_config"]
     assert view.summary(story.job)["warnings"] == ["no get_config"]
 
 
@@ -145,5 +146,5 @@ def test_a_metric_that_is_not_finite_is_null() -> None:
     story = finishing()
     story.tell(ev.Saved(FIRST, "model.keras"))
     effects = story.tell(ev.Finished(FIRST, {"loss": None, "accuracy": 0.5}, "model.keras"))
-    assert "loss not finite, accuracy 0.5000" in of(effects, ev.Notice)[0].text
+    assert "loss not finite, accuracy 0.5000" in of(effects, ef.Notice)[0].text
     assert json.dumps(ended(story)["metrics"], allow_nan=False) == '{"loss": null, "accuracy": 0.5}'

@@ -19,6 +19,7 @@ from edl.contract import artifacts
 from edl.contract.journals import JournalReader, Link
 from edl.errors import EdlError
 from master import replay
+from master.core import effects as ef
 from master.core import events as ev
 from tests.journals import keep, whole_story
 from tests.month import Month
@@ -384,7 +385,7 @@ def _places(found: list[tuple[Any, Any]], value: Any) -> None:
 
 def test_the_story_is_one_in_which_much_happens(whole: Path) -> None:
     text = (whole / artifacts.JOURNAL).read_text()
-    for cls in (ev.Form, ev.Progress, ev.LeftRing, ev.Gone, ev.Finished, ev.Export, ev.Stepped):
+    for cls in (ef.Form, ev.Progress, ev.LeftRing, ev.Gone, ev.Finished, ef.Export, ev.Stepped):
         assert f'"{cls.__name__}"' in text
 
 

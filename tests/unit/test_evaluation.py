@@ -14,6 +14,7 @@ from edl.contract.layout import Layout
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.reasons import Reason
 from edl.contract.steps import Steps
+from master.core import effects as ef
 from master.core import events as ev
 from master.core import snapshot, view
 from tests.counting import AtOnce, CountingMetrics, Positions
@@ -202,7 +203,7 @@ def evaluating_story(**elastic: float) -> Story:
     return story
 
 
-def left(story: Story, worker: WorkerId, step: int, round: int, digest: str = "") -> list[ev.Effect]:
+def left(story: Story, worker: WorkerId, step: int, round: int, digest: str = "") -> list[ef.Effect]:
     ring = story.job.ring.generation
     return story.tell(ev.LeftRing(worker, ring, step, True, broken="reset", digest=digest, round=round))
 
@@ -211,12 +212,12 @@ def test_the_model_is_saved_when_it_is_evaluated_and_not_before() -> None:
     story = evaluating_story(joinDelaySeconds=9)
     story.tell(ev.EpochEnded(FIRST, Generation(1), 1, None))
     story.kill(0)
-    form = only(left(story, SECOND, 10, 3, "d"), ev.Form)
+    form = only(left(story, SECOND, 10, 3, "d"), ef.Form)
     assert (form.members, form.step, form.round) == ((1,), 10, 3), (
         "two rounds are left, and one can make them"
     )
     story.tell(ev.JoinedRing(SECOND, Generation(2), 10, 3))
-    assert only(left(story, SECOND, 10, 5, "d"), ev.Export).worker == 1
+    assert only(left(story, SECOND, 10, 5, "d"), ef.Export).worker == 1
 
 
 def kept(story: Story, step: int) -> None:
@@ -250,11 +251,11 @@ def test_who_has_one_round_more_gives_the_state() -> None:
     story.tell(ev.Tick())
     story.tell(ev.Hello(third), ev.Ready(third, Layout(100), held_out=HELD_OUT))
     story.kill(0)
-    form = only(left(story, SECOND, 10, 4), ev.Form)
+    form = only(left(story, SECOND, 10, 4), ef.Form)
     assert (form.members, form.root, form.joining, form.round) == ((1, 2), 1, (2,), 4)
     story.up(10)
-    assert not of(left(story, third, 10, 4), ev.Form)
-    form = only(left(story, SECOND, 10, 5), ev.Export)
+    assert not of(left(story, third, 10, 4), ef.Form)
+    form = only(left(story, SECOND, 10, 5), ef.Export)
     assert form.worker == 1, "worker 2 lacks the last round"
 
 
@@ -284,6 +285,6 @@ def test_a_trained_model_that_cannot_be_evaluated_is_saved_all_the_same() -> Non
     story.tell(ev.EpochEnded(FIRST, Generation(1), 1, None))
     story.tell(ev.Closed(FIRST, "its stream ended"), ev.Gone(FIRST, signal="SIGSEGV"))
     effects = left(story, SECOND, 10, 3, "d")
-    assert only(effects, ev.Export).worker == 1
+    assert only(effects, ef.Export).worker == 1
     assert story.job.ending is None
     assert "does not evaluate the trained model" in story.noticed(Reason.Degraded)[0]

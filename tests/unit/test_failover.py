@@ -7,6 +7,7 @@ from edl.config import values
 from edl.contract.ids import Generation, WorkerId
 from edl.contract.layout import Layout
 from edl.contract.reasons import Reason
+from master.core import effects as ef
 from master.core import events as ev
 from master.core import view
 from master.core.job import Job
@@ -33,7 +34,7 @@ class NewMaster:
         self.tell(ev.Adopted(tuple(known), next_id, 10.0, 0.0, safe, began_with, near, PROMPT_SECONDS))
         self.first = self.tell(ev.Begin())
 
-    def tell(self, *events: ev.Event, after: float = 0.01) -> list[ev.Effect]:
+    def tell(self, *events: ev.Event, after: float = 0.01) -> list[ef.Effect]:
         effects = []
         for event in events:
             self.now += after
@@ -43,14 +44,14 @@ class NewMaster:
     def back(
         self, worker: int, generation: int = 7, members: tuple[int, ...] = (0, 1, 2), *, up: bool = True,
         out: ev.LeftRing | None = None, left: bool = False,
-    ) -> list[ev.Effect]:  # fmt: skip
+    ) -> list[ef.Effect]:  # fmt: skip
         w = WorkerId(worker)
         return self.tell(
             ev.Hello(w, resumes=True),
             ev.Resume(w, DATA, Generation(generation), tuple(map(WorkerId, members)), left, up, out),
         )
 
-    def out(self, *workers: int, step: int = 4, generation: int = 7, broken: str = "") -> list[ev.Effect]:
+    def out(self, *workers: int, step: int = 4, generation: int = 7, broken: str = "") -> list[ef.Effect]:
         return self.tell(*(said(w, step, generation, broken) for w in workers))
 
 
@@ -58,7 +59,7 @@ def said(worker: int, step: int = 4, generation: int = 7, broken: str = "") -> e
     return ev.LeftRing(WorkerId(worker), Generation(generation), step, True, broken=broken)
 
 
-def of(effects: list[ev.Effect], kind: type) -> list:
+def of(effects: list[ef.Effect], kind: type) -> list:
     return [e for e in effects if isinstance(e, kind)]
 
 
@@ -73,17 +74,17 @@ def test_with_what_the_job_has_begun_is_known_to_the_master_after_the_next_one()
 
 def test_a_ring_that_is_whole_trains_on_and_is_told_its_task_anew() -> None:
     new = NewMaster(0, 1, 2, next_id=3)
-    assert of(new.first, ev.Create) == []
-    assert of(new.back(2) + new.back(0), ev.Train) == []
+    assert of(new.first, ef.Create) == []
+    assert of(new.back(2) + new.back(0), ef.Train) == []
     effects = new.back(1)
-    assert of(effects, ev.Train) == [ev.Train(Generation(7), (0, 1, 2), 1)]
+    assert of(effects, ef.Train) == [ef.Train(Generation(7), (0, 1, 2), 1)]
     assert new.job.phase == "Training" and new.job.ring.up
     new.tell(ev.Progress(Generation(7), 4))
-    assert not of(effects + new.tell(ev.Tick(), after=100), ev.Leave)
+    assert not of(effects + new.tell(ev.Tick(), after=100), ef.Leave)
     assert new.job.train is not None and new.job.train.done == 3
     effects = new.tell(ev.Live(4, 1, False, 1), ev.Hello(WorkerId(3)), ev.Ready(WorkerId(3), DATA))
-    assert of(effects, ev.Leave) == [ev.Leave(Generation(7), (0, 1, 2))], "as any other ring"
-    (form,) = of(new.out(0, 1, 2), ev.Form)
+    assert of(effects, ef.Leave) == [ef.Leave(Generation(7), (0, 1, 2))], "as any other ring"
+    (form,) = of(new.out(0, 1, 2), ef.Form)
     assert (form.generation, form.members, form.sync, form.joining) == (8, (0, 1, 2, 3), False, (3,))
     assert (new.job.train.done, form.layout) == (4, DATA)
     assert new.job.restarts == 0
@@ -93,21 +94,21 @@ def test_a_member_that_is_lost_after_that_breaks_it_as_any_other_ring() -> None:
     new = NewMaster(0, 1, 2, next_id=3)
     for w in (0, 1, 2):
         new.back(w)
-    assert of(new.tell(ev.Gone(WorkerId(1), signal="SIGKILL")), ev.Cut) == [ev.Cut(Generation(7), (0, 2))]
-    (form,) = of(new.out(0, 2, broken="cut"), ev.Form)
+    assert of(new.tell(ev.Gone(WorkerId(1), signal="SIGKILL")), ef.Cut) == [ef.Cut(Generation(7), (0, 2))]
+    (form,) = of(new.out(0, 2, broken="cut"), ef.Form)
     assert (form.generation, form.members) == (8, (0, 2))
 
 
 def test_a_ring_whose_parts_are_by_speed_is_left_at_a_step_boundary() -> None:
     new = NewMaster(0, 1, 2, next_id=3, balance="speed")
-    assert of([e for w in (0, 1, 2) for e in new.back(w)], ev.Leave) == [ev.Leave(Generation(7), (0, 1, 2))]
-    assert of(new.out(0, 1, 2), ev.Form)
+    assert of([e for w in (0, 1, 2) for e in new.back(w)], ef.Leave) == [ef.Leave(Generation(7), (0, 1, 2))]
+    assert of(new.out(0, 1, 2), ef.Form)
 
 
 def test_while_it_waits_for_the_ring_it_forms_nothing() -> None:
     new = NewMaster(0, 1, 2, next_id=3)
     effects = new.back(0) + new.tell(ev.Progress(Generation(7), 3))
-    assert not of(effects, ev.Form) + of(effects, ev.Leave)
+    assert not of(effects, ef.Form) + of(effects, ef.Leave)
 
 
 def test_a_member_that_does_not_come_back_is_given_up_and_the_ring_cut() -> None:
@@ -116,11 +117,11 @@ def test_a_member_that_does_not_come_back_is_given_up_and_the_ring_cut() -> None
     new.back(2)
     assert new.job.next_deadline() is not None
     effects = new.tell(ev.Tick(), after=FAILOVER_SECONDS)
-    assert of(effects, ev.Cut) == [ev.Cut(Generation(7), (0, 2))]
-    assert of(effects, ev.Delete)[0].worker == 1
-    (form,) = of(new.out(0, 2, broken="cut"), ev.Form)
+    assert of(effects, ef.Cut) == [ef.Cut(Generation(7), (0, 2))]
+    assert of(effects, ef.Delete)[0].worker == 1
+    (form,) = of(new.out(0, 2, broken="cut"), ef.Form)
     assert form.members == (0, 2)
-    (create,) = of(new.tell(ev.Tick(), after=1.0), ev.Create)
+    (create,) = of(new.tell(ev.Tick(), after=1.0), ef.Create)
     assert create.worker == 3, "ids go on"
 
 
@@ -128,24 +129,24 @@ def test_a_member_that_this_master_has_heard_before_is_given_up_sooner_than_one_
     None
 ):
     new = NewMaster(0, 1, 2, 3, next_id=4, prompt=(0, 1))
-    assert not of(new.tell(ev.Tick(), after=PROMPT_SECONDS), ev.Cut), (
+    assert not of(new.tell(ev.Tick(), after=PROMPT_SECONDS), ef.Cut), (
         "no ring is known: worker 3 may be in it"
     )
     new.back(0)
-    assert not of(new.tell(ev.Tick(), after=PROMPT_SECONDS), ev.Cut), "worker 2 looks for its master"
+    assert not of(new.tell(ev.Tick(), after=PROMPT_SECONDS), ef.Cut), "worker 2 looks for its master"
     effects = new.back(2)
-    assert of(effects, ev.Cut) == [ev.Cut(Generation(7), (0, 2))]
+    assert of(effects, ef.Cut) == [ef.Cut(Generation(7), (0, 2))]
     late = NewMaster(0, 1, 2, next_id=3, prompt=(0, 1))
     late.back(0)
     late.back(1)
-    assert of(late.tell(ev.Tick(), after=FAILOVER_SECONDS), ev.Cut) == [ev.Cut(Generation(7), (0, 1))]
+    assert of(late.tell(ev.Tick(), after=FAILOVER_SECONDS), ef.Cut) == [ef.Cut(Generation(7), (0, 1))]
 
 
 def test_a_member_whose_pod_is_gone_is_not_waited_for() -> None:
     new = NewMaster(0, 2, next_id=3)
     new.back(0)
     effects = new.back(2)
-    assert of(effects, ev.Cut) == [ev.Cut(Generation(7), (0, 2))]
+    assert of(effects, ef.Cut) == [ef.Cut(Generation(7), (0, 2))]
 
 
 def test_a_ring_that_was_being_formed_is_called_off() -> None:
@@ -153,22 +154,22 @@ def test_a_ring_that_was_being_formed_is_called_off() -> None:
     new.back(0)
     new.back(1)
     effects = new.back(2, up=False)
-    assert of(effects, ev.Cut) == [ev.Cut(Generation(7), (0, 1, 2))]
+    assert of(effects, ef.Cut) == [ef.Cut(Generation(7), (0, 1, 2))]
 
 
 def test_who_comes_back_into_a_ring_that_was_called_off_before_is_told_so() -> None:
     new = NewMaster(0, 1, 2)
     new.back(0, up=False)
-    assert of(new.tell(ev.Closed(WorkerId(0), "its stream ended")), ev.Cut) == [], "nobody is in it yet"
-    assert of(new.back(1, up=False), ev.Cut) == []
-    assert of(new.back(2, up=False), ev.Cut) == [ev.Cut(Generation(7), (1, 2))]
+    assert of(new.tell(ev.Closed(WorkerId(0), "its stream ended")), ef.Cut) == [], "nobody is in it yet"
+    assert of(new.back(1, up=False), ef.Cut) == []
+    assert of(new.back(2, up=False), ef.Cut) == [ef.Cut(Generation(7), (1, 2))]
 
 
 def test_a_ring_that_all_have_left_is_followed_by_the_next_one() -> None:
     new = NewMaster(0, 1, 2, next_id=3)
     new.back(0, left=True, out=said(0, step=5))
     new.back(1, left=True, out=said(1, step=4))
-    (form,) = of(new.back(2, left=True, out=said(2, step=4)), ev.Form)
+    (form,) = of(new.back(2, left=True, out=said(2, step=4)), ef.Form)
     assert (form.generation, form.root, bool(form.joining)) == (8, 0, True)
 
 
@@ -177,30 +178,30 @@ def test_one_whom_the_earlier_master_had_given_up_is_fenced_whoever_comes_first(
         new, effects = NewMaster(0, 1, 2, 3, next_id=4, workers=4), []
         for w in order:
             effects += new.back(w, 5, (0, 1, 2, 3)) if w == 3 else new.back(w)
-        assert [f.worker for f in of(effects, ev.Fence)] == [3]
-        assert of(effects, ev.Train) == [ev.Train(Generation(7), (0, 1, 2), 1)]
+        assert [f.worker for f in of(effects, ef.Fence)] == [3]
+        assert of(effects, ef.Train) == [ef.Train(Generation(7), (0, 1, 2), 1)]
 
 
 def test_newcomers_wait_until_the_ring_is_known() -> None:
     new = NewMaster(0, 1, 2, next_id=3, workers=4)
-    assert of(new.first, ev.Create) == [ev.Create(WorkerId(3))]
+    assert of(new.first, ef.Create) == [ef.Create(WorkerId(3))]
     effects = new.tell(ev.Hello(WorkerId(3)), ev.Ready(WorkerId(3), DATA))
-    assert not of(effects, ev.Form), "it holds nothing: that would be a start from nothing"
+    assert not of(effects, ef.Form), "it holds nothing: that would be a start from nothing"
     new.back(0)
     new.back(1)
     new.back(2)
-    (form,) = of(new.out(0, 1, 2), ev.Form)
+    (form,) = of(new.out(0, 1, 2), ef.Form)
     assert form.members == (0, 1, 2, 3) and form.joining == (3,) and form.root == 0
 
 
 def test_nothing_starts_anew_while_somebody_may_come_with_the_state() -> None:
     new = NewMaster(0, 1, next_id=2, workers=3)
     new.tell(ev.Hello(WorkerId(2)), ev.Ready(WorkerId(2), DATA))
-    assert not of(new.tell(ev.Tick(), after=FAILOVER_SECONDS + 1), ev.Form)
+    assert not of(new.tell(ev.Tick(), after=FAILOVER_SECONDS + 1), ef.Form)
     new.tell(ev.Progress(Generation(0), 0))
     new.tell(ev.Gone(WorkerId(1), signal="SIGKILL"))
     effects = new.back(0, 7, (0, 1))
-    assert of(effects, ev.Cut) == [ev.Cut(Generation(7), (0,))]
+    assert of(effects, ef.Cut) == [ef.Cut(Generation(7), (0,))]
 
 
 def test_nor_does_it_after_the_ring_that_was_found_has_died() -> None:
@@ -208,25 +209,25 @@ def test_nor_does_it_after_the_ring_that_was_found_has_died() -> None:
     new.back(0, members=(0,))
     new.tell(ev.Hello(WorkerId(2)), ev.Ready(WorkerId(2), DATA))
     effects = new.tell(ev.Closed(WorkerId(0), "its stream ended"), ev.Tick(), after=FAILOVER_SECONDS + 1)
-    assert of(effects, ev.Form) == [], "worker 1 has not come back yet"
+    assert of(effects, ef.Form) == [], "worker 1 has not come back yet"
     assert "may hold the state" in new.job.reason
     effects = new.tell(ev.Gone(WorkerId(1), 1, ""))
-    assert [form.sync for form in of(effects, ev.Form)] == [True], "now nobody can"
+    assert [form.sync for form in of(effects, ef.Form)] == [True], "now nobody can"
 
 
 def test_with_nobody_left_the_job_starts() -> None:
     new = NewMaster(next_id=5, workers=2)
-    assert [c.worker for c in of(new.first, ev.Create)] == [5, 6]
+    assert [c.worker for c in of(new.first, ef.Create)] == [5, 6]
     effects = [e for w in (5, 6) for e in new.tell(ev.Hello(WorkerId(w)), ev.Ready(WorkerId(w), DATA))]
-    assert of(effects, ev.Form)
+    assert of(effects, ef.Form)
 
 
 def test_workers_that_wait_for_room_are_waited_for_and_not_made_twice() -> None:
     new = NewMaster(0, 1, pending=(2,), next_id=3)
-    assert of(new.first, ev.Create) == []
+    assert of(new.first, ef.Create) == []
     new.back(0, 7, (0, 1))
     effects = new.back(1, 7, (0, 1))
-    assert of(effects, ev.Train) and not of(effects, ev.Create)
+    assert of(effects, ef.Train) and not of(effects, ef.Create)
 
 
 def test_a_finished_state_is_exported_again() -> None:
@@ -234,7 +235,7 @@ def test_a_finished_state_is_exported_again() -> None:
     for w in (0, 1):
         out = ev.LeftRing(WorkerId(w), Generation(7), 10, True, digest="same")
         effects = new.back(w, 7, (0, 1), left=True, out=out)
-    assert of(effects, ev.Export) == [ev.Export(WorkerId(0))]
+    assert of(effects, ef.Export) == [ef.Export(WorkerId(0))]
 
 
 def test_one_that_was_still_starting_just_starts() -> None:
@@ -242,7 +243,7 @@ def test_one_that_was_still_starting_just_starts() -> None:
     effects = []
     for w in (0, 1):
         effects += new.tell(ev.Hello(WorkerId(w)), ev.Ready(WorkerId(w), DATA))
-    assert [f.generation for f in of(effects, ev.Form)] == [1]
+    assert [f.generation for f in of(effects, ef.Form)] == [1]
 
 
 def test_how_the_records_lie_is_as_the_first_one_says_who_is_back() -> None:
@@ -252,16 +253,16 @@ def test_how_the_records_lie_is_as_the_first_one_says_who_is_back() -> None:
         ev.Hello(WorkerId(0), resumes=True),
         ev.Resume(WorkerId(0), told, Generation(7), (WorkerId(0),), left=True, joined=True, left_ring=out),
     )
-    (form,) = of(effects, ev.Form)
+    (form,) = of(effects, ef.Form)
     assert (form.layout, form.root, form.sync, form.epochs) == (told, 0, False, 1)
 
 
 def test_other_epochs_while_a_ring_is_being_learned_of_are_the_next_rings() -> None:
     new = NewMaster(0, 1, 2, next_id=3)
     new.back(0, left=True, out=said(0))
-    assert not of(new.tell(ev.Live(3, 1, False, 2)), ev.Train), "nobody who is back is in it"
+    assert not of(new.tell(ev.Live(3, 1, False, 2)), ef.Train), "nobody who is back is in it"
     new.back(1, left=True, out=said(1))
-    (form,) = of(new.back(2, left=True, out=said(2)), ev.Form)
+    (form,) = of(new.back(2, left=True, out=said(2)), ef.Form)
     assert (form.epochs, form.members) == (2, (0, 1, 2))
 
 
@@ -271,14 +272,14 @@ def test_who_comes_back_twice_changes_nothing() -> None:
         new.back(w)
     before = new.job.ring.generation, new.job.ring.members
     effects = new.tell(ev.Resume(WorkerId(1), DATA, Generation(9), (), False, True, None))
-    assert not of(effects, ev.Form) and before == (new.job.ring.generation, new.job.ring.members)
+    assert not of(effects, ef.Form) and before == (new.job.ring.generation, new.job.ring.members)
     assert new.job.stale == 1
 
 
 def test_one_that_is_given_up_is_not_charged_for_ending() -> None:
     new = NewMaster(0, 1, 2, 3, next_id=4, workers=4)
     new.back(0)
-    assert of(new.back(3, 5, (0, 1, 2, 3)), ev.Fence)
+    assert of(new.back(3, 5, (0, 1, 2, 3)), ef.Fence)
     new.tell(ev.Closed(WorkerId(3), "its stream ended"), ev.Gone(WorkerId(3), code=3))
     assert new.job.failures == []
 
@@ -286,8 +287,8 @@ def test_one_that_is_given_up_is_not_charged_for_ending() -> None:
 def test_a_state_that_is_older_than_what_the_earlier_master_knew_of_is_told_as_a_loss() -> None:
     new = NewMaster(0, safe=7)
     effects = new.back(0, members=(0,), left=True, out=said(0, step=4))
-    assert len(of(effects, ev.Form)) == 1
-    (lost,) = [e.text for e in of(effects, ev.Notice) if e.reason is Reason.StateLost]
+    assert len(of(effects, ef.Form)) == 1
+    (lost,) = [e.text for e in of(effects, ef.Notice) if e.reason is Reason.StateLost]
     assert lost.endswith("30 records of training are lost, the job goes on from step 4")
 
 
@@ -298,14 +299,14 @@ def test_a_ring_that_is_told_of_late_and_that_all_have_left_is_followed_by_anoth
     new.back(0, 6, (0, 2), out=old, left=True)  # of the ring before: it had not heard of the last one
     assert new.job.failover.until is None
     none = ev.LeftRing(WorkerId(1), Generation(7), 0, False, broken="form: cut")
-    (form,) = of(new.back(1, 7, (0, 1), up=False, out=none, left=True), ev.Form)
+    (form,) = of(new.back(1, 7, (0, 1), up=False, out=none, left=True), ef.Form)
     assert (form.generation, form.members, form.root, form.step) == (8, (0, 1), 0, 4)
 
 
 def test_a_worker_in_another_ring_of_the_same_number_is_no_member_of_this_one() -> None:
     new = NewMaster(0, 1, next_id=2, workers=2)
     new.tell(ev.Live(2, 1, False, 1))
-    (form,) = of(new.back(0, 6, (0, 2), out=said(0, 4, 6, "cut"), left=True), ev.Form)
+    (form,) = of(new.back(0, 6, (0, 2), out=said(0, 4, 6, "cut"), left=True), ef.Form)
     assert (form.generation, form.members) == (7, (0,))
-    (fence,) = of(new.back(1, 7, (1, 3), up=True), ev.Fence)
-    assert (fence.worker, fence.reason) == (1, ev.FenceReason.OutdatedRing)
+    (fence,) = of(new.back(1, 7, (1, 3), up=True), ef.Fence)
+    assert (fence.worker, fence.reason) == (1, ef.FenceReason.OutdatedRing)

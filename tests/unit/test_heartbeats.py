@@ -10,6 +10,7 @@ from edl.config import values
 from edl.contract.heartbeats import ServerWait, Staleness
 from edl.contract.ids import Generation, WorkerId
 from edl.contract.layout import Layout
+from master.core import effects as ef
 from master.core import events as ev
 from master.core import view
 from master.http.metrics import Metrics
@@ -179,8 +180,8 @@ def test_the_status_shows_what_the_core_has_not_been_told() -> None:
 def test_a_worker_that_falls_silent_is_given_up_and_heartbeats_are_not_in_the_journal() -> None:
     story = Story(workers=2, joinDelaySeconds=0.5, heartbeatTimeoutSeconds=3).running()
     effects = [e for _ in range(40) for e in (story.beats(0, after=0.1), *story.waits(0.0))]
-    fences = [e for _, _, done in story.watchdog.history for e in done if isinstance(e, ev.Fence)]
-    assert [(f.worker, f.reason) for f in fences] == [(1, ev.FenceReason.HeartbeatTimeout)]
+    fences = [e for _, _, done in story.watchdog.history for e in done if isinstance(e, ef.Fence)]
+    assert [(f.worker, f.reason) for f in fences] == [(1, ef.FenceReason.HeartbeatTimeout)]
     assert effects
     told = [event for _, event, _ in story.watchdog.history if isinstance(event, ev.Progress)]
     assert len(told) <= 2

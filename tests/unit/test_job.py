@@ -9,6 +9,7 @@ from edl.config import values
 from edl.contract.ids import WorkerId
 from edl.contract.layout import Layout
 from edl.contract.reasons import Reason
+from master.core import effects as ef
 from master.core import events as ev
 from master.core import view
 from master.core.job import Job
@@ -19,27 +20,27 @@ from tests.stories import Story, finish, of, only
 def test_a_job_asks_for_its_workers_and_forms_a_ring_of_those_that_are_ready() -> None:
     story = Story(workers=3)
     assert story.job.pool.next_id == 3
-    form = only(story.ready(0, 1, 2), ev.Form)
+    form = only(story.ready(0, 1, 2), ef.Form)
     assert form.members == (0,), "with no time to wait for others the first begins alone"
     assert story.job.phase == "Training"
 
 
 def test_those_who_are_late_for_the_start_get_a_moment() -> None:
     story = Story(workers=3, joinDelaySeconds=0.5)
-    assert not of(story.ready(0, 1), ev.Form)
-    assert only(story.ready(2), ev.Form).members == (0, 1, 2)
+    assert not of(story.ready(0, 1), ef.Form)
+    assert only(story.ready(2), ef.Form).members == (0, 1, 2)
     waiting = Story(workers=3, joinDelaySeconds=0.5)
     waiting.ready(0, 1)
-    assert only(waiting.tell(ev.Tick(), after=0.6), ev.Form).members == (0, 1)
+    assert only(waiting.tell(ev.Tick(), after=0.6), ef.Form).members == (0, 1)
 
 
 def test_below_the_least_size_the_job_waits_and_keeps_its_state() -> None:
     story = Story(workers=2, least=2, joinDelaySeconds=0.5)
     story.running()
     story.kill(1)
-    assert not of(story.out(0, step=4, broken="reset"), ev.Form)
+    assert not of(story.out(0, step=4, broken="reset"), ef.Form)
     assert (story.job.phase, story.job.reason) == ("Waiting", "1 ready, need 2")
-    form = only(story.ready(2), ev.Form)
+    form = only(story.ready(2), ef.Form)
     assert (form.members, form.root) == ((0, 2), 0)
     assert story.job.train.done == 4
 
@@ -47,12 +48,12 @@ def test_below_the_least_size_the_job_waits_and_keeps_its_state() -> None:
 def test_a_job_succeeds_when_every_record_is_applied_and_the_model_is_saved() -> None:
     story = Story(workers=2, joinDelaySeconds=0.5)
     story.running()
-    assert only(finish(story), ev.Export).worker == 0
+    assert only(finish(story), ef.Export).worker == 0
     assert story.job.phase == "Finishing"
     effects = story.tell(ev.Finished(WorkerId(0), {"accuracy": 0.9}, "model.keras"))
-    assert {e.worker for e in of(effects, ev.Stop)} == {0, 1}
+    assert {e.worker for e in of(effects, ef.Stop)} == {0, 1}
     effects = story.tell(ev.Gone(WorkerId(0), code=0), ev.Gone(WorkerId(1), code=0))
-    assert only(effects, ev.End).phase == "Succeeded"
+    assert only(effects, ef.End).phase == "Succeeded"
     summary = view.summary(story.job)
     assert summary["records"] == {"size": 100, "applied": 100, "skipped": 0, "bad": 0}
     assert (summary["task"]["steps_done"], summary["task"]["steps"], summary["task"]["epochs_done"]) == (
@@ -67,13 +68,13 @@ def test_another_holder_exports_when_the_first_dies_at_it() -> None:
     story = Story(workers=2, joinDelaySeconds=0.5)
     story.running()
     finish(story)
-    assert only(story.kill(0), ev.Export).worker == 1
+    assert only(story.kill(0), ef.Export).worker == 1
 
 
 def test_different_weights_fail_the_job() -> None:
     story = Story(workers=2, joinDelaySeconds=0.5)
     story.running()
-    assert not of(finish(story, ("one", "other")), ev.Export)
+    assert not of(finish(story, ("one", "other")), ef.Export)
     assert story.job.ending is not None
     assert story.job.ending[0] == "Failed"
     assert "weights differ" in story.job.ending[1]
@@ -90,7 +91,7 @@ def test_a_worker_that_made_another_model_is_refused() -> None:
     story = Story(workers=2)
     story.tell(ev.Hello(WorkerId(0)), ev.Ready(WorkerId(0), Layout(100), "a"))
     effects = story.tell(ev.Hello(WorkerId(1)), ev.Ready(WorkerId(1), Layout(100), "b"))
-    assert not of(effects, ev.Form)
+    assert not of(effects, ef.Form)
     (failure,) = story.job.failures
     assert "worker 1 made another model than the workers before it" in failure.why
     story.tell(ev.Tick(), after=1)
@@ -123,17 +124,17 @@ def test_the_history_replays_to_the_same_decisions_and_the_same_end() -> None:
 def test_asked_to_stop_the_job_lets_all_go_and_says_why() -> None:
     story = Story(workers=2, joinDelaySeconds=0.5).running()
     effects = story.tell(ev.StopAsked("Ctrl-C"))
-    assert {e.worker for e in of(effects, ev.Stop)} == {0, 1}
+    assert {e.worker for e in of(effects, ef.Stop)} == {0, 1}
     effects = story.tell(ev.Gone(WorkerId(0), code=0), ev.Gone(WorkerId(1), code=0))
-    assert only(effects, ev.End) == ev.End("Stopped", "Ctrl-C")
+    assert only(effects, ef.End) == ef.End("Stopped", "Ctrl-C")
     assert story.job.failures == []
 
 
 def test_an_empty_dataset_is_done_as_soon_as_somebody_can_save_the_model() -> None:
     story = Story(workers=2, records=0, joinDelaySeconds=0.5)
     effects = story.ready(0, 1)
-    assert not of(effects, ev.Form)
-    assert only(effects, ev.Export).worker == 0
+    assert not of(effects, ef.Form)
+    assert only(effects, ef.Export).worker == 0
     story.tell(ev.Finished(WorkerId(0), {}, "model.keras"))
     story.tell(ev.Gone(WorkerId(0), code=0), ev.Gone(WorkerId(1), code=0))
     assert story.job.phase == "Succeeded"
@@ -144,14 +145,14 @@ def test_one_holder_is_enough_to_save_the_model_whatever_the_least_size() -> Non
     story = Story(workers=2, least=2, joinDelaySeconds=0.5).running()
     story.tell(ev.Progress(story.job.ring.generation, 10))
     story.out(0, step=10, digest="d")
-    assert only(story.kill(1), ev.Export).worker == 0
+    assert only(story.kill(1), ef.Export).worker == 0
 
 
 def test_when_the_exporter_alone_had_the_last_step_the_ring_trains_that_step_again() -> None:
     story = Story(workers=2, joinDelaySeconds=0.5).running()
     story.tell(ev.LeftRing(WorkerId(0), 1, 10, True, broken="reset", digest="d"))
-    assert only(story.out(1, step=9, broken="reset"), ev.Export).worker == 0
-    form = only(story.kill(0), ev.Form)
+    assert only(story.out(1, step=9, broken="reset"), ef.Export).worker == 0
+    form = only(story.kill(0), ef.Form)
     assert (form.members, form.root) == ((1,), 1)
     assert story.job.train.done == 9
     assert story.job.phase == "Training"
@@ -185,17 +186,17 @@ def test_an_epoch_that_ends_as_the_ring_breaks_is_told_too() -> None:
 
 def test_a_pause_keeps_the_state_and_a_resume_goes_on_from_it() -> None:
     story = Story(workers=2, joinDelaySeconds=0.5).running()
-    assert only(story.tell(ev.Live(2, 1, True, 1)), ev.Leave).members == (0, 1)
-    assert not of(story.out(0, 1, step=3), ev.Form)
+    assert only(story.tell(ev.Live(2, 1, True, 1)), ef.Leave).members == (0, 1)
+    assert not of(story.out(0, 1, step=3), ef.Form)
     assert story.job.phase == "Suspended"
     story.beats(0, 1, after=2)
     effects = story.kill(1) + story.tell(ev.Tick(), after=0.1)
-    assert not of(effects, ev.Create) + of(effects, ev.Form), "who rests needs no replacement"
+    assert not of(effects, ef.Create) + of(effects, ef.Form), "who rests needs no replacement"
     story.beats(0, after=1)
     effects = story.tell(ev.Live(2, 1, False, 1))
-    form = only(effects, ev.Form)
+    form = only(effects, ef.Form)
     assert (form.members, form.root) == ((0,), 0)
-    assert only(effects, ev.Create).worker == 2
+    assert only(effects, ef.Create).worker == 2
     story.up(step=3)
     assert story.noticed(Reason.RingFormed)[-1] == "ring 0 -> 1 (resumed)"
     assert len(story.noticed(Reason.Suspended)) == 2, "when it was requested, and when it was so"
@@ -205,14 +206,14 @@ def test_a_pause_keeps_the_state_and_a_resume_goes_on_from_it() -> None:
 
 def test_a_job_that_is_paused_from_the_start_asks_for_nobody() -> None:
     job = Job(config.parse(values.merge(values.defaults(), {"suspend": True})))
-    assert not of(job.handle(ev.Begin(), 1.0), ev.Create)
-    assert len(of(job.handle(ev.Live(4, 1, False, 20), 2.0), ev.Create)) == 4
+    assert not of(job.handle(ev.Begin(), 1.0), ef.Create)
+    assert len(of(job.handle(ev.Live(4, 1, False, 20), 2.0), ef.Create)) == 4
 
 
 def test_all_that_is_trained_is_exported_though_paused() -> None:
     story = Story(workers=1).running()
     story.tell(ev.Live(1, 1, True, 1))
-    assert only(story.out(0, step=10, digest="d"), ev.Export).worker == 0
+    assert only(story.out(0, step=10, digest="d"), ef.Export).worker == 0
 
 
 def test_why_a_worker_does_not_run_is_told_once_and_shown() -> None:

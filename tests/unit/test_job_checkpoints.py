@@ -8,6 +8,7 @@ from edl.contract.ids import Generation, WorkerId
 from edl.contract.layout import Layout
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.reasons import Reason
+from master.core import effects as ef
 from master.core import events as ev
 from master.core import view
 from master.rpc.checkpoint_parts import CheckpointParts
@@ -29,24 +30,24 @@ def a_story(workers: int = 2, least: int = 2, **checkpoint: Any) -> Story:
 def until_ordered(story: Story, most: float = 100.0) -> float:
     """After how many seconds the next one is ordered."""
     began = story.now
-    while not of(story.waits(0.5), ev.Checkpoint):
+    while not of(story.waits(0.5), ef.Checkpoint):
         assert story.now - began < most, "none is ordered"
     return story.now - began
 
 
-def parts(story: Story, step: int, last: int = 0, attempt: str = "a") -> list[ev.Effect]:
+def parts(story: Story, step: int, last: int = 0, attempt: str = "a") -> list[ef.Effect]:
     return story.tell(ev.PartsWritten(WorkerId(last), step, attempt, story.job.ring.members))
 
 
-def whole(story: Story, step: int, worker: int = 0, attempt: str = "a") -> list[ev.Effect]:
+def whole(story: Story, step: int, worker: int = 0, attempt: str = "a") -> list[ef.Effect]:
     return story.tell(ev.Checkpointed(WorkerId(worker), step, attempt, 1 << 20))
 
 
 def test_one_is_due_after_so_many_seconds_and_the_one_who_was_last_finishes_it() -> None:
     story = a_story().running()
-    assert not of(story.waits(SECONDS - 1), ev.Checkpoint)
-    assert only(story.waits(1.1), ev.Checkpoint) == ev.Checkpoint(Generation(1), WorkerId(0))
-    assert only(parts(story, 3, last=1), ev.Commit) == ev.Commit(WorkerId(1), 3, "a")
+    assert not of(story.waits(SECONDS - 1), ef.Checkpoint)
+    assert only(story.waits(1.1), ef.Checkpoint) == ef.Checkpoint(Generation(1), WorkerId(0))
+    assert only(parts(story, 3, last=1), ef.Commit) == ef.Commit(WorkerId(1), 3, "a")
     whole(story, 3, worker=1)
     assert story.noticed(Reason.Checkpointed) == ["the checkpoint of step 3 is in d (1.0 MiB)"]
     story.waits(2)
@@ -71,7 +72,7 @@ def test_without_a_directory_there_are_none_and_the_job_says_so_before_it_begins
     (told,) = story.noticed(Reason.CheckpointsOff)
     assert "starts again from its first record" in told
     story.running()
-    assert not of(story.waits(1000), ev.Checkpoint)
+    assert not of(story.waits(1000), ef.Checkpoint)
     story.tell(ev.CheckpointAsked())
     assert "no checkpoint is written" in story.noticed(Reason.SpecRefused)[0]
     assert view.status(story.job, story.now)["checkpoint"] is None
@@ -79,8 +80,8 @@ def test_without_a_directory_there_are_none_and_the_job_says_so_before_it_begins
 
 def test_people_may_ask_for_one_also_where_time_makes_none() -> None:
     story = a_story(seconds=0).running()
-    assert not of(story.waits(1000), ev.Checkpoint)
-    assert only(story.tell(ev.CheckpointAsked()), ev.Checkpoint).worker == 0
+    assert not of(story.waits(1000), ef.Checkpoint)
+    assert only(story.tell(ev.CheckpointAsked()), ef.Checkpoint).worker == 0
 
 
 def test_a_failing_store_is_told_and_tried_again_later_and_later_and_the_training_goes_on() -> None:
@@ -107,7 +108,7 @@ def test_a_failing_store_is_told_and_tried_again_later_and_later_and_the_trainin
 def test_an_older_one_that_comes_to_nothing_when_a_newer_is_whole_is_no_failure() -> None:
     story = a_story().running()
     whole(story, 9)
-    assert not of(parts(story, 8, attempt="late"), ev.Commit)
+    assert not of(parts(story, 8, attempt="late"), ef.Commit)
     story.tell(ev.CheckpointFailed(WorkerId(0), 8, "late", "its parts are gone"))
     assert not story.job.degraded
 
@@ -115,10 +116,10 @@ def test_an_older_one_that_comes_to_nothing_when_a_newer_is_whole_is_no_failure(
 def test_when_who_is_to_finish_it_is_lost_another_writer_does() -> None:
     story = a_story(workers=3).running()
     story.waits(SECONDS)
-    assert only(parts(story, 3, last=1), ev.Commit).worker == 1
-    assert only(story.kill(1), ev.Commit) == ev.Commit(WorkerId(0), 3, "a")
+    assert only(parts(story, 3, last=1), ef.Commit).worker == 1
+    assert only(story.kill(1), ef.Commit) == ef.Commit(WorkerId(0), 3, "a")
     whole(story, 3)
-    assert not of(story.kill(0), ev.Commit), "it is finished"
+    assert not of(story.kill(0), ef.Commit), "it is finished"
 
 
 def test_what_was_under_way_in_a_ring_that_broke_is_asked_for_as_soon_as_the_next_is_up() -> None:
@@ -126,7 +127,7 @@ def test_what_was_under_way_in_a_ring_that_broke_is_asked_for_as_soon_as_the_nex
     story.waits(SECONDS)
     story.kill(2)
     story.out(0, 1, broken="worker 2 has died")
-    assert only(story.up(step=1), ev.Checkpoint) == ev.Checkpoint(story.job.ring.generation, WorkerId(0))
+    assert only(story.up(step=1), ef.Checkpoint) == ef.Checkpoint(story.job.ring.generation, WorkerId(0))
 
 
 def test_when_everything_is_gone_the_job_goes_on_from_the_newest_one_and_tells_what_is_lost() -> None:
@@ -138,7 +139,7 @@ def test_when_everything_is_gone_the_job_goes_on_from_the_newest_one_and_tells_w
     story.kill(1)
     story.waits(60)
     effects = story.tell(*[e for w in (2, 3) for e in _ready(w, checkpoint=4)])
-    form = only(effects, ev.Form)
+    form = only(effects, ef.Form)
     assert form.sync and form.step == 4
     assert story.noticed(Reason.StateLost) == [
         "every worker that held the state is gone: 30 records of training are lost, the job goes on from the "
@@ -160,7 +161,7 @@ def test_what_the_root_has_read_is_the_truth() -> None:
     story.tell(*[e for w in (2, 3) for e in _ready(w, checkpoint=6)])
     story.up(step=2)  # the one of step 6 is damaged
     assert story.job.train is not None and story.job.train.done == 2
-    assert of(parts(story, 4, last=2), ev.Commit), "it is newer than what there is"
+    assert of(parts(story, 4, last=2), ef.Commit), "it is newer than what there is"
     assert [text.split(": ")[1].split(" records")[0] for text in story.noticed(Reason.StateLost)] == [
         "10",
         "40",
@@ -169,7 +170,7 @@ def test_what_the_root_has_read_is_the_truth() -> None:
 
 def test_a_job_that_resumes_begins_where_the_other_one_has_ended() -> None:
     story = a_story()
-    (form,) = of([e for w in (0, 1) for e in story.tell(*_ready(w, checkpoint=6))], ev.Form)
+    (form,) = of([e for w in (0, 1) for e in story.tell(*_ready(w, checkpoint=6))], ef.Form)
     assert form.step == 6 and not story.noticed(Reason.StateLost)
     story.up(step=6)
     assert story.job.train is not None and story.job.train.done == 6
@@ -191,9 +192,9 @@ def test_what_was_forced_is_told_once_and_stays_in_the_summary_and_in_how_the_jo
 def test_a_state_that_is_complete_is_read_in_a_ring_before_it_is_saved() -> None:
     story = a_story()
     effects = [e for w in (0, 1) for e in story.tell(*_ready(w, checkpoint=10))]
-    assert only(effects, ev.Form).step == 10 and not of(effects, ev.Export)
+    assert only(effects, ef.Form).step == 10 and not of(effects, ef.Export)
     story.up(step=10)
-    assert only(story.out(0, 1, step=10, digest="same"), ev.Export).worker == 0
+    assert only(story.out(0, 1, step=10, digest="same"), ef.Export).worker == 0
 
 
 def test_the_core_hears_of_parts_once_all_are_there_and_the_order_has_them_in_their_order() -> None:
@@ -204,10 +205,10 @@ def test_the_core_hears_of_parts_once_all_are_there_and_the_order_has_them_in_th
     assert heard.hear(WorkerId(4), told[0]) is None
     done = heard.hear(WorkerId(7), told[1])
     assert done == ev.PartsWritten(WorkerId(7), 3, "a", (WorkerId(4), WorkerId(7), WorkerId(5)))
-    order = heard.order(ev.Commit(WorkerId(7), 3, "a"))
+    order = heard.order(ef.Commit(WorkerId(7), 3, "a"))
     assert order is not None
     assert [part.name for part in order.commit_checkpoint.parts] == ["part 0", "part 1", "part 2"]
-    assert CheckpointParts().order(ev.Commit(WorkerId(7), 3, "a")) is None, "another master has heard of them"
+    assert CheckpointParts().order(ef.Commit(WorkerId(7), 3, "a")) is None, "another master has heard of them"
 
 
 def _ready(worker: int, checkpoint: int) -> list[ev.Event]:
@@ -217,12 +218,12 @@ def _ready(worker: int, checkpoint: int) -> list[ev.Event]:
 
 def test_a_job_that_is_scaled_to_zero_keeps_its_last_state_and_lets_all_go() -> None:
     story = a_story().running()
-    assert only(story.tell(ev.Scale(0)), ev.Leave).members == (0, 1)
+    assert only(story.tell(ev.Scale(0)), ef.Leave).members == (0, 1)
     effects = story.out(0, 1, step=5)
-    assert only(effects, ev.WriteCheckpoint).worker == 0
-    assert not of(effects, ev.Stop) and not of(effects, ev.Form)
+    assert only(effects, ef.WriteCheckpoint).worker == 0
+    assert not of(effects, ef.Stop) and not of(effects, ef.Form)
     effects = whole(story, 5, attempt="alone")
-    assert [e.worker for e in of(effects, ev.Stop)] == [0, 1]
+    assert [e.worker for e in of(effects, ef.Stop)] == [0, 1]
     for worker in range(2):
         story.tell(ev.Closed(WorkerId(worker), "its stream ended"), ev.Gone(WorkerId(worker), code=0))
     story.tell(ev.Scale(2))
@@ -234,24 +235,24 @@ def test_a_job_that_is_scaled_to_zero_keeps_its_last_state_and_lets_all_go() -> 
 def test_the_last_state_is_kept_by_another_one_or_tried_again() -> None:
     story = a_story().running()
     story.tell(ev.Scale(0))
-    assert only(story.out(0, 1, step=5), ev.WriteCheckpoint).worker == 0
-    assert only(story.kill(0), ev.WriteCheckpoint).worker == 1
+    assert only(story.out(0, 1, step=5), ef.WriteCheckpoint).worker == 0
+    assert only(story.kill(0), ef.WriteCheckpoint).worker == 1
     failed = ev.CheckpointFailed(WorkerId(1), 5, "alone", "No space left on device")
-    assert not of(story.tell(failed), ev.WriteCheckpoint), "not at once"
-    assert not of(story.waits(SECONDS - 1), ev.Stop)
-    assert only(story.waits(2), ev.WriteCheckpoint).worker == 1
-    assert only(whole(story, 5, worker=1, attempt="alone2"), ev.Stop).worker == 1
+    assert not of(story.tell(failed), ef.WriteCheckpoint), "not at once"
+    assert not of(story.waits(SECONDS - 1), ef.Stop)
+    assert only(story.waits(2), ef.WriteCheckpoint).worker == 1
+    assert only(whole(story, 5, worker=1, attempt="alone2"), ef.Stop).worker == 1
 
 
 def test_without_checkpoints_a_job_that_is_scaled_to_zero_keeps_its_state_in_a_worker() -> None:
     story = a_story(least=1, dir="").running()
     effects = story.tell(ev.Scale(0)) + story.out(0, 1, step=5) + story.waits(1)
-    assert not of(effects, ev.WriteCheckpoint)
-    assert [e.worker for e in of(effects, ev.Stop)] != [0, 1]
+    assert not of(effects, ef.WriteCheckpoint)
+    assert [e.worker for e in of(effects, ef.Stop)] != [0, 1]
 
 
 def test_one_is_due_at_once_when_all_who_hold_the_state_are_to_go() -> None:
     story = a_story().running()
-    assert not of(story.tell(ev.Leaving(WorkerId(0), "SIGTERM")), ev.Checkpoint)
-    assert only(story.tell(ev.Leaving(WorkerId(1), "SIGTERM")), ev.Checkpoint).worker == 0
-    assert not of(story.waits(1), ev.Checkpoint), "once"
+    assert not of(story.tell(ev.Leaving(WorkerId(0), "SIGTERM")), ef.Checkpoint)
+    assert only(story.tell(ev.Leaving(WorkerId(1), "SIGTERM")), ef.Checkpoint).worker == 0
+    assert not of(story.waits(1), ef.Checkpoint), "once"

@@ -6,6 +6,7 @@ from edl.contract.ids import Generation, WorkerId
 from edl.contract.layout import Layout
 from edl.contract.ranges import RangeSet
 from edl.contract.reasons import Reason
+from master.core import effects as ef
 from master.core import events as ev
 from master.core.membership import COPY_SECONDS
 from tests.stories import Story, finish, of, only
@@ -17,12 +18,12 @@ def left_to(worker: int, step: int) -> ev.LeftRing:
     return ev.LeftRing(WorkerId(worker), Generation(0), step, has_state=True, skipped=RangeSet.of([(1, 2)]))
 
 
-def greets(story: Story, *workers: int) -> list[ev.Effect]:
+def greets(story: Story, *workers: int) -> list[ef.Effect]:
     """They start, with a copy."""
     return [e for w in workers for e in story.tell(ev.Hello(WorkerId(w), brings_state=True))]
 
 
-def ready(story: Story, worker: int, step: int | None, checkpoint: int = 0) -> list[ev.Effect]:
+def ready(story: Story, worker: int, step: int | None, checkpoint: int = 0) -> list[ef.Effect]:
     held = None if step is None else left_to(worker, step)
     return story.tell(ev.Ready(WorkerId(worker), Layout(100), checkpoint=checkpoint, held=held))
 
@@ -42,9 +43,9 @@ def all_crash(checkpoint: dict[str, str] | None = None) -> Story:
 def test_when_all_crash_the_job_goes_on_from_the_latest_copy_once_all_who_have_one_are_ready() -> None:
     story = all_crash()
     greets(story, 2, 3)
-    assert of(ready(story, 2, 5), ev.Form) == [], "worker 3 may have the next step"
+    assert of(ready(story, 2, 5), ef.Form) == [], "worker 3 may have the next step"
     assert "copy of the state" in story.job.reason
-    form = only(ready(story, 3, 6), ev.Form)
+    form = only(ready(story, 3, 6), ef.Form)
     assert (form.root, form.step, form.joining) == (3, 6, (2,))
     assert story.job.pool[WorkerId(3)].skipped == RangeSet.of([(1, 2)])
     assert story.noticed(Reason.StateLost) == []
@@ -55,7 +56,7 @@ def test_nobody_starts_anew_while_one_with_a_copy_is_starting_and_it_is_not_wait
     story = all_crash()
     greets(story, 3)
     story.tell(ev.Hello(WorkerId(2)))
-    assert of(ready(story, 2, None), ev.Form) == []
+    assert of(ready(story, 2, None), ef.Form) == []
     story.kill(3)  # and its copy is lost with it
     assert story.job.restarts == 0, "another one may still come"
     story.waits(COPY_SECONDS)
@@ -66,9 +67,9 @@ def test_who_is_ready_without_a_copy_waits_a_moment_for_the_next_process_of_who_
     story = Story(workers=1, memoryCopy=True).running()
     story.tell(ev.Scale(2))
     story.kill(0)
-    assert of(story.ready(1), ev.Form) == []
+    assert of(story.ready(1), ef.Form) == []
     greets(story, 2)
-    assert only(ready(story, 2, 6), ev.Form).step == 6
+    assert only(ready(story, 2, 6), ef.Form).step == 6
     assert story.noticed(Reason.StateLost) == []
 
 
@@ -76,7 +77,7 @@ def test_who_says_that_it_brings_a_copy_and_has_none_holds_nobody_up() -> None:
     story = all_crash()
     greets(story, 2, 3)
     ready(story, 2, None)
-    assert only(ready(story, 3, None), ev.Form).step == 0
+    assert only(ready(story, 3, None), ef.Form).step == 0
     assert len(story.noticed(Reason.StateLost)) == 1
 
 
@@ -103,7 +104,7 @@ def test_who_comes_late_with_the_latest_copy_is_the_next_root() -> None:
     assert len(story.noticed(Reason.StateLost)) == 1
     story.up(step=3)
     story.tell(ev.Hello(WorkerId(3), brings_state=True))
-    leave = only(ready(story, 3, 6), ev.Leave)
+    leave = only(ready(story, 3, 6), ef.Leave)
     assert leave.members == (2,)
     story.out(2, step=4)
     assert story.job.ring.members == (2, 3) and story.job.train is not None and story.job.train.done == 6
@@ -113,7 +114,7 @@ def test_a_later_checkpoint_is_preferred() -> None:
     story = all_crash(checkpoint={"dir": "d"})
     greets(story, 2)
     ready(story, 2, 4, checkpoint=5)
-    form = only(story.waits(COPY_SECONDS), ev.Form)
+    form = only(story.waits(COPY_SECONDS), ef.Form)
     assert form.step == 5 and not story.job.pool[WorkerId(2)].has_state
 
 
@@ -121,7 +122,7 @@ def test_a_job_that_was_trained_to_its_end_is_saved_from_a_copy() -> None:
     story = Story(workers=1, memoryCopy=True).running()
     story.kill(0)
     greets(story, 1)
-    assert only(ready(story, 1, 10), ev.Export).worker == 1
+    assert only(ready(story, 1, 10), ef.Export).worker == 1
 
 
 def test_when_who_was_saving_is_lost_and_no_copy_comes_the_job_ends_by_the_time_alone() -> None:
@@ -131,11 +132,11 @@ def test_when_who_was_saving_is_lost_and_no_copy_comes_the_job_ends_by_the_time_
     story.kill(1)
     story.kill(0)
     story.tell(ev.Hello(WorkerId(2)))
-    assert not of(ready(story, 2, None), ev.Stop), "a copy may still come"
-    effects: list[ev.Effect] = []
+    assert not of(ready(story, 2, None), ef.Stop), "a copy may still come"
+    effects: list[ef.Effect] = []
     while story.job.ending is None:
         due = story.job.next_deadline()
         assert due is not None and due <= story.job.copies_until
         effects = story.tell(ev.Tick(), after=due - story.now)
-    assert [e.worker for e in of(effects, ev.Stop)] == [2], "nothing else will happen"
+    assert [e.worker for e in of(effects, ef.Stop)] == [2], "nothing else will happen"
     assert story.job.reason.startswith("evaluation failed: every worker that held the state was lost")

@@ -23,6 +23,7 @@ from edl.config import values
 from edl.contract.ids import Generation, WorkerId
 from edl.contract.layout import Layout
 from edl.contract.steps import Steps
+from master.core import effects as ef
 from master.core import events as ev
 from master.core import view
 from master.core.job import Job
@@ -60,7 +61,7 @@ class Machine:
         self.watchdog = Watchdog(self.job)
         self.now = 0.0
         self.replicas: dict[WorkerId, Replica] = {}
-        self.form: ev.Form | None = None
+        self.form: ef.Form | None = None
         self.broken = self.leaving = False
         self.told: int | None = None  # epochs, of which all members know, and their ring has not done it yet
         self.tell(ev.Begin())
@@ -69,19 +70,19 @@ class Machine:
         self.now += after
         for effect in self.watchdog.handle(event, self.now):
             match effect:
-                case ev.Create(worker):
+                case ef.Create(worker):
                     self.replicas[worker] = Replica(worker)
-                case ev.Form():
+                case ef.Form():
                     self.form, self.broken, self.leaving, self.told = effect, False, False, None
                     for member in effect.members:
                         r = self.replicas[member]
                         r.generation, r.up, r.epochs = effect.generation, False, effect.epochs
-                case ev.Train(generation, _, epochs):
+                case ef.Train(generation, _, epochs):
                     assert self.form is not None and generation == self.form.generation
                     self.told = epochs
-                case ev.Leave():
+                case ef.Leave():
                     self.leaving = True
-                case ev.Cut():
+                case ef.Cut():
                     self.broken = True
         for worker, r in self.replicas.items():
             if r.generation and self.job.pool.get(worker) is None:  # dead, or given up: its peers notice

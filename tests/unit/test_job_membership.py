@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from edl.contract.ids import WorkerId
 from edl.contract.reasons import Reason
+from master.core import effects as ef
 from master.core import events as ev
 from master.core import view
 from master.core.failures import MOST_IN_VAIN
@@ -14,11 +15,11 @@ def test_one_that_is_told_to_go_leaves_with_nothing_redone() -> None:
     story = Story(workers=3, joinDelaySeconds=0.5)
     story.running()
     effects = story.tell(ev.Leaving(WorkerId(0), "SIGTERM"))
-    assert only(effects, ev.Leave).members == (0, 1, 2)
-    assert only(effects, ev.Create).worker == 3
+    assert only(effects, ef.Leave).members == (0, 1, 2)
+    assert only(effects, ef.Create).worker == 3
     effects = story.out(0, 1, 2)
-    assert only(effects, ev.Form).members == (1, 2)
-    assert only(effects, ev.Stop).worker == 0
+    assert only(effects, ef.Form).members == (1, 2)
+    assert only(effects, ef.Stop).worker == 0
     story.up(1)
     assert story.job.ring.changes[-1].planned
     assert story.noticed(Reason.RingReshaped) == ["ring 3 -> 2 in 0.20 s, 0 records redone (worker 0 leaves)"]
@@ -27,14 +28,14 @@ def test_one_that_is_told_to_go_leaves_with_nothing_redone() -> None:
 def test_the_last_holder_hands_the_state_over_before_it_may_go() -> None:
     story = Story(workers=1).running()
     story.tell(ev.Leaving(WorkerId(0), "SIGTERM"))
-    assert not of(story.ready(1), ev.Stop)
-    form = only(story.out(0, step=7), ev.Form)
+    assert not of(story.ready(1), ef.Stop)
+    form = only(story.out(0, step=7), ef.Form)
     assert (form.members, form.root) == ((0, 1), 0)
     g = story.job.ring.generation
     story.tell(ev.JoinedRing(WorkerId(0), g, 7), ev.JoinedRing(WorkerId(1), g, 7))
     effects = story.out(0, 1, step=8)
-    assert only(effects, ev.Form).members == (1,)
-    assert only(effects, ev.Stop).worker == 0
+    assert only(effects, ef.Form).members == (1,)
+    assert only(effects, ef.Stop).worker == 0
 
 
 def test_a_newcomer_is_taken_in_at_once_where_nobody_else_is_on_the_way() -> None:
@@ -44,7 +45,7 @@ def test_a_newcomer_is_taken_in_at_once_where_nobody_else_is_on_the_way() -> Non
         ev.Gone(WorkerId(1), signal="SIGKILL"), *(ev.LeftRing(WorkerId(w), g, 1, True) for w in (0, 2))
     )
     story.up(1)
-    assert only(story.ready(3), ev.Leave).members == (0, 2)
+    assert only(story.ready(3), ef.Leave).members == (0, 2)
 
 
 def test_a_newcomer_waits_a_moment_for_one_that_is_on_the_way() -> None:
@@ -52,8 +53,8 @@ def test_a_newcomer_waits_a_moment_for_one_that_is_on_the_way() -> None:
     story.ready(0, 1)
     story.waits(1)
     story.up()
-    assert not of(story.ready(2), ev.Leave)
-    assert only(story.ready(3), ev.Leave).members == (0, 1), "now all are here"
+    assert not of(story.ready(2), ef.Leave)
+    assert only(story.ready(3), ef.Leave).members == (0, 1), "now all are here"
 
 
 def test_scaling_in_keeps_the_oldest_and_lets_the_starting_go_first() -> None:
@@ -62,9 +63,9 @@ def test_scaling_in_keeps_the_oldest_and_lets_the_starting_go_first() -> None:
     story.tell(ev.Tick(), after=1)
     story.up()
     effects = story.tell(ev.Scale(2))
-    assert only(effects, ev.Delete).worker == 3, "nobody listens there yet"
-    assert only(effects, ev.Leave)
-    assert only(story.out(0, 1, 2), ev.Form).members == (0, 1)
+    assert only(effects, ef.Delete).worker == 3, "nobody listens there yet"
+    assert only(effects, ef.Leave)
+    assert only(story.out(0, 1, 2), ef.Form).members == (0, 1)
 
 
 def test_scaling_in_prefers_whoever_holds_the_state_to_an_older_one_that_does_not() -> None:
@@ -72,7 +73,7 @@ def test_scaling_in_prefers_whoever_holds_the_state_to_an_older_one_that_does_no
     story.ready(0)
     effects = story.tell(ev.Scale(1))
     assert {w.id for w in story.job.pool.staying} == {2}
-    assert only(effects, ev.Delete).worker == 1
+    assert only(effects, ef.Delete).worker == 1
 
 
 def test_a_silent_member_is_fenced_and_refused_when_it_thaws() -> None:
@@ -82,10 +83,10 @@ def test_a_silent_member_is_fenced_and_refused_when_it_thaws() -> None:
     for _ in range(6):
         story.beats(0, after=0.49)
     effects = story.waits(0.1)
-    assert only(effects, ev.Fence).worker == 1
-    assert only(effects, ev.Cut).members == (0,)
+    assert only(effects, ef.Fence).worker == 1
+    assert only(effects, ef.Cut).members == (0,)
     before = story.job.stale
-    assert only(story.tell(ev.Hello(WorkerId(1))), ev.Fence).worker == 1
+    assert only(story.tell(ev.Hello(WorkerId(1))), ef.Fence).worker == 1
     story.tell(ev.LeftRing(WorkerId(1), story.job.ring.generation, 9, True))
     assert story.job.stale == before + 2
     story.tell(ev.Gone(WorkerId(1), code=3))
@@ -95,16 +96,16 @@ def test_a_silent_member_is_fenced_and_refused_when_it_thaws() -> None:
 def test_one_that_never_becomes_ready_is_given_up_and_charged() -> None:
     story = Story(workers=1)
     story.tell(ev.Seen(WorkerId(0), "pid"))
-    assert not of(story.waits(60), ev.Delete), "after a minute without an event there may be some to be read"
+    assert not of(story.waits(60), ef.Delete), "after a minute without an event there may be some to be read"
     effects = story.waits(1)
-    assert only(effects, ev.Delete).worker == 0
+    assert only(effects, ef.Delete).worker == 0
     assert [f.why for f in story.job.failures] == ["worker 0 was not ready after 60 s (it was starting)"]
-    assert of(story.waits(1), ev.Create)
+    assert of(story.waits(1), ef.Create)
 
 
 def test_one_that_waits_for_capacity_is_not_given_up() -> None:
     story = Story(workers=1)
-    assert not of(story.tell(ev.Tick(), after=10_000), ev.Delete)
+    assert not of(story.tell(ev.Tick(), after=10_000), ef.Delete)
 
 
 def test_one_that_ends_by_itself_is_charged() -> None:
@@ -140,7 +141,7 @@ def test_a_fatal_failure_is_not_tried_again() -> None:
         ev.Hello(WorkerId(0)), ev.Failed(WorkerId(0), "the model is not compiled", fatal=True)
     )
     assert story.job.ending == ("Failed", "the model is not compiled")
-    assert not of(effects, ev.Create)
+    assert not of(effects, ef.Create)
 
 
 def test_workers_that_die_early_are_not_replaced_in_a_hot_loop() -> None:
@@ -157,11 +158,11 @@ def test_workers_that_die_early_are_not_replaced_in_a_hot_loop() -> None:
 
 def test_one_that_leaves_stays_while_the_ring_would_be_too_small_without_it() -> None:
     story = Story(workers=2, least=2, joinDelaySeconds=0).running()
-    assert not of(story.tell(ev.Leaving(WorkerId(1), "SIGTERM")), ev.Leave), "2 are needed"
-    only(story.ready(2), ev.Leave)
+    assert not of(story.tell(ev.Leaving(WorkerId(1), "SIGTERM")), ef.Leave), "2 are needed"
+    only(story.ready(2), ef.Leave)
     effects = story.out(0, 1)
-    assert only(effects, ev.Form).members == (0, 2)
-    assert only(effects, ev.Stop).worker == 1
+    assert only(effects, ef.Form).members == (0, 2)
+    assert only(effects, ef.Stop).worker == 1
 
 
 def test_one_polite_leave_and_one_frozen_peer_lose_nothing() -> None:
@@ -169,7 +170,7 @@ def test_one_polite_leave_and_one_frozen_peer_lose_nothing() -> None:
     story.beats(0, 1)
     story.tell(ev.Leaving(WorkerId(0), "SIGTERM"))
     effects = story.out(0, step=8)
-    assert not of(effects, ev.Stop), "worker 1 has not said that it is out and well"
+    assert not of(effects, ef.Stop), "worker 1 has not said that it is out and well"
     for _ in range(8):
         story.beats(0, after=0.4)
     assert story.noticed(Reason.WorkerLost)
@@ -182,8 +183,8 @@ def test_a_newcomer_that_is_told_to_go_while_it_starts_is_let_go_at_once() -> No
     story = Story(workers=2, joinDelaySeconds=0).running(0)
     story.tell(ev.Hello(WorkerId(1)))
     effects = story.tell(ev.Leaving(WorkerId(1), "SIGTERM"))
-    assert only(effects, ev.Stop).worker == 1
-    assert only(effects, ev.Create).worker == 2
+    assert only(effects, ef.Stop).worker == 1
+    assert only(effects, ef.Create).worker == 2
 
 
 def test_one_that_was_told_to_end_is_not_charged_for_how_its_work_broke_off() -> None:
@@ -197,12 +198,12 @@ def test_one_that_was_told_to_end_is_not_charged_for_how_its_work_broke_off() ->
 def test_one_that_does_not_end_when_told_to_is_ended_by_force() -> None:
     story = Story(workers=2, joinDelaySeconds=0.5, gracePeriodSeconds=5).running()
     story.tell(ev.Scale(1))
-    assert only(story.out(0, 1), ev.Stop).worker == 1
+    assert only(story.out(0, 1), ef.Stop).worker == 1
     for _ in range(12):
         story.beats(0, 1, after=0.2)
-    assert not of(story.waits(0.1), ev.Delete)
+    assert not of(story.waits(0.1), ef.Delete)
     story.beats(0)
-    assert only(story.waits(0.2), ev.Delete) == ev.Delete(WorkerId(1), 0.0)
+    assert only(story.waits(0.2), ef.Delete) == ef.Delete(WorkerId(1), 0.0)
     assert story.job.failures == []
 
 
@@ -211,7 +212,7 @@ def test_scaled_down_and_up_again_at_once_nobody_comes_back_from_leaving() -> No
     story.tell(ev.Scale(2))
     leaving = {w.id for w in story.job.pool if w.state == "draining"}
     effects = story.tell(ev.Scale(3))
-    assert only(effects, ev.Create).worker == 3
+    assert only(effects, ef.Create).worker == 3
     assert {w.id for w in story.job.pool if w.state == "draining"} == leaving
 
 
@@ -260,23 +261,23 @@ def test_a_thousand_early_deaths_are_no_number_too_large() -> None:
         story.waits(30)
         for w in list(story.job.pool):
             story.tell(ev.Gone(w.id, free=True, why="preempted"))
-    assert of(story.waits(30), ev.Create)
+    assert of(story.waits(30), ef.Create)
     assert story.job.failures == []
 
 
 def test_after_a_stall_of_its_own_the_master_reads_first_what_it_was_told_meanwhile() -> None:
     story = Story(workers=3, joinDelaySeconds=0.5).running()
     story.beats(0, 1, 2)
-    assert not of(story.tell(ev.Tick(), after=5), ev.Fence), "the timer is seen before the messages"
+    assert not of(story.tell(ev.Tick(), after=5), ef.Fence), "the timer is seen before the messages"
     story.beats(0, 1)
     effects = story.waits(1)
-    assert [e.worker for e in of(effects, ev.Fence)] == [2], "there was nothing from worker 2 to be read"
+    assert [e.worker for e in of(effects, ef.Fence)] == [2], "there was nothing from worker 2 to be read"
 
 
 def test_when_all_are_silent_the_master_gives_them_up_a_moment_later() -> None:
     story = Story(workers=2, joinDelaySeconds=0.5).running()
     story.beats(0, 1)
-    assert {e.worker for e in of(story.waits(3.8), ev.Fence)} == {0, 1}
+    assert {e.worker for e in of(story.waits(3.8), ef.Fence)} == {0, 1}
 
 
 def test_the_next_deadline_is_the_first_time_at_which_time_alone_matters() -> None:
@@ -328,12 +329,12 @@ def test_workers_that_cannot_be_started_end_the_job_with_the_reason() -> None:
 def test_a_part_of_the_backend_that_does_not_work_is_in_the_status_until_it_does() -> None:
     story = Story(workers=1)
     why = "edl-status cannot be written: Kubernetes does not allow it"
-    assert only(story.tell(ev.Degraded("status", why)), ev.Notice) == ev.Notice(
+    assert only(story.tell(ev.Degraded("status", why)), ef.Notice) == ef.Notice(
         Reason.Degraded, f"status: {why}"
     )
     assert story.tell(ev.Degraded("status", why)) == [], "once"
     assert view.status(story.job, story.now)["degraded"] == {"status": why}
-    assert only(story.tell(ev.Degraded("status", "")), ev.Notice).reason == Reason.Recovered
+    assert only(story.tell(ev.Degraded("status", "")), ef.Notice).reason == Reason.Recovered
     assert view.status(story.job, story.now)["degraded"] == {}
     assert story.tell(ev.Degraded("labels", "")) == [], "it never did not"
 
@@ -348,7 +349,7 @@ def test_a_job_whose_workers_are_killed_again_and_again_backs_off_and_fails() ->
         times += 1
         assert times <= MOST_IN_VAIN
         if story.job.ending is None:
-            only(effects + story.waits(60), ev.Create)
+            only(effects + story.waits(60), ef.Create)
     assert times == MOST_IN_VAIN
     assert story.job.failures == [], "nobody is charged for a kill from outside"
     assert "10 times in a row before the ring made a step; the last: worker 9, SIGKILL" in story.job.reason
@@ -374,6 +375,6 @@ def test_kills_with_steps_in_between_go_on_for_ever() -> None:
 def test_a_worker_that_connects_after_it_was_told_to_end_is_told_again() -> None:
     story = Story(workers=1)
     story.tell(ev.Seen(WorkerId(0), "a pod"), ev.StopAsked("enough"))
-    assert only(story.tell(ev.Hello(WorkerId(0))), ev.Stop).worker == 0
-    assert not of(story.tell(ev.Hello(WorkerId(1))), ev.Stop), "it is no worker of this job"
-    assert only(story.tell(ev.Closed(WorkerId(0), "its stream ended")), ev.End).phase == "Stopped"
+    assert only(story.tell(ev.Hello(WorkerId(0))), ef.Stop).worker == 0
+    assert not of(story.tell(ev.Hello(WorkerId(1))), ef.Stop), "it is no worker of this job"
+    assert only(story.tell(ev.Closed(WorkerId(0), "its stream ended")), ef.End).phase == "Stopped"

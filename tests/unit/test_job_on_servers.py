@@ -5,6 +5,7 @@ from __future__ import annotations
 from edl.contract.ids import WorkerId
 from edl.contract.phases import Phase
 from edl.contract.reasons import Reason
+from master.core import effects as ef
 from master.core import events as ev
 from tests.stories import Story, of, only
 
@@ -18,8 +19,8 @@ def test_all_workers_die_and_nothing_is_lost() -> None:
     story.tell(ev.Progress(story.job.ring.generation, 6))
     assert story.job.train is not None
     effects = [e for w in (0, 1) for e in story.kill(w)]
-    assert [e.worker for e in of(effects, ev.Create)] == [2, 3]
-    form = only(story.ready(2) + story.ready(3), ev.Form)
+    assert [e.worker for e in of(effects, ef.Create)] == [2, 3]
+    form = only(story.ready(2) + story.ready(3), ef.Form)
     assert form.members == (2, 3) and not form.sync and form.joining == ()
     story.tell(*(ev.JoinedRing(WorkerId(w), form.generation, 6) for w in (2, 3)))
     assert story.job.restarts == 0 and story.job.train.done == 6
@@ -29,8 +30,8 @@ def test_all_workers_die_and_nothing_is_lost() -> None:
 def test_a_newcomer_is_sent_no_state() -> None:
     story = a_story().running()
     story.tell(ev.Scale(3))
-    only(story.ready(2) + story.waits(1), ev.Leave)
-    form = only(story.out(0, 1, step=3), ev.Form)
+    only(story.ready(2) + story.waits(1), ef.Leave)
+    form = only(story.out(0, 1, step=3), ef.Form)
     assert form.members == (0, 1, 2) and not form.sync and form.joining == ()
 
 
@@ -52,16 +53,16 @@ def test_the_last_worker_may_go_and_the_job_waits_for_others() -> None:
     story = a_story(1).running()
     story.tell(ev.Leaving(WorkerId(0), "preempted"))
     effects = story.waits(1) + story.out(0, step=4)
-    assert of(effects, ev.Stop), "it was kept as if it held the last copy"
+    assert of(effects, ef.Stop), "it was kept as if it held the last copy"
 
 
 def test_a_worker_that_never_saw_the_training_saves_its_model() -> None:
     story = a_story(1).running()
     story.tell(ev.EpochEnded(WorkerId(0), story.job.ring.generation, 1, None, {}))
     story.kill(0)
-    form = only(story.ready(1), ev.Form)
+    form = only(story.ready(1), ef.Form)
     story.tell(ev.JoinedRing(WorkerId(1), form.generation, 10))
     effects = story.out(1, step=10, digest="same")
-    assert only(effects, ev.Export).worker == 1
+    assert only(effects, ef.Export).worker == 1
     story.tell(ev.Finished(WorkerId(1), {}, "model.keras"))
     assert story.job.ending is not None and story.job.ending[0] is Phase.Succeeded

@@ -6,6 +6,7 @@ import pytest
 
 from edl.contract.ids import Generation, WorkerId
 from edl.contract.reasons import Reason
+from master.core import effects as ef
 from master.core import events as ev
 from master.core import view
 from tests.stories import Story, of, only
@@ -17,39 +18,39 @@ def reason(story: Story) -> str:
 
 def test_a_newcomer_joins_at_a_step_boundary_and_takes_the_state() -> None:
     story = Story(workers=2).running(0)
-    assert only(story.ready(1), ev.Leave).members == (0,)
-    form = only(story.out(0, step=4), ev.Form)
+    assert only(story.ready(1), ef.Leave).members == (0,)
+    form = only(story.out(0, step=4), ef.Form)
     assert (form.members, form.root, form.step, form.sync, form.joining) == ((0, 1), 0, 4, False, (1,))
 
 
 def test_who_comes_while_another_is_sent_the_state_waits_until_it_has_it() -> None:
     story = Story(workers=3).running(0)
     story.ready(1)
-    form = only(story.out(0, step=4), ev.Form)
-    assert not of(story.tell(ev.JoinedRing(WorkerId(0), form.generation, 4)), ev.Leave)
-    assert not of(story.ready(2) + story.waits(1), ev.Leave)
-    assert only(story.tell(ev.JoinedRing(WorkerId(1), form.generation, 9)), ev.Leave).members == (0, 1)
+    form = only(story.out(0, step=4), ef.Form)
+    assert not of(story.tell(ev.JoinedRing(WorkerId(0), form.generation, 4)), ef.Leave)
+    assert not of(story.ready(2) + story.waits(1), ef.Leave)
+    assert only(story.tell(ev.JoinedRing(WorkerId(1), form.generation, 9)), ef.Leave).members == (0, 1)
 
 
 def test_one_that_leaves_stays_until_it_has_handed_over_the_state() -> None:
     story = Story(workers=1).running(0)
     story.tell(ev.Leaving(WorkerId(0), "SIGTERM"))
     story.ready(1)
-    form = only(story.out(0, step=4), ev.Form)
+    form = only(story.out(0, step=4), ef.Form)
     assert (form.members, form.joining) == ((0, 1), (1,))
-    assert not of(story.tell(ev.JoinedRing(WorkerId(0), form.generation, 4)), ev.Leave)
-    assert only(story.tell(ev.JoinedRing(WorkerId(1), form.generation, 9)), ev.Leave).members == (0, 1)
+    assert not of(story.tell(ev.JoinedRing(WorkerId(0), form.generation, 4)), ef.Leave)
+    assert only(story.tell(ev.JoinedRing(WorkerId(1), form.generation, 9)), ef.Leave).members == (0, 1)
 
 
 def test_a_killed_member_is_cut_out_replaced_and_never_charged() -> None:
     story = Story(workers=3, joinDelaySeconds=0.5)
     story.running()
     effects = story.kill(1)
-    assert only(effects, ev.Cut).members == (0, 2)
-    assert only(effects, ev.Create).worker == 3
+    assert only(effects, ef.Cut).members == (0, 2)
+    assert only(effects, ef.Create).worker == 3
     assert reason(story) == "ring 1 is being left by workers 0, 2: worker 1 is lost (its stream ended)"
-    assert not of(story.out(0, step=4, broken="reset"), ev.Form), "worker 2 is still in the old ring"
-    form = only(story.out(2, step=5, broken="reset"), ev.Form)
+    assert not of(story.out(0, step=4, broken="reset"), ef.Form), "worker 2 is still in the old ring"
+    form = only(story.out(2, step=5, broken="reset"), ef.Form)
     assert (form.members, form.root, form.joining) == ((0, 2), 2, (0,)), "worker 2 alone has step 5"
     assert (
         reason(story)
@@ -65,7 +66,7 @@ def test_survivors_at_the_same_step_need_no_broadcast() -> None:
     story = Story(workers=3, joinDelaySeconds=0.5)
     story.running()
     story.kill(1)
-    assert not only(story.out(0, 2, broken="reset"), ev.Form).sync
+    assert not only(story.out(0, 2, broken="reset"), ef.Form).sync
 
 
 def test_when_all_holders_are_gone_the_job_says_so_and_starts_again() -> None:
@@ -75,7 +76,7 @@ def test_when_all_holders_are_gone_the_job_says_so_and_starts_again() -> None:
     story.kill(0)
     story.kill(1)
     assert story.job.phase == "Waiting"
-    form = only([*story.ready(2), *story.ready(3)], ev.Form)
+    form = only([*story.ready(2), *story.ready(3)], ef.Form)
     assert (form.root, form.members) == (2, (2, 3))
     (lost,) = story.noticed(Reason.StateLost)
     assert "30 records of training are lost" in lost
@@ -102,17 +103,17 @@ def test_whoever_is_killed_the_others_go_on_in_their_order(rank: int) -> None:
     story = Story(workers=4, joinDelaySeconds=0.5).running()
     story.kill(rank)
     rest = [w for w in range(4) if w != rank]
-    form = only(story.out(*rest, step=4, broken="reset"), ev.Form)
+    form = only(story.out(*rest, step=4, broken="reset"), ef.Form)
     assert (form.members, form.root, form.sync) == (tuple(rest), rest[0], False)
 
 
 @pytest.mark.parametrize("dead", [(0, 1), (1, 3), (0, 1, 2), (1, 2, 3)])
 def test_two_or_all_but_one_killed_at_once(dead: tuple[int, ...]) -> None:
     story = Story(workers=4, joinDelaySeconds=0.5).running()
-    cuts = [e for w in dead for e in of(story.kill(w), ev.Cut)]
+    cuts = [e for w in dead for e in of(story.kill(w), ef.Cut)]
     assert len(cuts) == 1, "one order is enough"
     rest = tuple(w for w in range(4) if w not in dead)
-    assert only(story.out(*rest, step=4, broken="reset"), ev.Form).members == rest
+    assert only(story.out(*rest, step=4, broken="reset"), ef.Form).members == rest
     assert story.job.restarts == 0
 
 
@@ -120,10 +121,10 @@ def test_a_kill_while_the_ring_is_formed_cuts_those_who_wait_in_it() -> None:
     story = Story(workers=3, joinDelaySeconds=0.5)
     story.ready(0, 1, 2)
     story.tell(ev.JoinedRing(WorkerId(0), story.job.ring.generation, 0))
-    assert only(story.kill(2), ev.Cut).members == (0, 1)
+    assert only(story.kill(2), ef.Cut).members == (0, 1)
     g = story.job.ring.generation
     story.tell(ev.LeftRing(WorkerId(0), g, 0, True, broken="cut"))
-    form = only(story.tell(ev.LeftRing(WorkerId(1), g, 0, False, broken="cut")), ev.Form)
+    form = only(story.tell(ev.LeftRing(WorkerId(1), g, 0, False, broken="cut")), ef.Form)
     assert (form.members, form.root, form.joining) == ((0, 1), 0, (1,)), "worker 1 has not synced"
 
 
@@ -131,10 +132,10 @@ def test_the_root_dies_in_the_broadcast_and_who_has_its_state_is_the_next_root()
     story = Story(workers=3, joinDelaySeconds=0.5).running()
     story.kill(1)
     story.out(0, step=5, broken="reset")
-    assert only(story.out(2, step=4, broken="reset"), ev.Form).root == 0
+    assert only(story.out(2, step=4, broken="reset"), ef.Form).root == 0
     story.tell(ev.JoinedRing(WorkerId(2), story.job.ring.generation, 5))  # it has taken the state over
     story.kill(0)
-    form = only(story.out(2, step=5, broken="cut"), ev.Form)
+    form = only(story.out(2, step=5, broken="cut"), ef.Form)
     assert (form.members, form.root) == ((2,), 2)
     assert story.job.train.done == 5
 
@@ -145,7 +146,7 @@ def test_when_the_only_one_with_the_last_step_dies_the_ring_goes_on_from_the_ste
     story.out(0, step=5, broken="reset")
     story.out(2, step=4, broken="reset")
     story.kill(0)
-    form = only(story.out(2, step=4, broken="cut"), ev.Form)
+    form = only(story.out(2, step=4, broken="cut"), ef.Form)
     assert form.root == 2
     assert story.job.train.done == 4, "what worker 0 alone had is trained again"
     assert story.job.restarts == 0
@@ -156,8 +157,8 @@ def test_a_leave_that_breaks_is_cut_and_counts_as_unplanned() -> None:
     story.tell(ev.Leaving(WorkerId(0), "SIGTERM"))
     story.out(1)
     effects = story.kill(2)
-    assert only(effects, ev.Cut).members == (0,)
-    form = only(story.out(0, broken="cut"), ev.Form)
+    assert only(effects, ef.Cut).members == (0,)
+    form = only(story.out(0, broken="cut"), ef.Form)
     assert form.members == (1,)
     assert not story.job.ring.changes[-1].planned
 
@@ -188,10 +189,10 @@ def test_a_ring_after_a_wait_is_there_because_workers_are_back() -> None:
 def test_when_only_an_older_state_is_left_the_job_goes_on_from_it_and_says_what_is_lost() -> None:
     story = Story(workers=2, joinDelaySeconds=0.5).running()
     story.tell(ev.Leaving(WorkerId(0), "SIGTERM"), ev.Leaving(WorkerId(1), "SIGTERM"))
-    form = only(story.out(0, 1, step=4), ev.Form)
+    form = only(story.out(0, 1, step=4), ef.Form)
     (alone,) = form.members  # it is leaving too, but nobody else can train
     story.tell(ev.JoinedRing(alone, form.generation, 4), ev.Progress(form.generation, 8))
-    form = only(story.kill(alone), ev.Form)
+    form = only(story.kill(alone), ef.Form)
     assert form.members != (alone,)
     assert story.job.train.done == 4
     (lost,) = story.noticed(Reason.StateLost)

@@ -6,23 +6,24 @@ import pytest
 
 from edl.contract.ids import WorkerId
 from edl.contract.reasons import Reason
+from master.core import effects as ef
 from master.core import events as ev
 from master.core import view
 from tests.stories import Story, of, only
 
 
-def told(effects: list[ev.Effect], reason: Reason) -> list[str]:
-    return [notice.text for notice in of(effects, ev.Notice) if notice.reason is reason]
+def told(effects: list[ef.Effect], reason: Reason) -> list[str]:
+    return [notice.text for notice in of(effects, ef.Notice) if notice.reason is reason]
 
 
-def a_ring_with_two_servers() -> tuple[Story, ev.Form]:
+def a_ring_with_two_servers() -> tuple[Story, ef.Form]:
     """One worker, and servers that became two while it trained."""
     story = Story(workers=1).running(0)
-    assert of(story.tell(ev.ServersReady(2, ("a:1", "b:1"))), ev.Leave)
-    return story, only(story.out(0, step=4), ev.Form)
+    assert of(story.tell(ev.ServersReady(2, ("a:1", "b:1"))), ef.Leave)
+    return story, only(story.out(0, step=4), ef.Form)
 
 
-def joined(form: ev.Form, servers: int, out: tuple[int, ...] = (), stay: str = "") -> ev.JoinedRing:
+def joined(form: ef.Form, servers: int, out: tuple[int, ...] = (), stay: str = "") -> ev.JoinedRing:
     return ev.JoinedRing(WorkerId(0), form.generation, 4, servers=servers, out=out, stay=stay)
 
 
@@ -30,55 +31,55 @@ def test_servers_that_listen_have_the_ring_formed_anew_with_their_addresses() ->
     story, form = a_ring_with_two_servers()
     assert (form.servers, form.addresses) == (2, ("a:1", "b:1"))
     effects = story.tell(joined(form, 2))
-    assert only(effects, ev.Arranged).servers == 2
-    assert not of(effects, ev.Leave)
+    assert only(effects, ef.Arranged).servers == 2
+    assert not of(effects, ef.Leave)
 
 
 def test_rows_that_cannot_be_moved_stay_and_nobody_tries_again_and_again() -> None:
     story, form = a_ring_with_two_servers()
     effects = story.tell(joined(form, 1, stay="no memory"))
-    assert only(effects, ev.Arranged).servers == 1
+    assert only(effects, ef.Arranged).servers == 1
     (said,) = told(effects, Reason.ServersStay)
     assert "stay on 1 parameter server, not 2: no memory" in said
-    assert not of(effects + story.waits(60), ev.Leave)
+    assert not of(effects + story.waits(60), ef.Leave)
 
 
 def test_a_number_that_is_asked_for_while_rows_move_is_the_next_one() -> None:
     story, form = a_ring_with_two_servers()
     story.tell(ev.ServersReady(3, ("a:1", "b:1", "c:1")))
     effects = story.tell(joined(form, 2))
-    assert not of(effects, ev.Arranged), "the third one is needed"
-    assert of(effects, ev.Leave)
-    assert only(story.out(0, step=5), ev.Form).servers == 3
+    assert not of(effects, ef.Arranged), "the third one is needed"
+    assert of(effects, ef.Leave)
+    assert only(story.out(0, step=5), ef.Form).servers == 3
 
 
 def test_a_server_that_is_out_is_brought_in_when_it_is_back() -> None:
     story, form = a_ring_with_two_servers()
     effects = story.tell(joined(form, 2, out=(1,)))
     assert "without parameter server 1" in told(effects, Reason.ServerOut)[0]
-    assert not of(story.tell(ev.ServerAnswers(0)), ev.Leave), "it was never away"
-    assert of(story.tell(ev.ServerAnswers(1)), ev.Leave)
-    form = only(story.out(0, step=4), ev.Form)
+    assert not of(story.tell(ev.ServerAnswers(0)), ef.Leave), "it was never away"
+    assert of(story.tell(ev.ServerAnswers(1)), ef.Leave)
+    form = only(story.out(0, step=4), ef.Form)
     assert "have their rows again" in told(story.tell(joined(form, 2)), Reason.ServersMoved)[0]
 
 
 def test_a_server_that_is_back_before_the_ring_has_said_that_it_is_out_is_not_forgotten() -> None:
     story, form = a_ring_with_two_servers()
     story.tell(ev.ServerListens(1, 0.5, again=True))
-    assert of(story.tell(joined(form, 2, out=(1,))), ev.Leave)
+    assert of(story.tell(joined(form, 2, out=(1,))), ef.Leave)
 
 
 def test_servers_that_do_not_come_to_listen_are_given_up_and_the_rows_stay() -> None:
     story, form = a_ring_with_two_servers()
     story.tell(joined(form, 2))
     effects = story.tell(ev.ServersGivenUp(3, 2, "parameter server 2 cannot be started: exit code 1"))
-    assert only(effects, ev.Arranged).servers == 2
+    assert only(effects, ef.Arranged).servers == 2
     (said,) = told(effects, Reason.ServersStay)
     assert said == view.status(story.job, story.now)["servers_stay"]
     assert said == (
         "the rows stay on 2 parameter servers, not 3: parameter server 2 cannot be started: exit code 1"
     )
-    assert not of(effects + story.waits(60), ev.Leave), "the ring trains on"
+    assert not of(effects + story.waits(60), ef.Leave), "the ring trains on"
     story.tell(ev.ServersReady(3, ("a:1", "b:1", "c:1")))
     assert not view.status(story.job, story.now)["servers_stay"], "they are tried once more"
 
@@ -87,7 +88,7 @@ def test_a_move_that_is_given_up_by_the_ring_leaves_no_address_that_nobody_is_at
     story, form = a_ring_with_two_servers()
     story.tell(joined(form, 1, stay="parameter server 1 (b:1) is away for 60 s"))
     story.tell(ev.Leaving(WorkerId(0), "SIGTERM"))
-    form = only([*story.out(0, step=5), *story.ready(1)], ev.Form)
+    form = only([*story.out(0, step=5), *story.ready(1)], ef.Form)
     assert (form.servers, form.addresses) == (1, ("a:1",))
 
 
@@ -135,10 +136,10 @@ def test_a_server_that_is_to_have_rows_is_waited_for_only_while_these_move() -> 
     story = Story(workers=1).running(0)
     story.tell(ev.ServerAway(1, 5.0, "restarting"))
     story.tell(ev.ServersReady(1, ("a:1",)))
-    story.tell(joined(only(story.out(0, step=4), ev.Form), 1))
+    story.tell(joined(only(story.out(0, step=4), ef.Form), 1))
     assert not waits(story), "it has no rows"
     story.tell(ev.ServerAnswers(1), ev.ServersReady(2, ("a:1", "b:1")), ev.ServerAway(1, 1.0, "restarting"))
-    form = only(story.out(0, step=5), ev.Form)
+    form = only(story.out(0, step=5), ef.Form)
     assert "parameter server 1 (restarting" in waits(story)
     story.tell(joined(form, 1, stay="it is away"))
     assert not waits(story)
@@ -146,29 +147,29 @@ def test_a_server_that_is_to_have_rows_is_waited_for_only_while_these_move() -> 
 
 def test_a_ring_that_forms_for_the_servers_that_its_members_know_is_cut_when_others_are_ready() -> None:
     story = Story(workers=1)
-    form = only(story.ready(0), ev.Form)
+    form = only(story.ready(0), ef.Form)
     assert form.servers == 0
     effects = story.tell(ev.ServersReady(1, ("a:1", "b:1")))
-    assert only(effects, ev.Cut).generation == form.generation, "it may wait for one that has ended"
-    form = only(story.out(0, step=0), ev.Form)
+    assert only(effects, ef.Cut).generation == form.generation, "it may wait for one that has ended"
+    form = only(story.out(0, step=0), ef.Form)
     assert (form.servers, form.addresses) == (1, ("a:1", "b:1"))
 
 
 def test_an_order_that_is_taken_back_while_rows_move_ends_no_server() -> None:
     story, form = a_ring_with_two_servers()
     story.tell(joined(form, 2))
-    assert of(story.tell(ev.ServersReady(3, ("a:1", "b:1", "c:1"))), ev.Leave)
-    form = only(story.out(0, step=5), ev.Form)
-    assert not of(story.tell(ev.ServersReady(2, ("a:1", "b:1", "c:1"))), ev.Arranged), "they may be on three"
+    assert of(story.tell(ev.ServersReady(3, ("a:1", "b:1", "c:1"))), ef.Leave)
+    form = only(story.out(0, step=5), ef.Form)
+    assert not of(story.tell(ev.ServersReady(2, ("a:1", "b:1", "c:1"))), ef.Arranged), "they may be on three"
     effects = story.tell(joined(form, 3))
-    assert not of(effects, ev.Arranged) and of(effects, ev.Leave)
-    form = only(story.out(0, step=6), ev.Form)
-    assert only(story.tell(joined(form, 2)), ev.Arranged).servers == 2
+    assert not of(effects, ef.Arranged) and of(effects, ef.Leave)
+    form = only(story.out(0, step=6), ef.Form)
+    assert only(story.tell(joined(form, 2)), ef.Arranged).servers == 2
 
 
 def test_that_the_rows_are_where_they_are_wanted_is_told_once() -> None:
     story, form = a_ring_with_two_servers()
-    assert of(story.tell(joined(form, 2)), ev.Arranged)
+    assert of(story.tell(joined(form, 2)), ef.Arranged)
     story.kill(0)
-    form = only(story.ready(1), ev.Form)
-    assert not of(story.tell(ev.JoinedRing(WorkerId(1), form.generation, 0, servers=2)), ev.Arranged)
+    form = only(story.ready(1), ef.Form)
+    assert not of(story.tell(ev.JoinedRing(WorkerId(1), form.generation, 0, servers=2)), ef.Arranged)

@@ -24,6 +24,7 @@ from edl.contract.ids import RunId
 from edl.contract.journals import JournalReader, segments
 from edl.errors import EdlError
 from master import journal, replay
+from master.core import effects as ef
 from master.core import events as ev
 from master.core import snapshot
 from master.loop import Master
@@ -76,7 +77,7 @@ def test_a_long_job_keeps_within_its_bytes_and_is_proved_whole(
     kept, most = month.journal(lived, tmp_path), 0
     written = 0
 
-    def hear(now: float, event: ev.Event, effects: list[ev.Effect]) -> None:
+    def hear(now: float, event: ev.Event, effects: list[ef.Effect]) -> None:
         nonlocal most, written
         kept.write(now, event, effects)
         written += 1
@@ -111,7 +112,7 @@ def test_a_new_master_reads_the_last_segment_and_learns_as_much_as_from_all(tmp_
     one, many = month.journal(lived, whole), month.journal(lived, parts, full_at=4096)
     answers = []
 
-    def hear(now: float, event: ev.Event, effects: list[ev.Effect]) -> None:
+    def hear(now: float, event: ev.Event, effects: list[ef.Effect]) -> None:
         one.write(now, event, effects)
         many.write(now, event, effects)
         if len(answers) < 40 and isinstance(event, ev.Closed | ev.Ready):
@@ -136,7 +137,7 @@ def test_masters_and_segments_make_one_chain_of_numbers(tmp_path: Path) -> None:
     kept = [month.journal(lived, tmp_path, full_at=4096)]
     count = 0
 
-    def hear(now: float, event: ev.Event, effects: list[ev.Effect]) -> None:
+    def hear(now: float, event: ev.Event, effects: list[ef.Effect]) -> None:
         nonlocal count
         kept[-1].write(now, event, effects)
         count += 1
@@ -260,7 +261,7 @@ async def test_streams_are_served_while_a_segment_is_begun_and_nothing_is_done_b
 ) -> None:
     """The disk is as slow as can be: it goes on when something else on the master's loop has let it."""
     disk, waits, fsync, loop = threading.Event(), asyncio.Event(), os.fsync, asyncio.get_running_loop()
-    done: list[ev.Effect] = []
+    done: list[ef.Effect] = []
 
     def slow(file: int) -> None:
         loop.call_soon_threadsafe(waits.set)
@@ -268,7 +269,7 @@ async def test_streams_are_served_while_a_segment_is_begun_and_nothing_is_done_b
         fsync(file)
 
     class Doing:
-        def perform(self, effect: ev.Effect) -> None:
+        def perform(self, effect: ef.Effect) -> None:
             done.append(effect)
 
         def changed(self) -> None: ...
@@ -287,7 +288,7 @@ async def test_streams_are_served_while_a_segment_is_begun_and_nothing_is_done_b
     master.stop("enough")
     await life
     kept.close()
-    assert any(isinstance(effect, ev.Create) for effect in done)
+    assert any(isinstance(effect, ef.Create) for effect in done)
     assert len(segments(tmp_path)) > 1
 
 

@@ -14,6 +14,7 @@ from edl.contract.ids import Generation, RunId, WorkerId
 from edl.contract.layout import Layout
 from edl.contract.reasons import Reason
 from edl.errors import ConfigError
+from master.core import effects as ef
 from master.core import events as ev
 from master.core import snapshot, view
 from master.core.state import State
@@ -38,8 +39,8 @@ def ready(worker: int, tables: int) -> tuple[ev.Event, ev.Event]:
     return ev.Hello(WorkerId(worker)), ev.Ready(WorkerId(worker), Layout(100), tables=tables)
 
 
-def told(effects: list[ev.Effect], reason: Reason) -> list[str]:
-    return [notice.text for notice in of(effects, ev.Notice) if notice.reason is reason]
+def told(effects: list[ef.Effect], reason: Reason) -> list[str]:
+    return [notice.text for notice in of(effects, ef.Notice) if notice.reason is reason]
 
 
 def test_auto_is_the_default_and_has_no_servers_until_it_is_decided() -> None:
@@ -55,16 +56,16 @@ def test_auto_is_the_default_and_has_no_servers_until_it_is_decided() -> None:
 def test_a_model_with_tables_has_servers_and_the_ring_is_formed_when_they_listen() -> None:
     story = Story(workers=1, mode="auto")
     effects = story.tell(*ready(0, tables=2))
-    assert only(effects, ev.ModeDecided).mode == "hybrid"
+    assert only(effects, ef.ModeDecided).mode == "hybrid"
     [text] = told(effects, Reason.ModeDecided)
     assert text.startswith("the model has 2 edl.layers.Embedding: their rows are on 2 parameter servers")
     assert "mode=hybrid" in text and "mode=train" in text
-    assert not of(effects + story.waits(2), ev.Form)
+    assert not of(effects + story.waits(2), ef.Form)
     assert view.status(story.job, story.now)["reason"] == "parameter servers are starting"
-    form = only(story.tell(TWO), ev.Form)
+    form = only(story.tell(TWO), ef.Form)
     assert (form.servers, form.addresses) == (2, ("a:1", "b:1"))
     effects = story.tell(ev.JoinedRing(WorkerId(0), form.generation, 0, servers=2))
-    assert not of(effects + story.waits(2), ev.Leave), "they are the servers that were awaited"
+    assert not of(effects + story.waits(2), ef.Leave), "they are the servers that were awaited"
     assert view.status(story.job, story.now)["task"]["mode"] == "hybrid"
     assert view.summary(story.job)["task"]["mode"] == "hybrid"
 
@@ -72,18 +73,18 @@ def test_a_model_with_tables_has_servers_and_the_ring_is_formed_when_they_listen
 def test_a_model_without_tables_is_trained_in_the_ring_at_once_and_nobody_is_told_of_servers() -> None:
     story = Story(workers=1, mode="auto")
     effects = story.tell(*ready(0, tables=0))
-    assert only(effects, ev.ModeDecided).mode == "train"
-    assert only(effects, ev.Form).servers == 0
+    assert only(effects, ef.ModeDecided).mode == "train"
+    assert only(effects, ef.Form).servers == 0
     assert not told(effects, Reason.ModeDecided)
 
 
 def test_servers_start_as_soon_as_a_model_is_built_and_before_its_worker_is_ready() -> None:
     story = Story(workers=1, mode="auto")
-    assert only(story.tell(ev.Hello(WorkerId(0)), ev.Built(WorkerId(0), 1)), ev.ModeDecided)
-    assert not of(story.tell(TWO), ev.Form), "nobody is ready"
+    assert only(story.tell(ev.Hello(WorkerId(0)), ev.Built(WorkerId(0), 1)), ef.ModeDecided)
+    assert not of(story.tell(TWO), ef.Form), "nobody is ready"
     effects = story.tell(ev.Ready(WorkerId(0), Layout(100), tables=1))
-    assert not of(effects, ev.ModeDecided)
-    assert only(effects, ev.Form).servers == 2
+    assert not of(effects, ef.ModeDecided)
+    assert only(effects, ef.Form).servers == 2
 
 
 @pytest.mark.parametrize(("first", "second", "words"), [
@@ -96,7 +97,7 @@ def test_it_is_decided_once_and_a_worker_with_another_model_is_refused(
     story = Story(workers=2, mode="auto")
     story.tell(*ready(0, first))
     effects = story.tell(*ready(1, second))
-    assert not of(effects, ev.ModeDecided)
+    assert not of(effects, ef.ModeDecided)
     [why] = told(effects, Reason.WorkerFailed)
     assert words in why and "model() must return the same" in why
     assert story.job.mode == ("hybrid" if first else "train")
@@ -116,8 +117,8 @@ def test_a_job_that_says_its_mode_decides_nothing() -> None:
     for mode, tables in (("train", 0), ("hybrid", 1)):
         story = Story(workers=1, mode=mode)
         effects = story.tell(*ready(0, tables))
-        assert not of(effects, ev.ModeDecided)
-        assert of(effects, ev.Form), "nothing is waited for: its workers know the servers"
+        assert not of(effects, ef.ModeDecided)
+        assert of(effects, ef.Form), "nothing is waited for: its workers know the servers"
 
 
 def test_a_new_master_learns_it_from_the_workers_and_their_ring_trains_on() -> None:
@@ -125,8 +126,8 @@ def test_a_new_master_learns_it_from_the_workers_and_their_ring_trains_on() -> N
     w = WorkerId(0)
     resume = ev.Resume(w, Layout(100), Generation(7), (w,), False, True, None, tables=1)
     effects = master.tell(ev.Hello(w, resumes=True), resume)
-    assert only(effects, ev.ModeDecided).mode == "hybrid"
-    assert not of(effects + master.tell(TWO), ev.Leave)
+    assert only(effects, ef.ModeDecided).mode == "hybrid"
+    assert not of(effects + master.tell(TWO), ef.Leave)
     assert master.job.ring.members == (w,)
     master.out(0, step=4, broken="reset")
     assert master.job.ring.generation == 8, "nothing is waited for any more"
@@ -137,8 +138,8 @@ def test_a_ring_that_is_left_under_a_new_master_waits_for_the_servers_that_it_ha
     w = WorkerId(0)
     out = ev.LeftRing(w, Generation(7), 4, True)
     resume = ev.Resume(w, Layout(100), Generation(7), (w,), True, True, out, tables=1)
-    assert not of(master.tell(ev.Hello(w, resumes=True), resume), ev.Form)
-    assert only(master.tell(TWO), ev.Form).servers == 2
+    assert not of(master.tell(ev.Hello(w, resumes=True), resume), ef.Form)
+    assert only(master.tell(TWO), ef.Form).servers == 2
 
 
 # --- the values
@@ -205,7 +206,7 @@ async def test_servers_are_made_when_it_is_decided_and_told_when_they_listen() -
     await servers.start()
     assert (await servers.addresses(), servers.status(), servers.wanted) == ((), [], 0)
     assert not made
-    servers.perform(ev.ModeDecided("hybrid"))
+    servers.perform(ef.ModeDecided("hybrid"))
     assert made and servers.wanted == 2
     two.listen.set()
     assert await events.get() == TWO
@@ -216,11 +217,11 @@ async def test_servers_are_made_when_it_is_decided_and_told_when_they_listen() -
 async def test_servers_that_cannot_be_started_are_told_and_those_that_never_listen_are_left() -> None:
     events: asyncio.Queue[ev.Event] = asyncio.Queue()
     servers = Undecided(events.put_nowait, lambda: Two("No space left on device"))
-    servers.perform(ev.ModeDecided("hybrid"))
+    servers.perform(ef.ModeDecided("hybrid"))
     exited = await events.get()
     assert isinstance(exited, ev.ServerExited) and exited.fatal and "No space left" in exited.why
     silent = Undecided(events.put_nowait, Two)
-    silent.perform(ev.ModeDecided("hybrid"))
+    silent.perform(ef.ModeDecided("hybrid"))
     await silent.close(ended=False)
     assert events.empty()
 
@@ -228,7 +229,7 @@ async def test_servers_that_cannot_be_started_are_told_and_those_that_never_list
 async def test_without_servers_nothing_is_told() -> None:
     events: asyncio.Queue[ev.Event] = asyncio.Queue()
     servers = Undecided(events.put_nowait, NoServers)
-    servers.perform(ev.ModeDecided("train"))
+    servers.perform(ef.ModeDecided("train"))
     assert servers._starting is not None
     await servers._starting
     assert events.empty()

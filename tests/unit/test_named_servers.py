@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from edl.contract.proto import ps_pb2 as pb
+from master.core import effects as ef
 from master.core import events as ev
 from master.servers import Named
 
@@ -42,7 +43,7 @@ def test_servers_that_have_got_rows_since_the_first_one_was_asked_are_not_ended(
     assert a.scaled[-1] == 4
     assert a.ready[-1] == (2, 4)
     a.answers(4, 4)
-    a.named.perform(ev.Arranged(2))
+    a.named.perform(ef.Arranged(2))
     assert a.scaled[-1] == 2
 
 
@@ -52,7 +53,7 @@ def test_an_order_that_comes_while_rows_move_is_not_forgotten() -> None:
     a.named.resize(3)
     a.answers(2, 3)
     a.named.resize(4)
-    a.named.perform(ev.Arranged(3))  # the answer to the order before
+    a.named.perform(ef.Arranged(3))  # the answer to the order before
     assert a.named.wanted == 4 and a.scaled[-1] == 4
     a.answers(3, 4)
     assert a.ready == [(3, 3), (4, 4)]

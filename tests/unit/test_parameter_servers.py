@@ -12,6 +12,7 @@ from edl.contract.ids import WorkerId
 from edl.contract.phases import Phase
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.reasons import Reason
+from master.core import effects as ef
 from master.core import events as ev
 from master.core import view
 from master.http.metrics import Metrics
@@ -19,8 +20,8 @@ from master.servers import Named, Watch, _Server
 from tests.stories import Story
 
 
-def notices(effects: list[ev.Effect]) -> list[ev.Notice]:
-    return [e for e in effects if isinstance(e, ev.Notice)]
+def notices(effects: list[ef.Effect]) -> list[ef.Notice]:
+    return [e for e in effects if isinstance(e, ef.Notice)]
 
 
 def test_a_server_that_dies_is_told_and_the_job_goes_on() -> None:
@@ -30,7 +31,7 @@ def test_a_server_that_dies_is_told_and_the_job_goes_on() -> None:
     assert told.reason is Reason.ServerExited
     assert told.text == "parameter server 1 exited: SIGKILL; another one is started in its place in 2 s"
     [told] = notices(job.handle(ev.ServerListens(1, 0.5, again=True), 2))
-    assert told == ev.Notice(Reason.ServerReady, "parameter server 1 listens again after 0.5 s")
+    assert told == ef.Notice(Reason.ServerReady, "parameter server 1 listens again after 0.5 s")
     assert job.ending is None
 
 
@@ -117,7 +118,7 @@ async def test_a_master_that_begins_in_the_middle_of_a_move_gives_it_up_when_the
     pods = Pods(patience=0.05)
     given_up = await asyncio.wait_for(pods.said.get(), 60)
     assert given_up == ev.ServersGivenUp(3, 2, "parameter server 1 does not answer at ps-1 after 0 s")
-    pods.servers.perform(ev.Arranged(2))
+    pods.servers.perform(ef.Arranged(2))
     assert pods.scaled[-1] == 2 and pods.servers.wanted == 2
     pods.answers(0, servers=2)
     assert pods.said.empty(), "it is over"
@@ -128,10 +129,10 @@ def test_a_ring_that_has_moved_rows_under_an_earlier_master_is_believed() -> Non
     story = Story(workers=1).running(0)
     form = story.job.ring.generation
     effects = story.tell(ev.JoinedRing(WorkerId(0), form, 4, servers=3))
-    assert not [e for e in effects if isinstance(e, ev.Leave)]
+    assert not [e for e in effects if isinstance(e, ef.Leave)]
     effects = story.tell(ev.ServersReady(3, ("a", "b", "c")))
-    assert [e.servers for e in effects if isinstance(e, ev.Arranged)] == [3]
-    assert not [e for e in effects if isinstance(e, ev.Leave)]
+    assert [e.servers for e in effects if isinstance(e, ef.Arranged)] == [3]
+    assert not [e for e in effects if isinstance(e, ef.Leave)]
 
 
 async def test_a_server_that_hung_for_a_moment_and_was_left_out_is_found_by_its_generation() -> None:

@@ -17,6 +17,7 @@ from edl.config import values
 from edl.contract.ids import Generation, WorkerId
 from edl.contract.layout import Layout
 from edl.contract.steps import Steps
+from master.core import effects as ef
 from master.core import events as ev
 from master.core import view
 from tests.counting import AtOnce
@@ -184,20 +185,20 @@ def test_a_job_that_predicts_forms_a_ring_and_ends_when_all_rounds_are_made() ->
     story = Story(2, mode="predict", joinDelaySeconds=9)
     for w in (WorkerId(0), WorkerId(1)):
         effects = story.tell(ev.Hello(w), ev.Ready(w, Layout(0), held_out={"predict": 40_000}))
-    form = only(effects, ev.Form)
+    form = only(effects, ef.Form)
     assert (form.members, form.epochs, form.round, form.sync) == ((0, 1), 0, 0, True)
     story.tell(*(ev.JoinedRing(WorkerId(w), Generation(1), 0) for w in (0, 1)))
     story.kill(0)
     broken = ev.LeftRing(WorkerId(1), Generation(1), 0, True, broken="reset", round=2)
-    form = only(story.tell(broken), ev.Form)
+    form = only(story.tell(broken), ef.Form)
     assert (form.members, form.round) == ((1,), 2), "40,000 records are three rounds"
     status = view.status(story.job, 0.0)
     assert status["pass"] == {"split": "predict", "done": 32_000, "records": 40_000}
     story.tell(ev.JoinedRing(WorkerId(1), Generation(2), 0, 2))
     left = ev.LeftRing(WorkerId(1), Generation(2), 0, True, round=3)
-    assert only(story.tell(left), ev.Export).worker == 1
+    assert only(story.tell(left), ef.Export).worker == 1
     story.tell(ev.Finished(WorkerId(1), {}, ""))
     assert story.job.ending == (
         "Succeeded", "each of the 40,000 records of data('predict') is predicted exactly once"
     )  # fmt: skip
-    assert not of(story.tell(ev.Tick()), ev.Form)
+    assert not of(story.tell(ev.Tick()), ef.Form)

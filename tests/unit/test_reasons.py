@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import TypeAdapter
 
 from edl.contract.reasons import Reason, Severity, Share
-from master.core import events as ev
+from master.core import effects as ef
 
 
 def test_a_reason_has_the_same_name_in_python_and_for_programs() -> None:
@@ -18,9 +18,9 @@ def test_a_warning_never_waits_for_minor_events() -> None:
 
 
 def test_a_notice_comes_out_of_the_journal_as_it_went_in() -> None:
-    adapter = TypeAdapter(ev.Notice)
+    adapter = TypeAdapter(ef.Notice)
     for reason in Reason:
-        notice = ev.Notice(reason, "text")
+        notice = ef.Notice(reason, "text")
         written = adapter.dump_json(notice)
         assert adapter.validate_json(written) == notice
         assert adapter.validate_json(written).reason is reason

@@ -6,6 +6,7 @@ import pytest
 
 from edl.contract.ids import Generation, WorkerId
 from edl.contract.reasons import Reason
+from master.core import effects as ef
 from master.core import events as ev
 from master.core.ring import KEPT_CHANGES, Earlier, Ring
 from master.core.workers import IN, OUT, UP, Pool
@@ -32,7 +33,7 @@ def test_where_there_is_no_ring_nobody_is_asked_to_leave_it() -> None:
 
 def test_a_planned_change_asks_all_to_leave_once() -> None:
     ring, _ = a_ring()
-    assert ring.close("worker 2 joins", planned=True) == [ev.Leave(Generation(1), BOTH)]
+    assert ring.close("worker 2 joins", planned=True) == [ef.Leave(Generation(1), BOTH)]
     assert ring.close("paused", planned=True) == []
     assert (ring.closing, ring.planned, ring.running) == ("worker 2 joins", True, False)
 
@@ -41,7 +42,7 @@ def test_what_was_planned_may_break_and_is_then_cut_once() -> None:
     ring, pool = a_ring()
     ring.close("worker 2 joins", planned=True)
     pool.change(pool[WorkerId(0)], place=OUT)
-    assert ring.close("worker 0 is lost", planned=False) == [ev.Cut(Generation(1), (WorkerId(1),))]
+    assert ring.close("worker 0 is lost", planned=False) == [ef.Cut(Generation(1), (WorkerId(1),))]
     assert ring.close("worker 1: reset", planned=False) == []
     assert (ring.closing, ring.planned) == ("worker 2 joins; worker 0 is lost", False)
 
@@ -90,7 +91,7 @@ def test_what_a_change_cost_is_told_once(from_size: int, stepped: int, reason: R
         assert not change.note(ev.Stepped(worker, Generation(1), 1, 9.0, 9, 0.0)), (
             "the first step is told once"
         )
-    assert change.tell() == [ev.Notice(reason, text)]
+    assert change.tell() == [ef.Notice(reason, text)]
     assert change.tell() == []
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from edl.contract.ids import Generation, WorkerId
 from edl.contract.layout import Layout
 from edl.contract.reasons import Reason
+from master.core import effects as ef
 from master.core import events as ev
 from master.core import view
 from tests.invariants import replayed
@@ -13,7 +14,7 @@ from tests.stories import Story, finish, of, only
 FIRST, SECOND = WorkerId(0), WorkerId(1)
 
 
-def live(story: Story, epochs: int) -> list[ev.Effect]:
+def live(story: Story, epochs: int) -> list[ef.Effect]:
     """Somebody has changed `training.epochs`, and nothing else."""
     job = story.job
     return story.tell(ev.Live(job.target, job.min_size, job.suspended, epochs))
@@ -73,7 +74,7 @@ def test_an_epoch_that_no_step_follows_is_told_too() -> None:
     story.tell(ev.EpochEnded(FIRST, Generation(1), 1, None))
     assert story.noticed(Reason.EpochApplied) == ["epoch 1 of 1 is applied"]
     assert task(story)["step"] == 10
-    only(story.out(0, step=10, digest="d"), ev.Export)
+    only(story.out(0, step=10, digest="d"), ef.Export)
     assert len(story.noticed(Reason.EpochApplied)) == 1
 
 
@@ -89,8 +90,8 @@ def test_the_end_of_an_epoch_in_an_older_ring_is_no_news() -> None:
 
 def test_more_epochs_before_the_ring_are_in_the_order_to_form_it() -> None:
     story = Story(workers=2, joinDelaySeconds=0.5)
-    assert not of(live(story, 3), ev.Train), "there is nobody to tell"
-    assert only(story.ready(0, 1), ev.Form).epochs == 3
+    assert not of(live(story, 3), ef.Train), "there is nobody to tell"
+    assert only(story.ready(0, 1), ef.Form).epochs == 3
     assert task(story)["steps"] == 30
     assert story.noticed(Reason.EpochsChanged) == ["training.epochs 1 -> 3"]
 
@@ -111,13 +112,13 @@ def test_before_anybody_has_counted_the_records_the_status_has_the_epochs_alone(
 def test_the_members_of_a_running_ring_are_told_and_the_ring_stays() -> None:
     story = Story(workers=2, joinDelaySeconds=0.5).running()
     effects = live(story, 2)
-    assert only(effects, ev.Train) == ev.Train(Generation(1), (0, 1), 2)
-    assert not of(effects, ev.Leave) + of(effects, ev.Cut)
+    assert only(effects, ef.Train) == ef.Train(Generation(1), (0, 1), 2)
+    assert not of(effects, ef.Leave) + of(effects, ef.Cut)
     assert task(story)["steps"] == 20
-    assert not of(live(story, 2), ev.Train), "it is no change"
+    assert not of(live(story, 2), ef.Train), "it is no change"
     assert len(story.noticed(Reason.EpochsChanged)) == 1
     story.tell(ev.Progress(Generation(1), 20))
-    only(story.out(0, 1, step=20, digest="d"), ev.Export)
+    only(story.out(0, 1, step=20, digest="d"), ef.Export)
     assert ended(story) == "every record of 2 epochs is applied exactly once"
 
 
@@ -125,9 +126,9 @@ def test_fewer_epochs_end_with_the_epoch_that_has_begun() -> None:
     story = Story(workers=2, joinDelaySeconds=0.5).running()
     live(story, 5)
     story.tell(ev.Progress(Generation(1), 14))
-    assert only(live(story, 1), ev.Train).epochs == 1
+    assert only(live(story, 1), ef.Train).epochs == 1
     assert task(story) == {"kind": "train", "mode": "train", "epoch": 2, "epochs": 2, "step": 13, "steps": 20}
-    only(story.out(0, 1, step=20, digest="d"), ev.Export)
+    only(story.out(0, 1, step=20, digest="d"), ef.Export)
     assert ended(story) == "every record of 2 epochs is applied exactly once"
 
 
@@ -138,7 +139,7 @@ def test_fewer_epochs_at_the_very_end_of_one_end_the_training() -> None:
     story.up()
     story.tell(ev.Live(2, 1, True, 3))  # suspended
     story.out(0, 1, step=10)
-    assert only(live(story, 1), ev.Export).worker == 0
+    assert only(live(story, 1), ef.Export).worker == 0
     assert ended(story) == "every record of 1 epoch is applied exactly once"
 
 
@@ -146,9 +147,9 @@ def test_while_the_model_is_being_saved_other_epochs_are_refused_in_words() -> N
     story = Story(workers=2, joinDelaySeconds=0.5).running()
     finish(story)
     effects = live(story, 4)
-    assert not of(effects, ev.Form) + of(effects, ev.Train)
+    assert not of(effects, ef.Form) + of(effects, ef.Train)
     words = "training.epochs 1 -> 4: training has ended, and the model is being saved"
-    assert only(effects, ev.Notice) == ev.Notice(Reason.SpecRefused, words)
+    assert only(effects, ef.Notice) == ef.Notice(Reason.SpecRefused, words)
     assert ended(story) == "every record of 1 epoch is applied exactly once"
 
 
@@ -157,7 +158,7 @@ def test_once_the_model_is_saved_they_are_refused_though_its_exporter_is_lost() 
     finish(story)
     story.tell(ev.Saved(FIRST, "model.keras"))
     story.kill(0)
-    assert not of(live(story, 4), ev.Form)
+    assert not of(live(story, 4), ef.Form)
     assert len(story.noticed(Reason.SpecRefused)) == 1
 
 
@@ -165,11 +166,11 @@ def test_more_epochs_when_only_some_are_out_at_the_old_end_are_the_next_rings() 
     story = Story(workers=2, joinDelaySeconds=0.5).running()
     story.tell(ev.Progress(Generation(1), 10))
     story.out(0, step=10, digest="d")
-    assert not of(live(story, 2), ev.Train), "the ring is being left"
-    form = only(story.out(1, step=10, digest="d"), ev.Form)
+    assert not of(live(story, 2), ef.Train), "the ring is being left"
+    form = only(story.out(1, step=10, digest="d"), ef.Form)
     assert (form.members, form.epochs, form.sync) == ((0, 1), 2, False)
     story.up(10)
-    only(story.out(0, 1, step=20, digest="e"), ev.Export)
+    only(story.out(0, 1, step=20, digest="e"), ef.Export)
     assert story.job.result.digests == {0: "e", 1: "e"}
     assert ended(story) == "every record of 2 epochs is applied exactly once"
 
@@ -181,9 +182,9 @@ def test_more_epochs_when_all_that_was_trained_is_lost_before_it_was_saved_are_t
     assert story.job.exporter is None
     live(story, 2)
     story.waits(1)
-    assert only(story.ready(1), ev.Form).epochs == 2
+    assert only(story.ready(1), ef.Form).epochs == 2
     story.up()
-    only(story.out(1, step=20, digest="d"), ev.Export)
+    only(story.out(1, step=20, digest="d"), ef.Export)
     assert ended(story) == "every record of 2 epochs is applied exactly once"
 
 
@@ -191,22 +192,22 @@ def test_a_suspended_job_takes_other_epochs_into_its_next_ring() -> None:
     story = Story(workers=2, joinDelaySeconds=0.5).running()
     story.tell(ev.Live(2, 1, True, 1))
     story.out(0, 1, step=3)
-    assert not of(live(story, 2), ev.Train)
-    assert only(story.tell(ev.Live(2, 1, False, 2)), ev.Form).epochs == 2
+    assert not of(live(story, 2), ef.Train)
+    assert only(story.tell(ev.Live(2, 1, False, 2)), ef.Form).epochs == 2
 
 
 def test_epochs_and_workers_may_change_in_one_go() -> None:
     story = Story(workers=2, joinDelaySeconds=0.5).running()
     effects = story.tell(ev.Live(1, 1, False, 2))
-    assert only(effects, ev.Leave).members == (0, 1)
-    form = only(story.out(0, 1, step=4), ev.Form)
+    assert only(effects, ef.Leave).members == (0, 1)
+    form = only(story.out(0, 1, step=4), ef.Form)
     assert (form.members, form.epochs) == ((0,), 2)
 
 
 def test_no_records_are_no_steps_however_many_epochs() -> None:
     story = Story(workers=1, records=0)
     live(story, 7)
-    only(story.ready(0), ev.Export)
+    only(story.ready(0), ef.Export)
     assert task(story) == {"kind": "train", "mode": "train", "epoch": 7, "epochs": 7, "step": 0, "steps": 0}
     assert ended(story) == "every record of 7 epochs is applied exactly once"
 
@@ -219,7 +220,7 @@ def test_the_layout_of_the_first_worker_that_is_ready_is_the_jobs() -> None:
     first = Layout(100, block=7, shards=64)
     story.tell(ev.Hello(FIRST), ev.Ready(FIRST, first))
     effects = story.tell(ev.Hello(SECOND), ev.Ready(SECOND, Layout(100, block=9, shards=80)))
-    form = only(effects, ev.Form)
+    form = only(effects, ef.Form)
     assert (form.members, form.layout) == ((0, 1), first)
     assert story.job.failures == []
 

@@ -13,6 +13,7 @@ from edl.contract.layout import Layout
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.reasons import Reason
 from edl.errors import UserCodeError
+from master.core import effects as ef
 from master.core import events as ev
 from tests.stories import Story, of, only
 from tests.unit.test_checkpointing import Writer, write
@@ -183,8 +184,8 @@ def test_the_master_hears_that_a_callback_has_stopped_the_training_and_has_the_m
     for w in (WorkerId(0), WorkerId(1)):
         out = ev.LeftRing(w, ring, 10, True, digest="d", turn=1, stop=1, stopped_by="EarlyStopping")
         effects += story.tell(out)
-    assert only(effects, ev.Export).worker == 0
-    (notice,) = [e for e in of(effects, ev.Notice) if e.reason is Reason.EpochsChanged]
+    assert only(effects, ef.Export).worker == 0
+    (notice,) = [e for e in of(effects, ef.Notice) if e.reason is Reason.EpochsChanged]
     assert notice.text == "training.epochs 4 -> 1: EarlyStopping has stopped the training"
     story.tell(ev.Live(2, 1, False, 4))  # another value has changed; this is what it was
     assert story.job.epochs == 1

@@ -33,6 +33,7 @@ from master.backends.kubernetes.pod_control import PodCreation, PodDeletion
 from master.backends.kubernetes.pod_template import Identity, digest, excluding, render
 from master.backends.kubernetes.status import Snapshot, Status
 from master.backends.kubernetes.workers import WorkerPod, Workers
+from master.core import effects as ef
 from master.core import events as ev
 from master.spec import JobSpec, Wanted
 
@@ -123,26 +124,26 @@ class Kubernetes:
         }.items():
             self._tasks.keep(part, work, self._run.emit, pause)
 
-    def perform(self, effect: ev.Effect) -> None:
+    def perform(self, effect: ef.Effect) -> None:
         """Create or delete a pod; record notices as Events."""
         match effect:
-            case ev.Create(worker):
+            case ef.Create(worker):
                 w = self._workers.add(worker)
                 self._tasks.start(self._create(w), partial(self._failed, w))
-            case ev.Fence(worker):
+            case ef.Fence(worker):
                 self._workers.doubt(worker)
-            case ev.Delete(worker, grace_period_seconds):
+            case ef.Delete(worker, grace_period_seconds):
                 self._remove(worker, grace_period_seconds)
-            case ev.Notice(reason, text):
+            case ef.Notice(reason, text):
                 self.events.record(reason, text)
 
     async def succeed(self, ended: ev.Gone) -> WorkerId | None:
         """Have another worker live in the pod of one that has crashed, if one is needed."""
         return await self._places.offer(ended)
 
-    def observe(self, now: float, event: ev.Event, effects: list[ev.Effect]) -> None:
+    def observe(self, now: float, event: ev.Event, effects: list[ef.Effect]) -> None:
         """An observer of the master's loop: what people see may have changed."""
-        if any(isinstance(effect, ev.End) for effect in effects):
+        if any(isinstance(effect, ef.End) for effect in effects):
             self.status.end(self._run.summary())
         self.status.changed()
         self._labels.changed()
