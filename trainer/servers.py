@@ -419,7 +419,8 @@ class ParameterServers:
 
     def all_rows(self, table: int) -> tuple[np.ndarray, np.ndarray]:
         """All rows of the table of this number, of the state that this worker has: ids int64 [n], each once,
-        and rows float32 [n, dim]. Where the servers have just gone back to it, it is what they have."""
+        and rows float32 [n, dim]. Where the servers have just gone back to it, it is what they have. For a
+        server that is away it waits: there is no ring any more that could be formed without it."""
         last, dim = self._last(), self._tables[table].dim
         request = pb.ListRequest(run_id=self._run_id, table=table, most=max(PAGE_BYTES // (8 + 4 * dim), 1))
         if last is not None:
@@ -428,7 +429,7 @@ class ParameterServers:
         asked = {index: _copied(request) for index in self._members}
         found: list[tuple[np.ndarray, np.ndarray]] = []
         while asked:
-            for index, page in self._ask("List", asked, known=last is not None).items():
+            for index, page in self._ask("List", asked, last is not None, patient=True).items():
                 ids = np.frombuffer(page.ids, IDS)
                 found.append((ids, np.frombuffer(page.rows, VALUES).reshape(len(ids), dim)))
                 if page.more:
@@ -451,7 +452,7 @@ class ParameterServers:
                 requests[index] = pb.PullRequest()
                 requests[index].CopyFrom(request)
                 requests[index].ids.add(table=table, ids=encoded(share.ids[share.of(index)], IDS))
-            for index, answer in self._ask("Pull", requests, known=last is not None).items():
+            for index, answer in self._ask("Pull", requests, last is not None, patient=True).items():
                 put(found[at : at + most], share.of(index), b"".join(answer.rows), index)
         return found
 

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -61,20 +62,21 @@ class Process:
 class Servers:
     """Real ones, as the workers of tests/unit/test_servers_of_a_ring.py are given them."""
 
-    def __init__(self, count: int, where: Path, checkpoints: Path):
+    def __init__(self, count: int, where: Path, checkpoints: Path, replicas: int = 1):
         where.mkdir()
+        self.replicas = replicas
         self.there = [Process(index, count, where, checkpoints) for index in range(count)]
 
     def another(self) -> ParameterServers:
-        return ParameterServers.at([p.address for p in self.there], "token", RUN_ID, 7)
+        return ParameterServers.at([p.address for p in self.there], "token", RUN_ID, 7, self.replicas)
 
 
 @pytest.fixture
-def make(tmp_path: Path) -> Iterator[Callable[[int], Servers]]:
+def make(tmp_path: Path) -> Iterator[Callable[..., Servers]]:
     made: list[Servers] = []
 
-    def one(count: int) -> Servers:
-        made.append(Servers(count, tmp_path / f"servers-{len(made)}", tmp_path / "checkpoints"))
+    def one(count: int, replicas: int = 1) -> Servers:
+        made.append(Servers(count, tmp_path / f"servers-{len(made)}", tmp_path / "checkpoints", replicas))
         return made[-1]
 
     yield one
@@ -90,7 +92,7 @@ def counts(w: Any) -> list[float]:
 
 
 def test_servers_that_are_killed_come_back_where_they_were(
-    make: Callable[[int], Servers], tmp_path: Path
+    make: Callable[..., Servers], tmp_path: Path
 ) -> None:
     servers = make(2)
     pair = [W(0, servers), W(1, servers)]
@@ -105,7 +107,7 @@ def test_servers_that_are_killed_come_back_where_they_were(
 
 
 def test_ring_and_servers_go_back_to_a_checkpoint_when_a_server_has_lost_its_log(
-    make: Callable[[int], Servers], tmp_path: Path
+    make: Callable[..., Servers], tmp_path: Path
 ) -> None:
     where = tmp_path / "checkpoints"
     servers = make(2)
@@ -134,3 +136,22 @@ def test_ring_and_servers_go_back_to_a_checkpoint_when_a_server_has_lost_its_log
     end(1, new)
     assert counts(new) == [1.0] * POSITIONS and POSITIONS > 2 * BATCH
     stop(new)
+
+
+def test_the_trained_rows_wait_for_a_server_that_a_ring_would_do_without(
+    make: Callable[..., Servers],
+) -> None:
+    servers = make(2, 2)
+    w = W(0, servers)
+    ring_of(w)
+    end(1, w)
+    servers.there[0].kill()
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(w.servers.all_rows, 0)
+        asked = threading.Event()
+        while w.servers.waiting() is None and not reading.done():
+            asked.wait(0.01)
+        servers.there[0].start()
+        ids, rows = reading.result(timeout=60)
+    assert np.sort(ids).tolist() == list(range(POSITIONS)) and (rows == 1).all()
+    stop(w)
