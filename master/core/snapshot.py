@@ -29,9 +29,10 @@ from typing import Any, TypeAlias
 from pydantic import BaseModel
 
 from edl.config import Config
-from edl.contract import evaluation, layout, phases, ranges, reasons, steps
+from edl.contract import evaluation, heartbeats, layout, phases, ranges, reasons, steps
 from master.core import (
     checkpoints,
+    effects,
     events,
     failover,
     failures,
@@ -52,8 +53,9 @@ LONGEST = 1_000_000  # integers in a run: more than a job has workers
 OF_THE_EVENT_IN_HAND = "effects"  # a job's field that says nothing of its state
 
 _MODULES = (
-    evaluation, layout, phases, ranges, reasons, steps,
-    checkpoints, events, failover, failures, goodput, job, leases, quorum, ring, state, timeouts, workers,
+    evaluation, heartbeats, layout, phases, ranges, reasons, steps,
+    checkpoints, effects, events, failover, failures, goodput, job, leases, quorum, ring, state, timeouts,
+    workers,
 )  # fmt: skip
 _CLASSES: dict[str, type] = {
     name: cls

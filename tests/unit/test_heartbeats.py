@@ -16,6 +16,7 @@ from master.core import view
 from master.http.metrics import Metrics
 from master.telemetry import PROGRESS_SECONDS, Telemetry
 from tests.stories import Story
+from tests.unit.test_snapshot import kept
 
 FIRST, SECOND, THIRD = WorkerId(0), WorkerId(1), WorkerId(2)
 RING = Generation(1)
@@ -198,7 +199,7 @@ def test_how_old_all_workers_weights_were_is_one_number_in_the_status_in_metrics
         story.tell(beat(worker, 4, form, staleness=staleness), after=PROGRESS_SECONDS)
     story.tell(beat(0, 5, form), after=PROGRESS_SECONDS)
     found = {"steps": 1410, "median": 1.0, "most": 99, "repeated": 3}
-    assert view.summary(story.job)["staleness"] == found
+    assert view.summary(story.job)["staleness"] == view.summary(kept(story.job))["staleness"] == found
     status = view.status(story.job, story.now)
     assert status["staleness"] == found
     page = Metrics(lambda: status).page()[1].decode()
