@@ -197,7 +197,7 @@ class Named:
 
     @property
     def _have(self) -> int:
-        """How many have the rows, as the first one says, which always has some; 0: it says nothing."""
+        """How many have the rows; 0: nobody says."""
         return self._watch.arranged
 
     def _find(self) -> None:
@@ -346,9 +346,13 @@ class Watch:
 
     @property
     def arranged(self) -> int:
-        """On how many servers the rows are, as the first one says; 0: it does not."""
-        told = self._servers[0].told if self._servers else None
-        return told.arrangement.servers if told is not None else 0
+        """On how many servers the rows are, as the first of those says that are in the newest generation: one
+        that is away, or that the ring does without, may have missed the last move. 0: none says."""
+        told = [server.told for server in self._servers if server.told is not None]
+        if told and (run := told[0].run_id):
+            told = [one for one in told if one.run_id == run]
+        newest = max(told, key=lambda one: one.position.generation, default=None)
+        return newest.arrangement.servers if newest is not None else 0
 
     def answers(self, servers: int) -> bool:
         """Whether the first so many do."""

@@ -76,3 +76,24 @@ def test_fewer_servers_before_any_has_rows_are_told() -> None:
     assert not a.ready, "the workers know these"
     a.named.resize(2)
     assert a.ready == [(2, 3)]
+
+
+def test_a_server_that_missed_the_last_move_does_not_say_where_the_rows_are() -> None:
+    a = A(3)
+    a.answers(3, 3)
+    a.named.resize(4)
+    a.answers(3, 4)
+    first, *others = (
+        a.named._watch._servers
+    )  # the ring goes on without the first, of which others have copies
+    for server in others:
+        newer = pb.Description(
+            arrangement=pb.Arrangement(servers=4, replicas=2, out=[0]), position=pb.Position(generation=6)
+        )
+        server.note(newer, 2.0)
+    a.named.perform(ef.Arranged(4))
+    a.named.resize(3)
+    assert first.told is not None and first.told.arrangement.servers == 3
+    a.named._looked()
+    assert a.scaled[-1] == 4, "rows are on the fourth one"
+    assert a.ready == [(4, 4), (3, 4)]
