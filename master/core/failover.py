@@ -31,6 +31,7 @@ class Failover:
         self._within_seconds = self._prompt_seconds = 0.0  # they come back
         self._prompt: frozenset[WorkerId] = frozenset()  # those who need no more than the latter
         self._prompt_until = 0.0
+        self._late: set[WorkerId] = set()  # of the awaited, who may need longer
         self._awaited: set[WorkerId] = set()  # of the newest ring; while none is known, all
 
     def begin(self, adopted: ev.Adopted, now: float) -> list[WorkerRecord]:
@@ -48,13 +49,18 @@ class Failover:
         self.until, self._prompt_until = now + self._within_seconds, now + self._prompt_seconds
 
     def _await(self, workers: set[WorkerId]) -> None:
-        self._awaited = workers
-        if self.until is not None and workers <= self._prompt:
+        self._awaited, self._late = workers, workers - self._prompt
+        self._hasten()
+
+    def _hasten(self) -> None:
+        if self.until is not None and not self._late:
             self.until = min(self.until, self._prompt_until)
 
     def awaits_no_longer(self, w: WorkerRecord) -> None:
         """It has told its present state; or it has none to tell, or is gone."""
-        self._await(self._awaited - {w.id})
+        self._awaited.discard(w.id)
+        self._late.discard(w.id)
+        self._hasten()
 
     def place(self, w: WorkerRecord, back: ev.Resume, now: float) -> list[WorkerRecord]:
         """Put a worker that is back where it says it is. Returns whom the earlier master had given up:
