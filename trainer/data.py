@@ -108,18 +108,22 @@ class Batches:
             self._forget()
             self._part = part
 
-    def of(self, step: int, end: int) -> Batch | None:
-        """The records of `step`; None: of so few the rank has none. Asked again, they are the same.
-
-        Args:
-            end: there is nothing to be read from this step on.
-        """
+    def begin(self, step: int) -> None:
+        """The records of `step` are needed next: they are read from now on."""
         while self._read and self._read[0][0] < step:
             self._read.popleft()
         if self._read and self._read[0][0] > step:
             self._forget()
         if not self._read:
             self._submit(step)
+
+    def of(self, step: int, end: int) -> Batch | None:
+        """The records of `step`; None: of so few the rank has none. Asked again, they are the same.
+
+        Args:
+            end: there is nothing to be read from this step on.
+        """
+        self.begin(step)
         batch = self._read[0][1].result()
         size = batch.nbytes if batch else 0
         most = min(max(int(self._ahead_bytes // max(size, 1)), 1), MOST_AHEAD)

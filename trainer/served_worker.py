@@ -60,6 +60,9 @@ class ServedWorker(Worker):
 
     # --- rings
 
+    def read_ahead(self, form: FormRing, rank: int) -> None:
+        """Nothing: server 0 says which steps are this worker's."""
+
     def enter(self, form: FormRing) -> None:
         self.stretch.servers.enter(form.addresses, form.servers)
 
@@ -72,7 +75,7 @@ class ServedWorker(Worker):
 
     def left(self, broken: str) -> pb.LeftRing:
         found = super().left(broken)  # as far as the servers are, but not over the next boundary
-        limit = self.stretch.boundary(self.step, self.steps.end(self.step, self.epochs))
+        limit = self.stretch.boundary(self.step, self.end)
         found.step = max(found.step, min(self.stretch.reached, limit - 1))
         return found
 
@@ -176,7 +179,7 @@ class ServedWorker(Worker):
 
     def train_on(self, generation: int, rank: int, size: int) -> bool:
         """Steps in any order, up to the next boundary. False: this worker leaves the ring after it."""
-        stretch, end = self.stretch, self.steps.end(self.step, self.epochs)
+        stretch, end = self.stretch, self.end
         if rank == 0:
             stretch.keep(self.ledger)  # with what was evaluated, and what callbacks have said
             self.history(self.ledger.epochs.history)

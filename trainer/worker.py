@@ -192,6 +192,7 @@ class Worker:
         self.report.ring_formed()
         broken = ""
         self.enter(form)
+        self.read_ahead(form, rank)
         try:
             if self.session.was_cut(form.generation):
                 raise RingBroken("the ring was cut before it was formed")
@@ -215,6 +216,12 @@ class Worker:
         self.go_on_from(self.ledger)
         self.report.ring_left(self.step)
         self.say_out(form.generation, broken)
+
+    def read_ahead(self, form: FormRing, rank: int) -> None:
+        """While the ring is formed, its records of the next step are read, if that is the step it is at."""
+        if self.holds_state and form.layout == self.batches.layout and self.step < self.end:
+            self.batches.take(form.layout, self.part_at_first(form, rank))
+            self.batches.begin(self.step)
 
     def enter(self, form: FormRing) -> None:
         """Its servers may be called again, from now on for this ring."""
@@ -339,6 +346,11 @@ class Worker:
         """How many are to be trained."""
         return min(self.task, self.stop) if self.stop else self.task
 
+    @property
+    def end(self) -> int:
+        """The step at which nothing is left to train."""
+        return self.steps.end(self.step, self.epochs)
+
     def begin_from_memory(self) -> pb.LeftRing | None:
         """Take over what a worker before this one has left in the memory of their place.
 
@@ -372,13 +384,18 @@ class Worker:
             self.learner.take_over(self.learner.prepared(parts))
             self.go_on_from(found)
 
+    def part_at_first(self, form: FormRing, rank: int) -> Part:
+        """Which part of a step is this rank's, until all members have the state."""
+        shares = zip(form.members, form.shares, strict=True)
+        return Part(rank, tuple(0 if worker in form.joining else share for worker, share in shares))
+
     def take_part(self, form: FormRing, rank: int) -> None:
         """Which part of each step is this rank's. Those who join without the state have none yet: they take
         part in the sums, and are sent the state of this moment meanwhile."""
         joining = [form.members.index(worker) for worker in form.joining]
         holders = [r for r in range(len(form.members)) if r not in joining]
         self.caller = holders[0]
-        now = Part(rank, tuple(0 if r in joining else share for r, share in enumerate(form.shares)))
+        now = self.part_at_first(form, rank)
         self.part_then = Part(rank, form.shares) if joining else None
         self.batches.take(form.layout, now)
         self.rounds.take(now)
@@ -481,7 +498,7 @@ class Worker:
         self.report.step_begins()
         if (now := self.rounds.due(self.step, self.round, self.epochs)) is not None:
             return self.take_round(now, generation, rank, size)
-        end = self.steps.end(self.step, self.epochs)
+        end = self.end
         if rank == 0:
             self.report.to_go(end - self.step)
         if self.step < end and self.callbacks is not None and self.begins_epoch and not self.turn:
@@ -490,7 +507,7 @@ class Worker:
 
     def train_on(self, generation: int, rank: int, size: int) -> bool:
         """The sums of one step. False: all members leave the ring after it."""
-        end = self.steps.end(self.step, self.epochs)
+        end = self.end
         training = self.step < end
         if rank == 0 and not self.follows:
             self.history(self.ledger.epochs.history)

@@ -72,6 +72,7 @@ class A:
         config: config.Config = CONFIG,
         ring: LocalRing | None = None,
         batch: int = BATCH,
+        source: Positions | None = None,
     ):
         self.said: list[pb.FromWorker] = []
         self.changed = threading.Condition()
@@ -80,7 +81,7 @@ class A:
         self.session.cuts(self.ring.cut)
         self.learner = learner or CountingLearner(POSITIONS)
         self.learner.joins(self.ring)
-        self.source = Positions(SIZE)
+        self.source = source or Positions(SIZE)
         batches = Batches(self.source, batch, reading=AtOnce())
         report = Telemetry(self.session, batches.steps, log=lambda line: None)
         export = lambda worth: self.session.say(finished=pb.Finished(model="model.keras"))  # noqa: E731
@@ -223,6 +224,51 @@ def test_a_worker_reads_as_the_order_says_that_the_records_lie() -> None:
     w.says("left_ring", 1)
     assert w.source.layout == Layout(SIZE, 3, 1)
     w.stop()
+
+
+class Read(Positions):
+    """Keeps what it was asked for."""
+
+    def __init__(self) -> None:
+        super().__init__(SIZE)
+        self.asked: list[tuple[int, int, Part]] = []
+
+    def batch(self, start: int, stop: int, part: Part) -> Batch | None:
+        self.asked.append((start, stop, part))
+        return super().batch(start, stop, part)
+
+
+class Watched(Held):
+    """Knows what had been read when it was last formed."""
+
+    def __init__(self, source: Read) -> None:
+        super().__init__()
+        self._source = source
+        self.read: list[tuple[int, int, Part]] = []
+
+    def form(self, rank: int, size: int) -> None:
+        self.read = list(self._source.asked)
+        super().form(rank, size)
+
+
+def test_the_records_of_the_next_step_are_read_while_the_next_ring_is_formed() -> None:
+    source = Read()
+    ring = Watched(source)
+    pair = [A(0, ring=ring, source=source), A(1, ring=Held())]
+    ring_of(*pair)
+    assert not ring.read, "who has no state yet does not know which step is next"
+    come_to_sum(2, *pair)
+    pair[1].ring.cut()
+    for w in pair:
+        w.ring.free()
+    step = pair[0].says("left_ring", 1).step
+    ring_of(pair[0], generation=2, sync=False, step=step)
+    assert pair[0].says("left_ring", 2).step == STEPS
+    assert ring.read[-1] == (step * BATCH, (step + 1) * BATCH, Part(0, (1,)))
+    assert source.asked.count(ring.read[-1]) == 1, "and not once more"
+    assert (pair[0].learner.weights == 1).all()
+    for w in pair:
+        w.stop()
 
 
 # --- the task
