@@ -92,6 +92,7 @@ class Batches:
         self._reading = reading or ThreadPoolExecutor(1, thread_name_prefix="read")
         self.steps = Steps(source.layout.records, batch)
         self._part = Part.even(0, 1)
+        self._then: tuple[int, Part] | None = None  # the part from that step on
         self._read: deque[tuple[int, Future[Batch | None]]] = deque()  # steps in a row
         self._few: dict[int, Future[Batch | None]] = {}  # steps in no order
 
@@ -104,12 +105,21 @@ class Batches:
         if layout != self._source.layout:
             self._forget()
             self._reading.submit(self._source.lay_out, layout).result()
-        if part != self._part:
+        if part != self._part or self._then is not None:
             self._forget()
-            self._part = part
+            self._part, self._then = part, None
+
+    def take_from(self, step: int, part: Part) -> None:
+        """From that step on this worker reads this part. The step before it has its part as it was, so that
+        nobody waits for records that could not be read earlier."""
+        self._then = step, part
+        while self._read and self._read[-1][0] >= step:
+            self._read.pop()[1].cancel()
 
     def begin(self, step: int) -> None:
         """The records of `step` are needed next: they are read from now on."""
+        if self._then is not None and step >= self._then[0]:
+            self._part, self._then = self._then[1], None
         while self._read and self._read[0][0] < step:
             self._read.popleft()
         if self._read and self._read[0][0] > step:
@@ -153,7 +163,8 @@ class Batches:
         return batch
 
     def _begun(self, step: int) -> Future[Batch | None]:
-        return self._reading.submit(self._source.batch, *self.steps.positions(step), self._part)
+        part = self._then[1] if self._then is not None and step >= self._then[0] else self._part
+        return self._reading.submit(self._source.batch, *self.steps.positions(step), part)
 
     def _submit(self, step: int) -> None:
         self._read.append((step, self._begun(step)))

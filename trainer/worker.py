@@ -553,7 +553,7 @@ class Worker:
     def settle(self, agreed: control.Agreed, size: int) -> None:
         """What all ranks know at the same step, they act on together."""
         if self.part_then is not None and agreed.holders == size:
-            self.batches.take(self.batches.layout, self.part_then)
+            self.batches.take_from(self.step + 1, self.part_then)
             self.rounds.take(self.part_then)
             self.part_then = None
         if agreed.changes == size:

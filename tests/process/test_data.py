@@ -170,6 +170,22 @@ def test_another_part_or_layout_is_read_anew() -> None:
     assert source.layout == batches.layout == Layout(100, 5, 4)
 
 
+def test_another_part_from_a_step_on_is_read_while_the_step_before_it_is_made() -> None:
+    source = Slow()
+    batches = Batches(source, 10, ahead_bytes=3000)
+    batches.of(0, end=10)
+    source.until(lambda: [a for a, _, _ in source.asked] == [0, 10, 20, 30])
+    half = Part(1, (1, 1))
+    batches.take_from(2, half)
+    assert batches.of(1, end=3).indices.tolist() == list(range(10, 20))  # type: ignore[union-attr]
+    source.until(lambda: source.asked[-1] == (20, 30, half))
+    batches.of(2, end=3)
+    assert [a for a in source.asked if a[2] == half] == [(20, 30, half)]
+    batches.take(source.layout, half)
+    batches.of(2, end=3)
+    assert source.asked[-1] == (20, 30, half) and len(source.asked) == 5, "it is its part already"
+
+
 @pytest.mark.parametrize(
     ("feed", "words"),
     [
