@@ -42,8 +42,8 @@ CASES = (Case(25), Case(83), Case(25, joining=8), Case(25, giver_killed=True))
 
 
 class AtHand:
-    """Memory that this machine has: a virtual one may have lent to its host what is free, and to get 1 GB again
-    takes 2 s of a core. So it is held until it is needed.
+    """Memory that this machine has. A virtual one may have lent to its host what is free, and to get 1 GB of
+    it again takes 2 s of a core. So it is held until it is needed.
     """
 
     def __init__(self, size: int):
