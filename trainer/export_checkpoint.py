@@ -29,6 +29,7 @@ from trainer import saved_file, user_model
 from trainer.build import TRIED_RECORDS, learner_of
 from trainer.exports import formats, samples
 from trainer.exports.verification import Verification
+from trainer.last_words import described
 from trainer.learner import KerasLearner
 from trainer.records import Records
 from trainer.replaced import replaced
@@ -97,7 +98,7 @@ def export(request: Request) -> str:
         try:
             formats.put_at(model, request.name, path, features, os.getpid())
         except (Exception, SystemExit) as error:  # what Keras raises, or a disk
-            raise ModelError(f"{path}: cannot be written as {request.name}: {error}") from error
+            raise ModelError(f"{path}: cannot be written as {request.name}: {described(error)}") from error
         if fresh is not None:
             why = "" if features is not None else "there are no records"
             sample = samples.of(model, features, why)
@@ -119,7 +120,7 @@ def _trained(request: Request, module: UserModel) -> tuple[keras.Model, str]:
     try:
         model = saved_file.load(path, getattr(module.model, "__globals__", {}))
     except (Exception, SystemExit) as error:
-        raise ModelError(f"{path} cannot be loaded: {error}") from error
+        raise ModelError(f"{path} cannot be loaded: {described(error)}") from error
     return model, f"the trained model as {request.name}"
 
 

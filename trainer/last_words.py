@@ -17,7 +17,8 @@ MOST_LINES = 6  # of a sentence that goes over several of them
 COLOR = re.compile(r"\x1b\[[0-9;]*m")
 # Keras puts what a layer has raised between where that was and what the layer was given.
 IN_A_LAYER = re.compile(
-    r"Exception encountered when calling (?P<call>[^\n]+)\.\n\n(?P<what>.*?)(\n\nArguments received by |\Z)", re.S
+    r"Exception encountered when calling (?P<call>[^\n]+)\.\n\n(?P<what>.*?)(\n\nArguments received by |\Z)",
+    re.S,
 )
 # What TensorFlow says of itself, about its words.
 OF_TENSORFLOW = re.compile(r"\{\{function_node [^}]*\}\} ?| ?\[Op:\w+\](?: name: ?)?")
@@ -48,12 +49,13 @@ def _sentence(text: str) -> str:
     """The lines of a text until a sentence ends with one of them, or a paragraph does."""
     lines: list[str] = []
     for line in text.strip().splitlines()[:MOST_LINES]:
-        if not line.strip():
+        if line.strip():
+            lines.append(line.strip())
+        elif not lines[-1].endswith(":"):
             break
-        lines.append(line.strip())
         if lines[-1].endswith((".", "!", "?")):
             break
-    return " ".join(lines)
+    return " ".join(lines).removesuffix(".")
 
 
 def traced(error: BaseException) -> str:

@@ -39,9 +39,10 @@ def told(error: BaseException) -> pb.Failed:
 @pytest.mark.parametrize(
     ("error", "why"),
     [
-        (ValueError("first.\nsecond"), "ValueError: first."),
+        (ValueError("first.\nsecond"), "ValueError: first"),
         (ValueError("first\n\nsecond"), "ValueError: first"),
-        (ValueError("of two\nlines, and\nthree.\nMore."), "ValueError: of two lines, and three."),
+        (ValueError("what follows:\n\nis told"), "ValueError: what follows: is told"),
+        (ValueError("of two\nlines, and\nthree.\nMore."), "ValueError: of two lines, and three"),
         (ValueError(), "ValueError"),
         (ValueError("a lone \udcff surrogate"), r"ValueError: a lone \udcff surrogate"),
         (Silent(), "Silent: (its __str__ raises RuntimeError)"),
@@ -58,8 +59,8 @@ def test_what_a_layer_has_raised_is_told_and_not_only_where() -> None:
     with pytest.raises(ValueError, match="Exception encountered") as given:
         model(np.ones((2, 4), np.float32))
     assert told(given.value).why == (
-        "ValueError: Input 0 with name 'None' of layer 'one' is incompatible with the layer: expected axis -1 "
-        "of input shape to have value 3, but received input with shape (2, 4) (in Sequential.call())"
+        "ValueError: Input 0 with name 'None' of layer 'one' is incompatible with the layer: expected axis "
+        "-1 of input shape to have value 3, but received input with shape (2, 4) (in Sequential.call())"
     )
     assert "\x1b" not in told(given.value).traceback
 
