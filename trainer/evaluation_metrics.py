@@ -160,7 +160,8 @@ class EvaluationMetrics:
                 if first[here[-1]] == second[here[-1]] == whole[here[-1]]:
                     self._by_batch.append(here)
         added_up = first + second
-        parts = sum(self._by_records(*each) for each in zip((first, second), map(len, halves), strict=True))
+        sizes = [len(half) for half in halves]
+        parts = self._by_records(first, sizes[0]) + self._by_records(second, sizes[1])
         whole = self._by_records(whole, len(sample))
         names, found = shown_names(self._model), set()
         for metric in counted_metrics(self._model):
