@@ -34,6 +34,7 @@ from edl.checkpoints import Checkpoint, CheckpointError, Manifest, Tensor, one_o
 from edl.config import Config
 from edl.errors import ConfigError, EdlError, ModelError
 from edl.layers.embedding import Embedding
+from trainer import snapshot
 from trainer.described import Described
 from trainer.epochs import MEMORY
 from trainer.last_words import described as in_words
@@ -43,6 +44,7 @@ from trainer.saved_rows import counted, counted_in_file, dims, dims_in_file, tab
 
 FILES = (".keras", ".weights.h5")  # as Keras saves models, and weights
 MOST_NAMED = 5  # variables that do not fit
+TRAINING = "training"
 WORK = {"evaluate": "evaluation", "predict": "prediction"}  # of the modes that do not train
 Shape = tuple[int, ...]
 
@@ -91,7 +93,7 @@ class WarmStart:
     model: keras.Model
     learner: Learner
     tell: Callable[[str], None]
-    work: str = "training"
+    work: str = TRAINING
     servers: Servers | None = None
 
     def check(self) -> None:
@@ -125,8 +127,9 @@ class WarmStart:
         start = self._start(found, there)
         values = {name: np.frombuffer(tensor.data, np.uint8) for name, tensor in there.items()}
         values.update(self._rows(found, layers))
+        averages = self._averages(values)
         parts = [
-            values[d.name] if self.everything or d.of_model else part
+            values[averages.get(d.name, d.name)] if self.everything or d.of_model else part
             for d, part in zip(self.learner.described(), self.learner.parts(), strict=True)
         ]
         self.learner.take_over(self.learner.prepared(parts))
@@ -134,6 +137,20 @@ class WarmStart:
             self.servers.begin_with(start)
         what = "all" if self.everything else "the weights"
         return f"{what} of the checkpoint of step {manifest.step:,} of run {manifest.run} in {self.where}"
+
+    def _averages(self, there: Mapping[str, np.ndarray]) -> dict[str, str]:
+        """Where nothing is trained, the weights are what they would be if the training had ended there: those
+        with an average (`use_ema`), with the name of that."""
+        optimizer = getattr(self.model, "optimizer", None)  # what only predicts need not be compiled
+        optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+        if self.work == TRAINING or not getattr(optimizer, "use_ema", False):
+            return {}
+        trained = self.model.trainable_variables
+        optimizer.build(trained)
+        names = [weight.name for weight in snapshot.described(trained, self.model)]
+        averages = [average.path for average in optimizer._model_variables_moving_average]
+        pairs = zip(names, averages, strict=True)
+        return {name: average for name, average in pairs if average in there}
 
     def _start(self, checkpoint: Checkpoint, there: Mapping[str, Tensor]) -> Start | None:
         """What the servers begin with."""
@@ -339,7 +356,7 @@ def of_job(
         return None
     # Servers of a model that is not trained keep nothing but rows.
     everything = checkpoint.from_state == "everything" and (config.trains or servers is None)
-    work = WORK.get(config.mode, "training")
+    work = WORK.get(config.mode, TRAINING)
     return WarmStart(checkpoint.from_, everything, model, learner, tell, work, servers)
 
 

@@ -15,6 +15,7 @@ from edl.errors import ConfigError, EdlError, ModelError
 from tests.checkpoints import write
 from tests.process.keras.models import dense, plain
 from tests.process.keras.rings import Case, Meeting, learner_of, parts_of, ring_step
+from trainer.frozen import FrozenLearner
 from trainer.learner import KerasLearner
 from trainer.warm_start import WarmStart
 
@@ -88,6 +89,26 @@ def test_the_weights_and_averages_are_taken_and_the_optimizer_begins_anew(
     for name, value in state(ours).items():
         assert value == (there if name in weights else before)[name], name
     assert before["dense/kernel"] != there["dense/kernel"] and str(where) in told[0]
+
+
+def test_where_nothing_is_trained_the_averages_of_the_weights_are_taken(tmp_path: Path) -> None:
+    """As the trained model has them, and what is exported of a checkpoint."""
+
+    def build() -> keras.Model:
+        keras.backend.clear_session()
+        return dense(keras.optimizers.Adam(0.1, use_ema=True, ema_momentum=0.5))
+
+    trained = learner(Case(build, plain), steps=3)
+    kept(trained, tmp_path)
+    further, model = learner(Case(build, plain)), build()
+    frozen = FrozenLearner(model, lambda vector: vector)
+    warm(further, tmp_path).begin()
+    np.testing.assert_array_equal(further.model.weights[0], trained.model.weights[0])
+    WarmStart(str(tmp_path), False, model, frozen, print, work="evaluation").begin()
+    trained.finish_training()
+    for ours, theirs in zip(model.weights, trained.model.weights, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    assert not np.array_equal(model.weights[0], further.model.weights[0])
 
 
 def test_everything_of_a_checkpoint_is_taken_but_what_it_had_counted_of_an_epoch(
