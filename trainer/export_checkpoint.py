@@ -27,6 +27,7 @@ from edl.errors import CheckpointError, ConfigError, EdlError, ModelError
 from edl.layers.embedding import keep_rows_elsewhere
 from trainer import saved_file, user_model
 from trainer.build import TRIED_RECORDS, learner_of
+from trainer.epochs import without_memory
 from trainer.exports import formats, samples
 from trainer.exports.verification import Verification
 from trainer.last_words import described
@@ -142,14 +143,15 @@ def _restored(
         model = module.model()
     training = config.training
     learner = learner_of(model, batches, Alone(), "allow", lambda _: None, training.accumulate_steps)
-    theirs = [(v.dtype, v.shape) for v in manifest.variables]
+    variables = without_memory(manifest)
+    theirs = [(v.dtype, v.shape) for v in variables]
     ours = [(d.dtype, d.shape) for d in learner.described()]
     if manifest.model != learner.fingerprint() or theirs != ours:
         raise ModelError(
             f"the checkpoint of step {manifest.step:,} in {request.checkpoints} is of another model than "
             f"{module.name} builds: its layers, variables, loss or optimizer differ"
         )
-    found = [np.frombuffer(loaded.tensors[v.name].data, np.uint8) for v in manifest.variables]
+    found = [np.frombuffer(loaded.tensors[v.name].data, np.uint8) for v in variables]
     learner.take_over(learner.prepared(found))
     learner.finish_training()
     if isinstance(learner, KerasLearner) and learner.tables:
