@@ -8,6 +8,7 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
+import keras
 import numpy as np
 
 from edl.config import Config
@@ -16,6 +17,7 @@ from edl.contract.evaluation import PREDICTED
 from edl.contract.layout import Layout, Part
 from edl.contract.proto import edl_pb2 as pb
 from edl.errors import ConfigError, DataError, ModelError
+from trainer.batch_types import tensor_tree
 from trainer.data import Batch, Batches
 from trainer.evaluation import RingEvaluation
 from trainer.evaluation_metrics import EvaluationMetrics
@@ -73,7 +75,7 @@ def build_frozen(
         raise DataError(f"{module.name}: data({split!r}) has no records, and mode is {config.mode}")
     records = Records(reader, module.feed, module.name, watch)
     sample = records.these(range(min(SAMPLE_RECORDS, len(reader))))
-    model.predict_on_batch(sample.x)  # which builds it
+    _build(model, sample)
     lookups = Lookups(model, trained=False)
     if servers is not None and not lookups.tables:
         raise ModelError(
@@ -122,6 +124,14 @@ def build_frozen(
     if servers is not None:
         lookups.rows, lookups.at = servers, lambda: worker.ledger.step
     return worker
+
+
+def _build(model: Any, sample: Batch) -> None:
+    """Create all of its variables."""
+    if type(model).predict_step is keras.Model.predict_step:
+        model.predict_on_batch(sample.x)
+    else:  # which is given what `predict` gives it
+        model.predict_step(keras.utils.pack_x_y_sample_weight(tensor_tree(sample)[0]))
 
 
 class RememberedRows:

@@ -95,21 +95,28 @@ def _used(callback: Any, config: Config, notify: Callable[[str], None]) -> k.Cal
         return None
     if kind is k.TensorBoard:
         return _scalars(callback)
-    if kind is k.ModelCheckpoint:
-        if callback.save_freq != "epoch":
-            raise ModelError(
-                f"callbacks(): {name}(save_freq={callback.save_freq!r}) cannot be honoured over a ring: "
-                'callbacks are called between epochs, so save_freq must be "epoch" (checkpoint.steps writes '
-                "checkpoints every so many steps)"
-            )
-        return callback  # its hook of batches does nothing then
+    if isinstance(callback, k.ModelCheckpoint) and callback.save_freq != "epoch":
+        raise ModelError(
+            f"callbacks(): {name}(save_freq={callback.save_freq!r}) cannot be honoured over a ring: "
+            'callbacks are called between epochs, so save_freq must be "epoch" (checkpoint.steps writes '
+            "checkpoints every so many steps)"
+        )
     for hook in (*BATCHES, *TESTS):
-        if is_overridden(callback, hook):
+        if is_overridden(callback, hook) and not _is_of_checkpoints(callback, hook):
             raise ModelError(
                 f"callbacks(): {name}.{hook}() cannot be honoured over a ring: callbacks are called between "
                 f"epochs, on one worker ({', '.join(HOOKS)})"
             )
     return callback
+
+
+def _is_of_checkpoints(callback: k.Callback, hook: str) -> bool:
+    """Whether it is the hook of ModelCheckpoint, which does nothing with save_freq="epoch"."""
+    return (
+        isinstance(callback, k.ModelCheckpoint)
+        and getattr(type(callback), hook) is getattr(k.ModelCheckpoint, hook)
+        and hook not in vars(callback)
+    )
 
 
 def _scalars(board: Any) -> Scalars:

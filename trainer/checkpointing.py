@@ -49,7 +49,7 @@ from edl.contract.ranges import RangeSet
 from edl.contract.steps import Steps
 from edl.errors import DataError, ModelError
 from trainer.described import Described
-from trainer.epochs import MEMORY, Epochs
+from trainer.epochs import MEMORY, Epochs, without_memory
 from trainer.ledger import Ledger
 from trainer.log import log
 from trainer.roles import PartsOfServers
@@ -400,7 +400,7 @@ class Checkpointing:
             return None
         manifest = loaded.checkpoint.manifest
         self._check(manifest)
-        found = [np.frombuffer(loaded.tensors[v.name].data, np.uint8) for v in _of_model(manifest)]
+        found = [np.frombuffer(loaded.tensors[v.name].data, np.uint8) for v in without_memory(manifest)]
         remembered = loaded.tensors.get(MEMORY)
         epochs = _epochs(manifest, b"" if remembered is None else bytes(remembered.data))
         loaded.tensors.clear()
@@ -418,7 +418,7 @@ class Checkpointing:
         where, step = self._config.checkpoint.dir, manifest.step
         forced = check_values(where, manifest, self._config, self._run_id)
         self._model = self._model or self._learner.fingerprint()
-        theirs = [(v.dtype, v.shape) for v in _of_model(manifest)]
+        theirs = [(v.dtype, v.shape) for v in without_memory(manifest)]
         ours = [(d.dtype, d.shape) for d in self._learner.described()]
         if manifest.model != self._model or theirs != ours:
             raise ModelError(
@@ -440,10 +440,6 @@ def _fail(error: CheckpointError) -> Sequence[Part]:
 
 def _told(manifest: Manifest) -> pb.Checkpointed:
     return pb.Checkpointed(step=manifest.step, attempt=manifest.attempt, nbytes=manifest.nbytes)
-
-
-def _of_model(manifest: Manifest) -> list[Variable]:
-    return [v for v in manifest.variables if v.name != MEMORY]
 
 
 def _epochs(manifest: Manifest, memory: bytes) -> Epochs:

@@ -16,9 +16,15 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from edl.checkpoints import Manifest, Variable
 from trainer.plain_values import LENGTH, decode, encode
 
 MEMORY = "callbacks"  # what they remember, among the tensors of a checkpoint
+
+
+def without_memory(manifest: Manifest) -> list[Variable]:
+    """A checkpoint's variables that are the learner's."""
+    return [v for v in manifest.variables if v.name != MEMORY]
 
 
 History: TypeAlias = tuple[Mapping[str, float], ...]

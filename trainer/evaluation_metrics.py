@@ -2,9 +2,10 @@
 
 Keras' `evaluate` runs `model.test_step`, which updates metrics, and asks those for their results. Nearly all
 of them count: what two batches add to a metric's variables is what both of them add together. So each rank
-tells what its records add, the ring sums that, and the sums in the metrics' variables give the results. One
-that does not count is found at the start, with a few real records, and named; it is left to the worker that
-evaluates the trained model alone.
+tells what its records add, the ring sums that, and the sums in the metrics' variables give the results. A
+mean that is given one number for a batch, as that of the losses, counts the batch's records. One that does
+not count is found at the start, with a few real records, and named; it is left to the worker that evaluates
+the trained model alone.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 from trainer.batch_types import divided, tensor_tree
 from trainer.data import Batch
 from trainer.lookups import Lookups
-from trainer.model_support import moving, output_losses
+from trainer.model_support import flat_logs, moving, output_losses
 from trainer.reading_step import Following, ReadingStep, nothing_follows
 from trainer.training_metrics import counted_metrics, shown_names
 
@@ -85,10 +86,7 @@ class EvaluationMetrics:
             following: the batch that will be added next, if it is there already.
         """
         found = self._grown(batch, following=following)
-        for here in self._by_batch:  # Keras counts batches there, where it does not see how long they are
-            if found[here[-1]]:
-                found[here] *= len(batch) / found[here[-1]]
-        return found.astype(np.float32)
+        return self._by_records(found, len(batch)).astype(np.float32)
 
     def results(self, totals: np.ndarray) -> dict[str, float]:
         """What these sums mean, float64 [size]; by the names that Keras' `evaluate` gives."""
@@ -124,6 +122,14 @@ class EvaluationMetrics:
         ]
         return np.concatenate(grown) if grown else np.zeros(0)
 
+    def _by_records(self, grown: np.ndarray, records: int) -> np.ndarray:
+        """With as many counted as there are records where batches are counted, however long they are."""
+        found = grown.copy()
+        for here in self._by_batch:
+            if found[here[-1]]:
+                found[here] *= records / found[here[-1]]
+        return found
+
     def _place(self, metric: keras.metrics.Metric) -> np.ndarray:
         """Where the metric's variables are among the numbers, int64 [n]."""
         numbers = {id(v): n for n, v in enumerate(self._variables)}
@@ -132,7 +138,7 @@ class EvaluationMetrics:
 
     def _not_metrics(self, returned: Any, warn: Callable[[str], None]) -> set[str]:
         """As in Keras, what `test_step` returns says what is shown."""
-        named = set(returned) if isinstance(returned, dict) else self._shown
+        named = set(flat_logs(returned)) if isinstance(returned, dict) else self._shown
         if unknown := sorted(named - self._shown):
             warn(
                 f"test_step() returns {', '.join(map(repr, unknown))}, which is no metric of the model: the "
@@ -147,11 +153,20 @@ class EvaluationMetrics:
         """The names of results of which the parts of a batch do not make the whole."""
         halves = divided(sample, 2)
         first, second = map(self._grown, halves)
-        parts, one_by_one, whole = first + second, self._grown(*halves), self._grown(sample)
+        both, whole = self._grown(*halves), self._grown(sample)
+        for metric in self._model.metrics:  # a Mean is given one number for a batch by many a test_step
+            if type(metric) is keras.metrics.Mean:
+                here = self._place(metric)
+                if first[here[-1]] == second[here[-1]] == whole[here[-1]]:
+                    self._by_batch.append(here)
+        added_up = first + second
+        sizes = [len(half) for half in halves]
+        parts = self._by_records(first, sizes[0]) + self._by_records(second, sizes[1])
+        whole = self._by_records(whole, len(sample))
         names, found = shown_names(self._model), set()
         for metric in counted_metrics(self._model):
             here = self._place(metric)
-            if not (_close(parts[here], whole[here]) and _close(parts[here], one_by_one[here])):
+            if not (_close(parts[here], whole[here]) and _close(added_up[here], both[here])):
                 found.add(names[id(metric)])
                 warn(
                     f"metric {metric.name!r} cannot be put together from the parts of a batch: the ring does "

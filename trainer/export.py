@@ -146,7 +146,28 @@ class _Batches(keras.utils.PyDataset):
 
     def __getitem__(self, index: int) -> tuple[object, ...]:
         batch = self._source.plain(*self._batches[index])
+        if batch.y is None:  # Keras' dataset takes no None
+            return (batch.x,)
         return (batch.x, batch.y) if batch.weights is None else (batch.x, batch.y, batch.weights)
+
+
+@contextlib.contextmanager
+def _own_step_given_as_by_fit(model: keras.Model) -> Iterator[None]:
+    """Inside, a `test_step` of the model's own is given what `fit` gives it: features alone, if there are no
+    labels."""
+    if type(model).test_step is keras.Model.test_step:
+        yield
+        return
+    own, unpacked, packed = (
+        model.test_step, keras.utils.unpack_x_y_sample_weight, keras.utils.pack_x_y_sample_weight
+    )  # fmt: skip
+    model.test_step = lambda data: own(packed(*unpacked(data)))
+    model.test_function = None  # which has the step as it was
+    try:
+        yield
+    finally:
+        del model.test_step
+        model.test_function = None
 
 
 def evaluate(
@@ -169,7 +190,8 @@ def evaluate(
     if batches is None:
         starts = range(0, size, EVALUATION_BATCH)
         batches = [(start, min(start + EVALUATION_BATCH, size)) for start in starts]
-    results = model.evaluate(_Batches(source, batches), verbose=0, return_dict=True)
+    with _own_step_given_as_by_fit(model):
+        results = model.evaluate(_Batches(source, batches), verbose=0, return_dict=True)
     return {name: float(np.mean(value)) for name, value in results.items()}
 
 

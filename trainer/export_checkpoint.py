@@ -27,8 +27,10 @@ from edl.errors import CheckpointError, ConfigError, EdlError, ModelError
 from edl.layers.embedding import keep_rows_elsewhere
 from trainer import saved_file, user_model
 from trainer.build import TRIED_RECORDS, learner_of
+from trainer.epochs import without_memory
 from trainer.exports import formats, samples
 from trainer.exports.verification import Verification
+from trainer.last_words import described
 from trainer.learner import KerasLearner
 from trainer.records import Records
 from trainer.replaced import replaced
@@ -97,7 +99,7 @@ def export(request: Request) -> str:
         try:
             formats.put_at(model, request.name, path, features, os.getpid())
         except (Exception, SystemExit) as error:  # what Keras raises, or a disk
-            raise ModelError(f"{path}: cannot be written as {request.name}: {error}") from error
+            raise ModelError(f"{path}: cannot be written as {request.name}: {described(error)}") from error
         if fresh is not None:
             why = "" if features is not None else "there are no records"
             sample = samples.of(model, features, why)
@@ -119,7 +121,7 @@ def _trained(request: Request, module: UserModel) -> tuple[keras.Model, str]:
     try:
         model = saved_file.load(path, getattr(module.model, "__globals__", {}))
     except (Exception, SystemExit) as error:
-        raise ModelError(f"{path} cannot be loaded: {error}") from error
+        raise ModelError(f"{path} cannot be loaded: {described(error)}") from error
     return model, f"the trained model as {request.name}"
 
 
@@ -141,14 +143,15 @@ def _restored(
         model = module.model()
     training = config.training
     learner = learner_of(model, batches, Alone(), "allow", lambda _: None, training.accumulate_steps)
-    theirs = [(v.dtype, v.shape) for v in manifest.variables]
+    variables = without_memory(manifest)
+    theirs = [(v.dtype, v.shape) for v in variables]
     ours = [(d.dtype, d.shape) for d in learner.described()]
     if manifest.model != learner.fingerprint() or theirs != ours:
         raise ModelError(
             f"the checkpoint of step {manifest.step:,} in {request.checkpoints} is of another model than "
             f"{module.name} builds: its layers, variables, loss or optimizer differ"
         )
-    found = [np.frombuffer(loaded.tensors[v.name].data, np.uint8) for v in manifest.variables]
+    found = [np.frombuffer(loaded.tensors[v.name].data, np.uint8) for v in variables]
     learner.take_over(learner.prepared(found))
     learner.finish_training()
     if isinstance(learner, KerasLearner) and learner.tables:

@@ -6,12 +6,22 @@ many megabytes of text; what comes out is valid UTF-8, and short enough for a pe
 
 from __future__ import annotations
 
+import re
 import traceback
 
 from edl.errors import EdlError
 
 MOST_WHY = 2_000  # characters
 MOST_TRACEBACK = 20_000
+MOST_LINES = 6  # of a sentence that goes over several of them
+COLOR = re.compile(r"\x1b\[[0-9;]*m")
+# Keras puts what a layer has raised between where that was and what the layer was given.
+IN_A_LAYER = re.compile(
+    r"Exception encountered when calling (?P<call>[^\n]+)\.\n\n(?P<what>.*?)(\n\nArguments received by |\Z)",
+    re.S,
+)
+# What TensorFlow says of itself, about its words.
+OF_TENSORFLOW = re.compile(r"\{\{function_node [^}]*\}\} ?| ?\[Op:\w+\](?: name: ?)?")
 
 
 def described(error: BaseException) -> str:
@@ -24,14 +34,34 @@ def described(error: BaseException) -> str:
         return clean(text, MOST_WHY)
     if isinstance(error, SystemExit):
         return clean(f"the model's code has called sys.exit({text})", MOST_WHY)
-    first = next(iter(text.strip().splitlines()), "")
-    return clean(f"{type(error).__name__}: {first}".removesuffix(": "), MOST_WHY)
+    return clean(f"{type(error).__name__}: {_said(text)}".removesuffix(": "), MOST_WHY)
+
+
+def _said(text: str) -> str:
+    """What an error's text says first, without what libraries put around it."""
+    text, where = COLOR.sub("", text).strip(), ""
+    if found := IN_A_LAYER.match(text):
+        text, where = found["what"], f" (in {found['call']})"
+    return _sentence(OF_TENSORFLOW.sub("", text)) + where
+
+
+def _sentence(text: str) -> str:
+    """The lines of a text until a sentence ends with one of them, or a paragraph does."""
+    lines: list[str] = []
+    for line in text.strip().splitlines()[:MOST_LINES]:
+        if line.strip():
+            lines.append(line.strip())
+        elif not lines[-1].endswith(":"):
+            break
+        if lines[-1].endswith((".", "!", "?")):
+            break
+    return " ".join(lines).removesuffix(".")
 
 
 def traced(error: BaseException) -> str:
     """The error with its traceback."""
     try:
-        text = "".join(traceback.format_exception(error))
+        text = COLOR.sub("", "".join(traceback.format_exception(error)))
     except Exception as another:  # as RecursionError, of causes that go in circles
         text = f"{type(error).__name__} (its traceback cannot be formatted: {type(another).__name__})"
     return clean(text, MOST_TRACEBACK)

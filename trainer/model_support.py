@@ -89,6 +89,17 @@ def output(model: keras.Model, x: Any, training: bool) -> Any:
     return model(x, training=training) if model._call_has_training_arg else model(x)
 
 
+def flat_logs(returned: Any) -> Any:
+    """What a step returns, as `fit` shows it: `{m.name: m.result() for m in self.metrics}` has a dict within
+    it, the results of the compiled metrics."""
+    if not isinstance(returned, dict):
+        return returned
+    found: dict[str, Any] = {}
+    for name, value in returned.items():
+        found.update(flat_logs(value) if isinstance(value, dict) else {name: value})
+    return found
+
+
 def moving(model: keras.Model) -> list[keras.Variable]:
     """What is neither trained nor a metric: moving averages, counters, seeds."""
     metrics = {id(v) for v in model.metrics_variables}

@@ -52,7 +52,7 @@ from trainer.fingerprint import fingerprint
 from trainer.graphs import compiled, concrete
 from trainer.lookups import Lookups
 from trainer.mean_gradients import MeanGradients
-from trainer.model_support import is_half
+from trainer.model_support import flat_logs, is_half
 from trainer.ring.base import Vector
 from trainer.roles import Commit, Rows, Table
 from trainer.trial import Inexact, Run, try_own_step
@@ -303,7 +303,7 @@ class OwnStepLearner:
         x, y, weights = keras.tree.map_structure(lambda a: None if a is None else next(left), self._structure)
         ring = self._means if is_synchronized(self.model) and not rehearsing else None
         with self._means.in_charge(rehearsing), synchronized(ring, self._means.records.read_value() > 0):
-            losses = self.model.train_step(keras.utils.pack_x_y_sample_weight(x, y, weights))
+            losses = flat_logs(self.model.train_step(keras.utils.pack_x_y_sample_weight(x, y, weights)))
         if not isinstance(losses, dict) or not losses:
             raise ModelError(
                 f"{self._name} must return a dict of its losses, e.g. {{'loss': loss}}, not {losses!r}"

@@ -52,7 +52,8 @@ class ReadingStep:
         model: built.
         name: of the step: test_step or predict_step.
         sample: real records, to trace with; it is traced again for records of other shapes.
-        given: what the step is given of a batch, as tensors: a tuple, the features first.
+        given: features, or features, labels and weights, as tensors; the step is given what `fit` makes of
+            them.
         lookups: of the model; None: none of its rows are on servers.
     """
 
@@ -61,7 +62,8 @@ class ReadingStep:
         lookups: Lookups | None = None,
     ):  # fmt: skip
         self._model, self._given = model, given
-        self._step: Callable[[Any], Any] = getattr(model, name)
+        step = getattr(model, name)
+        self._step: Callable[[Any], Any] = lambda data: step(keras.utils.pack_x_y_sample_weight(*data))
         self._lookups = lookups if lookups is not None and lookups.tables else None
         self._next: _Known | None = None
         self._ids: Callable[..., Any] | None = None  # None: layers ask while the step runs
@@ -76,7 +78,7 @@ class ReadingStep:
                 log.info(f"rows are asked for layer by layer where the model is not trained: {error}")
         self._run: Any = self._step
         if not model.run_eagerly:
-            self._run = _graph(lambda data: self._step(data))
+            self._run = _graph(self._step)
             self._run.get_concrete_function(specs)
 
     def _trace(self, lookups: Lookups, specs: Any) -> None:

@@ -217,5 +217,11 @@ class Records:
 
     def _check(self, records: Any, count: int, call: str) -> None:
         for array in keras.tree.flatten(records):
+            if isinstance(array, str | bytes) or not hasattr(array, "__len__"):
+                raise DataError(
+                    f"{self._name}: {call} must give an array with an entry for each record, or a tuple, "
+                    f"list or dict of such arrays; it gave single values of type {type(array).__name__} "
+                    "(make an array of a list of them: np.array(values))"
+                )
             if len(array) != count:
                 raise DataError(f"{self._name}: {call} gave {len(array)} records, not {count}")

@@ -19,7 +19,7 @@ import shutil
 import tempfile
 import warnings
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -34,8 +34,9 @@ from edl.checkpoints import Checkpoint, CheckpointError, Manifest, Tensor, one_o
 from edl.config import Config
 from edl.errors import ConfigError, EdlError, ModelError
 from edl.layers.embedding import Embedding
+from trainer import snapshot
 from trainer.described import Described
-from trainer.epochs import MEMORY
+from trainer.epochs import without_memory
 from trainer.last_words import described as in_words
 from trainer.log import log
 from trainer.roles import Start, Table
@@ -43,6 +44,7 @@ from trainer.saved_rows import counted, counted_in_file, dims, dims_in_file, tab
 
 FILES = (".keras", ".weights.h5")  # as Keras saves models, and weights
 MOST_NAMED = 5  # variables that do not fit
+TRAINING = "training"
 WORK = {"evaluate": "evaluation", "predict": "prediction"}  # of the modes that do not train
 Shape = tuple[int, ...]
 
@@ -91,7 +93,7 @@ class WarmStart:
     model: keras.Model
     learner: Learner
     tell: Callable[[str], None]
-    work: str = "training"
+    work: str = TRAINING
     servers: Servers | None = None
 
     def check(self) -> None:
@@ -125,8 +127,9 @@ class WarmStart:
         start = self._start(found, there)
         values = {name: np.frombuffer(tensor.data, np.uint8) for name, tensor in there.items()}
         values.update(self._rows(found, layers))
+        names = self._renamed(values) | self._averages(values)
         parts = [
-            values[d.name] if self.everything or d.of_model else part
+            values[names.get(d.name, d.name)] if self.everything or d.of_model else part
             for d, part in zip(self.learner.described(), self.learner.parts(), strict=True)
         ]
         self.learner.take_over(self.learner.prepared(parts))
@@ -134,6 +137,32 @@ class WarmStart:
             self.servers.begin_with(start)
         what = "all" if self.everything else "the weights"
         return f"{what} of the checkpoint of step {manifest.step:,} of run {manifest.run} in {self.where}"
+
+    def _renamed(self, there: Collection[str]) -> dict[str, str]:
+        """Names of weights here, and there. They begin with what was called when a weight was made: the model
+        is among that, or not if a train_step() of its own calls only what it is made of."""
+        here = {d.name for d in self.learner.described() if d.of_model}
+        new = [name for name in there if name not in here]
+        found: dict[str, str] = {}
+        for name in here.difference(there):
+            alike = [other for other in new if name.endswith(f"/{other}") or other.endswith(f"/{name}")]
+            if len(alike) == 1:
+                found[name] = alike[0]
+        return found if len(set(found.values())) == len(found) else {}
+
+    def _averages(self, there: Mapping[str, np.ndarray]) -> dict[str, str]:
+        """Where nothing is trained, the weights are what they would be if the training had ended there: those
+        with an average (`use_ema`), with the name of that."""
+        optimizer: Any = getattr(self.model, "optimizer", None)  # what only predicts need not be compiled
+        optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+        if self.work == TRAINING or not getattr(optimizer, "use_ema", False):
+            return {}
+        trained = self.model.trainable_variables
+        optimizer.build(trained)
+        names = [weight.name for weight in snapshot.described(trained, self.model)]
+        averages = [average.path for average in optimizer._model_variables_moving_average]
+        pairs = zip(names, averages, strict=True)
+        return {name: average for name, average in pairs if average in there}
 
     def _start(self, checkpoint: Checkpoint, there: Mapping[str, Tensor]) -> Start | None:
         """What the servers begin with."""
@@ -218,9 +247,10 @@ class WarmStart:
         manifest, layers = checkpoint.manifest, self._with_rows(checkpoint)
         self._compare_tables(checkpoint)
         elsewhere = {v.path for layer in layers for v in (layer.ids, layer.embeddings) if v is not None}
-        there = {v.name: (v.dtype, v.shape) for v in manifest.variables if v.name != MEMORY}
+        there = {v.name: (v.dtype, v.shape) for v in without_memory(manifest)}
         ours = [d for d in self.learner.described() if self.everything or d.of_model]
-        here = {d.name: (d.dtype, d.shape) for d in ours if d.name not in elsewhere}
+        names = self._renamed(there)
+        here = {names.get(d.name, d.name): (d.dtype, d.shape) for d in ours if d.name not in elsewhere}
         place = _place(manifest, self.where)
         _refuse(place, {n: _kind(*here[n]) for n in here}, {n: _kind(*there[n]) for n in there})
         # With rows as variables it is made in another way than where they are on servers.
@@ -339,7 +369,7 @@ def of_job(
         return None
     # Servers of a model that is not trained keep nothing but rows.
     everything = checkpoint.from_state == "everything" and (config.trains or servers is None)
-    work = WORK.get(config.mode, "training")
+    work = WORK.get(config.mode, TRAINING)
     return WarmStart(checkpoint.from_, everything, model, learner, tell, work, servers)
 
 

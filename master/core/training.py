@@ -186,7 +186,9 @@ def fullest(known: ev.EpochLoss | None, told: ev.EpochLoss | None) -> ev.EpochLo
 
 
 def in_words(metrics: Mapping[str, float | None]) -> str:
-    said = {name: "not finite" if value is None else f"{value:.4f}" for name, value in metrics.items()}
+    """The loss, and the others by name: a message has them in any order."""
+    ordered = sorted(metrics.items(), key=lambda metric: (metric[0] != "loss", metric[0]))
+    said = {name: "not finite" if value is None else f"{value:.4f}" for name, value in ordered}
     return ", ".join(f"{name} {value}" for name, value in said.items())
 
 

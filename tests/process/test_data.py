@@ -209,6 +209,15 @@ def test_a_reader_that_gives_too_few_records_is_named() -> None:
         a_source(Short(16)).batch(0, 4, ALONE)
 
 
+def test_a_reader_that_gives_lists_of_single_values_is_told_to_make_arrays() -> None:
+    class Texts(Counting):
+        def read(self, start: int, stop: int) -> Any:
+            return {"text": [f"text {i}" for i in range(start, stop)], "y": super().read(start, stop)}
+
+    with pytest.raises(DataError, match=r"read\(\d+, \d+\) must give .* single values of type str"):
+        a_source(Texts(16)).batch(0, 4, ALONE)
+
+
 def lacking(reader: type[Counting], bad: set[int]) -> Counting:
     """A reader of that kind, of 30 records, that raises where it would give a bad one."""
 

@@ -92,6 +92,17 @@ def test_each_format_gives_what_the_model_in_memory_gives(
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted(artifacts.FORMATS.values())
 
 
+def test_a_model_that_was_never_called_is_written_as_well(tmp_path: Path) -> None:
+    """As one whose train_step() calls what it is made of."""
+    model, features = OwnClass(), [numbers(6, 3), numbers(6, 4)]
+    model.one.build((None, 3))
+    model.other.build((None, 4))
+    formats.write(model, "savedmodel", tmp_path / "served", features)
+    signature = tf.saved_model.load(str(tmp_path / "served")).signatures["serving_default"]
+    outputs = signature(**{f"input_{nth}": tf.constant(array) for nth, array in enumerate(features)})
+    np.testing.assert_allclose(next(iter(outputs.values())), model(features), rtol=1e-5)
+
+
 def test_what_differs_or_is_torn_is_found(tmp_path: Path, verification: Verification) -> None:
     model, features = dense()
     exports = written(model, features, tmp_path)

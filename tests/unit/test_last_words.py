@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import threading
 
+import keras
+import numpy as np
 import pytest
+import tensorflow as tf
 
 from edl.contract.proto import edl_pb2 as pb
 from edl.errors import DataError, UserCodeError
@@ -36,7 +39,10 @@ def told(error: BaseException) -> pb.Failed:
 @pytest.mark.parametrize(
     ("error", "why"),
     [
-        (ValueError("first\nsecond"), "ValueError: first"),
+        (ValueError("first.\nsecond"), "ValueError: first"),
+        (ValueError("first\n\nsecond"), "ValueError: first"),
+        (ValueError("what follows:\n\nis told"), "ValueError: what follows: is told"),
+        (ValueError("of two\nlines, and\nthree.\nMore."), "ValueError: of two lines, and three"),
         (ValueError(), "ValueError"),
         (ValueError("a lone \udcff surrogate"), r"ValueError: a lone \udcff surrogate"),
         (Silent(), "Silent: (its __str__ raises RuntimeError)"),
@@ -46,6 +52,23 @@ def told(error: BaseException) -> pb.Failed:
 )
 def test_an_error_is_told_in_words(error: BaseException, why: str) -> None:
     assert told(error).why == why
+
+
+def test_what_a_layer_has_raised_is_told_and_not_only_where() -> None:
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, name="one")])
+    with pytest.raises(ValueError, match="Exception encountered") as given:
+        model(np.ones((2, 4), np.float32))
+    assert told(given.value).why == (
+        "ValueError: Input 0 with name 'None' of layer 'one' is incompatible with the layer: expected axis "
+        "-1 of input shape to have value 3, but received input with shape (2, 4) (in Sequential.call())"
+    )
+    assert "\x1b" not in told(given.value).traceback
+
+
+def test_what_tensorflow_says_of_itself_is_left_out() -> None:
+    with pytest.raises(tf.errors.InvalidArgumentError, match="function_node") as given:
+        tf.ones((5, 5)) - tf.ones((5, 2))
+    assert told(given.value).why == "InvalidArgumentError: Incompatible shapes: [5,5] vs. [5,2]"
 
 
 def test_an_error_of_many_megabytes_is_told_in_short() -> None:

@@ -53,6 +53,8 @@ def write(model: keras.Model, name: str, path: Path, sample: Any) -> None:
     if name == "keras":
         saved_file.save(model, path)
         return
+    if not model.built:  # its own train_step() calls what it is made of, and never it
+        model(keras.tree.map_structure(lambda array: arrays.tensor(arrays.standard(array)), sample))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of packages about each other's ages
         model.export(

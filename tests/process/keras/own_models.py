@@ -242,6 +242,39 @@ class Contrastive(keras.Model):
         return {"c_loss": loss, "p_loss": probe_loss, "p_acc": self.probe_accuracy.result()}
 
 
+class Guided(keras.Model):
+    """The steps of Keras' guide: what they return has the results of the compiled metrics within it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = network("inner", 5, 3)
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        return self.inner(x, training=training)
+
+    def measured(self, x: Any, y: Any, y_pred: Any) -> Any:
+        loss = self.compute_loss(x, y, y_pred)
+        for metric in self.metrics:
+            if metric.name == "loss":
+                metric.update_state(loss)
+            else:
+                metric.update_state(y, y_pred)
+        return loss
+
+    def train_step(self, data: Any) -> Any:
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.measured(x, y, self(x, training=True))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply(gradients, self.trainable_variables)
+        return {m.name: m.result() for m in self.metrics}
+
+    def test_step(self, data: Any) -> Any:
+        x, y = data
+        self.measured(x, y, self(x, training=False))
+        return {m.name: m.result() for m in self.metrics}
+
+
 def adam() -> keras.optimizers.Optimizer:
     return keras.optimizers.Adam(0.01, clipnorm=1.0)
 
@@ -269,6 +302,13 @@ def distiller() -> keras.Model:
         optimizer=keras.optimizers.SGD(0.1, momentum=0.9),
         metrics=[keras.metrics.SparseCategoricalAccuracy()],
     )
+    return model
+
+
+def guided() -> keras.Model:
+    keras.utils.set_random_seed(3)
+    model = Guided()
+    model.compile(adam(), "mse", metrics=["mae"])
     return model
 
 

@@ -295,6 +295,17 @@ class Held(k.Callback):
     def on_test_begin(self, logs: Any = None) -> None: ...
 
 
+class Uploading(k.ModelCheckpoint):
+    """One's own, as trackers of experiments have it."""
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        super().on_epoch_end(epoch, logs)
+
+
+class UploadingOften(Uploading):
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None: ...
+
+
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "a hook of batches": (Odd, r"Odd.on_train_batch_end\(\) cannot be honoured"),
     "the older hook": (lambda: k.LambdaCallback(on_batch_end=print), r"LambdaCallback.on_batch_end\(\)"),
@@ -306,6 +317,14 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "files by batches": (
         lambda: k.ModelCheckpoint("a.keras", save_freq=5),
         r"ModelCheckpoint\(save_freq=5\)",
+    ),
+    "files of one's own, by batches": (
+        lambda: Uploading("a.keras", save_freq=5),
+        r"Uploading\(save_freq=5\)",
+    ),
+    "more than files, by batches": (
+        lambda: UploadingOften("a.keras"),
+        r"UploadingOften.on_train_batch_end\(\) cannot be honoured",
     ),
     "averages": (k.SwapEMAWeights, "SwapEMAWeights .* use_ema"),
     "backup": (lambda: k.BackupAndRestore("there"), "BackupAndRestore .* set checkpoint.dir"),
@@ -320,6 +339,10 @@ def test_one_that_cannot_be_honoured_is_refused_by_name(name: str) -> None:
     make, why = REFUSED[name]
     with pytest.raises(ModelError, match=why):
         used(make())
+
+
+def test_a_class_derived_from_one_that_saves_files_is_called() -> None:
+    assert [type(one) for one in used(Uploading("a.keras"))] == [Uploading]
 
 
 def test_what_edl_does_itself_is_left_to_it_with_a_word() -> None:

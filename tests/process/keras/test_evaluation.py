@@ -10,10 +10,16 @@ import keras
 import numpy as np
 import pytest
 
+import edl
 from tests.process.keras.models import classes, dense, plain, tagged, tagger, weighted
+from tests.process.keras.own_models import features, guided, points
 from tests.process.keras.rings import Case, batch
 from tests.process.keras.test_training_metrics import CASES, Largest, classifier
 from trainer.evaluation_metrics import EvaluationMetrics
+from trainer.export import evaluate
+from trainer.frozen import Predictor
+from trainer.user_model import UserModel
+from trainer.watchdog import unwatched
 
 ROUNDS = ((0, 7), (7, 8), (8, 23), (23, 30))  # parts of 30 records, of unlike sizes
 
@@ -36,9 +42,9 @@ class OwnTest(keras.Model):
         return {"size": self.size.result()}
 
 
-def own_test() -> keras.Model:
+def own_test(kind: type[OwnTest] = OwnTest) -> keras.Model:
     keras.utils.set_random_seed(3)
-    model = OwnTest()
+    model = kind()
     model.compile("sgd", "mse")
     return model
 
@@ -68,8 +74,20 @@ MORE: dict[str, tuple[Callable[[], keras.Model], Any]] = {
         lambda: classifier(metrics=[keras.metrics.MeanIoU(3, sparse_y_pred=False, name="iou")]), classes
     ),
     "test_step": (own_test, plain),
+    "test_step of Keras' guide": (guided, lambda: (features(30), points(30), None)),
 }  # fmt: skip
 
+
+class Measured(OwnTest):
+    """Its mean is given one number for each batch."""
+
+    def test_step(self, data: Any) -> Any:
+        x, y = data
+        self.size.update_state(keras.ops.mean(keras.ops.square(y - self(x))))
+        return {"size": self.size.result()}
+
+
+MORE["a mean of means"] = lambda: own_test(Measured), plain
 
 LOSS = "a function and a loss"  # which as a metric is a number for each batch
 
@@ -121,3 +139,30 @@ def test_a_metric_that_cannot_be_put_together_is_named_and_the_others_are_there(
     assert [line.partition(" cannot")[0] for line in told] == ["metric 'largest'"]
     assert set(metrics.results(metrics.added(batch(case, 0, 30)).astype(np.float64))) == {"loss", "mae"}
     assert not metrics.all_count, "so the worker that saves the model evaluates it whole"
+
+
+class OfFeatures(OwnTest):
+    """An autoencoder whose steps take features alone, as keras.io's examples write them."""
+
+    def test_step(self, features: Any) -> Any:
+        self.size.update_state(keras.ops.mean(keras.ops.square(features[:, :2] - self(features))))
+        return {"size": self.size.result()}
+
+    def predict_step(self, features: Any) -> Any:
+        return {"half": self(features / 2)}
+
+
+def test_steps_of_features_alone_are_given_these_as_by_fit() -> None:
+    x, _, _ = plain()
+    case = Case(lambda: own_test(OfFeatures), lambda: (x, None, None))
+    model, whole = case.build(), batch(case, 0, 30)
+    expected = model.evaluate(x, batch_size=30, verbose=0, return_dict=True)
+    metrics = EvaluationMetrics(model, batch(case, 0, 5))
+    totals = sum(metrics.added(batch(case, *ends)).astype(np.float64) for ends in ROUNDS)
+    assert metrics.results(totals) == pytest.approx(expected, rel=1e-6)
+    assert metrics.all_count
+    module = UserModel("own", case.build, lambda split: None, feed=lambda records: (records[0], None))
+    assert evaluate(model, module, edl.arrays(x), unwatched) == pytest.approx(expected, rel=1e-6)
+    assert model.evaluate(x, batch_size=30, verbose=0, return_dict=True) == pytest.approx(expected)
+    outputs = Predictor(model, batch(case, 0, 5))(whole)
+    np.testing.assert_allclose(outputs["half"], model.predict(x, verbose=0)["half"], rtol=1e-6)

@@ -112,6 +112,7 @@ MEANS = {
     "DCGAN": Case(lambda: zoo.gan(draws=False), X, Z),
     "WGAN-GP": Case(lambda: zoo.gan(draws=False, kind=zoo.WGAN), X, Z),
     "distillation": Case(zoo.distiller, X, Y),
+    "compiled metrics": Case(zoo.guided, X, Z),
 }
 DRAWING = {
     "VAE that draws": Case(lambda: zoo.vae(noise=1.0), X),

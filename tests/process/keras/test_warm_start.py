@@ -15,6 +15,7 @@ from edl.errors import ConfigError, EdlError, ModelError
 from tests.checkpoints import write
 from tests.process.keras.models import dense, plain
 from tests.process.keras.rings import Case, Meeting, learner_of, parts_of, ring_step
+from trainer.frozen import FrozenLearner
 from trainer.learner import KerasLearner
 from trainer.warm_start import WarmStart
 
@@ -41,11 +42,14 @@ def learner(case: Case = CASE, steps: int = 0) -> KerasLearner:
     return made
 
 
-def state(of: KerasLearner) -> dict[str, bytes]:
+Learner = KerasLearner | FrozenLearner
+
+
+def state(of: Learner) -> dict[str, bytes]:
     return {d.name: part.tobytes() for d, part in zip(of.described(), of.parts(), strict=True)}
 
 
-def kept(of: KerasLearner, where: Path, step: int = 7) -> Path:
+def kept(of: Learner, where: Path, step: int = 7) -> Path:
     """A checkpoint of it."""
     parts = zip(of.described(), of.parts(), strict=True)
     tensors = {d.name: Tensor(d.dtype, d.shape, part.data) for d, part in parts}
@@ -88,6 +92,54 @@ def test_the_weights_and_averages_are_taken_and_the_optimizer_begins_anew(
     for name, value in state(ours).items():
         assert value == (there if name in weights else before)[name], name
     assert before["dense/kernel"] != there["dense/kernel"] and str(where) in told[0]
+
+
+def test_where_nothing_is_trained_the_averages_of_the_weights_are_taken(tmp_path: Path) -> None:
+    """As the trained model has them, and what is exported of a checkpoint."""
+
+    def build() -> keras.Model:
+        keras.backend.clear_session()
+        return dense(keras.optimizers.Adam(0.1, use_ema=True, ema_momentum=0.5))
+
+    trained = learner(Case(build, plain), steps=3)
+    kept(trained, tmp_path)
+    further, model = learner(Case(build, plain)), build()
+    frozen = FrozenLearner(model, lambda vector: vector)
+    warm(further, tmp_path).begin()
+    np.testing.assert_array_equal(further.model.weights[0], trained.model.weights[0])
+    WarmStart(str(tmp_path), False, model, frozen, print, work="evaluation").begin()
+    trained.finish_training()
+    for ours, theirs in zip(model.weights, trained.model.weights, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    assert not np.array_equal(model.weights[0], further.model.weights[0])
+
+
+class Wrapped(keras.Model):
+    """Its train_step() calls what it is made of, which has no weights before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = keras.Sequential([keras.layers.Dense(3), keras.layers.Dense(2)])
+
+    def call(self, x: Any) -> Any:
+        return self.inner(x)
+
+
+def test_weights_that_were_made_by_another_call_are_told_by_the_rest_of_their_names(tmp_path: Path) -> None:
+    x = np.ones((4, 3), np.float32)
+    keras.backend.clear_session()
+    trained = Wrapped()
+    trained.inner(x)
+    kept(FrozenLearner(trained, lambda vector: vector), tmp_path)  # as of a training
+    keras.backend.clear_session()
+    model = Wrapped()
+    assert not np.array_equal(model(x), trained(x))
+    assert model.weights[0].path != trained.weights[0].path
+    frozen = FrozenLearner(model, lambda vector: vector)
+    start = WarmStart(str(tmp_path), False, model, frozen, print, work="evaluation")
+    start.check()
+    start.begin()
+    np.testing.assert_array_equal(model(x), trained(x))
 
 
 def test_everything_of_a_checkpoint_is_taken_but_what_it_had_counted_of_an_epoch(

@@ -1,0 +1,62 @@
+"""`edl export` of a checkpoint: the model that the module builds, with what is in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+from edl import config
+from edl.checkpoints import Store, Tensor
+from edl.config import values
+from tests.checkpoints import write
+from trainer import user_model
+from trainer.build import learner_of
+from trainer.epochs import MEMORY
+from trainer.export_checkpoint import Alone, Request, export
+from trainer.learner import KerasLearner
+from trainer.records import Records
+
+pytestmark = pytest.mark.process
+SOURCE = """
+import edl, keras, numpy as np
+
+def model():
+    keras.backend.clear_session()  # names as in a process of its own
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    model.compile(keras.optimizers.Adam(use_ema=True), "mse")
+    return model
+
+def callbacks():
+    return [keras.callbacks.EarlyStopping("loss")]
+
+def data(split):
+    return edl.arrays(np.ones((20, 3)), np.ones((20, 2)))
+"""
+
+
+def test_what_callbacks_remember_is_in_a_checkpoint_and_no_part_of_the_model(tmp_path: Path) -> None:
+    given = values.merge(
+        values.defaults(), {"model": {"source": SOURCE}, "export": {"verify": False, "formats": []}}
+    )
+    assert config.parse(given).export.verify is False
+    module = user_model.load("", SOURCE)
+    reader = module.reader("train")
+    assert reader is not None
+    batches = [Records(reader, None, "").these(range(5))]
+    learner = learner_of(module.model(), batches, Alone(), "allow", print, 1)
+    assert isinstance(learner, KerasLearner)
+    average = learner.model.optimizer._model_variables_moving_average[0]
+    average.assign(np.full((3, 2), 7.0))
+    tensors = {
+        d.name: Tensor(d.dtype, d.shape, part.data)
+        for d, part in zip(learner.described(), learner.parts(), strict=True)
+    }
+    tensors[MEMORY] = Tensor.of(np.zeros(9, np.uint8))
+    write(Store.open(str(tmp_path / "c")), 7, tensors=tensors, model=learner.fingerprint())
+    request = Request(given, "", str(tmp_path / "c"), None, "keras", str(tmp_path / "m.keras"))
+    assert "the model of step 7" in export(request)
+    exported = keras.models.load_model(tmp_path / "m.keras")
+    assert (np.asarray(exported.layers[0].kernel) == 7.0).all(), "the averages, as at a training's end"
