@@ -178,15 +178,18 @@ def token_secret(found: FoundRelease) -> tuple[str, str]:
         raise EdlError(f"configmap {found.names.job}: cannot read worker.yaml") from error
 
 
-def snapshot(found: FoundRelease, there: Sequence[Object], happened: Sequence[Object]) -> JobSnapshot:
+def snapshot(
+    found: FoundRelease, there: Sequence[Object], happened: Sequence[Object], warnings: Sequence[Object] = ()
+) -> JobSnapshot:
     """The job now.
 
     Args:
         there: the pods of master and workers.
         happened: the Events of the job.
+        warnings: Events of the namespace, of pods and who makes them.
     """
     news = _latest(events(happened))
-    workers = _workers(found.report, there)
+    workers = _workers(found.report, there, warnings)
     data = {
         "release": found.release,
         "namespace": found.namespace,
@@ -198,7 +201,7 @@ def snapshot(found: FoundRelease, there: Sequence[Object], happened: Sequence[Ob
     if found.ended:
         return JobSnapshot(data, kept, found.model or LOST.format("is"))
     notes = [f"worker {w['id']} is pending: {w['delay']}" for w in workers if w["delay"]]
-    if problem := master_problem(there):
+    if problem := master_problem(there, found.names.master, warnings):
         notes.append(f"{problem}; last status: {found.told.get('updated', 'none')}")
     if scale := found.scaled:
         applied = "" if found.told.get("workers") == str(scale.workers) else "; not yet applied by the master"
@@ -227,18 +230,51 @@ def _event(thing: Object) -> dict[str, Any]:
     return {"at": at, "reason": thing.get("reason", ""), "message": thing.get("message", "")}
 
 
-def master_problem(there: Sequence[Object]) -> str:
-    """Why no master is running; empty if one is."""
+def unexplained(there: Sequence[Object]) -> bool:
+    """A pod does not run, or the master's is not there, and no pod says why: Events may."""
+    silent = any(not (pods.started(pod) or pods.ended(pod) or pods.delay(pod)) for pod in there)
+    return silent or not any(pods.component(pod) == "master" for pod in there)
+
+
+def master_problem(there: Sequence[Object], name: str = "", warnings: Sequence[Object] = ()) -> str:
+    """Why no master is running; empty if one is.
+
+    Args:
+        name: of its Deployment, with which the name of whatever has Events about it begins.
+        warnings: Events of the namespace.
+    """
     masters = [p for p in there if pods.component(p) == "master" and not pods.deleting(p)]
     if not masters:
-        return "the master is not running: its Deployment has no pod"
+        why = _warning(warnings, f"{name}-") if name else ""
+        return f"the master is not running: its Deployment has no pod{why and f' ({why})'}"
     if any(pods.running(p, "master") for p in masters):
         return ""
-    names = (f"{p['metadata']['name']}: {pods.delay(p) or 'it is starting'}" for p in masters)
-    return f"the master is not running ({', '.join(names)})"
+    whys = (f"{p['metadata']['name']}: {_why_not(p, warnings) or 'it is starting'}" for p in masters)
+    return f"the master is not running ({', '.join(whys)})"
 
 
-def _workers(report: Mapping[str, Any], there: Sequence[Object]) -> list[dict[str, Any]]:
+def _why_not(pod: Object, warnings: Sequence[Object]) -> str:
+    """Why a pod does not run yet, as it says itself, or as an Event does; empty while nobody says."""
+    if (why := pods.delay(pod)) or pods.started(pod):
+        return why
+    return _warning(warnings, pod["metadata"]["name"], exactly=True)
+
+
+def _warning(warnings: Sequence[Object], name: str, exactly: bool = False) -> str:
+    """The last one about the object of this name, or those whose names begin so; empty: there is none."""
+    about = [
+        event
+        for event in warnings
+        if (of := str(event.get("involvedObject", {}).get("name", ""))) == name
+        or (of.startswith(name) and not exactly)
+    ]
+    last = max(about, key=lambda event: str(_event(event)["at"]), default=None)
+    return f"{last.get('reason', '')}: {pods.short(last)}" if last is not None else ""
+
+
+def _workers(
+    report: Mapping[str, Any], there: Sequence[Object], warnings: Sequence[Object]
+) -> list[dict[str, Any]]:
     """What the pods say of the living, and what the master last heard of them."""
     heard = {w["id"]: w for w in report.get("workers", [])}
     numbers = {pods.of(pod)[1] for pod in there}
@@ -253,7 +289,7 @@ def _workers(report: Mapping[str, Any], there: Sequence[Object]) -> list[dict[st
         rows.append({
             "id": worker, "handle": pod["metadata"]["name"],
             "rank": int(rank) if rank else None, "state": labels.get(pods.STATE, ""),
-            "delay": pods.delay(pod), "node": pod["spec"].get("nodeName", ""),
+            "delay": _why_not(pod, warnings), "node": pod["spec"].get("nodeName", ""),
             **{key: known.get(key, 0) for key in ("step", "rate", "memory")},
         })  # fmt: skip
     return sorted(rows, key=lambda w: int(w["id"]))
