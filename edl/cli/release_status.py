@@ -25,6 +25,10 @@ from edl.kubernetes.informer import Object
 from edl.kubernetes.names import Names
 
 MOST_EVENTS = 8
+# Why a pod that has a node does not start, which its status does not tell.
+ONLY_IN_EVENTS = frozenset({
+    "FailedMount", "FailedAttachVolume", "FailedMapVolume", "FailedCreatePodSandBox",
+})  # fmt: skip
 LOST = "the trained model {} lost with the worker's pod; set output.size or output.existingClaim"
 LOST_PREDICTIONS = (
     "the predictions will be lost with the workers' pods; set output.size, output.existingClaim or "
@@ -240,12 +244,12 @@ def master_problem(there: Sequence[Object], name: str = "", warnings: Sequence[O
     """Why no master is running; empty if one is.
 
     Args:
-        name: of its Deployment, with which the name of whatever has Events about it begins.
+        name: of its Deployment, with which those of its ReplicaSets begin.
         warnings: Events of the namespace.
     """
     masters = [p for p in there if pods.component(p) == "master" and not pods.deleting(p)]
     if not masters:
-        why = _warning(warnings, f"{name}-") if name else ""
+        why = _last([e for e in warnings if e.get("reason") == "FailedCreate" and _about(e).startswith(name)])
         return f"the master is not running: its Deployment has no pod{why and f' ({why})'}"
     if any(pods.running(p, "master") for p in masters):
         return ""
@@ -257,19 +261,18 @@ def _why_not(pod: Object, warnings: Sequence[Object]) -> str:
     """Why a pod does not run yet, as it says itself, or as an Event does; empty while nobody says."""
     if (why := pods.delay(pod)) or pods.started(pod):
         return why
-    return _warning(warnings, pod["metadata"]["name"], exactly=True)
+    name = pod["metadata"]["name"]
+    return _last([e for e in warnings if e.get("reason") in ONLY_IN_EVENTS and _about(e) == name])
 
 
-def _warning(warnings: Sequence[Object], name: str, exactly: bool = False) -> str:
-    """The last one about the object of this name, or those whose names begin so; empty: there is none."""
-    about = [
-        event
-        for event in warnings
-        if (of := str(event.get("involvedObject", {}).get("name", ""))) == name
-        or (of.startswith(name) and not exactly)
-    ]
-    last = max(about, key=lambda event: str(_event(event)["at"]), default=None)
-    return f"{last.get('reason', '')}: {pods.short(last)}" if last is not None else ""
+def _about(event: Object) -> str:
+    return str(event.get("involvedObject", {}).get("name", ""))
+
+
+def _last(warnings: Sequence[Object]) -> str:
+    """What the last one of these Events says; empty if there is none."""
+    last = max(warnings, key=lambda event: str(_event(event)["at"]), default=None)
+    return f"{last['reason']}: {pods.short(last)}" if last is not None else ""
 
 
 def _workers(

@@ -252,6 +252,9 @@ async def test_status_names_what_only_events_tell_of_pods_that_do_not_run(cluste
     assert 'the master is not running (edl-master: FailedMount: secret "certificate" not found)' in done.out
     assert 'worker 0 is pending: FailedMount: configmap "lists" not found' in done.out
     cluster.drop("pods", "edl-master")
+    warn("edl-master-5f6d-x", "Unhealthy", "of a pod that was there")
+    done = await cluster.edl("status", "--release", "edl")
+    assert "its Deployment has no pod; last status" in done.out
     warn("edl-master-5f6d", "FailedCreate", "exceeded quota: none")
     done = await cluster.edl("status", "--release", "edl")
     assert "its Deployment has no pod (FailedCreate: exceeded quota: none)" in done.out
