@@ -98,8 +98,8 @@ class Log:
 
         Raises:
             AnotherRun: it is of another run.
-            Damaged: it is of another server or machine, or not what was written. What was read so far does not
-            count.
+            Damaged: it is of another server or machine, or not what was written. What was read so far does
+            not count.
         """
         self.base = self._read_base()
         if self.base is None:
