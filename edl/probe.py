@@ -68,11 +68,13 @@ def probe(address: str, token: str, seconds: float) -> str:
 
 def _healthy(first: dict[str, Any], status: dict[str, Any]) -> str:
     """Why the job is healthy; empty if it is not known to be."""
-    before, now = first["records"]["applied"], status["records"]["applied"]
     if status["phase"] in (Phase.Succeeded, Phase.Suspended):
         return f"the master answers; the job is {status['phase']}"
+    if status["phase"] in ENDED:
+        return ""
     if status["target"] == 0:
         return "the master answers; the job should have no workers"
+    before, now = first["records"]["applied"], status["records"]["applied"]
     return f"the master answers; {now - before} records were trained on meanwhile" if now > before else ""
 
 

@@ -19,7 +19,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -32,6 +33,7 @@ from edl.contract.ids import RunId, WorkerId
 from edl.contract.modes import MOST_SERVERS
 from edl.contract.phases import Phase
 from edl.contract.tokens import Tokens
+from edl.errors import EdlError
 from edl.kubernetes.client import SOON, Api
 from edl.kubernetes.pods import Pod
 from edl.kubernetes.timing import Timing
@@ -53,6 +55,7 @@ from master.http.metrics import Metrics
 from master.http.server import Server
 from master.log import log_at
 from master.loop import Master
+from master.rpc.resting import RestingServer
 from master.rpc.standby import vouches
 from master.servers import Named, NoServers, ParameterServers
 from master.servers import end as end_servers
@@ -319,10 +322,24 @@ class ReleaseMaster:
         ended = EndedRun(installed, self._end_servers(installed))
         await ended.start()
         try:
-            await self._candidate.until(ended.changed)
+            async with self._resting(installed, installed.status.get("phase", "")):
+                await self._candidate.until(ended.changed)
             self._changed = ended.changed.is_set()
         finally:
             await ended.close()
+
+    @asynccontextmanager
+    async def _resting(self, installed: Installed, phase: str, why: str = "") -> AsyncIterator[None]:
+        """Answer calls meanwhile: how the run has ended, or why none begins."""
+        async with AsyncExitStack() as until_then:
+            try:
+                why = why or installed.status.get("reason", "")
+                server = RestingServer(self._listener(), phase, why)
+                await server.start(self._listen)
+                until_then.push_async_callback(server.close)
+            except EdlError as error:
+                log.warning(f"calls are not answered until another run begins: {error}")
+            yield
 
     async def _refuse(self, installed: Installed, phase: str, why: str) -> None:
         """Say why no run begins, until the chart's object changes, or the last run's workers have ended."""
@@ -344,7 +361,13 @@ class ReleaseMaster:
         said = {"data": {"phase": phase, "reason": why}}
         try:
             await until_answered(self._api.pace, lambda: self._api.patch(path, said, SOON))
-            await self._candidate.until(changed)
+            if (
+                held
+            ):  # those who hold a run's state look for a master that goes on with it, and not for this one
+                await self._candidate.until(changed)
+            else:
+                async with self._resting(installed, phase, why):
+                    await self._candidate.until(changed)
         finally:
             await tasks.close()
 

@@ -94,7 +94,8 @@ async def serve(
             address = f"{host}:{port}"
             ca = tls.authority() if certificate is not None else ""
             artifacts.write_contact(output, artifacts.Contact(address, token, os.getpid(), ca))
-            print(address, flush=True)  # the parent may now talk to us
+            if not reached_at:
+                print(address, flush=True)  # the parent may now talk to us
             master.servers = servers
             try:
                 await servers.start()

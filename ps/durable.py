@@ -24,7 +24,7 @@ from edl.contract.proto import ps_pb2 as pb
 from edl.contract.wire import Bytes
 from ps.any_order import AnyOrder
 from ps.errors import Invalid, Misplaced, Refused, Unavailable
-from ps.log import Damaged, Log, NoLog
+from ps.log import AnotherRun, Damaged, Log, NoLog
 from ps.ring_order import RingOrder
 from ps.staging import Steps
 from ps.storage import HEAD, SNAPSHOT_BYTES, TABLES, Capture, Records, Storage, ids_of, tables_of
@@ -381,7 +381,8 @@ class Server:
         try:
             self._replay()
         except (Damaged, Refused, OSError, ValueError, LookupError, TypeError) as error:
-            self._warn(f"the log in {self._log.directory} does not count: {error}")
+            if not isinstance(error, AnotherRun):
+                self._warn(f"the log in {self._log.directory} does not count: {error}")
             self._storage.forget()
             self._way = RingOrder(self._storage)
             self._log.base = None

@@ -44,12 +44,16 @@ class Damaged(Exception):
     """The log is not what was written."""
 
 
+class AnotherRun(Damaged):
+    """Nothing is wrong: the server here had no run yet, or one that has ended."""
+
+
 @dataclass(frozen=True)
 class Base:
     """What the rows were where the log begins.
 
     Args:
-        run: whose log it is.
+        run: whose log it is: the run, and the index of the server.
         first: the segment.
         kind: "", "checkpoint" or "snapshot".
         step, attempt: of the checkpoint.
@@ -93,8 +97,9 @@ class Log:
         end: a record that is torn is cut off then, and the log goes on behind the last one.
 
         Raises:
-            Damaged: it is of another run or machine, or not what was written. What was read so far does not
-            count.
+            AnotherRun: it is of another run.
+            Damaged: it is of another server or machine, or not what was written. What was read so far does
+            not count.
         """
         self.base = self._read_base()
         if self.base is None:
@@ -102,7 +107,9 @@ class Log:
                 raise Damaged(f"{self.directory / BASE} is missing")
             return
         if self.base.run != run:
-            raise Damaged("it is the log of another run")
+            if self.base.run.rpartition("/")[0] == run.rpartition("/")[0]:
+                raise Damaged("it is the log of another server")
+            raise AnotherRun("it is the log of another run")
         if not self.base.closed and self.base.boot != boot_id():
             raise Damaged("the machine was restarted or is another one: what was written last may be missing")
         numbers = [n for n in self._segments() if n >= self.base.first]

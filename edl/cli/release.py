@@ -126,7 +126,8 @@ class Release:
 
     async def _snapshot(self) -> JobSnapshot:
         there = await self._pods("master", "worker")
-        return release_status.snapshot(self._found, there, await self._events())
+        warnings = await self._warnings() if release_status.unexplained(there) else []
+        return release_status.snapshot(self._found, there, await self._events(), warnings)
 
     async def _pods(self, *components: str) -> list[Object]:
         found = await self._api.get(self._path("pods"), labelSelector=self._found.selector(*components))
@@ -135,6 +136,10 @@ class Release:
     async def _events(self) -> list[Object]:
         ours = f"involvedObject.name={self._found.names.job}"
         return list((await self._api.get(self._path("events"), fieldSelector=ours))["items"])
+
+    async def _warnings(self) -> list[Object]:
+        """Events of the whole namespace: of pods that do not run, and of those that are not even created."""
+        return list((await self._api.get(self._path("events"), fieldSelector="type=Warning"))["items"])
 
     async def _end(self) -> None:
         await self._until(lambda now: now.ended, None)

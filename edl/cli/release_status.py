@@ -25,6 +25,10 @@ from edl.kubernetes.informer import Object
 from edl.kubernetes.names import Names
 
 MOST_EVENTS = 8
+# Why a pod that has a node does not start, which its status does not tell.
+ONLY_IN_EVENTS = frozenset({
+    "FailedMount", "FailedAttachVolume", "FailedMapVolume", "FailedCreatePodSandBox",
+})  # fmt: skip
 LOST = "the trained model {} lost with the worker's pod; set output.size or output.existingClaim"
 LOST_PREDICTIONS = (
     "the predictions will be lost with the workers' pods; set output.size, output.existingClaim or "
@@ -178,15 +182,18 @@ def token_secret(found: FoundRelease) -> tuple[str, str]:
         raise EdlError(f"configmap {found.names.job}: cannot read worker.yaml") from error
 
 
-def snapshot(found: FoundRelease, there: Sequence[Object], happened: Sequence[Object]) -> JobSnapshot:
+def snapshot(
+    found: FoundRelease, there: Sequence[Object], happened: Sequence[Object], warnings: Sequence[Object] = ()
+) -> JobSnapshot:
     """The job now.
 
     Args:
         there: the pods of master and workers.
         happened: the Events of the job.
+        warnings: Events of the namespace, of pods and who makes them.
     """
     news = _latest(events(happened))
-    workers = _workers(found.report, there)
+    workers = _workers(found.report, there, warnings)
     data = {
         "release": found.release,
         "namespace": found.namespace,
@@ -198,7 +205,7 @@ def snapshot(found: FoundRelease, there: Sequence[Object], happened: Sequence[Ob
     if found.ended:
         return JobSnapshot(data, kept, found.model or LOST.format("is"))
     notes = [f"worker {w['id']} is pending: {w['delay']}" for w in workers if w["delay"]]
-    if problem := master_problem(there):
+    if problem := master_problem(there, found.names.master, warnings):
         notes.append(f"{problem}; last status: {found.told.get('updated', 'none')}")
     if scale := found.scaled:
         applied = "" if found.told.get("workers") == str(scale.workers) else "; not yet applied by the master"
@@ -227,18 +234,50 @@ def _event(thing: Object) -> dict[str, Any]:
     return {"at": at, "reason": thing.get("reason", ""), "message": thing.get("message", "")}
 
 
-def master_problem(there: Sequence[Object]) -> str:
-    """Why no master is running; empty if one is."""
+def unexplained(there: Sequence[Object]) -> bool:
+    """A pod does not run, or the master's is not there, and no pod says why: Events may."""
+    silent = any(not (pods.started(pod) or pods.ended(pod) or pods.delay(pod)) for pod in there)
+    return silent or not any(pods.component(pod) == "master" for pod in there)
+
+
+def master_problem(there: Sequence[Object], name: str = "", warnings: Sequence[Object] = ()) -> str:
+    """Why no master is running; empty if one is.
+
+    Args:
+        name: of its Deployment, with which those of its ReplicaSets begin.
+        warnings: Events of the namespace.
+    """
     masters = [p for p in there if pods.component(p) == "master" and not pods.deleting(p)]
     if not masters:
-        return "the master is not running: its Deployment has no pod"
+        why = _last([e for e in warnings if e.get("reason") == "FailedCreate" and _about(e).startswith(name)])
+        return f"the master is not running: its Deployment has no pod{why and f' ({why})'}"
     if any(pods.running(p, "master") for p in masters):
         return ""
-    names = (f"{p['metadata']['name']}: {pods.delay(p) or 'it is starting'}" for p in masters)
-    return f"the master is not running ({', '.join(names)})"
+    whys = (f"{p['metadata']['name']}: {_why_not(p, warnings) or 'it is starting'}" for p in masters)
+    return f"the master is not running ({', '.join(whys)})"
 
 
-def _workers(report: Mapping[str, Any], there: Sequence[Object]) -> list[dict[str, Any]]:
+def _why_not(pod: Object, warnings: Sequence[Object]) -> str:
+    """Why a pod does not run yet, as it says itself, or as an Event does; empty while nobody says."""
+    if (why := pods.delay(pod)) or pods.started(pod):
+        return why
+    name = pod["metadata"]["name"]
+    return _last([e for e in warnings if e.get("reason") in ONLY_IN_EVENTS and _about(e) == name])
+
+
+def _about(event: Object) -> str:
+    return str(event.get("involvedObject", {}).get("name", ""))
+
+
+def _last(warnings: Sequence[Object]) -> str:
+    """What the last one of these Events says; empty if there is none."""
+    last = max(warnings, key=lambda event: str(_event(event)["at"]), default=None)
+    return f"{last['reason']}: {pods.short(last)}" if last is not None else ""
+
+
+def _workers(
+    report: Mapping[str, Any], there: Sequence[Object], warnings: Sequence[Object]
+) -> list[dict[str, Any]]:
     """What the pods say of the living, and what the master last heard of them."""
     heard = {w["id"]: w for w in report.get("workers", [])}
     numbers = {pods.of(pod)[1] for pod in there}
@@ -253,7 +292,7 @@ def _workers(report: Mapping[str, Any], there: Sequence[Object]) -> list[dict[st
         rows.append({
             "id": worker, "handle": pod["metadata"]["name"],
             "rank": int(rank) if rank else None, "state": labels.get(pods.STATE, ""),
-            "delay": pods.delay(pod), "node": pod["spec"].get("nodeName", ""),
+            "delay": _why_not(pod, warnings), "node": pod["spec"].get("nodeName", ""),
             **{key: known.get(key, 0) for key in ("step", "rate", "memory")},
         })  # fmt: skip
     return sorted(rows, key=lambda w: int(w["id"]))

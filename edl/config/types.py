@@ -157,9 +157,10 @@ Prefix = Annotated[
     _text("([a-z]([-a-z0-9]*[a-z0-9])?)?", "at most 40 of a-z, 0-9 and '-', a letter first", max_length=40),
 ]
 Suffix = Annotated[str, _text("([-a-z0-9]*[a-z0-9])?", "at most 40 of a-z, 0-9 and '-'", max_length=40)]
-_IMAGE = r"[\[\]A-Za-z0-9._:/-]"
-Registry = Annotated[str, _text(f"{_IMAGE}*", "a host and a path, without spaces or a scheme")]
-Repository = Annotated[str, _text(f"{_IMAGE}+", "a name without spaces, not empty")]
+_PART = r"[\[\]A-Za-z0-9._:-]+"
+_IMAGE = f"{_PART}(/{_PART})*/?"
+Registry = Annotated[str, _text(f"({_IMAGE})?", "a host and a path, without spaces or a scheme (http://)")]
+Repository = Annotated[str, _text(_IMAGE, "a name without spaces, not empty")]
 Tag = Annotated[
     str, _text("([A-Za-z0-9_][A-Za-z0-9._-]{0,127})?", "a string of letters, digits, '_', '.' and '-'")
 ]

@@ -142,7 +142,9 @@ def delay(pod: Pod) -> str:
     """Why the worker does not run yet; empty while that is only a matter of time."""
     for condition in pod.get("status", {}).get("conditions") or []:
         if condition.get("type") == "PodScheduled" and condition.get("reason") == "Unschedulable":
-            return f"no node has room for it: {short(condition)}"
+            why = short(condition)
+            volume = "persistentvolumeclaim" in why.lower()  # no room would help
+            return f"{'its volume is not there' if volume else 'no node has room for it'}: {why}"
         if condition.get("type") == "PodScheduled" and condition.get("reason") == "SchedulingGated":
             gates = ", ".join(
                 gate.get("name", "") for gate in pod.get("spec", {}).get("schedulingGates") or []

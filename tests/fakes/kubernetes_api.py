@@ -510,6 +510,7 @@ def _selected(thing: Object, http: web.Request) -> bool:
     known = {
         "metadata.name": meta["name"],
         "involvedObject.name": thing.get("involvedObject", {}).get("name"),
+        "type": thing.get("type"),
     }
     return all(labels.get(key) in (several or one).split(",") for key, one, several in wanted) and all(
         known[key] == value for key, value in fields

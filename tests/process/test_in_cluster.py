@@ -8,6 +8,11 @@ import time
 
 import pytest
 
+from edl.client import Client
+from edl.contract import artifacts
+from edl.errors import EdlError
+from edl.probe import probe
+from tests.kubernetes_master import TOKEN
 from tests.process.small_release import Release, until
 
 pytestmark = pytest.mark.waits
@@ -47,6 +52,25 @@ async def test_a_time_to_live_that_is_given_after_the_end_counts_too(small_relea
         before = len(small_release.server.requests)
         await asyncio.sleep(1)
         assert small_release.server.count(before)["create", "pods"] == 0
+
+
+async def test_a_master_whose_run_has_ended_says_so_to_whoever_calls(small_release: Release) -> None:
+    small_release.install("workers=1")
+    async with small_release.master(host="127.0.0.1") as process:
+        await until(lambda: small_release.pods)
+        small_release.server.end_pod("edl-worker-0", 0)
+        await until(lambda: "edl-worker-1" in small_release.pods)
+        await small_release.stop(process)
+        await until(lambda: "waiting for other values" in process.log)
+        contact = artifacts.Contact(await process.address(), TOKEN, 0)
+        # What `helm test` finds, and a worker that was left behind.
+        with pytest.raises(EdlError, match="the job has ended: Stopped: enough"):
+            await asyncio.to_thread(probe, contact.address, TOKEN, 20)
+        with pytest.raises(EdlError, match="the job has ended: Stopped: enough"):
+            await asyncio.to_thread(Client(contact).scale, 3)
+        small_release.install("workers=1", "training.epochs=3")
+        await until(lambda: small_release.status["phase"] == "Starting")
+        assert (await asyncio.to_thread(Client(contact).status))["phase"] == "Starting"
 
 
 # --- another version

@@ -235,6 +235,31 @@ async def test_status_of_a_master_that_does_not_run_says_why(cluster: Cluster) -
     assert "the master is not running (edl-master: ImagePullBackOff: no such image)" in done.out
 
 
+async def test_status_names_what_only_events_tell_of_pods_that_do_not_run(cluster: Cluster) -> None:
+    def warn(name: str, reason: str, message: str) -> None:
+        cluster.put("events", {
+            "metadata": {"name": f"of-{name}"}, "involvedObject": {"name": name}, "type": "Warning",
+            "reason": reason, "message": message, "lastTimestamp": "2026-01-01T00:00:00Z",
+        })  # fmt: skip
+
+    says(cluster, "Starting")
+    for name in ("edl-master", pod(cluster, "worker", 0, runs=False)):
+        cluster.hold_pod(name, "ContainerCreating", "")
+    warn("edl-master", "FailedMount", 'secret "certificate" not found')
+    warn("edl-worker-0", "FailedMount", 'configmap "lists" not found')
+    warn("edl-worker-01", "FailedMount", "of another pod")
+    done = await cluster.edl("status", "--release", "edl")
+    assert 'the master is not running (edl-master: FailedMount: secret "certificate" not found)' in done.out
+    assert 'worker 0 is pending: FailedMount: configmap "lists" not found' in done.out
+    cluster.drop("pods", "edl-master")
+    warn("edl-master-5f6d-x", "Unhealthy", "of a pod that was there")
+    done = await cluster.edl("status", "--release", "edl")
+    assert "its Deployment has no pod; last status" in done.out
+    warn("edl-master-5f6d", "FailedCreate", "exceeded quota: none")
+    done = await cluster.edl("status", "--release", "edl")
+    assert "its Deployment has no pod (FailedCreate: exceeded quota: none)" in done.out
+
+
 async def test_status_of_a_job_that_has_ended_is_its_summary(cluster: Cluster) -> None:
     summary = {
         "phase": "Succeeded", "reason": "every record", "traceback": "", "seconds": 12.0, "step": 7,

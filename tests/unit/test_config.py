@@ -111,6 +111,7 @@ master: {resources: {limits: {memory: -1}}} | master.resources.limits.memory | a
 worker: {resources: {limit: {cpu: 1}}} | worker.resources.limit | keys of worker.resources: limits
 output: {size: 5 Gi} | output.size | a string such as 5Gi
 image: {registry: my registry} | image.registry | without spaces
+image: {registry: 'https://r.example.org/team'} | image.registry | without spaces or a scheme
 worker: {image: {repository: 'edl worker'}} | worker.image.repository | without spaces
 image: {tag: 'a b'} | image.tag | a string of letters
 data: {existingClaim: My_Claim} | data.existingClaim | a name of a-z, 0-9

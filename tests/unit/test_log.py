@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import logging
 import subprocess
 import sys
 
+import aiohttp
 import pytest
+
+from trainer.session.kvstore import KeyValueStore
 
 CODE = """
 import logging, os, sys
@@ -39,3 +43,17 @@ def test_the_values_say_what_a_worker_logs(
     command = [sys.executable, "-c", CODE, json.dumps({"logLevel": level})]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stderr.splitlines() == [*lines, "INFO root: again"]
+
+
+async def test_a_ring_that_forms_is_not_a_line_for_each_call_of_its_members(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    store = KeyValueStore(lambda *_: None)
+    port = await store.start()
+    store.open(1)
+    with caplog.at_level(logging.INFO):
+        async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session:
+            assert (await session.put("/global/0", data=b"address")).status == 200
+            assert await (await session.get("/global/0")).read() == b"address"
+        await store.close()
+    assert caplog.messages == []

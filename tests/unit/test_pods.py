@@ -10,9 +10,11 @@ import pytest
 from edl.contract.ids import RunId, WorkerId
 from edl.errors import ConfigError
 from edl.kubernetes import pods
+from edl.kubernetes.client import ApiError
 from edl.kubernetes.names import Names
 from master.backends.kubernetes.exit_cause import exit_cause
 from master.backends.kubernetes.pod_template import Identity, excluding, render
+from master.backends.kubernetes.retry import refusal
 from master.core import events as ev
 
 W = WorkerId(3)
@@ -134,6 +136,19 @@ def test_why_it_does_not_run() -> None:
     assert pods.delay(gated) == "it is held back by the scheduling gate kueue.x-k8s.io/admission"
     full = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "m" * 999}]
     assert pods.delay(a_pod("Pending", conditions=full)) == f"no node has room for it: {'m' * 300}..."
+    unbound = "0/2 nodes are available: pod has unbound immediate PersistentVolumeClaims. not found"
+    lacks = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": unbound}]
+    assert pods.delay(a_pod("Pending", conditions=lacks)) == f"its volume is not there: {unbound}"
+
+
+def test_only_a_right_that_is_missing_is_told_with_the_role() -> None:
+    def said(message: str) -> str:
+        return refusal(ApiError("create pods", 403, "Forbidden", message))
+
+    right = 'pods is forbidden: User "system:serviceaccount:a:edl-master" cannot create resource "pods"'
+    assert said(right).endswith("(the Role of the master's account; rbac.create)")
+    profile = 'violates PodSecurity "restricted:latest": restricted volume types'
+    assert said(profile) == f"Kubernetes does not allow it: {profile}"
 
 
 IDENTITY = Identity(Names("edl"), "edl", RunId("r"), "edl-master:8500", {"uid": "o"})

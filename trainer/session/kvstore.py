@@ -47,7 +47,8 @@ class KeyValueStore:
 
     async def start(self) -> int:
         """Listen on loopback; returns the port."""
-        self._runner = web.ServerRunner(web.Server(self._handle), keepalive_timeout=1.0)
+        # Its calls are no news: a ring of a hundred would be hundreds of lines in each worker's log.
+        self._runner = web.ServerRunner(web.Server(self._handle, access_log=None), keepalive_timeout=1.0)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", 0, backlog=1024)
         await site.start()

@@ -32,6 +32,8 @@ async def until_answered(pace: Timing, ask: Callable[[], Coroutine[Any, Any, T]]
 
 def refusal(error: ApiError) -> str:
     """Why the API refuses, for who installed the release."""
+    if error.status == 403 and ' User "' not in error.message:  # by admission: a class, an account, a profile
+        return f"Kubernetes does not allow it: {error.message}"
     if error.status == 403:
         return (
             f"Kubernetes does not allow it: {error.message} (the Role of the master's account; rbac.create)"
