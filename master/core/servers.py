@@ -59,7 +59,7 @@ def ready(job: State, event: ev.ServersReady) -> None:
         job.close(_change(known.have, event.servers), planned=False)
     elif known.have == event.servers and not forming:  # another number was wanted in between
         known.due = ""
-        _arranged(job, event.servers)
+        _arranged(job, event.servers, event.servers)
     else:
         known.due = _change(known.have, event.servers)
 
@@ -94,7 +94,7 @@ def have_rows(job: State, event: ev.JoinedRing) -> None:
     elif known.wanted == event.servers != known.arranged:
         if before and before != event.servers:
             job.notice(Reason.ServersMoved, f"the rows are on {_servers(event.servers)}, {before} before")
-        _arranged(job, event.servers)
+        _arranged(job, event.servers, event.servers)
 
 
 def given_up(job: State, event: ev.ServersGivenUp) -> None:
@@ -107,16 +107,16 @@ def _stay(job: State, wanted: int, servers: int, why: str) -> None:
     known.stay = f"the rows stay on {_servers(servers)}, not {wanted}: {why}"
     job.notice(Reason.ServersStay, known.stay)
     known.wanted, known.due, known.addresses = servers, "", known.addresses[:servers]
-    _arranged(job, servers)
+    _arranged(job, servers, wanted)
 
 
-def _arranged(job: State, servers: int) -> None:
+def _arranged(job: State, servers: int, wanted: int) -> None:
     """All others are needed no longer."""
     known = job.servers
     known.arranged = servers
     known.away = {index: one for index, one in known.away.items() if index < servers}
     known.waited = tuple(index for index in known.waited if index < servers)
-    job.do(ef.Arranged(servers))
+    job.do(ef.Arranged(servers, wanted))
 
 
 # --- who is waited for
