@@ -57,11 +57,17 @@ def ready(job: State, event: ev.ServersReady) -> None:
     elif forming and not before:  # for as many as its members know: it may wait for some that have ended
         known.due = ""
         job.close(_change(known.have, event.servers), planned=False)
-    elif known.have == event.servers and not forming:  # another number was wanted in between
+    elif known.have == event.servers and not forming and not _moves_later(job, before):
+        # Another number was wanted in between.
         known.due = ""
         _arranged(job, event.servers, event.servers)
     else:
         known.due = _change(known.have, event.servers)
+
+
+def _moves_later(job: State, wanted: int) -> bool:
+    """Whether the ring, which is up, is still to move the rows to as many servers (mode=ps: at a boundary)."""
+    return job.config.asynchronous and wanted not in (0, job.servers.have)
 
 
 def answers(job: State, server: int) -> None:
@@ -176,7 +182,7 @@ def regroup(job: State) -> None:
 
 
 def _change(have: int, wanted: int) -> str:
-    return f"parameter servers {f'{have} -> ' if have else ''}{wanted}"
+    return f"parameter servers {f'{have} -> ' if have not in (0, wanted) else ''}{wanted}"
 
 
 def _servers(count: int) -> str:
