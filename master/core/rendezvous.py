@@ -167,7 +167,7 @@ def _count_copies(job: State) -> bool:
 
 
 def count_a_late_copy(job: State, w: WorkerRecord) -> None:
-    """Others hold the state, and go on from an earlier one. Parameter servers go with those who are in a ring."""
+    """Others hold the state, and go on from an earlier one. Parameter servers go with those in a ring."""
     if job.servers.have and job.ring.members and job.ring.up:
         return
     copy, holders = job.pool.copies[w.id], job.pool.where(_holds)
@@ -206,7 +206,7 @@ def _publish(job: State, plan: RingPlan, root: WorkerRecord) -> None:
     job.reason = f"ring {job.ring.generation}: {plan.reason}"
     job.goodput.turn("starting" if first else "re-forming", job.now)
     job.ring.shares = balance.shares(members, job.config.training.balance == "speed")
-    job.servers.due = ""
+    job.servers.due, job.servers.ordered = "", job.servers.wanted
     job.do(
         ef.Form(
             job.ring.generation, plan.members, root.id, plan.sync,

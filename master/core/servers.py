@@ -57,7 +57,7 @@ def ready(job: State, event: ev.ServersReady) -> None:
     elif forming and not before:  # for as many as its members know: it may wait for some that have ended
         known.due = ""
         job.close(_change(known.have, event.servers), planned=False)
-    elif known.have == event.servers and not forming and not _moves_later(job, before):
+    elif known.have == event.servers and not forming and not _moves_later(job):
         # Another number was wanted in between.
         known.due = ""
         _arranged(job, event.servers, event.servers)
@@ -65,9 +65,9 @@ def ready(job: State, event: ev.ServersReady) -> None:
         known.due = _change(known.have, event.servers)
 
 
-def _moves_later(job: State, wanted: int) -> bool:
-    """Whether the ring, which is up, is still to move the rows to as many servers (mode=ps: at a boundary)."""
-    return job.config.asynchronous and wanted not in (0, job.servers.have)
+def _moves_later(job: State) -> bool:
+    """Whether the ring, though it is up, is still to move the rows to others (mode=ps: at a boundary)."""
+    return job.config.asynchronous and job.servers.ordered not in (0, job.servers.have)
 
 
 def answers(job: State, server: int) -> None:
@@ -95,9 +95,11 @@ def have_rows(job: State, event: ev.JoinedRing) -> None:
         if known.answered.get(server, 0.0) >= formed:
             known.due = f"parameter server {server} is back"
     before, known.have = known.have, event.servers
+    if event.stay:
+        known.ordered = event.servers
     if event.stay and known.wanted != event.servers:
         _stay(job, known.wanted, event.servers, event.stay)
-    elif known.wanted == event.servers != known.arranged:
+    elif known.wanted == event.servers != known.arranged and not _moves_later(job):
         if before and before != event.servers:
             job.notice(Reason.ServersMoved, f"the rows are on {_servers(event.servers)}, {before} before")
         _arranged(job, event.servers, event.servers)
