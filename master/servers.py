@@ -183,10 +183,14 @@ class Named:
 
     def perform(self, effect: ef.Effect) -> None:
         if isinstance(effect, ef.Arranged):
-            if self._told == self._wanted:  # else another number is wanted by now, and not told yet
+            # Else another number is wanted by now, and the core had not heard of it.
+            answers = self._told == self._wanted == effect.wanted
+            if answers:
                 self._wanted = self._told = effect.servers
                 self._further.forget()
-            self._asked, self._most = 0, max(self._wanted, effect.servers)
+            if answers or self._asked == effect.wanted:
+                self._asked = 0
+            self._most = max(self._wanted, effect.servers)
             self._find()
             self._run(self._most)
 

@@ -369,8 +369,7 @@ class AnyOrder:
         if self.is_moving:
             raise Misplaced("rows are on their way to another arrangement of the servers")
         t = self.taking
-        in_rows = replace(t, taken=t.applied, waiting=())
-        return self._storage.begin_capture(t.version, t.version, self.beginning(), _about(in_rows))
+        return self._storage.begin_capture(t.version, t.version, self.beginning(), _about(t.applied))
 
     def rebased(self) -> None:
         """Nothing is undone here."""
@@ -402,7 +401,7 @@ class AnyOrder:
             # Whoever reads the segment before has it already.
             push, given = _read_push(raw)
             if all(one.step != push.step for one in self.taking.waiting):
-                pushed = Pushed(push.step, said["rate"], self._storage.gradients(raw, given))
+                pushed = _pushed(push, self._storage.gradients(raw, given), said["rate"])
                 self.taking = replace(self.taking, waiting=(*self.taking.waiting, pushed))
         elif kind == AGAIN:
             self.taking = self.taking.again(said["step"])
@@ -469,8 +468,8 @@ class AnyOrder:
             self._storage.tables[number].put(0, ids, rows)
 
     def _take(self, request: pb.PushRequest, gradients: Gradients, rate: float) -> None:
-        pushed = Pushed(request.step, rate, gradients)
-        taking, update = self.taking.take(pushed, self._rules, request.loss, request.records, request.skipped)
+        pushed = _pushed(request, gradients, rate)
+        taking, update = self.taking.take(pushed, self._rules, request.skipped)
         self._apply(taking, update)
 
     def _apply(self, taking: Taking, update: Update | None) -> None:
@@ -493,6 +492,10 @@ class AnyOrder:
 
 def _read_push(raw: Bytes) -> tuple[pb.PushRequest, list[memoryview]]:
     return read(pb.PushRequest.FromString, raw, pb.PushRequest.GRADIENTS_FIELD_NUMBER)
+
+
+def _pushed(request: pb.PushRequest, gradients: Gradients, rate: float) -> Pushed:
+    return Pushed(request.step, rate, gradients, request.loss, request.records)
 
 
 def _said(**decided: Any) -> bytes:

@@ -62,11 +62,14 @@ class Pushed:
     Args:
         learning_rate: with which it is applied.
         gradients: as its bringer has them.
+        loss: the mean over its records.
     """
 
     step: int
     learning_rate: float
     gradients: Any
+    loss: float = 0.0
+    records: int = 0
 
 
 @dataclass(frozen=True)
@@ -140,9 +143,16 @@ class Taking:
         return min([whole, *(start for start, _ in self.reopened.ranges[:1])])
 
     @property
-    def applied(self) -> RangeSet:
-        """The steps that are in the rows."""
-        return self.taken.minus(RangeSet.of((one.step, one.step + 1) for one in self.waiting))
+    def applied(self) -> Taking:
+        """What the rows have: those steps that wait are not taken."""
+        waiting = self.waiting
+        return replace(
+            self,
+            taken=self.taken.minus(RangeSet.of((one.step, one.step + 1) for one in waiting)),
+            waiting=(),
+            loss=self.loss - math.fsum(one.loss * one.records for one in waiting),
+            records=self.records - sum(one.records for one in waiting),
+        )
 
     def open(self, limit: int) -> RangeSet:
         """What is to be made below `limit`."""
@@ -245,15 +255,13 @@ class Taking:
         reopened = self.reopened.minus(RangeSet.of([(step, step + 1)]))
         return replace(self, repeated=self.repeated + 1, reopened=reopened)
 
-    def take(
-        self, pushed: Pushed, rules: Rules, loss: float, records: int, skipped: bool
-    ) -> tuple[Taking, Update | None]:
+    def take(self, pushed: Pushed, rules: Rules, skipped: bool) -> tuple[Taking, Update | None]:
         """A step that was not taken before. One that was skipped changes no rows, and nobody waits for it."""
         after = replace(self, taken=self.taken.add(pushed.step, pushed.step + 1))
         if skipped:
             return after, None
         after = replace(
-            after, loss=self.loss + loss * records, records=self.records + records,
+            after, loss=self.loss + pushed.loss * pushed.records, records=self.records + pushed.records,
             waiting=(*self.waiting, pushed),
         )  # fmt: skip
         if len(after.waiting) < rules.together:

@@ -119,7 +119,8 @@ class ParameterServers:
         self._interrupt.arm()
         self._know(addresses)
         self._is_said = servers > 0
-        self._wanted = Arrangement(servers or len(self._links), self._wanted.replicas)
+        # Nobody says so: as many as there were, and not all that ever were.
+        self._wanted = Arrangement(servers or self._arrangement.servers, self._wanted.replicas)
 
     def _know(self, addresses: Sequence[str]) -> None:
         """Where servers listen. Others, known before, may have rows: a new master does not know that."""

@@ -179,7 +179,8 @@ class ServerProcesses:
         if not isinstance(effect, ef.Arranged):
             return
         self._have = effect.servers
-        if not self._asked:  # else another number is wanted by now, and not told yet
+        # Else another number is wanted by now, and the core had not heard of it.
+        if not self._asked and self._wanted == effect.wanted:
             self._wanted = effect.servers
             self._further.forget()
         needed = max(self._wanted, effect.servers)

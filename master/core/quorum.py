@@ -72,7 +72,7 @@ def plan_ring(workers: Sequence[WorkerRecord], old: Sequence[WorkerId], limits: 
     reason = f"{len(stay)} ready"
     if root is not None and root.state == DRAINING:
         reason += f", worker {root.id} hands the state over before it leaves"
-    lack = tuple(w.id for w in members if root is None or not w.has_state or w.progress != root.progress)
+    lack = tuple(w.id for w in members if root is None or not _same(w, root))
     few = len(lack) <= MOST_TAKERS * (len(members) - len(lack))
     return RingPlan(
         members=tuple(w.id for w in members),
@@ -81,3 +81,10 @@ def plan_ring(workers: Sequence[WorkerRecord], old: Sequence[WorkerId], limits: 
         joining=lack if few else (),
         reason=reason,
     )
+
+
+def _same(w: WorkerRecord, root: WorkerRecord) -> bool:
+    """Whether it holds the state that the root holds. Of a copy nobody knows of which ring it is: after the
+    training has gone back, there are two states of one step."""
+    copies = w.from_copy or root.from_copy
+    return w is root or (w.has_state and w.progress == root.progress and not copies)

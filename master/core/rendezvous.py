@@ -159,7 +159,7 @@ def _count_copies(job: State) -> bool:
     """Nobody holds the state: it is that of copies, which others have left to some. Whether there are any."""
     copies = {w: c for w, c in job.pool.copies.items() if c.step >= job.checkpoints.step}
     for worker, copy in copies.items():
-        job.pool.left(job.pool[worker], copy)
+        job.pool.take_copy(job.pool[worker], copy)
     if copies:
         step = max(copy.step for copy in copies.values())
         job.notice(Reason.Restored, f"the state of step {step:,} was kept in memory (elastic.memoryCopy)")
@@ -167,11 +167,13 @@ def _count_copies(job: State) -> bool:
 
 
 def count_a_late_copy(job: State, w: WorkerRecord) -> None:
-    """Others hold the state, and go on from an earlier one."""
+    """Others hold the state, and go on from an earlier one. Parameter servers go with those in a ring."""
+    if job.servers.have and job.ring.members and job.ring.up:
+        return
     copy, holders = job.pool.copies[w.id], job.pool.where(_holds)
     known = [o.step for o in holders] + [job.step if job.ring.members else 0, job.checkpoints.step]
     if holders and copy.step > max(known):
-        job.pool.left(w, copy)
+        job.pool.take_copy(w, copy)
 
 
 def _survives(kind: Kind) -> bool:
@@ -204,7 +206,7 @@ def _publish(job: State, plan: RingPlan, root: WorkerRecord) -> None:
     job.reason = f"ring {job.ring.generation}: {plan.reason}"
     job.goodput.turn("starting" if first else "re-forming", job.now)
     job.ring.shares = balance.shares(members, job.config.training.balance == "speed")
-    job.servers.due = ""
+    job.servers.due, job.servers.ordered = "", job.servers.wanted
     job.do(
         ef.Form(
             job.ring.generation, plan.members, root.id, plan.sync,

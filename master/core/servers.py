@@ -57,11 +57,17 @@ def ready(job: State, event: ev.ServersReady) -> None:
     elif forming and not before:  # for as many as its members know: it may wait for some that have ended
         known.due = ""
         job.close(_change(known.have, event.servers), planned=False)
-    elif known.have == event.servers and not forming:  # another number was wanted in between
+    elif known.have == event.servers and not forming and not _moves_later(job):
+        # Another number was wanted in between.
         known.due = ""
-        _arranged(job, event.servers)
+        _arranged(job, event.servers, event.servers)
     else:
         known.due = _change(known.have, event.servers)
+
+
+def _moves_later(job: State) -> bool:
+    """Whether the ring, though it is up, is still to move the rows to others (mode=ps: at a boundary)."""
+    return job.config.asynchronous and job.servers.ordered not in (0, job.servers.have)
 
 
 def answers(job: State, server: int) -> None:
@@ -89,12 +95,14 @@ def have_rows(job: State, event: ev.JoinedRing) -> None:
         if known.answered.get(server, 0.0) >= formed:
             known.due = f"parameter server {server} is back"
     before, known.have = known.have, event.servers
+    if event.stay:
+        known.ordered = event.servers
     if event.stay and known.wanted != event.servers:
         _stay(job, known.wanted, event.servers, event.stay)
-    elif known.wanted == event.servers != known.arranged:
+    elif known.wanted == event.servers != known.arranged and not _moves_later(job):
         if before and before != event.servers:
             job.notice(Reason.ServersMoved, f"the rows are on {_servers(event.servers)}, {before} before")
-        _arranged(job, event.servers)
+        _arranged(job, event.servers, event.servers)
 
 
 def given_up(job: State, event: ev.ServersGivenUp) -> None:
@@ -107,16 +115,16 @@ def _stay(job: State, wanted: int, servers: int, why: str) -> None:
     known.stay = f"the rows stay on {_servers(servers)}, not {wanted}: {why}"
     job.notice(Reason.ServersStay, known.stay)
     known.wanted, known.due, known.addresses = servers, "", known.addresses[:servers]
-    _arranged(job, servers)
+    _arranged(job, servers, wanted)
 
 
-def _arranged(job: State, servers: int) -> None:
+def _arranged(job: State, servers: int, wanted: int) -> None:
     """All others are needed no longer."""
     known = job.servers
     known.arranged = servers
     known.away = {index: one for index, one in known.away.items() if index < servers}
     known.waited = tuple(index for index in known.waited if index < servers)
-    job.do(ef.Arranged(servers))
+    job.do(ef.Arranged(servers, wanted))
 
 
 # --- who is waited for
@@ -176,7 +184,7 @@ def regroup(job: State) -> None:
 
 
 def _change(have: int, wanted: int) -> str:
-    return f"parameter servers {f'{have} -> ' if have else ''}{wanted}"
+    return f"parameter servers {f'{have} -> ' if have not in (0, wanted) else ''}{wanted}"
 
 
 def _servers(count: int) -> str:

@@ -108,6 +108,7 @@ class Servers:
     awaited: bool = False  # they start, and no ring is formed before they listen
     wanted: int = 0  # 0: as many as the workers know
     addresses: tuple[str, ...] = ()
+    ordered: int = 0  # the ring was formed for so many; 0: for as many as the workers know
     have: int = 0  # 0: nobody has said so
     out: tuple[int, ...] = ()  # of those, that are done without
     answered: dict[int, float] = field(default_factory=dict)  # when each was last heard to be back

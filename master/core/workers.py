@@ -113,6 +113,9 @@ class WorkerRecord:
     expected: bool = False  # an earlier master's, and it has not told its present state yet
     place: Place = OUT
     has_state: bool = False  # it has synced: its memory is a copy of the job's state
+    from_copy: bool = (
+        False  # that was left to it: no ring has had it, and another one of the same step differs
+    )
     step: int = 0  # as of when it last joined or left a ring
     round: int = 0  # of the evaluation after that step, as of then
     turn: int = 0  # 1: callbacks had been called after that step
@@ -197,6 +200,7 @@ class Pool:
             self.copies.pop(w.id, None)
         w.state = step(w.state, event) if event else w.state
         w.place = w.place if place is None else place
+        w.from_copy = w.from_copy and place != UP
         w.has_state = w.has_state if has_state is None else has_state
         w.stopped = w.stopped if stopped is None else stopped
         self._kinds.setdefault(w.kind, {})[w.id] = w
@@ -206,6 +210,11 @@ class Pool:
         self.change(w, place=OUT, has_state=w.has_state or out.has_state)
         w.step, w.round, w.turn = out.step, out.round, out.turn
         w.skipped, w.bad, w.digest = out.skipped, out.bad, out.digest
+
+    def take_copy(self, w: WorkerRecord, copy: ev.LeftRing) -> None:
+        """The state that was left to it counts as one that it holds."""
+        self.left(w, copy)
+        w.from_copy = True
 
     def delay(self, w: WorkerRecord, why: str) -> bool:
         """It does not run yet, or (empty) is delayed no longer. Whether it is the first one that waits for

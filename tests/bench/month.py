@@ -1,7 +1,8 @@
 """`scripts/bench month`: the journal of a job that runs for a month: how large it gets, how fast it is read.
 
-The real core and the real journal; the workers are played, in virtual time (tests/month.py). `--quick` lives
-one day of that month.
+The real core and the real journal; workers and parameter servers are played, in virtual time
+(tests/month.py): with a checkpoint every two minutes, a thousand evaluations, servers that are lost, and more
+of them and fewer. `--quick` lives one day of that month.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import argparse
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,11 +22,12 @@ from edl.errors import EdlError
 from master import journal, replay
 from master.core import effects as ef
 from master.core import events as ev
-from tests.month import Month, keep, summarize
+from tests.month import BusyMonth, Month, keep, summarize
 from tests.month import journal as opened
 
 WORKERS, CHANGES = 64, 10_000
 RECORDS, EPOCHS, BATCH = 10_000_000, 10, 2048
+EVALUATIONS = 1000
 MOST = values.defaults()["journal"]["maxBytes"]
 SLOW = 0.002  # seconds: a line that began a segment
 
@@ -41,14 +44,18 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _month(output: Path, few: int) -> None:
-    month = Month(WORKERS, CHANGES // few, RECORDS // few, EPOCHS, BATCH, most=MOST)
-    kept, taken, largest = opened(month, output), [], 0
+    month = BusyMonth(
+        WORKERS, CHANGES // few, days=30 / few, evaluations=EVALUATIONS // few,
+        records=RECORDS // few, epochs=EPOCHS, batch=BATCH, most=MOST,
+    )  # fmt: skip
+    kept, taken, largest, kinds = opened(month, output), [], 0, Counter[str]()
 
     def hear(now: float, event: ev.Event, effects: list[ef.Effect]) -> None:
         nonlocal largest
         began = time.perf_counter()
         kept.write(now, event, effects)
         taken.append(time.perf_counter() - began)
+        kinds[type(event).__name__] += 1
         if taken[-1] > SLOW:
             largest = max(largest, _size(output))
 
@@ -62,6 +69,7 @@ def _month(output: Path, few: int) -> None:
     files = artifacts.journals(output)
     taken.sort()
     _say("events", f"{len(taken):,}, of {month.job.ring.generation:,} rings of {WORKERS} workers")
+    _say("of these", ", ".join(f"{kind} {count:,}" for kind, count in kinds.most_common()))
     _say("lived and written", lived)
     _say(
         "a line",

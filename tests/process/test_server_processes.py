@@ -95,6 +95,26 @@ async def test_servers_end_with_a_master_that_is_killed(tmp_path: Path) -> None:
     assert not server.is_running()
 
 
+async def test_a_further_one_that_the_ring_has_not_heard_of_when_it_is_arranged_is_not_ended(
+    tmp_path: Path,
+) -> None:
+    events: asyncio.Queue[ev.Event] = asyncio.Queue()
+    servers = ServerProcesses(
+        events.put_nowait, Plan(1, "run", tmp_path / "servers", tmp_path, "127.0.0.1"), "a-token"
+    )
+    await servers.start()
+    try:
+        await asyncio.wait_for(servers.addresses(), SECONDS)
+        servers.resize(2)
+        await until(events, ev.ServersReady)
+        servers.perform(ef.Arranged(1, wanted=1))  # decided before that had its turn
+        assert (servers.wanted, len(servers.status())) == (2, 2)
+        servers.perform(ef.Arranged(1, wanted=2))  # the rows stay
+        assert (servers.wanted, len(servers.status())) == (1, 1)
+    finally:
+        await servers.close(ended=True)
+
+
 FURTHER = """
 import runpy, sys
 if sys.argv[sys.argv.index("--index") + 1] == "1":
@@ -124,7 +144,7 @@ async def test_a_further_one_that_does_not_come_to_listen_is_given_up(
         servers.resize(2)
         given_up = await until(events, ev.ServersGivenUp)
         assert given_up == ev.ServersGivenUp(2, 1, f"parameter server 1 {why}")
-        servers.perform(ef.Arranged(1))
+        servers.perform(ef.Arranged(1, wanted=2))
         assert (servers.wanted, len(servers.status())) == (1, 1)
     finally:
         await servers.close(ended=True)

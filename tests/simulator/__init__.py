@@ -3,7 +3,7 @@
     python -m tests.simulator --seed 17        one run, told event by event
     python -m tests.simulator --seeds 20000    many
     python -m tests.simulator --seeds 2000 --masters 2
-    python -m tests.simulator --seeds 2000 --servers moves      hybrid, ps, moves or copies
+    python -m tests.simulator --seeds 2000 --servers moves      hybrid, ps, moves, copies or gone
 
     world     one run: what chance has chosen for it, from its begin to its judgement
     clock     simulated time
@@ -13,7 +13,8 @@
     fleet     the workers' processes: they start, speak, are told, and end
     worker    one of them: the real loop of the trainer, on a main thread that waits in virtual time
     servers   parameter servers, which one in ten runs has: rows (hybrid), all weights (ps), rows that move to
-              more servers and fewer, two copies of each; their processes, on disks in memory
+              more servers and fewer, two copies of each, and jobs that lose everything at once, so that
+              only checkpoints are left (gone); their processes, on disks in memory
               (server_processes, disk), the calls of workers (server_calls), what must be so (server_checks)
     rings     the network between members: when a collective comes back, and at whom
     faults    what goes wrong, and when

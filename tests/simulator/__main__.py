@@ -8,7 +8,7 @@ from collections import Counter
 
 import tests.simulator
 from tests.simulator import soak
-from tests.simulator.servers import KINDS_OF_JOBS
+from tests.simulator.servers import GONE, KINDS_OF_JOBS
 from tests.simulator.world import SimulationFailed, World
 
 MOST_WRONG = 3
@@ -23,7 +23,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the first run")
     parser.add_argument("--seeds", type=int, default=1, help="how many runs")
     parser.add_argument("--masters", type=int, choices=(1, 2), help="in all runs; else as the seed says")
-    parser.add_argument("--servers", choices=sorted({*KINDS_OF_JOBS}), default="", help="in all runs: a kind")
+    parser.add_argument(
+        "--servers", choices=sorted({*KINDS_OF_JOBS, GONE}), default="", help="in all runs: a kind"
+    )
     parser.add_argument("--soak", type=float, metavar="HOURS", help="one job of so many hours: its memory")
     args = parser.parse_args()
     if args.soak:

@@ -49,6 +49,8 @@ class Faults:
         if self.world.two:
             kinds = (*(kind for kind in kinds if kind not in ONE_MASTERS), *masters.KINDS, *masters.KINDS)
             rate = 0.1 + rate / 16  # so that something goes well in between
+        if self.world.gone:  # there are to be checkpoints
+            rate /= 8
         if self.soak:
             kinds, rate = SOAK, 0.05
             self.clock.later(self.calm_at, lambda: self.strike("stop", "now"))

@@ -137,7 +137,8 @@ class Master:
         some = self.random.randint(1, 20)
         read, self._inbox = self._inbox[:some], self._inbox[some:]
         for said in read:
-            self._hear(said)
+            if self.world.ended is None:  # as the loop of a master, which ends with its job
+                self._hear(said)
         if self._inbox:
             self.stall(0.01)
         else:

@@ -48,8 +48,8 @@ def of_members(servers: Servers, members: Sequence[Sim]) -> None:
 
 def of_steps(servers: Servers, w: Sim) -> bool:
     """They have taken all steps of a worker's state, each once; False: some are not there now."""
-    together = servers.config.grads_to_wait
-    of = Arrangement(servers.config.servers)
+    assert w.servers is not None
+    together, of = servers.config.grads_to_wait, w.servers.arrangement
     for index in of.members:
         server = servers.place(index).server
         if server is None or server.position().empty:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 KINDS = ("kill server", "lose server", "hang server", "servers")  # with its log, or without; another number
 KINDS_OF_JOBS = ("hybrid", "ps", "moves", "ps", "copies")  # of every so many runs with servers
+GONE = "gone"  # a kind of its own: jobs with checkpoints, all of whose processes and logs are lost at once
 MOST_SERVERS = 4
 MOVED_SECONDS = 20.0  # within which rows are where they are wanted
 # Calls of those who form a ring: whoever takes part may die just then.
@@ -41,6 +43,7 @@ CRITICAL = {
 }  # fmt: skip
 MOMENTS = tuple(dict.fromkeys(CRITICAL.values()))
 AMBUSH = {"settling": 0.04, "moving": 0.15, "keeping": 0.03}  # of these calls
+WRITES = ("WritePart", "Committed")  # calls of who writes a checkpoint
 
 
 class Servers:
@@ -49,6 +52,8 @@ class Servers:
     def __init__(self, world: World, kind: str) -> None:
         self.world, self.clock, self.kind = world, world.clock, kind
         self.random = random.Random(f"servers of {world.seed}")  # so that a seed's other choices stay
+        self.fate = random.Random(f"when all is lost of {world.seed}")
+        self.doomed = self.fate.choice((1, 1, 2, 3)) if kind == GONE else 0  # so often everything goes
         self.config = world.config.ps
         self.wanted = self.config.servers  # by people
         self.wanted_since = 0.0
@@ -59,7 +64,7 @@ class Servers:
 
     @property
     def moves(self) -> bool:
-        return self.kind in ("moves", "copies")
+        return self.kind in ("moves", "copies", GONE)
 
     def place(self, index: int) -> Place:
         """Of the server of this number: there may be none yet."""
@@ -130,11 +135,13 @@ class Servers:
 
     def schedule(self, until: float) -> None:
         """Servers are killed until then, and others wanted."""
-        at, rate = 0.0, self.random.choice((0.2, 0.6, 1.5))
+        at, rate = 0.0, self.random.choice((0.2, 0.6, 1.5)) / (8 if self.world.gone else 1)
         while (at := at + self.random.expovariate(rate)) < until:
             self.clock.later(at, self.strike)
+        if self.doomed and self.fate.random() < 0.5:  # else while a checkpoint is written
+            self.clock.later(self.fate.uniform(0, 10), self.lose_everything)
         if self.moves:
-            at, rate = 0.0, self.random.choice((0.1, 0.3, 1.0))
+            at, rate = 0.0, self.random.choice((0.1, 0.3, 1.0)) / (4 if self.world.gone else 1)
             while (at := at + self.random.expovariate(rate)) < until + 3:
                 least = self.config.replicas
                 servers = self.random.randint(least, MOST_SERVERS)
@@ -151,6 +158,29 @@ class Servers:
                 self.hang(victim)
             else:
                 self.kill(victim)
+
+    def lose_everything(self) -> None:
+        """The machines are gone, and with them all workers, all servers and their logs, and perhaps the
+        master. Only checkpoints are left."""
+        world = self.world
+        if world.ended or not self.doomed or self.clock.now >= world.faults.calm_at:
+            return
+        self.doomed -= 1
+        world.faults.kinds["everything"] += 1
+        acts = [partial(world.fleet.exit, w, "SIGKILL") for w in world.fleet.workers.values() if w.alive]
+        acts += [partial(self._loses_all, place) for place in self.places]
+        for act in acts:
+            self.clock.later(self.fate.uniform(0, 0.05), act)
+        self.clock.later(0.06, world.fleet.left.clear)
+        if world.master.lives and self.fate.random() < 0.3:
+            world.faults.kinds["new master"] += 1
+            world.master.dies()
+
+    def _loses_all(self, place: Place) -> None:
+        self._note_fault()
+        place.kill(lose=True)
+        self._starts(place, self.fate.choice((0.02, 0.3, 3.0)))
+        self.clock.later(3.0, self._note_fault)
 
     def kill(self, place: Place) -> None:
         if not place.alive:
@@ -176,6 +206,8 @@ class Servers:
 
     def called(self, place: Place, method: str) -> None:
         """A call arrives there."""
+        if method in WRITES and self.doomed and self.fate.random() < 0.1:
+            self.clock.later(self.fate.choice((0.0, 0.002, 0.1, 1.0)), self.lose_everything)
         moment = CRITICAL.get(method)
         faults = self.world.faults
         if moment is None or self.clock.now >= faults.calm_at or self.random.random() >= AMBUSH[moment]:
@@ -219,11 +251,12 @@ class Servers:
             return SimLink(w, self.at(address), interrupt, patience)
 
         links = [connect(index, address) for index, address in enumerate(addresses)]
-        if self.kind == "ps":
+        if self.world.config.asynchronous:
             how = self.config
             return StepServers(
-                links, RUN, 0, interrupt, how.grads_to_wait, how.max_staleness, how.scale_rate_by_staleness
-            )
+                links, RUN, 0, interrupt, how.grads_to_wait, how.max_staleness, how.scale_rate_by_staleness,
+                connect, addresses,
+            )  # fmt: skip
         return SimServers(self, links, interrupt, replicas, connect, addresses)
 
     # --- what must be so
@@ -247,7 +280,7 @@ class Servers:
 
     def meets(self, members: Sequence[Sim]) -> None:
         """Members of a ring make a step."""
-        if self.kind != "ps":
+        if not self.world.config.asynchronous:
             server_checks.of_members(self, members)
 
     def moves_end(self) -> None:
@@ -267,7 +300,7 @@ class Servers:
 
     def judge(self, w: Sim) -> bool:
         """The servers have what the model of that worker has; False: some of it is lost."""
-        judge = server_checks.of_steps if self.kind == "ps" else server_checks.of_ring
+        judge = server_checks.of_steps if self.world.config.asynchronous else server_checks.of_ring
         self.judged = self.judged or judge(self, w)
         return self.judged
 

@@ -110,6 +110,40 @@ def test_who_comes_late_with_the_latest_copy_is_the_next_root() -> None:
     assert story.job.ring.members == (2, 3) and story.job.train is not None and story.job.train.done == 6
 
 
+def test_a_copy_of_the_step_that_others_have_reached_again_is_not_taken_for_their_state() -> None:
+    """The training has begun anew since it was left, so there are two states of that step."""
+    story = all_crash()
+    story.tell(ev.Hello(WorkerId(2)))
+    ready(story, 2, None)
+    story.waits(COPY_SECONDS)
+    story.up(step=0)
+    story.tell(ev.Hello(WorkerId(3), brings_state=True))
+    only(ready(story, 3, 6), ef.Leave)
+    form = only(story.out(2, step=6), ef.Form)
+    assert (form.root, form.joining, form.sync) == (2, (3,), False)
+    story.up(step=6)
+    story.tell(ev.Scale(1))
+    assert not story.job.pool[WorkerId(3)].from_copy, "it has the ring's now"
+
+
+def test_copies_of_one_step_may_be_of_two_rings_so_one_of_them_is_the_state() -> None:
+    story = all_crash()
+    greets(story, 2, 3)
+    ready(story, 2, 6)
+    form = only(ready(story, 3, 6), ef.Form)
+    assert (form.root, form.joining) == (2, (3,))
+
+
+def test_a_late_copy_is_nothing_where_parameter_servers_are_with_a_ring_that_trains() -> None:
+    story = Story(workers=2, mode="hybrid", memoryCopy=True, **NEVER_SILENT).running(0)
+    ring = story.job.ring
+    story.tell(ev.JoinedRing(WorkerId(0), ring.generation, 3, servers=1))
+    story.tell(ev.Hello(WorkerId(1), brings_state=True))
+    only(ready(story, 1, 6), ef.Leave)
+    form = only(story.out(0, step=4), ef.Form)
+    assert (form.root, form.step, form.joining) == (0, 4, (1,))
+
+
 def test_a_later_checkpoint_is_preferred() -> None:
     story = all_crash(checkpoint={"dir": "d"})
     greets(story, 2)

@@ -49,6 +49,52 @@ def test_servers_that_went_back_are_told_with_what_is_made_again() -> None:
     assert story.job.restarts == 1
 
 
+def test_an_order_of_servers_that_is_taken_back_before_the_boundary_at_which_rows_move_ends_none() -> None:
+    story = a_story(1).running()
+    story.tell(ev.JoinedRing(WorkerId(0), story.job.ring.generation, 3, servers=1))
+    assert of(story.tell(ev.ServersReady(3, ("a:1", "b:1", "c:1"))), ef.Leave)
+    form = only(story.out(0, step=4), ef.Form)
+    assert form.servers == 3
+    story.tell(ev.JoinedRing(WorkerId(0), form.generation, 4, servers=1))  # they move later
+    effects = story.tell(ev.ServersReady(1, ("a:1", "b:1", "c:1")))
+    assert of(effects, ef.Leave) and not of(effects, ef.Arranged), "the ring may be asking all three"
+    form = only(story.out(0, step=5), ef.Form)
+    effects = story.tell(ev.JoinedRing(WorkerId(0), form.generation, 5, servers=1))
+    assert only(effects, ef.Arranged) == ef.Arranged(1, wanted=1)
+
+
+def test_nor_does_one_that_is_taken_back_while_the_ring_forms_for_it() -> None:
+    story = a_story(1).running()
+    story.tell(ev.JoinedRing(WorkerId(0), story.job.ring.generation, 3, servers=1))
+    story.tell(ev.ServersReady(3, ("a:1", "b:1", "c:1")))
+    form = only(story.out(0, step=4), ef.Form)
+    story.tell(ev.ServersReady(1, ("a:1", "b:1", "c:1")))
+    effects = story.tell(ev.JoinedRing(WorkerId(0), form.generation, 4, servers=1))
+    assert of(effects, ef.Leave) and not of(effects, ef.Arranged)
+    moved = story.tell(ev.JoinedRing(WorkerId(0), form.generation, 4, servers=3))
+    assert not of(moved, ef.Arranged), "they are to be fewer"
+    form = only(story.out(0, step=5), ef.Form)
+    assert form.servers == 1
+    effects = story.tell(ev.JoinedRing(WorkerId(0), form.generation, 5, servers=3))
+    effects += story.tell(ev.JoinedRing(WorkerId(0), form.generation, 5, servers=1))
+    assert only(effects, ef.Arranged) == ef.Arranged(1, wanted=1)
+
+
+def test_rows_that_stay_are_arranged_though_they_were_to_move_later() -> None:
+    story = a_story(1).running()
+    story.tell(ev.JoinedRing(WorkerId(0), story.job.ring.generation, 3, servers=1))
+    story.tell(ev.ServersReady(3, ("a:1", "b:1", "c:1")))
+    form = only(story.out(0, step=4), ef.Form)
+    story.tell(ev.JoinedRing(WorkerId(0), form.generation, 4, servers=1))
+    stay = ev.JoinedRing(WorkerId(0), form.generation, 4, servers=1, stay="no memory")
+    assert only(story.tell(stay), ef.Arranged) == ef.Arranged(1, wanted=3)
+    story.tell(ev.ServersReady(2, ("a:1", "b:1", "c:1")))
+    story.tell(ev.ServersReady(1, ("a:1", "b:1", "c:1")))
+    form = only(story.out(0, step=5), ef.Form)
+    effects = story.tell(ev.JoinedRing(WorkerId(0), form.generation, 5, servers=1))
+    assert form.servers == 1 and not story.job.servers.due, effects
+
+
 def test_the_last_worker_may_go_and_the_job_waits_for_others() -> None:
     story = a_story(1).running()
     story.tell(ev.Leaving(WorkerId(0), "preempted"))

@@ -31,14 +31,14 @@ def test_servers_that_listen_have_the_ring_formed_anew_with_their_addresses() ->
     story, form = a_ring_with_two_servers()
     assert (form.servers, form.addresses) == (2, ("a:1", "b:1"))
     effects = story.tell(joined(form, 2))
-    assert only(effects, ef.Arranged).servers == 2
+    assert only(effects, ef.Arranged) == ef.Arranged(2, wanted=2)
     assert not of(effects, ef.Leave)
 
 
 def test_rows_that_cannot_be_moved_stay_and_nobody_tries_again_and_again() -> None:
     story, form = a_ring_with_two_servers()
     effects = story.tell(joined(form, 1, stay="no memory"))
-    assert only(effects, ef.Arranged).servers == 1
+    assert only(effects, ef.Arranged) == ef.Arranged(1, wanted=2)
     (said,) = told(effects, Reason.ServersStay)
     assert "stay on 1 parameter server, not 2: no memory" in said
     assert not of(effects + story.waits(60), ef.Leave)

@@ -10,6 +10,7 @@ import resource
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -20,8 +21,9 @@ from edl import audit
 from edl.config import values
 from edl.contract import artifacts
 from edl.contract.books import Books
-from edl.contract.ids import RunId
+from edl.contract.ids import RunId, WorkerId
 from edl.contract.journals import JournalReader, segments
+from edl.contract.reasons import Reason
 from edl.errors import EdlError
 from master import journal, replay
 from master.core import effects as ef
@@ -30,7 +32,7 @@ from master.core import snapshot
 from master.loop import Master
 from master.spec import JobSpec
 from tests import month
-from tests.month import Month
+from tests.month import BusyMonth, Month
 
 MEBIBYTE = 1 << 20
 
@@ -45,7 +47,7 @@ def written_by_an_earlier_edl(output: Path) -> Path:
 @pytest.mark.parametrize("read", [JournalReader, lambda path: audit.audit(path.parent)])
 def test_a_journal_of_an_earlier_version_is_refused_in_words(read, tmp_path: Path) -> None:
     path = written_by_an_earlier_edl(tmp_path)
-    with pytest.raises(EdlError, match=r"events.jsonl: the journal has version 1, this edl reads version 6"):
+    with pytest.raises(EdlError, match=r"events.jsonl: the journal has version 1, this edl reads version 7"):
         read(path)
 
 
@@ -102,6 +104,39 @@ def test_a_long_job_keeps_within_its_bytes_and_is_proved_whole(
     told = capsys.readouterr().out
     assert told.startswith("the same end: Succeeded, 401 generations, step 1000; replayed from the state at")
     assert f"the head of {oldest}" in told
+
+
+@pytest.mark.parametrize("mode", ["hybrid", "ps"])
+def test_checkpoints_evaluations_and_servers_of_a_long_job_are_folded_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], mode: str
+) -> None:
+    lived = BusyMonth(workers=8, changes=300, mode=mode, days=0.3, evaluations=30, rare=10)
+    kept, most = month.journal(lived, tmp_path), 0
+    happened, adopted = Counter[str](), []
+
+    def hear(now: float, event: ev.Event, effects: list[ef.Effect]) -> None:
+        nonlocal most
+        kept.write(now, event, effects)
+        happened.update((type(event).__name__, *(e.reason for e in effects if isinstance(e, ef.Notice))))
+        if happened.total() % 50 == 0:
+            most = max(most, sum(sizes(tmp_path)))
+        if isinstance(event, ev.ServersReady):
+            adopted.append(journal.unfinished(tmp_path, lived.spec))
+
+    lived.hear = hear
+    lived.run()
+    kept.close()
+    month.summarize(lived, kept, tmp_path)
+    assert happened["Progress"] > 1000 and happened["Checkpointed"] > 100 and happened["Evaluated"] >= 30
+    assert happened[Reason.ServersMoved] > 10 and happened[Reason.ServerAnswers] > 10
+    assert happened[Reason.WentBack] == 1
+    assert all(found is not None and len(found[1].workers) == 8 for found in adopted) and len(adopted) > 10
+    assert MEBIBYTE / 2 < most <= MEBIBYTE
+    told = audit.audit(tmp_path)
+    assert told.startswith(f"exactly once: 10,000 records x 10 epochs in 1,000 steps, {lived.rings} rings")
+    assert "the newest state was lost once and" in told and "read here: the last " in told
+    assert replay.main(str(tmp_path)) == 0
+    assert "replayed from the state at the head of events." in capsys.readouterr().out
 
 
 def test_a_new_master_reads_the_last_segment_and_learns_as_much_as_from_all(tmp_path: Path) -> None:
@@ -286,6 +321,7 @@ async def test_streams_are_served_while_a_segment_is_begun_and_nothing_is_done_b
     assert master.job.pool.next_id == 1 and done == [], "it has decided, and does nothing yet"
     disk.set()
     master.stop("enough")
+    master.emit(ev.Gone(WorkerId(0), code=0))
     await life
     kept.close()
     assert any(isinstance(effect, ef.Create) for effect in done)

@@ -222,6 +222,19 @@ def test_a_step_that_waits_is_in_no_page_so_rows_do_not_move_before_it_is_applie
     assert servers.move_rows(0) == (NOWHERE, "") and servers.arrangement == Arrangement(2)
 
 
+def test_servers_that_all_lost_their_rows_are_as_many_as_there_were_and_not_all_that_ever_were(
+    tmp_path: Path,
+) -> None:
+    world = World(0, tmp_path, 1, rate=0.0)
+    world.grow(3)
+    servers, _ = Job(world).ring(1)
+    assert servers.arrangement == Arrangement(1)
+    world.nodes[0].kill(lose=True)
+    servers.enter()  # a new master does not know how many they are, and those that were too many have ended
+    servers.take_charge(9)
+    assert servers.arrangement == Arrangement(1) and servers.look().keys() == {0}
+
+
 def test_whoever_was_root_before_is_not_heard_and_late_steps_are_refused(tmp_path: Path) -> None:
     world = World(0, tmp_path, 1, rate=0.0)
     world.grow(2)

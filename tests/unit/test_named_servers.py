@@ -43,7 +43,7 @@ def test_servers_that_have_got_rows_since_the_first_one_was_asked_are_not_ended(
     assert a.scaled[-1] == 4
     assert a.ready[-1] == (2, 4)
     a.answers(4, 4)
-    a.named.perform(ef.Arranged(2))
+    a.named.perform(ef.Arranged(2, wanted=2))
     assert a.scaled[-1] == 2
 
 
@@ -53,10 +53,22 @@ def test_an_order_that_comes_while_rows_move_is_not_forgotten() -> None:
     a.named.resize(3)
     a.answers(2, 3)
     a.named.resize(4)
-    a.named.perform(ef.Arranged(3))  # the answer to the order before
+    a.named.perform(ef.Arranged(3, wanted=3))  # the answer to the order before
     assert a.named.wanted == 4 and a.scaled[-1] == 4
     a.answers(3, 4)
     assert a.ready == [(3, 3), (4, 4)]
+
+
+def test_servers_that_the_ring_has_not_heard_of_when_it_is_arranged_are_not_ended() -> None:
+    a = A(1)
+    a.answers(1, 1)
+    a.named.resize(3)
+    a.answers(1, 3)
+    a.named.perform(ef.Arranged(1, wanted=1))  # decided before `ServersReady` had its turn
+    assert a.named.wanted == 3 and a.scaled[-1] == 3, "the next ring waits for three"
+    a.answers(3, 3)
+    a.named.perform(ef.Arranged(3, wanted=3))
+    assert a.ready == [(3, 3)] and a.scaled[-1] == 3
 
 
 def test_an_order_that_is_taken_back_is_told_too() -> None:
@@ -91,7 +103,7 @@ def test_a_server_that_missed_the_last_move_does_not_say_where_the_rows_are() ->
             arrangement=pb.Arrangement(servers=4, replicas=2, out=[0]), position=pb.Position(generation=6)
         )
         server.note(newer, 2.0)
-    a.named.perform(ef.Arranged(4))
+    a.named.perform(ef.Arranged(4, wanted=4))
     a.named.resize(3)
     assert first.told is not None and first.told.arrangement.servers == 3
     a.named._looked()

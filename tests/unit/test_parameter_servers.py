@@ -118,7 +118,7 @@ async def test_a_master_that_begins_in_the_middle_of_a_move_gives_it_up_when_the
     pods = Pods(patience=0.05)
     given_up = await asyncio.wait_for(pods.said.get(), 60)
     assert given_up == ev.ServersGivenUp(3, 2, "parameter server 1 does not answer at ps-1 after 0 s")
-    pods.servers.perform(ef.Arranged(2))
+    pods.servers.perform(ef.Arranged(2, wanted=3))
     assert pods.scaled[-1] == 2 and pods.servers.wanted == 2
     pods.answers(0, servers=2)
     assert pods.said.empty(), "it is over"

@@ -43,6 +43,18 @@ def test_a_thousand_simulated_jobs_count_every_record_once() -> None:
     assert ends["Succeeded"] > 0.8 * SEEDS
 
 
+def test_jobs_that_lose_all_processes_and_logs_go_on_from_a_checkpoint_and_count_every_record_once() -> None:
+    """Of hundreds of seeds, some that lose everything, and those in which something was wrong once."""
+    lost, went_back = 0, 0
+    for seed in (0, 12, 13, 21, 39, 124, 233, 249):
+        world = World(seed, servers=servers.GONE)
+        world.run()
+        assert world.servers is not None
+        lost += world.faults.kinds["everything"]
+        went_back += any(step > 0 for step in world.servers.went_back)
+    assert lost > 4 and went_back > 2
+
+
 @pytest.mark.parametrize("masters", [1, 2])
 def test_a_run_repeats_from_its_seed(masters: int) -> None:
     histories = []

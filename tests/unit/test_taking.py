@@ -16,7 +16,7 @@ RULES = Rules()
 
 
 def take(taking: Taking, step: int, rules: Rules = RULES) -> tuple[Taking, Update | None]:
-    return taking.take(Pushed(step, 0.1, f"g{step}"), rules, 1.0, 2, skipped=False)
+    return taking.take(Pushed(step, 0.1, f"g{step}", 1.0, 2), rules, skipped=False)
 
 
 def ranges(*found: tuple[int, int]) -> RangeSet:
@@ -38,7 +38,7 @@ def test_a_step_that_was_taken_is_repeated_and_never_applied_again() -> None:
     taking = Taking(line="a")
     assert taking.fate(4, 0, False, RULES) is Fate.TAKEN
     taking, update = take(taking, 4)
-    assert update == Update(0, (Pushed(4, 0.1, "g4"),))
+    assert update == Update(0, (Pushed(4, 0.1, "g4", 1.0, 2),))
     assert taking.fate(4, 1, False, RULES) is Fate.REPEATED
     taking = taking.again(4)
     assert (taking.version, taking.repeated, taking.step) == (1, 1, 0)
@@ -53,11 +53,22 @@ def test_steps_that_wait_are_applied_in_their_order_as_one_update() -> None:
     for step in (5, 2):
         taking, update = take(taking, step, rules)
         assert update is None and taking.version == 7
-    assert taking.applied == RangeSet() and taking.taken == ranges((2, 3), (5, 6))
+    assert taking.applied.taken == RangeSet() and taking.taken == ranges((2, 3), (5, 6))
     taking, update = take(taking, 4, rules)
     assert update is not None and [one.step for one in update.pushed] == [2, 4, 5]
     assert (update.version, update.scale, update.learning_rate) == (7, 1 / 3, pytest.approx(0.1))
-    assert (taking.version, taking.waiting, taking.applied) == (8, (), taking.taken)
+    assert (taking.version, taking.waiting, taking.applied) == (8, (), taking)
+
+
+def test_what_waits_is_made_again_after_a_checkpoint_so_its_records_and_loss_do_not_count_there() -> None:
+    rules, taking = Rules(together=2), Taking(line="a")
+    for step in range(3):
+        taking, _ = take(taking, step, rules)
+    assert (taking.loss, taking.records, len(taking.waiting)) == (6.0, 6, 1)
+    written = taking.applied
+    assert (written.loss, written.records, written.waiting) == (4.0, 4, ())
+    again, _ = take(written, 2, rules)
+    assert (again.loss, again.records, again.taken) == (6.0, 6, ranges((0, 3)))
 
 
 def test_what_is_too_old_is_told_by_the_updates_since() -> None:
@@ -166,8 +177,7 @@ class Machine:
 
     def checkpoint(self) -> None:
         self.saved = [
-            (replace(server, taken=server.applied, waiting=()), dict(rows))
-            for server, rows in zip(self.servers, self.rows, strict=True)
+            (server.applied, dict(rows)) for server, rows in zip(self.servers, self.rows, strict=True)
         ]
 
     def apply(self, index: int, taking: Taking, update: Update | None) -> None:
