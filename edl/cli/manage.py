@@ -33,8 +33,8 @@ def _workers(text: str) -> int:
         return int(text)
     except ValueError:
         raise typer.BadParameter(
-            f"{text!r} is not a number of workers. To change only the servers of that job, give its number of "
-            f"workers, too: edl scale WORKERS {text} --servers SERVERS"
+            f"{text!r} is not a number of workers. To change only the servers of that job, give its number "
+            f"of workers, too: edl scale WORKERS {text} --servers SERVERS"
         ) from None
 
 
