@@ -65,7 +65,8 @@ def parse(text: str, table: str, dim: int) -> Initializer:
             f"table {table!r}: the initializer {name} {json.dumps(config)} is not one for rows on parameter "
             "servers: expected Zeros, Ones, Constant, RandomUniform, RandomNormal, TruncatedNormal or "
             "VarianceScaling(mode='fan_out'). What scales with the number of ids (fan_in, fan_avg, so "
-            "Glorot's, He's and Lecun's) has none here: give the scale itself: RandomUniform(-0.05, 0.05)"
+            "Glorot's, He's and Lecun's) has none here: give the layer its input_dim, or the scale itself: "
+            "RandomUniform(-0.05, 0.05)"
         )
     return found
 

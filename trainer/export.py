@@ -146,9 +146,10 @@ class _Batches(keras.utils.PyDataset):
 
     def __getitem__(self, index: int) -> tuple[object, ...]:
         batch = self._source.plain(*self._batches[index])
-        if batch.y is None:  # Keras' dataset takes no None
-            return (batch.x,)
-        return (batch.x, batch.y) if batch.weights is None else (batch.x, batch.y, batch.weights)
+        if batch.weights is not None:
+            return batch.x, batch.y, batch.weights
+        # tf.data, through which Keras takes them, has no type for labels that are None.
+        return (batch.x,) if batch.y is None else (batch.x, batch.y)
 
 
 @contextlib.contextmanager

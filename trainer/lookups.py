@@ -14,6 +14,7 @@ runs, layer by layer.
 from __future__ import annotations
 
 import json
+import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -32,6 +33,7 @@ ZEROS = json.dumps({"class_name": "Zeros", "config": {}})
 NO_OPTIMIZER = json.dumps(
     {"class_name": "SGD", "config": {"learning_rate": 0.0, "momentum": 0.0}}
 )  # keeps least
+TRUNCATED_STDDEV = 0.87962566103423978  # of a normal distribution that is cut at 2, as Keras has it
 MOST_PLAIN = 1 << 28  # bytes of a table that is saved as Keras does, with rows that nobody has learned
 OPTIMIZERS = ("SGD", "Adagrad", "Adam", "Ftrl")  # that servers have
 # What an optimizer may have that takes more than a row and its gradient.
@@ -434,8 +436,27 @@ def _table(layer: Embedding, model: keras.Model) -> Table:
         _refuse_whole(
             optimizer, f"the model's optimizer, which also trains the rows of layer {layer.name!r},"
         )
-    initializer = json.dumps(keras.initializers.serialize(layer.initializer), sort_keys=True)
+    initializer = json.dumps(keras.initializers.serialize(_with_its_scale(layer)), sort_keys=True)
     return Table(layer.name, layer.dim, initializer, optimizer, own, layer.min_count, layer.ttl_steps)
+
+
+def _with_its_scale(layer: Embedding) -> keras.initializers.Initializer:
+    """The layer's initializer; where it scales with the number of ids, and that is known, what it is then."""
+    initializer = layer.initializer
+    if layer.input_dim is None or not isinstance(initializer, keras.initializers.VarianceScaling):
+        return initializer
+    config = initializer.get_config()
+    if config.get("input_axes") is not None or config.get("output_axes") is not None:
+        return initializer
+    fans = {"fan_in": layer.input_dim, "fan_out": layer.dim, "fan_avg": (layer.input_dim + layer.dim) / 2}
+    variance, seed = initializer.scale / max(1.0, fans[initializer.mode]), config["seed"]
+    if initializer.distribution == "uniform":
+        limit = math.sqrt(3 * variance)
+        return keras.initializers.RandomUniform(-limit, limit, seed)
+    if initializer.distribution == "untruncated_normal":
+        return keras.initializers.RandomNormal(0.0, math.sqrt(variance), seed)
+    # Cut at two standard deviations, which leaves less of one.
+    return keras.initializers.TruncatedNormal(0.0, math.sqrt(variance) / TRUNCATED_STDDEV, seed)
 
 
 def _serialized(optimizer: Any) -> str:

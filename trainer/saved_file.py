@@ -16,7 +16,10 @@ from typing import Any
 import keras
 
 from edl.contract.artifacts import MODEL
-from edl.layers.embedding import Embedding  # which a file may have that nobody else here knows
+from edl.layers.embedding import (  # which a file may have that nobody else here knows
+    Embedding,
+    rows_to_be_loaded,
+)
 
 CONFIG = "config.json"
 EMBEDDING = "edl>Embedding"  # as it is registered
@@ -105,7 +108,8 @@ def load(path: Path, known: Mapping[str, Any]) -> Any:
     """
     found = config(path)
     custom = {name: known[name] for name in custom_objects(found) if name in known}
-    return keras.models.load_model(path, custom_objects=custom, safe_mode=not has_lambda(found))
+    with rows_to_be_loaded():  # in the process that has the others on servers, too
+        return keras.models.load_model(path, custom_objects=custom, safe_mode=not has_lambda(found))
 
 
 def config(path: Path) -> Any:

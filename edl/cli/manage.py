@@ -27,6 +27,17 @@ def _seconds(text: str) -> float:
     return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
 
 
+def _workers(text: str) -> int:
+    """Of the first argument of `scale`, in whose place a directory alone is easily given."""
+    try:
+        return int(text)
+    except ValueError:
+        raise typer.BadParameter(
+            f"{text!r} is not a number of workers. To change only the servers of that job, give its number "
+            f"of workers, too: edl scale WORKERS {text} --servers SERVERS"
+        ) from None
+
+
 @about_a_job
 def status(
     job: JobHandle, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
@@ -86,7 +97,10 @@ def wait(
 @about_a_job
 def scale(
     job: JobHandle,
-    workers: Annotated[int | None, typer.Argument(help="The new number of workers.")] = None,
+    workers: Annotated[
+        int | None,
+        typer.Argument(parser=_workers, metavar="workers", help="The new number of workers."),
+    ] = None,
     servers: Annotated[
         int | None, typer.Option("--servers", help="The new number of parameter servers.")
     ] = None,

@@ -10,6 +10,7 @@ categories as text or as numbers.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from functools import partial
 from io import BytesIO
@@ -59,7 +60,7 @@ class Criteo:
         Raises:
             DataError: a record is not what it should be; the text names it.
         """
-        label, *rest = self._columns(start, stop)
+        label, *rest = map(self._known, NAMES, self._columns(start, stop))
         clicked = _filled(label, -1)
         if (wrong := ~np.isin(clicked, (0, 1))).any():
             raise DataError(f"{self._source}: record {start + int(wrong.argmax())}: the label must be 0 or 1")
@@ -67,9 +68,30 @@ class Criteo:
         ids = np.stack([self._ids(n, column, start) for n, column in enumerate(rest[NUMBERS:])], -1)
         return {
             "clicked": clicked.astype(np.float32),
-            "numbers": np.log1p(np.maximum(numbers, 0)).astype(np.float32),
+            "numbers": np.log1p(np.fmax(numbers, 0)).astype(np.float32),  # also where a float is no number
             "ids": ids,
         }
+
+    def _known(self, name: str, column: Any) -> Any:
+        """A column of a type that is expected there."""
+        from pyarrow import types
+
+        kind = column.type
+        if types.is_null(kind):  # nothing is there
+            return column.cast("int64")
+        if name[0] == "C":
+            expected, of = "text or whole numbers", kind.value_type if types.is_dictionary(kind) else kind
+            texts = types.is_string, types.is_large_string, types.is_binary, types.is_large_binary
+            good = types.is_integer(of) or any(is_text(of) for is_text in texts)
+            if types.is_dictionary(kind):
+                column = column.cast(of)
+        else:
+            expected, good = "numbers", types.is_integer(kind) or types.is_floating(kind)
+            if name == "label" and types.is_boolean(kind):
+                return column.cast("int8")
+        if not good:
+            raise DataError(f"{self._source}: column {name} holds {kind}; expected {expected}")
+        return column
 
     def _ids(self, field: int, column: Any, start: int) -> np.ndarray:
         import pyarrow
@@ -78,14 +100,13 @@ class Criteo:
         if pyarrow.types.is_integer(column.type):
             values = _filled(column, 0).astype(np.int64) & 0xFFFFFFFF
         else:
-            try:
-                values = _hexadecimal(column)
-            except ValueError:
-                wrong = next(n for n, text in enumerate(column.to_pylist()) if text and not _is_hash(text))
+            wrong = _not_hexadecimal(column)
+            if len(wrong):
                 raise DataError(
-                    f"{self._source}: record {start + wrong}: category C{field + 1} must be up to eight "
-                    f"hexadecimal digits, and is {column[wrong].as_py()!r}"
-                ) from None
+                    f"{self._source}: record {start + wrong[0]}: category C{field + 1} must be up to eight "
+                    f"hexadecimal digits, and is {column[wrong[0]].as_py()!r}"
+                )
+            values = _hexadecimal(column)
         return np.where(there, values | (field << 32), MISSING)
 
 
@@ -129,9 +150,12 @@ def _parsed(lines: Lines, start: int, stop: int) -> list[Any]:
             ),
         )
     except pyarrow.ArrowInvalid as error:
-        raise DataError(
-            f"{lines.path}: lines {start + 1} to {stop}: not a click log of Criteo: {error}"
-        ) from error
+        where, what = f"lines {start + 1} to {stop}", str(error)
+        if row := re.search(r"Row #(\d+): ", what):
+            where, what = f"line {start + int(row[1])}", what[row.end() :]
+        if column := re.search(r"In CSV column #(\d+)", str(error)):
+            where += f", column {NAMES[int(column[1])]}"
+        raise DataError(f"{lines.path}: {where}: not a click log of Criteo: {what}") from error
     return [table[name].combine_chunks() for name in NAMES]
 
 
@@ -141,13 +165,14 @@ def _filled(column: Any, value: int) -> np.ndarray:
     return np.asarray(pyarrow.compute.fill_null(column, value))
 
 
-def _hexadecimal(column: Any) -> np.ndarray:
-    """The values of texts of up to eight hexadecimal digits, int64 [n]; 0 for none."""
+def _not_hexadecimal(column: Any) -> np.ndarray:
+    """The places of texts that are no category."""
     import pyarrow.compute
 
-    texts = np.asarray(pyarrow.compute.fill_null(column, "0"), dtype=object)
-    return np.array([int(text or "0", 16) if len(text) <= 8 else int("", 16) for text in texts], np.int64)
+    good = pyarrow.compute.match_substring_regex(column, "^[0-9a-fA-F]{0,8}$")
+    return np.flatnonzero(~np.asarray(pyarrow.compute.fill_null(good, True)))
 
 
-def _is_hash(text: str) -> bool:
-    return len(text) <= 8 and all(c in "0123456789abcdefABCDEF" for c in text)
+def _hexadecimal(column: Any) -> np.ndarray:
+    """The values of texts of up to eight hexadecimal digits, int64 [n]; 0 for none."""
+    return np.array([int(text or "0", 16) for text in column.to_pylist()], np.int64)

@@ -6,6 +6,6 @@ in `edl` does.
     user = edl.layers.Embedding(16, name="user")(ids)
 """
 
-from edl.layers.embedding import Embedding
+from edl.layers.embedding import Embedding, rows_to_be_loaded
 
-__all__ = ["Embedding"]
+__all__ = ["Embedding", "rows_to_be_loaded"]

@@ -5,7 +5,8 @@ Where a table's rows are is not the model's affair:
     variable    an ordinary variable of `input_dim` rows: in plain Keras, and where a ring has the whole model
     servers     nowhere in this process: they are asked for (trainer/lookups.py)
     saved       a variable of the ids that were seen, and one of their rows: what a model is saved with. They
-                are not trained, unless that is asked for (`layer.embeddings.trainable = True`)
+                are not trained, unless that is asked for (`layer.embeddings.trainable = True`). Of a layer
+                that a model's own class makes, how many there are is known when weights are loaded into it
 
 Ids are integers of up to 64 bits, or texts, of which FarmHash's 64-bit fingerprint is taken (modulo 2^63 - 1,
 or modulo `input_dim`). It is the same on every machine and in every version.
@@ -27,6 +28,7 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from keras.src.saving import serialization_lib
 
 COMBINERS = (None, "sum", "mean", "sqrtn")
 IDS = (1 << 63) - 1  # that texts are hashed to
@@ -92,6 +94,7 @@ class Embedding(keras.layers.Layer):
         self.supports_masking = True
         self.autocast = False
         self.on_servers = False  # whether the rows are elsewhere; known when it is built
+        self.awaits_rows = False  # whether it is built as a saved table, of which nobody knows the size yet
         self.ids: keras.Variable | None = None  # of a saved table, in rising order
         self.embeddings: keras.Variable | None = None
         self.reader: Callable[[np.ndarray], np.ndarray] | None = (
@@ -107,12 +110,15 @@ class Embedding(keras.layers.Layer):
             self.vocabulary = _saved.counts().get(self.name)
         if self.vocabulary is not None:
             self._add_saved(self.vocabulary)
-        elif _elsewhere.rows:
+        elif _elsewhere.rows and not _to_be_loaded.depth:
             self.on_servers = True
         elif self.input_dim is not None:
             self.embeddings = self.add_weight(
                 name="embeddings", shape=(self.input_dim, self.dim), initializer=self.initializer
             )
+        elif _to_be_loaded.depth or _is_loaded_by_keras():
+            self.awaits_rows, self.vocabulary = True, 0
+            self._add_saved(0)
         else:
             if _saved.where:
                 there = ", ".join(map(repr, _saved.counts())) or "no table"
@@ -124,7 +130,8 @@ class Embedding(keras.layers.Layer):
                 f"layer {self.name!r} has no input_dim, so any number of ids, but its rows are a variable of "
                 "the model here: train it with mode=auto or mode=hybrid (evaluate and predict with what that "
                 "has saved: checkpoint.from), or give it one: "
-                f"Embedding({self.dim}, input_dim=...)"
+                f"Embedding({self.dim}, input_dim=...). To load what was trained into it in a program of "
+                "your own, make and call the model in `with edl.layers.rows_to_be_loaded():`"
             )
         self.built = True
 
@@ -208,7 +215,10 @@ class Embedding(keras.layers.Layer):
             self.ids.assign(np.arange(len(store["0"])))
             self.embeddings.assign(store["0"])
         else:
+            if self.ids is not None and len(store.keys()) == 2 and len(store["0"]) != self.vocabulary:
+                self._resize(len(store["0"]))  # whose class was not told how many there are, or other ones
             super().load_own_variables(store)
+            self.awaits_rows = False
 
     # --- a table that is saved
 
@@ -219,15 +229,9 @@ class Embedding(keras.layers.Layer):
             ids: int64 [n], each once.
             rows: float32 [n, dim].
         """
-        self.empty()
         order = np.argsort(ids)
-        self._tracker.unlock()
-        try:
-            self._add_saved(len(ids))
-        finally:
-            self._tracker.lock()
+        self._resize(len(ids))
         assert self.ids is not None and self.embeddings is not None
-        self.vocabulary = len(ids)
         self.ids.assign(ids[order])
         self.embeddings.assign(rows[order])
 
@@ -238,6 +242,16 @@ class Embedding(keras.layers.Layer):
         self._untrack_variable(self.ids)
         self._untrack_variable(self.embeddings)
         self.ids = self.embeddings = self.vocabulary = None
+
+    def _resize(self, count: int) -> None:
+        """Have a saved table of so many rows, of no values yet."""
+        self.empty()
+        self._tracker.unlock()
+        try:
+            self._add_saved(count)
+        finally:
+            self._tracker.lock()
+        self.vocabulary = count
 
     def _add_saved(self, count: int) -> None:
         self.ids = self.add_weight(
@@ -261,7 +275,9 @@ class Embedding(keras.layers.Layer):
                 return tf.strings.to_hash_bucket_fast(inputs, count)
             found = 1 + tf.strings.to_hash_bucket_fast(inputs, count - 1)
             return tf.where(inputs == "", tf.zeros_like(found), found)
-        if not inputs.dtype.is_integer and not (self.float_ids and inputs.dtype.is_floating):
+        # Keras knows shapes only of what a model's class is called with when it loads one: so all are floats.
+        floats = self.float_ids or _is_loaded_by_keras()
+        if not inputs.dtype.is_integer and not (floats and inputs.dtype.is_floating):
             raise TypeError(
                 f"layer {self.name!r} is given {inputs.dtype.name}: ids must be integers or texts"
             )
@@ -269,6 +285,8 @@ class Embedding(keras.layers.Layer):
 
     def _rows(self, ids: tf.Tensor) -> tf.Tensor:
         """float32 [n, dim], of ids [n]."""
+        if self.awaits_rows:
+            return self._read(ids)  # also of a graph that is traced now, and runs when they are there
         if self.ids is not None:
             if not self.vocabulary:
                 return tf.zeros([tf.size(ids), self.dim])
@@ -289,9 +307,14 @@ class Embedding(keras.layers.Layer):
         return tf.gather(tf.ensure_shape(rows, [None, self.dim]), places)
 
     def _asked(self, ids: np.ndarray) -> np.ndarray:
-        if self.reader is None:  # while a model is made
-            return np.zeros((len(ids), self.dim), np.float32)
-        return self.reader(ids)
+        if self.reader is not None:
+            return self.reader(ids)
+        if self.vocabulary:  # they were loaded meanwhile
+            assert self.ids is not None and self.embeddings is not None
+            known, rows = self.ids.numpy(), self.embeddings.numpy()
+            places = np.minimum(np.searchsorted(known, ids), self.vocabulary - 1)
+            return np.where((known[places] == ids)[:, None], rows[places], np.float32(0))
+        return np.zeros((len(ids), self.dim), np.float32)  # while a model is made
 
     def _combined(self, inputs: tf.Tensor, records: tf.Tensor, count: tf.Tensor, weights: Any) -> tf.Tensor:
         """[count, dim], of ids [n] and the record of each."""
@@ -330,6 +353,23 @@ def rows_elsewhere() -> Iterator[None]:
 def keep_rows_elsewhere() -> None:
     """The same, for all layers that this process builds from now on."""
     _elsewhere.rows = True
+
+
+@contextlib.contextmanager
+def rows_to_be_loaded() -> Iterator[None]:
+    """Layers without `input_dim` that are built inside, on whatever thread, have the rows of the weights that
+    are loaded into the model afterwards, and zeros until then.
+
+        with edl.layers.rows_to_be_loaded():
+            model = my_model.model()
+            model(features)  # if it is of a class of its own: it is built when it is called
+        model.load_weights("model.weights.h5")
+    """
+    _to_be_loaded.depth += 1
+    try:
+        yield
+    finally:
+        _to_be_loaded.depth -= 1
 
 
 @contextlib.contextmanager
@@ -373,7 +413,17 @@ class _Here(threading.local):
     source: Source | None = None
 
 
-_elsewhere, _here, _saved = _Elsewhere(), _Here(), _Saved()
+class _ToBeLoaded:
+    depth = 0
+
+
+_elsewhere, _here, _saved, _to_be_loaded = _Elsewhere(), _Here(), _Saved(), _ToBeLoaded()
+
+
+def _is_loaded_by_keras() -> bool:
+    """Whether this runs inside of `keras.models.load_model`: it builds layers that a model's own class makes
+    before it gives them their weights."""
+    return serialization_lib.in_safe_mode() is not None
 
 
 def _value(variable: Any) -> tf.Tensor:

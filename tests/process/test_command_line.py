@@ -203,6 +203,9 @@ def test_status_scale_and_stop_from_another_terminal() -> None:
     assert edl("status", "--json").returncode == 0
     assert edl("stop", check=True).stdout == "the job has already ended: Stopped, stopped by edl stop\n"
     assert edl("scale", "3").returncode == 1
+    without_workers = edl("scale", "job", "--servers", "3")
+    assert without_workers.returncode == 2
+    assert "edl scale WORKERS job --servers SERVERS" in " ".join(without_workers.stderr.split())
     assert edl("wait", "--for", "stopped").returncode == 0
     assert len(edl("logs", "worker-1", "--tail", "2").stdout.splitlines()) == 2
     assert edl("logs", "worker-9").stderr.endswith("no log of worker-9 found\n")

@@ -86,7 +86,10 @@ def test_the_parquet_of_criteo_says_the_same(tmp_path: Path, names: str, numbers
         ("label", None, "record 40: the label must be 0 or 1"),
         ("C7", "xyz", "record 40: category C7 must be up to eight hexadecimal digits, and is 'xyz'"),
         ("C7", "123456789", "record 40: category C7 must be up to eight hexadecimal digits"),
-        ("I3", "many", "lines 31 to 50: not a click log of Criteo"),
+        ("C7", "-1", "record 40: category C7 must be up to eight hexadecimal digits, and is '-1'"),
+        ("C7", "0x1f", "record 40: category C7 must be up to eight hexadecimal digits, and is '0x1f'"),
+        ("I3", "many", "line 41, column I3: not a click log of Criteo: .*invalid value 'many'"),
+        ("I3", "1\t2", r"line 41: not a click log of Criteo: Expected 40 columns, got 41"),
     ],
 )
 def test_a_record_that_is_none_is_named(tmp_path: Path, column: str, value: Any, says: str) -> None:
@@ -96,6 +99,37 @@ def test_a_record_that_is_none_is_named(tmp_path: Path, column: str, value: Any,
     with pytest.raises(DataError, match=says):
         reader.read(30, 50)
     assert len(reader.read(41, 60)["ids"]) == 19
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "says"),
+    [
+        ("label", ["yes", "no"], "column label holds string; expected numbers"),
+        ("I3", ["1", "2"], "column I3 holds string; expected numbers"),
+        ("C7", [1.0, None], "column C7 holds double; expected text or whole numbers"),
+    ],
+)
+def test_a_column_of_another_type_is_named(tmp_path: Path, column: str, values: list[Any], says: str) -> None:
+    path = tmp_path / "logs.parquet"
+    pa_parquet.write_table(pyarrow.table({**logs(2), column: values}), path)
+    with pytest.raises(DataError, match=says):
+        edl.criteo(path).read(0, 2)
+
+
+def test_truth_values_are_labels_categories_may_be_numbered_and_what_is_no_number_is_missing(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "logs.parquet"
+    given = {
+        "label": [True, False],
+        "I3": [float("nan"), 1.5],
+        "C7": pyarrow.array(["ff", None]).dictionary_encode(),
+    }
+    pa_parquet.write_table(pyarrow.table({**logs(2), **given}), path)
+    read = edl.criteo(path).read(0, 2)
+    assert read["clicked"].tolist() == [1, 0]
+    assert read["numbers"][:, 2] == pytest.approx([0, np.log1p(1.5)])
+    assert read["ids"][:, 6].tolist() == [(6 << 32) + 255, -1]
 
 
 def test_files_that_are_no_logs_are_refused(tmp_path: Path) -> None:

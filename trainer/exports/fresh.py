@@ -24,6 +24,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from edl.layers import rows_to_be_loaded
 from trainer import saved_file, user_model
 from trainer.exports import samples
 from trainer.exports.samples import KERAS_TOLERANCE, OTHER_TOLERANCE, Sample
@@ -70,10 +71,11 @@ def _keras(path: Path, sample: Sample, about: Mapping[str, Any]) -> str:
 
 
 def _built(path: Path, sample: Sample, about: Mapping[str, Any]) -> str:
-    model = _module(about).model()
-    if sample.features is not None:
-        samples.outputs_of(model, sample.features)  # one of its own class has no variables before
-    elif model.weights:
+    with rows_to_be_loaded():
+        model = _module(about).model()
+        if sample.features is not None:
+            samples.outputs_of(model, sample.features)  # one of its own class has no variables before
+    if sample.features is None and model.weights:
         model.built = (
             True  # one that has no call() is never built; its layers are, and Keras asks for no more
         )

@@ -1,9 +1,14 @@
-"""The page for users lists what is compared with Keras, and no more."""
+"""The pages for users list what is compared with Keras, and no more; a model in them can be built."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
+import tensorflow as tf
+
+from edl.layers.embedding import rows_elsewhere
 from tests.process.keras import (
     test_embedding,
     test_inputs,
@@ -15,7 +20,8 @@ from tests.process.keras import (
     test_published,
 )
 
-PAGE = Path(__file__).parents[3] / "docs" / "models.md"
+DOCS = Path(__file__).parents[3] / "docs"
+PAGE = DOCS / "models.md"
 MARK = "<!-- of tests/process/keras; a test there compares -->\n"
 
 
@@ -37,3 +43,15 @@ def compared() -> str:
 
 def test_the_list_of_what_is_compared_is_that_of_the_tests() -> None:
     assert PAGE.read_text().partition(MARK)[2] == compared(), "write what was expected into docs/models.md"
+
+
+def test_the_first_model_of_the_page_on_embeddings_is_built_as_it_stands_there() -> None:
+    found = re.search(r"```python\n(.*?)```", (DOCS / "embeddings.md").read_text(), re.DOTALL)
+    assert found is not None
+    module: dict[str, Any] = {}
+    exec(found[1], module)
+    with rows_elsewhere():
+        model = module["model"]()
+        texts = tf.ragged.constant([["a", "b"], []], dtype=tf.string)
+        outputs = model({"user_id": tf.constant([7, 1 << 40]), "tags": texts})
+    assert outputs.shape == (2, 1)

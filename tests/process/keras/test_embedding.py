@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import warnings
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,15 +20,17 @@ import pytest
 import tensorflow as tf
 
 import edl.layers
+import ps.initializers
 from edl.errors import DataError, ModelError
 from edl.layers.embedding import rows_elsewhere
 from tests.process.keras.models import TOKENS, WEIGHTS, Y, sgd
 from tests.process.keras.rings import STEPS, Case, Meeting, batch, learner_of, parts_of, ring_step
 from tests.process.keras.rings import _given as tensor
-from trainer import control
+from trainer import control, saved_file
 from trainer.evaluation_metrics import EvaluationMetrics
 from trainer.learner import KerasLearner
 from trainer.local_rows import LocalRows
+from trainer.lookups import Lookups
 from trainer.own_step import OwnStepLearner
 from trainer.ring.base import RingBroken
 
@@ -446,6 +450,66 @@ def test_a_saved_model_gives_zeros_for_an_id_that_was_never_trained() -> None:
     np.testing.assert_array_equal(found, [[5, 7, 9], [1, 2, 3], [0, 0, 0]])
 
 
+@keras.saving.register_keras_serializable("tests")
+class OfItsOwn(keras.Model):
+    """Whose tables no file describes: its class makes them."""
+
+    def __init__(self, **others: Any) -> None:
+        super().__init__(**others)
+        self.users, self.out = E(3, name="users"), K.Dense(1)
+
+    def call(self, features: Any) -> Any:
+        return self.out(self.users(features["user"]))
+
+
+def of_its_own() -> keras.Model:
+    keras.utils.set_random_seed(1)
+    model = OfItsOwn()
+    model.compile(sgd(), "mse")
+    return model
+
+
+USERS = {"user": np.array([5, -7, 1 << 62, 5, 9])}  # and the last one is not learned
+
+
+def learned(model: keras.Model) -> np.ndarray:
+    with edl.layers.rows_to_be_loaded():
+        assert not model(USERS).numpy().any(), "there are no rows yet"
+    rows = np.random.default_rng(2).random((3, 3)).astype(np.float32)
+    model.users.fill(np.array([1 << 62, 5, -7]), rows)
+    outputs: np.ndarray = model(USERS).numpy()
+    assert outputs[:4].all() and not outputs[4:].any()
+    return outputs
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_model_whose_class_makes_the_layer_is_loaded_with_its_rows(elsewhere: bool, tmp_path: Path) -> None:
+    model, path = of_its_own(), tmp_path / "m.keras"
+    outputs = learned(model)
+    model.save(path)
+    with warnings.catch_warnings():  # Keras knows no more than the shapes that its class is called with
+        warnings.filterwarnings("ignore", "Skipping variable loading for optimizer")
+        with rows_elsewhere() if elsewhere else nullcontext():
+            loaded: Any = saved_file.load(path, {}) if elsewhere else keras.models.load_model(path)
+    np.testing.assert_array_equal(loaded.predict(USERS, verbose=0), outputs)
+    assert loaded.users.vocabulary == 3
+    loaded.save(path)
+
+
+def test_a_model_built_by_its_own_code_takes_rows_from_a_file_of_weights(tmp_path: Path) -> None:
+    trained_one, path = of_its_own(), tmp_path / "m.weights.h5"
+    outputs = learned(trained_one)
+    trained_one.save_weights(path)
+    with edl.layers.rows_to_be_loaded():
+        model = of_its_own()
+        assert not model.predict(USERS, verbose=0).any()
+    model.load_weights(path)
+    np.testing.assert_array_equal(model.predict(USERS, verbose=0), outputs, "also where it was traced before")
+    np.testing.assert_array_equal(model(USERS), outputs)
+    with pytest.raises(ValueError, match=r"no input_dim.*rows_to_be_loaded"):
+        E(3)(np.array([1]))
+
+
 # --- what a step is made of
 
 
@@ -624,6 +688,31 @@ def test_ids_that_depend_on_rows_are_refused() -> None:
 )
 def test_an_optimizer_that_servers_do_not_have_is_refused(optimizer: Any, why: str) -> None:
     assert why in refused(lambda: one_id(optimizer()), first)
+
+
+@pytest.mark.parametrize(
+    "initializer",
+    [
+        keras.initializers.GlorotUniform(),
+        keras.initializers.GlorotNormal(),
+        keras.initializers.HeUniform(),
+        keras.initializers.HeNormal(seed=4),
+        keras.initializers.LecunNormal(),
+        keras.initializers.VarianceScaling(2.0, "fan_out", "untruncated_normal"),
+    ],
+)
+def test_rows_of_bounded_ids_begin_with_the_scale_that_keras_gives_the_whole_table(initializer: Any) -> None:
+    count, dim = 3000, 16
+    inputs = ids()
+    with rows_elsewhere():
+        model = of(inputs, K.Dense(1)(E(dim, input_dim=count, initializer=initializer, name="t")(inputs)))
+    tables = Lookups(model).tables
+    (rows,) = LocalRows(tables).pull(0, [np.arange(count)])
+    theirs = np.asarray(initializer((count, dim)))
+    assert rows.std() == pytest.approx(theirs.std(), rel=0.03)
+    assert np.abs(rows).max() == pytest.approx(np.abs(theirs).max(), rel=0.25)
+    assert abs(rows.mean()) < theirs.std() / 20
+    ps.initializers.parse(tables[0].initializer, "t", dim)  # a server takes it
 
 
 def test_an_id_out_of_bounds_is_named() -> None:

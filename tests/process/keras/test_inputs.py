@@ -201,7 +201,16 @@ def test_feed_must_keep_the_number_of_records(feed: Any, words: str) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*structure of `inputs`")
 @pytest.mark.parametrize(
-    "name", ["StringLookup", "TextVectorization", "FeatureSpace", "ragged", "dicts of inputs and outputs"]
+    "name",
+    [
+        "StringLookup",
+        "TextVectorization",
+        "FeatureSpace",
+        "ragged",
+        "dicts of inputs and outputs",
+        "an endpoint layer, no labels",
+        "an autoencoder, no labels",
+    ],
 )
 def test_the_final_evaluation_takes_what_training_takes(name: str) -> None:
     case = CASES[name]
@@ -212,9 +221,13 @@ def test_the_final_evaluation_takes_what_training_takes(name: str) -> None:
         return keras.tree.map_structure(lambda a: arrays.cut(a, int(r[0][0]), int(r[0][-1]) + 1), x)
 
     def y_of(r: Any) -> Any:
-        return keras.tree.map_structure(lambda a: a[int(r[0][0]) : int(r[0][-1]) + 1], y)
+        return (
+            None if y is None else keras.tree.map_structure(lambda a: a[int(r[0][0]) : int(r[0][-1]) + 1], y)
+        )
 
     got = evaluate(model, module, in_memory(np.arange(RECORDS), np.arange(RECORDS)), unwatched)
-    given = keras.tree.map_structure(lambda a: arrays.tensor(arrays.standard(a)), (x, y))
+    given = keras.tree.map_structure(
+        lambda a: arrays.tensor(arrays.standard(a)), (x,) if y is None else (x, y)
+    )
     expected = model.evaluate(tf.data.Dataset.from_tensors(given), verbose=0, return_dict=True)
     assert got["loss"] == pytest.approx(expected["loss"], rel=1e-5)
