@@ -361,9 +361,7 @@ class ReleaseMaster:
         said = {"data": {"phase": phase, "reason": why}}
         try:
             await until_answered(self._api.pace, lambda: self._api.patch(path, said, SOON))
-            if (
-                held
-            ):  # those who hold a run's state look for a master that goes on with it, and not for this one
+            if held:  # those who hold a run's state look for a master that goes on with it: not for this one
                 await self._candidate.until(changed)
             else:
                 async with self._resting(installed, phase, why):

@@ -16,9 +16,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import keras
+import numpy as np
 
 from edl.errors import ModelError
-from edl.layers.embedding import Embedding
+from edl.layers.embedding import Embedding, is_loaded_by_keras
 
 # What the rows of servers cannot have.
 REFUSED = ("embeddings_regularizer", "embeddings_constraint", "lora_rank", "quantization_config")
@@ -82,8 +83,12 @@ def _arguments(cls: Any, args: Any, named: Any) -> dict[str, Any]:
         return {}
     bound.apply_defaults()
     found = {**bound.arguments, **bound.arguments.get("kwargs", {})}
-    sizes = found["input_dim"], found["output_dim"]
-    return found if all(isinstance(size, int) and size > 0 for size in sizes) else {}
+    for name in ("input_dim", "output_dim"):
+        size = found[name]
+        if isinstance(size, bool) or not isinstance(size, int | np.integer) or size <= 0:
+            return {}
+        found[name] = int(size)  # which NumPy may have counted
+    return found
 
 
 def _stays(found: dict[str, Any]) -> str:
@@ -92,6 +97,8 @@ def _stays(found: dict[str, Any]) -> str:
         return "it is given its weights"
     if not found.get("trainable", True):
         return "it is not trained"
+    if is_loaded_by_keras():
+        return "it is loaded with its weights"
     return ""
 
 

@@ -116,7 +116,7 @@ class Embedding(keras.layers.Layer):
             self.embeddings = self.add_weight(
                 name="embeddings", shape=(self.input_dim, self.dim), initializer=self.initializer
             )
-        elif _to_be_loaded.depth or _is_loaded_by_keras():
+        elif _to_be_loaded.depth or is_loaded_by_keras():
             self.awaits_rows, self.vocabulary = True, 0
             self._add_saved(0)
         else:
@@ -276,7 +276,7 @@ class Embedding(keras.layers.Layer):
             found = 1 + tf.strings.to_hash_bucket_fast(inputs, count - 1)
             return tf.where(inputs == "", tf.zeros_like(found), found)
         # Keras knows shapes only of what a model's class is called with when it loads one: so all are floats.
-        floats = self.float_ids or _is_loaded_by_keras()
+        floats = self.float_ids or is_loaded_by_keras()
         if not inputs.dtype.is_integer and not (floats and inputs.dtype.is_floating):
             raise TypeError(
                 f"layer {self.name!r} is given {inputs.dtype.name}: ids must be integers or texts"
@@ -420,7 +420,7 @@ class _ToBeLoaded:
 _elsewhere, _here, _saved, _to_be_loaded = _Elsewhere(), _Here(), _Saved(), _ToBeLoaded()
 
 
-def _is_loaded_by_keras() -> bool:
+def is_loaded_by_keras() -> bool:
     """Whether this runs inside of `keras.models.load_model`: it builds layers that a model's own class makes
     before it gives them their weights."""
     return serialization_lib.in_safe_mode() is not None

@@ -61,9 +61,7 @@ class Arranged:
     """The rows are on so many parameter servers: no other is needed, as far as the job has heard."""
 
     servers: int
-    wanted: (
-        int  # so many were wanted when that was found: another number that was told since is still to come
-    )
+    wanted: int  # then; another number, told since, is still to come
 
 
 @dataclass(frozen=True, slots=True)

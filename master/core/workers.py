@@ -113,9 +113,7 @@ class WorkerRecord:
     expected: bool = False  # an earlier master's, and it has not told its present state yet
     place: Place = OUT
     has_state: bool = False  # it has synced: its memory is a copy of the job's state
-    from_copy: bool = (
-        False  # that was left to it: no ring has had it, and another one of the same step differs
-    )
+    from_copy: bool = False  # that was left to it: no ring has had it, and another of the same step differs
     step: int = 0  # as of when it last joined or left a ring
     round: int = 0  # of the evaluation after that step, as of then
     turn: int = 0  # 1: callbacks had been called after that step

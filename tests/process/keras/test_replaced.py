@@ -171,5 +171,15 @@ def test_what_rows_on_servers_cannot_have_is_refused_by_name_and_small_ones_neve
             layers.Embedding(0, 4)
         assert isinstance(layers.Embedding(WORDS, 4), edl.layers.Embedding)
         assert len(told) == 3
+        counted_by_numpy = layers.Embedding(np.int64(WORDS), np.int32(4))
+        assert isinstance(counted_by_numpy, edl.layers.Embedding) and len(told) == 4
     assert isinstance(layers.Embedding(WORDS, 4), layers.Embedding), "after that, all is as before"
     assert layers.Embedding(WORDS, 4)(np.zeros((2, 3))).shape == (2, 3, 4)
+
+
+def test_a_table_that_model_loads_from_a_file_stays_the_variable_that_has_its_weights(tmp_path: Path) -> None:
+    compiled(functional)().save(tmp_path / "m.keras")
+    with rows_elsewhere(), replaced(LARGE) as told:
+        loaded: Any = keras.models.load_model(tmp_path / "m.keras")
+    assert [layer for layer in loaded.layers if isinstance(layer, layers.Embedding)]
+    assert ["stays a variable: it is loaded with its weights" in line for line in told] == [True]
