@@ -203,11 +203,8 @@ class Telemetry:
         """
         self._comes_back(generation, rank, step, self._clock())
         if ended:
-            mean = epochs.history[-1].get("loss")
-            records = self._steps.records
-            loss = None if mean is None else pb.EpochLoss(epoch=ended - 1, records=records, mean=mean)
             if rank == 0:
-                self._session.say(generation, epoch_ended=pb.EpochEnded(epochs=ended, loss=loss, metrics={}))
+                self._session.say(generation, epoch_ended=self._epoch(ended, epochs.history[-1].get("loss")))
             self._loss = None
         elif epochs.records:
             last = self._loss.last if self._loss is not None else 0.0
@@ -251,15 +248,20 @@ class Telemetry:
         records = [pb.BadRecord(index=record.index, why=record.why) for record in bad]
         self._session.say(generation, bad_records=pb.BadRecords(epoch=epoch, records=records))
 
-    def epoch_ends(self, epochs: int, metrics: dict[str, float]) -> None:
+    def epoch_ends(self, epochs: int, loss: float | None, metrics: dict[str, float]) -> None:
         """With the step that was done last, so many epochs are whole.
 
         Args:
-            metrics: the compiled ones over the records of the last of them.
+            loss: over the records of the last of them, whoever was in the ring; None: all were left out.
+            metrics: the compiled ones over them.
         """
-        known = self._loss is not None and self._loss.epoch == epochs - 1  # else all steps were left out
-        loss = self._loss.message() if self._loss is not None and known else None
-        self._ended = pb.EpochEnded(epochs=epochs, loss=loss, metrics=metrics)
+        self._ended = self._epoch(epochs, loss, metrics)
+
+    def _epoch(
+        self, epochs: int, loss: float | None, metrics: dict[str, float] | None = None
+    ) -> pb.EpochEnded:
+        mean = pb.EpochLoss(epoch=epochs - 1, records=self._steps.records, mean=loss or 0.0)
+        return pb.EpochEnded(epochs=epochs, loss=None if loss is None else mean, metrics=metrics or {})
 
     def ring_left(self, step: int) -> None:
         self._session.progress = Progress(step=step)

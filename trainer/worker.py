@@ -480,9 +480,10 @@ class Worker:
 
     def epoch_ends(self, epochs: int, metrics: dict[str, float]) -> None:
         """So many epochs are whole: tell how good the last one was, and have a checkpoint of it say so."""
-        self.report.epoch_ends(epochs, metrics)
+        found = self.ledger.epochs.history[-1]
+        self.report.epoch_ends(epochs, found.get("loss"), metrics)
         if self.checkpoints is not None:
-            self.checkpoints.epoch_ended(self.step, dict(self.ledger.epochs.history[-1]))
+            self.checkpoints.epoch_ended(self.step, dict(found))
 
     def write(self) -> None:
         """All can, as all see at this step: begin to write the state that it has led to."""

@@ -14,7 +14,7 @@ from trainer.session.state import EpochLoss, Progress, Session
 from trainer.telemetry import LOG_SECONDS, STALENESS_STEPS, Telemetry
 
 STEPS = Steps(100, 8)  # 13 in an epoch
-METRICS = {"accuracy": 0.5}  # of each epoch
+LOSS, METRICS = 2.5, {"accuracy": 0.5}  # of each epoch
 
 
 class Teller:
@@ -58,7 +58,7 @@ class Teller:
         agreed = Agreed(records, loss if records else float("nan"), False, nonfinite, 2 * step, 0, 0, 2)
         self.report.step_done(3, rank, step, trained, agreed)
         if records and STEPS.ends_epoch(step):
-            self.report.epoch_ends(STEPS.epoch(step), METRICS)
+            self.report.epoch_ends(STEPS.epoch(step), None if nonfinite else LOSS, METRICS)
 
 
 def test_the_first_step_after_a_change_tells_what_it_cost() -> None:
@@ -153,7 +153,7 @@ def test_the_end_of_an_epoch_is_told_once_by_rank_0_when_the_next_sum_has_made_i
     t.step(step=14)
     t.step(step=15)
     assert t.ended == [
-        pb.EpochEnded(epochs=1, loss=pb.EpochLoss(epoch=0, records=16, mean=2.5), metrics=METRICS)
+        pb.EpochEnded(epochs=1, loss=pb.EpochLoss(epoch=0, records=100, mean=LOSS), metrics=METRICS)
     ]
     other = Teller()
     for step in (12, 13, 14):
@@ -166,7 +166,7 @@ def test_the_end_of_the_last_epoch_is_told_with_the_sum_that_has_no_records() ->
     t.step(step=13, loss=4.0)
     t.step(step=13, trained=0)
     assert t.ended == [
-        pb.EpochEnded(epochs=1, loss=pb.EpochLoss(epoch=0, records=8, mean=4.0), metrics=METRICS)
+        pb.EpochEnded(epochs=1, loss=pb.EpochLoss(epoch=0, records=100, mean=LOSS), metrics=METRICS)
     ]
 
 
