@@ -390,13 +390,18 @@ class Client:
     def _in_time(self, act: Callable[[float], T]) -> T:
         """Until the servers have answered, or the time is up."""
         deadline = time.monotonic() + self._timeout
+        said: _NotYet | None = None  # by a server, and a moment ago
         while True:
+            began = time.monotonic()
             try:
                 return act(deadline)
             except _NotYet as error:
                 self._known = None  # another run may have begun
                 if time.monotonic() + PAUSE_SECONDS >= deadline:
-                    raise EdlError(f"{error} (waited for {self._timeout:g} s)") from error.__cause__
+                    # An attempt for which there was hardly time left says less than the one before it.
+                    why = error if said is None or deadline - began >= PATIENCE_SECONDS else said
+                    raise EdlError(f"{why} (waited for {self._timeout:g} s)") from why.__cause__
+                said = error
             time.sleep(PAUSE_SECONDS)
 
     def _ask(self, method: str, requests: Mapping[int, Any], deadline: float) -> dict[int, Any]:
