@@ -33,11 +33,11 @@ class Files:
         self.where = str(root)
         self._root = root
 
-    def all(self, wanted: Callable[[str], bool]) -> dict[str, dict[str, int]]:
-        """The files of each directory that is wanted, with their bytes."""
+    def all(self, prefix: str, wanted: Callable[[str], bool]) -> dict[str, dict[str, int]]:
+        """The files of each directory that begins so and is wanted, with their bytes."""
         try:
             with self._open() as root:
-                names = [name for name in os.listdir(root) if wanted(name)]
+                names = [name for name in os.listdir(root) if name.startswith(prefix) and wanted(name)]
         except FileNotFoundError:  # nothing was written yet
             return {}
         found = {}

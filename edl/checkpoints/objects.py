@@ -37,10 +37,10 @@ class Objects:
         except Exception as error:  # whatever the client says; that it is not installed, for one
             raise CheckpointError(f"{url}: {_short(error)}") from error
 
-    def all(self, wanted: Callable[[str], bool]) -> dict[str, dict[str, int]]:
-        """The objects of each directory that is wanted, with their bytes."""
+    def all(self, prefix: str, wanted: Callable[[str], bool]) -> dict[str, dict[str, int]]:
+        """The objects of each directory that begins so and is wanted, with their bytes."""
         found: dict[str, dict[str, int]] = {}
-        for (directory, *names), size in self._list(self._root):
+        for (directory, *names), size in self._list(self._root, prefix):
             if len(names) == 1 and wanted(directory):
                 found.setdefault(directory, {})[names[0]] = size
         return found
@@ -91,8 +91,11 @@ class Objects:
         return cast(BinaryIO, _Reader(file))
 
     def rename(self, directory: str, name: str, other: str) -> None:
+        """A copy, and the old one removed: not by `mv`, for s3fs' says nothing when it may not remove."""
+        old = self._path(directory, name)
         with _speaking():
-            self._client.mv(self._path(directory, name), self._path(directory, other))
+            self._client.cp_file(old, self._path(directory, other))
+            self._client.rm_file(old)
 
     def remove(self, directory: str, names: Iterable[str]) -> None:
         """These objects, in this order."""
@@ -105,13 +108,17 @@ class Objects:
     def _path(self, *names: str) -> str:
         return "/".join((self._root.rstrip("/"), *names))
 
-    def _list(self, path: str) -> Iterator[tuple[list[str], int]]:
-        """All objects below it: their names, and their bytes."""
+    def _list(self, path: str, prefix: str = "") -> Iterator[tuple[list[str], int]]:
+        """The objects below it: their names, and their bytes. There may be some that begin otherwise."""
+        s3 = self.where.startswith(_S3)
+        # Without it s3fs, where it finds none, asks for an object of the path's own name, and an account that
+        # has rights below the path only is refused.
+        such = {"prefix": prefix} if s3 and prefix else {}
         with _speaking():
             try:
-                found = self._client.find(path, detail=True)
+                found = self._client.find(path, detail=True, **such)
             except FileNotFoundError:
-                if self.where.startswith(_S3):  # there it is the bucket
+                if s3:  # there it is the bucket
                     raise
                 return  # nothing was written yet
         for full, about in found.items():

@@ -38,7 +38,8 @@ T = TypeVar("T")
 SUPERSEDED = "manifest.superseded.json"
 MOST_THREADS = 4  # that read and verify: each takes a part
 SMALL = 64 << 10  # bytes that are hashed before another thread would have begun
-_DIRECTORY = re.compile(rf"step-([0-9]{{12}}|[1-9][0-9]{{12,17}})-({manifests.NAME.pattern})")
+_PREFIX = "step-"
+_DIRECTORY = re.compile(rf"{_PREFIX}([0-9]{{12}}|[1-9][0-9]{{12,17}})-({manifests.NAME.pattern})")
 
 
 class Place(Protocol):
@@ -47,7 +48,7 @@ class Place(Protocol):
     where: str
     damage: frozenset[int]  # what reading says of a file that is not as it was written
 
-    def all(self, wanted: Callable[[str], bool]) -> dict[str, dict[str, int]]: ...
+    def all(self, prefix: str, wanted: Callable[[str], bool]) -> dict[str, dict[str, int]]: ...
     def sizes(self, directory: str) -> dict[str, int]: ...
     def write(self, directory: str, name: str, pieces: Iterator[memoryview]) -> None: ...
     def create(self, directory: str, name: str, data: bytes) -> bool: ...
@@ -192,7 +193,7 @@ class Store:
 
     def _found(self) -> list[Checkpoint]:
         with _troubles(self.place, "list the checkpoints"):
-            there = self.place.all(lambda name: _DIRECTORY.fullmatch(name) is not None)
+            there = self.place.all(_PREFIX, lambda name: _DIRECTORY.fullmatch(name) is not None)
         named = [(_DIRECTORY.fullmatch(name), files) for name, files in there.items()]
         found = [Checkpoint(self.place, int(name[1]), name[2], files) for name, files in named if name]
         times = Counter(c.step for c in found)
@@ -210,7 +211,7 @@ class Writing:
 
     @property
     def directory(self) -> str:
-        return f"step-{self.step:012d}-{self.attempt}"
+        return f"{_PREFIX}{self.step:012d}-{self.attempt}"
 
     def write_part(
         self, index: int, of: int, tensors: Mapping[str, Tensor], finite: Collection[str] = ()
@@ -285,7 +286,7 @@ class Checkpoint:
 
     @property
     def directory(self) -> str:
-        return f"step-{self.step:012d}-{self.attempt}"
+        return f"{_PREFIX}{self.step:012d}-{self.attempt}"
 
     @property
     def is_complete(self) -> bool:

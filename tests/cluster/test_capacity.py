@@ -1,5 +1,7 @@
 """Capacity comes and goes: what docs/preemption.md shows, with the same commands.
 
+The checkpoints are in a store that speaks S3, its account is in a Secret: what docs/checkpoints.md shows.
+
 EDL_PREEMPTED_MINUTES says for how long all of it is gone, twice (5 seconds by default; 1 for all of it).
 """
 
@@ -8,17 +10,18 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from edl.contract.reasons import Reason
-from tests.cluster.cluster import Namespace, Object
+from tests.cluster.cluster import Namespace, Nodes, Object
 from tests.cluster.release import WORKERS, Release, idling, in_ring
+from tests.s3 import Account, serving
 
 pytestmark = pytest.mark.timeout(600)
 MINUTES = float(os.environ.get("EDL_PREEMPTED_MINUTES", 5 / 60))
+SECRET = "store-account"
 # Two of these fill a node, with the little else that runs there.
 HALF_A_NODE = {"worker.resources.requests.cpu": "850m"}
 
@@ -59,9 +62,7 @@ def restored(job: Release, times: int) -> None:
 
     def so(events: list[Object]) -> bool:
         mine = (e for e in events if e["reason"] == Reason.Restored)
-        return times <= sum(
-            e.get("count", 1) for e in mine if "is restored from /checkpoints" in e["message"]
-        )
+        return times <= sum(e.get("count", 1) for e in mine if "is restored from s3://" in e["message"])
 
     job.namespace.until("events", so)
 
@@ -74,18 +75,32 @@ def seconds(*steps: Callable[[], object]) -> float:
     return time.monotonic() - began
 
 
+@pytest.fixture
+def store(nodes: Nodes) -> Iterator[Account]:
+    """A store of checkpoints, on the machine that the nodes are on."""
+    with serving(nodes.machine) as account:
+        yield account
+
+
+def keeps(namespace: Namespace, account: Account) -> None:
+    """A Secret has it, and no other."""
+    literals = [f"--from-literal={name}={text}" for name, text in account.variables.items()]
+    namespace.kubectl("delete", "secret", SECRET, "--ignore-not-found")
+    namespace.kubectl("create", "secret", "generic", SECRET, *literals)
+
+
 def test_a_deployment_takes_the_capacity_and_gives_it_back(
-    release: Callable[..., Release], tmp_path: Path
+    release: Callable[..., Release], store: Account
 ) -> None:
     """Half of it, then all, twice; at last the release is gone, and the next one, at once, goes on."""
-    kept = tmp_path / "checkpoints"
-    kept.mkdir()
-    kept.chmod(0o777)
     checkpoints = {
-        "checkpoint.hostPath": str(kept), "checkpoint.dir": "/checkpoints", "checkpoint.seconds": "2",
-    }  # fmt: skip
+        "checkpoint.dir": store.url,
+        "checkpoint.existingSecret": SECRET,
+        "checkpoint.seconds": "2",
+    }
     job = release(**idling(40_000), **HALF_A_NODE, **checkpoints)
     namespace = job.namespace
+    keeps(namespace, store)
     first = seconds(job.install, lambda: job.ring_of(4))
     namespace.apply(service(namespace, replicas=2))
     serves(namespace, 2)
@@ -117,7 +132,14 @@ def test_a_deployment_takes_the_capacity_and_gives_it_back(
 
     first_run, uids = told_id(job), {p["metadata"]["uid"] for p in namespace.get("pods", "-l", WORKERS)}
     namespace.helm("uninstall", job.name)  # its pods are there for a while
-    job.install(workers=3, training__epochs=2, checkpoint__resume="true")
+    again = {"workers": 3, "training__epochs": 2, "checkpoint__resume": "true"}
+    keeps(namespace, store.forged)
+    job.install(**again)
+    refused = job.phase("Failed")["reason"]
+    assert f"{store.url}: cannot list the checkpoints: The request signature" in refused, "it begins nothing"
+    namespace.helm("uninstall", job.name)
+    keeps(namespace, store)
+    job.install(**again)
     job.ring_of(3)
     restored(job, 3)
     assert told_id(job) != first_run

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import subprocess
@@ -19,6 +18,7 @@ import pytest
 
 from edl.checkpoints import Best, CheckpointDamaged, CheckpointError, Store, Tensor, one_of
 from tests.checkpoints import TENSORS, equal, manifest_of, of_size, unexpected, write
+from tests.s3 import BUCKET, Account, serving
 
 ROOT = Path(__file__).parents[2]
 
@@ -43,21 +43,12 @@ class Place:
 
 
 @pytest.fixture(scope="module")
-def s3() -> Iterator[str]:
-    """The address of a server that speaks S3, with a bucket."""
-    from moto.server import ThreadedMotoServer
-
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
-        patch.setenv("AWS_ACCESS_KEY_ID", "key")
-        patch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-        fsspec.filesystem("s3", skip_instance_cache=True).mkdir("bucket")
-        yield "bucket"
-    server.stop()
+def s3() -> Iterator[Account]:
+    """A server that speaks S3; the environment has the account, as from the chart's Secret."""
+    with serving() as account, pytest.MonkeyPatch.context() as patch:
+        for name, text in account.variables.items():
+            patch.setenv(name, text)
+        yield account
 
 
 @pytest.fixture(params=["directory", "memory", "s3"])
@@ -70,8 +61,14 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
         case "memory":
             return Place(f"memory://{name}", fsspec.filesystem("memory"), f"/{name}")
         case _:
-            root = f"{request.getfixturevalue('s3')}/jobs/{name}"
-            return Place(f"s3://{root}", fsspec.filesystem("s3", skip_instance_cache=True), root)
+            url = f"{request.getfixturevalue('s3').url}/{name}"
+            return Place(url, fsspec.filesystem("s3", skip_instance_cache=True), url.removeprefix("s3://"))
+
+
+def test_an_account_with_rights_below_the_address_alone_finds_that_nothing_is_there_yet(s3: Account) -> None:
+    """The first test here: later ones have written something there."""
+    assert fsspec.filesystem("s3", skip_instance_cache=True).find(BUCKET) == []
+    assert Store.open(s3.url).newest(unexpected) is None
 
 
 def test_what_is_read_is_what_was_written_bit_for_bit(place: Place) -> None:
@@ -220,7 +217,7 @@ def test_a_part_that_fails_in_the_middle_leaves_nothing(place: Place) -> None:
         place.store.begin(1, "1").write_part(0, 1, state, finite=state)
     assert place.files() == []
     if place.url.startswith("s3"):
-        begun = place.client.call_s3("list_multipart_uploads", Bucket="bucket")
+        begun = place.client.call_s3("list_multipart_uploads", Bucket=BUCKET)
         assert not begun.get("Uploads")
 
 
@@ -290,7 +287,8 @@ def test_what_the_training_has_left_behind_is_set_aside(place: Place) -> None:
     assert place.store.unfinished() == []
 
 
-def test_a_store_that_is_not_there_is_no_empty_store(s3: str) -> None:
+@pytest.mark.usefixtures("s3")
+def test_a_store_that_is_not_there_is_no_empty_store() -> None:
     with pytest.raises(
         CheckpointError, match=r"s3://else: cannot list the checkpoints: .*bucket does not exist"
     ):
@@ -322,53 +320,12 @@ def test_a_store_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) 
             client.clear_instance_cache()
 
 
-ACCOUNT = {
-    "Version": "2012-10-17",
-    "Statement": [
-        {"Effect": "Allow", "Action": "s3:ListBucket", "Resource": "arn:aws:s3:::bucket"},
-        {
-            "Effect": "Allow",
-            "Action": ["s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"],
-            "Resource": "arn:aws:s3:::bucket/jobs/*",
-        },
-    ],
-}
-
-
-@pytest.fixture
-def guarded_s3() -> Iterator[dict[str, str]]:
-    """A server that speaks S3 and looks at who asks: an account that docs/checkpoints.md describes."""
-    import boto3
-    import httpx2
-    from moto.server import ThreadedMotoServer
-
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    url = "http://{}:{}".format(*server.get_host_and_port())
-    admin = {
-        "endpoint_url": url, "aws_access_key_id": "a", "aws_secret_access_key": "b",
-        "region_name": "us-east-1",
-    }  # fmt: skip
-    boto3.client("s3", **admin).create_bucket(Bucket="bucket")
-    iam = boto3.client("iam", **admin)
-    iam.create_user(UserName="edl")
-    iam.put_user_policy(UserName="edl", PolicyName="edl", PolicyDocument=json.dumps(ACCOUNT))
-    key = iam.create_access_key(UserName="edl")["AccessKey"]
-    httpx2.post(f"{url}/moto-api/reset-auth", content=b"0").raise_for_status()
-    yield {
-        "AWS_ENDPOINT_URL": url,
-        "AWS_ACCESS_KEY_ID": key["AccessKeyId"],
-        "AWS_SECRET_ACCESS_KEY": key["SecretAccessKey"],
-    }
-    httpx2.post(f"{url}/moto-api/reset-auth", content=b"inf")
-    server.stop()
-
-
 WRITE_AND_PRUNE = """
 import sys
 from edl.checkpoints import Store
+from tests.s3 import BUCKET, Account, serving
 from tests.checkpoints import TENSORS, equal, unexpected, write
-store = Store.open("s3://bucket/jobs/one")
+store = Store.open(sys.argv[1])
 for step in (1, 2, 3):
     write(store, step)
 assert len(store.prune(2)) == 1
@@ -376,16 +333,35 @@ assert equal(store.load_newest(unexpected).tensors, TENSORS)
 """
 
 
-def test_an_account_comes_by_the_environment_as_from_the_charts_secret(guarded_s3: dict[str, str]) -> None:
-    def as_a_worker(**account: str) -> subprocess.CompletedProcess[str]:
-        own = {key: text for key, text in os.environ.items() if not key.startswith("AWS_")}
+def test_an_account_comes_by_the_environment_as_from_the_charts_secret(s3: Account) -> None:
+    def as_a_worker(account: Account) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-c", WRITE_AND_PRUNE], env={**own, **account}, cwd=ROOT,
+            [sys.executable, "-c", WRITE_AND_PRUNE, url], env=os.environ | account.variables, cwd=ROOT,
             capture_output=True, text=True, timeout=60,
         )  # fmt: skip
 
-    done = as_a_worker(**guarded_s3)
+    url = f"{s3.url}/one"
+    done = as_a_worker(s3)
     assert done.returncode == 0, done.stderr
-    refused = as_a_worker(**{**guarded_s3, "AWS_SECRET_ACCESS_KEY": "another"})
-    assert "CheckpointError: s3://bucket/jobs/one: cannot write the checkpoint of step 1" in refused.stderr
-    assert guarded_s3["AWS_SECRET_ACCESS_KEY"] not in refused.stderr
+    refused = as_a_worker(s3.forged)
+    assert f"CheckpointError: {url}: cannot write the checkpoint of step 1" in refused.stderr
+    assert s3.forged.secret not in refused.stderr
+
+
+def test_who_may_not_remove_is_told_that_nothing_was_set_aside(s3: Account) -> None:
+    """Else a training that has gone back would be taken up, another time, where it is no more."""
+    url = f"{s3.url}/two"
+    for step in (1, 2):
+        write(Store.open(url), step)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, text in s3.without("DeleteObject").variables.items():
+            patch.setenv(name, text)
+        fsspec.get_filesystem_class("s3").clear_instance_cache()
+        with pytest.raises(
+            CheckpointError, match=f"{url}: cannot set aside the checkpoint of step 2: .*enied"
+        ):
+            Store.open(url).supersede(after=1)
+        assert [c.step for c in Store.open(url).checkpoints()] == [1, 2]
+    fsspec.get_filesystem_class("s3").clear_instance_cache()
+    assert [c.step for c in Store.open(url).supersede(after=1)] == [2]
+    assert [c.step for c in Store.open(url).checkpoints()] == [1]
