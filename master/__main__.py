@@ -24,13 +24,13 @@ from edl.contract.exit_codes import MasterExit
 from edl.contract.ids import RunId
 from edl.contract.workers import WORKER_ENVIRONMENT
 from edl.errors import EdlError
+from edl.log import log_at
 from edl.text import plain
 from master import journal
 from master.backends.base import Backend
 from master.backends.external import External
 from master.backends.processes import ForkServer, Launcher, Memories, Processes, Spawn
 from master.backends.servers import Plan, ServerProcesses
-from master.log import log_at
 from master.loop import Master
 from master.servers import NoServers, ParameterServers
 from master.service import serve, token_for

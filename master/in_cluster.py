@@ -38,6 +38,7 @@ from edl.kubernetes.client import SOON, Api
 from edl.kubernetes.pods import Pod
 from edl.kubernetes.timing import Timing
 from edl.listener import Listener
+from edl.log import log_at
 from edl.tls import certificate_for
 from master.backends.base import Tasks
 from master.backends.kubernetes import (
@@ -53,7 +54,6 @@ from master.candidate import Candidate
 from master.core import events as ev
 from master.http.metrics import Metrics
 from master.http.server import Server
-from master.log import log_at
 from master.loop import Master
 from master.rpc.resting import RestingServer
 from master.rpc.standby import vouches

@@ -19,13 +19,13 @@ from edl.contract.ids import RunId, WorkerId
 from edl.contract.phases import Phase
 from edl.contract.reasons import Severity
 from edl.errors import ConfigError
+from edl.log import log_at
 from master.backends.base import Backend
 from master.core import effects as ef
 from master.core import events as ev
 from master.core import view
 from master.core.job import Job
 from master.journal import Journal
-from master.log import log_at
 from master.rpc.server import Server
 from master.servers import NoServers, ParameterServers
 from master.spec import JobSpec

@@ -183,7 +183,7 @@ class Named:
 
     def perform(self, effect: ef.Effect) -> None:
         if isinstance(effect, ef.Arranged):
-            # Else another number is wanted by now, and the core had not heard of it.
+            # Otherwise the core decided before it learned of the number that is wanted now: that one stands.
             answers = self._told == self._wanted == effect.wanted
             if answers:
                 self._wanted = self._told = effect.servers

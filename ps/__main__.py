@@ -19,6 +19,7 @@ from edl import full_disk
 from edl.contract.tokens import Tokens
 from edl.errors import EdlError
 from edl.listener import Listener
+from edl.log import log_at
 from edl.text import plain
 from edl.tls import certificate_for
 
@@ -43,7 +44,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--compile", action="store_true", help="only compile, for when an image is made")
     args = parser.parse_args(argv)
     full_disk.outlive()
-    _log_at(args.log_level)
+    log_at(args.log_level)
     try:
         if args.compile:
             from ps import native  # noqa: F401
@@ -129,18 +130,6 @@ def _write_whole(path: Path, text: str) -> None:
     unfinished = path.with_name(f".{path.name}.new")
     unfinished.write_text(text)
     unfinished.replace(path)
-
-
-def _log_at(level: str) -> None:
-    structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="%H:%M:%S.%f", utc=False),
-            structlog.dev.ConsoleRenderer(colors=False, pad_event_to=0),
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""A worker's log (standard error): from which level on, and how a line looks.
+"""A worker's log (standard error): from which level on, and how a line looks: with date and time in UTC, as
+the master's (edl/log.py), for the two are read side by side.
 
 The job's values say the level (`logLevel`), also while it runs. It holds for edl's own lines, for what the
 model's code logs with Python's `logging`, and for libraries that use it; debug has TensorFlow and Horovod say
@@ -10,6 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+from datetime import UTC, datetime
 
 log = logging.getLogger("edl.worker")
 
@@ -17,11 +19,12 @@ OF_LIBRARIES = {"TF_CPP_MIN_LOG_LEVEL": "0", "HOROVOD_LOG_LEVEL": "info"}  # the
 
 
 class Line(logging.Formatter):
-    """Ours as they are; those of others with their level and who says it."""
+    """All with their time; those of others with their level and who says it."""
 
     def format(self, record: logging.LogRecord) -> str:
         text = super().format(record)
-        return text if record.name == log.name else f"{record.levelname} {record.name}: {text}"
+        at = datetime.fromtimestamp(record.created, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        return f"{at} {text}" if record.name == log.name else f"{at} {record.levelname} {record.name}: {text}"
 
 
 def follow(config_json: str) -> None:

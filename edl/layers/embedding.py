@@ -423,6 +423,7 @@ _elsewhere, _here, _saved, _to_be_loaded = _Elsewhere(), _Here(), _Saved(), _ToB
 def is_loaded_by_keras() -> bool:
     """Whether this runs inside of `keras.models.load_model`: it builds layers that a model's own class makes
     before it gives them their weights."""
+    # Private, for Keras 3 has no public way: keras.config and keras.saving do not tell.
     return serialization_lib.in_safe_mode() is not None
 
 

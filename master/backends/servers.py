@@ -179,7 +179,7 @@ class ServerProcesses:
         if not isinstance(effect, ef.Arranged):
             return
         self._have = effect.servers
-        # Else another number is wanted by now, and the core had not heard of it.
+        # Otherwise the core decided before it learned of the number that is wanted now: that one stands.
         if not self._asked and self._wanted == effect.wanted:
             self._wanted = effect.servers
             self._further.forget()

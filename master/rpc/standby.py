@@ -20,11 +20,10 @@ from edl.contract.proto import edl_pb2 as pb
 from edl.contract.proto import edl_pb2_grpc as rpc
 from edl.errors import EdlError
 from edl.listener import OPTIONS, Context, Listener
+from master.rpc.refusing import RefusingServer
 
-LAST_WORDS_SECONDS = 0.5
 
-
-class StandbyServer(rpc.MasterServicer, rpc.StandbyServicer):
+class StandbyServer(RefusingServer, rpc.StandbyServicer):
     """Listens where the job's server will, until `close`.
 
     Args:
@@ -38,22 +37,14 @@ class StandbyServer(rpc.MasterServicer, rpc.StandbyServicer):
         changed: Callable[[], None],
         vouch: Callable[[int], bool],
     ):
-        self._listener, self._changed, self._vouch = listener, changed, vouch
+        super().__init__(listener)
+        self._changed, self._vouch = changed, vouch
         self._words: dict[object, pb.Word] = {}  # by stream
         self._witnesses: set[int] = set()
-        self._over = asyncio.Event()
         self._term = 0
 
-    async def start(self, address: str) -> int:
-        """Listen on `address` (host:port, port 0 for any); returns the port.
-
-        Raises:
-            EdlError: the address is taken, or is none of this machine; or the certificate cannot be used.
-        """
-        return await self._listener.start(address, self._serve)
-
     def _serve(self, server: grpc.aio.Server) -> None:
-        rpc.add_MasterServicer_to_server(self, server)
+        super()._serve(server)
         rpc.add_StandbyServicer_to_server(self, server)
 
     def lost(self, term: int) -> list[int]:
@@ -72,8 +63,7 @@ class StandbyServer(rpc.MasterServicer, rpc.StandbyServicer):
             term: this master acts now; 0: it does not.
         """
         self._term = term
-        self._over.set()
-        await self._listener.close(LAST_WORDS_SECONDS)
+        await super().close()
 
     # --- calls
 
@@ -102,21 +92,14 @@ class StandbyServer(rpc.MasterServicer, rpc.StandbyServicer):
     async def Vouch(self, request: pb.Renewal, context: Context) -> pb.Vouched:
         return pb.Vouched(yes=not self._over.is_set() and self._vouch(request.term))
 
-    async def Work(
-        self, requests: AsyncIterator[pb.FromWorker], context: Context
-    ) -> AsyncIterator[pb.ToWorker]:
-        await _refuse(context)
-        yield pb.ToWorker()
-
     async def Watch(self, request: pb.WatchRequest, context: Context) -> AsyncIterator[pb.Status]:
-        await _refuse(context)
+        await self._refuse(context)
         yield pb.Status()
 
-    async def Scale(self, request: pb.ScaleRequest, context: Context) -> pb.Reply:
-        await _refuse(context)
-
-    async def Stop(self, request: pb.StopRequest, context: Context) -> pb.Reply:
-        await _refuse(context)
+    async def _refuse(self, context: Any) -> NoReturn:
+        why = "this master stands by, and another one acts: call the Service"
+        await context.abort(grpc.StatusCode.UNAVAILABLE, why, ((STANDS_BY, "yes"),))
+        raise AssertionError("unreachable: abort raises")
 
 
 async def vouches(
@@ -141,9 +124,3 @@ async def vouches(
             return bool((await call).yes)
     except (grpc.aio.AioRpcError, EdlError):
         return False
-
-
-async def _refuse(context: Any) -> NoReturn:
-    why = "this master stands by, and another one acts: call the Service"
-    await context.abort(grpc.StatusCode.UNAVAILABLE, why, ((STANDS_BY, "yes"),))
-    raise AssertionError("unreachable: abort raises")

@@ -34,12 +34,12 @@ from edl.contract.ids import RunId, WorkerId
 from edl.contract.layout import Layout
 from edl.contract.tokens import Tokens
 from edl.listener import Listener
+from edl.log import log_at
 from master.core import effects as ef
 from master.core import events as ev
 from master.core import snapshot
 from master.core.job import Job
 from master.journal import Journal
-from master.log import log_at
 from master.loop import Master
 from master.rpc.server import Server
 from master.spec import JobSpec

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 from collections.abc import Iterator
@@ -15,6 +16,8 @@ ROOT = Path(__file__).parents[2]
 CHART = ROOT / "chart"
 FILES = sorted(CHART.glob("ci/*-values.yaml"))
 Object = dict[str, Any]
+POLICY = "ValidatingAdmissionPolicy"
+CLASS = "default-edl-worker-" + hashlib.sha256(b"default/edl -10 Never").hexdigest()[:8]
 
 
 def script(name: str, *words: str) -> str:
@@ -108,3 +111,11 @@ def rendered(helm: Helm) -> dict[str, Rendered]:
     """The chart with each of its values files, and without any."""
     found = {path.name: helm.template(words=("-f", str(path))) for path in FILES}
     return {"": helm.template(), **found}
+
+
+def labels(release: str, component: str) -> dict[str, str]:
+    return {
+        "app.kubernetes.io/name": "edl",
+        "app.kubernetes.io/instance": release,
+        "app.kubernetes.io/component": component,
+    }

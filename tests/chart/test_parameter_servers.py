@@ -1,6 +1,6 @@
 """What `mode=hybrid` makes beside the rest: parameter servers that belong to the release.
 
-That all objects are valid to Kubernetes and all pods restricted, tests/chart/test_render.py checks, of
+That all objects are valid to Kubernetes and all pods restricted, test_schemas.py and test_safety.py check, of
 chart/ci/hybrid-values.yaml too.
 """
 

@@ -34,6 +34,7 @@ from master.service import serve
 from master.spec import Invalid, JobSpec, checked
 from tests.evidence import CRASHES, check_weights
 from tests.fakes.kubernetes_api import KubernetesApi, serving
+from tests.process.release_commands import Cluster, commanded
 from tests.process.small_release import Release
 from tests.process.small_server import SECOND, install
 
@@ -274,3 +275,10 @@ async def small_release(tmp_path: Path) -> AsyncIterator[Release]:
     """A release at an API server of our own, that is up; its masters are processes."""
     async with serving(0.05) as server:
         yield Release(server, tmp_path)
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
+    """An API server with a release, and the command line with a kubeconfig for it."""
+    async with commanded(tmp_path) as server:
+        yield server

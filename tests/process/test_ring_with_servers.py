@@ -22,7 +22,7 @@ import pytest
 from edl.checkpoints import Store
 from tests.unit.test_checkpointing import configured
 from tests.unit.test_servers_of_a_ring import W, end, stop, write
-from tests.unit.test_worker import BATCH, POSITIONS, STEPS, come_to_sum, ring_of
+from tests.workers import BATCH, POSITIONS, STEPS, come_to_sum, ring_of
 from trainer.servers import ParameterServers
 
 RUN_ID = "run-1"

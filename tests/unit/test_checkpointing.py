@@ -20,7 +20,7 @@ from edl.contract.proto import edl_pb2 as pb
 from edl.contract.steps import Steps
 from edl.errors import ConfigError, DataError, ModelError
 from tests.counting import AtOnce, CountingLearner, CountingMetrics, Positions
-from tests.unit.test_worker import BATCH, POSITIONS, SIZE, A, Held, come_to_sum, ring_of
+from tests.workers import BATCH, POSITIONS, SIZE, A, Held, come_to_sum, ring_of
 from trainer.checkpointing import Checkpointing, Place, deal
 from trainer.data import Batches
 from trainer.evaluation import RingEvaluation

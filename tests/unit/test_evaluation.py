@@ -19,7 +19,7 @@ from master.core import events as ev
 from master.core import snapshot, view
 from tests.counting import AtOnce, CountingMetrics, Positions
 from tests.stories import Story, of, only
-from tests.unit.test_worker import A, Held, come_to_sum, ring_of
+from tests.workers import A, Held, come_to_sum, ring_of
 from trainer.data import Batch, Batches
 from trainer.evaluation import RingEvaluation
 from trainer.ledger import Evaluated, Ledger

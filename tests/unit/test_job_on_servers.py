@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from edl.contract.ids import WorkerId
 from edl.contract.phases import Phase
 from edl.contract.reasons import Reason
@@ -49,34 +51,26 @@ def test_servers_that_went_back_are_told_with_what_is_made_again() -> None:
     assert story.job.restarts == 1
 
 
-def test_an_order_of_servers_that_is_taken_back_before_the_boundary_at_which_rows_move_ends_none() -> None:
+@pytest.mark.parametrize("arrives", ["once the ring has formed", "while the ring forms"])
+def test_an_order_of_servers_that_is_taken_back_before_the_rows_move_for_it_ends_none(arrives: str) -> None:
     story = a_story(1).running()
     story.tell(ev.JoinedRing(WorkerId(0), story.job.ring.generation, 3, servers=1))
     assert of(story.tell(ev.ServersReady(3, ("a:1", "b:1", "c:1"))), ef.Leave)
     form = only(story.out(0, step=4), ef.Form)
     assert form.servers == 3
-    story.tell(ev.JoinedRing(WorkerId(0), form.generation, 4, servers=1))  # they move later
-    effects = story.tell(ev.ServersReady(1, ("a:1", "b:1", "c:1")))
+    moves_later = ev.JoinedRing(WorkerId(0), form.generation, 4, servers=1)
+    taken_back = ev.ServersReady(1, ("a:1", "b:1", "c:1"))
+    both = [moves_later, taken_back] if arrives == "once the ring has formed" else [taken_back, moves_later]
+    effects = story.tell(*both)
     assert of(effects, ef.Leave) and not of(effects, ef.Arranged), "the ring may be asking all three"
-    form = only(story.out(0, step=5), ef.Form)
-    effects = story.tell(ev.JoinedRing(WorkerId(0), form.generation, 5, servers=1))
-    assert only(effects, ef.Arranged) == ef.Arranged(1, wanted=1)
-
-
-def test_nor_does_one_that_is_taken_back_while_the_ring_forms_for_it() -> None:
-    story = a_story(1).running()
-    story.tell(ev.JoinedRing(WorkerId(0), story.job.ring.generation, 3, servers=1))
-    story.tell(ev.ServersReady(3, ("a:1", "b:1", "c:1")))
-    form = only(story.out(0, step=4), ef.Form)
-    story.tell(ev.ServersReady(1, ("a:1", "b:1", "c:1")))
-    effects = story.tell(ev.JoinedRing(WorkerId(0), form.generation, 4, servers=1))
-    assert of(effects, ef.Leave) and not of(effects, ef.Arranged)
-    moved = story.tell(ev.JoinedRing(WorkerId(0), form.generation, 4, servers=3))
-    assert not of(moved, ef.Arranged), "they are to be fewer"
+    if arrives == "while the ring forms":
+        moved = story.tell(ev.JoinedRing(WorkerId(0), form.generation, 4, servers=3))
+        assert not of(moved, ef.Arranged), "they are to be fewer"
     form = only(story.out(0, step=5), ef.Form)
     assert form.servers == 1
     effects = story.tell(ev.JoinedRing(WorkerId(0), form.generation, 5, servers=3))
-    effects += story.tell(ev.JoinedRing(WorkerId(0), form.generation, 5, servers=1))
+    assert not of(effects, ef.Arranged)
+    effects = story.tell(ev.JoinedRing(WorkerId(0), form.generation, 5, servers=1))
     assert only(effects, ef.Arranged) == ef.Arranged(1, wanted=1)
 
 

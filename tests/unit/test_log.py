@@ -1,9 +1,10 @@
-"""What a worker writes to its log, by the job's logLevel: in a process of its own, as a worker has it."""
+"""What is logged, by the job's logLevel, and how a line looks: in a process of its own."""
 
 from __future__ import annotations
 
 import json
 import logging
+import re
 import subprocess
 import sys
 
@@ -25,6 +26,8 @@ log.follow('{"logLevel": "info"}')
 logging.info("again")
 """
 
+TIME = re.compile(r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z ", re.MULTILINE)
+
 
 @pytest.mark.parametrize(
     ("level", "lines"),
@@ -42,7 +45,17 @@ def test_the_values_say_what_a_worker_logs(
     monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "2")
     command = [sys.executable, "-c", CODE, json.dumps({"logLevel": level})]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stderr.splitlines() == [*lines, "INFO root: again"]
+    logged = [TIME.sub("", line) for line in done.stderr.splitlines()]
+    assert logged == [*lines, "INFO root: again"]
+    assert len(TIME.findall(done.stderr)) == len(logged) - 1, "all but the one that print() has written"
+
+
+def test_a_line_of_the_master_and_the_servers_begins_with_the_same_full_time() -> None:
+    code = (
+        "import structlog; from edl import log; log.log_at('info'); structlog.get_logger().info('\x1b[2Jx')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert TIME.sub("", done.stderr) == "[info     ] \\x1b[2Jx\n" != done.stderr
 
 
 async def test_a_ring_that_forms_is_not_a_line_for_each_call_of_its_members(

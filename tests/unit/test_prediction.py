@@ -22,7 +22,7 @@ from master.core import events as ev
 from master.core import view
 from tests.counting import AtOnce
 from tests.stories import Story, of, only
-from tests.unit.test_worker import A, ring_of
+from tests.workers import A, ring_of
 from trainer.data import Batch
 from trainer.prediction import DONE, FORMATS, Book, PredictionError, PredictionFiles, RingPrediction
 from trainer.ring.local import Circle

@@ -16,7 +16,7 @@ from tests.counting import AtOnce, Positions
 from tests.counting_rows import CountingRows, counts
 from tests.fakes.parameter_server import FakeServer, Listening, rows_of
 from tests.unit.test_checkpointing import LAYOUT, Queue, configured
-from tests.unit.test_worker import (
+from tests.workers import (
     BATCH,
     CONFIG,
     POSITIONS,

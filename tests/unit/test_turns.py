@@ -17,7 +17,7 @@ from master.core import effects as ef
 from master.core import events as ev
 from tests.stories import Story, of, only
 from tests.unit.test_checkpointing import Writer, write
-from tests.unit.test_worker import (
+from tests.workers import (
     BATCH,
     EPOCHS,
     SIZE,

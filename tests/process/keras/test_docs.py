@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from edl.layers.embedding import rows_elsewhere
 from tests.process.keras import (
-    test_embedding,
+    embedding_models,
     test_inputs,
     test_layers,
     test_losses,
@@ -32,7 +32,7 @@ def compared() -> str:
         "Layers": test_layers.CASES,
         "`BatchNormalization(synchronized=True)`": test_layers.SYNCHRONIZED,
         "Inputs and ways to run": test_inputs.CASES,
-        "`edl.layers.Embedding`, rows on servers": test_embedding.CASES,
+        "`edl.layers.Embedding`, rows on servers": embedding_models.CASES,
         "Precision": test_precision.CASES,
         "Your own `train_step`": test_own_steps.MEANS,
         "Examples of keras.io, as files of `edl run`": [example.stem for example in test_published.EXAMPLES],

@@ -1,4 +1,8 @@
-"""Where the master logs, and how a line looks."""
+"""Where the processes log that do not train, and how a line looks: the master, and the parameter servers.
+
+Promise: each line begins with its full date and time in UTC (a job may run for a month, its pods in several
+places), and what others wrote in it does not control the terminal that shows it.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ def log_at(level: str) -> None:
         processors=[
             _plain,
             structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="%H:%M:%S.%f", utc=False),
+            structlog.processors.TimeStamper(fmt="%Y-%m-%dT%H:%M:%S.%fZ", utc=True),
             structlog.dev.ConsoleRenderer(colors=False, pad_event_to=0),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(level),
@@ -26,5 +30,4 @@ def log_at(level: str) -> None:
 
 
 def _plain(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> Mapping[str, Any]:
-    """What users and models wrote in a message must not control the terminal that shows it."""
     return {**event, "event": plain(str(event["event"]))}

@@ -1,0 +1,92 @@
+"""For tests: a server whose steps come in any order, called without a network, and what is in it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edl.contract.proto import ps_pb2 as pb
+from ps.durable import Server
+from tests import counting_steps as counting
+from tests.parameter_servers import RUN
+
+STEPS = 24
+Start = Callable[..., Server]
+
+
+def starting(directory: Path) -> Start:
+    """Starts servers whose logs and checkpoints lie there."""
+
+    def start(log: str = "log", index: int = 0, servers: int = 1, **more: Any) -> Server:
+        return Server(index, servers, RUN, directory / log, str(directory / "checkpoints"), **more)
+
+    return start
+
+
+def begun(server: Server, **asynchronous: Any) -> Server:
+    server.declare(counting.tables(**asynchronous))
+    begin(server)
+    return server
+
+
+def begin(server: Server) -> pb.Progress:
+    request = counting.begin(STEPS, server.index, server.servers)
+    return server.any_order.begin(request.SerializeToString())
+
+
+def push(server: Server, step: int, **more: Any) -> pb.Progress:
+    version = more.pop("version", server.version)
+    line = more.pop("line", server.line)
+    request = counting.push(line, step, STEPS, version, server.index, server.servers, **more)
+    return server.any_order.push(request.SerializeToString())
+
+
+def counts(*servers: Server) -> tuple[list[float], list[float]]:
+    answers = [
+        [rows.copy() for rows in server.pull(counting.pull(STEPS, server.index, server.servers))]
+        for server in servers
+    ]
+    dense, rows = counting.counts(STEPS, answers)
+    assert (rows.reshape(-1, 3) == rows.reshape(-1, 3)[:, :1]).all(), "a step is in some of its rows"
+    return dense.tolist(), rows.reshape(-1, 3)[:, 0].tolist()
+
+
+def expect(steps: Any) -> tuple[list[float], list[float]]:
+    found = [float(step in set(steps)) for step in range(STEPS)]
+    return found, found
+
+
+def content(server: Server) -> tuple[Any, ...]:
+    """All that is in a server, bit for bit, whatever the order."""
+    found: list[Any] = [
+        server.any_order.progress().SerializeToString(), server.any_order.taken.SerializeToString(),
+        server.any_order.reopened.SerializeToString(), server.position().SerializeToString(),
+        server.any_order.kept(pb.KeptRequest(run_id=RUN)).SerializeToString(),
+        sorted((one.step, one.learning_rate) for one in server.any_order.taking.waiting),
+    ]  # fmt: skip
+    for table in server.tables:
+        copy = table.copy(server.version)
+        order = np.argsort(copy.ids)
+        found += [
+            getattr(copy, name)[order].tobytes() for name in ("ids", "steps", "counts", "rows", "slots")
+        ]
+    return tuple(found)
+
+
+def copied(tmp_path: Path, name: str) -> Path:
+    """As a machine finds it when the process is killed now."""
+    shutil.rmtree(tmp_path / name, ignore_errors=True)
+    return Path(shutil.copytree(tmp_path / "log", tmp_path / name))
+
+
+def steps(*bounds: int) -> pb.Steps:
+    return pb.Steps(bounds=bounds)
+
+
+def take(server: Server, worker: int, most: int = 1, limit: int = STEPS) -> list[int]:
+    request = pb.TakeRequest(run_id=RUN, line=server.line, worker=worker, most=most, limit=limit)
+    return list(server.any_order.take(request).steps.bounds)

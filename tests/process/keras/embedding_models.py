@@ -1,0 +1,257 @@
+"""Models whose rows are on servers, for tests: each beside the same model with an ordinary table.
+
+Here the rows are in this process (trainer/local_rows.py), and begin as those of the table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import edl.layers
+from edl.layers.embedding import rows_elsewhere
+from tests.process.keras.models import TOKENS, WEIGHTS, Y, sgd
+from tests.process.keras.rings import STEPS, Case, Meeting, batch, learner_of, parts_of, ring_step
+from tests.process.keras.rings import _given as tensor
+from trainer import control
+from trainer.learner import KerasLearner
+from trainer.local_rows import LocalRows
+
+K = keras.layers
+E = edl.layers.Embedding
+WORDS = np.array([b"red", b"green", b"blue", b"a longer word", b""], object)[TOKENS % 5]
+MANY = 64  # ids that there are in a test
+SIZE = 3  # of the ring; in the second step, one of its ranks has no records
+
+
+def of(inputs: Any, outputs: Any, optimizer: Any = None, **compiled: Any) -> keras.Model:
+    model = keras.Model(inputs, outputs)
+    model.compile(optimizer or sgd(), **{"loss": "mse", **compiled})
+    return model
+
+
+def ids(*shape: int | None, dtype: str = "int64", **kind: Any) -> Any:
+    return keras.Input(shape, dtype=dtype, **kind)
+
+
+def sequence(**options: Any) -> keras.Model:
+    inputs = ids(6)
+    x = K.Flatten()(E(4, input_dim=MANY, **options)(inputs))
+    return of(inputs, K.Dense(2)(x))
+
+
+def one_id(optimizer: Any = None) -> keras.Model:
+    inputs = ids()
+    return of(inputs, K.Dense(2)(E(4, input_dim=MANY)(inputs)), optimizer)
+
+
+def combined(combiner: str, **options: Any) -> keras.Model:
+    inputs = ids(6)
+    return of(inputs, K.Dense(2)(E(4, combiner=combiner, input_dim=MANY, **options)(inputs)))
+
+
+def weighted() -> keras.Model:
+    inputs, by = ids(6), keras.Input((6,))
+    return of([inputs, by], K.Dense(2)(E(4, combiner="sqrtn", input_dim=MANY)(inputs, by)))
+
+
+def ragged(combiner: str | None = "mean") -> keras.Model:
+    inputs = ids(None, ragged=True)
+    return of(inputs, K.Dense(2)(E(4, combiner=combiner, input_dim=MANY)(inputs)))
+
+
+def sparse() -> keras.Model:
+    inputs = ids(6, sparse=True)
+    return of(inputs, K.Dense(2)(E(4, combiner="sum", input_dim=MANY)(inputs)))
+
+
+def texts() -> keras.Model:
+    inputs = ids(6, dtype="string")
+    return of(inputs, K.Dense(2)(E(4, combiner="sum", mask_zero=True, input_dim=MANY)(inputs)))
+
+
+def shared() -> keras.Model:
+    """One table for two features, and one of its own."""
+    a, b = ids(3), ids(3)
+    table, other = E(4, input_dim=MANY), E(3, combiner="sum", input_dim=MANY)
+    x = K.Concatenate()([K.Flatten()(table(a)), K.Flatten()(table(b)), other(b)])
+    return of([a, b], K.Dense(2)(x))
+
+
+def nested() -> keras.Model:
+    inner_ids = ids(6)
+    inner = keras.Model(inner_ids, E(4, combiner="sum", input_dim=MANY)(inner_ids))
+    inputs = ids(6)
+    return of(inputs, K.Dense(2)(inner(inputs)))
+
+
+class Subclassed(keras.Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = E(4, combiner="mean", input_dim=MANY)
+        self.dense = K.Dense(2)
+
+    def call(self, x: Any) -> Any:
+        return self.dense(self.table(x % 7))
+
+
+def subclassed() -> keras.Model:
+    model = Subclassed()
+    model.compile(sgd(), "mse")
+    return model
+
+
+def eager() -> keras.Model:
+    inputs = ids(6)
+    x = E(4, combiner="sum", input_dim=MANY)(inputs)
+    return of(inputs, K.Dense(2)(x), run_eagerly=True)
+
+
+def masked() -> keras.Model:
+    inputs = ids(6)
+    x = K.LSTM(3)(E(4, mask_zero=True, input_dim=MANY)(inputs))
+    return of(inputs, K.Dense(2)(x))
+
+
+def normalized() -> keras.Model:
+    inputs = ids(6)
+    x = K.BatchNormalization(synchronized=True)(E(4, combiner="sum", input_dim=MANY)(inputs))
+    return of(inputs, K.Dense(2)(x))
+
+
+def beside_an_ordinary_one() -> keras.Model:
+    """Of which Adam takes the rows one by one."""
+    inputs = ids(6)
+    x = K.Concatenate()(
+        [K.Flatten()(K.Embedding(9, 3)(inputs)), E(4, combiner="sum", input_dim=MANY)(inputs)]
+    )
+    return of(inputs, K.Dense(2)(x), keras.optimizers.Adagrad(0.1))
+
+
+def only_rows() -> keras.Model:
+    inputs = ids(6)
+    return of(inputs, E(2, combiner="sum", input_dim=MANY)(inputs))
+
+
+def decaying() -> keras.Model:
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5)
+    return one_id(keras.optimizers.SGD(schedule))
+
+
+def tokens() -> Any:
+    return TOKENS, Y, None
+
+
+def first() -> Any:
+    return TOKENS[:, 0], Y, None
+
+
+def all_weighted() -> Any:
+    return TOKENS, Y, WEIGHTS
+
+
+FACTORS = np.random.default_rng(2).random((30, 6)).astype("f4")
+CASES = {
+    "one id": Case(one_id, first),
+    "several ids": Case(sequence, tokens),
+    "sum": Case(lambda: combined("sum"), tokens),
+    "mean, without padding": Case(lambda: combined("mean", mask_zero=True), tokens),
+    "sqrtn, weights": Case(weighted, lambda: ([TOKENS, FACTORS], Y, None)),
+    "records of unlike weight": Case(lambda: combined("mean"), all_weighted),
+    "ragged": Case(ragged, lambda: (tf.RaggedTensor.from_tensor(TOKENS, padding=0), Y, None)),
+    "sparse": Case(sparse, lambda: (tf.sparse.from_dense(TOKENS), Y, None)),
+    "texts": Case(texts, lambda: (WORDS, Y, None)),
+    "a shared table": Case(shared, lambda: ([TOKENS[:, :3], TOKENS[:, 3:]], Y, None)),
+    "a nested model": Case(nested, tokens),
+    "a model by subclassing": Case(subclassed, tokens),
+    "run_eagerly": Case(eager, tokens),
+    "mask_zero": Case(masked, tokens),
+    "BatchNormalization(synchronized=True)": Case(normalized, tokens),
+    "beside keras.layers.Embedding": Case(beside_an_ordinary_one, tokens),
+    "nothing but rows": Case(only_rows, tokens),
+    "SGD with momentum, all ids in each step": Case(
+        lambda: one_id(keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True)),
+        lambda: (np.arange(30) % 4, Y, None),
+    ),
+    "Adam, all ids in each step": Case(
+        lambda: one_id(keras.optimizers.Adam(0.1)), lambda: (np.arange(30) % 4, Y, None)
+    ),
+    "Adagrad": Case(lambda: one_id(keras.optimizers.Adagrad(0.1)), first),
+    "Ftrl, all ids in each step": Case(
+        lambda: one_id(keras.optimizers.Ftrl(0.1)), lambda: (np.arange(30) % 4, Y, None)
+    ),
+    "a learning rate that decays": Case(decaying, first),
+}
+TOLERANCE = 2e-5
+
+
+@dataclass
+class Beside:
+    """A ring whose model has its rows on servers, and Keras with the same model and an ordinary table."""
+
+    case: Case
+    meeting: Meeting
+    learner: KerasLearner
+    rows: LocalRows
+    reference: keras.Model
+
+    def step(self, size: int, nth: int) -> control.Agreed:
+        parts = parts_of(self.case, size, *STEPS[nth], nth)
+        return ring_step(self.learner, self.meeting, parts, nth, took=self.rows.took)
+
+    def keras_step(self, nth: int) -> None:
+        whole = batch(self.case, *STEPS[nth])
+        x, y = (keras.tree.map_structure(tensor, tree) for tree in (whole.x, whole.y))
+        model, tables = self.reference, {id(v) for v in tables_of(self.reference)}
+        with tf.GradientTape() as tape:
+            loss = model.compute_loss(x, y, model(x, training=True), whole.weights, training=True)
+        variables = model.trainable_variables
+        gradients = tape.gradient(loss, [v.value for v in variables])
+        # A row is learned once in a step, with the sum of all that its id has had.
+        model.optimizer.apply_gradients(
+            (tf.convert_to_tensor(g) if id(v) in tables else g, v)
+            for g, v in zip(gradients, variables, strict=True)
+        )
+
+    def assert_equal(self) -> None:
+        theirs = tables_of(self.reference)
+        for number, table in enumerate(self.learner.tables):
+            known, rows = self.rows.all_rows(number)
+            assert len(known), "nothing was learned"
+            np.testing.assert_allclose(
+                rows, theirs[number].numpy()[known], TOLERANCE, TOLERANCE, err_msg=table.name
+            )
+        tables = {id(v) for v in theirs}
+        dense = [v for v in self.reference.weights if id(v) not in tables]
+        for ours, other in zip(self.learner.model.weights, dense, strict=True):
+            if ours.name != "seed_generator_state":
+                np.testing.assert_allclose(ours, other, TOLERANCE, TOLERANCE, err_msg=ours.path)
+
+
+def tables_of(model: keras.Model) -> list[keras.Variable]:
+    return [layer.embeddings for layer in model._flatten_layers() if isinstance(layer, E)]
+
+
+def beside(case: Case, **options: Any) -> Beside:
+    keras.backend.clear_session()
+    keras.utils.set_random_seed(3)
+    reference = case.build()
+    x = keras.tree.map_structure(tensor, batch(case, 0, 5).x)
+    reference(x)
+    keras.backend.clear_session()
+    meeting = Meeting()
+    with rows_elsewhere():
+        learner = learner_of(case, meeting, **options)
+    begin = [v.numpy() for v in tables_of(reference)]
+    names = {table.name: number for number, table in enumerate(learner.tables)}
+    rows = LocalRows(learner.tables, initial=lambda table, ids: begin[names[table.name]][ids])
+    learner.use(rows)
+    tables = {id(v) for v in tables_of(reference)}
+    dense = [v for v in reference.weights if id(v) not in tables]
+    for other, ours in zip(dense, learner.model.weights, strict=True):
+        other.assign(ours)
+    return Beside(case, meeting, learner, rows, reference)

@@ -1,0 +1,219 @@
+"""A worker on a thread, for tests: the real loop, session and local ring; the test is its master."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from edl import config
+from edl.config import values
+from edl.contract.proto import edl_pb2 as pb
+from tests.counting import AtOnce, CountingLearner, Positions
+from trainer import control
+from trainer.data import Batches
+from trainer.ring.base import RingBroken
+from trainer.ring.local import Circle, LocalRing
+from trainer.session.orders import End
+from trainer.session.state import Session
+from trainer.telemetry import Telemetry
+from trainer.worker import Worker
+
+SIZE, EPOCHS, BATCH = 12, 2, 4
+POSITIONS, STEPS = SIZE * EPOCHS, 6
+CONFIG = config.parse(values.defaults())  # of which the loop needs only what it does with what is not finite
+
+
+class Held(LocalRing):
+    """After each sum it waits until the test lets it go on, or has set it free."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sums: list[control.Agreed] = []  # what they said
+        self.held_at = 0  # the number of the sum, as the test knows
+        self._came, self._may, self._free = threading.Semaphore(0), threading.Semaphore(0), False
+
+    def reduce(self, vector: Any) -> Any:
+        total = super().reduce(vector)
+        self.sums.append(control.read(total[-control.LENGTH :]))
+        self._came.release()
+        assert self._free or self._may.acquire(timeout=10)
+        return total
+
+    def go_on(self) -> None:
+        if self.held_at:
+            self._may.release()
+
+    def comes(self) -> None:
+        """It has one more sum."""
+        self.held_at += 1
+        assert self._came.acquire(timeout=10), f"sum {self.held_at} does not come"
+
+    def free(self) -> None:
+        self._free = True
+        self._may.release()
+
+
+class A:
+    """A worker, and what a test does in its master's place."""
+
+    def __init__(
+        self,
+        number: int,
+        learner: CountingLearner | None = None,
+        config: config.Config = CONFIG,
+        ring: LocalRing | None = None,
+        batch: int = BATCH,
+        source: Positions | None = None,
+    ):
+        self.said: list[pb.FromWorker] = []
+        self.changed = threading.Condition()
+        self.session = Session(number, self._send, threading.Event())
+        self.ring = ring or LocalRing()
+        self.session.cuts(self.ring.cut)
+        self.learner = learner or CountingLearner(POSITIONS)
+        self.learner.joins(self.ring)
+        self.source = source or Positions(SIZE)
+        batches = Batches(self.source, batch, reading=AtOnce())
+        report = Telemetry(self.session, batches.steps, log=lambda line: None)
+        export = lambda worth: self.session.say(finished=pb.Finished(model="model.keras"))  # noqa: E731
+        self.worker = Worker(config, self.session, self.ring, self.learner, batches, report, export)
+        self.ended: End | Exception | None = None
+        self.thread = threading.Thread(target=self._train, daemon=True)
+
+    def _send(self, message: pb.FromWorker) -> None:
+        with self.changed:
+            self.said.append(message)
+            self.changed.notify_all()
+
+    def _train(self) -> None:
+        try:
+            self.ended = self.worker.train()
+        except Exception as error:
+            self.ended = error
+
+    def says(self, what: str, generation: int) -> Any:
+        """Wait until it has said that in that ring."""
+
+        def found() -> list[Any]:
+            ours = [m for m in self.said if m.WhichOneof("body") == what and m.generation == generation]
+            return [getattr(m, what) for m in ours]
+
+        with self.changed:
+            assert self.changed.wait_for(found, 10), f"worker {self.session.worker} never said {what}"
+            return found()[0]
+
+    def hears(self, generation: int = 0, **what: object) -> None:
+        self.session.hear(pb.ToWorker(generation=generation, **what))  # type: ignore[arg-type]
+
+    def form(
+        self, circle: Circle, generation: int, members: list[int], root: int = 0, *, sync: bool = True,
+        epochs: int = EPOCHS, shares: tuple[int, ...] = (), block: int = 1, step: int = 0,
+        joining: Sequence[int] = (), round: int = 0, turn: int = 0,
+    ) -> None:  # fmt: skip
+        self.ring.open(circle)
+        layout = pb.Layout(records=SIZE, block=block, shards=1)
+        even = [1] * len(members)
+        order = pb.Form(
+            members=members, root=root, sync=sync, epochs=epochs, shares=shares or even, layout=layout,
+            step=step, joining=joining, round=round, turn=turn,
+        )  # fmt: skip
+        self.hears(generation, form=order)
+        if not self.thread.is_alive():
+            self.thread.start()
+
+    def stop(self) -> End | Exception | None:
+        self.hears(stop=pb.Stop(why="done"))
+        return self.joined()
+
+    def joined(self) -> End | Exception | None:
+        self.thread.join(10)
+        assert not self.thread.is_alive()
+        return self.ended
+
+
+def ring_of(*workers: A, generation: int = 1, **order: Any) -> None:
+    """Form one of these, with the first as its root."""
+    circle, members = Circle(len(workers)), [w.session.worker for w in workers]
+    for w in workers:
+        w.form(circle, generation, members, members[0], **order)
+
+
+def come_to_sum(number: int, *workers: A) -> control.Agreed:
+    """Let all of a ring go on until they have the sum of that number, counted from 1; what that one says."""
+    rings = [w.ring for w in workers]
+    while rings[0].held_at < number:
+        for ring in rings:
+            ring.go_on()
+        for ring in rings:
+            ring.comes()
+    said = [str(ring.sums[-1]) for ring in rings]  # as text: no records have a loss that is not a number
+    assert len(set(said)) == 1
+    return rings[0].sums[-1]
+
+
+class Later(LocalRing):
+    """The state that it takes arrives when the test lets it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.coming: Any = None
+        self.may_come = threading.Event()
+
+    def take(self, giver: int, prepare: Any, passes_on: bool = False) -> Any:
+        self.coming = super().take(giver, prepare, passes_on)
+        return self
+
+    @property
+    def here(self) -> bool:
+        return self.may_come.is_set()
+
+    def state(self) -> Any:
+        assert self.may_come.wait(10)
+        return self.coming.state()
+
+
+class Both(Held, Later):
+    """Sums and states come one by one."""
+
+    def __init__(self) -> None:
+        Held.__init__(self)
+        self.coming, self.may_come = None, threading.Event()
+
+
+def joining_at_step_2(ring: LocalRing | None = None) -> tuple[A, A]:
+    """A worker that has two steps, and one that has entered its ring without them."""
+    old, new = A(0, ring=Held()), A(1, ring=ring or Both())
+    ring_of(old)
+    come_to_sum(1, old)
+    old.hears(1, leave=pb.Leave())
+    old.ring.free()
+    assert old.says("left_ring", 1).step == 2
+    old.ring = old.worker.ring = Held()
+    old.session.cuts(old.ring.cut)
+    old.learner.joins(old.ring)
+    ring_of(old, new, generation=2, sync=False, step=2, joining=[1])
+    return old, new
+
+
+class Broken(LocalRing):
+    """Breaks at its `at`-th broadcast or sum."""
+
+    def __init__(self, at: int, verb: str):
+        super().__init__()
+        self.left, self.verb = at, verb
+
+    def _fails(self, verb: str) -> None:
+        self.left -= verb == self.verb
+        if self.left < 0:
+            raise RingBroken("a peer has died")
+
+    def reduce(self, vector: Any) -> Any:
+        self._fails("reduce")
+        return super().reduce(vector)
+
+    def broadcast(self, data: np.ndarray, root: int) -> np.ndarray:
+        self._fails("broadcast")
+        return super().broadcast(data, root)
