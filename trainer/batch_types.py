@@ -31,7 +31,7 @@ class BatchTypes:
 
     def __init__(self, first: Batch, others: Sequence[Batch] = ()):
         self._structure = _tree(first)
-        self._specs = [arrays.spec(leaf) for leaf in leaves(first)]
+        self._specs = self._first = _specs(first)
         self._known: list[tuple[Any, ...]] = []  # types of batches that need no comparison any more
         for batch in (first, *others):
             self.widen(batch)
@@ -69,7 +69,7 @@ class BatchTypes:
         return before != specs
 
     def differs_from_the_first(self, batch: Batch) -> bool:
-        return _type(_tree(batch)) != self._known[0]
+        return _specs(batch) != self._first
 
     def tensors(self, batch: Batch) -> list[Any]:
         """What a graph is given: the arrays, ragged and sparse ones as the tensors that they are made of."""
@@ -90,6 +90,10 @@ class BatchTypes:
 def leaves(batch: Batch) -> list[Any]:
     """The arrays in a fixed order, in the types that Keras would give the model."""
     return [arrays.standard(a) for a in keras.tree.flatten(_tree(batch)) if a is not None]
+
+
+def _specs(batch: Batch) -> list[tf.TypeSpec]:
+    return [arrays.spec(leaf) for leaf in leaves(batch)]
 
 
 def tensor_tree(batch: Batch) -> Any:

@@ -160,7 +160,7 @@ def build(stream: MasterStream, memory: MemoryCopy | None = None) -> Worker:
         live=learner.live,
         missing=learner.missing,
     )  # fmt: skip
-    batches = Batches(records, training.batch_size, buffer * AHEAD)
+    batches = Batches(records, training.batch_size, buffer * AHEAD, ready=learner.ready)
     evaluation = evaluation_of(config, module, learner, samples, batches.steps, watchdog.watch, warn)
     if size:
         before = learner.kept()

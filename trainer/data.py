@@ -6,7 +6,7 @@ How records are read is trainer/records.py; this module knows neither Keras nor 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -37,6 +37,7 @@ class Batch:
     weights: Any  # None, or one weight per record
     nbytes: int = 0  # in memory
     bad: tuple[BadRecord, ...] = ()  # that would be here, too
+    tensors: Any = None  # of the model's graph, where they were made ahead: what x, y and weights are made of
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -85,10 +86,18 @@ class Batches:
     Args:
         batch: records in a step, over all ranks.
         reading: reads one batch at a time; None: a thread of its own.
+        ready: what else can be done about a batch before its step, where it is read.
     """
 
-    def __init__(self, source: Source, batch: int, ahead_bytes: float = 0, reading: Executor | None = None):
-        self._source, self._ahead_bytes = source, ahead_bytes
+    def __init__(
+        self,
+        source: Source,
+        batch: int,
+        ahead_bytes: float = 0,
+        reading: Executor | None = None,
+        ready: Callable[[Batch], Batch] = lambda batch: batch,
+    ):
+        self._source, self._ahead_bytes, self._ready = source, ahead_bytes, ready
         self._reading = reading or ThreadPoolExecutor(1, thread_name_prefix="read")
         self.steps = Steps(source.layout.records, batch)
         self._part = Part.even(0, 1)
@@ -164,7 +173,11 @@ class Batches:
 
     def _begun(self, step: int) -> Future[Batch | None]:
         part = self._then[1] if self._then is not None and step >= self._then[0] else self._part
-        return self._reading.submit(self._source.batch, *self.steps.positions(step), part)
+        return self._reading.submit(self._read_one, *self.steps.positions(step), part)
+
+    def _read_one(self, start: int, stop: int, part: Part) -> Batch | None:
+        batch = self._source.batch(start, stop, part)
+        return self._ready(batch) if batch else batch
 
     def _submit(self, step: int) -> None:
         self._read.append((step, self._begun(step)))

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
@@ -28,7 +29,7 @@ import numpy as np
 import tensorflow as tf
 
 from edl.errors import DataError, ModelError
-from trainer import control, snapshot
+from trainer import arrays, control, snapshot
 from trainer.batch_types import BatchTypes, divided, tensor_tree
 from trainer.data import Batch
 from trainer.described import Described
@@ -152,6 +153,15 @@ class KerasLearner:
         self._now = step, rank
         with self._errors(batch):
             return self._step.sums(pieces, contribution, _draw(step, rank), records, step)
+
+    def ready(self, batch: Batch) -> Batch:
+        """With its arrays as tensors, where the step can take it as it is: on the thread that reads, so that
+        the step need not wait for it."""
+        if self._pieces > 1 or self.lookups.tables or not self._types.know(batch):
+            return batch
+        tensors = [arrays.tensor(array) for array in self._types.tensors(batch)]
+        x, y, weights = self._types.tree(self._types.packed(tensors))
+        return replace(batch, x=x, y=y, weights=weights, tensors=tensors)
 
     def _look_ahead(self) -> None:
         """Find out which rows the next step will need, while this one waits. What goes wrong with its records
@@ -304,6 +314,8 @@ class KerasLearner:
 
     def _compared(self, batch: Batch) -> list[list[Any]]:
         """The tensors of its pieces, of types that the graph is for; where it is not, it is traced anew."""
+        if batch.tensors is not None:
+            return [batch.tensors]
         if self._next is not None and self._next[0] is batch:
             return [self._next[1]]
         if not self._types.know(batch) and self._types.widen(batch):
@@ -345,14 +357,12 @@ class KerasLearner:
 
 
 # Odd constants, so that (step, rank) spreads over the two words of a seed.
-_SALTS = np.array([2654435761, 2246822519], np.int64)
+_SALTS = 2654435761, 2246822519
 
 
 def _draw(step: int, rank: int) -> np.ndarray:
     """A seed's two words, and the rank."""
-    draw = np.array([step, rank, rank], np.int64)
-    draw[:2] = draw[:2] * _SALTS % SEEDS
-    return draw
+    return np.array([step * _SALTS[0] % SEEDS, rank * _SALTS[1] % SEEDS, rank], np.int64)
 
 
 def _state_of(model: keras.Model) -> list[keras.Variable]:

@@ -36,6 +36,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import keras
@@ -138,6 +139,10 @@ class OwnStepLearner:
 
     def use(self, rows: Rows, at: Callable[[], int]) -> None:
         """There are no tables, whoever has rows."""
+
+    def ready(self, batch: Batch) -> Batch:
+        """With its arrays as tensors: on the thread that reads, so that the step need not wait for it."""
+        return replace(batch, tensors=_tensors(batch))
 
     def commit(self, step: int, sums: control.Sums) -> Commit:
         """There are no rows that were changed."""
@@ -546,6 +551,8 @@ def _change(v: tf.Variable, before: tf.Tensor) -> tf.Tensor:
 
 def _tensors(batch: Batch) -> list[Any]:
     """The batch's arrays in a fixed order, in the types that Keras would give the model."""
+    if batch.tensors is not None:
+        return list(batch.tensors)
     leaves = keras.tree.flatten((batch.x, batch.y, batch.weights))
     return [arrays.tensor(arrays.standard(a)) for a in leaves if a is not None]
 

@@ -204,7 +204,7 @@ def ours(
     whole = ranks * model.batch
     values_ = values.merge(values.defaults(), {"training": {"batchSize": whole}})
     session = Session(rank, lambda message: None, threading.Event())
-    batches = Batches(Endless(x, y, model.batch), whole)
+    batches = Batches(Endless(x, y, model.batch), whole, ready=learner.ready)
     report = Paced(session, Timing(), whole, learner.warm_up)
     worker = Worker(config.parse(values_), session, ring, learner, batches, report, lambda worth: None)
     members, shares = tuple(range(ranks)), (1,) * ranks

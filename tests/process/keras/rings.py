@@ -90,8 +90,12 @@ def ring_step(
     step: int = 0,
     took: Callable[[Commit], None] = lambda commit: None,
 ) -> control.Agreed:
-    """One step of a ring with a rank for each part, in this process; `took` is told of it, as servers are."""
+    """One step of a ring with a rank for each part, in this process; `took` is told of it, as servers are.
+
+    Ranks of odd number have their part made ready ahead, as who reads does it.
+    """
     meeting.size = len(parts)
+    parts = [learner.ready(part) if part and rank % 2 else part for rank, part in enumerate(parts)]
 
     records = sum(len(part) for part in parts if part is not None)
 
