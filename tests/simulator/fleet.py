@@ -63,11 +63,7 @@ class Fleet:
     def say(self, w: Sim, what: pb.FromWorker | ev.Event | ev.Heartbeat) -> None:
         """The worker says something; it arrives a little later, in order."""
         event = event_of(w.id, what) if isinstance(what, pb.FromWorker) else what
-        part = (
-            what.checkpoint_part
-            if isinstance(what, pb.FromWorker) and what.HasField("checkpoint_part")
-            else None
-        )
+        part = what if isinstance(what, pb.FromWorker) and what.HasField("checkpoint_part") else None
         master = w.master
         at = w.outbox_at = max(self.clock.now + self.random.expovariate(200), w.outbox_at, w.audible_at)
 

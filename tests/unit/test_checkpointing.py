@@ -78,7 +78,7 @@ def pair(tmp_path: Path) -> Iterator[list[Writer]]:
 
 
 def part_of(w: Writer) -> pb.CheckpointPart:
-    return w.says("checkpoint_part", 0)
+    return w.says("checkpoint_part", 1)
 
 
 def write(workers: list[Writer], step: int) -> None:
