@@ -149,6 +149,8 @@ class Watchdog:
                 self.cut |= {(generation, m) for m in members}
             case ef.Export(worker):
                 self._check_export(worker)
+            case ef.Stop(worker) if any(isinstance(e, ef.Fence) and e.worker == worker for e in effects):
+                pass  # it is given up, and told why before
             case ef.Stop(worker):
                 self._check_stop(worker, before)
             case ef.Delete(worker):

@@ -226,7 +226,7 @@ class Worker:
 
     def forget(self) -> None:
         """What it holds may not be the job's state: it counts for nothing, whatever becomes of this ring."""
-        self.holds_state = False
+        self.holds_state, self.held_in = False, 0
         if self.memory is not None:
             self.memory.forget()
 

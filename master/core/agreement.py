@@ -120,6 +120,9 @@ def _drop(job: State, found: Difference, step: int) -> None:
         w = job.pool.get(worker)
         if w is None or w.stopped:
             continue
+        job.do(
+            ef.Stop(w.id, why)
+        )  # so that its log says why: of a stream that is closed, a worker may not hear
         membership.give_up(job, w, ef.FenceReason.StateDiffers, why)
         membership.charge(job, w, why)
 

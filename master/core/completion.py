@@ -27,9 +27,9 @@ def export(job: State, root: WorkerRecord) -> None:
     digests = job.result.digests = {w.id: w.digest for w in same}
     if not agreement.at_the_end(job, root.step, digests):
         return
-    if job.pool.get(root.id) is None:  # it was one of those who differed
-        root = next(w for w in same if job.pool.get(w.id) is not None)
-        job.result.digests = {w: digest for w, digest in digests.items() if job.pool.get(w) is not None}
+    same = [w for w in same if job.pool.get(w.id) is not None]  # without those who differed
+    job.result.digests = {w.id: w.digest for w in same}
+    root = root if root in same or not same else same[0]
     job.exporter, job.step = root.id, root.step
     job.goodput.turn("useful", job.now)  # evaluating is not a price of elasticity
     then = "saves the model" if _is_evaluated(job) else "saves and evaluates the model"
