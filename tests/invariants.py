@@ -57,6 +57,7 @@ class Watchdog:
         failures, was_stopped = len(job.failures), worker in self.stopped
         inside = before.get(worker, (False, False))[0]
         generation = self.form.generation if self.form else Generation(0)
+        starting = any(w.id == worker and w.is_starting for w in job.pool)
         warming = any(w.id == worker and w.state == "initializing" for w in job.pool)
         effects = job.handle(event, now)
         self.history.append((now, event, effects))
@@ -65,7 +66,7 @@ class Watchdog:
                 self.created = {WorkerId(w) for w in range(born)}
             case ev.Checkpointed() if worker in before:
                 self.checkpoint = event.step
-            case ev.Ready() if worker in before:
+            case ev.Ready() if starting:
                 self.checkpoint = max(self.checkpoint, event.checkpoint)
                 counts = event.held is not None and not self.distrusted
                 self.copies |= {event.worker: event.held} if counts else {}
@@ -246,6 +247,8 @@ class Watchdog:
                 return  # its state is kept
             if job.config.asynchronous:
                 return  # it is on servers
+            if self.distrusted and w is not None and not w.has_state:
+                return  # what it holds is nobody's state any more
             assert heirs, f"worker {worker}, the last holder, was let go"
             assert not old or any(not w.in_ring for w in heirs), "no heir has said that it is out and well"
 
