@@ -39,7 +39,7 @@ class CountingLearner:
         pieces: int = 1,
         clock: Callable[[], float] = time.monotonic,
     ):
-        self._variables = np.zeros(positions + 1, np.int16)  # the last one counts the updates
+        self._variables = np.zeros(positions + 2, np.int16)  # then the updates, and what `flip` changes
         self._works, self._pieces, self._clock = works, pieces, clock
         self._reduce: Callable[[Any], Any] = lambda vector: vector
 
@@ -49,11 +49,15 @@ class CountingLearner:
 
     @property
     def weights(self) -> np.ndarray:
-        return self._variables[:-1]
+        return self._variables[:-2]
 
     @property
     def updates(self) -> int:
-        return int(self._variables[-1])
+        return int(self._variables[-2])
+
+    def flip(self) -> None:
+        """A bit of the state changes by itself: one that no step reads."""
+        self._variables[-1] ^= 1
 
     def sums(
         self, batch: Batch | None, contribution: np.ndarray, step: int, rank: int, records: int
@@ -77,8 +81,8 @@ class CountingLearner:
         return np.concatenate([np.zeros(len(self.weights), np.float32), contribution])
 
     def apply(self, sums: control.Sums) -> None:
-        self._variables[:-1] += sums.given[: len(self.weights)].astype(np.int16)
-        self._variables[-1] += 1
+        self._variables[:-2] += sums.given[: len(self.weights)].astype(np.int16)
+        self._variables[-2] += 1
 
     def take_metrics(self) -> dict[str, float]:
         return {}

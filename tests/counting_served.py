@@ -55,7 +55,7 @@ class CountingServed(CountingLearner):
         if self._exact:
             wrong = np.flatnonzero((counts != 0) & (counts != 1))
             assert not len(wrong), f"steps count {counts[wrong]} times at {wrong}"
-        self._variables[:-1] = np.ceil(counts)
+        self._variables[:-2] = np.ceil(counts)
 
     def gradients(
         self, step: int, batch: Batch, of_rows: Callable[[], Sequence[tuple[np.ndarray, np.ndarray]]]
@@ -72,7 +72,7 @@ class CountingServed(CountingLearner):
         return StepGradients(step, given, 0.5, len(batch), 1.0)
 
     def at(self, step: int) -> None:
-        self._variables[-1] = step
+        self._variables[-2] = step
 
     def beside(self) -> bytes:
         return b""

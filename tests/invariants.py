@@ -41,6 +41,7 @@ class Watchdog:
         self.copies: dict[WorkerId, ev.LeftRing] = {}  # of the state, that were left to workers
         self.holders: set[WorkerId] = set()  # who has synced, ever; or has a copy that counts
         self.safe = 0  # a step that every member of a ring had
+        self.distrusted = 0  # no state counts that is of this ring, or of one before
         self.checkpoint = 0  # the step of the newest one
         self.stopped: set[WorkerId] = set()
         self.exporter: WorkerId | None = None
@@ -56,6 +57,7 @@ class Watchdog:
         failures, was_stopped = len(job.failures), worker in self.stopped
         inside = before.get(worker, (False, False))[0]
         generation = self.form.generation if self.form else Generation(0)
+        starting = any(w.id == worker and w.is_starting for w in job.pool)
         warming = any(w.id == worker and w.state == "initializing" for w in job.pool)
         effects = job.handle(event, now)
         self.history.append((now, event, effects))
@@ -64,11 +66,14 @@ class Watchdog:
                 self.created = {WorkerId(w) for w in range(born)}
             case ev.Checkpointed() if worker in before:
                 self.checkpoint = event.step
-            case ev.Ready() if worker in before:
+            case ev.Ready() if starting:
                 self.checkpoint = max(self.checkpoint, event.checkpoint)
-                self.copies |= {event.worker: event.held} if event.held is not None else {}
+                counts = event.held is not None and not self.distrusted
+                self.copies |= {event.worker: event.held} if counts else {}
             case ev.Resume() if warming:
                 self._note_back(event)
+            case ev.JoinedRing() | ev.Progress() | ev.EpochEnded() if event.generation <= self.distrusted:
+                pass
             case ev.JoinedRing(_, g) if inside and g == generation:
                 if event.went_back:
                     self.safe = min(self.safe, event.step)
@@ -82,7 +87,14 @@ class Watchdog:
                 self.safe = max(self.safe, epochs * job.train.steps.per_epoch)
             case ev.LeftRing(_, g) if inside and g == generation:
                 self.outs[event.worker] = event
-                self.holders |= {event.worker} if event.has_state else set()
+                self.holders |= {event.worker} if event.has_state and g > self.distrusted else set()
+        if any(isinstance(e, ef.Notice) and e.reason is Reason.StatesDiffer for e in effects) and any(
+            "all go back" in e.text for e in effects if isinstance(e, ef.Notice)
+        ):  # nobody's state counts any more
+            self.distrusted = job.ring.generation
+            self.safe = min(self.safe, job.checkpoints.step)
+            self.holders.clear()
+            self.copies.clear()
         for w, copy in self.copies.items():
             if w not in self.holders and (known := job.pool.get(w)) is not None and known.has_state:
                 assert copy.step >= self.checkpoint, "a copy that is older than a checkpoint counts"
@@ -138,6 +150,8 @@ class Watchdog:
                 self.cut |= {(generation, m) for m in members}
             case ef.Export(worker):
                 self._check_export(worker)
+            case ef.Stop(worker) if any(isinstance(e, ef.Fence) and e.worker == worker for e in effects):
+                pass  # it is given up, and told why before
             case ef.Stop(worker):
                 self._check_stop(worker, before)
             case ef.Delete(worker):
@@ -233,6 +247,8 @@ class Watchdog:
                 return  # its state is kept
             if job.config.asynchronous:
                 return  # it is on servers
+            if self.distrusted and w is not None and not w.has_state:
+                return  # what it holds is nobody's state any more
             assert heirs, f"worker {worker}, the last holder, was let go"
             assert not old or any(not w.in_ring for w in heirs), "no heir has said that it is out and well"
 
@@ -243,8 +259,8 @@ class Watchdog:
     ) -> None:
         if before == len(self.job.failures):
             return
-        startup = ef.FenceReason.StartupTimeout
-        overdue = {e.worker for e in effects if isinstance(e, ef.Fence) and e.reason is startup}
+        others = ef.FenceReason.StartupTimeout, ef.FenceReason.StateDiffers
+        overdue = {e.worker for e in effects if isinstance(e, ef.Fence) and e.reason in others}
         charged = [f.worker for f in self.job.failures]
         assert len(charged) == len(set(charged)), "charged twice"
         for failure in self.job.failures[before:]:

@@ -7,6 +7,9 @@ writers finish the checkpoint: `commit`. It may have left that ring by then.
 
     ready ──all ranks──▶ begin ──background──▶ CheckpointPart ... CommitCheckpoint ──▶ Checkpointed
 
+With its part each rank says the digest of the whole state that it holds: a checkpoint of states that differ
+is never finished. The digest is made in the background, too.
+
 Where rows are on parameter servers, each of these has a part of its own, of the same step: rank 0 has all of
 them take it before it goes on, and tells of it when they have written it.
 
@@ -49,6 +52,7 @@ from edl.contract.ranges import RangeSet
 from edl.contract.steps import Steps
 from edl.errors import DataError, ModelError
 from trainer.described import Described
+from trainer.digests import digest, drained
 from trainer.epochs import MEMORY, Epochs, without_memory
 from trainer.ledger import Ledger
 from trainer.log import log
@@ -176,9 +180,17 @@ class Checkpointing:
         self._session.checkpoint_begins()
         # A new master may count generations anew; workers are numbered once.
         attempt = f"{self._run_id}-g{place.generation}-w{place.first}"
-        key, ours, finite = self._take(attempt, place, ledger, steps, layout, step)
+        key, ours, finite, all_ = self._take(attempt, place, ledger, steps, layout, step)
+        if not (compared := place.size > 1 and not self._config.asynchronous):
+            all_.clear()  # nobody else holds the state, or the servers do
+        told = ledger.exact()
         theirs = self._take_parts(key, place)
-        self._do(key, lambda: self._write(key, place, ours, finite, theirs))
+
+        def work() -> None:
+            state = digest(drained(all_), told) if compared else b""
+            self._write(key, place, ours, finite, theirs, state)
+
+        self._do(key, work)
 
     def save(self, ledger: Ledger, steps: Steps, layout: Layout, step: int | None = None) -> None:
         """Write a whole checkpoint of the present state, and return when it is there, or has failed. Args: as
@@ -195,7 +207,7 @@ class Checkpointing:
         self._saves += 1
         attempt = f"{self._run_id}-w{me}-alone{self._saves}"
         place = Place(0, me, 0, 1)
-        key, tensors, finite = self._take(attempt, place, ledger, steps, layout, at)
+        key, tensors, finite, _ = self._take(attempt, place, ledger, steps, layout, at)
         of_servers = self._of_servers(key)
         theirs = self._take_parts(key, place)
 
@@ -207,9 +219,9 @@ class Checkpointing:
 
     def _take(
         self, attempt: str, place: Place, ledger: Ledger, steps: Steps, layout: Layout, at: int | None
-    ) -> tuple[tuple[int, str], dict[str, Tensor], frozenset[str]]:
-        """The state as it is now: what it takes to finish a checkpoint of it, this rank's part, and what of
-        that must be finite."""
+    ) -> tuple[tuple[int, str], dict[str, Tensor], frozenset[str], list[np.ndarray]]:
+        """The state as it is now: what it takes to finish a checkpoint of it, this rank's part, what of
+        that must be finite, and all values, uint8 [bytes] each."""
         described, parts = self._learner.described(), self._learner.parts()
         if memory := ledger.epochs.memory:
             described = [*described, Described(MEMORY, "uint8", (len(memory),))]
@@ -240,7 +252,7 @@ class Checkpointing:
             for v, part in zip(variables, parts, strict=True)
             if v.part == place.rank
         }
-        return key, ours, frozenset(d.name for d in described if d.weight and d.name in ours)
+        return key, ours, frozenset(d.name for d in described if d.weight and d.name in ours), parts
 
     def _take_parts(self, key: tuple[int, str], place: Place) -> Callable[[], Sequence[Part]]:
         """Have the servers take their parts now, if that is for this rank to do; returns what waits until
@@ -259,15 +271,17 @@ class Checkpointing:
         tensors: dict[str, Tensor],
         finite: frozenset[str],
         theirs: Callable[[], Sequence[Part]],
+        state: bytes,
     ) -> None:
         (step, attempt), of = key, place.size + self._of_servers(key)
         ours = self._store.begin(*key).write_part(place.rank, of, tensors, finite)
         for index, part in [(place.rank, ours), *enumerate(theirs(), place.size)]:
             self._session.say(
+                place.generation,
                 checkpoint_part=pb.CheckpointPart(
                     step=step, attempt=attempt, index=index, of=of,
-                    name=part.name, nbytes=part.nbytes, sha256=bytes.fromhex(part.sha256),
-                )
+                    name=part.name, nbytes=part.nbytes, sha256=bytes.fromhex(part.sha256), state=state,
+                ),
             )  # fmt: skip
 
     def _of_servers(self, key: tuple[int, str]) -> int:

@@ -294,7 +294,7 @@ class KerasLearner:
         return self._fingerprint
 
     def digest(self) -> str:
-        """SHA-256 of the state: equal on two workers when their models are, bit for bit."""
+        """XXH3 of the state: equal on two workers when their models are, bit for bit."""
         return snapshot.digest(self.parts())
 
     # --- the model's variables, and each batch's types

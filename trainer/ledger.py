@@ -114,6 +114,12 @@ class Ledger:
         header = np.array([VERSION, len(text)], np.int64).tobytes()
         return [header, text, self.totals, *self.epochs.pieces()]
 
+    def exact(self) -> bytes:
+        """What of it is a whole number: equal wherever the state is. (A metric of an epoch is a result of
+        TensorFlow's, which may round it otherwise with another number of threads.)"""
+        told = (self.step, list(self.skipped), sorted(self.bad.items()), self.round, self.turn)
+        return repr(told).encode()
+
     @staticmethod
     def unpack(data: np.ndarray) -> Ledger:
         """What another worker has packed.

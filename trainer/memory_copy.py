@@ -91,7 +91,7 @@ class MemoryCopy:
                 f"what the training and its callbacks remember beside the weights does not fit into "
                 f"{self._ledger:,} bytes"
             )
-            self._head[[at + SEQUENCE for at in ENTRIES]] = 0
+            self.forget()
             return
         sequence = 1 + max(int(self._head[at + SEQUENCE]) for at in ENTRIES)
         entry, copy = self._entry(ENTRIES[sequence % 2]), self._copy(sequence)
@@ -102,6 +102,10 @@ class MemoryCopy:
                 np.copyto(copy[begin : begin + len(piece)], piece)
                 begin += len(piece)
         entry[SEQUENCE] = sequence
+
+    def forget(self) -> None:
+        """What is there is nobody's state any more."""
+        self._head[[at + SEQUENCE for at in ENTRIES]] = 0
 
     @property
     def _ledger(self) -> int:

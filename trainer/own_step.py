@@ -266,7 +266,7 @@ class OwnStepLearner:
         kept.put_back()
 
     def digest(self) -> str:
-        """SHA-256 of the state: equal on two workers when their models are, bit for bit."""
+        """XXH3 of the state: equal on two workers when their models are, bit for bit."""
         return snapshot.digest(self.parts())
 
     def fingerprint(self) -> str:

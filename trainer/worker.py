@@ -98,6 +98,10 @@ class RowsLost(EdlError):
     """A server has lost rows, and there is no ring that could go back with it."""
 
 
+class StatesDiffer(EdlError):
+    """Nobody knows which member's state is the job's, and no checkpoint does."""
+
+
 def adopt(ring: Ring, root: int, servers: Any, arrangement: Arrangement) -> None:
     """All members call the servers of this arrangement, where the root knows them: members whom different
     masters have told of servers know different ones."""
@@ -158,6 +162,7 @@ class Worker:
         self.stays = ""  # why the rows have not moved to where they are to be
         self.caller = 0  # the rank that calls the callbacks
         self.holds_state = False  # whether its memory is a copy of the job's state
+        self.held_in = 0  # the last ring whose state it had
         self.is_up = False  # whether that is the state of the ring it is in
         self.place = Place(0, 0, 0, 1)  # in that ring
         self.in_flight = 0  # its records in a step that has not come back
@@ -190,6 +195,8 @@ class Worker:
         self.task, self.is_up = form.epochs, False
         self.place = Place(form.generation, form.members[0], rank, size)
         self.report.ring_formed()
+        if form.distrusted and self.held_in <= form.distrusted:
+            self.forget()
         broken = ""
         self.enter(form)
         self.read_ahead(form, rank)
@@ -217,6 +224,12 @@ class Worker:
         self.report.ring_left(self.step)
         self.say_out(form.generation, broken)
 
+    def forget(self) -> None:
+        """What it holds may not be the job's state: it counts for nothing, whatever becomes of this ring."""
+        self.holds_state, self.held_in = False, 0
+        if self.memory is not None:
+            self.memory.forget()
+
     def read_ahead(self, form: FormRing, rank: int) -> None:
         """While the ring is formed, its records of the next step are read, if that is the step it is at."""
         if self.holds_state and form.layout == self.batches.layout and self.step < self.end:
@@ -243,6 +256,8 @@ class Worker:
         begun = False
         if form.sync and form.root == self.session.worker and behind:
             begun = self.restore(form.step)
+            if form.distrust and not begun:
+                raise StatesDiffer(f"{form.distrust}. There is no checkpoint that they could go back to")
         if back := self.join_servers(form, begun):
             form = replace(form, sync=True, joining=())  # what anybody else has is not the state any more
         if form.sync:
@@ -425,6 +440,7 @@ class Worker:
         ledger, values = arrival.state()
         self.learner.take_over(values)
         self.ledger, self.holds_state, self.arrival = ledger, True, None
+        self.held_in = self.place.generation
         self.stop = self.stop or ledger.epochs.stop
 
     def hold(self, generation: int, back: str = "") -> None:
@@ -434,6 +450,7 @@ class Worker:
             back: why the ring has gone back to it, if it has.
         """
         self.holds_state = self.is_up = True
+        self.held_in = generation
         joined = pb.JoinedRing(step=self.step, round=self.round, turn=self.turn, went_back=back)
         if self.servers is not None:
             of = self.servers.arrangement

@@ -33,8 +33,9 @@ PREDICTIONS = "predictions"
 HISTORY, HISTORY_TABLE = "history.json", "history.csv"
 WEIGHTS, VARIABLES = "model.weights.h5", "model.weights.npz"  # when the model cannot be saved whole
 
-# Of its lines. 3: a chain of hashes (edl.contract.journals); 4: steps, no leases; 5: segments, no heartbeats
-JOURNAL_VERSION = 7
+# Of its lines. 3: a chain of hashes (edl.contract.journals); 4: steps, no leases; 5: segments, no heartbeats;
+# 8: digests of the members' states
+JOURNAL_VERSION = 8
 _SEGMENT = re.compile(r"events\.([0-9]{1,9})\.jsonl")
 
 

@@ -5,6 +5,8 @@ own books, and checks at every line:
 
 - a ring goes on from the step of its root, which never falls below a step that every member of a ring had,
   unless all who had that one were lost, and that was told;
+- a checkpoint is completed only if no two of its writers have told different digests of their state, and
+  states are given up for an older one only if some have differed;
 - every ring uses the data layout and the number of epochs of the job, and divides each step over its
   members.
 
@@ -44,11 +46,13 @@ class Out:
     step: int = 0
     skipped: RangeSet = field(default_factory=RangeSet)  # steps that are not in it
     bad: dict[int, int] = field(default_factory=dict)  # by epoch: how many records were left out
+    digest: str = ""  # of the state, where nothing was left to train
 
     @staticmethod
     def of(event: Entry) -> Out:
         skipped = RangeSet.of((a, b) for a, b in event["skipped"]["ranges"])
-        return Out(event["step"], skipped, {int(epoch): count for epoch, count in event["bad"].items()})
+        bad = {int(epoch): count for epoch, count in event["bad"].items()}
+        return Out(event["step"], skipped, bad, event.get("digest", ""))
 
 
 @dataclass
@@ -75,6 +79,8 @@ class Books:
     copies: dict[int, Out] = field(default_factory=dict)  # by worker: of the state, left to it in memory
     exported: int | None = None  # the step of who saved the model
     kept: int = 0  # the step of a copy of it that is in a file
+    differ: bool = False  # whether members have held different states
+    distrusted: int = 0  # no state counts that is of this ring, or of one before
     rings: int = 0
     losses: int = 0
     begins: bool = False  # the ring's root had no state, or has it from a checkpoint
@@ -165,6 +171,13 @@ class Books:
                 self.safe = max(self.safe, event["step"] - 1)
             case "Evaluated" if event["generation"] == self.generation and event["metrics"]:
                 self.evaluated[event["split"]] = event["records"]
+            case "PartsWritten" if len({state for state, _ in event.get("states", ()) if state}) > 1:
+                self.differ = True
+                if any(effect["type"] == "Commit" for effect in entry["effects"]):
+                    raise AuditFailed(
+                        f"{where}: the checkpoint of step {event['step']} is completed, though its parts are "
+                        "of different states"
+                    )
             case "Saved" if event.get("step"):
                 self.kept = event["step"]
             case "BadRecords" if event["generation"] == self.generation:
@@ -225,6 +238,8 @@ class Books:
 
     def _form(self, form: Entry, lost: bool, where: str) -> None:
         self.rings += 1
+        if form.get("distrusted", 0) > self.distrusted:
+            self._give_up(form["distrusted"], where)
         self.generation, self.members, self.joined = form["generation"], set(form["members"]), set()
         if Layout(**form["layout"]) != self.layout:
             raise AuditFailed(f"{where}: the ring trains on {form['layout']}, the job on {self.layout}")
@@ -236,6 +251,16 @@ class Books:
             self._count(form["root"])
         self.begins = form["root"] not in self.holders or self.on_servers
         self.root_step = 0 if self.on_servers else self._goes_on(form["root"], lost, where)
+
+    def _give_up(self, distrusted: int, where: str) -> None:
+        """No member's state counts any more, because they have differed."""
+        ends = {(out.step, out.digest) for w, out in self.out.items() if w in self.holders and out.digest}
+        if not self.differ and len(ends) == len({step for step, _ in ends}):
+            raise AuditFailed(f"{where}: the states of all members are given up, though none has differed")
+        self.distrusted, self.differ = distrusted, False
+        self.holders.clear()
+        self.out.clear()
+        self.copies.clear()
 
     def _count(self, root: int) -> None:
         """The state is that of its copy, unless it has another."""

@@ -1,7 +1,7 @@
 """The file format of a journal: segments, each a head and then one line for each event, in one chain of
 hashes.
 
-    {"journal": "edl", "version": 7, "run_id": ..., "number": 7, "oldest": 3, "after": "5f0e...",
+    {"journal": "edl", "version": 8, "run_id": ..., "number": 7, "oldest": 3, "after": "5f0e...",
      "values": {...}, "proof": {...}, "state": {...}, "chain": "77ab..."}
     {"now": ..., "event": {...}, "effects": [...], "chain": "09c1..."}
 

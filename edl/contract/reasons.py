@@ -51,6 +51,7 @@ class Reason(StrEnum):
     RingBroken = "RingBroken", WARNING, MAJOR  # before its first step
     RingPending = "RingPending", NORMAL, MAJOR  # too few workers are ready
     StateLost = "StateLost", WARNING, MAJOR  # every worker that had the state is gone
+    StatesDiffer = "StatesDiffer", WARNING, MAJOR  # of members, which ought to be equal bit for bit
     WentBack = "WentBack", WARNING, MAJOR  # ring and parameter servers, to what is left of the rows
     Restored = "Restored", NORMAL, MAJOR  # from a checkpoint
     Forced = "Forced", WARNING, MAJOR  # it goes on from a checkpoint that was made with other values

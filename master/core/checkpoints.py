@@ -48,6 +48,7 @@ class Checkpoints:
     due_at: float | None = None
     failures: int = 0  # in a row
     failed: tuple[int, str] = (0, "")  # step and attempt of the one that did
+    refused: tuple[int, str] = (0, "")  # of the last one whose parts were of different states
     took: float = 0.0  # seconds, the last one, from the order to the manifest
     ordered_at: float | None = None  # the one that is under way
     restoring: Generation = NO_RING  # the ring whose root reads one: its step is not known yet
@@ -121,6 +122,15 @@ class Checkpoints:
         self._writers = event.writers
         self._commit = ef.Commit(event.worker, event.step, event.attempt)
         return [self._commit]
+
+    def refuse(self, event: ev.PartsWritten, now: float) -> bool:
+        """Its parts may be of different states: it is never finished, and another one is due. False: that
+        was known."""
+        if (event.step, event.attempt) == self.refused:
+            return False
+        self.refused = event.step, event.attempt
+        self.ordered_at, self.due_at = None, now
+        return True
 
     def replace_the_lost(self, pool: Pool) -> list[ef.Effect]:
         """Have another one finish what a worker that is gone was to finish: whoever has written a part."""

@@ -10,9 +10,9 @@ from edl.contract.evaluation import FINAL
 from edl.contract.phases import Phase
 from edl.contract.reasons import Reason
 from edl.text import how_many
+from master.core import agreement, membership
 from master.core import effects as ef
 from master.core import events as ev
-from master.core import membership
 from master.core.state import State
 from master.core.training import in_words, reach
 from master.core.workers import WorkerRecord
@@ -25,9 +25,11 @@ def export(job: State, root: WorkerRecord) -> None:
     job.ring.dissolve()
     same = [w for w in job.pool if w.has_state and w.progress == root.progress and w.digest]
     digests = job.result.digests = {w.id: w.digest for w in same}
-    if len(set(digests.values())) > 1:
-        job.end(Phase.Failed, f"the weights differ between workers: {digests}")
+    if not agreement.at_the_end(job, root.step, digests):
         return
+    same = [w for w in same if job.pool.get(w.id) is not None]  # without those who differed
+    job.result.digests = {w.id: w.digest for w in same}
+    root = root if root in same or not same else same[0]
     job.exporter, job.step = root.id, root.step
     job.goodput.turn("useful", job.now)  # evaluating is not a price of elasticity
     then = "saves the model" if _is_evaluated(job) else "saves and evaluates the model"

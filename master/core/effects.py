@@ -47,6 +47,8 @@ class Form:
     addresses: tuple[
         str, ...
     ] = ()  # of them, and of those that have rows now; none: as the workers know them
+    distrusted: int = 0  # no state counts that is of this ring, or of one before
+    distrust: str = ""  # why it does not
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +137,7 @@ class FenceReason(StrEnum):
     StartupTimeout = "StartupTimeout"
     ReconnectTimeout = "ReconnectTimeout"  # after a failover
     OutdatedRing = "OutdatedRing"  # after a failover it was found in a ring that the others have left
+    StateDiffers = "StateDiffers"  # from that of most others
     NotInJob = "NotInJob"  # it was removed from the job before
 
 

@@ -337,6 +337,9 @@ class PartsWritten:
     step: int
     attempt: str
     writers: tuple[WorkerId, ...]
+    generation: int = 0  # of the ring whose state it is; 0: not told
+    # Of the state that each of them holds, in their order: a digest, and how many in a row have it.
+    states: tuple[tuple[str, int], ...] = ()  # "": not told
 
 
 @dataclass(frozen=True, slots=True)

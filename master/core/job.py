@@ -24,15 +24,18 @@ could contradict it. So another master can go on from what the workers tell it: 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from edl.contract.phases import Phase, WorkerState
 from edl.contract.reasons import Reason
-from master.core import completion, membership, rendezvous, servers, stopping, training
+from master.core import agreement, completion, membership, rendezvous, servers, stopping, training
 from master.core import effects as ef
 from master.core import events as ev
 from master.core.state import State
 from master.core.workers import UP, WorkerRecord
 
+# What is said of a state that does not count any more. That a member has left the ring is still news.
+CLAIMS = (ev.JoinedRing, ev.EpochEnded, ev.Evaluated)
 CHECKPOINTS = "writing checkpoints"  # the part of the job that may be degraded
 CHECKPOINTS_OFF_WITH_SERVERS = (
     "there are no checkpoints (checkpoint.dir is empty): when a parameter server loses its log, all steps "
@@ -212,7 +215,7 @@ class Job(State):
                     self.pool.change(w, "hello")
                 if not event.resumes:
                     self._told_its_state(w)
-                if event.brings_state and w.is_starting:
+                if event.brings_state and w.is_starting and not self.trust.not_of:
                     self.pool.bringing.add(w.id)
                     self.copies_awaited = max(self.copies_awaited - 1, 0)
                 if w.stopped:  # before it could listen; a container's first process misses its SIGTERM, too
@@ -239,7 +242,8 @@ class Job(State):
                 self.began_with = event.text
                 self.notice(Reason.WarmStarted, event.text)
             case ev.PartsWritten():
-                self.do(*self.checkpoints.parts_written(event))
+                if agreement.at_checkpoint(self, event):
+                    self.do(*self.checkpoints.parts_written(event))
             case ev.CheckpointFailed():
                 self._on_checkpoint_failed(w, event)
             case ev.Checkpointed():
@@ -256,6 +260,8 @@ class Job(State):
         if not w.in_ring or event.generation != self.ring.generation:
             self.stale += 1
             return
+        if event.generation <= self.trust.not_of and isinstance(event, CLAIMS):
+            return
         match event:
             case ev.JoinedRing():
                 self._on_joined(w, event)
@@ -268,6 +274,8 @@ class Job(State):
             case ev.EpochEnded():
                 training.epoch_ended(self, event)
             case ev.LeftRing():
+                if event.generation <= self.trust.not_of:
+                    event = replace(event, has_state=False)
                 self.pool.left(w, event)
                 why = f"worker {w.id}: {event.broken}" if event.broken else "left together"
                 self.close(why, planned=not event.broken)
@@ -279,7 +287,7 @@ class Job(State):
             self.pool.change(w, "hello")
         self.checkpoints.step = max(self.checkpoints.step, event.checkpoint)
         if self._admit(w, event):
-            if event.held is not None:
+            if event.held is not None and not self.trust.not_of:
                 self.pool.copies[w.id] = event.held
                 rendezvous.count_a_late_copy(self, w)
             self.notice(Reason.WorkerReady, f"worker {w.id} is ready after {self.now - w.since:.1f} s")
@@ -382,6 +390,8 @@ class Job(State):
     def _on_progress(self, event: ev.Progress) -> None:
         if event.generation != self.ring.generation or not self.ring.members:
             return
+        if event.generation <= self.trust.not_of:
+            return
         for worker, speed in event.speeds.items():
             if w := self.pool.get(worker):
                 w.speed, self.judge_at = speed, self.now
@@ -400,6 +410,7 @@ class Job(State):
             self.notice(Reason.SpecRefused, f"no checkpoint is written: {CHECKPOINTS_OFF}")
 
     def _on_checkpointed(self, event: ev.Checkpointed) -> None:
+        self.trust.times = 0
         if self.checkpoints.is_whole(event, self.now):
             size = event.nbytes / (1 << 20)
             where = f"in {self.config.checkpoint.dir} ({size:,.1f} MiB)"

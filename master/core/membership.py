@@ -113,7 +113,7 @@ def lose(job: State, w: WorkerRecord, why: str, delete: bool = True) -> None:
     # Not `closing`: the peers of one that crashes often say that the ring broke before its end is seen.
     w.in_broken_ring = w.in_ring and job.ring.lost_member
     in_ring = w.in_ring
-    if job.config.elastic.memory_copy and w.has_state and not (w.stopped or w.failure_reason):
+    if job.copies_count and w.has_state and not (w.stopped or w.failure_reason):
         job.copies_awaited += 1
         job.copies_until = job.now + COPY_SECONDS
     job.pool.lose(w)

@@ -200,6 +200,10 @@ def _publish(job: State, plan: RingPlan, root: WorkerRecord) -> None:
     job.step = job.train.done
     known = root.has_state and not job.config.asynchronous  # else where it begins is told by those who join
     job.checkpoints.restoring = NO_RING if known else job.ring.generation
+    if not known:
+        job.trust.renewed = job.ring.generation
+    elif plan.sync or plan.joining:
+        job.trust.spread = job.ring.generation
     members = [job.pool[m] for m in plan.members]
     for w in members:
         job.pool.change(w, "placed" if w.state == WorkerState.READY else "", place=IN)
@@ -212,6 +216,7 @@ def _publish(job: State, plan: RingPlan, root: WorkerRecord) -> None:
             job.ring.generation, plan.members, root.id, plan.sync,
             job.train.epochs, job.ring.shares, job.train.layout, job.train.done, plan.joining,
             root.round, root.turn, job.servers.wanted, job.servers.addresses,
+            job.trust.not_of, job.trust.why,
         )
     )  # fmt: skip
     if job.ring.ranks.keys() != {w.id for w in candidates(list(job.pool), plan.members, job.limits)}:

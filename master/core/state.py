@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from edl.config import Config
 from edl.contract.evaluation import EvaluationPlan
 from edl.contract.heartbeats import Staleness
-from edl.contract.ids import WorkerId
+from edl.contract.ids import Generation, WorkerId
 from edl.contract.layout import Layout
 from edl.contract.phases import Phase
 from edl.contract.ranges import RangeSet
@@ -25,7 +25,7 @@ from master.core.goodput import Goodput
 from master.core.quorum import Limits
 from master.core.ring import Ring
 from master.core.timeouts import Timeouts
-from master.core.workers import Pool
+from master.core.workers import NO_RING, Pool
 
 
 @dataclass(slots=True)
@@ -120,6 +120,17 @@ class Servers:
     arranged: int = 0  # it was told that these have the rows, since they were wanted
 
 
+@dataclass(slots=True)
+class Trust:
+    """Whose state counts, since members have held different ones."""
+
+    not_of: Generation = NO_RING  # none that is of this ring, or of one before
+    why: str = ""  # it does not
+    spread: Generation = NO_RING  # the last ring in which members took the state of others
+    renewed: Generation = NO_RING  # the last ring that began with no member's state
+    times: int = 0  # that all went back for it, since a checkpoint was completed
+
+
 class State:
     """One job as it is now, and what is to be done about the event in hand."""
 
@@ -147,6 +158,7 @@ class State:
         self.backoff = RestartBackoff()
         self.failures: list[Failure] = []
         self.checkpoints = Checkpoints(config)
+        self.trust = Trust()
         self.degraded: dict[str, str] = {}  # parts of the backend that do not work, and why
         self.bad_told = 0  # records, of which people were told
         self.forced: list[str] = []  # values that are others than those before a checkpoint, in words
@@ -175,6 +187,11 @@ class State:
         self.goodput = Goodput()
         self.now = 0.0  # of the event in hand
         self.effects: list[ef.Effect] = []  # of the event in hand
+
+    @property
+    def copies_count(self) -> bool:
+        """Whether a state that was left in memory may be the job's. Nobody knows of which ring a copy is."""
+        return self.config.elastic.memory_copy and not self.trust.not_of
 
     @property
     def limits(self) -> Limits:

@@ -131,6 +131,25 @@ def go_on_from(job: State, step: int, checkpoint: bool = False) -> None:
     reach(job, job.train, step)
 
 
+def go_back(job: State, why: str, step: int) -> None:
+    """No member's state is the job's any more: it goes on from the newest checkpoint.
+
+    Args:
+        step: of that one, as far as is known; 0: it is not.
+    """
+    job.restarts += 1
+    job.epoch_loss = None
+    task, again = job.train, ""
+    if task is not None and step:
+        records = task.steps.begins_at(max(task.done, step)) - task.steps.begins_at(step)
+        are = "is" if records == 1 else "are"
+        again = f" of step {step:,}; {how_many(records, 'record')} {are} trained again"
+    job.notice(Reason.StatesDiffer, f"{why}: all go back to the newest checkpoint{again}")
+    if task is not None:
+        task.safe, job.step = min(task.safe, step), step
+        reach(job, task, step)
+
+
 def restored(job: State, step: int) -> None:
     """The root has read a checkpoint, or has found none: only now it is known which."""
     assert job.train is not None

@@ -123,11 +123,11 @@ def message_of(effect: ef.Effect) -> tuple[Sequence[WorkerId], pb.ToWorker] | No
     """What the effect says, and to whom: the same to all of them; None: it is another adapter's."""
     match effect:
         case ef.Form(generation, members, root, sync, epochs, shares, layout, step, joining, round, turn,
-                     servers, addresses):  # fmt: skip
+                     servers, addresses, distrusted, distrust):  # fmt: skip
             form = pb.Form(
                 members=members, root=root, sync=sync, epochs=epochs, shares=shares,
                 layout=pb.Layout(**asdict(layout)), step=step, joining=joining, round=round, turn=turn,
-                servers=servers, addresses=addresses,
+                servers=servers, addresses=addresses, distrusted=distrusted, distrust=distrust,
             )  # fmt: skip
             return members, pb.ToWorker(generation=generation, form=form)
         case ef.Train(generation, members, epochs):

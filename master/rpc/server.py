@@ -271,7 +271,7 @@ class Server(rpc.MasterServicer):
                 elif message.WhichOneof("body") in ("addresses", "key_value"):
                     self._meet(worker, message)
                 elif message.WhichOneof("body") == "checkpoint_part" and worker not in self._fenced:
-                    if (whole := self._parts.hear(worker, message.checkpoint_part)) is not None:
+                    if (whole := self._parts.hear(worker, message)) is not None:
                         self._handler.emit(whole)
                 elif worker not in self._fenced and (event := event_of(worker, message)) is not None:
                     self._rehearsed |= worker == self._rehearser and isinstance(event, ev.Ready)

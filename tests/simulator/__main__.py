@@ -7,6 +7,8 @@ import sys
 from collections import Counter
 
 import tests.simulator
+from edl.contract.reasons import Reason
+from master.core import effects as ef
 from tests.simulator import soak
 from tests.simulator.servers import GONE, KINDS_OF_JOBS
 from tests.simulator.world import SimulationFailed, World
@@ -26,14 +28,17 @@ def main() -> int:
     parser.add_argument(
         "--servers", choices=sorted({*KINDS_OF_JOBS, GONE}), default="", help="in all runs: a kind"
     )
+    parser.add_argument("--flips", action="store_true", help="in all runs: bits of the state flip")
     parser.add_argument("--soak", type=float, metavar="HOURS", help="one job of so many hours: its memory")
     args = parser.parse_args()
     if args.soak:
         return soak.tell(args.seed, args.soak)
     faults, moments, ends = Counter[str](), Counter[str](), Counter[str]()
-    losses = events = wrong = takeovers = 0
+    losses = events = wrong = takeovers = differed = 0
     for seed in range(args.seed, args.seed + args.seeds):
-        world = World(seed, talk=args.seeds == 1, masters=args.masters, servers=args.servers)
+        world = World(
+            seed, talk=args.seeds == 1, masters=args.masters, servers=args.servers, flips=args.flips
+        )
         try:
             world.run()
         except SimulationFailed as failure:
@@ -48,10 +53,12 @@ def main() -> int:
         events += len(world.watchdog.history)
         ends[world.job.phase] += 1
         takeovers += world.takeovers
+        told = (e for _, _, effects in world.watchdog.history for e in effects)
+        differed += sum(isinstance(e, ef.Notice) and e.reason is Reason.StatesDiffer for e in told)
     print(f"{args.seeds} runs, {events} events, {faults.total()} faults: {dict(faults.most_common())}")
     print(
         f"at {dict(moments.most_common())}; {takeovers} times another master took over; "
-        f"all state lost {losses} times; ended {dict(ends)}; {wrong} wrong"
+        f"all state lost {losses} times; states differed {differed} times; ended {dict(ends)}; {wrong} wrong"
     )
     return 1 if wrong else 0
 

@@ -28,7 +28,7 @@ from master.core import effects as ef
 from master.core import events as ev
 from master.core import view
 from tests.invariants import replayed
-from tests.simulator.worker import Sim
+from tests.simulator.worker import FLIP, Sim
 
 if TYPE_CHECKING:
     from tests.simulator.world import World
@@ -44,6 +44,8 @@ class Checks:
         self.world = world
         self.waiting: dict[WorkerId, float] = {}  # who is ready or leaving, since when
         self.evaluation_failed = False  # one at least
+        self.states: dict[tuple[int, str], set[bytes]] = {}  # that the writers of a checkpoint have told
+        self.mixed = ""  # what was wrong with one that was completed
         self.finals: list[Sim] = []  # who had the final state when it was exported
 
     def ought_to_be_charged(self, gone: ev.Gone) -> bool | None:
@@ -83,6 +85,7 @@ class Checks:
             return
         given_up = self.world.watchdog.stopped | {e.worker for e in effects if isinstance(e, ef.Fence)}
         there = [w for w in workers.values() if w.alive and not (w.fenced or w.failed)]
+        there = [w for w in there if not form.distrusted or w.worker.held_in > form.distrusted]
         newest = self.world.job.checkpoints.step  # before which a copy that was left counts for nothing
         there = [w for w in there if not w.from_memory or w.step >= newest]
         kept = [w.id for w in there if w.has_state and w.id not in given_up]
@@ -115,10 +118,19 @@ class Checks:
         match message.WhichOneof("body"):
             case "evaluated":
                 self.evaluated(message.evaluated)
+            case "checkpoint_part" if message.checkpoint_part.state:
+                part = message.checkpoint_part
+                self.states.setdefault((part.step, part.attempt), set()).add(part.state)
+            case "checkpointed":
+                done = message.checkpointed
+                told = self.states.get((done.step, done.attempt), set())
+                if len(told) > 1:  # to be told at the end: what is raised here ends no more than an attempt
+                    self.mixed = f"the checkpoint of step {done.step} has parts of different states"
             case "joined_ring":
                 w.has_state = True
             case "left_ring":
-                assert message.left_ring.has_state or not w.has_state, (
+                forgot = self.world.faults.kinds[FLIP] and not w.worker.held_in
+                assert message.left_ring.has_state or not w.has_state or forgot, (
                     f"worker {w.id} has forgotten its state"
                 )
                 w.has_state = message.left_ring.has_state  # it may have come, and not all that followed
@@ -158,6 +170,12 @@ class Checks:
         there = [o for o in self.world.fleet.workers.values() if o.alive and o.has_state and not o.fenced]
         self.finals = [w, *(o for o in there if o.step == w.step and o is not w)]
 
+    def differs(self, w: Sim, fence: ef.Fence) -> None:
+        """Nobody is dropped for a state that differs unless a bit has flipped somewhere."""
+        if fence.reason is ef.FenceReason.StateDiffers:
+            assert self.world.faults.kinds[FLIP], fence.why
+            self.world.faults.to_blame.add(w.id)
+
     def was_silent(self, w: Sim, why: str) -> None:
         """Who is given up as silent had not spoken."""
         now = self.world.clock.now
@@ -196,6 +214,7 @@ class Checks:
     def judge(self, end: ef.End) -> None:
         """The job has ended: was it right, and is what came out?"""
         world, job = self.world, self.world.job
+        assert not self.mixed, self.mixed
         charged = {f.worker for f in job.failures}
         unjust = charged - world.faults.to_blame
         assert not unjust, f"{unjust} are charged, but are not to blame"
@@ -208,6 +227,8 @@ class Checks:
             told = (e for _, _, effects in world.watchdog.history for e in effects)
             saved = any(isinstance(e, ef.Notice) and e.reason is Reason.Evaluating for e in told)
             assert end.phase == "Failed" and bool(summary["model"]) == saved, end
+        elif end.phase == "Failed" and world.faults.kinds[FLIP] and "held different states" in end.reason:
+            pass
         elif end.phase == "Failed" and "Failed" not in world.faults.ends:
             assert len(charged) > world.most_failures, end
         elif end.phase != "Succeeded":

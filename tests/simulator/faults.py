@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,7 @@ from edl.contract.layout import Layout
 from edl.errors import ModelError
 from master.core import events as ev
 from tests.simulator import masters
-from tests.simulator.worker import MOST_EPOCHS, Sim
+from tests.simulator.worker import FLIP, MOST_EPOCHS, Sim
 
 if TYPE_CHECKING:
     from tests.simulator.world import World
@@ -49,7 +50,7 @@ class Faults:
         if self.world.two:
             kinds = (*(kind for kind in kinds if kind not in ONE_MASTERS), *masters.KINDS, *masters.KINDS)
             rate = 0.1 + rate / 16  # so that something goes well in between
-        if self.world.gone:  # there are to be checkpoints
+        if self.world.gone or self.world.flips:  # there are to be checkpoints
             rate /= 8
         if self.soak:
             kinds, rate = SOAK, 0.05
@@ -57,6 +58,24 @@ class Faults:
         while (at := at + self.random.expovariate(rate)) < self.calm_at:
             kind, moment = self.random.choice(kinds), self.random.choice(MOMENTS)
             self.clock.later(at, lambda kind=kind, moment=moment: self.plan(kind, moment))  # type: ignore[misc]
+        self._schedule_flips()
+
+    def _schedule_flips(self) -> None:
+        """In a third of the runs with checkpoints, or in all of them, bits flip."""
+        chance = random.Random(f"flips of {self.world.seed}")
+        job = self.world.config
+        if not job.checkpoint.dir or job.asynchronous or self.soak:
+            return
+        if self.world.flips or chance.random() < 0.33:
+            for _ in range(chance.choice((1, 1, 2, 5))):
+                self.clock.later(chance.uniform(0, self.calm_at), lambda: self._flip(chance))
+
+    def _flip(self, chance: random.Random) -> None:
+        """Of somebody who has the state, and in what no step reads: all sums stay right."""
+        holders = [w for w in self.world.fleet.workers.values() if w.alive and w.worker.holds_state]
+        if holders and self.world.ended is None:
+            self.kinds[FLIP] += 1
+            chance.choice(holders).learner.flip()
 
     def plan(self, kind: str, moment: str) -> None:
         """Something will go wrong: now, or when it hurts."""

@@ -15,11 +15,11 @@ from edl.contract.proto import edl_pb2 as pb
 from master.core import effects as ef
 from master.core import events as ev
 from master.rpc.messages import event_of
-from tests.simulator.worker import MOST_EPOCHS, Bell, Sim
+from tests.simulator.worker import FLIP, MOST_EPOCHS, Bell, Sim
 from trainer.memory_copy import MemoryCopy
 from trainer.ring.base import RingBroken
 from trainer.session.state import Session
-from trainer.worker import RowsLost
+from trainer.worker import RowsLost, StatesDiffer
 
 if TYPE_CHECKING:
     from tests.simulator.world import World
@@ -63,11 +63,7 @@ class Fleet:
     def say(self, w: Sim, what: pb.FromWorker | ev.Event | ev.Heartbeat) -> None:
         """The worker says something; it arrives a little later, in order."""
         event = event_of(w.id, what) if isinstance(what, pb.FromWorker) else what
-        part = (
-            what.checkpoint_part
-            if isinstance(what, pb.FromWorker) and what.HasField("checkpoint_part")
-            else None
-        )
+        part = what if isinstance(what, pb.FromWorker) and what.HasField("checkpoint_part") else None
         master = w.master
         at = w.outbox_at = max(self.clock.now + self.random.expovariate(200), w.outbox_at, w.audible_at)
 
@@ -122,7 +118,7 @@ class Fleet:
         memory = os.memfd_create("simulated")
         empty = MemoryCopy(f"/proc/self/fd/{memory}")
         os.close(memory)
-        empty.open("a-run", "counting", [2 * (self.world.size * MOST_EPOCHS + 1)])
+        empty.open("a-run", "counting", [2 * (self.world.size * MOST_EPOCHS + 2)])
         return empty
 
     def create(self, worker: WorkerId) -> None:
@@ -177,6 +173,12 @@ class Fleet:
         """What its main thread does once it is ready: the real loop, and what trainer/__main__.py does."""
         try:
             code = WorkerExit.LOST if w.worker.train().lost else 0
+        except StatesDiffer as error:  # and there is no checkpoint
+            if not self.world.faults.kinds[FLIP]:
+                raise
+            self.world.faults.ends.add("Failed")
+            w.session.fail(error)
+            code = WorkerExit.FAILED
         except RowsLost as error:  # nothing else can be done: the model is to be saved
             self.world.faults.ends.add("Failed")
             w.session.fail(error)
@@ -239,6 +241,7 @@ class Fleet:
     def fence(self, w: Sim, fence: ef.Fence) -> None:
         if fence.reason is ef.FenceReason.HeartbeatTimeout:
             self.world.checks.was_silent(w, fence.why)
+        self.world.checks.differs(w, fence)
         w.fenced = True
         self.order_to(w.id, lambda w: self.is_given_up(w, fence.why))
 

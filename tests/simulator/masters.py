@@ -533,6 +533,7 @@ class Crew(Fleet):
         self.world.faults.moment("starting")
 
     def fence(self, w: Sim, fence: ef.Fence) -> None:
+        self.world.checks.differs(w, fence)
         if fence.reason is ef.FenceReason.HeartbeatTimeout and not self.world.master.was_deaf(w.id):
             self.world.checks.was_silent(w, fence.why)
         w.fenced = True

@@ -31,6 +31,7 @@ from trainer.worker import Worker
 if TYPE_CHECKING:
     from tests.simulator.fleet import Fleet
 
+FLIP = "flip"  # the fault of a member whose state silently differs
 MOST_EPOCHS = 5  # that people may ask for
 
 

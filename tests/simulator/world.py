@@ -46,13 +46,20 @@ class World:
         masters: one, whose connections hold; or two, of which one stands by, on a network that breaks.
             None: as the seed says.
         servers: the kind of the job with parameter servers that it is; empty: as the seed says.
+        flips: bits of a member's state flip, of a job that is long enough to have checkpoints.
         hours: that the job trains, under faults that are nobody's own, until it is stopped; 0: to its end.
     """
 
     def __init__(
-        self, seed: int, talk: bool = False, masters: int | None = None, hours: float = 0.0, servers: str = ""
+        self,
+        seed: int,
+        talk: bool = False,
+        masters: int | None = None,
+        hours: float = 0.0,
+        servers: str = "",
+        flips: bool = False,
     ):
-        alone = bool(hours or servers)
+        alone = bool(hours or servers or flips)
         masters = masters or (2 if seed % TWO_MASTERS == TWO_MASTERS - 1 and not alone else 1)
         chance = self.random = random.Random(seed)
         self.seed, self.talk, self.hours = seed, talk, hours
@@ -98,9 +105,19 @@ class World:
                         "joinDelaySeconds": join, "gracePeriodSeconds": grace,
                         "maxFailures": self.most_failures, "memoryCopy": self.copies is not None},
         })  # fmt: skip
-        has_servers = seed % WITH_SERVERS == WITH_SERVERS - 4 and not hours and masters == 1
+        has_servers = seed % WITH_SERVERS == WITH_SERVERS - 4 and not (hours or flips) and masters == 1
         kind = servers or (KINDS_OF_JOBS[seed // WITH_SERVERS % len(KINDS_OF_JOBS)] if has_servers else "")
-        self.kind = servers
+        self.kind, self.flips = servers, flips
+        if flips:
+            others = random.Random(f"flips in {seed}")
+            self.size, self.batch, self.pace, self.bad = others.choice((200, 400)), 4, 0.05, set()
+            self.most_failures = others.choice((2, 10**6, 10**6))
+            self.values = values.merge(self.values, {
+                "workers": others.randint(2, 6), "minWorkers": 1,
+                "data": {"maxBadRecords": 0}, "training": {"batchSize": self.batch},
+                "elastic": {"maxFailures": self.most_failures},
+                "checkpoint": {"dir": "memory", "seconds": others.choice((0.1, 0.5, 2))},
+            })  # fmt: skip
         if kind:
             self._have_servers(kind)
         self.config = config.parse(self.values)
@@ -115,7 +132,7 @@ class World:
         if self.two:
             calm_at = chance.uniform(20, 60)
         self.gone = kind == GONE
-        if self.gone:
+        if self.gone or flips:
             calm_at = chance.uniform(10, 30)
         self.faults = Faults(self, calm_at=hours * 3600 or calm_at, soak=bool(hours))
         self.ended: ef.End | None = None
@@ -204,6 +221,7 @@ class World:
         except Exception as error:
             which = f"--seed {self.seed}{' --masters 2' if self.two else ''}"
             which += f" --servers {self.kind}" if self.kind else ""
+            which += " --flips" if self.flips else ""
             repeat = f"repeat with: python -m tests.simulator {which}"
             lines = [f"seed {self.seed}: {type(error).__name__}: {error}", repeat, "its last events:"]
             for now, event, effects in list(self.watchdog.history)[-30:]:

@@ -8,6 +8,7 @@ import pytest
 
 from edl import audit, config
 from edl.config import values
+from edl.contract.books import AuditFailed, Books
 from edl.contract.ids import Generation, WorkerId
 from edl.contract.order import Layout
 from edl.contract.ranges import RangeSet
@@ -156,3 +157,28 @@ def test_weights_that_differ_are_told(tmp_path: Path) -> None:
     keep(story, tmp_path)
     with pytest.raises(audit.AuditFailed, match="the weights differ between workers"):
         audit.audit(tmp_path)
+
+
+def test_states_that_differed_are_given_up_for_a_checkpoint_and_the_verdict_says_so(tmp_path: Path) -> None:
+    story = Story(workers=2, checkpoint={"dir": "d", "seconds": 10}, joinDelaySeconds=0.5)
+    story.ready(0, 1)
+    story.waits(0.6)
+    story.up()
+    generation, members = story.job.ring.generation, story.job.ring.members
+    assert len(members) == 2
+    story.tell(ev.Progress(generation, 6), ev.Checkpointed(FIRST, 3, "a", 1))
+    story.tell(ev.PartsWritten(FIRST, 5, "b", members, generation, (("one", 1), ("other", 1))))
+    story.out(*members, step=6, broken="cut")
+    story.up(step=3)
+    told = verdict(story, tmp_path)
+    assert told.startswith("exactly once: 100 records x 1 epoch in 10 steps, 2 rings")
+    assert "the newest state was lost once and training went on from what was left" in told
+
+
+def test_a_checkpoint_of_different_states_and_states_that_are_given_up_for_nothing_are_found() -> None:
+    parts = {"type": "PartsWritten", "step": 5, "states": [["one", 1], ["", 3], ["other", 1]]}
+    with pytest.raises(AuditFailed, match="though its parts are of different states"):
+        Books().note({"event": parts, "effects": [{"type": "Commit"}]}, "line 1")
+    form = {"type": "Form", "distrusted": 1}
+    with pytest.raises(AuditFailed, match="line 2: the states of all members are given up, though none has"):
+        Books().note({"event": {"type": "Tick"}, "effects": [form]}, "line 2")

@@ -24,6 +24,8 @@ from tests.workers import BATCH, POSITIONS, SIZE, A, Held, come_to_sum, ring_of
 from trainer.checkpointing import Checkpointing, Place, deal
 from trainer.data import Batches
 from trainer.evaluation import RingEvaluation
+from trainer.ring.local import Circle
+from trainer.worker import StatesDiffer
 
 LAYOUT = Layout(SIZE)
 
@@ -78,7 +80,7 @@ def pair(tmp_path: Path) -> Iterator[list[Writer]]:
 
 
 def part_of(w: Writer) -> pb.CheckpointPart:
-    return w.says("checkpoint_part", 0)
+    return w.says("checkpoint_part", 1)
 
 
 def write(workers: list[Writer], step: int) -> None:
@@ -138,7 +140,7 @@ def test_what_is_written_is_the_state_of_that_step_however_far_the_ring_is_by_th
     (counts,) = made.read().values()
     found = np.frombuffer(counts.data, np.int16)
     assert made.step == parts[0].step == 2
-    assert found.tolist() == [1] * BATCH * made.step + [0] * (POSITIONS - BATCH * made.step) + [made.step]
+    assert found.tolist() == [1] * BATCH * made.step + [0] * (POSITIONS - BATCH * made.step) + [made.step, 0]
 
 
 def test_a_worker_without_a_state_begins_with_the_newest_one_and_all_others_take_it(
@@ -337,3 +339,72 @@ def test_variables_are_dealt_by_their_bytes_alike_on_every_rank() -> None:
     assert deal([100, 1, 50, 49, 1], 2) == [0, 1, 1, 1, 0]
     assert deal([], 3) == []
     assert deal([5, 5, 5], 1) == [0, 0, 0]
+
+
+def states(w: Writer) -> list[bytes]:
+    """What it has said of its state with its parts."""
+    return [m.checkpoint_part.state for m in w.said if m.WhichOneof("body") == "checkpoint_part"]
+
+
+def test_each_says_with_its_part_the_digest_of_its_whole_state(pair: list[Writer]) -> None:
+    write(pair, 2)
+    pair[1].learner.flip()
+    come_to_sum(4, *pair)
+    pair[0].hears(1, checkpoint=pb.Checkpoint())
+    come_to_sum(6, *pair)
+    for w in pair:
+        w.beside.does()
+    (same, one), (also, other) = map(states, pair)
+    assert same == also and len(same) == 16
+    assert one != other and one != same
+
+
+def test_who_is_alone_has_nobody_to_compare_its_state_with(tmp_path: Path) -> None:
+    w = Writer(0, tmp_path, changes={"checkpoint": {"steps": 2}})
+    ring_of(w)
+    come_to_sum(3, w)
+    w.beside.does()
+    w.ring.free()
+    w.stop()
+    assert states(w)[:1] == [b""]
+
+
+def cut(workers: list[Writer]) -> None:
+    """The ring is cut, and all have left it."""
+    for w in workers:
+        w.hears(1, cut=pb.Cut())
+        w.ring.go_on()
+    for w in workers:
+        assert w.says("left_ring", 1).has_state
+
+
+def test_members_whose_state_counts_no_longer_go_back_to_the_checkpoint_whatever_step_they_have(
+    pair: list[Writer],
+) -> None:
+    write(pair, 2)
+    come_to_sum(5, *pair)
+    cut(pair)
+    ring_of(*pair, generation=2, step=2, distrusted=1, distrust="they differ")
+    for w in pair:
+        assert w.says("joined_ring", 2).step == 2
+
+
+def test_a_state_that_counts_no_longer_is_not_told_again_when_the_next_ring_breaks(
+    pair: list[Writer],
+) -> None:
+    write(pair, 2)
+    come_to_sum(5, *pair)
+    cut(pair)
+    pair[1].hears(2, cut=pb.Cut())
+    pair[1].form(Circle(2), 2, [0, 1], distrusted=1, distrust="they differ", step=2)
+    assert not pair[1].says("left_ring", 2).has_state
+
+
+def test_where_there_is_no_checkpoint_to_go_back_to_the_root_says_so(pair: list[Writer]) -> None:
+    come_to_sum(2, *pair)
+    cut(pair)
+    ring_of(*pair, generation=2, distrusted=1, distrust="they differ")
+    error = pair[0].joined()
+    assert isinstance(error, StatesDiffer)
+    assert str(error) == "they differ. There is no checkpoint that they could go back to"
+    pair[1].hears(2, cut=pb.Cut())

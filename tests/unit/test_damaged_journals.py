@@ -122,9 +122,9 @@ def test_what_was_done_to_a_journal_is_told_with_its_line(
 
 
 def test_a_version_that_is_not_ours_is_told(output: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    edit(output, lambda lines: [lines[0].replace(b'"version": 7', b'"version": 9'), *lines[1:]])
+    edit(output, lambda lines: [lines[0].replace(b'"version": 8', b'"version": 9'), *lines[1:]])
     for text in refusals(output, capsys):
-        assert "has version 9, this edl reads version 7" in text
+        assert "has version 9, this edl reads version 8" in text
 
 
 def test_the_masters_of_one_run_make_one_chain(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def test_different_weights_fail_the_job() -> None:
     assert not of(finish(story, ("one", "other")), ef.Export)
     assert story.job.ending is not None
     assert story.job.ending[0] == "Failed"
-    assert "weights differ" in story.job.ending[1]
+    assert "held different states" in story.job.ending[1]
 
 
 def test_a_worker_that_counts_other_records_is_refused() -> None:

@@ -199,12 +199,17 @@ def test_a_state_that_is_complete_is_read_in_a_ring_before_it_is_saved() -> None
 
 def test_the_core_hears_of_parts_once_all_are_there_and_the_order_has_them_in_their_order() -> None:
     heard = CheckpointParts()
-    told = [pb.CheckpointPart(step=3, attempt="a", index=i, of=3, name=f"part {i}") for i in range(3)]
+    parts_ = [
+        pb.CheckpointPart(step=3, attempt="a", index=i, of=3, name=f"part {i}", state=bytes([i // 2]))
+        for i in range(3)
+    ]
+    told = [pb.FromWorker(generation=9, checkpoint_part=part) for part in parts_]
     assert heard.hear(WorkerId(5), told[2]) is None
     assert heard.hear(WorkerId(5), told[2]) is None, "said twice"
     assert heard.hear(WorkerId(4), told[0]) is None
     done = heard.hear(WorkerId(7), told[1])
-    assert done == ev.PartsWritten(WorkerId(7), 3, "a", (WorkerId(4), WorkerId(7), WorkerId(5)))
+    writers = WorkerId(4), WorkerId(7), WorkerId(5)
+    assert done == ev.PartsWritten(WorkerId(7), 3, "a", writers, 9, (("00", 2), ("01", 1)))
     order = heard.order(ef.Commit(WorkerId(7), 3, "a"))
     assert order is not None
     assert [part.name for part in order.commit_checkpoint.parts] == ["part 0", "part 1", "part 2"]

@@ -47,7 +47,7 @@ def written_by_an_earlier_edl(output: Path) -> Path:
 @pytest.mark.parametrize("read", [JournalReader, lambda path: audit.audit(path.parent)])
 def test_a_journal_of_an_earlier_version_is_refused_in_words(read, tmp_path: Path) -> None:
     path = written_by_an_earlier_edl(tmp_path)
-    with pytest.raises(EdlError, match=r"events.jsonl: the journal has version 1, this edl reads version 7"):
+    with pytest.raises(EdlError, match=r"events.jsonl: the journal has version 1, this edl reads version 8"):
         read(path)
 
 

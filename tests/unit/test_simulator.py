@@ -5,21 +5,24 @@ from typing import Any
 
 import pytest
 
+from edl.contract.reasons import Reason
 from master.backends.kubernetes import LeaderElection
-from master.core import completion, training
+from master.core import agreement, completion, training
+from master.core import effects as ef
 from ps.any_order import AnyOrder
 from ps.staging import Steps
 from tests.simulator import masters, servers
 from tests.simulator.faults import KINDS, MOMENTS, RARE
+from tests.simulator.worker import FLIP
 from tests.simulator.world import SimulationFailed, World
 from trainer.servers import ParameterServers
 
 SEEDS = 1000
 
 
-def run(seeds: int, masters: int | None = None, servers: str = "") -> None:
+def run(seeds: int, masters: int | None = None, servers: str = "", flips: bool = False) -> None:
     for seed in range(seeds):
-        World(seed, masters=masters, servers=servers).run()
+        World(seed, masters=masters, servers=servers, flips=flips).run()
 
 
 @pytest.mark.timeout(600)  # two minutes of CPU
@@ -34,13 +37,31 @@ def test_a_thousand_simulated_jobs_count_every_record_once() -> None:
         losses += world.job.restarts
         takeovers += world.takeovers if world.two else 0
         ends[world.job.phase] += 1
-    kinds = {*KINDS, *RARE, *masters.KINDS, *servers.KINDS}
+    kinds = {*KINDS, *RARE, *masters.KINDS, *servers.KINDS, FLIP}
     assert set(faults) == kinds, "a kind of fault never happened"
     assert set(moments) == {*MOMENTS, *servers.MOMENTS}, "a moment was never hit"
     assert faults.total() > 3 * SEEDS, "the simulator has hardly injected a fault"
     assert losses > 20, "it has hardly happened that all state was lost"
     assert takeovers > SEEDS / 100, "masters that stand by have hardly taken over"
     assert ends["Succeeded"] > 0.8 * SEEDS
+
+
+def test_states_that_silently_differ_are_found_and_every_record_counts_once() -> None:
+    dropped = went_back = 0
+    for seed in range(20):
+        world = World(seed, flips=True)
+        world.run()
+        told = [e for _, _, effects in world.watchdog.history for e in effects if isinstance(e, ef.Notice)]
+        differed = [e.text for e in told if e.reason is Reason.StatesDiffer]
+        dropped += sum("dropped" in text for text in differed)
+        went_back += sum("all go back" in text for text in differed)
+    assert dropped > 3 and went_back > 3
+
+
+def test_a_checkpoint_of_states_that_differ_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agreement, "at_checkpoint", lambda job, event: True)
+    with pytest.raises(SimulationFailed, match=r"seed \d+: .*parts of different states"):
+        run(20, flips=True)
 
 
 def test_jobs_that_lose_all_processes_and_logs_go_on_from_a_checkpoint_and_count_every_record_once() -> None:

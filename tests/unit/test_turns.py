@@ -51,7 +51,7 @@ class Calls:
         if whole == self.fails:
             raise UserCodeError("callback Mine: on_epoch_end() of epoch 1 raised ValueError: no")
         state = self.worker.learner.state().view(np.int16).copy()
-        state[-1] += 100
+        state[-2] += 100
         after = replace(epochs, ended=whole, begun=whole + 1, memory=epochs.memory + b"%d" % whole)
         if whole == self.stops:
             after = replace(after, stop=whole, stopped_by="Mine", stop_of=task)

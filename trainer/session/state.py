@@ -43,8 +43,14 @@ class SessionState:
         """Whether it has said that it is; else there is nothing to tell."""
         return self._ready is not None
 
-    def form(self, generation: int, members: tuple[int, ...]) -> None:
-        """It was ordered into this ring."""
+    def form(self, generation: int, members: tuple[int, ...], distrusted: int = 0) -> None:
+        """It was ordered into this ring.
+
+        Args:
+            distrusted: a state of this ring, or of one before, counts no longer.
+        """
+        if distrusted and self.generation <= distrusted:
+            self._out = None
         self.generation, self._members, self._up, self._left = generation, members, False, False
 
     def note(self, message: pb.FromWorker) -> None:
@@ -268,13 +274,14 @@ class Session:
                 form = message.form
                 members, shares = tuple(form.members), tuple(form.shares)
                 layout = Layout(form.layout.records, form.layout.block, form.layout.shards)
-                self.state.form(generation, members)
+                self.state.form(generation, members, form.distrusted)
                 self._tasks.clear()  # what the ring is to do is in the order
                 joining = tuple(form.joining)
                 self._orders.append(
                     FormRing(
                         generation, members, form.root, form.sync, form.epochs, shares, layout,
                         form.step, joining, form.round, form.turn, form.servers, tuple(form.addresses),
+                        form.distrusted, form.distrust,
                     )
                 )  # fmt: skip
             case "train" if generation == self.state.generation:

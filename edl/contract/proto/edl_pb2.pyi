@@ -427,7 +427,7 @@ class Finished(_message.Message):
     def __init__(self, metrics: _Optional[_Mapping[str, float]] = ..., model: _Optional[str] = ..., note: _Optional[str] = ..., failed: _Optional[_Iterable[_Union[PartFailed, _Mapping]]] = ..., exports: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class CheckpointPart(_message.Message):
-    __slots__ = ("step", "attempt", "index", "of", "name", "nbytes", "sha256")
+    __slots__ = ("step", "attempt", "index", "of", "name", "nbytes", "sha256", "state")
     STEP_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
@@ -435,6 +435,7 @@ class CheckpointPart(_message.Message):
     NAME_FIELD_NUMBER: _ClassVar[int]
     NBYTES_FIELD_NUMBER: _ClassVar[int]
     SHA256_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
     step: int
     attempt: str
     index: int
@@ -442,7 +443,8 @@ class CheckpointPart(_message.Message):
     name: str
     nbytes: int
     sha256: bytes
-    def __init__(self, step: _Optional[int] = ..., attempt: _Optional[str] = ..., index: _Optional[int] = ..., of: _Optional[int] = ..., name: _Optional[str] = ..., nbytes: _Optional[int] = ..., sha256: _Optional[bytes] = ...) -> None: ...
+    state: bytes
+    def __init__(self, step: _Optional[int] = ..., attempt: _Optional[str] = ..., index: _Optional[int] = ..., of: _Optional[int] = ..., name: _Optional[str] = ..., nbytes: _Optional[int] = ..., sha256: _Optional[bytes] = ..., state: _Optional[bytes] = ...) -> None: ...
 
 class CheckpointFailed(_message.Message):
     __slots__ = ("step", "attempt", "why")
@@ -533,7 +535,7 @@ class Welcome(_message.Message):
     def __init__(self, config: _Optional[str] = ..., output: _Optional[str] = ..., worker: _Optional[int] = ..., master_outage_timeout_seconds: _Optional[float] = ..., salvage: _Optional[str] = ..., rehearse: _Optional[bool] = ..., servers: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Form(_message.Message):
-    __slots__ = ("members", "root", "sync", "epochs", "shares", "layout", "step", "joining", "round", "turn", "servers", "addresses")
+    __slots__ = ("members", "root", "sync", "epochs", "shares", "layout", "step", "joining", "round", "turn", "servers", "addresses", "distrusted", "distrust")
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     ROOT_FIELD_NUMBER: _ClassVar[int]
     SYNC_FIELD_NUMBER: _ClassVar[int]
@@ -546,6 +548,8 @@ class Form(_message.Message):
     TURN_FIELD_NUMBER: _ClassVar[int]
     SERVERS_FIELD_NUMBER: _ClassVar[int]
     ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    DISTRUSTED_FIELD_NUMBER: _ClassVar[int]
+    DISTRUST_FIELD_NUMBER: _ClassVar[int]
     members: _containers.RepeatedScalarFieldContainer[int]
     root: int
     sync: bool
@@ -558,7 +562,9 @@ class Form(_message.Message):
     turn: int
     servers: int
     addresses: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, members: _Optional[_Iterable[int]] = ..., root: _Optional[int] = ..., sync: _Optional[bool] = ..., epochs: _Optional[int] = ..., shares: _Optional[_Iterable[int]] = ..., layout: _Optional[_Union[Layout, _Mapping]] = ..., step: _Optional[int] = ..., joining: _Optional[_Iterable[int]] = ..., round: _Optional[int] = ..., turn: _Optional[int] = ..., servers: _Optional[int] = ..., addresses: _Optional[_Iterable[str]] = ...) -> None: ...
+    distrusted: int
+    distrust: str
+    def __init__(self, members: _Optional[_Iterable[int]] = ..., root: _Optional[int] = ..., sync: _Optional[bool] = ..., epochs: _Optional[int] = ..., shares: _Optional[_Iterable[int]] = ..., layout: _Optional[_Union[Layout, _Mapping]] = ..., step: _Optional[int] = ..., joining: _Optional[_Iterable[int]] = ..., round: _Optional[int] = ..., turn: _Optional[int] = ..., servers: _Optional[int] = ..., addresses: _Optional[_Iterable[str]] = ..., distrusted: _Optional[int] = ..., distrust: _Optional[str] = ...) -> None: ...
 
 class Train(_message.Message):
     __slots__ = ("epochs",)

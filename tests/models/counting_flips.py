@@ -1,0 +1,50 @@
+"""The counting model with a second, unused weight, a bit of which flips in one worker's memory, on order.
+
+An order is a file `flip` in the directory EDL_FAULTS: the first worker that takes it flips a bit, once. The
+counts stay as they are, so that the weights of the others still say whether a record was lost.
+"""
+
+import os
+from pathlib import Path
+
+import keras
+from counting_faulty import feed as wait_and_obey
+
+from model_zoo import counting
+from model_zoo.counting import data
+
+__all__ = ["data", "feed", "model"]
+
+built = []  # the weights of this process's models: one of them is trained, others are tried out
+
+
+@keras.saving.register_keras_serializable("edl_tests")
+class Beside(keras.layers.Layer):
+    """Hands on what it is given, and has a weight that no gradient reaches."""
+
+    def build(self, input_shape):
+        self.memory = self.add_weight(shape=(64,), initializer="ones", name="memory", trainable=False)
+        built.append(self.memory)
+
+    def call(self, inputs):
+        return inputs
+
+
+def model() -> keras.Model:
+    record = keras.Input((), dtype="int32")
+    made = keras.Model(record, Beside()(counting.Count(max(counting.RECORDS, 1))(record)))
+    made.compile(keras.optimizers.SGD(1.0), loss=counting.MinusOutput(reduction="sum"))
+    return made
+
+
+def feed(records):
+    order = Path(os.environ.get("EDL_FAULTS", ".")) / "flip"
+    try:
+        order.rename(order.with_name(f"flipped-{os.getpid()}"))
+    except FileNotFoundError:
+        return wait_and_obey(records)
+    for memory in built:
+        values = memory.numpy().copy()
+        values.view("uint32")[17] ^= 1 << 3
+        memory.assign(values)
+    return wait_and_obey(records)
