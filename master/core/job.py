@@ -231,6 +231,8 @@ class Job(State):
                 completion.saved(self, w, event)
             case ev.Finished():
                 completion.finished(self, w, event)
+            case ev.RowsLost():
+                completion.rows_lost(self, w, event)
             case ev.History():
                 self.result.history = event.epochs
             case ev.Warned():

@@ -19,7 +19,6 @@ from tests.simulator.worker import MOST_EPOCHS, Bell, Sim
 from trainer.memory_copy import MemoryCopy
 from trainer.ring.base import RingBroken
 from trainer.session.state import Session
-from trainer.worker import RowsLost
 
 if TYPE_CHECKING:
     from tests.simulator.world import World
@@ -177,10 +176,6 @@ class Fleet:
         """What its main thread does once it is ready: the real loop, and what trainer/__main__.py does."""
         try:
             code = WorkerExit.LOST if w.worker.train().lost else 0
-        except RowsLost as error:  # nothing else can be done: the model is to be saved
-            self.world.faults.ends.add("Failed")
-            w.session.fail(error)
-            code = WorkerExit.FAILED
         except Exception as error:
             if error is not w.blow:
                 raise
