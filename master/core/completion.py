@@ -117,7 +117,7 @@ def finished(job: State, w: WorkerRecord, event: ev.Finished) -> None:
 
 
 def rows_lost(job: State, w: WorkerRecord, event: ev.RowsLost) -> None:
-    """The exporter's model is not whole any more. A ring is formed, which goes back together with its servers.
+    """The exporter's model is not whole any more. A ring is formed, which goes back with its servers.
     What is left of the training is done again."""
     saves = w.id == job.exporter or (not job.ring.members and _was_exporting(job, w))
     if not saves or job.ending is not None:
