@@ -109,7 +109,9 @@ class Servers:
     awaited: bool = False  # they start, and no ring is formed before they listen
     wanted: int = 0  # 0: as many as the workers know
     addresses: tuple[str, ...] = ()
-    ordered: int = 0  # the ring was formed for so many; 0: for as many as the workers know
+    ordered: int | None = (
+        0  # the ring was formed for so many; 0: as many as the workers know; None: not known
+    )
     have: int = 0  # 0: nobody has said so
     lost: bool = False  # rows of the trained model, which is not saved yet: a ring goes back with them
     out: tuple[int, ...] = ()  # of those, that are done without
