@@ -199,12 +199,6 @@ class Server:
         self._storage.check_declared(request.run_id)
         if not self._storage.checkpoints:
             raise Misplaced("cannot write a checkpoint: this server was started without --checkpoint-dir")
-        if request.generation > (known := self.position().generation):
-            # Whoever asks has settled it there, and would wait in vain for somebody to do so again.
-            raise Misplaced(
-                f"generation {request.generation} is not settled here, the last one was {known}: the server "
-                "has lost its log"
-            )
         self._way.reach(request)
         capture = self._way.capture()
         self._storage.will_write(capture, request.step, request.attempt)
