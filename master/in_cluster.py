@@ -286,13 +286,15 @@ class ReleaseMaster:
                 if left_open and another_run:  # which may have had some
                     of_chart.keep_between(0, 0)
                 return NoServers()
-            if left_open:  # the chart has begun with none
-                of_chart.keep_between(count, MOST_SERVERS)
             config, address = master.spec.config, self._place.server_address.format
-            # Rows move only while a job trains: else the number is the chart's, and the Role has no right.
-            scale = of_chart.scale if config.trains else lambda servers: None
             patience = config.elastic.startup_timeout_seconds
-            return Named(master.emit, self._token, address, count, scale, patience)
+            if not config.trains:  # rows do not move: the number is the chart's, and the Role has no right
+                return Named(master.emit, self._token, address, count, patience=patience)
+            # The chart may have begun with none; and of those that are more, a ring may be making use.
+            of_chart.keep_between(count, MOST_SERVERS)
+            return Named(
+                master.emit, self._token, address, count, of_chart.scale, patience, lambda: of_chart.running
+            )
 
         return make() if master.spec.config.is_decided else Undecided(master.emit, make)
 

@@ -136,12 +136,16 @@ class Named:
         servers: how many there are to be.
         scale: has as many run: those that are not among them have no rows.
         patience: seconds for further ones to come to listen.
+        running: how many there are; None: that is not known yet.
     """
 
     def __init__(
         self, emit: Emit, token: Callable[[], str], address: Callable[[int], str], servers: int,
         scale: Callable[[int], None] = lambda servers: None, patience: float = math.inf,
+        running: Callable[[], int | None] = lambda: 0,
     ):  # fmt: skip
+        self._running = running
+        self._begins = True  # a ring of an earlier master may be about to move rows to servers that run
         self._emit, self._address, self._wanted, self._scale = emit, address, servers, scale
         self._further = Further(patience, self._give_up)
         self._scaled = 0
@@ -215,16 +219,21 @@ class Named:
             self._listening.set()
         if not (self._have or self._resized) or self._told == self._wanted:
             return
-        if self._have == self._wanted and not self._asked:
+        there = self._running() if self._begins else 0
+        if self._have == self._wanted and not self._asked and there is None:
+            return
+        if self._have == self._wanted and not self._asked and (there or 0) <= self._wanted:
+            self._begins = False
             self._told = self._most = self._wanted
             self._further.forget()
             self._run(self._wanted)
             return
-        self._most = max(self._most, self._have)
+        self._most = max(self._most, self._have, there or 0)
         self._find()
         self._run(self._most)
         self._further.wait_for(self._wanted)
         if self._watch.answers(self._wanted):
+            self._begins = False
             self._told = self._asked = self._wanted
             self._further.forget()
             addresses = tuple(self._address(index) for index in range(self._most))

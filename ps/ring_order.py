@@ -174,6 +174,12 @@ class RingOrder:
         return told
 
     def reach(self, request: pb.PullRequest | pb.ListRequest | pb.WritePartRequest) -> None:
+        if isinstance(request, pb.WritePartRequest) and request.generation > self.steps.generation:
+            # Whoever asks has settled it there, and would wait in vain for somebody to do so again.
+            raise Misplaced(
+                f"generation {request.generation} is not settled here, the last one was "
+                f"{self.steps.generation}: the server has lost its log"
+            )
         self._reach(request.generation, request.step, request if request.HasField("last") else None)
 
     @property

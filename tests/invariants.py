@@ -85,6 +85,8 @@ class Watchdog:
                 self.safe = max(self.safe, step - 1)
             case ev.EpochEnded(_, g, epochs) if inside and g == generation and job.train is not None:
                 self.safe = max(self.safe, epochs * job.train.steps.per_epoch)
+            case ev.RowsLost() if worker == self.exporter:
+                self.exporter = None
             case ev.LeftRing(_, g) if inside and g == generation:
                 self.outs[event.worker] = event
                 self.holders |= {event.worker} if event.has_state and g > self.distrusted else set()

@@ -420,6 +420,9 @@ def _is_on_servers(layer: Any) -> bool:
 
 
 def _table(layer: Embedding, model: keras.Model) -> Table:
+    initializer = json.dumps(keras.initializers.serialize(_with_its_scale(layer)), sort_keys=True)
+    if not layer.trainable:  # they stay as they begin: Ftrl would change them, also without a gradient
+        return Table(layer.name, layer.dim, initializer, NO_OPTIMIZER, True, layer.min_count, layer.ttl_steps)
     own = layer.optimizer is not None
     optimizer = (
         layer.optimizer if layer.optimizer is not None else _serialized(getattr(model, "optimizer", None))
@@ -436,7 +439,6 @@ def _table(layer: Embedding, model: keras.Model) -> Table:
         _refuse_whole(
             optimizer, f"the model's optimizer, which also trains the rows of layer {layer.name!r},"
         )
-    initializer = json.dumps(keras.initializers.serialize(_with_its_scale(layer)), sort_keys=True)
     return Table(layer.name, layer.dim, initializer, optimizer, own, layer.min_count, layer.ttl_steps)
 
 

@@ -77,6 +77,8 @@ class ServedWorker(Worker):
         found = super().left(broken)  # as far as the servers are, but not over the next boundary
         limit = self.stretch.boundary(self.step, self.end)
         found.step = max(found.step, min(self.stretch.reached, limit - 1))
+        if self.stretch.reached < self.ledger.step:  # steps that a server has lost are still to be made again
+            found.step, found.round, found.turn, found.digest = self.stretch.reached, 0, 0, ""
         return found
 
     def meet(self, form: FormRing, rank: int) -> None:
@@ -284,6 +286,10 @@ class ServedWorker(Worker):
         except RingBroken as error:  # of a server: that it has no part then, the checkpoint says
             log.warning(str(error))
         self.checkpoints.save(self.ledger, self.steps, self.batches.layout, step)
+
+    def save_model(self) -> None:
+        self.stretch.saves(self.ledger.step)
+        super().save_model()
 
     # --- callbacks
 

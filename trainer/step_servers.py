@@ -268,6 +268,31 @@ class StepServers(ParameterServers):
         found = self._put_together(ids, shares, requests, answers)
         return Pulled(found, tuple(answers[index].version for index in range(self.count)))
 
+    def all_rows(self, table: int, step: int = 0) -> tuple[np.ndarray, np.ndarray]:
+        """
+        Args:
+            step: all below it are in the rows.
+
+        Raises:
+            RingBroken: a server lacks one, or has lost its log meanwhile.
+        """
+        before = self._lines_with(step)
+        found = super().all_rows(table)
+        for index, line in self._lines_with(step).items():
+            if line != before[index]:
+                raise RingBroken(f"parameter server {index} has lost its log while its rows were read")
+        return found
+
+    def _lines_with(self, step: int) -> dict[int, str]:
+        """In which line each server has all steps below this one. Raises: RingBroken, if one has not."""
+        found = self._ask("Describe", dict.fromkeys(range(self.count), pb.DescribeRequest()))
+        for index, told in found.items():
+            if told.position.empty:
+                raise RingBroken(f"parameter server {index} has lost its log and rows")
+            if told.waiting or not _ranges(told.taken).covers(0, step):
+                raise RingBroken(f"parameter server {index} has lost its log, and some of {step:,} steps")
+        return {index: told.line for index, told in found.items()}
+
     def push(self, made: StepGradients, worker: int, versions: Sequence[int]) -> bool:
         """Bring a step's gradients. False: a server refuses them, since the weights were too old; the step is
         to be made again.

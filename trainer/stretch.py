@@ -132,7 +132,7 @@ class Servers(Protocol):
 
     def pause(self, seconds: float) -> None: ...
 
-    def all_rows(self, table: int) -> tuple[np.ndarray, np.ndarray]: ...
+    def all_rows(self, table: int, step: int = 0) -> tuple[np.ndarray, np.ndarray]: ...
 
 
 class Stretch:
@@ -165,6 +165,7 @@ class Stretch:
         self._staged: Sequence[tuple[np.ndarray, np.ndarray]] = ()
         self._since_pull = 0  # steps that were made since the dense weights were pulled
         self._dense_versions: tuple[int, ...] = ()
+        self._saved = 0  # the model that is saved has all steps below it
 
     # --- where the job is
 
@@ -319,8 +320,14 @@ class Stretch:
     def stage(self, step: int, rank: int, gradients: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
         self._staged = gradients
 
+    def saves(self, step: int) -> None:
+        """From now on `all_rows` is asked for a model with all steps below this one: a server that has lost
+        its log may have others by now."""
+        self._saved = step
+
     def all_rows(self, table: int) -> tuple[np.ndarray, np.ndarray]:
-        return self.servers.all_rows(table)
+        """Raises: RingBroken, if a server lacks a step that the model has."""
+        return self.servers.all_rows(table, self._saved)
 
     # --- for people
 

@@ -234,8 +234,9 @@ class VectorStep(StepGraphs):
             *tensors, contribution, draw, *map(tf.constant, rows), *places, *alive
         )
         learned = [layer.trainable for layer in self._lookups.layers]
+        # Rows that are not learned are told to the servers, too: what they begin with is a part of the model.
         return given, [
-            (some, np.asarray(g)) if trained else (some[:0], np.asarray(g)[:0])
+            (some, np.asarray(g) if trained else np.zeros_like(g))
             for some, g, trained in zip(ids, of_rows, learned, strict=True)
         ]
 

@@ -94,10 +94,6 @@ KEPT = 256 << 20  # bytes of sums that a member keeps, or as many as its state h
 AT_ONCE = 2  # steps that it applies in the time of one, so that nobody waits for it long
 
 
-class RowsLost(EdlError):
-    """A server has lost rows, and there is no ring that could go back with it."""
-
-
 class StatesDiffer(EdlError):
     """Nobody knows which member's state is the job's, and no checkpoint does."""
 
@@ -488,12 +484,14 @@ class Worker:
             self.checkpoints.save(self.ledger, self.steps, self.batches.layout)
 
     def save_model(self) -> None:
-        """The last thing that is done in a job."""
+        """The last thing that is done in a job, unless servers have lost rows of which the model is made: the
+        master has a ring formed then, which goes back with them."""
         try:
             self.export(self.rounds.worth(self.ledger))
-        except RingBroken as error:  # of the servers, of whose rows the model is made: there is no ring
-            if not (self.session.stopped or self.session.ended):
-                raise RowsLost(f"the trained model cannot be saved: {error}") from error
+        except RingBroken as error:
+            if self.session.stopped or self.session.ended:
+                return
+            self.session.say(rows_lost=pb.RowsLost(why=str(error)))
 
     def epoch_ends(self, epochs: int, metrics: dict[str, float]) -> None:
         """So many epochs are whole: tell how good the last one was, and have a checkpoint of it say so."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import sys
+from collections.abc import Callable
 from contextlib import closing
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
@@ -27,15 +30,31 @@ def _seconds(text: str) -> float:
     return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
 
 
-def _workers(text: str) -> int:
-    """Of the first argument of `scale`, in whose place a directory alone is easily given."""
+def _workers(text: str) -> int | str:
+    """Of the first argument of `scale`, in whose place a directory may be given."""
     try:
         return int(text)
     except ValueError:
-        raise typer.BadParameter(
-            f"{text!r} is not a number of workers. To change only the servers of that job, give its number "
-            f"of workers, too: edl scale WORKERS {text} --servers SERVERS"
-        ) from None
+        return text
+
+
+def _in_any_order(command: Callable[..., None]) -> Callable[..., None]:
+    """`scale` WORKERS DIR, DIR WORKERS, or one of them."""
+
+    @functools.wraps(command)
+    def run(**given: Any) -> None:
+        first, second = given["workers"], given["directory"]
+        if isinstance(first, str):
+            number = None if second is None else _workers(str(second))
+            if isinstance(number, str):
+                raise typer.BadParameter(f"neither {first!r} nor {number!r} is a number of workers")
+            given |= {"workers": number, "directory": Path(first)}
+        if given["workers"] is None and given["servers"] is None:
+            of = "" if given["directory"] is None else f" ({str(given['directory'])!r} is none)"
+            raise ConfigError(f"expected a number of workers{of}, or --servers")
+        command(**given)
+
+    return run
 
 
 @about_a_job
@@ -94,6 +113,7 @@ def wait(
     raise typer.Exit(0 if found == phase else 1 if found in ENDED else TIMED_OUT)
 
 
+@_in_any_order
 @about_a_job
 def scale(
     job: JobHandle,
@@ -105,9 +125,10 @@ def scale(
         int | None, typer.Option("--servers", help="The new number of parameter servers.")
     ] = None,
 ) -> None:
-    """Change the number of workers, or of parameter servers, of a running job."""
-    if workers is None and servers is None:
-        raise ConfigError("expected a number of workers, or --servers")
+    """Change the number of workers, or of parameter servers, of a running job.
+
+    DIR may also come first.
+    """
     display.line(job.scale(workers, servers))
 
 

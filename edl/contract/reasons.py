@@ -105,6 +105,7 @@ class Reason(StrEnum):
     # Progress, and the end.
     EpochApplied = "EpochApplied", NORMAL, MINOR
     Saving = "Saving", NORMAL, MAJOR
+    NotSaved = "NotSaved", WARNING, MAJOR  # servers have lost rows of the model: it is trained on
     Evaluating = "Evaluating", NORMAL, MAJOR
     Evaluated = "Evaluated", NORMAL, MINOR
     Succeeded = "Succeeded", NORMAL, MAJOR

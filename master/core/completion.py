@@ -1,7 +1,8 @@
 """The end of a job: one worker saves and evaluates the model, and then all are let go.
 
-Promise: what has been trained is never trained again because of what happens here. The model is saved before
-it is evaluated, and what fails of the two ends the job, with the model kept and its place told.
+Promise: what has been trained is never trained again because of what happens here, unless parameter servers
+have lost rows of it. The model is saved before it is evaluated, and what fails of the two ends the job, with
+the model kept and its place told.
 """
 
 from __future__ import annotations
@@ -115,6 +116,25 @@ def finished(job: State, w: WorkerRecord, event: ev.Finished) -> None:
     failed = "; ".join(f"{f.part} failed: {f.why}" for f in event.failed)
     job.traceback = next((f.traceback for f in event.failed if f.traceback), "")
     job.end(Phase.Failed, f"{reason}, but {failed}; {kept}")
+
+
+def rows_lost(job: State, w: WorkerRecord, event: ev.RowsLost) -> None:
+    """The exporter's model is not whole any more. A ring is formed, which goes back with its servers.
+    What is left of the training is done again."""
+    saves = w.id == job.exporter or (not job.ring.members and _was_exporting(job, w))
+    if not saves or job.ending is not None:
+        job.stale += 1
+        return
+    why = f"the model cannot be saved: {event.why}"
+    job.exporter, job.servers.lost = None, True
+    job.result.rows_lost += 1
+    if job.result.rows_lost > (most := job.config.elastic.max_failures):
+        times = f"{job.result.rows_lost} times (elastic.maxFailures is {most})"
+        job.result.failed = (*job.result.failed, ev.PartFailed(SAVING, event.why))
+        job.end(Phase.Failed, f"{why}; parameter servers have lost rows while it was saved {times}")
+        return
+    job.reason = f"{why}; ring and parameter servers go back together"
+    job.notice(Reason.NotSaved, job.reason)
 
 
 def ends_without_holders(job: State) -> bool:

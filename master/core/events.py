@@ -306,6 +306,14 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True)
+class RowsLost:
+    """The worker cannot save the final model: parameter servers have lost rows of it. It holds the rest."""
+
+    worker: WorkerId
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class History:
     """The worker saves the model of a training that was so. May come more than once."""
 
@@ -456,6 +464,7 @@ WorkerMessage = (
     | Failed
     | Saved
     | Finished
+    | RowsLost
     | History
     | Warned
     | WarmStarted

@@ -78,7 +78,7 @@ class Job(State):
             case ev.Adopted():
                 self._on_adopted(event)
             case ev.Tick():
-                pass
+                self.servers.ordered = None
             case ev.Progress():
                 self._on_progress(event)
             case ev.Silent():
@@ -234,6 +234,8 @@ class Job(State):
                 completion.saved(self, w, event)
             case ev.Finished():
                 completion.finished(self, w, event)
+            case ev.RowsLost():
+                completion.rows_lost(self, w, event)
             case ev.History():
                 self.result.history = event.epochs
             case ev.Warned():
@@ -306,7 +308,11 @@ class Job(State):
         if event.left_ring is not None:
             training.stopped(self, event.left_ring)
         if self._admit(w, event):
-            for outdated in self.failover.place(w, event, self.now):
+            known = self.ring.generation
+            outdated_ones = self.failover.place(w, event, self.now)
+            if self.ring.generation != known:
+                self.servers.ordered = None
+            for outdated in outdated_ones:
                 why = "it was in a ring that the others have left"
                 membership.give_up(self, outdated, ef.FenceReason.OutdatedRing, why)
 

@@ -94,7 +94,7 @@ def form(job: State) -> None:
         completion.let_all_go(job)  # now: it may be the last event for a while
         return  # never by training again what has been trained and saved
     furthest = max((w.step for w in job.pool.where(_holds)), default=0)
-    if not fresh and task.steps.ended(furthest, task.epochs):
+    if not (fresh or job.servers.lost) and task.steps.ended(furthest, task.epochs):
         limits = Limits(1, limits.max_size)  # nothing is left to train, and one can save it alone
     elif job.suspended:
         _wait(job, SUSPENDED)
@@ -112,7 +112,8 @@ def form(job: State) -> None:
         training.go_on_from(job, job.checkpoints.step, checkpoint=True)
     evaluated = root.round >= task.rounds
     nothing_to_do = not (task.end or task.rounds)
-    if task.complete and (evaluated if root.has_state else nothing_to_do):  # a checkpoint is read in a ring
+    done = evaluated if root.has_state else nothing_to_do  # a checkpoint is read in a ring
+    if task.complete and done and not job.servers.lost:
         completion.export(job, root)
     else:
         _publish(job, plan, root)
@@ -130,7 +131,7 @@ def _form_at_servers(job: State) -> None:
         return
     limits = job.limits
     ended = [w for w in job.pool.where(_holds) if task.steps.ended(w.step, task.epochs)]
-    if ended:
+    if ended and not job.servers.lost:
         limits = Limits(1, limits.max_size)
     elif job.suspended:
         _wait(job, SUSPENDED)
@@ -144,7 +145,7 @@ def _form_at_servers(job: State) -> None:
     last = max(ended, key=lambda w: (w.progress, -w.id), default=None)
     if last is not None:
         training.reach(job, task, last.step)
-        if last.round >= task.rounds:
+        if last.round >= task.rounds and not job.servers.lost:
             completion.export(job, last)
             return
     plan = replace(plan, root=plan.members[0], sync=False, joining=())
@@ -210,7 +211,7 @@ def _publish(job: State, plan: RingPlan, root: WorkerRecord) -> None:
     job.reason = f"ring {job.ring.generation}: {plan.reason}"
     job.goodput.turn("starting" if first else "re-forming", job.now)
     job.ring.shares = balance.shares(members, job.config.training.balance == "speed")
-    job.servers.due, job.servers.ordered = "", job.servers.wanted
+    job.servers.due, job.servers.ordered, job.servers.lost = "", job.servers.wanted, False
     job.do(
         ef.Form(
             job.ring.generation, plan.members, root.id, plan.sync,

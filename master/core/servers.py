@@ -66,7 +66,7 @@ def ready(job: State, event: ev.ServersReady) -> None:
 
 
 def _moves_later(job: State) -> bool:
-    """Whether the ring, though it is up, is still to move the rows to others (mode=ps: at a boundary)."""
+    """Whether the ring, though it is up, may still move the rows to others (mode=ps: at a boundary)."""
     return job.config.asynchronous and job.servers.ordered not in (0, job.servers.have)
 
 

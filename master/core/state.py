@@ -41,6 +41,7 @@ class Result:
     )
     failed: tuple[ev.PartFailed, ...] = ()  # what did not work at the end
     lost_exporters: int = 0  # who were lost while they saved or evaluated
+    rows_lost: int = 0  # how often parameter servers lost rows while the model was to be saved
     skipped: RangeSet = field(default_factory=RangeSet)  # steps
     bad: int = 0  # records that were left out, over all epochs
     digests: dict[WorkerId, str] = field(default_factory=dict)  # of the final state, at each who has it
@@ -108,8 +109,11 @@ class Servers:
     awaited: bool = False  # they start, and no ring is formed before they listen
     wanted: int = 0  # 0: as many as the workers know
     addresses: tuple[str, ...] = ()
-    ordered: int = 0  # the ring was formed for so many; 0: for as many as the workers know
+    ordered: int | None = (
+        0  # the ring was formed for so many; 0: as many as the workers know; None: not known
+    )
     have: int = 0  # 0: nobody has said so
+    lost: bool = False  # rows of the trained model, which is not saved yet: a ring goes back with them
     out: tuple[int, ...] = ()  # of those, that are done without
     answered: dict[int, float] = field(default_factory=dict)  # when each was last heard to be back
     due: str = ""  # why the ring is to be formed anew; empty: it is not

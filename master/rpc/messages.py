@@ -93,6 +93,8 @@ def event_of(worker: WorkerId, message: pb.FromWorker) -> ev.Event | ev.Heartbea
             end = message.finished
             kept_as = end.model, end.note, _failed(end.failed), dict(end.exports)
             return ev.Finished(worker, _metrics(end.metrics), *kept_as)
+        case "rows_lost":
+            return ev.RowsLost(worker, message.rows_lost.why)
         case "checkpoint_failed":
             f = message.checkpoint_failed
             return ev.CheckpointFailed(worker, f.step, f.attempt, f.why)

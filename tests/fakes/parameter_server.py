@@ -82,6 +82,8 @@ class FakeServer:
                     raise Refused(grpc.StatusCode.ABORTED, f"is at step {self.step}, not {request.step}")
                 self.staged.setdefault(request.rank, list(request.gradients))
             case "WritePart":
+                if request.generation > self.generation:
+                    raise Refused(grpc.StatusCode.FAILED_PRECONDITION, "the server has lost its log")
                 self._is_settled(request.generation)
                 self._advance(request)
                 return self._write(request)

@@ -203,13 +203,17 @@ def test_status_scale_and_stop_from_another_terminal() -> None:
     assert edl("status", "--json").returncode == 0
     assert edl("stop", check=True).stdout == "the job has already ended: Stopped, stopped by edl stop\n"
     assert edl("scale", "3").returncode == 1
-    without_workers = edl("scale", "job", "--servers", "3")
-    assert without_workers.returncode == 2
-    assert "edl scale WORKERS job --servers SERVERS" in " ".join(without_workers.stderr.split())
     assert edl("wait", "--for", "stopped").returncode == 0
     assert len(edl("logs", "worker-1", "--tail", "2").stdout.splitlines()) == 2
     assert edl("logs", "worker-9").stderr.endswith("no log of worker-9 found\n")
     assert edl("logs", "nobody").returncode == 2
+
+
+def test_scale_takes_the_directory_and_the_number_in_any_order_and_either_number_alone() -> None:
+    for asked in (("job", "--servers", "3"), ("job", "3"), ("3", "job")):
+        assert edl("scale", *asked).stderr.startswith("edl: job: "), asked
+    assert "expected a number of workers ('job' is none), or --servers" in edl("scale", "job").stderr
+    assert "neither 'job' nor 'other' is a number" in " ".join(edl("scale", "job", "other").stderr.split())
 
 
 def test_local_commands_import_nothing_of_a_cluster() -> None:

@@ -19,7 +19,7 @@ from tests.simulator.worker import FLIP, MOST_EPOCHS, Bell, Sim
 from trainer.memory_copy import MemoryCopy
 from trainer.ring.base import RingBroken
 from trainer.session.state import Session
-from trainer.worker import RowsLost, StatesDiffer
+from trainer.worker import StatesDiffer
 
 if TYPE_CHECKING:
     from tests.simulator.world import World
@@ -176,10 +176,6 @@ class Fleet:
         except StatesDiffer as error:  # and there is no checkpoint
             if not self.world.faults.kinds[FLIP]:
                 raise
-            self.world.faults.ends.add("Failed")
-            w.session.fail(error)
-            code = WorkerExit.FAILED
-        except RowsLost as error:  # nothing else can be done: the model is to be saved
             self.world.faults.ends.add("Failed")
             w.session.fail(error)
             code = WorkerExit.FAILED

@@ -343,7 +343,10 @@ class SimNamed(Named):
 
     def __init__(self, servers: Servers):
         world = servers.world
-        super().__init__(world.master.hear, str, "ps-{}".format, servers.wanted, servers.scale)
+        running = lambda: sum(place.wanted for place in servers.places)  # noqa: E731
+        super().__init__(
+            world.master.hear, str, "ps-{}".format, servers.wanted, servers.scale, running=running
+        )
         self._watch = SimWatch(servers, servers.wanted, self._looked)
 
 

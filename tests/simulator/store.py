@@ -33,7 +33,7 @@ class Memory:
         self._fails = fails
         self._directories: dict[str, dict[str, bytes]] = {}
 
-    def all(self, wanted: Callable[[str], bool]) -> dict[str, dict[str, int]]:
+    def all(self, prefix: str, wanted: Callable[[str], bool]) -> dict[str, dict[str, int]]:
         return {directory: self.sizes(directory) for directory in self._directories if wanted(directory)}
 
     def sizes(self, directory: str) -> dict[str, int]:

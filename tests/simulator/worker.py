@@ -127,11 +127,11 @@ class Sim:
         return learner
 
     def pulls(self) -> None:
-        """As who saves the model needs them, all weights of its state from the servers."""
+        """As who saves the model needs them, all rows of its state from the servers."""
         if isinstance(self.worker, ServedWorker):
-            self.worker.stretch.pull_all(self.step)
+            self.worker.stretch.all_rows(0)
         elif self.servers is not None:
-            self.servers.pull(self.step, ())
+            self.servers.all_rows(0)
 
     def _cut(self) -> None:
         """As trainer/build.py has it."""

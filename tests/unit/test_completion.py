@@ -133,6 +133,57 @@ def test_workers_that_are_killed_each_time_they_save_do_not_train_for_ever() -> 
     assert summary["reason"].startswith("saving failed: 3 workers were lost while they saved the model")
 
 
+LOST = "parameter server 0 has come back with nothing: it has lost its log"
+
+
+def test_who_finds_rows_lost_when_it_saves_goes_back_with_all_others_in_a_ring_and_saves_later() -> None:
+    story = finishing()
+    effects = story.tell(ev.RowsLost(FIRST, LOST))
+    form = only(effects, ef.Form)
+    assert set(form.members) == {FIRST, SECOND} and form.step == 10
+    assert story.noticed(Reason.NotSaved) == [
+        f"the model cannot be saved: {LOST}; ring and parameter servers go back together"
+    ]
+    assert not of(story.tell(ev.RowsLost(FIRST, LOST)), ef.Form), "it has said so twice"
+    why = "parameter server 0 has lost its log and rows"
+    story.tell(*(ev.JoinedRing(w, form.generation, 4, went_back=why) for w in form.members))
+    assert story.noticed(Reason.WentBack)[0].endswith(
+        "60 records are trained again, from the checkpoint of step 4"
+    )
+    (export,) = of(finish(story, ("e", "e")), ef.Export)
+    story.tell(ev.Finished(export.worker, {}, "model.keras"))
+    summary = ended(story)
+    assert (summary["phase"], summary["model"]) == ("Succeeded", "model.keras")
+
+
+def test_rows_that_were_not_lost_after_all_need_no_more_than_a_ring() -> None:
+    story = finishing()
+    form = only(story.tell(ev.RowsLost(FIRST, LOST)), ef.Form)
+    story.tell(*(ev.JoinedRing(w, form.generation, 10) for w in form.members))
+    assert len(of(finish(story, ("d", "d")), ef.Export)) == 1
+    assert view.summary(story.job)["state_losses"] == 0
+
+
+def test_a_new_master_hears_from_who_saves_that_rows_are_lost() -> None:
+    story = finishing()
+    story.job.exporter = story.watchdog.exporter = None  # as far as that one knows
+    story.tell(ev.RowsLost(FIRST, LOST))
+    assert story.job.exporter is None and story.job.ring.members
+
+
+def test_rows_that_are_lost_each_time_the_model_is_saved_end_the_job() -> None:
+    story = finishing(workers=1)
+    for _ in range(2):  # which is maxFailures
+        form = only(story.tell(ev.RowsLost(FIRST, LOST)), ef.Form)
+        story.tell(ev.JoinedRing(FIRST, form.generation, 0, went_back=LOST))
+        assert of(finish(story, ("d",)), ef.Export)
+    story.tell(ev.RowsLost(FIRST, LOST))
+    summary = ended(story)
+    assert summary["phase"] == "Failed"
+    assert "lost rows while it was saved 3 times (elastic.maxFailures is 2)" in summary["reason"]
+    assert summary["failed_parts"] == [{"part": "saving", "why": LOST}]
+
+
 def test_a_warning_is_told_once_and_kept() -> None:
     story = Story(workers=2)
     effects = story.tell(

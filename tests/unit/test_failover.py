@@ -21,10 +21,10 @@ class NewMaster:
 
     def __init__(
         self, *adopted: int, next_id: int = 0, pending: tuple[int, ...] = (), workers: int = 3, safe: int = 0,
-        balance: str = "even", began_with: str = "", prompt: tuple[int, ...] = (),
+        balance: str = "even", began_with: str = "", prompt: tuple[int, ...] = (), mode: str = "auto",
     ):  # fmt: skip
         overrides = {
-            "workers": workers, "training": {"epochs": 1, "batchSize": 10, "balance": balance},
+            "mode": mode, "workers": workers, "training": {"epochs": 1, "batchSize": 10, "balance": balance},
             "elastic": {"joinDelaySeconds": 0, "startupTimeoutSeconds": 60},
         }  # fmt: skip
         self.job = Job(config.parse(values.merge(values.defaults(), overrides)))
@@ -264,6 +264,18 @@ def test_other_epochs_while_a_ring_is_being_learned_of_are_the_next_rings() -> N
     new.back(1, left=True, out=said(1))
     (form,) = of(new.back(2, left=True, out=said(2)), ef.Form)
     assert (form.epochs, form.members) == (2, (0, 1, 2))
+
+
+def test_a_ring_that_is_taken_over_may_be_about_to_move_rows_so_another_one_is_formed() -> None:
+    new = NewMaster(0, next_id=1, workers=1, mode="ps")
+    new.back(0, members=(0,))
+    new.tell(ev.JoinedRing(WorkerId(0), Generation(7), 4, servers=1))
+    effects = new.tell(ev.ServersReady(1, ("a:1", "b:1", "c:1")))
+    assert of(effects, ef.Leave) and not of(effects, ef.Arranged), "it may be for all three"
+    (form,) = of(new.out(0, step=5), ef.Form)
+    assert form.servers == 1
+    (arranged,) = of(new.tell(ev.JoinedRing(WorkerId(0), form.generation, 5, servers=1)), ef.Arranged)
+    assert arranged == ef.Arranged(1, wanted=1)
 
 
 def test_who_comes_back_twice_changes_nothing() -> None:

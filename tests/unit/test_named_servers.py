@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from edl.contract.proto import ps_pb2 as pb
@@ -13,10 +14,12 @@ from master.servers import Named
 class A:
     """A master's side of servers, which answer when the test says so."""
 
-    def __init__(self, servers: int):
+    def __init__(self, servers: int, running: Callable[[], int | None] = lambda: 0):
         self.told: list[Any] = []
         self.scaled: list[int] = []
-        self.named = Named(self.told.append, str, "ps-{}".format, servers, self.scaled.append)
+        self.named = Named(
+            self.told.append, str, "ps-{}".format, servers, self.scaled.append, running=running
+        )
 
     def answers(self, have: int, running: int) -> None:
         """So many servers run, and the first one says that so many have the rows."""
@@ -109,3 +112,23 @@ def test_a_server_that_missed_the_last_move_does_not_say_where_the_rows_are() ->
     a.named._looked()
     assert a.scaled[-1] == 4, "rows are on the fourth one"
     assert a.ready == [(4, 4), (3, 4)]
+
+
+def test_a_new_master_ends_no_server_before_a_ring_has_said_that_it_needs_it_no_longer() -> None:
+    there: list[int | None] = [None]
+    a = A(1, lambda: there[0])
+    a.answers(1, 1)
+    assert not a.scaled and not a.ready, "how many there are is not known yet"
+    there[0] = 3  # an earlier master had the ring formed for these, and died; the order was taken back
+    a.answers(1, 3)
+    assert a.ready == [(1, 3)] and a.scaled == [3]
+    a.answers(1, 3)
+    assert a.scaled == [3] and len(a.ready) == 1
+    a.named.perform(ef.Arranged(1, wanted=1))
+    assert a.scaled == [3, 1]
+
+
+def test_a_new_master_of_as_many_servers_as_there_are_to_be_has_no_ring_formed() -> None:
+    a = A(2, lambda: 2)
+    a.answers(2, 2)
+    assert not a.ready and a.scaled == [2]

@@ -161,6 +161,13 @@ async def test_a_part_of_a_checkpoint_is_of_the_step_that_was_asked_for(call: Ca
     assert (await call("Pull", pull(1, 2, last=commit(1)))).rows == [b"", b""]
 
 
+async def test_a_server_that_has_lost_its_log_refuses_to_write_a_part_at_once(call: Caller) -> None:
+    await call("Declare", tables())  # as a ring does that is formed again, and died of something else
+    request = pb.WritePartRequest(run_id=RUN, generation=1, step=0, attempt="a", index=0, of=1)
+    with pytest.raises(grpc.aio.AioRpcError, match="the server has lost its log"):
+        await call("WritePart", request)
+
+
 async def test_a_part_that_cannot_be_written_says_why_and_the_server_goes_on(
     call: Caller, tmp_path: Path
 ) -> None:

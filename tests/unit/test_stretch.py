@@ -218,13 +218,19 @@ class Link:
     def __init__(self, index: int, calls: list[tuple[int, str]]):
         self.index, self.calls, self.refuses = index, calls, False
         self.asked: list[Any] = []
+        self.taken = [0, 7]
+        self.line = f"line {index}"
+        self.listed: Callable[[], None] = lambda: None
 
     def begin(self, method: str, request: Any, generation: int | None = None) -> Link:
         self.calls.append((self.index, method))
         self.asked.append(request)
         self._answer: Any = pb.Progress(step=7, version=2, refused=self.refuses)
         if method == "Describe":
-            self._answer = pb.Description(line=f"line {self.index}")
+            self._answer = pb.Description(line=self.line, taken=pb.Steps(bounds=self.taken))
+        elif method == "List":
+            self._answer = pb.Listed(ids=np.array([self.index], np.int64).tobytes(), rows=bytes(4))
+            self.listed()
         elif method == "Declare":
             self._answer = pb.Position()
         return self
@@ -283,3 +289,23 @@ def test_rows_that_a_job_begins_with_come_in_pages_to_all_servers_and_once() -> 
     np.testing.assert_array_equal(np.sort(np.concatenate(brought)), ids)
     servers.begin([(ids[:9], rows[:9])])
     assert not links[0].asked[-1].attempt, "they were brought"
+
+
+def test_all_rows_are_those_of_servers_that_have_all_steps_of_the_model() -> None:
+    servers, links, _ = linked()
+    ids, rows = servers.all_rows(0, step=7)
+    assert ids.tolist() == [0, 1, 2] and rows.shape == (3, 1)
+    links[2].taken = [0, 3, 4, 9]
+    with pytest.raises(RingBroken, match="parameter server 2 has lost its log, and some of 7 steps"):
+        servers.all_rows(0, step=7)
+
+
+def test_rows_that_are_read_while_a_server_goes_back_are_not_taken() -> None:
+    servers, links, _ = linked()
+
+    def goes_back() -> None:
+        links[1].line = "another line"
+
+    links[1].listed = goes_back
+    with pytest.raises(RingBroken, match="parameter server 1 has lost its log while its rows were read"):
+        servers.all_rows(0, step=7)

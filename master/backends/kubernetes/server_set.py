@@ -41,6 +41,11 @@ class ServerSet:
         self._writes = False
         self._tasks = Tasks()
 
+    @property
+    def running(self) -> int | None:
+        """How many there are to be now; None: nobody has looked yet."""
+        return self._there
+
     def scale(self, servers: int) -> None:
         """From now on there are to be so many."""
         self.keep_between(servers, servers)

@@ -82,6 +82,14 @@ def shared() -> keras.Model:
     return of([a, b], K.Dense(2)(x))
 
 
+def frozen(optimizer: Any = None) -> keras.Model:
+    """One table that is trained, and one that stays as it begins."""
+    a, b = ids(3), ids(3)
+    table, other = E(4, combiner="sum", input_dim=MANY), E(3, combiner="sum", input_dim=MANY, trainable=False)
+    x = K.Concatenate()([table(a), other(b)])
+    return of([a, b], K.Dense(2)(x), optimizer)
+
+
 def nested() -> keras.Model:
     inner_ids = ids(6)
     inner = keras.Model(inner_ids, E(4, combiner="sum", input_dim=MANY)(inner_ids))
@@ -185,6 +193,7 @@ CASES = {
         lambda: one_id(keras.optimizers.Ftrl(0.1)), lambda: (np.arange(30) % 4, Y, None)
     ),
     "a learning rate that decays": Case(decaying, first),
+    "a table that is not trained": Case(frozen, lambda: ([TOKENS[:, :3], TOKENS[:, 3:]], Y, None)),
 }
 TOLERANCE = 2e-5
 
