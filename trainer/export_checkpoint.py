@@ -29,7 +29,7 @@ from trainer import saved_file, user_model
 from trainer.build import TRIED_RECORDS, learner_of
 from trainer.epochs import without_memory
 from trainer.exports import formats, samples
-from trainer.exports.verification import Verification
+from trainer.exports.verification import Found, Verification
 from trainer.last_words import described
 from trainer.learner import KerasLearner
 from trainer.records import Records
@@ -103,10 +103,15 @@ def export(request: Request) -> str:
         if fresh is not None:
             why = "" if features is not None else "there are no records"
             sample = samples.of(model, features, why)
-            fresh.ask(model, sample, {request.name: path}, module.name, config.model.source)
-            found = fresh.result()[request.name]
+            try:
+                fresh.ask(model, sample, {request.name: path}, module.name, config.model.source)
+                found = fresh.result()[request.name]
+            except EdlError as error:  # no memory for another copy of the model
+                found = Found(unseen=str(error))
             if found.wrong:
                 raise EdlError(f"{path} was written, but {found.wrong}")
+            if found.unseen:
+                raise EdlError(f"{path} was written, but is not verified: {found.unseen}")
             what += ", loaded again in a process of its own"
     finally:
         kept.close()

@@ -31,6 +31,7 @@ from trainer.exports.samples import KERAS_TOLERANCE, OTHER_TOLERANCE, Sample
 from trainer.last_words import described
 
 FAILURES = (Exception, SystemExit)  # what the user's code may raise
+NO_MEMORY = (MemoryError, tf.errors.ResourceExhaustedError)
 # At an export: what is wrong with it.
 Look: TypeAlias = Callable[[Path, Sample, Mapping[str, Any]], str]
 
@@ -47,18 +48,24 @@ def main(argv: Sequence[str]) -> None:
         json.dump(found, file)
 
 
-def look(name: str, path: Path, sample: Sample, about: Mapping[str, Any]) -> tuple[str, str]:
-    """What is wrong with an export (empty: nothing), and why Keras alone is not enough (empty: it is)."""
+def look(name: str, path: Path, sample: Sample, about: Mapping[str, Any]) -> tuple[str, str, str]:
+    """What is wrong with an export, why Keras alone is not enough, and why neither could be found out; each
+    empty where there is nothing to say."""
     looks: dict[str, Look] = {"keras": _keras, "savedmodel": _saved_model, "onnx": _onnx}
-    wrong = _tried(looks[name], path, sample, about)
-    if wrong and name == "keras" and about["module"] and not _tried(_built, path, sample, about):
-        return "", wrong
-    return wrong, ""
+    try:
+        wrong = _tried(looks[name], path, sample, about)
+        if wrong and name == "keras" and about["module"] and not _tried(_built, path, sample, about):
+            return "", wrong, ""
+        return wrong, "", ""
+    except NO_MEMORY as error:
+        return "", "", f"the process that loads it has not had enough memory: {described(error)}"
 
 
 def _tried(look: Look, path: Path, sample: Sample, about: Mapping[str, Any]) -> str:
     try:
         return look(path, sample, about)
+    except NO_MEMORY:
+        raise
     except FAILURES as error:
         return f"{path.name} cannot be loaded and run: {described(error)}"
 
