@@ -45,8 +45,8 @@ class Inexact:
         why = []
         if sums:
             why.append(
-                f"its train_step() adds the records of a batch up: {'; '.join(sums)}. Give tape.gradient() their "
-                "mean, keras.ops.mean(loss)"
+                f"its train_step() adds the records of a batch up: {'; '.join(sums)}. Give tape.gradient() "
+                "their mean, keras.ops.mean(loss)"
             )
         if findings:
             why.append(f"its loss or a layer of yours mixes the records of a batch: {'; '.join(findings)}")
