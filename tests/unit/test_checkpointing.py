@@ -18,12 +18,13 @@ from edl.contract.evaluation import EvaluationPlan
 from edl.contract.layout import Layout
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.steps import Steps
-from edl.errors import ConfigError, DataError, ModelError
+from edl.errors import ConfigError, DataError, ModelError, StoreUnavailable
 from tests.counting import AtOnce, CountingLearner, CountingMetrics, Positions
 from tests.unit.test_worker import BATCH, POSITIONS, SIZE, A, Held, come_to_sum, ring_of
 from trainer.checkpointing import Checkpointing, Place, deal
 from trainer.data import Batches
 from trainer.evaluation import RingEvaluation
+from trainer.store_retry import tried_again
 
 LAYOUT = Layout(SIZE)
 
@@ -337,3 +338,42 @@ def test_variables_are_dealt_by_their_bytes_alike_on_every_rank() -> None:
     assert deal([100, 1, 50, 49, 1], 2) == [0, 1, 1, 1, 0]
     assert deal([], 3) == []
     assert deal([5, 5, 5], 1) == [0, 0, 0]
+
+
+class Away:
+    """What reads a store that does not answer so often."""
+
+    def __init__(self, times: float, error: type[CheckpointError] = StoreUnavailable):
+        self.left, self.error = times, error
+
+    def __call__(self) -> str:
+        self.left -= 1
+        if self.left >= 0:
+            raise self.error("s3://b: cannot list the checkpoints: Slow Down")
+        return "read"
+
+
+def test_a_store_that_is_away_is_asked_again_and_one_that_refuses_is_not() -> None:
+    told = list[str]()
+    assert tried_again(Away(1), 60, told.append) == "read"
+    assert told == ["s3://b: cannot list the checkpoints: Slow Down; it is tried again for 60 s"]
+    with pytest.raises(StoreUnavailable, match=r"Slow Down \(tried for 0 s\)"):
+        tried_again(Away(9), 0, told.append)
+    with pytest.raises(StoreUnavailable):
+        tried_again(Away(9), 60, told.append, must_end=lambda: True)
+    refused = Away(9, CheckpointError)
+    with pytest.raises(CheckpointError):
+        tried_again(refused, 60, told.append)
+    assert (refused.left, len(told)) == (8, 1)
+
+
+def test_who_begins_waits_for_a_store_that_is_away_for_a_moment(
+    pair: list[Writer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(pair, 2)
+    new = Writer(3, tmp_path)
+    away, listed = Away(1), Store.checkpoints
+    monkeypatch.setattr(Store, "checkpoints", lambda store: listed(store) if away() else [])
+    assert new.checkpoints.newest(LAYOUT) == (2, LAYOUT)
+    away.left = 1
+    assert new.checkpoints.restore(expected=2) is not None
