@@ -124,6 +124,7 @@ class Checkpointing:
         self._metrics: tuple[int, dict[str, float]] = 0, {}  # of the last epoch, and the step that ended it
         self._told = False  # that there is no such metric
         self._saves = 0
+        self._keeps_all = False  # old ones could not be removed, as was told
         self._pending: dict[tuple[int, str], Manifest] = {}  # to be finished, but for their parts
         session.commits(self.commit)
 
@@ -297,7 +298,21 @@ class Checkpointing:
         self._session.say(checkpointed=_told(manifest))
         if self._servers is not None:
             self._servers.committed(*key)
-        self._store.prune(self._config.checkpoint.keep, self._best)
+        self._prune()
+
+    def _prune(self) -> None:
+        """Remove old ones. That an account may not, or a store is away, makes the new one no worse."""
+        try:
+            self._store.prune(self._config.checkpoint.keep, self._best)
+        except CheckpointError as error:
+            if not self._keeps_all:
+                self._session.warn(
+                    f"old checkpoints are not removed, and take room: {error} (checkpoint.keep is "
+                    f"{self._config.checkpoint.keep})"
+                )
+            self._keeps_all = True
+        else:
+            self._keeps_all = False
 
     def _do(self, key: tuple[int, str], work: Callable[[], None]) -> None:
         """In the background; a failure ends nothing but this attempt."""

@@ -377,3 +377,18 @@ def test_who_begins_waits_for_a_store_that_is_away_for_a_moment(
     assert new.checkpoints.newest(LAYOUT) == (2, LAYOUT)
     away.left = 1
     assert new.checkpoints.restore(expected=2) is not None
+
+
+def test_who_may_not_remove_old_checkpoints_has_written_the_new_ones(
+    pair: list[Writer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> None:
+        raise CheckpointError("s3://b: cannot remove the checkpoint of step 2: Access Denied")
+
+    monkeypatch.setattr(Store, "prune", refused)
+    write(pair, 2)
+    pair[-1].checkpoints._prune()  # after another one
+    said = [m for w in pair for m in w.said]
+    assert not any(m.HasField("checkpoint_failed") for m in said)
+    (warned,) = [m.warned.text for m in said if m.HasField("warned")]
+    assert warned.startswith("old checkpoints are not removed, and take room: s3://b: cannot remove")
