@@ -14,7 +14,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import keras
@@ -46,6 +46,13 @@ FAILURES = (Exception, SystemExit)  # what the user's code may raise
 # --- saving
 
 
+def _save_weights(model: keras.Model, path: Path) -> None:
+    """As Keras does: of a model whose own train_step() calls only what it is made of, too."""
+    if not model.built and model.variables:
+        model.built = True  # its layers are, and Keras asks for no more
+    model.save_weights(path)
+
+
 def _save_variables(model: keras.Model, path: Path) -> None:
     """Without Keras' help: each variable by its path, for when all else fails."""
     paths = [f"{number}:{v.path}" for number, v in enumerate(model.variables)]
@@ -56,7 +63,7 @@ def _save_variables(model: keras.Model, path: Path) -> None:
 # How a model can be written, the best way first.
 FORMS: tuple[tuple[str, Callable[[keras.Model, Path], None]], ...] = (
     (artifacts.MODEL, saved_file.save),
-    (artifacts.WEIGHTS, lambda model, path: model.save_weights(path)),
+    (artifacts.WEIGHTS, _save_weights),
     (artifacts.VARIABLES, _save_variables),
 )
 
@@ -146,9 +153,10 @@ class _Batches(keras.utils.PyDataset):
 
     def __getitem__(self, index: int) -> tuple[object, ...]:
         batch = self._source.plain(*self._batches[index])
+        # tf.data, through which Keras takes them, knows no lists, and has no type for labels that are None.
+        batch = replace(batch, x=keras.tree.lists_to_tuples(batch.x), y=keras.tree.lists_to_tuples(batch.y))
         if batch.weights is not None:
             return batch.x, batch.y, batch.weights
-        # tf.data, through which Keras takes them, has no type for labels that are None.
         return (batch.x,) if batch.y is None else (batch.x, batch.y)
 
 
