@@ -78,16 +78,25 @@ def _keras(path: Path, sample: Sample, about: Mapping[str, Any]) -> str:
 
 
 def _built(path: Path, sample: Sample, about: Mapping[str, Any]) -> str:
+    return _as_in_memory(path, built(path, _module(about), sample.features), sample)
+
+
+def built(path: Path, module: user_model.UserModel, features: Any) -> Any:
+    """The model in a file that Keras cannot load: built by its own code, with the weights of the file.
+
+    Args:
+        features: of some records; None: there are none.
+    """
     with rows_to_be_loaded():
-        model = _module(about).model()
-        if sample.features is not None:
-            samples.outputs_of(model, sample.features)  # one of its own class has no variables before
-    if sample.features is None and model.weights:
+        model = module.model()
+        if features is not None:
+            samples.outputs_of(model, features)  # one of its own class has no variables before
+    if features is None and model.weights:
         model.built = (
             True  # one that has no call() is never built; its layers are, and Keras asks for no more
         )
     model.load_weights(path)
-    return _as_in_memory(path, model, sample)
+    return model
 
 
 def _module(about: Mapping[str, Any]) -> user_model.UserModel:
