@@ -6,7 +6,8 @@
     ├── UserCodeError       the code of a user's model raises, before the first step
     ├── DataError           a record, a file, or a reader is not what it should be
     ├── CheckpointError     checkpoints cannot be written or read
-    │   └── CheckpointDamaged   one of them is not what was written
+    │   ├── CheckpointDamaged   one of them is not what was written
+    │   └── StoreUnavailable    their store does not answer, and may later
     ├── MasterUnavailable   the job's master does not answer
     └── Unauthenticated     the job's master does not accept the token
 
@@ -40,6 +41,10 @@ class CheckpointError(EdlError):
 
 class CheckpointDamaged(CheckpointError):
     """A checkpoint is not what was written: torn, truncated, altered or half-uploaded."""
+
+
+class StoreUnavailable(CheckpointError):
+    """A store of checkpoints does not answer, or has too much to do: it may later."""
 
 
 class MasterUnavailable(EdlError):

@@ -59,6 +59,7 @@ from trainer.session.client import MasterStream
 from trainer.session.orders import FormRing
 from trainer.session.state import Session
 from trainer.step_servers import StepServers
+from trainer.store_retry import tried_again
 from trainer.stretch import Stretch
 from trainer.telemetry import Telemetry
 from trainer.user_model import UserModel
@@ -191,7 +192,9 @@ def build(stream: MasterStream, memory: MemoryCopy | None = None) -> Worker:
     if warm_start is not None and stream.rehearses:
         own, _ = checkpoints.newest(batches.layout) if checkpoints else (0, None)
         if not own:
-            warm_start.check()  # now, and not when all are there
+            seconds = config.elastic.startup_timeout_seconds / 2
+            # Now, and not when all are there.
+            tried_again(warm_start.check, seconds, session.warn, lambda: session.stopped)
 
     begin = warm_start.begin if warm_start is not None else None
     if memory is not None:

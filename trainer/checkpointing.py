@@ -27,7 +27,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -58,7 +58,9 @@ from trainer.ledger import Ledger
 from trainer.log import log
 from trainer.roles import PartsOfServers
 from trainer.session.state import Session
+from trainer.store_retry import tried_again
 
+T = TypeVar("T")
 NICE = 10  # of the thread that writes
 BOUNDARY = "boundary"  # of a manifest's state: the step of its ledger, where that is not the checkpoint's
 KEPT = 2  # attempts that this worker can finish
@@ -126,6 +128,7 @@ class Checkpointing:
         self._metrics: tuple[int, dict[str, float]] = 0, {}  # of the last epoch, and the step that ended it
         self._told = False  # that there is no such metric
         self._saves = 0
+        self._keeps_all = False  # old ones could not be removed, as was told
         self._pending: dict[tuple[int, str], Manifest] = {}  # to be finished, but for their parts
         session.commits(self.commit)
 
@@ -309,7 +312,21 @@ class Checkpointing:
         self._session.say(checkpointed=_told(manifest))
         if self._servers is not None:
             self._servers.committed(*key)
-        self._store.prune(self._config.checkpoint.keep, self._best)
+        self._prune()
+
+    def _prune(self) -> None:
+        """Remove old ones. That an account may not, or a store is away, makes the new one no worse."""
+        try:
+            self._store.prune(self._config.checkpoint.keep, self._best)
+        except CheckpointError as error:
+            if not self._keeps_all:
+                self._session.warn(
+                    f"old checkpoints are not removed, and take room: {error} (checkpoint.keep is "
+                    f"{self._config.checkpoint.keep})"
+                )
+            self._keeps_all = True
+        else:
+            self._keeps_all = False
 
     def _do(self, key: tuple[int, str], work: Callable[[], None]) -> None:
         """In the background; a failure ends nothing but this attempt."""
@@ -381,6 +398,9 @@ class Checkpointing:
             ModelError: it is of another model.
             CheckpointError: the store cannot be read.
         """
+        return self._patiently(lambda: self._newest(ours))
+
+    def _newest(self, ours: Layout) -> tuple[int, Layout | None]:
         for checkpoint in reversed(self._store.checkpoints()):
             if not checkpoint.wrong():
                 self._check(checkpoint.manifest)
@@ -404,7 +424,7 @@ class Checkpointing:
             CheckpointError: none is whole, though one is expected.
             others: as `newest`; nothing is changed then.
         """
-        loaded: Loaded | None = self._store.load_newest(log.warning)
+        loaded: Loaded | None = self._patiently(lambda: self._store.load_newest(log.warning))
         if loaded is None and expected:
             raise CheckpointError(
                 f"{self._config.checkpoint.dir}: the checkpoint of step {expected:,} was written, and none "
@@ -427,6 +447,12 @@ class Checkpointing:
         epochs = epochs.going_on(self._config.training.epochs)
         step = int(manifest.state.get(BOUNDARY, manifest.step))
         return Ledger(step, RangeSet.of(manifest.skipped), dict(manifest.bad), epochs=epochs)
+
+    def _patiently(self, read: Callable[[], T]) -> T:
+        """What is read of the store, which may be away for a while: so long that it is told why this worker
+        is not ready, and not only that it is not."""
+        seconds = self._config.elastic.startup_timeout_seconds / 2
+        return tried_again(read, seconds, self._session.warn, lambda: self._session.stopped)
 
     def _check(self, manifest: Manifest) -> None:
         where, step = self._config.checkpoint.dir, manifest.step

@@ -13,8 +13,8 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import keras
@@ -46,6 +46,13 @@ FAILURES = (Exception, SystemExit)  # what the user's code may raise
 # --- saving
 
 
+def _save_weights(model: keras.Model, path: Path) -> None:
+    """As Keras does: of a model whose own train_step() calls only what it is made of, too."""
+    if not model.built and model.variables:
+        model.built = True  # its layers are, and Keras asks for no more
+    model.save_weights(path)
+
+
 def _save_variables(model: keras.Model, path: Path) -> None:
     """Without Keras' help: each variable by its path, for when all else fails."""
     paths = [f"{number}:{v.path}" for number, v in enumerate(model.variables)]
@@ -56,7 +63,7 @@ def _save_variables(model: keras.Model, path: Path) -> None:
 # How a model can be written, the best way first.
 FORMS: tuple[tuple[str, Callable[[keras.Model, Path], None]], ...] = (
     (artifacts.MODEL, saved_file.save),
-    (artifacts.WEIGHTS, lambda model, path: model.save_weights(path)),
+    (artifacts.WEIGHTS, _save_weights),
     (artifacts.VARIABLES, _save_variables),
 )
 
@@ -146,9 +153,10 @@ class _Batches(keras.utils.PyDataset):
 
     def __getitem__(self, index: int) -> tuple[object, ...]:
         batch = self._source.plain(*self._batches[index])
+        # tf.data, through which Keras takes them, knows no lists, and has no type for labels that are None.
+        batch = replace(batch, x=keras.tree.lists_to_tuples(batch.x), y=keras.tree.lists_to_tuples(batch.y))
         if batch.weights is not None:
             return batch.x, batch.y, batch.weights
-        # tf.data, through which Keras takes them, has no type for labels that are None.
         return (batch.x,) if batch.y is None else (batch.x, batch.y)
 
 
@@ -239,17 +247,16 @@ class Exporter:
         Args:
             worth: the loss and metrics of the model, where the ring has evaluated it.
         """
-        verification, failed = None, []
+        verification, unseen = None, ""
         if self.verify is not None and self.output is not None:
             try:  # first, for it takes seconds to begin
                 verification = self.verify()
             except (EdlError, OSError) as error:  # no memory, no room for a process
-                failed.append(_part(VERIFICATION, error))
+                unseen = described(error)
         with contextlib.ExitStack() as kept:
             if verification is not None:
                 kept.callback(verification.close)
-            failed += self._completed(kept)
-            self._export(worth, verification, failed)
+            self._export(worth, verification, self._completed(kept), unseen)
 
     def keep(self, step: int) -> None:
         """Save the model as it is at this step, before the ring evaluates it, and say so: a copy, in case
@@ -275,6 +282,7 @@ class Exporter:
         worth: Mapping[str, float] | None,
         verification: Verification | None,
         failed: list[pb.PartFailed],
+        unseen: str,
     ) -> None:
         try:
             if self.finish():
@@ -296,26 +304,40 @@ class Exporter:
         except FAILURES as error:
             evaluation.append(_part(EVALUATION, error))
         kept = self._put_right(kept)
-        exports, missing = handed or self._hand_over(kept, verification)
+        exports, missing, unasked = handed or self._hand_over(kept, verification)
+        unseen, verified = unseen or unasked, frozenset[str]()
         note = ""
-        if verification is not None and exports and not missing:
-            note, missing = self._verified(verification, exports)
-        self._list(exports, verified=verification is not None and not missing)
+        if verification is not None and exports and not missing and not unseen:
+            found = verification.result(lambda: self._must_end)
+            note = "; ".join(saved_file.by_its_code(f.needs_code) for f in found.values() if f.needs_code)
+            missing = [pb.PartFailed(part=VERIFICATION, why=f.wrong) for f in found.values() if f.wrong]
+            unseen = next((f.unseen for f in found.values() if f.unseen), "")
+            verified = frozenset(name for name, f in found.items() if not (f.wrong or f.unseen))
+            for name in verified:
+                log.info(
+                    f"{exports[name].name} was loaded in a process of its own, and is as the model in memory"
+                )
+        self._list(exports, verified)
         place = self._place(kept)
-        place["note"] = "; ".join(filter(None, [note, self.missing()])) if note else place["note"]
+        notes = [note, self.missing()] if note else [place["note"]]
+        if unseen and exports:
+            notes.append(
+                self._not_verified([p for name, p in exports.items() if name not in verified], unseen)
+            )
+        place["note"] = "; ".join(filter(None, notes))
         failed += [*_trouble(kept), *missing, *evaluation]
         listed = {name: catalog.place(self.output, path) for name, path in exports.items()}
         self.session.say(finished=pb.Finished(metrics=metrics, failed=failed, exports=listed, **place))
 
     def _hand_over(
         self, kept: Kept, verification: Verification | None
-    ) -> tuple[dict[str, Path], list[pb.PartFailed]]:
-        """Write the further formats and have all loaded again: what there is by the names of the formats, and
-        what has failed of it already."""
+    ) -> tuple[dict[str, Path], list[pb.PartFailed], str]:
+        """Write the further formats and have all loaded again: what there is by the names of the formats,
+        what has failed of it already, and why it cannot be loaded again here."""
         if kept.path is None:
-            return {}, []
+            return {}, [], ""
         exports = {"keras": kept.path} if kept.is_whole else {}
-        failed = []
+        failed, unseen = [], ""
         try:
             part = EXPORTING
             for name in self.further if self.output is not None else ():
@@ -331,25 +353,21 @@ class Exporter:
                 )
                 if sample.why:
                     log.info(f"of the saved model, the weights are compared: {sample.why}")
-                verification.ask(self.model, sample, exports, self.module.name, self.source)
+                try:
+                    verification.ask(self.model, sample, exports, self.module.name, self.source)
+                except (EdlError, OSError) as error:  # no memory for a copy of the model, or of the records
+                    unseen = described(error)
         except FAILURES as error:
             failed.append(_part(part, error, f"{name}: " if part == EXPORTING else ""))
-        return exports, failed
+        return exports, failed, unseen
 
-    def _verified(
-        self, verification: Verification, exports: dict[str, Path]
-    ) -> tuple[str, list[pb.PartFailed]]:
-        """What one has to know beyond the file's note, and what is wrong with what was written."""
-        found = verification.result(lambda: self._must_end)
-        for name, path in exports.items():
-            if not found[name].wrong:
-                log.info(
-                    f"{path.name} was loaded again in a process of its own, and is as the model in memory"
-                )
-        note = "; ".join(saved_file.by_its_code(f.needs_code) for f in found.values() if f.needs_code)
-        return note, [pb.PartFailed(part=VERIFICATION, why=f.wrong) for f in found.values() if f.wrong]
+    def _not_verified(self, paths: Sequence[Path], why: str) -> str:
+        """What one has to know of files that nobody has looked at."""
+        names = " and ".join(path.name for path in paths)
+        verb = "is" if len(paths) == 1 else "are"
+        return f"{names} {verb} not verified: {why}; `edl export {self.output}` writes and loads it anew"
 
-    def _list(self, exports: dict[str, Path], verified: bool) -> None:
+    def _list(self, exports: dict[str, Path], verified: Collection[str]) -> None:
         """Say in a file beside them what was written; without room for it, nobody misses it."""
         if self.output is None or not exports:
             return

@@ -29,7 +29,8 @@ from trainer import saved_file, user_model
 from trainer.build import TRIED_RECORDS, learner_of
 from trainer.epochs import without_memory
 from trainer.exports import formats, samples
-from trainer.exports.verification import Verification
+from trainer.exports.fresh import FAILURES, built
+from trainer.exports.verification import Found, Verification
 from trainer.last_words import described
 from trainer.learner import KerasLearner
 from trainer.records import Records
@@ -87,41 +88,53 @@ def export(request: Request) -> str:
     formats.refuse_missing([name for name in [request.name] if name in formats.PACKAGES])
     # Beside what follows, for it takes seconds to begin.
     fresh = Verification(config.elastic.startup_timeout_seconds) if config.export.verify else None
-    kept = contextlib.ExitStack()
+    kept, needs_code = contextlib.ExitStack(), ""
     try:
         keras.utils.set_random_seed(config.training.seed)
         module = user_model.load(config.model.module, config.model.source)
         features = samples.features_of(module)
         model, what = (
-            _trained(request, module) if request.trained else _restored(request, config, module, kept)
+            _trained(request, module, features)
+            if request.trained
+            else _restored(request, config, module, kept)
         )
         path = Path(request.output)
         try:
             formats.put_at(model, request.name, path, features, os.getpid())
-        except (Exception, SystemExit) as error:  # what Keras raises, or a disk
+        except FAILURES as error:  # what Keras raises, or a disk
             raise ModelError(f"{path}: cannot be written as {request.name}: {described(error)}") from error
         if fresh is not None:
             why = "" if features is not None else "there are no records"
             sample = samples.of(model, features, why)
-            fresh.ask(model, sample, {request.name: path}, module.name, config.model.source)
-            found = fresh.result()[request.name]
+            try:
+                fresh.ask(model, sample, {request.name: path}, module.name, config.model.source)
+                found = fresh.result()[request.name]
+            except EdlError as error:  # no memory for another copy of the model
+                found = Found(unseen=str(error))
             if found.wrong:
                 raise EdlError(f"{path} was written, but {found.wrong}")
+            if found.unseen:
+                raise EdlError(f"{path} was written, but is not verified: {found.unseen}")
             what += ", loaded again in a process of its own"
+            if found.needs_code:
+                needs_code = f"\n{saved_file.by_its_code(found.needs_code, path.name)}"
     finally:
         kept.close()
         if fresh is not None:
             fresh.close()
     note = f"\n{saved_file.note(path)}" if request.name == "keras" and saved_file.note(path) else ""
-    return f"{path}: {what}{note}"
+    return f"{path}: {what}{needs_code or note}"
 
 
-def _trained(request: Request, module: UserModel) -> tuple[keras.Model, str]:
+def _trained(request: Request, module: UserModel, features: Any) -> tuple[keras.Model, str]:
     path = Path(request.trained)
     try:
         model = saved_file.load(path, getattr(module.model, "__globals__", {}))
-    except (Exception, SystemExit) as error:
-        raise ModelError(f"{path} cannot be loaded: {described(error)}") from error
+    except FAILURES as error:
+        try:
+            model = built(path, module, features)
+        except FAILURES:
+            raise ModelError(f"{path} cannot be loaded: {described(error)}") from error
     return model, f"the trained model as {request.name}"
 
 

@@ -408,7 +408,7 @@ class OwnStepLearner:
             ModelError: it does not, and that is to be refused.
         """
         try:
-            found, added_up = try_own_step(
+            found = try_own_step(
                 self._alone, lambda: [c.optimizer for c in self._means.calls], sample, is_half(self.model)
             )
         except Exception as error:
@@ -417,13 +417,13 @@ class OwnStepLearner:
                 f"{self._name} run eagerly, on {len(sample)} records, raised {type(error).__name__}: {error}"
             )
             return
-        if added_up:
-            self._means.added_up = added_up
+        if found.added_up:
+            self._means.added_up = found.added_up
             self._graphs.clear()  # they sum rows otherwise
         if not any(
             _is_generator(v) for v in self._variables
         ):  # draws for a record what depends on the others
-            inexact.told(found)
+            inexact.told(found.mixed, found.summed)
 
     def _alone(self, leaves: list[Any], records: int, totals: list[np.ndarray] | None) -> Run:
         """A step without a ring, for what it contributes to its sums. Changes nothing."""

@@ -92,9 +92,9 @@ def note(path: Path) -> str:
     return f"{path.name} can be loaded only {' and '.join(needs)}" if needs else ""
 
 
-def by_its_code(why: str) -> str:
+def by_its_code(why: str, name: str = MODEL) -> str:
     """What one has to know to load a file that Keras cannot load, or not as it was saved."""
-    return f"{why}; build the model by its own code, and take the weights with model.load_weights({MODEL!r})"
+    return f"{why}; build the model by its own code, and take the weights with model.load_weights({name!r})"
 
 
 def load(path: Path, known: Mapping[str, Any]) -> Any:

@@ -40,10 +40,12 @@ def described(variables: Sequence[Any], model: keras.Model) -> list[Described]:
         {id(each) for v in those for each in (v, v.value)}
         for those in (model.trainable_variables, model.weights)
     )
+    # TensorFlow numbers the names of what is made while a step is traced; Keras' paths are the same anywhere.
+    paths = {id(v.value): v.path for v in model.variables}
     found: list[Described] = []
     times = Counter[str]()
     for v in variables:
-        value, name = _value(v), str(getattr(v, "path", v.name)).partition(":")[0]
+        value, name = _value(v), paths.get(id(v)) or str(getattr(v, "path", v.name)).partition(":")[0]
         times[name] += 1
         unlike = name if times[name] == 1 else f"{name}#{times[name]}"
         shape = tuple(int(n) for n in value.shape)

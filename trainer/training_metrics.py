@@ -125,7 +125,8 @@ def counted_metrics(model: keras.Model) -> list[keras.metrics.Metric]:
 def shown_names(model: keras.Model) -> dict[int, str]:
     """As Keras shows them: of several outputs, with the output's name; unlike, where two have one name."""
     found = {id(m): m.name for m in counted_metrics(model)}
-    if (compiled := model._compile_metrics) is not None:
+    compiled = model._compile_metrics
+    if compiled is not None and compiled.built:  # else a test_step() of the model's own has not asked them
         shown, inner = list(compiled.result()), compiled.metrics
         if len(shown) == len(inner):  # each has one
             found |= {id(m): name for m, name in zip(inner, shown, strict=True)}

@@ -31,17 +31,29 @@ class Inexact:
     choice: str = "warn"  # warn, refuse or allow
     warn: Callable[[str], None] = print
 
-    def told(self, findings: Sequence[str]) -> None:
+    def told(self, findings: Sequence[str], sums: Sequence[str] = ()) -> None:
         """
+        Args:
+            findings: what mixes the records of a batch.
+            sums: what adds them up.
+
         Raises:
             ModelError: there are some, and they are to be refused.
         """
-        if not findings or self.choice == "allow":
+        if not (findings or sums) or self.choice == "allow":
             return
+        why = []
+        if sums:
+            why.append(
+                f"its train_step() adds the records of a batch up: {'; '.join(sums)}. Give tape.gradient() "
+                "their mean, keras.ops.mean(loss)"
+            )
+        if findings:
+            why.append(f"its loss or a layer of yours mixes the records of a batch: {'; '.join(findings)}")
         words = (
-            "a ring does not train this model as Keras alone would, because its loss or a layer of yours "
-            f"mixes the records of a batch: {'; '.join(findings)}. What comes out depends on the number "
-            "of workers (training.inexactLoss: allow accepts that, refuse ends such a job at its start)"
+            f"a ring does not train this model as Keras alone would, because {'; and because '.join(why)}. "
+            "What comes out depends on the number of workers (training.inexactLoss: allow accepts that, "
+            "refuse ends such a job at its start)"
         )
         if self.choice == "refuse":
             raise ModelError(words)
@@ -93,11 +105,22 @@ class Run:
 Runs = Callable[[list[Any], int, "list[np.ndarray] | None"], Run]
 
 
-def try_own_step(
-    run: Runs, names: Callable[[], list[str]], sample: Batch, half: bool
-) -> tuple[list[str], frozenset[int]]:
-    """What in a step of one's own depends on how a batch is divided, in words; and which of its gradients
-    have rows that are not looked up by records (as in trainer/step_graphs.py).
+@dataclass(frozen=True)
+class OwnStepFindings:
+    """
+    Args:
+        mixed, summed: what depends on how a batch is divided, in words: it mixes the records, or adds them up
+            where a mean over them is expected.
+        added_up: which gradients have rows that are not looked up by records (as in trainer/step_graphs.py).
+    """
+
+    mixed: tuple[str, ...]
+    summed: tuple[str, ...]
+    added_up: frozenset[int]
+
+
+def try_own_step(run: Runs, names: Callable[[], list[str]], sample: Batch, half: bool) -> OwnStepFindings:
+    """What in a step of one's own depends on how a batch is divided.
 
     Two parts of a batch take the step as the ranks of a ring would: each of its sums has the total that it
     has for the whole batch. What the two contribute to it should add up to just that.
@@ -114,11 +137,17 @@ def try_own_step(
     counts = zip(one.rows, other.rows, whole.rows, strict=True)
     added_up = frozenset(nth for nth, (a, b, c) in enumerate(counts) if a + b != c)
     if not all(np.array_equal(a, b, equal_nan=True) for a, b in zip(whole.sums, again.sums, strict=True)):
-        return [], added_up  # it draws what nobody controls, so a difference would say nothing
-    found = []
+        return OwnStepFindings((), (), added_up)  # it draws what nobody controls: a difference says nothing
+    found, summed = [], []
     for name, a, b, total in zip(names(), one.sums, other.sums, whole.sums, strict=True):
         off = exactness.difference(a, b, total)
-        if off > tolerance:
+        if off > tolerance and _off_from_sum(a, b, total, (*sizes, len(sample))) <= tolerance:
+            summed.append(
+                f"the gradients for optimizer {name!r} are those of the sum of {len(sample)} losses, one for "
+                "each record, as tape.gradient() makes it of a loss that is not one number. A ring takes the "
+                "mean over its workers, so from N workers they are about 1/N of what they are in Keras"
+            )
+        elif off > tolerance:
             found.append(
                 f"the gradients for optimizer {name!r} from {len(sample)} records differ by {off:.1%} from "
                 f"those of {sizes[0]} and {sizes[1]} of them put together"
@@ -126,4 +155,13 @@ def try_own_step(
     off = exactness.difference(one.changes, other.changes, whole.changes)
     if off > tolerance:
         found.append(f"what {sizes[0]} and {sizes[1]} records assign differs by {off:.1%} from what all do")
-    return found, added_up
+    return OwnStepFindings(tuple(found), tuple(summed), added_up)
+
+
+def _off_from_sum(
+    ours: np.ndarray, other: np.ndarray, whole: np.ndarray, records: tuple[int, int, int]
+) -> float:
+    """How far what two parts of a batch and the whole of it contribute, each times its records, is from that
+    of a sum over records. Of a contribution the last number is that of the records."""
+    a, b, c = (v[:-1] / n for v, n in zip((ours, other, whole), records, strict=True))
+    return exactness.difference(a, b, c)

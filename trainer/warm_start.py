@@ -44,6 +44,7 @@ from trainer.saved_rows import counted, counted_in_file, dims, dims_in_file, tab
 
 FILES = (".keras", ".weights.h5")  # as Keras saves models, and weights
 MOST_NAMED = 5  # variables that do not fit
+AVERAGE = "_average"  # how Keras ends the name of a weight's average in an optimizer
 TRAINING = "training"
 WORK = {"evaluate": "evaluation", "predict": "prediction"}  # of the modes that do not train
 Shape = tuple[int, ...]
@@ -160,9 +161,28 @@ class WarmStart:
         trained = self.model.trainable_variables
         optimizer.build(trained)
         names = [weight.name for weight in snapshot.described(trained, self.model)]
-        averages = [average.path for average in optimizer._model_variables_moving_average]
-        pairs = zip(names, averages, strict=True)
-        return {name: average for name, average in pairs if average in there}
+        renamed, found = self._renamed(there), dict[str, str]()
+        for name, average in zip(names, optimizer._model_variables_moving_average, strict=True):
+            if average.path in there:
+                found[name] = average.path
+            elif name in renamed:  # as Keras names what belongs to a weight
+                ending = f"/{renamed[name].replace('/', '_')}{AVERAGE}"
+                alike = [other for other in there if other.endswith(ending)]
+                if len(alike) == 1:
+                    found[name] = alike[0]
+        if not found and (others := self._other_averages(there, renamed)):
+            ours = optimizer._model_variables_moving_average[0].path
+            raise ModelError(
+                f"checkpoint.from: the averages of the weights (use_ema) in {self.where} have other names "
+                f"than those of this model: {others[0]} there, {ours} here. Without them, the weights would "
+                "be others than those of the trained model"
+            )
+        return found
+
+    def _other_averages(self, there: Collection[str], renamed: Mapping[str, str]) -> list[str]:
+        """The names of those that an optimizer has kept."""
+        of_model = {renamed.get(d.name, d.name) for d in self.learner.described() if d.of_model}
+        return sorted(name for name in there if name.endswith(AVERAGE) and name not in of_model)
 
     def _start(self, checkpoint: Checkpoint, there: Mapping[str, Tensor]) -> Start | None:
         """What the servers begin with."""

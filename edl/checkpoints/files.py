@@ -33,6 +33,10 @@ class Files:
         self.where = str(root)
         self._root = root
 
+    def may_pass(self, error: OSError) -> bool:
+        """Never: what a file system says, it says again."""
+        return False
+
     def all(self, prefix: str, wanted: Callable[[str], bool]) -> dict[str, dict[str, int]]:
         """The files of each directory that begins so and is wanted, with their bytes."""
         try:

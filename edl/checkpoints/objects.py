@@ -7,6 +7,7 @@ tries. What a store's client raises is an OSError here: only this module knows t
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, BinaryIO, cast
@@ -16,6 +17,10 @@ from edl.errors import CheckpointError
 BLOCK = 8 << 20  # bytes of one request; S3 takes 10,000 of them for an object, and s3fs makes them larger
 MOST_WORDS = 300  # characters of a client's error
 _S3 = ("s3://", "s3a://")
+# s3fs asks five times for what botocore asks five times for: a store that hangs would be told after minutes.
+_S3_RETRIES = 3
+_BOTOCORE_RETRIES = {"config_kwargs": {"retries": {"max_attempts": 1}}}
+_LASTING = (PermissionError, FileNotFoundError)  # of what a store refuses
 
 
 class Objects:
@@ -33,9 +38,16 @@ class Objects:
         self.where = url.rstrip("/")
         try:
             # What others have changed is to be seen.
-            self._client, self._root = fsspec.core.url_to_fs(self.where, use_listings_cache=False)
+            options = _options(self.where)
+            self._client, self._root = fsspec.core.url_to_fs(self.where, use_listings_cache=False, **options)
+            if self.where.startswith(_S3):
+                self._client.retries = _S3_RETRIES
         except Exception as error:  # whatever the client says; that it is not installed, for one
             raise CheckpointError(f"{url}: {_short(error)}") from error
+
+    def may_pass(self, error: OSError) -> bool:
+        """Whether the store may answer later: it has not said that it refuses."""
+        return not isinstance(error, _LASTING)
 
     def all(self, prefix: str, wanted: Callable[[str], bool]) -> dict[str, dict[str, int]]:
         """The objects of each directory that begins so and is wanted, with their bytes."""
@@ -161,6 +173,12 @@ def _speaking() -> Iterator[None]:
         raise
     except Exception as error:  # of botocore, aiohttp, asyncio, ...: there is no list
         raise OSError(f"{type(error).__name__}: {_short(error)}") from error
+
+
+def _options(url: str) -> dict[str, Any]:
+    """For the store's client, unless the environment says otherwise."""
+    is_ours = url.startswith(_S3) and not {"AWS_MAX_ATTEMPTS", "AWS_RETRY_MODE"} & os.environ.keys()
+    return _BOTOCORE_RETRIES if is_ours else {}
 
 
 def _short(error: Exception) -> str:

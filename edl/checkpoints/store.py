@@ -32,7 +32,7 @@ from edl.checkpoints.files import Files
 from edl.checkpoints.manifest import Manifest, Part
 from edl.checkpoints.objects import Objects
 from edl.checkpoints.tensors import PIECE, Tensor
-from edl.errors import CheckpointDamaged, CheckpointError
+from edl.errors import CheckpointDamaged, CheckpointError, StoreUnavailable
 
 T = TypeVar("T")
 SUPERSEDED = "manifest.superseded.json"
@@ -47,6 +47,10 @@ class Place(Protocol):
 
     where: str
     damage: frozenset[int]  # what reading says of a file that is not as it was written
+
+    def may_pass(self, error: OSError) -> bool:
+        """Whether what was not possible may be later, without anybody doing something."""
+        ...
 
     def all(self, prefix: str, wanted: Callable[[str], bool]) -> dict[str, dict[str, int]]: ...
     def sizes(self, directory: str) -> dict[str, int]: ...
@@ -582,6 +586,7 @@ def _troubles(place: Place, doing: str, step: int | None = None) -> Iterator[Non
     """Say what of the store failed.
 
     Raises:
+        StoreUnavailable: it did, and may do better later.
         CheckpointError: it did.
     """
     try:
@@ -589,4 +594,5 @@ def _troubles(place: Place, doing: str, step: int | None = None) -> Iterator[Non
     except OSError as error:
         what = doing if step is None else f"{doing} of step {step}"
         why = error.strerror or str(error) or type(error).__name__
-        raise CheckpointError(f"{place.where}: cannot {what}: {why}") from error
+        kind = StoreUnavailable if place.may_pass(error) else CheckpointError
+        raise kind(f"{place.where}: cannot {what}: {why}") from error

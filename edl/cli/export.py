@@ -37,10 +37,11 @@ class Format(StrEnum):
 
 def export(
     directory: Annotated[
-        Path | None,
+        str | None,
         typer.Argument(
             metavar="[DIR]",
-            help="A job's output directory, or a directory of checkpoints; default: that of the last job.",
+            help="A job's output directory, or a directory of checkpoints (a path, or an address like "
+            "s3://...); default: that of the last job.",
         ),
     ] = None,
     name: Annotated[Format, typer.Option("--format", help="What to write.")] = Format.keras,
@@ -59,10 +60,14 @@ def export(
     ] = None,
 ) -> None:  # fmt: skip
     """Write a job's model as .keras, SavedModel or ONNX; it is loaded again and compared."""
-    found = latest.find(directory)
-    request = _of_job(found, step) if (found / VALUES).exists() else _of_checkpoints(found, step)
+    if directory is not None and "://" in directory:
+        request, of = _of_checkpoints(directory, step), directory.rstrip("/").rpartition("/")[2]
+    else:
+        found = latest.find(None if directory is None else Path(directory))
+        is_job, of = (found / VALUES).exists(), found.resolve().name
+        request = _of_job(found, step) if is_job else _of_checkpoints(str(found), step)
     suffix = SUFFIXES[name]
-    named = f"{found.resolve().name}{f'-{step}' if step is not None else ''}{suffix}"
+    named = f"{of}{f'-{step}' if step is not None else ''}{suffix}"
     output = output or Path(named)
     if name is Format.keras and output.suffix != suffix:
         raise ConfigError(f"--output {output}: the name of a Keras file must end in {suffix}")
@@ -112,13 +117,13 @@ def _newest(status: dict[str, Any]) -> int:
     return int((status.get("checkpoint") or {}).get("step") or 0)
 
 
-def _of_checkpoints(directory: Path, step: int | None) -> dict[str, Any]:
+def _of_checkpoints(directory: str, step: int | None) -> dict[str, Any]:
     """A directory of checkpoints alone: the model is the module that they name.
 
     Raises:
         EdlError: there are none, or the module's text was in the values.
     """
-    found = Store.open(str(directory)).checkpoints()
+    found = Store.open(directory).checkpoints()
     wanted = [c for c in found if step in (None, c.step) and not c.wrong()]
     if not wanted:
         of = "" if step is None else f" of step {step}"
@@ -131,7 +136,7 @@ def _of_checkpoints(directory: Path, step: int | None) -> dict[str, Any]:
     if least := said.get("ps.replaceEmbeddings"):
         sets.append(f"ps.replaceEmbeddings={least}")
     merged = values.merge(values.load([], sets), {"model": {"module": module}})
-    return {"values": merged, "trained": "", "checkpoints": str(directory)}
+    return {"values": merged, "trained": "", "checkpoints": directory}
 
 
 def _run(request: dict[str, Any]) -> int:

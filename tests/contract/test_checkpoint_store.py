@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from edl.checkpoints import Best, CheckpointDamaged, CheckpointError, Store, Tensor, one_of
+from edl.errors import StoreUnavailable
 from tests.checkpoints import TENSORS, equal, manifest_of, of_size, unexpected, write
 from tests.s3 import BUCKET, Account, serving
 
@@ -291,8 +292,9 @@ def test_what_the_training_has_left_behind_is_set_aside(place: Place) -> None:
 def test_a_store_that_is_not_there_is_no_empty_store() -> None:
     with pytest.raises(
         CheckpointError, match=r"s3://else: cannot list the checkpoints: .*bucket does not exist"
-    ):
+    ) as refused:
         Store.open("s3://else").checkpoints()
+    assert not isinstance(refused.value, StoreUnavailable), "it is not made by waiting for it"
     with pytest.raises(CheckpointError, match="s3://else/a: cannot write the checkpoint of step 1: "):
         Store.open("s3://else/a").begin(1, "1").write_part(0, 1, TENSORS)
     with pytest.raises(CheckpointError, match=r"nothing://here: Protocol not known: nothing"):
@@ -310,7 +312,7 @@ def test_a_store_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setattr(client, "retries", 1)
         client.clear_instance_cache()  # they know the address of another server
         try:
-            with pytest.raises(CheckpointError, match=r"s3://bucket/a: cannot list .* Could not connect"):
+            with pytest.raises(StoreUnavailable, match=r"s3://bucket/a: cannot list .* Could not connect"):
                 Store.open("s3://bucket/a").newest(unexpected)
             with pytest.raises(
                 CheckpointError, match=r"cannot write the checkpoint of step 1: .* not connect"
@@ -344,7 +346,7 @@ def test_an_account_comes_by_the_environment_as_from_the_charts_secret(s3: Accou
     done = as_a_worker(s3)
     assert done.returncode == 0, done.stderr
     refused = as_a_worker(s3.forged)
-    assert f"CheckpointError: {url}: cannot write the checkpoint of step 1" in refused.stderr
+    assert f"errors.CheckpointError: {url}: cannot write the checkpoint of" in refused.stderr
     assert s3.forged.secret not in refused.stderr
 
 

@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import pytest
 
+import edl
 from edl.contract import artifacts
 from edl.contract.proto import edl_pb2 as pb
 from tests.process.test_saved_file import dense
@@ -77,6 +78,37 @@ def test_what_cannot_be_serialised_keeps_its_weights(tmp_path: Path, stubborn: b
         again = model(Odd())
         again.load_weights(tmp_path / name)
         assert np.asarray(again.layers[0].w).tolist() == [1.0, 2.0, 3.0]
+
+
+class CallsItsParts(keras.Model):
+    """As Keras' siamese network: its own steps call what it is made of, which it cannot describe."""
+
+    def __init__(self, inner: keras.Model):
+        super().__init__()
+        self.inner = inner
+
+    def test_step(self, data: Any) -> Any:
+        return {"mean": keras.ops.mean(self.inner(data[0]))}
+
+
+def test_a_model_that_was_never_called_keeps_its_weights_as_keras_writes_them(tmp_path: Path) -> None:
+    kept = export.keep(CallsItsParts(model()), at(tmp_path), 0)
+    assert kept.path == tmp_path / artifacts.WEIGHTS
+    again = CallsItsParts(model())
+    again.built = True
+    again.load_weights(kept.path)
+
+
+def test_features_in_a_list_are_evaluated_as_fit_takes_them() -> None:
+    x = np.arange(12, dtype=np.float32).reshape(4, 3)
+    inputs = [keras.Input((3,)), keras.Input((3,))]
+    two = keras.Model(inputs, keras.layers.Subtract()(inputs))
+    two.compile(loss="mse")
+    module = UserModel(
+        "mine", lambda: two, lambda split: edl.arrays(x, x + 1, x), lambda r: ([r[0], r[1]], r[2])
+    )
+    found = export.evaluate(two, module, module.reader("test"), unwatched)
+    assert found == {"loss": pytest.approx(float(np.mean((x + 1) ** 2)))}
 
 
 def test_a_disk_that_is_full_is_told_from_what_an_archive_makes_of_it() -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,11 +17,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import edl
 from edl.contract import artifacts
 from edl.errors import ConfigError, EdlError, UserCodeError
+from trainer import export
 from trainer.exports import formats, room, samples
 from trainer.exports.verification import Verification, environment
 from trainer.rehearsal import rehearse
+from trainer.session.state import Session
 from trainer.user_model import UserModel
 from trainer.watchdog import unwatched
 
@@ -173,16 +179,65 @@ def noise(x: Any) -> Any:
     return x + keras.random.normal(keras.ops.shape(x))
 
 
-def test_a_process_that_dies_or_hangs_is_no_proof(tmp_path: Path) -> None:
+def test_who_dies_or_hangs_while_it_loads_a_file_has_not_found_anything_wrong_with_it(tmp_path: Path) -> None:
     made, features = dense()
     path = tmp_path / artifacts.MODEL
     made.save(path)
-    dying, hanging = Verification(SECONDS), Verification(0.0)
-    hanging.ask(made, samples.of(made, features), {"keras": path})
-    assert "has not ended within 0 s" in hanging.result()["keras"].wrong
-    dying.ask(made, samples.of(made, features), {"keras": path})
-    dying._process.kill()
-    assert "has died (SIGKILL)" in dying.result()["keras"].wrong
+    sample, exports = samples.of(made, features), {"keras": path}
+    killed, hanging, stopped, crashed = (
+        Verification(seconds) for seconds in (SECONDS, 0.0, SECONDS, SECONDS)
+    )
+    for one in (killed, hanging, stopped, crashed):
+        os.kill(one._process.pid, signal.SIGSTOP)
+        one.ask(made, sample, exports)
+    assert "has not ended within" in hanging.result()["keras"].unseen
+    assert "the job ends before" in stopped.result(lambda: True)["keras"].unseen
+    killed._process.kill()
+    assert "was killed (SIGKILL), as happens where memory is short" in killed.result()["keras"].unseen
+    for number in (signal.SIGSEGV, signal.SIGCONT):
+        crashed._process.send_signal(number)
+    found = crashed.result()["keras"]
+    assert "has died (SIGSEGV)" in found.wrong
+    assert found.unseen == ""
+
+
+def test_a_large_file_is_given_more_time(tmp_path: Path, verification: Verification) -> None:
+    made, features = dense()
+    path = tmp_path / artifacts.MODEL
+    made.save(path)
+    with open(path, "ab") as file:
+        file.truncate(20_000_000_000)  # a hole: nothing of it lies on the disk
+    verification.ask(made, samples.of(made, features), {"keras": path})
+    assert verification._seconds > 10_000
+
+
+def test_a_model_that_could_not_be_looked_at_is_kept_and_no_failure(tmp_path: Path) -> None:
+    """For want of memory, for example: it is as it was trained, and another process may load it."""
+    made, said = dense()[0], list[Any]()
+    module = UserModel("mine", model, lambda split: edl.arrays(numbers(6, 3), numbers(6, 2)), None)
+    made.compile(loss="mse")
+    session = Session(0, said.append, threading.Event())
+
+    def without_memory() -> Verification:
+        raise EdlError("to load the model again takes about 572 MiB")
+
+    for verify, why in (
+        (without_memory, "to load the model again takes about 572 MiB"),
+        (lambda: killed_at_once(Verification(SECONDS)), "was killed (SIGKILL)"),
+    ):
+        export.Exporter(made, module, session, unwatched, lambda: False, tmp_path, None, 0.0, verify=verify)()
+        finished = said[-1].finished
+        assert not finished.failed
+        assert finished.note.startswith("model.keras is not verified: ")
+        assert why in finished.note
+        assert f"`edl export {tmp_path}`" in finished.note
+        (listed,) = json.loads((tmp_path / artifacts.EXPORTS).read_text())["exports"]
+        assert listed["verified"] is False
+
+
+def killed_at_once(begun: Verification) -> Verification:
+    begun._process.kill()
+    return begun
 
 
 def test_the_environment_of_the_job_is_not_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:

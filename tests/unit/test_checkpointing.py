@@ -18,13 +18,14 @@ from edl.contract.evaluation import EvaluationPlan
 from edl.contract.layout import Layout
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.steps import Steps
-from edl.errors import ConfigError, DataError, ModelError
+from edl.errors import ConfigError, DataError, ModelError, StoreUnavailable
 from tests.counting import AtOnce, CountingLearner, CountingMetrics, Positions
 from tests.workers import BATCH, POSITIONS, SIZE, A, Held, come_to_sum, ring_of
 from trainer.checkpointing import Checkpointing, Place, deal
 from trainer.data import Batches
 from trainer.evaluation import RingEvaluation
 from trainer.ring.local import Circle
+from trainer.store_retry import tried_again
 from trainer.worker import StatesDiffer
 
 LAYOUT = Layout(SIZE)
@@ -408,3 +409,57 @@ def test_where_there_is_no_checkpoint_to_go_back_to_the_root_says_so(pair: list[
     assert isinstance(error, StatesDiffer)
     assert str(error) == "they differ. There is no checkpoint that they could go back to"
     pair[1].hears(2, cut=pb.Cut())
+
+
+class Away:
+    """What reads a store that does not answer so often."""
+
+    def __init__(self, times: float, error: type[CheckpointError] = StoreUnavailable):
+        self.left, self.error = times, error
+
+    def __call__(self) -> str:
+        self.left -= 1
+        if self.left >= 0:
+            raise self.error("s3://b: cannot list the checkpoints: Slow Down")
+        return "read"
+
+
+def test_a_store_that_is_away_is_asked_again_and_one_that_refuses_is_not() -> None:
+    told = list[str]()
+    assert tried_again(Away(1), 60, told.append) == "read"
+    assert told == ["s3://b: cannot list the checkpoints: Slow Down; it is tried again for 60 s"]
+    with pytest.raises(StoreUnavailable, match=r"Slow Down \(tried for 0 s\)"):
+        tried_again(Away(9), 0, told.append)
+    with pytest.raises(StoreUnavailable):
+        tried_again(Away(9), 60, told.append, must_end=lambda: True)
+    refused = Away(9, CheckpointError)
+    with pytest.raises(CheckpointError):
+        tried_again(refused, 60, told.append)
+    assert (refused.left, len(told)) == (8, 1)
+
+
+def test_who_begins_waits_for_a_store_that_is_away_for_a_moment(
+    pair: list[Writer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(pair, 2)
+    new = Writer(3, tmp_path)
+    away, listed = Away(1), Store.checkpoints
+    monkeypatch.setattr(Store, "checkpoints", lambda store: listed(store) if away() else [])
+    assert new.checkpoints.newest(LAYOUT) == (2, LAYOUT)
+    away.left = 1
+    assert new.checkpoints.restore(expected=2) is not None
+
+
+def test_who_may_not_remove_old_checkpoints_has_written_the_new_ones(
+    pair: list[Writer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> None:
+        raise CheckpointError("s3://b: cannot remove the checkpoint of step 2: Access Denied")
+
+    monkeypatch.setattr(Store, "prune", refused)
+    write(pair, 2)
+    pair[-1].checkpoints._prune()  # after another one
+    said = [m for w in pair for m in w.said]
+    assert not any(m.HasField("checkpoint_failed") for m in said)
+    (warned,) = [m.warned.text for m in said if m.HasField("warned")]
+    assert warned.startswith("old checkpoints are not removed, and take room: s3://b: cannot remove")

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from edl.contract import artifacts
 from trainer.exports.formats import files_of
 
 
-def write(output: Path, exports: Mapping[str, Path], verified: bool) -> None:
+def write(output: Path, exports: Mapping[str, Path], verified: Collection[str]) -> None:
     """
     Args:
         exports: by the names of their formats.
-        verified: they were loaded again, and are as the model was.
+        verified: which of them were loaded again, and are as the model was.
 
     Raises:
         OSError: there is no room for it.
@@ -24,7 +24,7 @@ def write(output: Path, exports: Mapping[str, Path], verified: bool) -> None:
         {
             "format": name,
             "path": place(output, path),
-            "verified": verified,
+            "verified": name in verified,
             "files": {_name(path, file): _described(file) for file in files_of(path)},
         }
         for name, path in exports.items()

@@ -31,6 +31,7 @@ from trainer.exports.samples import KERAS_TOLERANCE, OTHER_TOLERANCE, Sample
 from trainer.last_words import described
 
 FAILURES = (Exception, SystemExit)  # what the user's code may raise
+NO_MEMORY = (MemoryError, tf.errors.ResourceExhaustedError)
 # At an export: what is wrong with it.
 Look: TypeAlias = Callable[[Path, Sample, Mapping[str, Any]], str]
 
@@ -47,18 +48,24 @@ def main(argv: Sequence[str]) -> None:
         json.dump(found, file)
 
 
-def look(name: str, path: Path, sample: Sample, about: Mapping[str, Any]) -> tuple[str, str]:
-    """What is wrong with an export (empty: nothing), and why Keras alone is not enough (empty: it is)."""
+def look(name: str, path: Path, sample: Sample, about: Mapping[str, Any]) -> tuple[str, str, str]:
+    """What is wrong with an export, why Keras alone is not enough, and why neither could be found out; each
+    empty where there is nothing to say."""
     looks: dict[str, Look] = {"keras": _keras, "savedmodel": _saved_model, "onnx": _onnx}
-    wrong = _tried(looks[name], path, sample, about)
-    if wrong and name == "keras" and about["module"] and not _tried(_built, path, sample, about):
-        return "", wrong
-    return wrong, ""
+    try:
+        wrong = _tried(looks[name], path, sample, about)
+        if wrong and name == "keras" and about["module"] and not _tried(_built, path, sample, about):
+            return "", wrong, ""
+        return wrong, "", ""
+    except NO_MEMORY as error:
+        return "", "", f"the process that loads it has not had enough memory: {described(error)}"
 
 
 def _tried(look: Look, path: Path, sample: Sample, about: Mapping[str, Any]) -> str:
     try:
         return look(path, sample, about)
+    except NO_MEMORY:
+        raise
     except FAILURES as error:
         return f"{path.name} cannot be loaded and run: {described(error)}"
 
@@ -71,16 +78,25 @@ def _keras(path: Path, sample: Sample, about: Mapping[str, Any]) -> str:
 
 
 def _built(path: Path, sample: Sample, about: Mapping[str, Any]) -> str:
+    return _as_in_memory(path, built(path, _module(about), sample.features), sample)
+
+
+def built(path: Path, module: user_model.UserModel, features: Any) -> Any:
+    """The model in a file that Keras cannot load: built by its own code, with the weights of the file.
+
+    Args:
+        features: of some records; None: there are none.
+    """
     with rows_to_be_loaded():
-        model = _module(about).model()
-        if sample.features is not None:
-            samples.outputs_of(model, sample.features)  # one of its own class has no variables before
-    if sample.features is None and model.weights:
+        model = module.model()
+        if features is not None:
+            samples.outputs_of(model, features)  # one of its own class has no variables before
+    if features is None and model.weights:
         model.built = (
             True  # one that has no call() is never built; its layers are, and Keras asks for no more
         )
     model.load_weights(path)
-    return _as_in_memory(path, model, sample)
+    return model
 
 
 def _module(about: Mapping[str, Any]) -> user_model.UserModel:

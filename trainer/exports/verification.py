@@ -1,7 +1,8 @@
 """Whether what was exported can be loaded, in a process that has not trained it, and gives the same outputs.
 
 The process is started as soon as the end of a job begins: it imports while the model is saved, and loads and
-compares while the model is evaluated. It ends with this process.
+compares while the model is evaluated. It ends with this process. That it finds something wrong with a file is
+one thing; that it cannot look, for want of memory or of time, is another, and says nothing of the file.
 
     begin ──▶ ask(exports) ──▶ result
 """
@@ -28,6 +29,9 @@ from trainer.last_words import clean
 BASE_BYTES = 500 << 20  # of a process with TensorFlow and Keras
 COPIES = 3  # of what is in a file, while it is loaded
 MOST_LOG = 1_000  # characters of what the process has written, when it dies
+SLOWEST = 2_000_000  # bytes of what was exported that are loaded and run in a second where all else is slow
+# What a process says last whose memory has run out, beside being killed by the kernel.
+NO_MEMORY = ("MemoryError", "bad_alloc", "ResourceExhausted", "Cannot allocate memory")
 PATIENCE_SECONDS = 0.5  # between two looks whether this worker has to end
 # Variables that are no business of who loads a model: how this worker reaches its master, and its ring.
 OURS = frozenset(
@@ -41,17 +45,19 @@ class Found(NamedTuple):
     Args:
         wrong: with it; empty: nothing.
         needs_code: why Keras cannot load it, though the module's own code can; empty: it can.
+        unseen: why it could not be found out whether something is wrong; empty: it was.
     """
 
-    wrong: str
+    wrong: str = ""
     needs_code: str = ""
+    unseen: str = ""
 
 
 class Verification:
     """One fresh process.
 
     Args:
-        seconds: that it may take, from when it is asked.
+        seconds: that it may take from when it is asked, beside those that large files take.
         threads: of TensorFlow, as in this process: sums depend on it; 0: TensorFlow decides.
 
     Raises:
@@ -91,8 +97,9 @@ class Verification:
         Raises:
             EdlError: there is no memory for another copy of the model.
         """
-        largest = max(sum(f.stat().st_size for f in formats.files_of(path)) for path in exports.values())
-        room.refuse_without(COPIES * largest)
+        sizes = [sum(f.stat().st_size for f in formats.files_of(path)) for path in exports.values()]
+        room.refuse_without(COPIES * max(sizes))
+        self._seconds += sum(sizes) / SLOWEST
         about: dict[str, Any] = {
             "exports": {name: str(path.resolve()) for name, path in exports.items()},
             "inputs": [] if sample.features is None else formats.input_names(model, sample.features),
@@ -118,17 +125,29 @@ class Verification:
                 code = self._process.wait(PATIENCE_SECONDS)
                 break
             except subprocess.TimeoutExpired:
-                if must_end() or time.monotonic() > deadline:
-                    self.close()
-                    why = f"the process that loads what was exported has not ended within {self._seconds:g} s"
-                    return dict.fromkeys(self._names, Found(why))
+                if must_end():
+                    return self._unseen("the job ends before the process that loads it has")
+                if time.monotonic() > deadline:
+                    took = f"{time.monotonic() - self._asked_at:,.0f} s"
+                    return self._unseen(f"the process that loads it has not ended within {took}")
         text, log = _content(self._result), _content(self._log)
-        self.close()
         if code == 0 and text:
+            self.close()
             return {name: Found(*found) for name, found in json.loads(text).items()}
+        if code == -signal.SIGKILL:
+            return self._unseen(
+                "the process that loads it was killed (SIGKILL), as happens where memory is short"
+            )
         last = clean(log.strip()[-MOST_LOG:], MOST_LOG)
+        if any(word in last for word in NO_MEMORY):
+            return self._unseen(f"the process that loads it has not had enough memory ({_how(code)}): {last}")
+        self.close()
         why = f"the process that loads what was exported has died ({_how(code)}): {last}"
         return dict.fromkeys(self._names, Found(why))
+
+    def _unseen(self, why: str) -> dict[str, Found]:
+        self.close()
+        return dict.fromkeys(self._names, Found(unseen=why))
 
     @property
     def lives(self) -> bool:

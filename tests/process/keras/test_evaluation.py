@@ -152,6 +152,25 @@ class OfFeatures(OwnTest):
         return {"half": self(features / 2)}
 
 
+class OfItsOwn(OfFeatures):
+    """Says itself which metrics it has, as Keras' siamese network, with weighted_metrics=[]."""
+
+    @property
+    def metrics(self) -> list[Any]:
+        return [self.size]
+
+
+def test_compiled_metrics_that_no_step_asks_are_none() -> None:
+    x, _, _ = plain()
+    case = Case(lambda: own_test(OfItsOwn), lambda: (x, None, None))
+    model = case.build()
+    model.compile(weighted_metrics=[])
+    expected = model.evaluate(x, batch_size=30, verbose=0, return_dict=True)
+    metrics = EvaluationMetrics(model, batch(case, 0, 5))
+    found = metrics.results(metrics.added(batch(case, 0, 30)).astype(np.float64))
+    assert found == pytest.approx(expected, rel=1e-6)
+
+
 def test_steps_of_features_alone_are_given_these_as_by_fit() -> None:
     x, _, _ = plain()
     case = Case(lambda: own_test(OfFeatures), lambda: (x, None, None))

@@ -60,3 +60,42 @@ def test_what_callbacks_remember_is_in_a_checkpoint_and_no_part_of_the_model(tmp
     assert "the model of step 7" in export(request)
     exported = keras.models.load_model(tmp_path / "m.keras")
     assert (np.asarray(exported.layers[0].kernel) == 7.0).all(), "the averages, as at a training's end"
+
+
+BY_ITS_CODE = """
+import edl, keras, numpy as np
+
+class Doubled(keras.layers.Layer):
+    def __init__(self, units):
+        super().__init__()
+        self.dense = keras.layers.Dense(units)
+
+    def call(self, x):
+        return 2 * self.dense(x)
+
+    def get_config(self):
+        return {}
+
+def model():
+    model = keras.Sequential([keras.Input((3,)), Doubled(2)])
+    model.compile("adam", "mse")
+    return model
+
+def data(split):
+    return edl.arrays(np.ones((20, 3)), np.ones((20, 2)))
+"""
+
+
+def test_a_trained_model_that_only_its_own_code_can_build_is_exported(tmp_path: Path) -> None:
+    """As Keras' vision transformer, whose layers do not say all of how they were made."""
+    given = values.merge(
+        values.defaults(), {"model": {"source": BY_ITS_CODE}, "export": {"verify": False, "formats": []}}
+    )
+    trained, path = user_model.load("", BY_ITS_CODE).model(), tmp_path / "model.keras"
+    trained.save(path)
+    request = Request(given, str(path), "", None, "keras", str(tmp_path / "m.keras"))
+    assert "the trained model as keras" in export(request)
+    again = user_model.load("", BY_ITS_CODE).model()
+    again.load_weights(tmp_path / "m.keras")
+    for ours, theirs in zip(again.weights, trained.weights, strict=True):
+        np.testing.assert_array_equal(ours.numpy(), theirs.numpy())

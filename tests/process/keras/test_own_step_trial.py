@@ -36,6 +36,18 @@ class Squared(zoo.VAE):
         return {"loss": loss}
 
 
+class Summed(zoo.VAE):
+    """Its loss is one for each record, as that of Keras' siamese network: a tape adds them up."""
+
+    def train_step(self, data: Any) -> Any:
+        with tf.GradientTape() as tape:
+            z_mean, z_log_var, _ = self.encoder(data)
+            loss = tf.reduce_sum(tf.square(data - self.decoder(z_mean + z_log_var)), axis=1)
+        gradients = tape.gradient(loss, self.trainable_weights)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_weights))  # noqa: B905
+        return {"loss": tf.reduce_mean(loss)}
+
+
 class Drawn(zoo.VAE):
     """Draws what nobody controls."""
 
@@ -87,6 +99,15 @@ def test_a_loss_that_is_no_mean_is_told_or_refused_or_allowed() -> None:
     with pytest.raises(ModelError, match="of 2 and 3 of them put together"):
         tried(compiled(Squared(0.0)), x, inexact="refuse")
     assert tried(compiled(Squared(0.0)), x, inexact="allow") == []
+
+
+def test_losses_that_a_tape_adds_up_are_told_as_that() -> None:
+    [told] = tried(compiled(Summed(0.0)), X)
+    assert "are those of the sum of 5 losses, one for each record" in told
+    assert "keras.ops.mean(loss)" in told
+    assert "mixes" not in told
+    with pytest.raises(ModelError, match="adds the records of a batch up"):
+        tried(compiled(Summed(0.0)), X, inexact="refuse")
 
 
 def test_of_a_step_that_draws_what_nobody_controls_nothing_is_told() -> None:

@@ -9,14 +9,17 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from edl.checkpoints import CheckpointError, Store, Tensor
 from edl.errors import ConfigError, EdlError, ModelError
 from tests.checkpoints import write
 from tests.process.keras.models import dense, plain
-from tests.process.keras.rings import Case, Meeting, learner_of, parts_of, ring_step
+from tests.process.keras.rings import Case, Meeting, batch, learner_of, parts_of, ring_step
+from trainer import control
 from trainer.frozen import FrozenLearner
 from trainer.learner import KerasLearner
+from trainer.own_step import OwnStepLearner
 from trainer.warm_start import WarmStart
 
 pytestmark = pytest.mark.process
@@ -42,7 +45,7 @@ def learner(case: Case = CASE, steps: int = 0) -> KerasLearner:
     return made
 
 
-Learner = KerasLearner | FrozenLearner
+Learner = KerasLearner | FrozenLearner | OwnStepLearner
 
 
 def state(of: Learner) -> dict[str, bytes]:
@@ -110,7 +113,7 @@ def test_where_nothing_is_trained_the_averages_of_the_weights_are_taken(tmp_path
     WarmStart(str(tmp_path), False, model, frozen, print, work="evaluation").begin()
     trained.finish_training()
     for ours, theirs in zip(model.weights, trained.model.weights, strict=True):
-        np.testing.assert_array_equal(ours, theirs)
+        np.testing.assert_array_equal(ours.numpy(), theirs.numpy())
     assert not np.array_equal(model.weights[0], further.model.weights[0])
 
 
@@ -140,6 +143,48 @@ def test_weights_that_were_made_by_another_call_are_told_by_the_rest_of_their_na
     start.check()
     start.begin()
     np.testing.assert_array_equal(model(x), trained(x))
+
+
+class OwnStep(Wrapped):
+    """Its step calls what it is made of, and not the model."""
+
+    def train_step(self, data: Any) -> Any:
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = keras.ops.mean((self.inner(x) - y) ** 2)
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return {"loss": loss}
+
+
+def own_step(momentum: float = 0.5) -> keras.Model:
+    keras.backend.clear_session()
+    model = OwnStep()
+    optimizer = keras.optimizers.Adam(0.1, use_ema=momentum > 0, ema_momentum=momentum or 0.99)
+    model.compile(optimizer, loss="mse")
+    return model
+
+
+@pytest.mark.parametrize("momentum", [0.5, 0.0])
+def test_averages_of_weights_that_were_made_by_another_call_are_found(
+    tmp_path: Path, momentum: float
+) -> None:
+    """Nothing is trained: the weights are those that the model would have if the training had ended there."""
+    case, meeting = Case(lambda: own_step(momentum), plain), Meeting()
+    trained = OwnStepLearner(case.build(), batch(case, 0, 5), meeting.reduce)
+    for step in range(3):
+        trained.apply(trained.sums(batch(case, 0, 12), control.write(step), step, 0, 12))
+    kept(trained, tmp_path)
+    model, x = own_step(), np.ones((4, 4), np.float32)
+    model(x)
+    assert model.weights[0].path != trained.model.weights[0].path
+    raw = trained.model.weights[0].numpy()
+    WarmStart(
+        str(tmp_path), False, model, FrozenLearner(model, lambda vector: vector), print, "evaluation"
+    ).begin()
+    trained.finish_training()
+    for ours, theirs in zip(model.weights, trained.model.weights, strict=True):
+        np.testing.assert_array_equal(ours.numpy(), theirs.numpy())
+    assert np.array_equal(model.weights[0].numpy(), raw) == (momentum == 0)
 
 
 def test_everything_of_a_checkpoint_is_taken_but_what_it_had_counted_of_an_epoch(

@@ -1,0 +1,51 @@
+"""A store of checkpoints that is away for a while: whoever has to read it tries again.
+
+Promise: what a store refuses (an account, a bucket that is not there), and what is damaged in it, is raised
+at once. What may pass is told once, tried again, and raised when it has lasted.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from edl.errors import StoreUnavailable
+
+T = TypeVar("T")
+FIRST_PAUSE, MOST_PAUSE = 1.0, 10.0
+LOOK_SECONDS = 0.2  # between two looks whether this worker has to end
+
+
+def tried_again(
+    read: Callable[[], T],
+    seconds: float,
+    tell: Callable[[str], None],
+    must_end: Callable[[], bool] = lambda: False,
+) -> T:
+    """What `read` returns.
+
+    Args:
+        seconds: no new attempt begins after as many.
+        tell: takes a line, the first time that the store does not answer.
+        must_end: asked now and then whether nobody needs the answer any more.
+
+    Raises:
+        StoreUnavailable: the store does not answer, and has not for so long.
+        others: as `read`.
+    """
+    began, pause, told = time.monotonic(), FIRST_PAUSE, False
+    while True:
+        try:
+            return read()
+        except StoreUnavailable as error:
+            waited = time.monotonic() - began
+            if must_end() or waited + pause > seconds:
+                raise StoreUnavailable(f"{error} (tried for {waited:,.0f} s)") from error
+            if not told:
+                tell(f"{error}; it is tried again for {seconds:,.0f} s")
+                told = True
+            until = time.monotonic() + pause
+            while time.monotonic() < until and not must_end():
+                time.sleep(min(LOOK_SECONDS, pause))
+            pause = min(2 * pause, MOST_PAUSE)
