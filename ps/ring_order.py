@@ -41,9 +41,10 @@ class RingOrder:
     def settle(self, request: pb.SettleRequest) -> pb.Position:
         """
         Raises:
-            Misplaced: it has not what that arrangement gives it.
+            Misplaced: it has not what that arrangement gives it; or it does not know the job's tables, and so
+                not in which order steps come here: it has just begun again, and who asks does not know that.
         """
-        self._storage.check_run(request.run_id)
+        self._storage.check_declared(request.run_id)
         steps, effects = self.steps.settle(request.generation, request.step, _commit(request))
         if steps is not self.steps:
             if request.HasField("arrangement") and self.steps.began:

@@ -20,6 +20,16 @@ from tests.unit.test_parameter_server_log import commit_manifest, write_part
 # --- restart
 
 
+def test_one_that_has_just_begun_again_is_not_asked_to_settle_before_it_knows_in_which_order_steps_come(
+    start: Start,
+) -> None:
+    """Else it would do so as a ring's server, of which each step is the next one, and begin with nothing."""
+    server = start()
+    with pytest.raises(Misplaced, match="no tables are declared"):
+        server.settle(pb.SettleRequest(run_id=RUN, generation=1))
+    assert server.position().empty
+
+
 def test_a_server_that_is_killed_comes_back_where_it_was(start: Start, tmp_path: Path) -> None:
     server = begun(start(), grads_to_wait=3)
     dice = random.Random(5)
