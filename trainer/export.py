@@ -319,12 +319,11 @@ class Exporter:
                 )
         self._list(exports, verified)
         place = self._place(kept)
-        notes = [note, self.missing()] if note else [place["note"]]
+        if note:
+            place["note"] = "; ".join(filter(None, [note, self.missing()]))
         if unseen and exports:
-            notes.append(
-                self._not_verified([p for name, p in exports.items() if name not in verified], unseen)
-            )
-        place["note"] = "; ".join(filter(None, notes))
+            why = self._not_verified([p for name, p in exports.items() if name not in verified], unseen)
+            failed.append(pb.PartFailed(part=VERIFICATION, why=why))
         failed += [*_trouble(kept), *missing, *evaluation]
         listed = {name: catalog.place(self.output, path) for name, path in exports.items()}
         self.session.say(finished=pb.Finished(metrics=metrics, failed=failed, exports=listed, **place))
@@ -365,7 +364,7 @@ class Exporter:
         """What one has to know of files that nobody has looked at."""
         names = " and ".join(path.name for path in paths)
         verb = "is" if len(paths) == 1 else "are"
-        return f"{names} {verb} not verified: {why}; `edl export {self.output}` writes and loads it anew"
+        return f"{names} {verb} kept, but not verified: {why}; `edl export {self.output}` does it later"
 
     def _list(self, exports: dict[str, Path], verified: Collection[str]) -> None:
         """Say in a file beside them what was written; without room for it, nobody misses it."""

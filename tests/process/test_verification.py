@@ -211,8 +211,10 @@ def test_a_large_file_is_given_more_time(tmp_path: Path, verification: Verificat
     assert verification._seconds > 10_000
 
 
-def test_a_model_that_could_not_be_looked_at_is_kept_and_no_failure(tmp_path: Path) -> None:
-    """For want of memory, for example: it is as it was trained, and another process may load it."""
+def test_a_model_that_could_not_be_looked_at_is_kept_and_the_job_does_not_say_that_it_succeeded(
+    tmp_path: Path,
+) -> None:
+    """For want of memory, for example: another process may load it later."""
     made, said = dense()[0], list[Any]()
     module = UserModel("mine", model, lambda split: edl.arrays(numbers(6, 3), numbers(6, 2)), None)
     made.compile(loss="mse")
@@ -227,10 +229,12 @@ def test_a_model_that_could_not_be_looked_at_is_kept_and_no_failure(tmp_path: Pa
     ):
         export.Exporter(made, module, session, unwatched, lambda: False, tmp_path, None, 0.0, verify=verify)()
         finished = said[-1].finished
-        assert not finished.failed
-        assert finished.note.startswith("model.keras is not verified: ")
-        assert why in finished.note
-        assert f"`edl export {tmp_path}`" in finished.note
+        (failed,) = finished.failed
+        assert failed.part == export.VERIFICATION
+        assert failed.why.startswith("model.keras is kept, but not verified: ")
+        assert why in failed.why
+        assert f"`edl export {tmp_path}`" in failed.why
+        assert finished.model == "model.keras"
         (listed,) = json.loads((tmp_path / artifacts.EXPORTS).read_text())["exports"]
         assert listed["verified"] is False
 
