@@ -341,7 +341,7 @@ class ParameterServers:
         away = [index for index in away if index < self._expected(found)]
         if alone and away:
             # Without any rows, because it was to be a further one, it is done without.
-            known = [Arrangement.of(p.arrangement) for p in found.values() if p.HasField("arrangement")]
+            known = [Arrangement.of(one) for one in _arrangements(found)]
             ready = any(p.HasField("ready") for p in found.values())
             if ready or not known or any({*away} & {*one.members} for one in known):
                 found |= self._declare(away)
@@ -579,8 +579,16 @@ class Begun(Generic[T]):
 
 def _needed(found: Mapping[int, pb.Position]) -> int:
     """How many servers may have rows that count, as those say that were asked."""
-    of = [p.arrangement.servers for p in found.values()] + [p.ready.servers for p in found.values()]
+    of = [one.servers for one in _arrangements(found)] + [p.ready.servers for p in found.values()]
     return max(of, default=0)
+
+
+def _arrangements(found: Mapping[int, pb.Position]) -> list[pb.Arrangement]:
+    """In which they are, as those say that are in the newest generation. Who is in an earlier one was not
+    told that the rows are elsewhere since: before they move, all who have them are in that generation."""
+    said = [position for position in found.values() if position.HasField("arrangement")]
+    newest = max((position.generation for position in said), default=0)
+    return [position.arrangement for position in said if position.generation == newest]
 
 
 def _newest(found: Mapping[int, pb.Position]) -> Arrangement | None:
