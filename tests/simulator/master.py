@@ -32,6 +32,12 @@ class Master:
         self._awake_at = 0.0
         self._tick_at: float | None = None
 
+    def find_servers(self) -> None:
+        """If the job has any."""
+        if self.world.servers is not None:
+            number = self.number
+            self.world.servers.another_master(self.hear, lambda: self.lives and self.number == number)
+
     # --- events
 
     def hear(self, said: ev.Event | ev.Heartbeat) -> None:
@@ -162,8 +168,7 @@ class Master:
         self.watchdog, self.telemetry = Watchdog(self.job), Telemetry(world.config)
         self.parts = CheckpointParts()
         self.lives, world.checks.waiting, world.faults.last = True, {}, self.clock.now
-        if world.servers is not None:
-            world.servers.another_master()
+        self.find_servers()
         workers = world.fleet.workers
         found = tuple((w.id, "pid" if w.placed else "") for w in workers.values() if w.alive)
         self._hear(ev.Adopted(found, len(workers)))

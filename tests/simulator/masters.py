@@ -186,6 +186,9 @@ class Masters:
         self.world.fleet.delete(self.world.fleet.workers[worker], grace)
         return 200, {}
 
+    def find_servers(self) -> None:
+        """Nobody acts yet."""
+
     # --- who acts
 
     def acts(self, term: Term) -> None:
@@ -263,6 +266,10 @@ class MasterProcess:
         master = loop.Master(spec, RUN, adopted=adopted)
         term = Term(self.masters, self.process, election.term, master)
         self.masters.acts(term)
+        if world.servers is not None:
+            hear = lambda event: self.process.call_soon(master.emit, event)  # noqa: E731
+            acts = lambda: self.masters.top is term and self.process.alive  # noqa: E731
+            master.servers = world.servers.another_master(hear, acts)
         for event in news:
             master.emit(event)
         follow.append(master.emit)

@@ -19,6 +19,7 @@ from edl.contract.arrangement import Arrangement
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.reasons import Reason
 from master.core import effects as ef
+from master.core import events as ev
 from master.servers import ANSWER_SECONDS, LOOK_SECONDS, Named, Watch
 from tests.simulator import server_checks
 from tests.simulator.server_calls import SimInterrupt, SimLink
@@ -80,10 +81,16 @@ class Servers:
 
     # --- as their masters see them
 
-    def another_master(self) -> None:
-        """One that knows what is wanted, and nothing else."""
-        self.backend = SimNamed(self)
+    def another_master(self, hear: Callable[[ev.Event], None], acts: Callable[[], bool]) -> SimNamed:
+        """One that knows what is wanted, and nothing else. Returns what it does about its servers.
+
+        Args:
+            hear: takes what happens to them.
+            acts: whether it still does.
+        """
+        self.backend = SimNamed(self, hear, acts)
         at_once(self.backend.start())
+        return self.backend
 
     def addresses(self) -> tuple[str, ...]:
         assert self.backend is not None
@@ -341,21 +348,21 @@ def at_once(coroutine: Coroutine[Any, Any, Any]) -> Any:
 class SimNamed(Named):
     """What a master does about its servers."""
 
-    def __init__(self, servers: Servers):
-        world = servers.world
+    def __init__(self, servers: Servers, hear: Callable[[ev.Event], None], acts: Callable[[], bool]):
         running = lambda: sum(place.wanted for place in servers.places)  # noqa: E731
-        super().__init__(
-            world.master.hear, str, "ps-{}".format, servers.wanted, servers.scale, running=running
-        )
-        self._watch = SimWatch(servers, servers.wanted, self._looked)
+        super().__init__(hear, str, "ps-{}".format, servers.wanted, servers.scale, running=running)
+        self._watch = SimWatch(servers, hear, self._looked, acts)
 
 
 class SimWatch(Watch):
-    """Its questions, until another master follows."""
+    """Its questions, while it acts."""
 
-    def __init__(self, servers: Servers, count: int, looked: Callable[[], None]):
-        super().__init__(servers.world.master.hear, str, count, looked)
-        self._places, self._master = servers, servers.world.master.number
+    def __init__(
+        self, servers: Servers, hear: Callable[[ev.Event], None], looked: Callable[[], None],
+        acts: Callable[[], bool],
+    ):  # fmt: skip
+        super().__init__(hear, str, servers.wanted, looked)
+        self._places, self._acts = servers, acts
 
     def find(self, index: int, address: str) -> None:
         server = self._servers[index]
@@ -383,8 +390,7 @@ class SimWatch(Watch):
         clock.later(ANSWER_SECONDS, lambda: hears(late))
 
     def _goes_on(self, server: Any) -> bool:
-        master = self._places.world.master
-        return master.lives and master.number == self._master and server in self._servers
+        return self._acts() and server in self._servers
 
     def _hears(self, server: Any, answer: bytes | Failed, asked: float) -> None:
         now = self._places.clock.now

@@ -137,7 +137,7 @@ class World:
         self.faults = Faults(self, calm_at=hours * 3600 or calm_at, soak=bool(hours))
         self.ended: ef.End | None = None
         if self.servers is not None:
-            self.servers.another_master()
+            self.master.find_servers()
             self.servers.schedule(calm_at)
 
     def _have_servers(self, kind: str) -> None:
