@@ -154,6 +154,7 @@ class Named:
         self._told = 0  # of so many it was said that they are ready
         self._asked = 0  # so many the core was told of last; 0: of none
         self._resized = False  # by people
+        self._arranged = 0  # the ring has said that so many have the rows; 0: it has not, to this master
         # That may have rows, or are to get some: all of them run until the ring says who has the rows.
         self._most = servers
         self._started = False
@@ -187,6 +188,7 @@ class Named:
 
     def perform(self, effect: ef.Effect) -> None:
         if isinstance(effect, ef.Arranged):
+            self._arranged = effect.servers
             # Otherwise the core decided before it learned of the number that is wanted now: that one stands.
             answers = self._told == self._wanted == effect.wanted
             if answers:
@@ -205,8 +207,9 @@ class Named:
 
     @property
     def _have(self) -> int:
-        """How many have the rows; 0: nobody says."""
-        return self._watch.arranged
+        """How many have the rows; 0: nobody says. Servers say so a second late, and one that has come back with
+        nothing says nothing: whoever has the ring's word asks no server."""
+        return self._arranged or self._watch.arranged
 
     def _find(self) -> None:
         self._watch.resize(self._most)
@@ -224,10 +227,10 @@ class Named:
             return
         if self._have == self._wanted and not self._asked and (there or 0) <= self._wanted:
             self._begins = False
-            self._told = self._most = self._wanted
+            self._most = self._wanted
             self._further.forget()
             self._run(self._wanted)
-            return
+            return  # until another server says otherwise, of a newer generation
         self._most = max(self._most, self._have, there or 0)
         self._find()
         self._run(self._most)

@@ -58,6 +58,12 @@ class ServedWorker(Worker):
         self.moves_at = NOWHERE  # the step at which rows move to other servers
         self.joined = pb.JoinedRing()  # as it was said of this ring
 
+    @property
+    def epochs(self) -> int:
+        """With the one that has begun: the servers are further than the ledger, which is of the last boundary,
+        and fewer may be wanted since."""
+        return max(super().epochs, self.steps.begun(self.stretch.reached))
+
     # --- rings
 
     def read_ahead(self, form: FormRing, rank: int) -> None:

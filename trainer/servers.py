@@ -74,6 +74,7 @@ class ParameterServers:
         self._last: Callable[[], Commit | None] = lambda: None
         self._asynchronous: pb.Asynchronous | None = None  # steps are a ring's
         self._generation = 0
+        self._claims_for = 0  # the worker who speaks as the root
         self._found: dict[int, pb.Position] = {}  # where they were when a generation was claimed
         self._start = Start()  # what the next `restore` of step 0 begins with
         self._arrangement.first  # noqa: B018  # computed once, not in the first step
@@ -140,8 +141,18 @@ class ParameterServers:
         of = _newest(self._found)
         if not self._is_said and of is not None and of.servers <= len(self._links):
             self._wanted = Arrangement(of.servers, self._wanted.replicas)
+        self._claims_for = worker
+        return self._next_generation()
+
+    def _next_generation(self) -> int:
         newest = max((position.generation for position in self._found.values()), default=0)
-        return (newest // WORKERS + 1) * WORKERS + worker % WORKERS
+        return (newest // WORKERS + 1) * WORKERS + self._claims_for % WORKERS
+
+    def _wait_for(self, servers: Iterable[int]) -> None:
+        """Those that were away may know a greater generation than any that was found when this one was
+        claimed, or this very one, in which something else was said."""
+        self._found, self._away = self._declare(servers), ()
+        self._generation = max(self._generation, self._next_generation())
 
     @property
     def generation(self) -> int:
@@ -172,7 +183,7 @@ class ParameterServers:
             )
         self._arrangement, why = self._which(step)
         while not self._arrangement.is_whole and self._away:  # who is away may have what is missing
-            self._found, self._away = self._declare(range(self._expected(self._found))), ()
+            self._wait_for(range(self._expected(self._found)))
             self._arrangement, why = self._which(step)
         if not self._arrangement.is_whole:
             return why
@@ -190,7 +201,8 @@ class ParameterServers:
     def restore(self, step: int, attempt: str) -> None:
         self._arrangement = self._wanted.without(self._away)
         if not self._arrangement.is_whole:
-            self._arrangement = self._wanted  # they are waited for
+            self._arrangement = self._wanted
+            self._wait_for(self._members)
         request = pb.RestoreRequest(
             run_id=self._run_id, generation=self._generation, step=step, attempt=attempt,
             arrangement=self._arrangement.told(),

@@ -293,10 +293,9 @@ class Worker:
         """
         if self.servers is None:
             return ""
-        why, generation = "", 0
+        why = ""
         if form.root == self.session.worker:
-            generation = self.servers.claim(self.session.worker)
-            self.servers.speak_of(generation)
+            self.servers.speak_of(self.servers.claim(self.session.worker))
             # Rows may be another training's at the beginning, too: then that is a state like any other.
             there = self.ledger.step or self.warm_start is not None
             if there and not begun and (why := self.servers.settle(self.ledger.step)):
@@ -308,7 +307,8 @@ class Worker:
                 attempt = self.checkpoints.attempt if self.checkpoints is not None else ""
                 self.servers.restore(self.ledger.step, attempt if self.ledger.step else "")
         root = form.members.index(form.root)
-        self.servers.speak_of(int(self.ring.broadcast(np.array([generation], np.int64), root)[0]))
+        generation = np.array([self.servers.generation], np.int64)
+        self.servers.speak_of(int(self.ring.broadcast(generation, root)[0]))
         self.stays = ""
         if why := broadcast_text(self.ring, why, root):
             self.report.went_back()

@@ -49,6 +49,10 @@ class Steps:
         """In which epoch `step` is, from 0; so also how many epochs are whole when so many steps are done."""
         return step // self.per_epoch if self.records else 0
 
+    def begun(self, step: int) -> int:
+        """How many epochs have begun when so many steps are done."""
+        return -(-step // self.per_epoch) if self.records else 0
+
     def ends_epoch(self, step: int) -> bool:
         """Whether an epoch is whole when so many steps are done, and no other has begun."""
         return self.records > 0 and step > 0 and step % self.per_epoch == 0
@@ -56,8 +60,7 @@ class Steps:
     def end(self, step: int, epochs: int) -> int:
         """At which step training ends that is to have `epochs` epochs, and is at `step` when it hears of
         that: with the epoch that has begun, if these are over already."""
-        in_progress = -(-step // self.per_epoch) if self.records else 0
-        return max(epochs, in_progress) * self.per_epoch
+        return max(epochs, self.begun(step)) * self.per_epoch
 
     def ended(self, step: int, epochs: int) -> bool:
         """Whether nothing is left to train."""

@@ -68,7 +68,7 @@ class TrainTask:
     @property
     def last_epoch(self) -> int:
         """How many epochs there will be: one that has begun is trained to its end."""
-        return max(self.epochs, -(-self.done // self.steps.per_epoch)) if self.steps.records else self.epochs
+        return max(self.epochs, self.steps.begun(self.done))
 
     @property
     def end(self) -> int:

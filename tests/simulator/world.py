@@ -31,7 +31,7 @@ from tests.simulator.worker import MOST_EPOCHS
 BASE = values.defaults()
 MOST_EVENTS = 100_000
 WITH_SERVERS = 10  # one in so many runs has parameter servers, of each kind in turn
-TWO_MASTERS = 40  # in one of so many runs: it takes as long as twelve others
+TWO_MASTERS = 40  # in one of so many runs: it takes as long as twelve others; every other one has servers
 
 
 class SimulationFailed(AssertionError):
@@ -105,7 +105,8 @@ class World:
                         "joinDelaySeconds": join, "gracePeriodSeconds": grace,
                         "maxFailures": self.most_failures, "memoryCopy": self.copies is not None},
         })  # fmt: skip
-        has_servers = seed % WITH_SERVERS == WITH_SERVERS - 4 and not (hours or flips) and masters == 1
+        has_servers = seed % WITH_SERVERS == WITH_SERVERS - 4 or (masters == 2 and seed // TWO_MASTERS % 2)
+        has_servers = has_servers and not (hours or flips)
         kind = servers or (KINDS_OF_JOBS[seed // WITH_SERVERS % len(KINDS_OF_JOBS)] if has_servers else "")
         self.kind, self.flips = servers, flips
         if flips:

@@ -217,6 +217,24 @@ def test_who_knows_fewer_servers_than_have_rows_does_not_go_back_and_is_told_by_
     np.testing.assert_array_equal(rows[:, 0], job.counts)
 
 
+def test_a_server_that_was_away_when_a_generation_was_claimed_hears_what_is_said_in_it(tmp_path: Path) -> None:
+    world = World(0, tmp_path, replicas=2, rate=0.0)
+    world.grow(2)
+    world.random.random = lambda: 0.0  # type: ignore[method-assign]  # who is dead is done without
+    job = Job(world)
+    assert job.train(job.ring(2), 3)
+    world.nodes[1].kill(lose=True)
+    world.nodes[1].start()  # which knows of no generation
+    world.nodes[0].kill()  # which has all rows, and has not heard that the last step counts
+    again = root_of(world)
+    again.follow(TABLES, lambda: job.commit)
+    again.enter([str(node.index) for node in world.nodes], 2)
+    again.speak_of(again.claim(job.workers))
+    assert again.settle(job.step) == ""
+    (rows, _) = again.pull(job.step, [np.arange(IDS), np.arange(0)])
+    np.testing.assert_array_equal(rows[:, 0], job.counts)
+
+
 def test_from_one_server_to_two_half_of_the_buckets_move_and_only_to_the_new_one() -> None:
     one, two, three = Arrangement(1), Arrangement(2), Arrangement(3)
     assert not moves(one, two, 1, 0).any()

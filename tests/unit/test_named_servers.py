@@ -62,6 +62,17 @@ def test_an_order_that_comes_while_rows_move_is_not_forgotten() -> None:
     assert a.ready == [(3, 3), (4, 4)]
 
 
+def test_an_order_that_comes_before_servers_have_told_of_the_last_move_is_judged_by_what_the_ring_has_said() -> None:
+    a = A(1)
+    a.answers(1, 1)
+    a.named.resize(2)
+    a.answers(1, 2)
+    a.named.perform(ef.Arranged(2, wanted=2))
+    a.named.resize(1)  # servers are asked once a second: as far as they have told, one has all rows
+    assert a.ready == [(2, 2), (1, 2)]
+    assert a.scaled[-1] == 2, "the second one has rows that the first has not"
+
+
 def test_servers_that_the_ring_has_not_heard_of_when_it_is_arranged_are_not_ended() -> None:
     a = A(1)
     a.answers(1, 1)
@@ -132,3 +143,15 @@ def test_a_new_master_of_as_many_servers_as_there_are_to_be_has_no_ring_formed()
     a = A(2, lambda: 2)
     a.answers(2, 2)
     assert not a.ready and a.scaled == [2]
+
+
+def test_a_new_master_believes_no_server_that_has_slept_through_the_last_move() -> None:
+    a = A(3, running=lambda: 3)
+    *others, third = a.named._watch._servers
+    third.note(pb.Description(arrangement=pb.Arrangement(servers=3), position=pb.Position(generation=5)), 1.0)
+    a.named._looked()
+    for server in others:
+        newer = pb.Description(arrangement=pb.Arrangement(servers=2), position=pb.Position(generation=7))
+        server.note(newer, 2.0)
+        a.named._looked()
+    assert a.ready == [(3, 3)]
