@@ -164,7 +164,9 @@ class Named:
         self._find()
 
     async def addresses(self) -> tuple[str, ...]:
-        self._most = max(self._most, self._have)
+        # Those of an order that an earlier master was given, too: they may have got rows, and the next master
+        # names no others to who is told these.
+        self._most = max(self._most, self._have, self._running() or 0)
         return tuple(self._address(index) for index in range(self._most))
 
     async def listening(self) -> tuple[str, ...]:

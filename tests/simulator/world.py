@@ -59,7 +59,7 @@ class World:
         servers: str = "",
         flips: bool = False,
     ):
-        alone = bool(hours or servers or flips)
+        alone, chosen = bool(hours or servers or flips), masters is None
         masters = masters or (2 if seed % TWO_MASTERS == TWO_MASTERS - 1 and not alone else 1)
         chance = self.random = random.Random(seed)
         self.seed, self.talk, self.hours = seed, talk, hours
@@ -105,8 +105,9 @@ class World:
                         "joinDelaySeconds": join, "gracePeriodSeconds": grace,
                         "maxFailures": self.most_failures, "memoryCopy": self.copies is not None},
         })  # fmt: skip
-        has_servers = seed % WITH_SERVERS == WITH_SERVERS - 4 or (masters == 2 and seed // TWO_MASTERS % 2)
-        has_servers = has_servers and not (hours or flips)
+        has_servers = not (hours or flips) and (
+            seed % WITH_SERVERS == WITH_SERVERS - 4 if masters == 1 else chosen and seed // TWO_MASTERS % 2
+        )
         kind = servers or (KINDS_OF_JOBS[seed // WITH_SERVERS % len(KINDS_OF_JOBS)] if has_servers else "")
         self.kind, self.flips = servers, flips
         if flips:

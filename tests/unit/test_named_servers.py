@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -155,3 +156,8 @@ def test_a_new_master_believes_no_server_that_has_slept_through_the_last_move() 
         server.note(newer, 2.0)
         a.named._looked()
     assert a.ready == [(3, 3)]
+
+
+def test_a_worker_that_comes_before_servers_have_told_hears_of_all_that_run() -> None:
+    a = A(2, running=lambda: 3)
+    assert asyncio.run(a.named.addresses()) == ("ps-0", "ps-1", "ps-2")
