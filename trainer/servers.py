@@ -10,6 +10,8 @@ them what they have, settles those that have the rows (`settle`), and when all r
 rows moved to where the master wants them (`move`). Where each row is on two servers, one that is away, or has
 lost its rows, is left out, and comes back in the same way.
 
+This module is the calls. What follows from where the servers say that they are is in server_positions.py.
+
 What has become of a step stands in the ledger, beside the number of the step (`Ledger.commit`): whoever has
 the state knows it, however it came by it. This module only asks for it (`follow`).
 """
@@ -18,7 +20,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from copy import deepcopy
+from typing import Any
 
 import numpy as np
 
@@ -27,9 +30,9 @@ from edl.contract.arrangement import Arrangement
 from edl.contract.heartbeats import ServerWait
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.rows import IDS, PAGE_BYTES, VALUES, Shares, encoded, put
-from edl.errors import EdlError
 from trainer.ring.base import RingBroken
 from trainer.roles import Commit, Start, Table
+from trainer.server_calls import Begun
 from trainer.server_link import (
     Interrupt,
     Link,
@@ -40,8 +43,17 @@ from trainer.server_link import (
     ServerRefused,
     Writing,
 )
+from trainer.server_messages import (
+    commit_told,
+    ids_asked,
+    part_of,
+    places,
+    put_together,
+    start_told,
+    tables_told,
+)
+from trainer.server_positions import Positions, why_behind
 
-T = TypeVar("T")
 TIMEOUT_SECONDS = 3.0
 NOBODY_SECONDS = 0.25  # between two questions whether any server answers
 WORKERS = 1 << 20  # a generation is a number of its own, and that of the worker who claimed it
@@ -69,13 +81,12 @@ class ParameterServers:
         # As it is to be, and as it is.
         self._wanted = self._arrangement = Arrangement(len(links), replicas)
         self._is_said = True  # how many are wanted; else as many as have the rows
-        self._away: tuple[int, ...] = ()  # that did not answer when a generation was claimed
         self._tables: tuple[Table, ...] = ()
         self._last: Callable[[], Commit | None] = lambda: None
         self._asynchronous: pb.Asynchronous | None = None  # steps are a ring's
         self._generation = 0
         self._claims_for = 0  # the worker who speaks as the root
-        self._found: dict[int, pb.Position] = {}  # where they were when a generation was claimed
+        self._positions = Positions()  # where they were when a generation was claimed
         self._start = Start()  # what the next `restore` of step 0 begins with
         self._arrangement.first  # noqa: B018  # computed once, not in the first step
 
@@ -137,21 +148,20 @@ class ParameterServers:
     def claim(self, worker: int) -> int:
         """Greater than all that a server knows. Of two roots that ask at the same time, as when one has been
         given up, each gets another number: it ends with the worker's."""
-        self._found, self._away = self._declare_to_all()
-        of = _newest(self._found)
+        self._positions = self._declare_to_all()
+        of = self._positions.newest
         if not self._is_said and of is not None and of.servers <= len(self._links):
             self._wanted = Arrangement(of.servers, self._wanted.replicas)
         self._claims_for = worker
         return self._next_generation()
 
     def _next_generation(self) -> int:
-        newest = max((position.generation for position in self._found.values()), default=0)
-        return (newest // WORKERS + 1) * WORKERS + self._claims_for % WORKERS
+        return (self._positions.generation // WORKERS + 1) * WORKERS + self._claims_for % WORKERS
 
     def _wait_for(self, servers: Iterable[int]) -> None:
         """Those that were away may know a greater generation than any that was found when this one was
         claimed, or this very one, in which something else was said."""
-        self._found, self._away = self._declare(servers), ()
+        self._positions = Positions(self._declare(servers))
         self._generation = max(self._generation, self._next_generation())
 
     @property
@@ -176,18 +186,19 @@ class ParameterServers:
         self._start = start
 
     def settle(self, step: int) -> str:
-        if (count := _needed(self._found)) > len(self._links):
+        if (count := self._positions.needed) > len(self._links):
             raise RingBroken(
                 f"rows are on {count} parameter servers, of which this worker knows {len(self._links)}: the "
                 "master is to say where the others are"
             )
-        self._arrangement, why = self._which(step)
-        while not self._arrangement.is_whole and self._away:  # who is away may have what is missing
-            self._wait_for(range(self._expected(self._found)))
-            self._arrangement, why = self._which(step)
+        last = self._last()
+        self._arrangement, why = self._positions.which(step, self._wanted, last)
+        while not self._arrangement.is_whole and self._positions.away:  # who is away may have what is missing
+            self._wait_for(range(self._expected(self._positions)))
+            self._arrangement, why = self._positions.which(step, self._wanted, last)
         if not self._arrangement.is_whole:
             return why
-        if not step and (lost := [index for index, position in self._found.items() if position.empty]):
+        if not step and (lost := self._positions.lost):
             # It would begin anew, and this job's rows do not begin as new ones do.
             return f"parameter server {lost[0]} has lost its log and rows"
         request = pb.SettleRequest(
@@ -195,11 +206,11 @@ class ParameterServers:
             arrangement=self._arrangement.told(),
         )  # fmt: skip
         positions = self._ask("Settle", dict.fromkeys(self._members, request))
-        behind = (_behind(index, position, step) for index, position in positions.items())
+        behind = (why_behind(index, position, step) for index, position in positions.items())
         return "; ".join(filter(None, behind))
 
     def restore(self, step: int, attempt: str) -> None:
-        self._arrangement = self._wanted.without(self._away)
+        self._arrangement = self._wanted.without(self._positions.away)
         if not self._arrangement.is_whole:
             self._arrangement = self._wanted
             self._wait_for(self._members)
@@ -224,7 +235,7 @@ class ParameterServers:
         """Give all servers their rows of a table, page by page."""
         most = max(PAGE_BYTES // (8 + 4 * self._tables[number].dim), 1)
         for at in range(0, len(ids), most):
-            places, page = self._places(ids[at : at + most]), rows[at : at + most]
+            told, page = places(ids[at : at + most], self._arrangement), rows[at : at + most]
             requests = {
                 index: pb.LoadRequest(
                     run_id=self._run_id, generation=self._generation,
@@ -236,25 +247,25 @@ class ParameterServers:
                     ],
                 )
                 for index in self._members
-                if (here := places(index)) is not None
+                if (here := told(index)) is not None
             }  # fmt: skip
             self._ask("Load", requests, known=True)
 
     @property
     def moves(self) -> bool:
-        return self._arrangement != self._wanted.without(self._away)
+        return self._arrangement != self._wanted.without(self._positions.away)
 
     def move(self, step: int) -> str:
-        of, to = self._arrangement, self._wanted.without(self._away)
+        of, to = self._arrangement, self._wanted.without(self._positions.away)
         if not to.is_whole:  # it cannot be, as long as they are away
-            names = ", ".join(map(str, self._away))
+            names = ", ".join(map(str, self._positions.away))
             return f"parameter server {names} does not answer" if to.copies < 2 else ""
         why = ""
         fetch = pb.FetchRequest(
             run_id=self._run_id, generation=self._generation, step=step, last=self._commit(step),
             of=of.told(), to=to.told(), addresses=self._addresses,
         )  # fmt: skip
-        everybody = sorted({*of.members, *to.members} - {*self._away})
+        everybody = sorted({*of.members, *to.members} - {*self._positions.away})
         gaining = [index for index in to.members if (to.held(index) & ~of.held(index)).any()]
         calls = self._begin("Fetch", dict.fromkeys(gaining, fetch))
         try:
@@ -284,64 +295,24 @@ class ParameterServers:
         self._know(addresses)
         self._arrangement = arrangement
 
-    def _which(self, step: int) -> tuple[Arrangement, str]:
-        """The arrangement in which servers have the rows of this step, or can; if it is not whole, why."""
-        told = {Arrangement.of(p.arrangement) for p in self._found.values() if p.HasField("arrangement")}
-        told |= {Arrangement.of(p.ready) for p in self._found.values() if p.HasField("ready")}
-        found: list[tuple[bool, Arrangement, str]] = []
-        # The one that is wanted, if it may be; else the one in which more is there.
-        for one in sorted(told or {self._wanted}, key=lambda a: (a != self._wanted, -len(a.members))):
-            reasons = {
-                index: why for index in one.members if (why := self._lacks(index, one, step)) is not None
-            }
-            if not reasons and one.is_whole:
-                return one, ""
-            left = one.without(tuple(reasons))
-            found.append((left.is_whole, left, "; ".join(filter(None, reasons.values()))))
-        _, left, why = max(found, key=lambda each: each[0])  # the first of them
-        return left, why
-
-    def _lacks(self, index: int, of: Arrangement, step: int) -> str | None:
-        """Why a server has not what this arrangement gives it; None: it has."""
-        position, last = self._found.get(index), self._last()
-        if position is None:
-            return f"parameter server {index} is away" if index not in self._away else ""
-        if position.empty and not position.HasField("ready"):
-            return f"parameter server {index} has lost its log and rows"
-        if (
-            position.HasField("ready")
-            and Arrangement.of(position.ready) == of
-            and position.ready_step == step
-        ):
-            return None
-        mine = Arrangement.of(position.arrangement) if position.HasField("arrangement") else of
-        if position.empty or (of.held(index) & ~mine.held(index)).any():
-            return f"parameter server {index} has not all rows of {of}"
-        if last is not None and position.generation < last.generation:
-            return f"parameter server {index} was not in the last ring"
-        if why := self._dropped(index, step):
-            return why
-        if not step - 1 <= position.step <= step + 1:
-            return _behind(index, position, step)
-        return None
-
-    def _declare_to_all(self) -> tuple[dict[int, pb.Position], tuple[int, ...]]:
+    def _declare_to_all(self) -> Positions:
         """Where they are, and who is away and can be done without, for all that is known."""
         while True:
-            found, away = self._declare_once()
-            if found:
-                return found, away
+            positions = self._declare_once()
+            if positions.found:
+                return positions
             if self._interrupt.wait(NOBODY_SECONDS):  # a ring without any of them comes to nothing
                 raise RingBroken("the ring was cut while all parameter servers were waited for")
 
-    def _declare_once(self) -> tuple[dict[int, pb.Position], tuple[int, ...]]:
+    def _declare_once(self) -> Positions:
         everybody, alone = range(len(self._links)), self._wanted.copies < 2
         calls = self._begin("Declare", dict.fromkeys(everybody, self._tables_told()))
         found, away = dict[int, pb.Position](), list[int]()
+        positions = Positions(found)  # of those that have answered so far
         try:
             for index, call in calls.items():
                 # Those that are too many may have ended; they have rows only if one before them says so.
-                if alone and index >= self._expected(found):
+                if alone and index >= self._expected(positions):
                     break
                 try:
                     found[index] = call.result()
@@ -350,44 +321,26 @@ class ParameterServers:
         finally:
             for call in calls.values():
                 call.forget()
-        away = [index for index in away if index < self._expected(found)]
-        if alone and away:
-            # Without any rows, because it was to be a further one, it is done without.
-            known = [Arrangement.of(one) for one in _arrangements(found)]
-            ready = any(p.HasField("ready") for p in found.values())
-            if ready or not known or any({*away} & {*one.members} for one in known):
-                found |= self._declare(away)
-                away = []
-        if alone and (
-            more := [i for i in everybody if i < self._expected(found) and i not in (*found, *away)]
-        ):
-            found |= self._declare(more)
-        return found, tuple(away)
+        away = [index for index in away if index < self._expected(positions)]
+        if alone and positions.may_be_on(away):
+            found |= self._declare(away)
+            away = []
+        if alone:
+            more = range(self._expected(positions))
+            found |= self._declare([index for index in more if index not in (*found, *away)])
+        return Positions(found, tuple(away))
 
-    def _expected(self, found: Mapping[int, pb.Position]) -> int:
+    def _expected(self, positions: Positions) -> int:
         """How many, of those that are known, have rows or are to have some."""
-        needed = _needed(found)
-        if self._is_said:
-            needed = max(self._wanted.servers, needed)
-        return min(needed or self._arrangement.servers, len(self._links))
+        wanted = self._wanted.servers if self._is_said else 0
+        return min(max(wanted, positions.needed) or self._arrangement.servers, len(self._links))
 
     def _declare(self, servers: Iterable[int]) -> dict[int, pb.Position]:
         """To these servers, which are waited for; returns where they are."""
         return self._ask("Declare", dict.fromkeys(servers, self._tables_told()), patient=True)
 
     def _tables_told(self) -> pb.Tables:
-        return pb.Tables(
-            run_id=self._run_id,
-            seed=self._seed,
-            tables=[
-                pb.Table(
-                    name=t.name, dim=t.dim, initializer=t.initializer, optimizer=t.optimizer,
-                    own_learning_rate=t.own_learning_rate, min_count=t.min_count, ttl_steps=t.ttl_steps,
-                )
-                for t in self._tables
-            ],
-            asynchronous=self._asynchronous,
-        )  # fmt: skip
+        return tables_told(self._tables, self._run_id, self._seed, self._asynchronous)
 
     # --- the step's side
 
@@ -398,37 +351,18 @@ class ParameterServers:
         self, step: int, ids: Sequence[np.ndarray], last: Commit | None = None
     ) -> Begun[list[np.ndarray]]:
         shares = [Shares(each, self._arrangement) for each in ids]
-        last_step = self._commit(step) if last is None else _told(last)
+        last_step = self._commit(step) if last is None else commit_told(last)
         requests = {
             index: pb.PullRequest(
                 run_id=self._run_id, generation=self._generation, step=step, last=last_step,
-                ids=[
-                    pb.Ids(table=table, ids=encoded(share.ids[share.of(index)], IDS))
-                    for table, share in enumerate(shares)
-                    if share.has(index)
-                ],
+                ids=ids_asked(index, shares),
             )
             for index in self._members
         }  # fmt: skip
         return Begun(
             self._begin("Pull", requests, known=True),
-            lambda answers: self._put_together(ids, shares, requests, answers),
+            lambda answers: put_together(ids, self._tables, shares, requests, answers),
         )
-
-    def _put_together(
-        self, ids: Sequence[np.ndarray], shares: Sequence[Shares],
-        requests: Mapping[int, pb.PullRequest], answers: Mapping[int, pb.Rows],
-    ) -> list[np.ndarray]:  # fmt: skip
-        """The rows of each table, float32 [n, dim], in the order of its ids."""
-        found = [np.empty((len(each), t.dim), np.float32) for each, t in zip(ids, self._tables, strict=False)]
-        for index, answer in answers.items():
-            asked = requests[index].ids
-            if len(answer.rows) != len(asked):
-                raise EdlError(f"parameter server {index} has sent rows of {len(answer.rows)} tables, "
-                               f"asked for {len(asked)}")  # fmt: skip
-            for one, rows in zip(asked, answer.rows, strict=True):
-                put(found[one.table], shares[one.table].of(index), rows, index)
-        return found
 
     def all_rows(self, table: int) -> tuple[np.ndarray, np.ndarray]:
         """All rows of the table of this number, of the state that this worker has: ids int64 [n], each once,
@@ -439,7 +373,7 @@ class ParameterServers:
         if last is not None:
             request.generation, request.step = self._generation, last.step + 1
             request.last.CopyFrom(self._commit(last.step + 1))
-        asked = {index: _copied(request) for index in self._members}
+        asked = {index: deepcopy(request) for index in self._members}
         found: list[tuple[np.ndarray, np.ndarray]] = []
         while asked:
             for index, page in self._ask("List", asked, last is not None, patient=True).items():
@@ -475,12 +409,12 @@ class ParameterServers:
     def begin_stage(
         self, step: int, rank: int, gradients: Sequence[tuple[np.ndarray, np.ndarray]]
     ) -> Begun[None]:
-        all_places = [self._places(ids) for ids, _ in gradients]
+        all_places = [places(ids, self._arrangement) for ids, _ in gradients]
         requests = {}
         for index in self._members:
             request = pb.StageRequest(run_id=self._run_id, generation=self._generation, step=step, rank=rank)
-            for table, ((ids, values), places) in enumerate(zip(gradients, all_places, strict=True)):
-                if (here := places(index)) is not None:  # `add`: in a list each would be copied
+            for table, ((ids, values), told) in enumerate(zip(gradients, all_places, strict=True)):
+                if (here := told(index)) is not None:  # `add`: in a list each would be copied
                     request.gradients.add(
                         table=table, ids=encoded(ids[here], IDS), values=encoded(values[here], VALUES)
                     )
@@ -502,32 +436,13 @@ class ParameterServers:
         ]  # fmt: skip
         for call in calls:
             call.taken()
-        return lambda: [_part(call.written()) for call in calls]
+        return lambda: [part_of(call.written()) for call in calls]
 
     def committed(self, step: int, attempt: str) -> None:
         for link in map(self._links.__getitem__, self._members):
             link.tell("Committed", pb.CommittedRequest(run_id=self._run_id, step=step, attempt=attempt))
 
     # --- below
-
-    def _places(self, ids: np.ndarray) -> Callable[[int], Any]:
-        """Which of these ids each server is told, of all their copies: an index; None: none."""
-        of = self._arrangement
-        shares = [Shares(ids, of, second) for second in ((False, True) if of.copies > 1 else (False,))]
-
-        def here(index: int) -> Any:
-            found = [share.of(index) for share in shares if share.has(index)]
-            return None if not found else found[0] if len(found) == 1 else np.concatenate(found)
-
-        return here
-
-    def _dropped(self, index: int, step: int) -> str:
-        """Whether a server that lacks the last step has not got its gradients any more: another ring, without
-        this worker, has gone on from the step before. In words; empty: it has them."""
-        found, last = self._found[index], self._last()
-        if found.step != step - 1 or found.empty or (last and last.generation == found.generation):
-            return ""
-        return f"parameter server {index} has dropped what was staged for step {step:,}"
 
     def _commit(self, step: int) -> pb.Commit | None:
         """Which step has led to the state of this one."""
@@ -536,7 +451,7 @@ class ParameterServers:
             return None
         if last.step != step - 1:
             raise RuntimeError(f"rows of step {step} are asked for, with the commit of step {last.step}")
-        return _told(last)
+        return commit_told(last)
 
     def _ask(
         self, method: str, requests: Mapping[int, Request], known: bool = False, patient: bool = False
@@ -559,86 +474,3 @@ class ParameterServers:
             index: self._links[index].begin(method, request, generation)
             for index, request in requests.items()
         }
-
-
-class Begun(Generic[T]):
-    """Calls to several servers that were begun.
-
-    Args:
-        calls: by the server's index.
-        made: the result, of all answers.
-        patient: nobody can be done without.
-    """
-
-    def __init__(
-        self, calls: Mapping[int, Pending], made: Callable[[dict[int, Any]], T], patient: bool = False
-    ):
-        self._calls, self._made, self._patient = calls, made, patient
-
-    def result(self) -> T:
-        """Raises RingBroken: it is called off; or a server is away that can be done without."""
-        try:
-            return self._made({index: call.result(self._patient) for index, call in self._calls.items()})
-        except ServerAway as error:
-            raise RingBroken(str(error)) from error
-        finally:
-            self.forget()
-
-    def forget(self) -> None:
-        for call in self._calls.values():
-            call.forget()
-
-
-def _needed(found: Mapping[int, pb.Position]) -> int:
-    """How many servers may have rows that count, as those say that were asked."""
-    of = [one.servers for one in _arrangements(found)] + [p.ready.servers for p in found.values()]
-    return max(of, default=0)
-
-
-def _arrangements(found: Mapping[int, pb.Position]) -> list[pb.Arrangement]:
-    """In which they are, as those say that are in the newest generation. Who is in an earlier one was not
-    told that the rows are elsewhere since: before they move, all who have them are in that generation."""
-    said = [position for position in found.values() if position.HasField("arrangement")]
-    newest = max((position.generation for position in said), default=0)
-    return [position.arrangement for position in said if position.generation == newest]
-
-
-def _newest(found: Mapping[int, pb.Position]) -> Arrangement | None:
-    """In which they are that are in the newest generation; None: nobody says so."""
-    said = [position for position in found.values() if position.HasField("arrangement")]
-    newest = max(said, key=lambda position: position.generation, default=None)
-    return None if newest is None else Arrangement.of(newest.arrangement)
-
-
-def _told(commit: Commit) -> pb.Commit:
-    return pb.Commit(
-        step=commit.step, skipped=commit.skipped, scale=commit.scale, learning_rate=commit.learning_rate,
-        iteration=commit.iteration,
-    )  # fmt: skip
-
-
-def start_told(start: Start) -> pb.Start:
-    """What the servers read by themselves."""
-    return pb.Start(
-        directory=start.directory, step=start.step, attempt=start.attempt,
-        everything=start.everything, tables=start.tables,
-    )  # fmt: skip
-
-
-def _copied(request: pb.ListRequest) -> pb.ListRequest:
-    copy = pb.ListRequest()
-    copy.CopyFrom(request)
-    return copy
-
-
-def _part(written: pb.Written) -> Part:
-    return Part(written.name, written.nbytes, written.sha256.hex())
-
-
-def _behind(index: int, position: pb.Position, step: int) -> str:
-    """Why a ring at this step cannot go on with a server that is there; empty: it can."""
-    if position.empty and step:
-        return f"parameter server {index} has lost its log and rows"
-    if position.step != step:
-        return f"parameter server {index} is at step {position.step:,}, the ring at step {step:,}"
-    return ""

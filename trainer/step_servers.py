@@ -33,7 +33,8 @@ from edl.contract.rows import IDS, PAGE_BYTES, VALUES, Shares, encoded
 from trainer.ring.base import RingBroken
 from trainer.roles import Pulled, Start, StepGradients, Table, Whole
 from trainer.server_link import Interrupt, Link, Request, ServerRefused
-from trainer.servers import ParameterServers, start_told
+from trainer.server_messages import ids_asked, put_together, start_told
+from trainer.servers import ParameterServers
 
 LAST = 1 << 62  # more steps than any job has
 NOWHERE = -1  # no step: rows need not move
@@ -201,7 +202,7 @@ class StepServers(ParameterServers):
         """Have all servers stand still. Returns in which arrangement they have the rows, and since which
         generation."""
         self._claimed = self.claim(worker)
-        self._there = self._expected(self._found)
+        self._there = self._expected(self._positions)
         request = pb.SettleRequest(run_id=self._run_id, generation=self._claimed)
         told = self._ask("Settle", dict.fromkeys(range(self._there), request))
         have = {index: one for index, one in told.items() if not one.empty}
@@ -256,16 +257,12 @@ class StepServers(ParameterServers):
             index: pb.PullRequest(
                 run_id=self._run_id,
                 servers=self._arrangement.servers,
-                ids=[
-                    pb.Ids(table=table, ids=encoded(share.ids[share.of(index)], IDS))
-                    for table, share in enumerate(shares)
-                    if share.has(index)
-                ],
+                ids=ids_asked(index, shares),
             )
             for index in range(self.count)
         }
         answers = self._ask("Pull", requests)
-        found = self._put_together(ids, shares, requests, answers)
+        found = put_together(ids, self._tables, shares, requests, answers)
         return Pulled(found, tuple(answers[index].version for index in range(self.count)))
 
     def all_rows(self, table: int, step: int = 0) -> tuple[np.ndarray, np.ndarray]:

@@ -1,0 +1,130 @@
+"""What follows from where parameter servers say they are: trainer/server_positions.py, without a call."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import replace
+
+import pytest
+
+from edl.contract.arrangement import Arrangement
+from edl.contract.proto import ps_pb2 as pb
+from trainer.roles import Commit
+from trainer.server_positions import Positions, has_dropped, why_behind
+
+STEP = 7
+TWO, TWICE = Arrangement(2), Arrangement(3, 2)
+LAST = Commit(STEP - 1, skipped=False, scale=1.0, learning_rate=0.1, iteration=STEP - 1, generation=4)
+
+
+def at(step: int = STEP, of: Arrangement = TWO, generation: int = 4) -> pb.Position:
+    return pb.Position(step=step, generation=generation, arrangement=of.told())
+
+
+def ready(position: pb.Position, to: Arrangement, step: int = STEP) -> pb.Position:
+    """The same, of one that can go over to another arrangement."""
+    found = deepcopy(position)
+    found.ready.CopyFrom(to.told())
+    found.ready_step = step
+    return found
+
+
+EMPTY = pb.Position(empty=True)
+
+
+def test_nobody_who_answers_says_nothing() -> None:
+    none = Positions()
+    assert (none.generation, none.needed, none.newest, none.lost) == (0, 0, None, [])
+
+
+def test_of_two_arrangements_the_newest_generation_tells_which_counts() -> None:
+    moved = Positions({0: at(generation=5), 1: at(generation=5), 2: at(of=Arrangement(3), generation=4)})
+    assert (moved.generation, moved.needed, moved.newest) == (5, 2, TWO)
+
+
+def test_a_server_that_fell_behind_counts_in_no_arrangement_but_its_generation_does() -> None:
+    without_rows = pb.Position(generation=9, empty=True)
+    found = Positions({0: at(generation=5), 1: without_rows})
+    assert (found.generation, found.newest, found.lost) == (9, TWO, [1])
+
+
+def test_servers_that_are_ready_for_more_are_needed_too() -> None:
+    assert Positions({0: ready(at(), Arrangement(4)), 1: at()}).needed == 4
+
+
+@pytest.mark.parametrize(
+    ("found", "servers", "may_be"),
+    [
+        ({0: at(), 1: at()}, [], False),
+        ({0: at(), 1: at()}, [2], False),
+        ({0: at()}, [1, 2], True),
+        ({0: EMPTY}, [2], True),
+        ({0: ready(at(), Arrangement(3)), 1: at()}, [2], True),
+    ],
+    ids=["nobody is away", "a further one", "one that has rows", "nobody says", "one that rows move to"],
+)
+def test_who_is_away_may_have_rows_unless_all_others_say_where_they_are(
+    found: dict[int, pb.Position], servers: list[int], may_be: bool
+) -> None:
+    assert Positions(found).may_be_on(servers) is may_be
+
+
+def test_the_rows_are_in_the_arrangement_that_all_its_servers_have() -> None:
+    assert Positions({0: at(), 1: at(STEP - 1)}).which(STEP, Arrangement(3), LAST) == (TWO, "")
+
+
+def test_the_wanted_arrangement_is_chosen_where_all_are_ready_for_it() -> None:
+    wanted = Arrangement(3)
+    positions = {0: ready(at(), wanted), 1: ready(at(), wanted), 2: ready(EMPTY, wanted)}
+    assert Positions(positions).which(STEP, wanted, LAST) == (wanted, "")
+    positions[2] = ready(EMPTY, wanted, STEP - 1)
+    assert Positions(positions).which(STEP, wanted, LAST) == (TWO, "")
+
+
+def test_a_copy_that_lacks_rows_is_left_out_while_the_others_have_them() -> None:
+    found = Positions({0: at(of=TWICE), 1: EMPTY, 2: at(of=TWICE)})
+    assert found.which(STEP, TWICE, LAST)[0] == TWICE.without((1,))
+    away = Positions({0: at(of=TWICE), 2: at(of=TWICE)}, away=(1,))
+    assert away.which(STEP, TWICE, LAST) == (TWICE.without((1,)), "")
+
+
+def test_where_rows_are_missing_it_is_said_why() -> None:
+    of, why = Positions({0: at(), 1: EMPTY}).which(STEP, TWO, LAST)
+    assert not of.is_whole
+    assert why == "parameter server 1 has lost its log and rows"
+
+
+@pytest.mark.parametrize(
+    ("position", "why"),
+    [
+        (at(), None),
+        (at(STEP + 1), None),
+        (EMPTY, "has lost its log and rows"),
+        (at(of=Arrangement(3)), "has not all rows of 2 servers"),
+        (at(generation=3), "was not in the last ring"),
+        (at(STEP - 1, generation=5), f"has dropped what was staged for step {STEP}"),
+        (at(STEP - 2), f"is at step {STEP - 2}, the ring at step {STEP}"),
+    ],
+)
+def test_why_a_server_has_not_its_rows(position: pb.Position, why: str | None) -> None:
+    found = Positions({1: position}).why_not(1, TWO, STEP, LAST)
+    assert found == (why and f"parameter server 1 {why}")
+
+
+def test_who_is_away_is_named_unless_it_can_be_done_without() -> None:
+    assert Positions().why_not(1, TWO, STEP, LAST) == "parameter server 1 is away"
+    assert Positions(away=(1,)).why_not(1, TWO, STEP, LAST) == ""
+
+
+def test_staged_gradients_are_there_as_long_as_no_other_ring_has_gone_on() -> None:
+    assert not has_dropped(at(STEP - 1), STEP, LAST)
+    assert has_dropped(at(STEP - 1), STEP, replace(LAST, generation=3))
+    assert has_dropped(at(STEP - 1), STEP, None)
+    assert not has_dropped(at(), STEP, None), "it has made the step"
+    assert not has_dropped(EMPTY, 1, None), "it has lost more than that"
+
+
+def test_a_server_without_rows_is_behind_unless_the_job_begins() -> None:
+    assert why_behind(0, EMPTY, 0) == why_behind(0, at(), STEP) == ""
+    assert why_behind(0, EMPTY, STEP) == "parameter server 0 has lost its log and rows"
+    assert why_behind(0, at(1_000), STEP) == "parameter server 0 is at step 1,000, the ring at step 7"

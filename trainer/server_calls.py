@@ -1,0 +1,41 @@
+"""Calls to several parameter servers that were begun at the same time, and the one result that is made of
+their answers: so a worker can do something else meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, TypeVar
+
+from trainer.ring.base import RingBroken
+from trainer.server_link import Pending, ServerAway
+
+T = TypeVar("T")
+
+
+class Begun(Generic[T]):
+    """Calls to several servers that were begun.
+
+    Args:
+        calls: by the server's index.
+        made: the result, of all answers.
+        patient: nobody can be done without.
+    """
+
+    def __init__(
+        self, calls: Mapping[int, Pending], made: Callable[[dict[int, Any]], T], patient: bool = False
+    ):
+        self._calls, self._made, self._patient = calls, made, patient
+
+    def result(self) -> T:
+        """Raises RingBroken: it is called off; or a server is away that can be done without."""
+        try:
+            return self._made({index: call.result(self._patient) for index, call in self._calls.items()})
+        except ServerAway as error:
+            raise RingBroken(str(error)) from error
+        finally:
+            self.forget()
+
+    def forget(self) -> None:
+        for call in self._calls.values():
+            call.forget()

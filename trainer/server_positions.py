@@ -1,0 +1,139 @@
+"""What parameter servers have told of themselves when a generation was claimed, and what follows from it:
+which of them have the rows of a step, in which arrangement, and if not all rows are there, why.
+
+Promise: it is arithmetic. Nothing is asked and nobody is waited for, and the same answers give the same
+arrangement and the same words, whichever root has them. The calls are in trainer/servers.py.
+
+Who was away when the rows moved still speaks of where they were. So of what servers say of an arrangement,
+only what those say counts that are in the newest generation: before rows move, all who have them are in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from edl.contract.arrangement import Arrangement
+from edl.contract.proto import ps_pb2 as pb
+from trainer.roles import Commit
+
+
+@dataclass(frozen=True, slots=True)
+class Positions:
+    """
+    Args:
+        found: where each server is that has answered, by index.
+        away: those that have not, and can be done without.
+    """
+
+    found: Mapping[int, pb.Position] = field(default_factory=dict)
+    away: tuple[int, ...] = ()
+
+    @property
+    def generation(self) -> int:
+        """The newest that any of them knows; 0: none does."""
+        return max((position.generation for position in self.found.values()), default=0)
+
+    @property
+    def needed(self) -> int:
+        """How many servers may have rows that count."""
+        ready = [position.ready.servers for position in self.found.values()]
+        return max([one.servers for one in self._arrangements()] + ready, default=0)
+
+    @property
+    def newest(self) -> Arrangement | None:
+        """The arrangement in which they are that are in the newest generation; None: nobody says so."""
+        newest = max(self._arranged(), key=lambda position: position.generation, default=None)
+        return None if newest is None else Arrangement.of(newest.arrangement)
+
+    @property
+    def lost(self) -> list[int]:
+        """The servers that have neither log nor rows."""
+        return [index for index, position in self.found.items() if position.empty]
+
+    def may_be_on(self, servers: Iterable[int]) -> bool:
+        """Whether any of these servers, which have not answered, may have rows that count: one that was only
+        to be a further one has none."""
+        known, some = self._arrangements(), {*servers}
+        if not some:
+            return False
+        ready = any(position.HasField("ready") for position in self.found.values())
+        return ready or not known or any(some & {*one.members} for one in known)
+
+    def which(self, step: int, wanted: Arrangement, last: Commit | None) -> tuple[Arrangement, str]:
+        """The arrangement in which servers have the rows of a step, or can have them.
+
+        Args:
+            step: of the ring.
+            wanted: where the rows are to be: this one, if it may be.
+            last: what became of the step before, as who has the state knows it; None: there was none.
+
+        Returns:
+            the arrangement, without the servers that have nothing that counts.
+            if it is not whole, why; may be empty, where servers are just away.
+        """
+        positions = self.found.values()
+        told = {Arrangement.of(p.arrangement) for p in positions if p.HasField("arrangement")}
+        told |= {Arrangement.of(p.ready) for p in positions if p.HasField("ready")}
+        found: list[tuple[bool, Arrangement, str]] = []
+        # The one that is wanted, if it may be; else the one in which more is there.
+        for one in sorted(told or {wanted}, key=lambda a: (a != wanted, -len(a.members))):
+            reasons = {
+                index: why
+                for index in one.members
+                if (why := self.why_not(index, one, step, last)) is not None
+            }
+            if not reasons and one.is_whole:
+                return one, ""
+            left = one.without(tuple(reasons))
+            found.append((left.is_whole, left, "; ".join(filter(None, reasons.values()))))
+        _, left, why = max(found, key=lambda each: each[0])  # the first of them
+        return left, why
+
+    def why_not(self, index: int, of: Arrangement, step: int, last: Commit | None) -> str | None:
+        """Why a server has not what an arrangement gives it, at this step. None: it has; empty: it is away,
+        and can be done without."""
+        position = self.found.get(index)
+        if position is None:
+            return f"parameter server {index} is away" if index not in self.away else ""
+        is_ready = position.HasField("ready")
+        if position.empty and not is_ready:
+            return f"parameter server {index} has lost its log and rows"
+        if is_ready and Arrangement.of(position.ready) == of and position.ready_step == step:
+            return None
+        mine = Arrangement.of(position.arrangement) if position.HasField("arrangement") else of
+        if position.empty or (of.held(index) & ~mine.held(index)).any():
+            return f"parameter server {index} has not all rows of {of}"
+        if last is not None and position.generation < last.generation:
+            return f"parameter server {index} was not in the last ring"
+        if has_dropped(position, step, last):
+            return f"parameter server {index} has dropped what was staged for step {step:,}"
+        if not step - 1 <= position.step <= step + 1:
+            return why_behind(index, position, step)
+        return None
+
+    def _arranged(self) -> list[pb.Position]:
+        return [position for position in self.found.values() if position.HasField("arrangement")]
+
+    def _arrangements(self) -> list[Arrangement]:
+        """In which they are, as those say that are in the newest generation of any that has rows."""
+        said = self._arranged()
+        newest = max((position.generation for position in said), default=0)
+        return [Arrangement.of(position.arrangement) for position in said if position.generation == newest]
+
+
+def has_dropped(position: pb.Position, step: int, last: Commit | None) -> bool:
+    """Whether a server that lacks the last step has not got its gradients any more: another ring, without
+    this worker, has gone on from the step before."""
+    if position.step != step - 1 or position.empty:
+        return False
+    return last is None or last.generation != position.generation
+
+
+def why_behind(index: int, position: pb.Position, step: int) -> str:
+    """Why a ring at this step cannot go on with a server that is there; empty: it can."""
+    if position.empty and step:
+        return f"parameter server {index} has lost its log and rows"
+    if position.step != step:
+        return f"parameter server {index} is at step {position.step:,}, the ring at step {step:,}"
+    return ""
