@@ -94,6 +94,24 @@ def fallen(start: Start, name: str, index: int = 0, servers: int = 1) -> Server:
     return server
 
 
+def two_after_six_steps(start: Start) -> list[Server]:
+    """Both servers of a job, each with its first six steps."""
+    both = [begun(start(f"log-{index}", index, 2)) for index in (0, 1)]
+    for step in range(6):
+        for server in both[::-1]:
+            push(server, step)
+    return both
+
+
+def two_with_a_checkpoint(start: Start) -> list[Server]:
+    """The same, and checkpoint `a` of these steps."""
+    both = two_after_six_steps(start)
+    keep = pb.KeepRequest(run_id=RUN, line=both[0].line, step=6, order=1, ledger=b"the ledger")
+    both[0].any_order.keep(keep)
+    commit_manifest(both[0], 6, "a", [write_part(server, 0, 6, "a") for server in both])
+    return both
+
+
 def test_a_whole_checkpoint_replaces_the_log_before_it(start: Start, tmp_path: Path) -> None:
     server = begun(start(), grads_to_wait=2)
     for step in (0, 1, 5):
@@ -118,13 +136,7 @@ def test_a_whole_checkpoint_replaces_the_log_before_it(start: Start, tmp_path: P
 def test_a_server_that_has_lost_its_log_has_its_part_of_a_checkpoint_and_the_rest_made_again(
     start: Start, victim: int
 ) -> None:
-    both = [begun(start(f"log-{index}", index, 2)) for index in (0, 1)]
-    for step in range(6):
-        for server in both[::-1]:
-            push(server, step)
-    keep = pb.KeepRequest(run_id=RUN, line=both[0].line, step=6, order=1, ledger=b"the ledger")
-    both[0].any_order.keep(keep)
-    commit_manifest(both[0], 6, "a", [write_part(server, 0, 6, "a") for server in both])
+    both = two_with_a_checkpoint(start)
     for step in range(6, 12):
         for server in both[::-1]:
             push(server, step)
@@ -172,10 +184,7 @@ def test_a_server_without_a_log_is_empty_when_it_comes_back_and_goes_on_from_its
 
 
 def test_without_a_checkpoint_a_server_begins_anew_and_all_is_made_again_for_it(start: Start) -> None:
-    both = [begun(start(f"log-{index}", index, 2)) for index in (0, 1)]
-    for step in range(6):
-        for server in both[::-1]:
-            push(server, step)
+    both = two_after_six_steps(start)
     both[1] = fallen(start, "another", 1, 2)
     assert restore(both[1], 0).empty
     begin(both[1])
@@ -219,12 +228,7 @@ def test_whoever_goes_back_says_in_which_generation(start: Start, tmp_path: Path
 def test_another_number_of_servers_goes_on_from_a_checkpoint_whose_parts_have_the_same_steps(
     start: Start, count: int
 ) -> None:
-    two = [begun(start(f"two-{index}", index, 2)) for index in (0, 1)]
-    for step in range(6):
-        for server in two:
-            push(server, step)
-    two[0].any_order.keep(pb.KeepRequest(run_id=RUN, line=two[0].line, step=6, order=1, ledger=b"x"))
-    commit_manifest(two[0], 6, "a", [write_part(server, 0, 6, "a") for server in two])
+    two = two_with_a_checkpoint(start)
     push(two[1], 6)
     commit_manifest(two[0], 7, "b", [write_part(server, 0, 7, "b") for server in two])
     new = [fallen(start, f"new-{index}", index, count) for index in range(count)]
@@ -235,7 +239,7 @@ def test_another_number_of_servers_goes_on_from_a_checkpoint_whose_parts_have_th
         for step in range(6, STEPS):
             push(server, step)
     assert counts(*new) == expect(range(STEPS))
-    assert new[0].any_order.kept(pb.KeptRequest(run_id=RUN)).ledger == b"x"
+    assert new[0].any_order.kept(pb.KeptRequest(run_id=RUN)).ledger == b"the ledger"
 
 
 def test_a_checkpoint_that_cannot_be_read_leaves_the_server_empty(start: Start, tmp_path: Path) -> None:

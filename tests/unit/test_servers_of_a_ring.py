@@ -123,6 +123,15 @@ def make() -> Iterator[Callable[..., Servers]]:
             server.kill()
 
 
+def with_a_checkpoint(make: Callable[..., Servers], where: Path, count: int = 1) -> tuple[Servers, W]:
+    """So many servers and a worker that is a ring alone, at step 2, of which there is a checkpoint."""
+    servers = make(count, Store.open(str(where)))
+    worker = W(0, servers, configured(where), where)
+    ring_of(worker)
+    write([worker], 2)
+    return servers, worker
+
+
 def end(generation: int, *workers: W) -> None:
     """They train to the end of the job."""
     for w in workers:
@@ -361,10 +370,7 @@ def test_new_workers_and_another_number_of_servers_go_on_from_a_checkpoint(
 def test_servers_that_are_ahead_of_new_workers_go_back_with_them(
     make: Callable[..., Servers], tmp_path: Path
 ) -> None:
-    servers = make(2, Store.open(str(tmp_path)))
-    old = W(0, servers, configured(tmp_path), tmp_path)
-    ring_of(old)
-    write([old], 2)
+    servers, old = with_a_checkpoint(make, tmp_path, 2)
     come_to_sum(5, old)
     new = W(1, servers, configured(tmp_path), tmp_path)
     ring_of(new, step=2)
@@ -396,10 +402,7 @@ def test_an_attempt_fails_with_a_server_and_the_training_goes_on(
 def test_a_checkpoint_of_a_job_without_servers_is_refused_by_name(
     make: Callable[..., Servers], tmp_path: Path
 ) -> None:
-    servers = make(1, Store.open(str(tmp_path)))
-    w = W(0, servers, configured(tmp_path), tmp_path)
-    ring_of(w)
-    write([w], 2)
+    _, w = with_a_checkpoint(make, tmp_path)
     stop(w)
     plain = Checkpointing(w.worker.config, w.session, w.learner, Store.open(str(tmp_path)), "run-1", Queue())
     with pytest.raises(
@@ -414,10 +417,7 @@ def test_a_checkpoint_of_a_job_without_servers_is_refused_by_name(
 def test_a_model_whose_rows_are_lost_is_saved_after_ring_and_servers_went_back(
     make: Callable[..., Servers], tmp_path: Path
 ) -> None:
-    servers = make(1, Store.open(str(tmp_path)))
-    w = W(0, servers, configured(tmp_path), tmp_path)
-    ring_of(w)
-    write([w], 2)
+    servers, w = with_a_checkpoint(make, tmp_path)
     end(1, w)
     servers.dies(0)
     servers.comes_back(0, lost=True)
