@@ -20,7 +20,7 @@ from tests.process.conftest import PYTHONS
 ROOT = Path(__file__).parents[2]
 HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
 NEWEST = "3.13"
-RANDOM = "simulator", "job_machine", "damaged_journals", "checkpoint_files", "generated"
+RANDOM = "simulator", "job_machine", "damaged_journals", "damaged_segments", "checkpoint_files", "generated"
 OTHERS = {version: path for version, path in PYTHONS.items() if path and version != HERE}
 
 
