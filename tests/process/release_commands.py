@@ -1,7 +1,8 @@
 """For tests: the command line as a process, and a server with Kubernetes' protocol that has a release.
 
 The commands are real processes with a real kubeconfig. What a chart and a master would have made is put there
-by hand; what they make of what the commands ask is the business of test_kubernetes_pods and of tests/cluster.
+by hand; what they make of what the commands ask is the business of test_kubernetes_job_object and of
+tests/cluster.
 """
 
 from __future__ import annotations
