@@ -140,10 +140,10 @@ def build(stream: MasterStream, memory: MemoryCopy | None = None) -> Worker:
         finally:
             learner.finish_training()
         try:
-            return callbacks is not None and callbacks.end(worker.ledger.epochs)
+            return callbacks is not None and callbacks.end(worker.state.ledger.epochs)
         finally:
-            history.end(worker.ledger.epochs.history)
-            session.say(history=pb.History(json=as_json(worker.ledger.epochs.history[-MOST_TOLD:])))
+            history.end(worker.state.ledger.epochs.history)
+            session.say(history=pb.History(json=as_json(worker.state.ledger.epochs.history[-MOST_TOLD:])))
 
     ahead = None
     if config.export.verify and stream.output:
@@ -179,10 +179,10 @@ def build(stream: MasterStream, memory: MemoryCopy | None = None) -> Worker:
     if config.asynchronous:
         assert isinstance(servers, StepServers)
         stretch = Stretch(config, session, served, servers, batches, report)
-        learner.use(stretch, lambda: worker.ledger.step)
+        learner.use(stretch, lambda: worker.state.ledger.step)
     elif servers is not None:
         assert isinstance(learner, KerasLearner)
-        learner.use(servers, lambda: worker.ledger.step, batches.following)
+        learner.use(servers, lambda: worker.state.ledger.step, batches.following)
     if servers is not None:
         assert isinstance(learner, KerasLearner)
         if stream.rehearses and stream.output and learner.missing():

@@ -122,7 +122,7 @@ def build_frozen(
         servers=servers,
     )  # fmt: skip
     if servers is not None:
-        lookups.rows, lookups.at = servers, lambda: worker.ledger.step
+        lookups.rows, lookups.at = servers, lambda: worker.state.ledger.step
     return worker
 
 

@@ -37,11 +37,12 @@ from trainer.log import log
 from trainer.refusals import check
 from trainer.ring.base import RingBroken, broadcast_bytes, broadcast_text
 from trainer.roles import Callbacks
+from trainer.row_servers import adopt
 from trainer.server_link import ServerRefused
 from trainer.session.orders import FormRing
 from trainer.step_servers import NOWHERE
 from trainer.stretch import Stretch
-from trainer.worker import Worker, adopt
+from trainer.worker import Worker
 
 
 class ServedWorker(Worker):
@@ -54,7 +55,7 @@ class ServedWorker(Worker):
     def __init__(self, stretch: Stretch, *others: Any, **more: Any):
         super().__init__(*others, **more)
         self.stretch = stretch
-        self.beginning = self.learner.parts()
+        self.beginning.first = self.learner.parts()
         self.moves_at = NOWHERE  # the step at which rows move to other servers
         self.joined = pb.JoinedRing()  # as it was said of this ring
 
@@ -81,9 +82,9 @@ class ServedWorker(Worker):
 
     def left(self, broken: str) -> pb.LeftRing:
         found = super().left(broken)  # as far as the servers are, but not over the next boundary
-        limit = self.stretch.boundary(self.step, self.end)
+        limit = self.stretch.boundary(self.state.step, self.end)
         found.step = max(found.step, min(self.stretch.reached, limit - 1))
-        if self.stretch.reached < self.ledger.step:  # steps that a server has lost are still to be made again
+        if self.stretch.reached < self.state.ledger.step:  # what a server has lost is still to be made again
             found.step, found.round, found.turn, found.digest = self.stretch.reached, 0, 0, ""
         return found
 
@@ -111,12 +112,15 @@ class ServedWorker(Worker):
         if rank != root:
             stretch.look()
         stretch.reached = step
-        self.go_on_from(stretch.take_over(kept))
+        self.state.begin_with(stretch.take_over(kept))
         self.batches.take(form.layout, Part.even(0, 1))  # each makes whole steps
         self.rounds.take(Part(rank, form.shares))
         self.caller = 0
-        self.holds_state = self.is_up = True
-        self.joined = pb.JoinedRing(step=step, round=self.round, turn=self.turn, went_back=why, servers=count)
+        state = self.state
+        state.is_held = self.is_up = True
+        self.joined = pb.JoinedRing(
+            step=step, round=state.round, turn=state.turn, went_back=why, servers=count
+        )
         self.session.say(form.generation, joined_ring=self.joined)
 
     def settle_servers(self, form: FormRing) -> str:
@@ -129,38 +133,38 @@ class ServedWorker(Worker):
         lost = stretch.look()
         if not lost:
             if not stretch.servers.kept():  # who had them begin has died before that
-                self.go_on_from(Ledger())
+                self.state.begin_with(Ledger())
                 stretch.forget()
-                stretch.keep(self.ledger)
+                stretch.keep(self.state.ledger)
             return ""
         names = " and ".join(f"parameter server {index}" for index in lost)
         why = f"{names} has lost its log and rows" if len(lost) == 1 else f"{names} have lost logs and rows"
         if len(lost) < stretch.servers.count:
             if not self.bring_back(lost):  # with the first weights, and then all steps again
-                self.learner.take_over(self.learner.prepared(list(self.beginning)))
-                if self.warm_start is not None:
-                    self.warm_start()
+                self.beginning.take_first()
+                if self.beginning.warm_start is not None:
+                    self.beginning.warm_start()
                 stretch.begin(lost)
             again = stretch.has_steps  # else the job was about to begin when somebody died
         else:
             again = stretch.reached > 0 or form.step > 0
-            self.learner.take_over(self.learner.prepared(list(self.beginning)))
-            self.go_on_from(Ledger())
-            if self.restore_checkpoint(self.checkpoints.known if self.checkpoints is not None else 0):
+            self.beginning.take_first()
+            self.state.begin_with(Ledger())
+            if self.beginning.restore_checkpoint(self.beginning.known):
                 assert self.checkpoints is not None
                 attempt = self.checkpoints.attempt
                 stretch.servers.restart_as(self.checkpoints.restored_servers)
                 stretch.servers.go_back(self.checkpoints.restored_step, attempt)
             else:
-                if self.warm_start is not None:
-                    self.warm_start()
+                if self.beginning.warm_start is not None:
+                    self.beginning.warm_start()
                 stretch.begin()
         if again:
             stretch.forget()
         if not stretch.servers.kept():
             if len(lost) < stretch.servers.count:
-                self.go_on_from(Ledger())
-            stretch.keep(self.ledger)
+                self.state.begin_with(Ledger())
+            stretch.keep(self.state.ledger)
         return why if again else ""
 
     def bring_back(self, lost: list[int]) -> bool:
@@ -178,7 +182,7 @@ class ServedWorker(Worker):
     # --- steps
 
     def take_step(self, generation: int, rank: int, size: int) -> bool:
-        if self.stretch.reached < self.step:  # a server has lost steps: they come first
+        if self.stretch.reached < self.state.step:  # a server has lost steps: they come first
             if self.session.was_cut(generation):
                 raise RingBroken("the ring was cut")
             self.report.step_begins()
@@ -189,15 +193,15 @@ class ServedWorker(Worker):
         """Steps in any order, up to the next boundary. False: this worker leaves the ring after it."""
         stretch, end = self.stretch, self.end
         if rank == 0:
-            stretch.keep(self.ledger)  # with what was evaluated, and what callbacks have said
-            self.history(self.ledger.epochs.history)
-        again = stretch.reached < self.step  # a server has lost steps
-        if self.step >= end and not again:
+            stretch.keep(self.state.ledger)  # with what was evaluated, and what callbacks have said
+            self.history(self.state.ledger.epochs.history)
+        again = stretch.reached < self.state.step  # a server has lost steps
+        if self.state.step >= end and not again:
             return self.agree(generation, rank, size)
-        if 0 <= self.moves_at <= self.step and not again:
+        if 0 <= self.moves_at <= self.state.step and not again:
             self.rearrange(generation, rank)
-        limit = self.step if again else stretch.boundary(self.step, end)
-        if self.moves_at > self.step:
+        limit = self.state.step if again else stretch.boundary(self.state.step, end)
+        if self.moves_at > self.state.step:
             limit = min(limit, self.moves_at)
 
         def now_and_then() -> None:
@@ -220,7 +224,7 @@ class ServedWorker(Worker):
         ended = 0
         if rank == 0:
             stretch.servers.drain(limit)
-            ledger = self.ledger
+            ledger = self.state.ledger
             if limit > ledger.step:
                 found, epoch = stretch.servers.progress, self.steps.epoch(ledger.step)
                 left_out = self.steps.records_of([(ledger.step, limit)]) - found.records
@@ -229,13 +233,13 @@ class ServedWorker(Worker):
                     ledger = replace(ledger, epochs=ledger.epochs.whole({}))
             stretch.keep(ledger)
             kept = stretch.packed(ledger)
-        before = self.step
-        self.go_on_from(stretch.take_over(broadcast_bytes(self.ring, kept, 0)))
+        before = self.state.step
+        self.state.begin_with(stretch.take_over(broadcast_bytes(self.ring, kept, 0)))
         if before < limit and self.steps.ends_epoch(limit):
             ended = self.steps.epoch(limit)
             if self.checkpoints is not None:
-                self.checkpoints.epoch_ended(self.step, dict(self.ledger.epochs.history[-1]))
-        self.report.boundary(generation, rank, self.step, self.ledger.epochs, ended)
+                self.checkpoints.epoch_ended(self.state.step, dict(self.state.ledger.epochs.history[-1]))
+        self.report.boundary(generation, rank, self.state.step, self.state.ledger.epochs, ended)
 
     def rearrange(self, generation: int, rank: int) -> None:
         """Nobody makes a step, and all know the same ledger: the rows move to where the master wants them, or
@@ -255,19 +259,19 @@ class ServedWorker(Worker):
 
     def agree(self, generation: int, rank: int, size: int) -> bool:
         """What all ranks have to know at a boundary. False: nothing is left to be done."""
-        ended = self.steps.ended(self.step, self.epochs)
+        ended = self.steps.ended(self.state.step, self.epochs)
         told = control.write(
-            self.step,
+            self.state.step,
             change=self.session.task is not None,
-            checkpoint=not ended and self.can_write(self.step),
-            round=self.round,
+            checkpoint=not ended and self.can_write(self.state.step),
+            round=self.state.round,
         )
         agreed = control.read(np.asarray(self.ring.reduce(told)))
-        check(agreed, self.step, self.round, size, 0)
+        check(agreed, self.state.step, self.state.round, size, 0)
         if agreed.writers == size:
             self.write()
         self.settle(agreed, size)
-        return not ended or self.rounds.due(self.step, self.round, self.epochs) is not None
+        return not ended or self.rounds.due(self.state.step, self.state.round, self.epochs) is not None
 
     # --- checkpoints
 
@@ -278,23 +282,23 @@ class ServedWorker(Worker):
         if self.checkpoints is None or not self.session.checkpoint_is_due(generation):
             return
         alone = Place(generation, self.session.worker, 0, 1)
-        if self.step < step < limit and self.checkpoints.ready(alone, step, self.steps, self.epochs):
+        if self.state.step < step < limit and self.checkpoints.ready(alone, step, self.steps, self.epochs):
             self.stretch.pull_all(step)
-            self.checkpoints.begin(alone, self.ledger, self.steps, self.batches.layout, step)
+            self.checkpoints.begin(alone, self.state.ledger, self.steps, self.batches.layout, step)
 
     def save_checkpoint(self) -> None:
         if self.checkpoints is None:
             return
-        step = self.ledger.step
+        step = self.state.ledger.step
         try:
             step = max(step, self.stretch.find_progress())
             self.stretch.pull_all(step)
         except RingBroken as error:  # of a server: that it has no part then, the checkpoint says
             log.warning(str(error))
-        self.checkpoints.save(self.ledger, self.steps, self.batches.layout, step)
+        self.checkpoints.save(self.state.ledger, self.steps, self.batches.layout, step)
 
     def save_model(self) -> None:
-        self.stretch.saves(self.ledger.step)
+        self.stretch.saves(self.state.ledger.step)
         super().save_model()
 
     # --- callbacks

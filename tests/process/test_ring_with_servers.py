@@ -87,7 +87,7 @@ def make(tmp_path: Path) -> Iterator[Callable[..., Servers]]:
 
 def counts(w: Any) -> list[float]:
     """What all rows count, as a worker that has the last state pulls them."""
-    (rows,) = w.servers.pull(w.worker.step, [np.arange(POSITIONS)])
+    (rows,) = w.servers.pull(w.worker.state.step, [np.arange(POSITIONS)])
     return [float(row) for row in rows[:, 0]]
 
 
@@ -122,11 +122,11 @@ def test_ring_and_servers_go_back_to_a_checkpoint_when_a_server_has_lost_its_log
     servers.there[1].start()
     w.ring.free()
     assert "has lost its log" in w.says("left_ring", 1).broken
-    ring_of(w, generation=2, step=w.worker.step, sync=False)
+    ring_of(w, generation=2, step=w.worker.state.step, sync=False)
     joined = w.says("joined_ring", 2)
     assert (joined.step, joined.went_back) == (2, "parameter server 1 has lost its log and rows")
     end(2, w)
-    assert w.worker.step == STEPS and counts(w) == [1.0] * POSITIONS
+    assert w.worker.state.step == STEPS and counts(w) == [1.0] * POSITIONS
     stop(w)
     # Another job goes on from the checkpoint with three servers.
     more = make(3)

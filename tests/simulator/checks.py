@@ -86,7 +86,7 @@ class Checks:
             return
         given_up = self.world.watchdog.stopped | {e.worker for e in effects if isinstance(e, ef.Fence)}
         there = [w for w in workers.values() if w.alive and not (w.fenced or w.failed)]
-        there = [w for w in there if not form.distrusted or w.worker.held_in > form.distrusted]
+        there = [w for w in there if not form.distrusted or w.worker.state.held_in > form.distrusted]
         newest = self.world.job.checkpoints.step  # before which a copy that was left counts for nothing
         there = [w for w in there if not w.from_memory or w.step >= newest]
         kept = [w.id for w in there if w.has_state and w.id not in given_up]
@@ -100,7 +100,9 @@ class Checks:
     def one_state(self, members: list[Sim], begins_at: int | None, at_least: int) -> None:
         """Who sums has the state of all others: step, ledger and model; and a ring begins at its root's, or
         with the newest checkpoint."""
-        members = [w for w in members if not w.worker.follows]  # who has not got it yet has no part in it
+        members = [
+            w for w in members if not w.worker.state.follows
+        ]  # who has not got it yet has no part in it
         first = members[0]
         assert begins_at in (None, first.step), (
             f"the ring begins at step {first.step}, its root was at {begins_at}"
@@ -109,7 +111,7 @@ class Checks:
             f"the ring begins at step {first.step}, there is a checkpoint of {at_least}"
         )
         for w in members:
-            ledgers = [(o.step, o.worker.ledger) for o in (w, first)]
+            ledgers = [(o.step, o.worker.state.ledger) for o in (w, first)]
             assert ledgers[0] == ledgers[1] and np.array_equal(w.weights, first.weights), (
                 f"workers {first.id} and {w.id} begin a step with two states"
             )
@@ -130,16 +132,18 @@ class Checks:
             case "joined_ring":
                 w.has_state = True
             case "left_ring":
-                forgot = self.world.faults.kinds[FLIP] and not w.worker.held_in
+                forgot = self.world.faults.kinds[FLIP] and not w.worker.state.held_in
                 assert message.left_ring.has_state or not w.has_state or forgot, (
                     f"worker {w.id} has forgotten its state"
                 )
                 w.has_state = message.left_ring.has_state  # it may have come, and not all that followed
                 if isinstance(w.worker, ServedWorker):
-                    has = min(w.worker.ledger.step, w.worker.stretch.reached)  # a server may have lost steps
+                    has = min(
+                        w.worker.state.ledger.step, w.worker.stretch.reached
+                    )  # a server may have lost steps
                     assert message.left_ring.step >= has
                     return  # its weights are of any moment
-                assert message.left_ring.step == w.worker.ledger.step
+                assert message.left_ring.step == w.worker.state.ledger.step
                 counted = self._counted(w)
                 assert np.array_equal(counted, w.weights), f"worker {w.id}: model and ledger disagree"
             case "heartbeat" if (
@@ -153,7 +157,7 @@ class Checks:
 
     def _counted(self, w: Sim) -> np.ndarray:
         """What the weights must be, by the ledger: each position once, but those of bad records."""
-        done = w.worker.steps.begins_at(w.worker.ledger.step)
+        done = w.worker.steps.begins_at(w.worker.state.ledger.step)
         counted = np.zeros_like(w.weights)
         counted[:done] = ~np.isin(np.arange(done) % max(self.world.size, 1), list(self.world.bad))
         return counted

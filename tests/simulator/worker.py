@@ -141,7 +141,7 @@ class Sim:
 
     @property
     def step(self) -> int:
-        return self.worker.step
+        return self.worker.state.step
 
     @property
     def weights(self) -> np.ndarray:

@@ -64,9 +64,10 @@ class Writer(A):
         changes = named.pop("changes", {})
         super().__init__(number, ring=Held(), config=configured(where, **changes), **named)
         self.beside = Queue()
-        self.checkpoints = self.worker.checkpoints = Checkpointing(
+        self.checkpoints = Checkpointing(
             self.worker.config, self.session, self.learner, Store.open(str(where)), run_id, self.beside
         )
+        self.worker.checkpoints = self.worker.beginning.checkpoints = self.checkpoints
 
 
 @pytest.fixture

@@ -50,7 +50,7 @@ class Job:
         self.moved = 0
 
     def ring(self, servers: int) -> ParameterServers:
-        """Formed anew, until it is: as `Worker.join_servers` and `move_rows` do it."""
+        """Formed anew, until it is: as `RowServers.join` and `move` do it."""
         while True:
             self.workers += 1
             root = root_of(self.world)

@@ -105,7 +105,7 @@ class W(A):
         self.servers.cut()
 
     def _export(self, worth: Any) -> None:
-        self.servers.pull(self.worker.step, ())
+        self.servers.pull(self.worker.state.step, ())
         self.session.say(finished=pb.Finished(model="model.keras"))
 
 
@@ -237,7 +237,7 @@ def test_a_newcomer_that_is_left_alone_tells_the_servers_of_the_last_step_that_i
     ring_of(old, new, generation=2, step=3, joining=[1], sync=False)
     new.ring.free()
     assert new.says("left_ring", 2).step == STEPS
-    assert new.worker.ledger.commit == old.worker.ledger.commit
+    assert new.worker.state.ledger.commit == old.worker.state.ledger.commit
     ring_of(new, generation=3, step=STEPS, sync=False)
     assert new.says("joined_ring", 3).went_back == ""
     assert servers.counts == [1] * POSITIONS
@@ -255,10 +255,10 @@ def test_where_a_server_has_lost_its_rows_ring_and_servers_begin_again(make: Cal
         w.ring.free()
     broken = [w.says("left_ring", 1).broken for w in pair]
     assert any("has come back with nothing: it has lost its log" in why for why in broken)
-    step = max(w.worker.step for w in pair)
-    root = next(w for w in pair if w.worker.step == step)
+    step = max(w.worker.state.step for w in pair)
+    root = next(w for w in pair if w.worker.state.step == step)
     other = next(w for w in pair if w is not root)
-    ring_of(root, other, generation=2, step=step, sync=other.worker.step < step)
+    ring_of(root, other, generation=2, step=step, sync=other.worker.state.step < step)
     for w in (root, other):
         joined = w.says("joined_ring", 2)
         assert (joined.step, joined.went_back) == (0, "parameter server 1 has lost its log and rows")
@@ -338,7 +338,7 @@ def test_ring_and_servers_go_back_to_the_newest_checkpoint_together(
         w.ring.free()
     step = pair[0].says("left_ring", 1).step
     pair[1].says("left_ring", 1)
-    root, other = sorted(pair, key=lambda w: -w.worker.step)
+    root, other = sorted(pair, key=lambda w: -w.worker.state.step)
     ring_of(root, other, generation=2, step=step, sync=True)
     for w in pair:
         joined = w.says("joined_ring", 2)

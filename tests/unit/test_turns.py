@@ -59,7 +59,7 @@ class Calls:
 
 
 def epochs_of(worker: A) -> Epochs:
-    return worker.worker.ledger.epochs
+    return worker.worker.state.ledger.epochs
 
 
 def done(*workers: A, generation: int = 1) -> list[pb.LeftRing]:
@@ -126,7 +126,7 @@ def test_who_joins_keeps_a_turn_until_its_state_is_there() -> None:
     calls = [Calls(w) for w in (old, new)]  # in time for the end of the epoch; the ring is held at step 2
     come_to_sum(2, old, new)
     assert [c.after for c in calls] == [[1], []]
-    assert any(isinstance(kept, Turn) for kept in new.worker.kept)
+    assert any(isinstance(kept, Turn) for kept in new.worker.state.kept)
     new.ring.may_come.set()
     for w in (old, new):
         w.ring.free()

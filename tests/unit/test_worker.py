@@ -36,7 +36,7 @@ def test_after_the_last_step_one_more_sum_without_records_makes_it_safe() -> Non
     for number in range(1, STEPS + 1):
         assert come_to_sum(number, w).records == BATCH
     assert come_to_sum(STEPS + 1, w).records == 0
-    assert (w.worker.step, w.learner.updates) == (STEPS, STEPS), (
+    assert (w.worker.state.step, w.learner.updates) == (STEPS, STEPS), (
         "it has the last step while it sums once more"
     )
     w.ring.free()
@@ -134,12 +134,12 @@ def test_the_records_of_the_next_step_are_read_while_the_next_ring_is_formed() -
 
 def test_ranks_at_different_steps_change_nothing_any_more() -> None:
     pair = [A(0), A(1)]
-    pair[1].worker.step, pair[1].worker.ledger = 1, Ledger(1)
+    pair[1].worker.state.step, pair[1].worker.state.ledger = 1, Ledger(1)
     ring_of(*pair, sync=False)
     for w, step in zip(pair, (0, 1), strict=True):
         assert isinstance(w.joined(), LedgerBroken)
         assert str(w.ended) == f"the ranks take different steps (this one step {step + 1})"
-        assert w.worker.step == step
+        assert w.worker.state.step == step
         assert not w.learner.weights.any()
 
 
@@ -156,7 +156,7 @@ def test_a_step_that_lacks_a_record_is_not_taken_by_anybody() -> None:
     for w in pair:
         assert isinstance(w.joined(), LedgerBroken)
         assert str(w.ended) == "step 1 has 3 records of 2 ranks, expected 4"
-        assert w.worker.step == 0
+        assert w.worker.state.step == 0
         assert not w.learner.weights.any()
 
 

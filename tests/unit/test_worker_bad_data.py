@@ -33,7 +33,7 @@ def test_what_is_not_finite_changes_nothing_and_ends_the_worker() -> None:
     ring_of(w)
     assert isinstance(w.joined(), NonFinite)
     assert str(w.ended).endswith("at step 1, on worker 0, in the records 0, 1, 2, 3")
-    assert w.worker.step == 0
+    assert w.worker.state.step == 0
     assert not w.learner.weights.any()
 
 
@@ -93,7 +93,7 @@ def test_one_bad_record_too_many_ends_the_job_and_changes_nothing() -> None:
     assert str(finder.ended) == (
         "record 8 is bad: it is bad. With it, 2 records of epoch 1 are; data.maxBadRecords is 1"
     )
-    assert (other.worker.ledger.step, other.worker.ledger.bad) == (2, {0: 1})
+    assert (other.worker.state.ledger.step, other.worker.state.ledger.bad) == (2, {0: 1})
     other.stop()
 
 

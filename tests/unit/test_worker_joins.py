@@ -42,7 +42,7 @@ def test_a_newcomer_takes_the_state_and_the_root_keeps_it() -> None:
     outs = [w.says("left_ring", 2) for w in (old, new)]
     assert [o.step for o in outs] == [STEPS] * 2
     assert outs[0].digest == outs[1].digest != ""
-    assert new.worker.holds_state
+    assert new.worker.state.is_held
     assert (new.learner.weights == 1).all()
     old.stop()
     new.stop()
@@ -51,11 +51,11 @@ def test_a_newcomer_takes_the_state_and_the_root_keeps_it() -> None:
 def test_who_joins_takes_part_with_weight_zero_until_the_state_has_come_and_what_it_kept_is_applied() -> None:
     old, new = joining_at_step_2()
     assert [come_to_sum(n, old, new).holders for n in (1, 2, 3)] == [1, 1, 1]
-    assert not new.learner.weights.any() and new.worker.step == 4
+    assert not new.learner.weights.any() and new.worker.state.step == 4
     assert old.says("joined_ring", 2).step == 2
     new.ring.may_come.set()
     assert [come_to_sum(n, old, new).holders for n in (4, 5)] == [1, 2], "two steps are applied in one's time"
-    assert new.says("joined_ring", 2).step == new.worker.ledger.step == STEPS
+    assert new.says("joined_ring", 2).step == new.worker.state.ledger.step == STEPS
     old.ring.free()
     new.ring.free()
     outs = [w.says("left_ring", 2) for w in (old, new)]
@@ -99,7 +99,7 @@ def test_a_ring_that_breaks_while_the_state_travels_leaves_nothing_of_it() -> No
         w.ring.free()
     out = new.says("left_ring", 2)
     assert (out.step, out.has_state) == (0, False)
-    assert not new.learner.weights.any() and not new.worker.kept
+    assert not new.learner.weights.any() and not new.worker.state.kept
     assert old.says("left_ring", 2).step >= 3
     for w in (old, new):
         w.stop()
@@ -124,7 +124,7 @@ def test_who_cannot_apply_sums_later_has_the_others_wait_for_its_state() -> None
     ring.may_come.set()
     old, new = A(0), A(1, ring=ring)
     new.learner.follows = False
-    old.learner.weights[:8], old.worker.ledger, old.worker.step = 1, Ledger(2), 2
+    old.learner.weights[:8], old.worker.state.ledger, old.worker.state.step = 1, Ledger(2), 2
     ring_of(old, new, sync=False, step=2, joining=[1])
     assert new.says("joined_ring", 1).step == 2
     assert [w.says("left_ring", 1).step for w in (old, new)] == [STEPS] * 2
@@ -136,7 +136,7 @@ def test_who_cannot_apply_sums_later_has_the_others_wait_for_its_state() -> None
 @pytest.mark.parametrize("broadcasts", [0, 1, 2])
 def test_a_state_that_has_not_come_whole_is_not_taken(broadcasts: int) -> None:
     old, new = A(0), A(1, ring=Broken(broadcasts, "broadcast"))
-    old.learner.weights[:4], old.worker.ledger = 1, Ledger(2, RangeSet(((1, 2),)))
+    old.learner.weights[:4], old.worker.state.ledger = 1, Ledger(2, RangeSet(((1, 2),)))
     ring_of(old, new)
     out = new.says("left_ring", 1)
     assert (out.step, out.has_state, list(out.skipped)) == (0, False, [])
@@ -163,11 +163,11 @@ def test_a_state_of_another_version_is_refused_in_words() -> None:
     new.thread.join(10)
     assert isinstance(new.ended, LedgerBroken)
     assert "the state to take over has version 1, expected 5" in str(new.ended)
-    assert not new.worker.holds_state
+    assert not new.worker.state.is_held
 
 
 def test_who_can_keep_no_more_has_the_others_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.worker.KEPT", 0)
+    monkeypatch.setattr("trainer.state.KEPT", 0)
     old, new = joining_at_step_2()
     for w in (old, new):
         w.ring.free()

@@ -1,0 +1,94 @@
+"""A ring and the servers that have the rows of its model's tables: what its members do before the first step.
+
+Ring and servers are at the same step: the root of a new ring tells the servers where it is (`join`) before
+anything is summed. What became of a step is told to them with the next call, and is a part of the ledger: who
+has the state can tell it. Where a server has lost its rows, or has more than the ring, both go back together.
+Where another number of servers is wanted, the root has the rows moved when all have the state (`move`).
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+
+from edl.contract.arrangement import Arrangement
+from edl.contract.modes import MOST_SERVERS
+from edl.contract.proto import edl_pb2 as pb
+from trainer.beginning import Beginning
+from trainer.ring.base import Ring, broadcast_bytes, broadcast_text
+from trainer.roles import Servers
+from trainer.session.orders import FormRing
+from trainer.session.state import Session
+from trainer.state import State
+
+
+def adopt(ring: Ring, root: int, servers: Any, arrangement: Arrangement) -> None:
+    """All members call the servers of this arrangement, where the root knows them: members whom different
+    masters have told of servers know different ones."""
+    addresses = broadcast_bytes(ring, json.dumps(servers.addresses).encode(), root)
+    servers.adopt(arrangement, json.loads(addresses))
+
+
+class RowServers:
+    """
+    Args:
+        state: of this member.
+        beginning: to which ring and servers go back, where they have to.
+    """
+
+    def __init__(self, servers: Servers, session: Session, state: State, beginning: Beginning):
+        self._servers, self._session = servers, session
+        self._state, self._beginning = state, beginning
+        self._stay = ""  # why the rows have not moved to where they are to be
+
+    def join(self, ring: Ring, form: FormRing, begun: bool) -> str:
+        """Ring and servers are at the same step, as all ranks know when this returns. The root sees to it,
+        before anybody else is given its state or sums with it.
+
+        Args:
+            begun: the root has just begun with a checkpoint, or with a warm start.
+
+        Returns:
+            why both had to go back, to what the root has now; empty: they had not.
+        """
+        servers, state, beginning = self._servers, self._state, self._beginning
+        why = ""
+        if form.root == self._session.worker:
+            servers.speak_of(servers.claim(self._session.worker))
+            # Rows may be another training's at the beginning, too: then that is a state like any other.
+            there = state.ledger.step or beginning.warm_start is not None
+            if there and not begun and (why := servers.settle(state.ledger.step)):
+                begun = True
+                if not beginning.go_back():
+                    self._session.warn(f"{why}: the servers read the rows again, and what was done stands")
+                    why = ""
+            if begun or not there:
+                attempt = beginning.checkpoints.attempt if beginning.checkpoints is not None else ""
+                servers.restore(state.ledger.step, attempt if state.ledger.step else "")
+        root = form.members.index(form.root)
+        generation = np.array([servers.generation], np.int64)
+        servers.speak_of(int(ring.broadcast(generation, root)[0]))
+        self._stay = ""
+        return broadcast_text(ring, why, root)
+
+    def move(self, ring: Ring, form: FormRing) -> None:
+        """The rows are where the master wants them, or stay where they are, as all ranks know when this
+        returns. All who hold the state have the same one, so that any of them can go on with them."""
+        servers, why, root = self._servers, "", form.members.index(form.root)
+        told = np.zeros(3 + MOST_SERVERS, np.int64)
+        if form.root == self._session.worker:
+            why = servers.move(self._state.ledger.step) if servers.moves else ""
+            of = servers.arrangement
+            told[:3] = of.servers, of.replicas, bool(why)
+            told[[3 + index for index in of.out]] = 1
+        count, replicas, stays, *out = ring.broadcast(told, root).tolist()
+        away = tuple(index for index, is_out in enumerate(out) if is_out)
+        adopt(ring, root, servers, Arrangement(count, replicas, away))
+        self._stay = broadcast_text(ring, why, root) if stays else ""
+
+    def tell(self, joined: pb.JoinedRing) -> None:
+        """Add where the rows are."""
+        of = self._servers.arrangement
+        joined.servers, joined.out[:], joined.servers_stay = of.servers, of.out, self._stay
