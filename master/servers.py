@@ -209,8 +209,8 @@ class Named:
 
     @property
     def _have(self) -> int:
-        """How many have the rows; 0: nobody says. Servers say so a second late, and one that has come back with
-        nothing says nothing: whoever has the ring's word asks no server."""
+        """How many have the rows; 0: nobody says. Servers say so a second late, and one that has come back
+        with nothing says nothing: whoever has the ring's word asks no server."""
         return self._arranged or self._watch.arranged
 
     def _find(self) -> None:

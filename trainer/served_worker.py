@@ -61,8 +61,8 @@ class ServedWorker(Worker):
 
     @property
     def epochs(self) -> int:
-        """With the one that has begun: the servers are further than the ledger, which is of the last boundary,
-        and fewer may be wanted since."""
+        """With the one that has begun: the servers are further than the ledger, which is of the last
+        boundary, and fewer may be wanted since."""
         return max(super().epochs, self.steps.begun(self.stretch.reached))
 
     # --- rings

@@ -37,6 +37,8 @@ class Positions:
     @property
     def needed(self) -> int:
         """How many servers may have rows that count."""
+        if (whole := self._whole) is not None:
+            return whole.servers
         ready = [position.ready.servers for position in self.found.values()]
         return max([one.servers for one in self._arrangements()] + ready, default=0)
 
@@ -55,7 +57,7 @@ class Positions:
         """Whether any of these servers, which have not answered, may have rows that count: one that was only
         to be a further one has none."""
         known, some = self._arrangements(), {*servers}
-        if not some:
+        if not some or self._whole is not None:
             return False
         ready = any(position.HasField("ready") for position in self.found.values())
         return ready or not known or any(some & {*one.members} for one in known)
@@ -111,6 +113,19 @@ class Positions:
         if not step - 1 <= position.step <= step + 1:
             return why_behind(index, position, step)
         return None
+
+    @property
+    def _whole(self) -> Arrangement | None:
+        """The newest arrangement, if all of its servers have answered and are in it: no others are needed
+        then, whatever these were once made ready for."""
+        if (newest := self.newest) is None or not newest.is_whole:
+            return None
+        told = (self.found.get(index, pb.Position()) for index in newest.members)
+        in_it = (
+            p.HasField("arrangement") and not p.empty and Arrangement.of(p.arrangement) == newest
+            for p in told
+        )
+        return newest if all(in_it) else None
 
     def _arranged(self) -> list[pb.Position]:
         return [position for position in self.found.values() if position.HasField("arrangement")]

@@ -161,7 +161,10 @@ class ParameterServers:
     def _wait_for(self, servers: Iterable[int]) -> None:
         """Those that were away may know a greater generation than any that was found when this one was
         claimed, or this very one, in which something else was said."""
-        self._positions = Positions(self._declare(servers))
+        found = self._declare(sorted({*self._positions.found, *servers}))
+        most = self._expected(Positions(found))
+        away = (index for index in self._positions.away if index < most and index not in found)
+        self._positions = Positions(found, tuple(away))
         self._generation = max(self._generation, self._next_generation())
 
     @property
@@ -194,7 +197,7 @@ class ParameterServers:
         last = self._last()
         self._arrangement, why = self._positions.which(step, self._wanted, last)
         while not self._arrangement.is_whole and self._positions.away:  # who is away may have what is missing
-            self._wait_for(range(self._expected(self._positions)))
+            self._wait_for(self._positions.away[:1])  # or know that those after it have ended
             self._arrangement, why = self._positions.which(step, self._wanted, last)
         if not self._arrangement.is_whole:
             return why
@@ -322,12 +325,14 @@ class ParameterServers:
             for call in calls.values():
                 call.forget()
         away = [index for index in away if index < self._expected(positions)]
-        if alone and positions.may_be_on(away):
-            found |= self._declare(away)
-            away = []
-        if alone:
-            more = range(self._expected(positions))
-            found |= self._declare([index for index in more if index not in (*found, *away)])
+
+        def missing() -> list[int]:
+            left = [index for index in range(self._expected(positions)) if index not in found]
+            return left if positions.may_be_on(away) else [index for index in left if index not in away]
+
+        while alone and (left := missing()):
+            found |= self._declare(left[:1])  # it may know that those after it have ended
+            away = [index for index in away if index not in found and index < self._expected(positions)]
         return Positions(found, tuple(away))
 
     def _expected(self, positions: Positions) -> int:

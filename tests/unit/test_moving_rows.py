@@ -217,7 +217,9 @@ def test_who_knows_fewer_servers_than_have_rows_does_not_go_back_and_is_told_by_
     np.testing.assert_array_equal(rows[:, 0], job.counts)
 
 
-def test_a_server_that_was_away_when_a_generation_was_claimed_hears_what_is_said_in_it(tmp_path: Path) -> None:
+def test_a_server_that_was_away_when_a_generation_was_claimed_hears_what_is_said_in_it(
+    tmp_path: Path,
+) -> None:
     world = World(0, tmp_path, replicas=2, rate=0.0)
     world.grow(2)
     world.random.random = lambda: 0.0  # type: ignore[method-assign]  # who is dead is done without

@@ -63,7 +63,7 @@ def test_an_order_that_comes_while_rows_move_is_not_forgotten() -> None:
     assert a.ready == [(3, 3), (4, 4)]
 
 
-def test_an_order_that_comes_before_servers_have_told_of_the_last_move_is_judged_by_what_the_ring_has_said() -> None:
+def test_an_order_before_servers_have_told_of_the_last_move_is_judged_by_what_the_ring_has_said() -> None:
     a = A(1)
     a.answers(1, 1)
     a.named.resize(2)

@@ -48,8 +48,10 @@ def test_a_server_that_fell_behind_counts_in_no_arrangement_but_its_generation_d
     assert (found.generation, found.newest, found.lost) == (9, TWO, [1])
 
 
-def test_servers_that_are_ready_for_more_are_needed_too() -> None:
-    assert Positions({0: ready(at(), Arrangement(4)), 1: at()}).needed == 4
+def test_servers_that_are_ready_for_more_are_needed_unless_the_rows_are_all_where_they_were() -> None:
+    assert Positions({0: ready(at(), Arrangement(4))}).needed == 4
+    assert Positions({0: ready(at(), Arrangement(4)), 1: at()}).needed == 2
+    assert Positions({0: at(), 1: ready(EMPTY, Arrangement(4))}).needed == 4
 
 
 @pytest.mark.parametrize(
@@ -59,9 +61,17 @@ def test_servers_that_are_ready_for_more_are_needed_too() -> None:
         ({0: at(), 1: at()}, [2], False),
         ({0: at()}, [1, 2], True),
         ({0: EMPTY}, [2], True),
-        ({0: ready(at(), Arrangement(3)), 1: at()}, [2], True),
+        ({0: ready(at(), Arrangement(3)), 1: at()}, [2], False),
+        ({0: ready(at(), Arrangement(3))}, [2], True),
     ],
-    ids=["nobody is away", "a further one", "one that has rows", "nobody says", "one that rows move to"],
+    ids=[
+        "nobody is away",
+        "a further one",
+        "one that has rows",
+        "nobody says",
+        "that rows were to move to",
+        "that rows may have moved to",
+    ],
 )
 def test_who_is_away_may_have_rows_unless_all_others_say_where_they_are(
     found: dict[int, pb.Position], servers: list[int], may_be: bool
