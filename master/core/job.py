@@ -78,7 +78,7 @@ class Job(State):
             case ev.Adopted():
                 self._on_adopted(event)
             case ev.Tick():
-                self.servers.ordered = None
+                pass
             case ev.Progress():
                 self._on_progress(event)
             case ev.Silent():

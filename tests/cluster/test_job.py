@@ -358,6 +358,8 @@ def test_the_master_is_killed_and_the_next_one_takes_over(job: Release) -> None:
 
 def test_when_all_workers_are_killed_at_once_no_step_is_lost(job: Release) -> None:
     """There is no checkpoint to begin from: at the end of this job no state was lost."""
+    job.ring_of(4)
+    job.until(lambda data: json.loads(data["status.json"])["step"] > 0)  # there is something to be kept
     workers = job.namespace.get("pods", "-l", WORKERS)
     had = json.loads(job.status["status.json"])
     for worker in [process(pod, "trainer.supervisor", forked=True) for pod in workers]:
