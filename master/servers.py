@@ -164,8 +164,8 @@ class Named:
         self._find()
 
     async def addresses(self) -> tuple[str, ...]:
-        # Those of an order that an earlier master was given, too: they may have got rows, and the next master
-        # names no others to who is told these.
+        # With the servers of an order that an earlier master was given: they may have rows, and the next
+        # master may have no reason to name them to this worker.
         self._most = max(self._most, self._have, self._running() or 0)
         return tuple(self._address(index) for index in range(self._most))
 
@@ -209,8 +209,8 @@ class Named:
 
     @property
     def _have(self) -> int:
-        """How many have the rows; 0: nobody says. Servers say so a second late, and one that has come back
-        with nothing says nothing: whoever has the ring's word asks no server."""
+        """How many servers have the rows, or 0 if that is not known. What the ring has said counts first:
+        servers answer up to a second late, and one that has lost its log does not know."""
         return self._arranged or self._watch.arranged
 
     def _find(self) -> None:

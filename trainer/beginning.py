@@ -1,5 +1,5 @@
-"""What the root of a ring begins with, where nobody holds the job's state: the newest checkpoint; where there
-is none, what another training has learned; else the weights that the model was built with."""
+"""What the root of a ring begins with when no worker holds the job's state: the newest checkpoint. Without a
+checkpoint it is what another training has learned, and without that the model's first weights."""
 
 from __future__ import annotations
 
@@ -36,12 +36,11 @@ class Beginning:
 
     @property
     def known(self) -> int:
-        """The step of the newest checkpoint; 0: there is none."""
+        """The step of the newest checkpoint, or 0 if there is none."""
         return self.checkpoints.known if self.checkpoints is not None else 0
 
     def restore(self, expected: int) -> bool:
-        """Begin with the newest checkpoint, ledger and model together; where there is none, with a warm
-        start.
+        """Begin with the newest checkpoint, ledger and model together, or with a warm start if there is none.
 
         Returns:
             whether there is either.
@@ -55,7 +54,7 @@ class Beginning:
         return False
 
     def restore_checkpoint(self, expected: int) -> bool:
-        """Begin with the newest one. False: there is none."""
+        """Begin with the newest checkpoint. Returns False if there is none."""
         if self.checkpoints is None or (found := self.checkpoints.restore(expected)) is None:
             return False
         self._state.begin_with(found)

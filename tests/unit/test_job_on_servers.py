@@ -74,12 +74,18 @@ def test_an_order_of_servers_that_is_taken_back_before_the_rows_move_for_it_ends
     assert only(effects, ef.Arranged) == ef.Arranged(1, wanted=1)
 
 
-def test_a_move_at_a_boundary_is_told_whatever_time_passes_before_it() -> None:
+def to_move_later() -> tuple[Story, ef.Form]:
+    """A ring is up with the rows on one server, and is to move them to three at a boundary."""
     story = a_story(1).running()
     story.tell(ev.JoinedRing(WorkerId(0), story.job.ring.generation, 3, servers=1))
     story.tell(ev.ServersReady(3, ("a:1", "b:1", "c:1")))
     form = only(story.out(0, step=4), ef.Form)
     story.tell(ev.JoinedRing(WorkerId(0), form.generation, 4, servers=1))
+    return story, form
+
+
+def test_a_move_at_a_boundary_is_told_whatever_time_passes_before_it() -> None:
+    story, form = to_move_later()
     story.waits(1)
     effects = story.tell(ev.JoinedRing(WorkerId(0), form.generation, 4, servers=3))
     assert only(effects, ef.Arranged) == ef.Arranged(3, wanted=3)
@@ -87,11 +93,7 @@ def test_a_move_at_a_boundary_is_told_whatever_time_passes_before_it() -> None:
 
 
 def test_rows_that_stay_are_arranged_though_they_were_to_move_later() -> None:
-    story = a_story(1).running()
-    story.tell(ev.JoinedRing(WorkerId(0), story.job.ring.generation, 3, servers=1))
-    story.tell(ev.ServersReady(3, ("a:1", "b:1", "c:1")))
-    form = only(story.out(0, step=4), ef.Form)
-    story.tell(ev.JoinedRing(WorkerId(0), form.generation, 4, servers=1))
+    story, form = to_move_later()
     stay = ev.JoinedRing(WorkerId(0), form.generation, 4, servers=1, stay="no memory")
     assert only(story.tell(stay), ef.Arranged) == ef.Arranged(1, wanted=3)
     story.tell(ev.ServersReady(2, ("a:1", "b:1", "c:1")))
