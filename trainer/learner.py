@@ -157,20 +157,24 @@ class KerasLearner:
     def ready(self, batch: Batch) -> Batch:
         """With its arrays as tensors, where the step can take it as it is: on the thread that reads, so that
         the step need not wait for it."""
-        if self._pieces > 1 or self.lookups.tables or not self._types.know(batch):
+        if self._pieces > 1 or not self._types.know(batch):
             return batch
         tensors = [arrays.tensor(array) for array in self._types.tensors(batch)]
         x, y, weights = self._types.tree(self._types.packed(tensors))
         return replace(batch, x=x, y=y, weights=weights, tensors=tensors)
 
     def _look_ahead(self) -> None:
-        """Find out which rows the next step will need, while this one waits. What goes wrong with its records
-        is told when it is taken."""
-        (step, rank), self._next = self._now, None
+        """Find out which rows the next step will need, while this one waits: for its own rows, or, where the
+        next batch was not there then, for its gradients to be written. What goes wrong with its records is
+        told when it is taken."""
+        step, rank = self._now
         batch = self._following(step)
-        if batch is None or not len(batch) or self._pieces > 1 or not self._types.know(batch):
+        if self._next is not None and self._next[0] is batch and self._next[2] == step + 1:
             return
-        tensors = self._types.tensors(batch)
+        self._next = None
+        if batch is None or not len(batch) or batch.tensors is None:  # it is not one that is known
+            return
+        tensors = batch.tensors
         with contextlib.suppress(DataError, tf.errors.OpError, ValueError, TypeError):
             self._step.look_up(tensors, _draw(step + 1, rank))
             self._next = batch, tensors, step + 1

@@ -124,11 +124,17 @@ class Lookups:
             *(tf.TensorSpec([None], tf.int32) for _ in self.tables),
         ]
 
-    def pull(self, step: int, ids: Sequence[np.ndarray]) -> list[np.ndarray]:
+    def pull(
+        self, step: int, ids: Sequence[np.ndarray], meanwhile: Callable[[], None] = lambda: None
+    ) -> list[np.ndarray]:
+        """
+        Args:
+            meanwhile: is done while the servers send them, if they were asked for before.
+        """
         ahead, self._ahead = self._ahead, None
         if ahead is not None and isinstance(self.rows, RowsAhead):
             if ahead.is_of(step, self.rows.generation, ids):
-                found: list[np.ndarray] = ahead.begun.result()
+                found: list[np.ndarray] = _done_after(meanwhile, ahead.begun)
                 return found
             ahead.begun.forget()
         return self._pull(step, ids)
@@ -166,13 +172,7 @@ class Lookups:
             self.rows.stage(step, rank, gradients)
             meanwhile()
             return
-        begun = self.rows.begin_stage(step, rank, gradients)
-        try:
-            meanwhile()
-        except BaseException:
-            begun.forget()
-            raise
-        begun.result()
+        _done_after(meanwhile, self.rows.begin_stage(step, rank, gradients))
 
     # --- outside of a step
 
@@ -285,6 +285,16 @@ class Lookups:
         """Those that Keras keeps: what they look up is decided when they are traced."""
         if self.tables:
             self._model.train_function = self._model.test_function = self._model.predict_function = None
+
+
+def _done_after(meanwhile: Callable[[], None], begun: Begun) -> Any:
+    """The result of what was begun, once something else is done."""
+    try:
+        meanwhile()
+    except BaseException:
+        begun.forget()
+        raise
+    return begun.result()
 
 
 @dataclass(frozen=True, eq=False)

@@ -228,7 +228,7 @@ class VectorStep(StepGraphs):
                 np.zeros((len(i), t.dim), np.float32) for i, t in zip(ids, self._lookups.tables, strict=True)
             ]
         else:
-            rows = self._lookups.pull(step, ids)
+            rows = self._lookups.pull(step, ids, self.meanwhile)
         self._eager_ids.ids = ids
         *given, of_rows = self._gradients(
             *tensors, contribution, draw, *map(tf.constant, rows), *places, *alive

@@ -14,6 +14,7 @@ from tests.process.keras.embedding_models import CASES, SIZE, beside
 from tests.process.keras.rings import STEPS, batch, ring_step
 from tests.process.keras.rings import _given as tensor
 from trainer import control
+from trainer.data import Batch
 from trainer.local_rows import LocalRows
 
 
@@ -117,9 +118,14 @@ class Begun:
 
 def test_rows_of_the_next_step_are_asked_for_before_this_one_is_in_the_model() -> None:
     both, steps = beside(CASES["a shared table"]), [(0, 12), (12, 24), (6, 18)]
-    batches = [batch(both.case, *some) for some in steps]
+    batches = [both.learner.ready(batch(both.case, *some)) for some in steps]
     ahead = Ahead(both.rows)
-    both.learner.use(ahead, following=lambda step: batches[step + 1] if step < 2 else None)
+
+    def following(step: int) -> Batch | None:
+        ahead.told.append(("look for", step + 1))
+        return batches[step + 1] if step < 2 else None
+
+    both.learner.use(ahead, following=following)
     for step, some in enumerate(batches):
         if step == 2:  # another ring: what was begun in the one before is of no use
             ahead.generation = 2
@@ -136,9 +142,9 @@ def test_rows_of_the_next_step_are_asked_for_before_this_one_is_in_the_model() -
         model.optimizer.apply_gradients(zip(dense, model.trainable_variables, strict=True))
     both.rows.took(commit)
     assert ahead.told == [
-        ("pull", 0), ("begin stage", 0), ("staged", 0), ("begin pull", 1),
-        ("rows", 1), ("begin stage", 1), ("staged", 1), ("begin pull", 2),
-        ("forget", 2), ("pull", 2), ("begin stage", 2), ("staged", 2),
+        ("pull", 0), ("begin stage", 0), ("look for", 1), ("staged", 0), ("begin pull", 1),
+        ("look for", 2), ("rows", 1), ("begin stage", 1), ("look for", 2), ("staged", 1), ("begin pull", 2),
+        ("forget", 2), ("pull", 2), ("begin stage", 2), ("look for", 3), ("staged", 2),
     ]  # fmt: skip
     both.assert_equal()
 
