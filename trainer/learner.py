@@ -222,16 +222,12 @@ class KerasLearner:
         return commit
 
     def _commit(self, step: int, sums: control.Sums) -> Commit:
-        agreed, optimizer = sums.agreed, self.model.optimizer
+        agreed = sums.agreed
         if agreed.nonfinite or not agreed.records or not self.tables:
             return Commit(step, skipped=True, scale=0.0, learning_rate=0.0, iteration=0)
-        return Commit(
-            step,
-            skipped=False,
-            scale=1.0 / agreed.records if self._step.layout.divided else 1.0,
-            learning_rate=float(np.asarray(optimizer.learning_rate)),
-            iteration=int(np.asarray(optimizer.iterations)),
-        )
+        scale = 1.0 / agreed.records if self._step.layout.divided else 1.0
+        rate, iterations = self._step.optimizer_at()
+        return Commit(step, skipped=False, scale=scale, learning_rate=rate, iteration=iterations)
 
     def take_metrics(self) -> dict[str, float]:
         """The compiled metrics over the records of all steps since they were taken last.

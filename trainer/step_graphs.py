@@ -131,6 +131,12 @@ class StepGraphs(ABC):
             last: the one before it, which is not in the model yet.
         """
 
+    def optimizer_at(self) -> tuple[float, int]:
+        """The learning rate and the iterations with which the step that was summed last is applied, where the
+        model has rows on servers."""
+        optimizer = self._model.optimizer
+        return float(np.asarray(optimizer.learning_rate)), int(np.asarray(optimizer.iterations))
+
     meanwhile: Callable[[], None] = staticmethod(lambda: None)  # what is done while a step waits for servers
 
     @abstractmethod
