@@ -37,6 +37,7 @@ class ServerSet:
         path = place.path("statefulsets", group=GROUP)
         self._informer = Informer(api, path, only, self._changed, forgiving=False)
         self._there: int | None = None  # the number, as it was last seen or written
+        self._sightings = 0  # how often it was seen
         self._between: tuple[int, int] | None = None  # it is to be
         self._writes = False
         self._tasks = Tasks()
@@ -62,6 +63,7 @@ class ServerSet:
         await self._tasks.close()
 
     def _changed(self, thing: Object, gone: bool) -> None:
+        self._sightings += 1
         self._there = None if gone else int(thing["spec"].get("replicas") or 0)
         self._settle()
 
@@ -82,9 +84,12 @@ class ServerSet:
         api, wanted = self._api, self._wanted
         try:
             while (wanted := self._wanted) is not None:
-                body = {"spec": {"replicas": wanted}}
+                body, sightings = {"spec": {"replicas": wanted}}, self._sightings
                 await until_answered(api.pace, lambda body=body: api.patch(self._path, body, SOON))  # type: ignore[misc]
-                self._there = wanted
+                # What was seen meanwhile may be what somebody wrote after us. If it is older, the same is written
+                # again.
+                if sightings == self._sightings:
+                    self._there = wanted
             self._emit(ev.Degraded(PART, ""))
         except ConfigError as error:
             self._emit(ev.Degraded(PART, f"the StatefulSet is not scaled to {wanted}: {error}"))
