@@ -173,7 +173,7 @@ def test_a_server_killed_at_any_moment_ends_as_one_that_nobody_has_killed(
         server.start()
     thread.join(SECONDS)
     assert not failed and not thread.is_alive(), failed
-    server.address()  # the last one could have been killed after the last step: nobody has waited for its successor
+    server.address()  # after a kill behind the last step nobody has waited for the successor
     assert server.end(signal.SIGTERM) == 0
     worker.close()
 

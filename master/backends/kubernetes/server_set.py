@@ -86,8 +86,8 @@ class ServerSet:
             while (wanted := self._wanted) is not None:
                 body, sightings = {"spec": {"replicas": wanted}}, self._sightings
                 await until_answered(api.pace, lambda body=body: api.patch(self._path, body, SOON))  # type: ignore[misc]
-                # What was seen meanwhile may be what somebody wrote after us. If it is older, the same is written
-                # again.
+                # What was seen meanwhile may be what somebody wrote after us. If it is older, the same is
+                # written again.
                 if sightings == self._sightings:
                     self._there = wanted
             self._emit(ev.Degraded(PART, ""))
