@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.util
+import os
 import secrets
 import signal
 import sys
@@ -71,8 +72,12 @@ class Meeting:
     async def _start(self) -> Rank:
         command = [sys.executable, "-m", "tests.contract.ring_member", str(self.port), secrets.token_hex(4)]
         pipe = asyncio.subprocess.PIPE
+        # Longer than any test: so none needs that an idle rank asks the others now and then.
+        environment = {**os.environ, "HOROVOD_IDLE_CYCLE_TIME": "600000"}
         return Rank(
-            await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, limit=1 << 20, cwd=ROOT)
+            await asyncio.create_subprocess_exec(
+                *command, stdin=pipe, stdout=pipe, limit=1 << 20, cwd=ROOT, env=environment
+            )
         )
 
 
@@ -126,6 +131,35 @@ async def test_a_rank_asks_once_for_each_peer(meeting: Meeting) -> None:
             rank.do("sum 3 1")
         assert await found[0].says("sum") == "sum [3.0, 3.0, 3.0]"
         assert len(asked) == 3 * 2, f"one mesh, no question asked twice: {asked}"
+
+
+def wakings(rank: Rank) -> int:
+    """How often a thread of the process has begun to wait."""
+    tasks = Path(f"/proc/{rank.process.pid}/task").glob("*/status")
+    return sum(
+        int(line.split()[1])
+        for task in tasks
+        for line in task.read_text().splitlines()
+        if line.startswith("voluntary_ctxt_switches")
+    )
+
+
+@in_one_loop
+async def test_an_idle_ring_wakes_nobody_and_sums_at_once(meeting: Meeting) -> None:
+    async with meeting.ranks(2) as (store, (one, other)):
+        store.open(1)
+        one.do("form 0 2")
+        other.do("form 1 2")
+        for rank in (one, other):
+            await rank.says("formed")
+        before = wakings(one)
+        await asyncio.sleep(0.5)  # no event: that nothing happens is what is seen
+        assert wakings(one) - before < 250, "an idle rank looks for something to sum 1,000 times a second"
+        for times in range(2):  # the second time the ranks know the sums already
+            for rank in (one, other):
+                rank.do("twice 1 2")
+            for rank in (one, other):
+                assert await rank.says("twice") == "twice [2.0, 4.0]", times
 
 
 @in_one_loop

@@ -8,6 +8,8 @@ Facts that shape it, each with its incident in docs/horovod-patches.md:
   ring is still being formed, connections keep appearing, so the cut is repeated.
 - Liveness is the master's business, so Gloo's own timeout is long: a rank may take minutes
   for a step without being called dead.
+- Its background thread asks all ranks what can be summed when this process has something (patch 12), and
+  otherwise at times: so an idle ring learns that it is cut or that a rank has left it.
 - Only RANK and SIZE are set in the environment ("flat"): half the connections.
 - Nothing of `horovod.runner` is ever imported or started.
 """
@@ -67,6 +69,7 @@ class HorovodRing:
             HOROVOD_GLOO_RENDEZVOUS_PORT=str(store_port),
             HOROVOD_GLOO_TIMEOUT_SECONDS=os.environ.get("HOROVOD_GLOO_TIMEOUT_SECONDS", "600"),
             HOROVOD_HOSTNAME=name,
+            HOROVOD_IDLE_CYCLE_TIME=os.environ.get("HOROVOD_IDLE_CYCLE_TIME", "10"),
             # What goes wrong in the engine is told as RingBroken; a ring that is cut is no error to show.
             HOROVOD_LOG_LEVEL=os.environ.get("HOROVOD_LOG_LEVEL", "fatal"),
         )
