@@ -62,8 +62,9 @@ class ServedWorker(Worker):
     @property
     def epochs(self) -> int:
         """With the one that has begun: the servers are further than the ledger, which is of the last
-        boundary, and fewer may be wanted since."""
-        return max(super().epochs, self.steps.begun(self.stretch.reached))
+        boundary, and fewer may be wanted since. Steps come in any order: an epoch has begun with any of its
+        own."""
+        return max(super().epochs, self.steps.begun(max(self.stretch.reached, self.stretch.furthest)))
 
     # --- rings
 
@@ -84,6 +85,8 @@ class ServedWorker(Worker):
         found = super().left(broken)  # as far as the servers are, but not over the next boundary
         limit = self.stretch.boundary(self.state.step, self.end)
         found.step = max(found.step, min(self.stretch.reached, limit - 1))
+        if not self.stretch.at_boundary:
+            found.digest = ""
         if self.stretch.reached < self.state.ledger.step:  # what a server has lost is still to be made again
             found.step, found.round, found.turn, found.digest = self.stretch.reached, 0, 0, ""
         return found
@@ -91,7 +94,7 @@ class ServedWorker(Worker):
     def meet(self, form: FormRing, rank: int) -> None:
         """All members have the state that the servers have. The root sees to it that these are all there."""
         stretch, root, why, kept = self.stretch, form.members.index(form.root), "", b""
-        servers, told = stretch.servers, np.zeros(3, np.int64)
+        servers, told = stretch.servers, np.zeros(4, np.int64)
         if rank == root:
             stretch.take_charge()
             why = self.settle_servers(form)
@@ -100,10 +103,10 @@ class ServedWorker(Worker):
                 raise RingBroken("parameter server 0 has lost what it had since the ring began to form")
             if stretch.find_progress() < form.step and not why:  # whoever has seen to that has died of it
                 why = "a parameter server went back to a checkpoint"
-            told[:] = stretch.reached, servers.arrangement.servers, servers.moves_at()
+            told[:] = stretch.reached, servers.furthest, servers.arrangement.servers, servers.moves_at()
         else:
             self.batches.take(form.layout, Part.even(0, 1))
-        step, count, self.moves_at = self.ring.broadcast(told, root).tolist()
+        step, furthest, count, self.moves_at = self.ring.broadcast(told, root).tolist()
         adopt(self.ring, root, servers, Arrangement(count))
         if why := broadcast_text(self.ring, why, root):
             self.report.went_back()
@@ -111,7 +114,7 @@ class ServedWorker(Worker):
         kept = broadcast_bytes(self.ring, kept, root)
         if rank != root:
             stretch.look()
-        stretch.reached = step
+        stretch.reached, stretch.furthest = step, furthest
         self.state.begin_with(stretch.take_over(kept))
         self.batches.take(form.layout, Part.even(0, 1))  # each makes whole steps
         self.rounds.take(Part(rank, form.shares))
@@ -297,9 +300,13 @@ class ServedWorker(Worker):
             log.warning(str(error))
         self.checkpoints.save(self.state.ledger, self.steps, self.batches.layout, step)
 
-    def save_model(self) -> None:
-        self.stretch.saves(self.state.ledger.step)
-        super().save_model()
+    def export_model(self) -> None:
+        stretch, step = self.stretch, self.state.ledger.step
+        stretch.saves(step)
+        stretch.look()
+        if stretch.servers.furthest > step:  # the ring broke, and then fewer epochs were wanted
+            raise RingBroken(f"steps of epoch {self.steps.epoch(step) + 1} are in the weights already")
+        super().export_model()
 
     # --- callbacks
 

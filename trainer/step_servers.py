@@ -62,7 +62,7 @@ class StepServers(ParameterServers):
         self._known: dict[bytes, Shares] = {}  # of ids that are asked for again and again
         self._there = len(links)  # servers that have rows, or are to have some
         self._claimed = 0  # the generation in which this worker has had servers stand still
-        self._furthest = 0  # of the steps that any server has taken, the one after the last
+        self.furthest = 0  # of the steps that any server has taken, the one after the last
         self.progress = Whole()  # as server 0 has told it last
 
     def declare(self, tables: Sequence[Table]) -> None:
@@ -76,7 +76,7 @@ class StepServers(ParameterServers):
         self._declare(range(self.count))
         found = self._ask("Describe", dict.fromkeys(range(self.count), pb.DescribeRequest()))
         self._lines = {index: told.line for index, told in found.items()}
-        self._furthest = _furthest(found)
+        self.furthest = _furthest(found)
         return found
 
     def begin(self, values: Values, only: Iterable[int] | None = None) -> None:
@@ -153,7 +153,7 @@ class StepServers(ParameterServers):
     def moves_at(self) -> int:
         """The step at which rows can move to where they are to be: when all below it are made, all servers
         have the same ones. NOWHERE: they are there."""
-        return self._furthest if self.moves else NOWHERE
+        return self.furthest if self.moves else NOWHERE
 
     def move_rows(self, worker: int) -> tuple[int, str]:
         """Have the rows moved to where they are to be. By one worker, while nobody makes a step.
@@ -171,7 +171,7 @@ class StepServers(ParameterServers):
         if any(one.taken != told[0].taken or one.waiting or one.position.empty for one in told.values()):
             self._go_on(of, since)
             self.look()
-            return self._furthest, ""
+            return self.furthest, ""
         to, why = self._wanted, ""
         fetch = pb.FetchRequest(
             run_id=self._run_id, generation=self._claimed, of=of.told(), to=to.told(),
@@ -268,10 +268,10 @@ class StepServers(ParameterServers):
     def all_rows(self, table: int, step: int = 0) -> tuple[np.ndarray, np.ndarray]:
         """
         Args:
-            step: all below it are in the rows.
+            step: all below it are in the rows, and no others are; 0: it does not matter.
 
         Raises:
-            RingBroken: a server lacks one, or has lost its log meanwhile.
+            RingBroken: a server lacks one or has another one, or has lost its log meanwhile.
         """
         before = self._lines_with(step)
         found = super().all_rows(table)
@@ -288,6 +288,8 @@ class StepServers(ParameterServers):
                 raise RingBroken(f"parameter server {index} has lost its log and rows")
             if told.waiting or not _ranges(told.taken).covers(0, step):
                 raise RingBroken(f"parameter server {index} has lost its log, and some of {step:,} steps")
+            if step and _furthest({index: told}) > step:
+                raise RingBroken(f"parameter server {index} has taken steps after the {step:,} of the model")
         return {index: told.line for index, told in found.items()}
 
     def push(self, made: StepGradients, worker: int, versions: Sequence[int]) -> bool:

@@ -85,6 +85,9 @@ class Servers(Protocol):
     def count(self) -> int: ...
 
     @property
+    def furthest(self) -> int: ...
+
+    @property
     def arrangement(self) -> Arrangement: ...
 
     def enter(self, addresses: Sequence[str] = (), servers: int = 0) -> None: ...
@@ -159,13 +162,15 @@ class Stretch:
         self._kept_order = -1
         self.has_steps = False  # a server has taken some, when this worker looked last
         self.reached = 0  # all steps below it are in all weights, as far as this worker knows
+        self.furthest = 0  # of those that any server has taken, the one after the last; as the ring knows it
+        self.at_boundary = True  # its weights are those of one, and not of a moment after it
         # Of the step in progress:
         self._versions: tuple[int, ...] = ()  # of the weights that it is made with
         self._with_rows = False  # the dense weights are still to be pulled, together with its rows
         self._staged: Sequence[tuple[np.ndarray, np.ndarray]] = ()
         self._since_pull = 0  # steps that were made since the dense weights were pulled
         self._dense_versions: tuple[int, ...] = ()
-        self._saved = 0  # the model that is saved has all steps below it
+        self._saved = 0  # the model that is saved has the steps below it; 0: none is
 
     # --- where the job is
 
@@ -207,6 +212,7 @@ class Stretch:
         ledger = Ledger.unpack(packed)
         self._kept_order = _order(ledger)
         self.pull_all(ledger.step)
+        self.at_boundary, self._saved = True, 0
         return ledger
 
     def pull_all(self, step: int) -> None:
@@ -295,7 +301,7 @@ class Stretch:
 
     def _gradients(self, step: int, batch: Batch) -> StepGradients:
         due = self._since_pull % self._config.ps.pull_steps == 0
-        self._since_pull += 1
+        self._since_pull, self.at_boundary = self._since_pull + 1, False
         self._staged, self._versions = (), ()
         self._with_rows = due and bool(self._learner.tables)
         if due and not self._with_rows:
@@ -321,12 +327,12 @@ class Stretch:
         self._staged = gradients
 
     def saves(self, step: int) -> None:
-        """From now on `all_rows` is asked for a model with all steps below this one: a server that has lost
-        its log may have others by now."""
+        """From now on `all_rows` is asked for a model with the steps below this one: a server that has lost
+        its log may have others by now, and one whose late worker has come back, too."""
         self._saved = step
 
     def all_rows(self, table: int) -> tuple[np.ndarray, np.ndarray]:
-        """Raises: RingBroken, if a server lacks a step that the model has."""
+        """Raises: RingBroken, if a server has other steps than the model that is saved."""
         return self.servers.all_rows(table, self._saved)
 
     # --- for people

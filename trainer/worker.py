@@ -320,11 +320,15 @@ class Worker:
         """The last thing that is done in a job, unless servers have lost rows of which the model is made: the
         master has a ring formed then, which goes back with them."""
         try:
-            self.export(self.rounds.worth(self.state.ledger))
+            self.export_model()
         except RingBroken as error:
             if self.session.stopped or self.session.ended:
                 return
             self.session.say(rows_lost=pb.RowsLost(why=str(error)))
+
+    def export_model(self) -> None:
+        """Raises: RingBroken, if servers have other rows than it has."""
+        self.export(self.rounds.worth(self.state.ledger))
 
     def epoch_ends(self, epochs: int, metrics: dict[str, float]) -> None:
         """So many epochs are whole: tell how good the last one was, and have a checkpoint of it say so."""

@@ -133,7 +133,7 @@ def rows_lost(job: State, w: WorkerRecord, event: ev.RowsLost) -> None:
         job.result.failed = (*job.result.failed, ev.PartFailed(SAVING, event.why))
         job.end(Phase.Failed, f"{why}; parameter servers have lost rows while it was saved {times}")
         return
-    job.reason = f"{why}; ring and parameter servers go back together"
+    job.reason = f"{why}; a ring is formed, and trains what is missing"
     job.notice(Reason.NotSaved, job.reason)
 
 

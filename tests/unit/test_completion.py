@@ -142,7 +142,7 @@ def test_who_finds_rows_lost_when_it_saves_goes_back_with_all_others_in_a_ring_a
     form = only(effects, ef.Form)
     assert set(form.members) == {FIRST, SECOND} and form.step == 10
     assert story.noticed(Reason.NotSaved) == [
-        f"the model cannot be saved: {LOST}; ring and parameter servers go back together"
+        f"the model cannot be saved: {LOST}; a ring is formed, and trains what is missing"
     ]
     assert not of(story.tell(ev.RowsLost(FIRST, LOST)), ef.Form), "it has said so twice"
     why = "parameter server 0 has lost its log and rows"

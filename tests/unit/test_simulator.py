@@ -5,12 +5,16 @@ from typing import Any
 
 import pytest
 
+from edl.contract import steps as edl_steps
+from edl.contract.proto.ps_pb2 import Progress
 from edl.contract.reasons import Reason
+from edl.contract.wire import Bytes
 from master.backends.kubernetes import LeaderElection
 from master.core import agreement, completion, training
 from master.core import effects as ef
 from ps.any_order import AnyOrder
 from ps.staging import Steps
+from ps.taking import Taking
 from tests.simulator import masters, servers
 from tests.simulator.faults import KINDS, MOMENTS, RARE
 from tests.simulator.worker import FLIP
@@ -87,6 +91,41 @@ def test_jobs_on_servers_whose_masters_change_count_every_record_once() -> None:
         world.run()
         takeovers += world.takeovers
     assert takeovers > 3
+
+
+class Begun:
+    """Waits in one run for an epoch of which a later step is taken, and the first one is not: then fewer
+    epochs are wanted, and a worker dies."""
+
+    def __init__(self, world: World):
+        self.world, self.found = world, False
+        self._steps = edl_steps.Steps(world.size, world.batch)
+
+    def look(self, taking: Taking) -> None:
+        further = self._steps.ends_epoch(taking.step) and len(taking.taken) > taking.step
+        if further and not self.found and self.world.master.lives and not self.world.ended:
+            self.found = True
+            self.world.clock.later(0.0, lambda: self._strike(self._steps.epoch(taking.step)))
+
+    def _strike(self, epochs: int) -> None:
+        self.world.wants_epochs(epochs)
+        self.world.faults.strike("kill", "now")
+
+
+def test_an_epoch_of_which_any_step_is_taken_is_trained_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    push, found = AnyOrder.push, 0
+    for seed in range(145, 157):
+        begun = Begun(World(seed, servers="ps"))
+
+        def pushed(way: AnyOrder, raw: Bytes, begun: Begun = begun) -> Progress:
+            answer = push(way, raw)
+            begun.look(way.taking)
+            return answer
+
+        monkeypatch.setattr(AnyOrder, "push", pushed)
+        begun.world.run()
+        found += begun.found
+    assert found > 2
 
 
 @pytest.mark.parametrize("masters", [1, 2])
