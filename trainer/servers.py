@@ -86,6 +86,7 @@ class ParameterServers:
         self._asynchronous: pb.Asynchronous | None = None  # steps are a ring's
         self._generation = 0
         self._claims_for = 0  # the worker who speaks as the root
+        self._claims_above = 0  # the greatest generation that this worker knew before it claimed one
         self._positions = Positions()  # where they were when a generation was claimed
         self._start = Start()  # what the next `restore` of step 0 begins with
         self._arrangement.first  # noqa: B018  # computed once, not in the first step
@@ -146,8 +147,12 @@ class ParameterServers:
             self._addresses = (*addresses, *self._addresses[count:])
 
     def claim(self, worker: int) -> int:
-        """Greater than all that a server knows. Of two roots that ask at the same time, as when one has been
-        given up, each gets another number: it ends with the worker's."""
+        """Greater than all that a server knows, and than all that this worker has known: servers that have
+        lost their logs know none, and what they are told now must not be taken for what was said before. Of
+        two roots that ask at the same time, as when one has been given up, each gets another number: it ends
+        with the worker's."""
+        last = self._last()
+        self._claims_above = max(self._generation, 0 if last is None else last.generation)
         self._positions = self._declare_to_all()
         of = self._positions.newest
         if not self._is_said and of is not None and of.servers <= len(self._links):
@@ -156,7 +161,8 @@ class ParameterServers:
         return self._next_generation()
 
     def _next_generation(self) -> int:
-        return (self._positions.generation // WORKERS + 1) * WORKERS + self._claims_for % WORKERS
+        known = max(self._positions.generation, self._claims_above)
+        return (known // WORKERS + 1) * WORKERS + self._claims_for % WORKERS
 
     def _wait_for(self, servers: Iterable[int]) -> None:
         """Those that were away may know a greater generation than any that was found when this one was

@@ -257,6 +257,23 @@ def test_a_last_step_whose_gradients_another_ring_has_dropped_is_not_applied_wit
     assert job.client.settle(2) == "parameter server 0 has dropped what was staged for step 2"
 
 
+def test_servers_that_went_back_are_not_taken_for_those_of_the_ring_before(make: Callable[..., Job]) -> None:
+    """Also where nobody was told of it, and they had lost the generation that the same worker claimed."""
+    job = make(1)
+    job.begin()
+    job.takes_a_step(0, [1])
+    job.client.pull(1, ())
+    job.kill(0)
+    job.comes_back(0, lost=True)
+    job.client.enter()
+    job.client.speak_of(job.client.claim(1))
+    assert job.client.settle(1) == "parameter server 0 has lost its log and rows"
+    job.client.restore(0, "")
+    other = job.another()  # with the state of step 1: that root died before it had said that all go back
+    other.speak_of(other.claim(2))
+    assert other.settle(1) == "parameter server 0 has dropped what was staged for step 1"
+
+
 def test_each_ring_has_a_newer_generation_and_two_roots_never_the_same(make: Callable[..., Job]) -> None:
     job, other = make(2), None
     first = job.client.claim(1)
