@@ -200,6 +200,7 @@ class Server:
         if not self._storage.checkpoints:
             raise Misplaced("cannot write a checkpoint: this server was started without --checkpoint-dir")
         self._way.reach(request)
+        self._check_arrangement(request)
         capture = self._way.capture()
         self._storage.will_write(capture, request.step, request.attempt)
         return capture
@@ -359,6 +360,7 @@ class Server:
         if request.generation:
             self._storage.check_declared(request.run_id)
             self._way.reach(request)
+            self._check_arrangement(request)
             return
         # Of those who take no part in the job: an empty run is whichever it is.
         there, servers = self._storage.arrangement, request.servers
@@ -375,6 +377,15 @@ class Server:
             raise Misplaced(
                 f"parameter server {self.index} has no rows yet: it has just been started, or has lost its "
                 "log; the job's workers say what it is to have"
+            )
+
+    def _check_arrangement(self, request: pb.PullRequest | pb.ListRequest | pb.WritePartRequest) -> None:
+        """Of who is in no ring: a move of rows may have begun, and not ended, since it was in one."""
+        there = self._storage.arrangement
+        if request.HasField("arrangement") and (asked := Arrangement.of(request.arrangement)) != there:
+            raise Misplaced(
+                f"there are {there} now, and {asked} were asked: the ring has to be formed anew, and says "
+                "where the rows are"
             )
 
     def _recover(self) -> None:

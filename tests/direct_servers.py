@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +122,10 @@ class DirectCall:
     def forget(self) -> None:
         pass
 
-    def result(self, patient: bool = False) -> Any:
+    def check(self) -> None:
+        pass
+
+    def result(self, patient: bool = False, look: Callable[[], None] = lambda: None) -> Any:
         while True:
             self._world.strikes(self._node)
             if self._node.server is None:
@@ -154,6 +158,8 @@ class DirectCall:
                 return pb.Rows(rows=[r.tobytes() for r in server.pull(request)], version=server.version)
             case "Stage":
                 return server.stage(request.SerializeToString())
+            case "List":
+                return server.listed(request)
             case "Fetch":
                 return self._fetch(server, request)
             case "Describe":

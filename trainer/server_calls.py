@@ -4,7 +4,8 @@ their answers: so a worker can do something else meanwhile.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from trainer.ring.base import RingBroken
@@ -28,9 +29,15 @@ class Begun(Generic[T]):
         self._calls, self._made, self._patient = calls, made, patient
 
     def result(self) -> T:
-        """Raises RingBroken: it is called off; or a server is away that can be done without."""
+        """Raises RingBroken: it is called off; or a server is away that can be done without. Nobody is waited
+        for patiently after another server has refused: then all of it is in vain."""
         try:
-            return self._made({index: call.result(self._patient) for index, call in self._calls.items()})
+            answers, later = {}, [*self._calls.values()]
+            for index, call in self._calls.items():
+                later.remove(call)
+                look = partial(_check, [*later]) if self._patient else _nothing
+                answers[index] = call.result(self._patient, look)
+            return self._made(answers)
         except ServerAway as error:
             raise RingBroken(str(error)) from error
         finally:
@@ -39,3 +46,11 @@ class Begun(Generic[T]):
     def forget(self) -> None:
         for call in self._calls.values():
             call.forget()
+
+
+def _check(calls: Iterable[Pending]) -> None:
+    for call in calls:
+        call.check()
+
+
+def _nothing() -> None: ...

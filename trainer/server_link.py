@@ -124,12 +124,18 @@ class Interrupt:
 class Pending(Protocol):
     """A call that was begun."""
 
-    def result(self, patient: bool = False) -> Any:
+    def result(self, patient: bool = False, look: Callable[[], None] = lambda: None) -> Any:
         """The answer. Raises: RingBroken, ServerRefused; where others have its rows, ServerAway.
 
         Args:
             patient: it is waited for in any case.
+            look: is called now and then meanwhile, and may raise.
         """
+        ...
+
+    def check(self) -> None:
+        """Raises RingBroken or ServerRefused, if the server has refused it by now, or is not what it was.
+        Asks again one that was away, and does not wait for the answer."""
         ...
 
     def forget(self) -> None:
@@ -319,13 +325,25 @@ class Call:
         self._future = link.start(method, request)
         self._began_at = self._asked_at = link.now
         self._told = False
+        self._others: Callable[[], None] = lambda: None
 
-    def result(self, patient: bool = False) -> Any:
+    def result(self, patient: bool = False, look: Callable[[], None] = lambda: None) -> Any:
         self._asked_at = self._link.now
+        self._others = look
         try:
             return self._result(patient)
         finally:
             self._link.waits_no_more(self)
+
+    def check(self) -> None:
+        try:
+            self._future.result(timeout=0)
+        except grpc.RpcError as error:
+            self._link.refused(error, self._method)
+            self._future = self._link.start(self._method, self._request)  # it was away
+        except (grpc.FutureTimeoutError, grpc.FutureCancelledError):
+            if self._generation is not None:
+                self._link.is_still_in(self._generation)
 
     def _result(self, patient: bool) -> Any:
         link, pause = self._link, FIRST_PAUSE_SECONDS
@@ -385,6 +403,7 @@ class Call:
             self.forget()
 
     def _look(self) -> None:
+        self._others()
         if self._generation is not None:
             self._link.is_still_in(self._generation)
 

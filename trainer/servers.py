@@ -384,6 +384,7 @@ class ParameterServers:
         if last is not None:
             request.generation, request.step = self._generation, last.step + 1
             request.last.CopyFrom(self._commit(last.step + 1))
+            request.arrangement.CopyFrom(self._arrangement.told())
         asked = {index: deepcopy(request) for index in self._members}
         found: list[tuple[np.ndarray, np.ndarray]] = []
         while asked:
@@ -403,6 +404,7 @@ class ParameterServers:
         if last is not None:
             request.generation, request.step = self._generation, last.step + 1
             request.last.CopyFrom(self._commit(last.step + 1))
+            request.arrangement.CopyFrom(self._arrangement.told())
         found, most = np.empty((len(ids), dim), np.float32), max(PAGE_BYTES // (8 + 4 * dim), 1)
         for at in range(0, len(ids), most):
             share, requests = Shares(ids[at : at + most], self._arrangement), {}
@@ -441,6 +443,7 @@ class ParameterServers:
                 pb.WritePartRequest(
                     run_id=self._run_id, generation=self._generation, step=step, last=self._commit(step),
                     attempt=attempt, index=first + number, of=first + self.count,
+                    arrangement=self._arrangement.told(),
                 )
             )
             for number, link in enumerate(map(self._links.__getitem__, self._members))

@@ -153,6 +153,9 @@ class Place:
             call.ends(found if write is None else write(found))
         except Failed as failed:
             call.ends(failed)
+        except Exception as error:
+            raised = error  # on the clock, where it ends the run: a task would keep it
+            self.servers.clock.later(0.0, lambda: self._failed(raised))
         finally:
             self._calls.discard(call)
 

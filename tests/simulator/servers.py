@@ -269,8 +269,9 @@ class Servers:
     # --- what must be so
 
     def speaks(self, w: Sim, place: Place, method: str, request: Any) -> Arrangement | None:
-        """A worker calls; returns in which arrangement, if that counts."""
-        if method not in ("Pull", "Stage", "WritePart", "List") or not request.generation:
+        """A worker calls; returns in which arrangement, if that counts. (A part of a checkpoint is of the
+        moment at which it was begun, and answered later.)"""
+        if method not in ("Pull", "Stage", "List") or not request.generation:
             return None
         assert w.servers is not None
         return w.servers.arrangement
@@ -282,7 +283,7 @@ class Servers:
         if spoken is not None and isinstance(answer, bytes) and place.server is not None:
             there = place.server.arrangement
             assert there == spoken, (
-                f"server {place.index} is one of {there}, and obeys who speaks to {spoken}"
+                f"server {place.index} is one of {there}, and obeys who speaks to {spoken} ({method})"
             )
 
     def meets(self, members: Sequence[Sim]) -> None:

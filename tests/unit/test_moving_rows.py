@@ -217,6 +217,28 @@ def test_who_knows_fewer_servers_than_have_rows_does_not_go_back_and_is_told_by_
     np.testing.assert_array_equal(rows[:, 0], job.counts)
 
 
+def test_who_saves_the_model_is_given_no_rows_by_servers_that_have_gone_over_meanwhile(
+    tmp_path: Path,
+) -> None:
+    world = World(0, tmp_path, 1, rate=0.0)
+    world.grow(1)
+    job = Job(world)
+    assert job.train(job.ring(1), 3)
+    saver = root_of(world)
+    saver.follow(TABLES, lambda: job.commit)
+    world.grow(2)
+    root = job.ring(2)
+    saver.speak_of(root.generation)  # it has heard of the ring, which broke before it was told of the move
+    with pytest.raises(RingBroken, match="there are 2 servers now, and 1 server were asked"):
+        saver.all_rows(0)
+    with pytest.raises(RingBroken, match="there are 2 servers now, and 1 server were asked"):
+        saver.rows_of(0, np.arange(IDS))
+    saver.enter([str(node.index) for node in world.nodes], 2)
+    saver.adopt(root.arrangement, root.addresses)
+    ids, rows = saver.all_rows(0)
+    np.testing.assert_array_equal(rows[np.argsort(ids), 0], job.counts[job.counts > 0])
+
+
 def test_a_server_that_was_away_when_a_generation_was_claimed_hears_what_is_said_in_it(
     tmp_path: Path,
 ) -> None:

@@ -257,6 +257,21 @@ def test_a_last_step_whose_gradients_another_ring_has_dropped_is_not_applied_wit
     assert job.client.settle(2) == "parameter server 0 has dropped what was staged for step 2"
 
 
+def test_nobody_is_waited_for_with_patience_after_another_server_has_refused(
+    make: Callable[..., Job],
+) -> None:
+    """As when the model is saved: the one that is away may have ended for good."""
+    job = make(2)
+    job.begin()
+    job.takes_a_step(0, [1, 2])
+    job.client.pull(1, ())
+    job.kill(0)
+    job.kill(1)
+    job.comes_back(1, lost=True)
+    with pytest.raises(RingBroken, match=r"parameter server 1 .*lost its log"):
+        job.beside(lambda: job.client.rows_of(0, np.arange(9))).result(SECONDS)
+
+
 def test_servers_that_went_back_are_not_taken_for_those_of_the_ring_before(make: Callable[..., Job]) -> None:
     """Also where nobody was told of it, and they had lost the generation that the same worker claimed."""
     job = make(1)

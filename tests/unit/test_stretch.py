@@ -235,8 +235,11 @@ class Link:
             self._answer = pb.Position()
         return self
 
-    def result(self, patient: bool = False) -> Any:
+    def result(self, patient: bool = False, look: Callable[[], None] = lambda: None) -> Any:
         return self._answer
+
+    def check(self) -> None:
+        pass
 
     def forget(self) -> None:
         pass

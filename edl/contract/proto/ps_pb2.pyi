@@ -323,7 +323,7 @@ class ArrangeRequest(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., last: _Optional[_Union[Commit, _Mapping]] = ..., to: _Optional[_Union[Arrangement, _Mapping]] = ..., since: _Optional[int] = ...) -> None: ...
 
 class WritePartRequest(_message.Message):
-    __slots__ = ("run_id", "generation", "step", "last", "attempt", "index", "of")
+    __slots__ = ("run_id", "generation", "step", "last", "attempt", "index", "of", "arrangement")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
@@ -331,6 +331,7 @@ class WritePartRequest(_message.Message):
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     OF_FIELD_NUMBER: _ClassVar[int]
+    ARRANGEMENT_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     generation: int
     step: int
@@ -338,7 +339,8 @@ class WritePartRequest(_message.Message):
     attempt: str
     index: int
     of: int
-    def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., last: _Optional[_Union[Commit, _Mapping]] = ..., attempt: _Optional[str] = ..., index: _Optional[int] = ..., of: _Optional[int] = ...) -> None: ...
+    arrangement: Arrangement
+    def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., last: _Optional[_Union[Commit, _Mapping]] = ..., attempt: _Optional[str] = ..., index: _Optional[int] = ..., of: _Optional[int] = ..., arrangement: _Optional[_Union[Arrangement, _Mapping]] = ...) -> None: ...
 
 class Written(_message.Message):
     __slots__ = ("name", "nbytes", "sha256", "why")
