@@ -152,7 +152,8 @@ class ParameterServers:
         two roots that ask at the same time, as when one has been given up, each gets another number: it ends
         with the worker's."""
         last = self._last()
-        self._claims_above = max(self._generation, 0 if last is None else last.generation)
+        generations = self._claims_above, self._generation, 0 if last is None else last.generation
+        self._claims_above = max(generations)
         self._positions = self._declare_to_all()
         of = self._positions.newest
         if not self._is_said and of is not None and of.servers <= len(self._links):
