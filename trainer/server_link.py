@@ -134,8 +134,11 @@ class Pending(Protocol):
         ...
 
     def check(self) -> None:
-        """Raises RingBroken or ServerRefused, if the server has refused it by now, or is not what it was.
-        Asks again one that was away, and does not wait for the answer."""
+        """Call the server again if it was away, without waiting for the answer.
+
+        Raises:
+            RingBroken, ServerRefused: the server has refused the call, or has lost its state.
+        """
         ...
 
     def forget(self) -> None:

@@ -147,10 +147,9 @@ class ParameterServers:
             self._addresses = (*addresses, *self._addresses[count:])
 
     def claim(self, worker: int) -> int:
-        """Greater than all that a server knows, and than all that this worker has known: servers that have
-        lost their logs know none, and what they are told now must not be taken for what was said before. Of
-        two roots that ask at the same time, as when one has been given up, each gets another number: it ends
-        with the worker's."""
+        """Greater than every generation that a server or this worker has known. (Servers that have lost their
+        logs know none; a reused number would make them look like those of an earlier ring.) Two roots that
+        claim at the same time get different numbers: each ends with the worker's."""
         last = self._last()
         generations = self._claims_above, self._generation, 0 if last is None else last.generation
         self._claims_above = max(generations)

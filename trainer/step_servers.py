@@ -202,7 +202,7 @@ class StepServers(ParameterServers):
         """Have all servers stand still. Returns in which arrangement they have the rows, and since which
         generation."""
         self._claimed = self.claim(worker)
-        self._claims_above = self._claimed  # with the next one, whoever answers then
+        self._claims_above = self._claimed  # the next must be greater, whatever servers have lost
         self._there = self._expected(self._positions)
         request = pb.SettleRequest(run_id=self._run_id, generation=self._claimed)
         told = self._ask("Settle", dict.fromkeys(range(self._there), request))
