@@ -95,7 +95,7 @@ class AnyOrder:
                     storage.check_room(storage.tables[number], len(ids))
                 storage.begin_with_rows(values)
             else:
-                taking = self.taking.begin(self._another_line())
+                taking = self.taking.begin(self._another_line(), request.since)
                 self._put(values)
                 storage.keep_beginning(f"snapshot-of-beginning-{request.attempt}", self._beginning(taking))
                 self.taking = taking
@@ -106,8 +106,9 @@ class AnyOrder:
 
     def take(self, request: pb.TakeRequest) -> pb.Taken:
         self._check(request, takes=True)
-        if self._storage.index:
-            raise Misplaced(f"steps are handed out by server 0, and this is server {self._storage.index}")
+        index, coordinator = self._storage.index, self._storage.arrangement.coordinator
+        if index != coordinator:
+            raise Misplaced(f"steps are handed out by server {coordinator}, and this is server {index}")
         if request.most < 1 or request.limit < 0:
             raise Invalid(f"{request.most} steps below {request.limit}: expected at least 1, below 0 or more")
         steps = self._leases.take(request.worker, request.most, self.taking.open(request.limit))
@@ -162,7 +163,7 @@ class AnyOrder:
 
     def keep(self, request: pb.KeepRequest) -> pb.Progress:
         self._check(request)
-        taking = self.taking.keep(Kept(request.step, request.order, request.ledger))
+        taking = self.taking.keep(_kept(request))
         if taking is not self.taking:
             self._storage.log.append(KEEP, _said(), request.SerializeToString())
             self.taking = taking
@@ -253,7 +254,7 @@ class AnyOrder:
         self.taking.speaks(request.generation)
         to = Arrangement.of(request.to)
         if self.taking.still or to != self._storage.arrangement:
-            lacks = self.taking.began and not (self._has(to) or self._fetched(to, request.since))
+            lacks = self.taking.began and not (self._has(to) or self._fetched(to, request.fetched))
             if self._storage.index in to.members and lacks:  # one that has nothing has still to begin there
                 there = self._storage.arrangement
                 raise Misplaced(f"the server is one of {there}, and has not what {to} would give it")
@@ -268,22 +269,26 @@ class AnyOrder:
             self._storage.drop_rows()
             self.taking = self.taking.lost()
 
-    def _fetched(self, to: Arrangement, since: int) -> bool:
+    def _fetched(self, to: Arrangement, generation: int) -> bool:
         """Whether all is here that this arrangement gives the server, fetched in that generation."""
         ready = self._moving.incoming
-        return ready is not None and ready.whole and ready.to == to and ready.request.generation == since
+        return (
+            ready is not None
+            and ready.request.generation == generation
+            and ready.gives(self._storage.index, to, ready.request.step)
+        )
 
     def _has(self, to: Arrangement) -> bool:
-        """Whether it has all that this arrangement gives it, and all of its steps are in that."""
-        there, index, taking = self._storage.arrangement, self._storage.index, self.taking
-        if to == there or not taking.began:
-            return taking.began
-        return not taking.waiting and bool((there.held(index) >= to.held(index)).all())
+        """Whether it has all that this arrangement gives it; and, if it is to have fewer rows, no step that
+        waits is still to be applied to them."""
+        held, wanted = (of.held(self._storage.index) for of in (self._storage.arrangement, to))
+        fewer = bool((held & ~wanted).any())
+        return self.taking.began and not (fewer and self.taking.waiting) and bool((held >= wanted).all())
 
     def _go_over(self, request: pb.ArrangeRequest, line: str) -> None:
         storage, to, index = self._storage, Arrangement.of(request.to), self._storage.index
         storage.wait_for_copy()
-        ready = self._moving.incoming if self._fetched(to, request.since) else None
+        ready = self._moving.incoming if self._fetched(to, request.fetched) else None
         before, taking = storage.arrangement, self.taking
         self._moving.drop()
         storage.arrangement = to
@@ -300,10 +305,12 @@ class AnyOrder:
             if taking.began:
                 taking = taking.moved(fetch.version, line, request.since)
             else:
-                taking = taking.joins(_ranges(fetch.steps), fetch.version, line, request.since)
+                kept = _kept(fetch.kept) if fetch.kept.ledger else None
+                taking = taking.joins(_ranges(fetch.steps), fetch.version, kept, line, request.since)
         elif taking.began:
-            for table in storage.tables:
-                table.keep(storage.has)
+            if (before.held(index) & ~to.held(index)).any():
+                for table in storage.tables:
+                    table.keep(storage.has)
             taking = taking.moved(0, line, request.since)
         else:
             taking = replace(taking, still=False)
@@ -353,6 +360,9 @@ class AnyOrder:
         told = pb.Position(generation=generation, step=t.step, empty=not t.began, arranged=t.arranged)
         if t.began and there.servers:
             told.arrangement.CopyFrom(there.told())
+        if (ready := self._moving.incoming) is not None and ready.whole:
+            told.fetched.CopyFrom(ready.to.told())
+            told.fetched_in = ready.request.generation
         return told
 
     def reach(self, request: pb.PullRequest | pb.ListRequest | pb.WritePartRequest) -> None:
@@ -370,6 +380,12 @@ class AnyOrder:
             raise Misplaced("rows are on their way to another arrangement of the servers")
         t = self.taking
         return self._storage.begin_capture(t.version, t.version, self.beginning(), _about(t.applied))
+
+    @property
+    def parts_are_whole(self) -> bool:
+        # A second copy has learned what this server has taken, and is in no part: in another one the row is
+        # as another server has it.
+        return self._storage.arrangement.copies < 2
 
     def rebased(self) -> None:
         """Nothing is undone here."""
@@ -411,8 +427,7 @@ class AnyOrder:
         elif kind == REOPEN:
             self.taking = self._reopened(pb.ReopenRequest.FromString(raw), said["line"])
         elif kind == KEEP:
-            keep = pb.KeepRequest.FromString(raw)
-            self.taking = self.taking.keep(Kept(keep.step, keep.order, keep.ledger))
+            self.taking = self.taking.keep(_kept(pb.KeepRequest.FromString(raw)))
         elif kind == SETTLE:
             self.taking = self.taking.settle(said["generation"])
         elif kind == ARRANGE:
@@ -461,7 +476,7 @@ class AnyOrder:
         if request.HasField("arrangement"):
             self._storage.arrangement = Arrangement.of(request.arrangement)
         self._put(values)
-        self.taking = self.taking.begin(line)
+        self.taking = self.taking.begin(line, request.since)
 
     def _put(self, values: Gradients) -> None:
         for number, (ids, rows) in values.of.items():
@@ -496,6 +511,10 @@ def _read_push(raw: Bytes) -> tuple[pb.PushRequest, list[memoryview]]:
 
 def _pushed(request: pb.PushRequest, gradients: Gradients, rate: float) -> Pushed:
     return Pushed(request.step, rate, gradients, request.loss, request.records)
+
+
+def _kept(request: pb.KeepRequest) -> Kept:
+    return Kept(request.step, request.order, request.ledger)
 
 
 def _said(**decided: Any) -> bytes:

@@ -81,6 +81,11 @@ class Way(Protocol):
         """The state as it is."""
         ...
 
+    @property
+    def parts_are_whole(self) -> bool:
+        """Whether the parts of a checkpoint have all that this server needs to begin with it."""
+        ...
+
     def rebased(self) -> None:
         """The log begins elsewhere."""
         ...
@@ -202,7 +207,8 @@ class Server:
         self._way.reach(request)
         self._check_arrangement(request)
         capture = self._way.capture()
-        self._storage.will_write(capture, request.step, request.attempt)
+        if self._way.parts_are_whole:
+            self._storage.will_write(capture, request.step, request.attempt)
         return capture
 
     def write(self, capture: Capture, request: pb.WritePartRequest) -> Part:

@@ -81,14 +81,20 @@ def read_checkpoint(
     themselves.
 
     Args:
-        alone: a server, and of how many: if the checkpoint is of so many, only its own part is read.
+        alone: a server, and of how many: if the checkpoint is of so many, all of which wrote a part, only its
+            own one is read.
 
     Raises:
         CheckpointError: it is not there, not whole, or of other tables.
     """
     found, said = _find(url, step, attempt), list[Mapping[str, Any]]()
     names = _names(found.manifest, found.directory)
-    only = alone[0] if alone is not None and len(names) == alone[1] else None
+    only = None
+    if alone is not None and len(names) == alone[1]:
+        with found.place.open(found.directory, names[0]) as file:
+            about = _about_of(file, f"{found.directory}: {names[0]}")
+        if about.get("servers") == alone[1]:  # else some were out, and the others had their rows
+            only = alone[0]
     for name in names:
         with found.place.open(found.directory, name) as file:
             digest = read(file, f"{found.directory}: {name}", tables, mine, room, said.append, only)
@@ -107,7 +113,8 @@ def read_start(start: pb.Start, tables: Sequence[Table], mine: Mine, room: Room)
     for name in _names(found.manifest, found.directory):
         where = f"{found.directory}: {name}"
         with found.place.open(found.directory, name) as file:
-            theirs = [(str(table["name"]), table["dim"]) for table in _about_of(file, where)]
+            tables_there = _about_of(file, where)["tables"]
+        theirs = [(str(table["name"]), table["dim"]) for table in tables_there]
         ours = {table.name: table for table in tables if table.name in start.tables}
         for missing in ours.keys() - {name for name, _ in theirs}:
             raise CheckpointError(f"{where}: it has no table {missing!r}")
@@ -137,8 +144,8 @@ class OfAnother(NamedTuple):
         return frozenset({"steps", "seen"} if self.slots else {"steps", "seen", "slots"})
 
 
-def _about_of(file: BinaryIO, where: str) -> list[dict[str, Any]]:
-    """The tables of a file."""
+def _about_of(file: BinaryIO, where: str) -> dict[str, Any]:
+    """What a file says of itself: with its `tables`."""
     try:
         size = int.from_bytes(_exactly(file, 8), "little")
         if size > files_of_tensors.MOST_HEADER_BYTES:
@@ -147,7 +154,8 @@ def _about_of(file: BinaryIO, where: str) -> list[dict[str, Any]]:
         (entry,) = (entry for name, entry in entries.items() if name.endswith(".about"))
         start, stop = entry["data_offsets"]
         file.seek(8 + size + start)
-        return list(json.loads(_exactly(file, stop - start))["tables"])
+        about: dict[str, Any] = json.loads(_exactly(file, stop - start))
+        return {**about, "tables": list(about["tables"])}
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise CheckpointDamaged(f"{where}: not a file of tensors of a parameter server: {error}") from error
 

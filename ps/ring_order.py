@@ -194,6 +194,10 @@ class RingOrder:
         step = self.steps.step
         return self._storage.begin_capture(step, step, [*self._beginning(self.steps), *staged], {})
 
+    @property
+    def parts_are_whole(self) -> bool:
+        return True  # all parts are of one step: second copies are the rows of another part
+
     def rebased(self) -> None:
         base = self._storage.log.base
         if base is not None and self.steps.step == base.step:

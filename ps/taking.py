@@ -1,4 +1,5 @@
-"""Which steps a server has taken, where they come in any order (mode=ps); and, of server 0, who makes which.
+"""Which steps a server has taken, where they come in any order (mode=ps); and, of the coordinator, who makes
+which.
 
     Take ──▶ held ──Push──▶ taken ──Reopen (another server has lost it)──▶ to be made again
                └──its worker is silent, or late──▶ handed out again
@@ -110,10 +111,10 @@ class Taking:
         loss, records: of the steps that were taken since something was kept: the sum over their records.
         kept: the newest.
         restored: the generation, step and attempt of the last going back.
-        others: of server 0: the lines that the other servers are in, as far as it was told.
+        others: of the coordinator: the lines that the other servers are in, as far as it was told.
         generation: of the last root that had it stand still.
         still: it takes no step until that one has it go on.
-        arranged: the generation in which the rows came that it has, where they came from other servers.
+        arranged: the generation since which it has its rows in the arrangement in which it is.
     """
 
     line: str = ""
@@ -161,9 +162,13 @@ class Taking:
 
     # --- the job begins, and goes back
 
-    def begin(self, line: str) -> Taking:
-        """With values that are in the rows then. Once."""
-        return self if self.began else replace(self, line=line)
+    def begin(self, line: str, since: int = 0) -> Taking:
+        """With values that are in the rows then. Once.
+
+        Args:
+            since: the generation of the root that has it begin.
+        """
+        return self if self.began else replace(self, line=line, arranged=since)
 
     def goes_back(self, generation: int, step: int, attempt: str) -> bool:
         """Whether it is to go back to that checkpoint; otherwise it has done so.
@@ -220,9 +225,9 @@ class Taking:
         if generation > self.generation:
             raise Misplaced(f"generation {generation} is not settled here: the server has lost its log")
 
-    def joins(self, steps: RangeSet, version: int, line: str, since: int) -> Taking:
+    def joins(self, steps: RangeSet, version: int, kept: Kept | None, line: str, since: int) -> Taking:
         """With rows of other servers, which have all taken these steps, and so many updates."""
-        return replace(self, line=line, version=version, taken=steps, still=False, arranged=since)
+        return replace(self, line=line, version=version, taken=steps, kept=kept, still=False, arranged=since)
 
     def moved(self, version: int, line: str, since: int) -> Taking:
         """With other rows than before: whoever speaks of the line before is late."""
@@ -286,7 +291,7 @@ class Taking:
         rest = tuple(one for one in self.waiting if one.step not in applied)
         return replace(self, version=self.version + 1, waiting=rest), update
 
-    # --- of server 0
+    # --- of the coordinator
 
     def reopen(self, steps: RangeSet, line: str, server: int = 0, server_line: str = "") -> Taking:
         """Those of these steps that are taken here are to be made again, because another server lacks them.

@@ -302,14 +302,16 @@ def served_learner_of(
 def step_servers_of(config: Config, stream: MasterStream, ring: Ring) -> StepServers:
     """Those that have all weights, and are not waited for when the ring is cut."""
     how, interrupt = config.ps, Interrupt()
+    patience = None if how.replicas < 2 else how.timeout_seconds
 
     def connect(index: int, address: str) -> Link:
-        return ServerLink(index, address, stream.token, interrupt)
+        return ServerLink(index, address, stream.token, interrupt, patience=patience)
 
     links = [connect(index, address) for index, address in enumerate(stream.servers)]
     servers = StepServers(
         links, stream.run_id, config.training.seed, interrupt,
-        how.grads_to_wait, how.max_staleness, how.scale_rate_by_staleness, connect, stream.servers,
+        how.grads_to_wait, how.max_staleness, how.scale_rate_by_staleness, how.replicas, connect,
+        stream.servers,
     )  # fmt: skip
 
     def cut() -> None:

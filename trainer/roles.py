@@ -59,7 +59,7 @@ class StepGradients:
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """How far the job is, as server 0 has it."""
+    """How far the job is, as the coordinator of its servers has it."""
 
     step: int = 0  # all steps below it are in all weights
     loss: float = 0.0  # of the steps since something was kept: the sum over their records
@@ -73,7 +73,7 @@ class Pulled:
     """Rows, and how many updates they have on each server."""
 
     rows: list[np.ndarray]  # of each table, float32 [n, dim]
-    versions: tuple[int, ...]
+    versions: Mapping[int, int]  # by the server's index
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from edl.contract.arrangement import Arrangement
-from edl.contract.modes import MOST_SERVERS
 from edl.contract.proto import edl_pb2 as pb
 from trainer.beginning import Beginning
 from trainer.ring.base import Ring, broadcast_bytes, broadcast_text
@@ -24,11 +23,14 @@ from trainer.session.state import Session
 from trainer.state import State
 
 
-def adopt(ring: Ring, root: int, servers: Any, arrangement: Arrangement) -> None:
-    """All members call the servers of this arrangement, where the root knows them: members whom different
-    masters have told of servers know different ones."""
-    addresses = broadcast_bytes(ring, json.dumps(servers.addresses).encode(), root)
-    servers.adopt(arrangement, json.loads(addresses))
+def adopt(ring: Ring, root: int, servers: Any, why: str = "") -> str:
+    """All members call the servers of the root's arrangement, where the root knows them: members whom
+    different masters have told of servers know different ones. Returns what the root says beside that."""
+    of = servers.arrangement
+    said = json.dumps([of.servers, of.replicas, of.out, servers.addresses, why]).encode()
+    count, replicas, out, addresses, why = json.loads(broadcast_bytes(ring, said, root))
+    servers.adopt(Arrangement(count, replicas, tuple(out)), addresses)
+    return why
 
 
 class RowServers:
@@ -76,17 +78,10 @@ class RowServers:
     def move(self, ring: Ring, form: FormRing) -> None:
         """The rows are where the master wants them, or stay where they are, as all ranks know when this
         returns. All who hold the state have the same one, so that any of them can go on with them."""
-        servers, why, root = self._servers, "", form.members.index(form.root)
-        told = np.zeros(3 + MOST_SERVERS, np.int64)
-        if form.root == self._session.worker:
-            why = servers.move(self._state.ledger.step) if servers.moves else ""
-            of = servers.arrangement
-            told[:3] = of.servers, of.replicas, bool(why)
-            told[[3 + index for index in of.out]] = 1
-        count, replicas, stays, *out = ring.broadcast(told, root).tolist()
-        away = tuple(index for index, is_out in enumerate(out) if is_out)
-        adopt(ring, root, servers, Arrangement(count, replicas, away))
-        self._stay = broadcast_text(ring, why, root) if stays else ""
+        servers, why = self._servers, ""
+        if form.root == self._session.worker and servers.moves:
+            why = servers.move(self._state.ledger.step)
+        self._stay = adopt(ring, form.members.index(form.root), servers, why)
 
     def tell(self, joined: pb.JoinedRing) -> None:
         """Add where the rows are."""

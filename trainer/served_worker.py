@@ -3,7 +3,7 @@ parameter servers (mode=ps).
 
     ride    form ─▶ meet ─▶ stretch, round, turn, stretch ... ─▶ close
     meet    the root sees to it that all servers have what there is; all take over what they have kept
-    stretch steps that server 0 hands out, in any order, up to the next boundary (trainer/stretch.py)
+    stretch steps that a server hands out, in any order, up to the next boundary (trainer/stretch.py)
 
 **The state is on the servers**, and the ledger with them. So whoever enters a ring has it, nobody is sent
 anything, and a worker leaves in the middle of a stretch, at once, without anybody's agreement.
@@ -11,8 +11,8 @@ anything, and a worker leaves in the middle of a stretch, at once, without anybo
 **A boundary** is the end of an epoch, or where the model is evaluated or written. There all steps before are
 in all weights, all ranks have the same ledger, and the ring makes rounds and turns as ever.
 
-**Another number of servers**: the stretch ends early, at a boundary of its own, where all servers have the
-same steps (`moves_at`). There rank 0 has the rows moved (`rearrange`), and all go on with those servers.
+**Other servers**, or one that is back: the stretch ends early, at a boundary of its own, where all servers
+have the same steps (`moves_at`). There rank 0 has the rows moved (`rearrange`), and all go on with those.
 
 **A server that has lost steps** has them made again, for it alone: before anything else, also where the ring
 was further already.
@@ -26,7 +26,6 @@ from typing import Any
 
 import numpy as np
 
-from edl.contract.arrangement import Arrangement
 from edl.contract.layout import Part
 from edl.contract.proto import edl_pb2 as pb
 from trainer import control
@@ -35,7 +34,7 @@ from trainer.epochs import Epochs, Turn
 from trainer.ledger import Ledger
 from trainer.log import log
 from trainer.refusals import check
-from trainer.ring.base import RingBroken, broadcast_bytes, broadcast_text
+from trainer.ring.base import RingBroken, broadcast_bytes
 from trainer.roles import Callbacks
 from trainer.row_servers import adopt
 from trainer.server_link import ServerRefused
@@ -69,7 +68,7 @@ class ServedWorker(Worker):
     # --- rings
 
     def read_ahead(self, form: FormRing, rank: int) -> None:
-        """Nothing: server 0 says which steps are this worker's."""
+        """Nothing: the coordinator says which steps are this worker's."""
 
     def enter(self, form: FormRing) -> None:
         self.stretch.servers.enter(form.addresses, form.servers)
@@ -94,21 +93,22 @@ class ServedWorker(Worker):
     def meet(self, form: FormRing, rank: int) -> None:
         """All members have the state that the servers have. The root sees to it that these are all there."""
         stretch, root, why, kept = self.stretch, form.members.index(form.root), "", b""
-        servers, told = stretch.servers, np.zeros(4, np.int64)
+        servers, told = stretch.servers, np.zeros(3, np.int64)
         if rank == root:
-            stretch.take_charge()
-            why = self.settle_servers(form)
+            why = self.settle_servers(form, stretch.take_charge())
             stretch.servers.introduce()
             if not (kept := stretch.servers.kept()):  # it has it, as was seen to
-                raise RingBroken("parameter server 0 has lost what it had since the ring began to form")
+                first = servers.coordinator
+                raise RingBroken(
+                    f"parameter server {first} has lost what it had since the ring began to form"
+                )
             if stretch.find_progress() < form.step and not why:  # whoever has seen to that has died of it
                 why = "a parameter server went back to a checkpoint"
-            told[:] = stretch.reached, servers.furthest, servers.arrangement.servers, servers.moves_at()
+            told[:] = stretch.reached, servers.furthest, servers.moves_at()
         else:
             self.batches.take(form.layout, Part.even(0, 1))
-        step, furthest, count, self.moves_at = self.ring.broadcast(told, root).tolist()
-        adopt(self.ring, root, servers, Arrangement(count))
-        if why := broadcast_text(self.ring, why, root):
+        step, furthest, self.moves_at = self.ring.broadcast(told, root).tolist()
+        if why := adopt(self.ring, root, servers, why):
             self.report.went_back()
             stretch.forget()
         kept = broadcast_bytes(self.ring, kept, root)
@@ -121,13 +121,17 @@ class ServedWorker(Worker):
         self.caller = 0
         state = self.state
         state.is_held = self.is_up = True
+        of = servers.arrangement
         self.joined = pb.JoinedRing(
-            step=step, round=state.round, turn=state.turn, went_back=why, servers=count
+            step=step, round=state.round, turn=state.turn, went_back=why, servers=of.servers, out=of.out
         )
         self.session.say(form.generation, joined_ring=self.joined)
 
-    def settle_servers(self, form: FormRing) -> str:
+    def settle_servers(self, form: FormRing, all_go_back: bool) -> str:
         """Of the root: servers that have nothing begin with what there is.
+
+        Args:
+            all_go_back: also those that have rows.
 
         Returns:
             why all had to go back, or some steps have to be made again; empty: neither.
@@ -142,7 +146,8 @@ class ServedWorker(Worker):
             return ""
         names = " and ".join(f"parameter server {index}" for index in lost)
         why = f"{names} has lost its log and rows" if len(lost) == 1 else f"{names} have lost logs and rows"
-        if len(lost) < stretch.servers.count:
+        all_go_back = all_go_back or len(lost) == stretch.servers.count
+        if not all_go_back:
             if not self.bring_back(lost):  # with the first weights, and then all steps again
                 self.beginning.take_first()
                 if self.beginning.warm_start is not None:
@@ -150,22 +155,24 @@ class ServedWorker(Worker):
                 stretch.begin(lost)
             again = stretch.has_steps  # else the job was about to begin when somebody died
         else:
-            again = stretch.reached > 0 or form.step > 0
+            again = stretch.has_steps or stretch.reached > 0 or form.step > 0
             self.beginning.take_first()
             self.state.begin_with(Ledger())
-            if self.beginning.restore_checkpoint(self.beginning.known):
-                assert self.checkpoints is not None
+            whole = self.beginning.restore_checkpoint(self.beginning.known)
+            if whole and self.checkpoints is not None and self.checkpoints.restored_step:
                 attempt = self.checkpoints.attempt
                 stretch.servers.restart_as(self.checkpoints.restored_servers)
                 stretch.servers.go_back(self.checkpoints.restored_step, attempt)
             else:
+                if len(lost) < stretch.servers.count:
+                    stretch.servers.go_back(0, "")
                 if self.beginning.warm_start is not None:
                     self.beginning.warm_start()
                 stretch.begin()
         if again:
             stretch.forget()
         if not stretch.servers.kept():
-            if len(lost) < stretch.servers.count:
+            if not all_go_back:
                 self.state.begin_with(Ledger())
             stretch.keep(self.state.ledger)
         return why if again else ""
@@ -173,7 +180,10 @@ class ServedWorker(Worker):
     def bring_back(self, lost: list[int]) -> bool:
         """Servers that have lost all begin with their rows of the newest checkpoint that they can begin with:
         one of another number of servers may be of different steps. False: there is none."""
-        for step, attempt in self.checkpoints.whole if self.checkpoints is not None else ():
+        there = self.checkpoints.whole if self.checkpoints is not None else ()
+        for step, attempt in there:
+            if not step:  # nothing is in it that a server could begin with
+                continue
             try:
                 self.stretch.servers.bring_back(lost, step, attempt)
             except ServerRefused as error:
@@ -247,17 +257,16 @@ class ServedWorker(Worker):
     def rearrange(self, generation: int, rank: int) -> None:
         """Nobody makes a step, and all know the same ledger: the rows move to where the master wants them, or
         stay where they are, or can move at a later step, as all ranks know when this returns."""
-        stretch, why, told = self.stretch, "", np.zeros(3, np.int64)
+        stretch, why, told = self.stretch, "", np.zeros(1, np.int64)
         if rank == 0:
-            at, why = stretch.servers.move_rows(self.session.worker)
-            told[:] = stretch.servers.arrangement.servers, at, bool(why)
-        servers, self.moves_at, stays = self.ring.broadcast(told, 0).tolist()
-        why = broadcast_text(self.ring, why, 0) if stays else ""
-        stretch.servers.adopt(Arrangement(servers))
+            told[0], why = stretch.servers.move_rows(self.session.worker)
+        self.moves_at = int(self.ring.broadcast(told, 0)[0])
+        why = adopt(self.ring, 0, stretch.servers, why)
         stretch.forget()  # steps that were held, and weights: they are of the servers before
         stretch.look()
         if self.moves_at == NOWHERE:
-            self.joined.servers, self.joined.servers_stay = servers, why
+            of = stretch.servers.arrangement
+            self.joined.servers, self.joined.out[:], self.joined.servers_stay = of.servers, of.out, why
             self.session.say(generation, joined_ring=self.joined)
 
     def agree(self, generation: int, rank: int, size: int) -> bool:
@@ -285,6 +294,8 @@ class ServedWorker(Worker):
         if self.checkpoints is None or not self.session.checkpoint_is_due(generation):
             return
         alone = Place(generation, self.session.worker, 0, 1)
+        if self.stretch.servers.arrangement.out:  # of other steps than the rows that they had would be
+            return
         if self.state.step < step < limit and self.checkpoints.ready(alone, step, self.steps, self.epochs):
             self.stretch.pull_all(step)
             self.checkpoints.begin(alone, self.state.ledger, self.steps, self.batches.layout, step)

@@ -4,6 +4,8 @@ which of them have the rows of a step, in which arrangement, and if not all rows
 Promise: it is arithmetic. Nothing is asked and nobody is waited for, and the same answers give the same
 arrangement and the same words, whichever root has them. The calls are in trainer/servers.py.
 
+Steps of a ring (mode=hybrid): `Positions.which`. Steps in any order (mode=ps): `going`.
+
 Who was away when the rows moved still speaks of where they were. So of what servers say of an arrangement,
 only what those say counts that are in the newest generation: before rows move, all who have them are in it.
 """
@@ -135,6 +137,55 @@ class Positions:
         said = self._arranged()
         newest = max((position.generation for position in said), default=0)
         return [Arrangement.of(position.arrangement) for position in said if position.generation == newest]
+
+
+@dataclass(frozen=True, slots=True)
+class Going:
+    """In which arrangement servers go on whose steps come in any order (mode=ps).
+
+    Args:
+        arrangement: without the servers that have not what it gives them.
+        since: the generation in which they went over to it; 0: they do so now.
+        fetched: the one in which rows were fetched for it.
+        missing: if no others have their rows, the servers that lack some.
+    """
+
+    arrangement: Arrangement
+    since: int = 0
+    fetched: int = 0
+    missing: tuple[int, ...] = ()
+
+
+def going(found: Mapping[int, pb.Position]) -> Going | None:
+    """As servers say that stand still; None: none of them has any rows.
+
+    The one that has gone over last knows the arrangement. No step is made in it before all are in it: so
+    who has what it gives him, of the one before or fetched, has what counts. A server that was left out is
+    not one of its members.
+    """
+    have = {index: position for index, position in found.items() if not position.empty}
+    if not have:
+        return None
+    newest = have[max(have, key=lambda index: (have[index].arranged, -index))]
+    of, since = Arrangement.of(newest.arrangement), newest.arranged
+    if of.copies < 2:
+        return Going(of, since, since)
+    lacking = tuple(index for index in of.members if not _goes_over(index, found.get(index), of, since))
+    if not lacking:
+        return Going(of, since, since)
+    left = of.without(lacking)
+    return Going(left, 0, since) if left.is_whole else Going(of, since, since, lacking)
+
+
+def _goes_over(index: int, position: pb.Position | None, to: Arrangement, since: int) -> bool:
+    """Whether a server has what an arrangement gives it, to which others went over in this generation."""
+    if position is None:
+        return False
+    ready = Arrangement.of(position.fetched) if position.HasField("fetched") else None
+    if ready is not None and position.fetched_in == since and ready.servers == to.servers:
+        return bool((ready.held(index) >= to.held(index)).all())
+    there = Arrangement.of(position.arrangement)
+    return not position.empty and bool((there.held(index) >= to.held(index)).all())
 
 
 def has_dropped(position: pb.Position, step: int, last: Commit | None) -> bool:

@@ -167,11 +167,15 @@ class ParameterServers:
     def _wait_for(self, servers: Iterable[int]) -> None:
         """Those that were away may know a greater generation than any that was found when this one was
         claimed, or this very one, in which something else was said."""
+        self._find_late(servers)
+        self._generation = max(self._generation, self._next_generation())
+
+    def _find_late(self, servers: Iterable[int]) -> None:
+        """Where all are, and these, too, which were away."""
         found = self._declare(sorted({*self._positions.found, *servers}))
         most = self._expected(Positions(found))
         away = (index for index in self._positions.away if index < most and index not in found)
         self._positions = Positions(found, tuple(away))
-        self._generation = max(self._generation, self._next_generation())
 
     @property
     def generation(self) -> int:

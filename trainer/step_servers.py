@@ -1,20 +1,26 @@
 """All parameter servers of a job in which workers take steps in any order (mode=ps), as one worker sees them.
 
-    take    server 0 says which steps this worker makes
+    take    the coordinator says which steps this worker makes
     pull    rows as they are now, of all tables: those of the batch, and the dense weights
-    push    what a step has to teach, to all servers but 0, and then to server 0
+    push    what a step has to teach, to all servers but the coordinator, and then to that one
 
-Promise: a step that server 0 has, all servers have. Each server takes each step once, whoever brings it and
-however often: so every call may be made again, and a step that was pushed to some servers only, because its
-worker died, is made again and counts where it is missing.
+Promise: a step that the coordinator has, all servers have. Each server takes each step once, whoever brings
+it and however often: so every call may be made again, and a step that was pushed to some servers only,
+because its worker died, is made again and counts where it is missing. The coordinator is the first server
+that is not out: server 0, as long as each row is on one server.
 
 A server that went back to a checkpoint is on another `line`: whoever speaks of the one before is refused, and
 finds that as RingBroken. The root of the next ring sees to it.
 
-**Another number of servers**: when all have taken the same steps, they stand still, those that are to have
-more rows fetch them, and all go over, server 0 first. So as long as server 0 has not, everybody belongs to
-the old arrangement, and from then on to the new one: the root of each ring has all servers stand still, and
-go on in that of server 0 (`take_charge`). Whoever was a root before is not heard any more.
+**Another arrangement**: when all have taken the same steps, they stand still, those that are to have more
+rows fetch them, and all go over, one of them first. Where that one is, all belong: the root of each ring has
+all servers stand still, and go on in the newest arrangement that one of them knows (`take_charge`). Whoever
+was a root before is not heard any more.
+
+**Where each row is on two servers**, both take each step, each in its own order: so each copy has learned
+each step once, and they differ as much as steps do that are made in another order. A server that is away
+is left out; it comes back as one that is to have more rows. If only those come back that were left out, they
+know themselves as members and go on: what they lack is made again, as of servers that have lost their logs.
 """
 
 from __future__ import annotations
@@ -22,7 +28,6 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
@@ -34,6 +39,7 @@ from trainer.ring.base import RingBroken
 from trainer.roles import Pulled, Start, StepGradients, Table, Whole
 from trainer.server_link import Interrupt, Link, Request, ServerRefused
 from trainer.server_messages import ids_asked, put_together, start_told
+from trainer.server_positions import Going, going
 from trainer.servers import ParameterServers
 
 LAST = 1 << 62  # more steps than any job has
@@ -45,36 +51,40 @@ class StepServers(ParameterServers):
     """The servers of one job.
 
     Args:
-        links, run_id, seed, interrupt, connect, addresses: as of ParameterServers.
+        links, run_id, seed, interrupt, replicas, connect, addresses: as of ParameterServers.
         grads_to_wait, max_staleness, scale_rate: see ps.proto, Asynchronous.
     """
 
     def __init__(
         self, links: Sequence[Link], run_id: str, seed: int, interrupt: Interrupt | None = None,
-        grads_to_wait: int = 1, max_staleness: int = 0, scale_rate: bool = False,
+        grads_to_wait: int = 1, max_staleness: int = 0, scale_rate: bool = False, replicas: int = 1,
         connect: Callable[[int, str], Link] | None = None, addresses: Sequence[str] = (),
     ):  # fmt: skip
-        super().__init__(links, run_id, seed, interrupt, connect=connect, addresses=addresses)
+        super().__init__(links, run_id, seed, interrupt, replicas, connect, addresses)
         self._asynchronous = pb.Asynchronous(
             grads_to_wait=grads_to_wait, max_staleness=max_staleness, scale_rate=scale_rate
         )
         self._lines: dict[int, str] = {}
-        self._known: dict[bytes, Shares] = {}  # of ids that are asked for again and again
-        self._there = len(links)  # servers that have rows, or are to have some
+        self._known: dict[bytes, tuple[Shares, ...]] = {}  # of ids that are asked for again and again
+        self._there: tuple[int, ...] = ()  # servers that have rows, or are to have some, and answer
         self._claimed = 0  # the generation in which this worker has had servers stand still
         self.furthest = 0  # of the steps that any server has taken, the one after the last
-        self.progress = Whole()  # as server 0 has told it last
+        self.progress = Whole()  # as the coordinator has told it last
 
     def declare(self, tables: Sequence[Table]) -> None:
         """The tables of this job, for all calls from now on."""
         self._tables = tuple(tables)
 
+    @property
+    def coordinator(self) -> int:
+        return self._arrangement.coordinator
+
     # --- where they are
 
     def look(self) -> dict[int, pb.Description]:
         """What each server has, and of which line it is: calls from now on are of that one."""
-        self._declare(range(self.count))
-        found = self._ask("Describe", dict.fromkeys(range(self.count), pb.DescribeRequest()))
+        self._ask("Declare", dict.fromkeys(self._members, self._tables_told()))
+        found = self._ask("Describe", dict.fromkeys(self._members, pb.DescribeRequest()))
         self._lines = {index: told.line for index, told in found.items()}
         self.furthest = _furthest(found)
         return found
@@ -85,15 +95,16 @@ class StepServers(ParameterServers):
         Args:
             only: on these servers; None: on all.
         """
-        asked, start = tuple(range(self.count) if only is None else only), self._start
+        asked, start = tuple(self._members if only is None else only), self._start
         attempt = secrets.token_hex(8) if start.tables or start.rows else ""
         pages = [*self._pages_of(start), values] if attempt else [values]
         for number, page in enumerate(pages):
-            shares = [Shares(ids, self._arrangement) for ids, _ in page]
+            shares = [self._shares(ids) for ids, _ in page]
             requests = {
                 index: pb.BeginRequest(
                     run_id=self._run_id, values=_of(index, page, shares), attempt=attempt, page=number,
-                    arrangement=self._arrangement.told(), more=number + 1 < len(pages),
+                    arrangement=self._arrangement.told(), since=self._claimed,
+                    more=number + 1 < len(pages),
                     start=start_told(start) if attempt and not number else None,
                 )
                 for index in asked
@@ -113,7 +124,7 @@ class StepServers(ParameterServers):
 
     def go_back(self, step: int, attempt: str) -> None:
         """All servers go back to the checkpoint of this step; 0: they have nothing then."""
-        self._restore(range(self.count), step, attempt, self._claimed)
+        self._restore(self._members, step, attempt, self._claimed)
 
     def bring_back(self, lost: Sequence[int], step: int, attempt: str) -> None:
         """Servers that have lost all that they had begin with their parts of that checkpoint. What they lack
@@ -121,18 +132,19 @@ class StepServers(ParameterServers):
         self._restore(lost, step, attempt, 0)
 
     def introduce(self) -> None:
-        """Tell server 0 in which line the others are, and what they lack there: that is made again, whatever
-        server 0 has. Before anybody makes a step with them."""
+        """Tell the coordinator in which line the others are, and what they lack there: that is made again,
+        whatever the coordinator has. Before anybody makes a step with them."""
+        first = self.coordinator
         for index, told in self.look().items():
-            if not index:
+            if index == first:
                 continue
             lack = RangeSet.of([(0, LAST)]).minus(_ranges(told.taken))
             request = pb.ReopenRequest(
-                run_id=self._run_id, line=self._lines[0], server=index, server_line=told.line,
+                run_id=self._run_id, line=self._lines[first], server=index, server_line=told.line,
                 steps=pb.Steps(bounds=[bound for piece in lack for bound in piece]),
             )  # fmt: skip
-            progress = self._ask("Reopen", {0: request})[0]
-            self._lines[0] = progress.line
+            progress = self._ask("Reopen", {first: request})[first]
+            self._lines[first] = progress.line
             self._told(progress)
 
     def _restore(self, some: Iterable[int], step: int, attempt: str, generation: int) -> None:
@@ -145,10 +157,16 @@ class StepServers(ParameterServers):
 
     # --- another arrangement
 
-    def take_charge(self, worker: int) -> None:
+    def take_charge(self, worker: int) -> bool:
         """The root of a new ring: from now on no earlier one is heard, and all servers go on in the
-        arrangement in which they have the rows. A move that was begun is ended, or given up."""
-        self._go_on(*self._stand_still(worker))
+        arrangement in which they have the rows. A move that was begun is ended, or given up.
+
+        Returns:
+            whether rows are lost that were on two servers: then all servers are to go back.
+        """
+        of = self._stand_still(worker)
+        self._go_on(of)
+        return bool(of.missing)
 
     def moves_at(self) -> int:
         """The step at which rows can move to where they are to be: when all below it are made, all servers
@@ -166,31 +184,38 @@ class StepServers(ParameterServers):
         Raises:
             RingBroken: it is called off. One arrangement is whole then, and the next root finds it.
         """
-        of, since = self._stand_still(worker)
+        place = self._stand_still(worker)
+        of, to, why = place.arrangement, self._wanted.without(self._positions.away), ""
         told = self._ask("Describe", dict.fromkeys(of.members, pb.DescribeRequest()))
-        if any(one.taken != told[0].taken or one.waiting or one.position.empty for one in told.values()):
-            self._go_on(of, since)
+        first = told[of.coordinator]
+        if any(one.taken != first.taken or one.waiting or one.position.empty for one in told.values()):
+            self._go_on(place)
             self.look()
             return self.furthest, ""
-        to, why = self._wanted, ""
+        if to in (of, of.without(self._positions.away)) or not to.is_whole:  # who was to have rows is away
+            self._go_on(place)
+            self.introduce()
+            return NOWHERE, ""
         fetch = pb.FetchRequest(
             run_id=self._run_id, generation=self._claimed, of=of.told(), to=to.told(),
-            addresses=self._addresses, steps=told[0].taken, version=max(one.version for one in told.values()),
+            addresses=self._addresses, steps=first.taken, version=max(one.version for one in told.values()),
+            kept=self._ask("Kept", {of.coordinator: pb.KeptRequest(run_id=self._run_id)})[of.coordinator],
         )  # fmt: skip
         gaining = [index for index in to.members if (to.held(index) & ~of.held(index)).any()]
         try:
             self._ask("Fetch", dict.fromkeys(gaining, fetch))
         except ServerRefused as error:
-            self._go_on(of, since)
+            self._go_on(place)
             why = str(error)
         else:
-            self._go_on(to, self._claimed)
+            self._go_on(Going(to, fetched=self._claimed))
         self.introduce()
         return NOWHERE, why
 
     def restart_as(self, servers: int) -> None:
-        """None of them has rows: the first so many begin, as those did whose checkpoint is gone back to, if
-        there are so many; then the rows move. Each has a part of its own then, of whatever steps."""
+        """None of them has rows that count: so many begin, as those did whose checkpoint is gone back to, if
+        there are so many; then the rows move, also to a second server. Each has a part of its own then, of
+        whatever steps."""
         if 0 < servers <= len(self._links):
             self.adopt(Arrangement(servers))
 
@@ -198,42 +223,60 @@ class StepServers(ParameterServers):
         super().adopt(arrangement, addresses)
         self._known.clear()
 
-    def _stand_still(self, worker: int) -> tuple[Arrangement, int]:
-        """Have all servers stand still. Returns in which arrangement they have the rows, and since which
-        generation."""
+    def _stand_still(self, worker: int) -> Going:
+        """Have all servers stand still that answer, and all that are needed. Returns in which arrangement
+        they can go on."""
         self._claimed = self.claim(worker)
-        self._claims_above = self._claimed  # the next must be greater, whatever servers have lost
-        self._there = self._expected(self._positions)
-        request = pb.SettleRequest(run_id=self._run_id, generation=self._claimed)
-        told = self._ask("Settle", dict.fromkeys(range(self._there), request))
-        have = {index: one for index, one in told.items() if not one.empty}
-        if not have:
-            return self._wanted, 0
-        # Server 0 goes over first; if it has lost its log, who went over last knows.
-        index = 0 if 0 in have else max(have, key=lambda index: have[index].arranged)
-        found = Arrangement.of(have[index].arrangement)
-        if found.servers > len(self._links):
-            raise RingBroken(f"rows are on {found}, and the master has named {len(self._links)} so far")
-        return found, have[index].arranged
+        while True:
+            self._claims_above = self._claimed  # the next must be greater, whatever servers have lost
+            most, away = self._expected(self._positions), self._positions.away
+            self._there = tuple(index for index in range(most) if index not in away)
+            request = pb.SettleRequest(run_id=self._run_id, generation=self._claimed)
+            told = self._ask("Settle", dict.fromkeys(self._there, request))
+            of = going(told)
+            if of is None:
+                of = Going(self._wanted.without(away))
+                if of.arrangement.is_whole or not away:
+                    return of
+            elif not {*of.missing} & {*away}:
+                if of.arrangement.servers > len(self._links):
+                    raise RingBroken(
+                        f"rows are on {of.arrangement}, and the master has named {len(self._links)} so far"
+                    )
+                return of
+            self._find_late(away[:1])  # it may have what is missing
+            self._claimed = self._next_generation()
 
-    def _go_on(self, to: Arrangement, since: int) -> None:
-        """Have all servers go on, in this arrangement: server 0 first."""
-        request = pb.ArrangeRequest(run_id=self._run_id, generation=self._claimed, to=to.told(), since=since)
-        for some in ([0], range(1, self._there)):
+    def _go_on(self, of: Going) -> None:
+        """Have all servers go on, in this arrangement."""
+        to = of.arrangement
+        request = pb.ArrangeRequest(
+            run_id=self._run_id, generation=self._claimed, to=to.told(), since=of.since or self._claimed,
+            fetched=of.fetched,
+        )  # fmt: skip
+        first = to.coordinator
+        for some in ([first], [index for index in self._there if index != first]):
             self._ask("Arrange", dict.fromkeys(some, request))
         self.adopt(to)
 
     # --- what the workers have to know beside the weights
 
     def keep(self, step: int, order: int, ledger: bytes) -> None:
-        request = pb.KeepRequest(
-            run_id=self._run_id, line=self._lines[0], step=step, order=order, ledger=ledger
-        )
-        self._told(self._ask("Keep", {0: request})[0])
+        """All servers keep it: the coordinator last, so that it is nowhere lost that has it."""
+        requests = {
+            index: pb.KeepRequest(
+                run_id=self._run_id, line=self._lines[index], step=step, order=order, ledger=ledger
+            )
+            for index in self._members
+        }
+        for some in self._coordinator_last(requests):
+            answers = self._ask("Keep", some)
+        self._told(answers[self.coordinator])
 
     def kept(self) -> bytes:
         """Empty: nothing was kept yet."""
-        kept: bytes = self._ask("Kept", {0: pb.KeptRequest(run_id=self._run_id)})[0].ledger
+        first = self.coordinator
+        kept: bytes = self._ask("Kept", {first: pb.KeptRequest(run_id=self._run_id)})[first].ledger
         return kept
 
     # --- steps
@@ -241,10 +284,11 @@ class StepServers(ParameterServers):
     def take(self, worker: int, most: int, limit: int) -> list[int]:
         """Steps below `limit` that this worker is to make; none: there are none that nobody makes. How far
         all are is in `progress` then."""
+        first = self.coordinator
         request = pb.TakeRequest(
-            run_id=self._run_id, line=self._lines[0], worker=worker, most=most, limit=limit
+            run_id=self._run_id, line=self._lines[first], worker=worker, most=most, limit=limit
         )
-        taken = self._ask("Take", {0: request})[0]
+        taken = self._ask("Take", {first: request})[first]
         self._told(taken.progress)
         return [step for start, stop in _ranges(taken.steps) for step in range(start, stop)]
 
@@ -253,18 +297,16 @@ class StepServers(ParameterServers):
         Args:
             ids: of each table, int64 [n], each once.
         """
-        shares = [self._shares(each) for each in ids]
+        shares = [self._shares(each)[0] for each in ids]
         requests = {
             index: pb.PullRequest(
-                run_id=self._run_id,
-                servers=self._arrangement.servers,
-                ids=ids_asked(index, shares),
+                run_id=self._run_id, arrangement=self._arrangement.told(), ids=ids_asked(index, shares)
             )
-            for index in range(self.count)
+            for index in self._members
         }
         answers = self._ask("Pull", requests)
         found = put_together(ids, self._tables, shares, requests, answers)
-        return Pulled(found, tuple(answers[index].version for index in range(self.count)))
+        return Pulled(found, {index: answer.version for index, answer in answers.items()})
 
     def all_rows(self, table: int, step: int = 0) -> tuple[np.ndarray, np.ndarray]:
         """
@@ -283,7 +325,7 @@ class StepServers(ParameterServers):
 
     def _lines_with(self, step: int) -> dict[int, str]:
         """In which line each server has all steps below this one. Raises: RingBroken, if one has not."""
-        found = self._ask("Describe", dict.fromkeys(range(self.count), pb.DescribeRequest()))
+        found = self._ask("Describe", dict.fromkeys(self._members, pb.DescribeRequest()))
         for index, told in found.items():
             if told.position.empty:
                 raise RingBroken(f"parameter server {index} has lost its log and rows")
@@ -293,7 +335,7 @@ class StepServers(ParameterServers):
                 raise RingBroken(f"parameter server {index} has taken steps after the {step:,} of the model")
         return {index: told.line for index, told in found.items()}
 
-    def push(self, made: StepGradients, worker: int, versions: Sequence[int]) -> bool:
+    def push(self, made: StepGradients, worker: int, versions: Mapping[int, int]) -> bool:
         """Bring a step's gradients. False: a server refuses them, since the weights were too old; the step is
         to be made again.
 
@@ -308,31 +350,29 @@ class StepServers(ParameterServers):
                 gradients=_of(index, made.gradients, shares),
                 loss=made.loss, records=made.records, skipped=made.skipped,
             )
-            for index in range(self.count)
+            for index in self._members
         }  # fmt: skip
-        for some in ({index: r for index, r in requests.items() if index}, {0: requests[0]}):
-            if any(answer.refused for answer in self._pushed(some).values()):
+        for some in self._coordinator_last(requests):
+            answers = self._ask("Push", some)
+            if self.coordinator in answers:
+                self._told(answers[self.coordinator])
+            if any(answer.refused for answer in answers.values()):
                 return False
         return True
-
-    def _pushed(self, requests: Mapping[int, Request]) -> dict[int, Any]:
-        answers = self._ask("Push", requests)
-        if 0 in answers:
-            self._told(answers[0])
-        return answers
 
     def drain(self, step: int) -> None:
         """All steps below it are here: have all servers apply what waits for others."""
         requests = {
             index: pb.DrainRequest(run_id=self._run_id, line=self._lines[index], step=step)
-            for index in range(self.count)
+            for index in self._members
         }
-        self._told(self._ask("Drain", requests)[0])
+        self._told(self._ask("Drain", requests)[self.coordinator])
 
     def find(self) -> None:
-        """Have server 0 tell how far the job is."""
-        request = pb.DrainRequest(run_id=self._run_id, line=self._lines[0], step=0)  # of no steps
-        self._told(self._ask("Drain", {0: request})[0])
+        """Have the coordinator tell how far the job is."""
+        first = self.coordinator
+        request = pb.DrainRequest(run_id=self._run_id, line=self._lines[first], step=0)  # of no steps
+        self._told(self._ask("Drain", {first: request})[first])
 
     def pause(self, seconds: float) -> None:
         """Raises: RingBroken, as soon as the ring is cut."""
@@ -343,27 +383,33 @@ class StepServers(ParameterServers):
         p = progress
         self.progress = Whole(p.step, p.loss, p.records, p.version, p.repeated)
 
-    def _shares(self, ids: np.ndarray) -> Shares:
-        """Those of the dense weights are the same again and again."""
-        if ids.flags.writeable:
-            return Shares(ids, self._arrangement)
+    def _shares(self, ids: np.ndarray) -> tuple[Shares, ...]:
+        """Who is asked for which of these ids, and who has them beside that one. Those of the dense weights
+        are the same again and again."""
         key = id(ids).to_bytes(8, "little")
-        if (known := self._known.get(key)) is None or known.ids is not ids:
-            known = self._known[key] = Shares(ids, self._arrangement)
-        return known
+        if not ids.flags.writeable and (known := self._known.get(key)) is not None and known[0].ids is ids:
+            return known
+        of = self._arrangement
+        shares = tuple(Shares(ids, of, second) for second in ((False, True) if of.copies > 1 else (False,)))
+        if not ids.flags.writeable:
+            self._known[key] = shares
+        return shares
+
+    def _coordinator_last(self, requests: dict[int, Request]) -> tuple[dict[int, Request], ...]:
+        first = self.coordinator
+        return {index: one for index, one in requests.items() if index != first}, {first: requests[first]}
 
 
-def _of(index: int, values: Values, shares: Sequence[Shares]) -> list[pb.Gradients]:
-    """What of them is a server's."""
-    return [
-        pb.Gradients(
-            table=table,
-            ids=encoded(ids[share.of(index)], IDS),
-            values=encoded(rows[share.of(index)], VALUES),
-        )
-        for table, ((ids, rows), share) in enumerate(zip(values, shares, strict=True))
-        if share.has(index)
-    ]
+def _of(index: int, values: Values, shares: Sequence[Sequence[Shares]]) -> list[pb.Gradients]:
+    """What of them a server is told, of all their copies."""
+    found = []
+    for table, ((ids, rows), copies) in enumerate(zip(values, shares, strict=True)):
+        if mine := [share.of(index) for share in copies if share.has(index)]:
+            here = mine[0] if len(mine) == 1 else np.concatenate(mine)
+            found.append(
+                pb.Gradients(table=table, ids=encoded(ids[here], IDS), values=encoded(rows[here], VALUES))
+            )
+    return found
 
 
 def _furthest(told: Mapping[int, pb.Description]) -> int:

@@ -4,12 +4,12 @@
     then: drain, keep, and all pull the same weights
 
 Between two boundaries (the ends of epochs, and where the model is evaluated or written) workers do not wait
-for each other: server 0 hands out steps, and each worker makes them alone. At a boundary all have the same
-weights, and the ring evaluates and calls callbacks as ever. So the ring is formed as ever, and only has
-nothing to sum inside a stretch.
+for each other: one server, the coordinator, hands out steps, and each worker makes them alone. At a boundary
+all have the same weights, and the ring evaluates and calls callbacks as ever. So the ring is formed as ever,
+and only has nothing to sum inside a stretch.
 
-**The state is on the servers.** What the job has to know beside the weights, the ledger, is kept by server 0
-at each boundary: whoever comes goes on from it. Nothing is lost with any worker, or with all of them.
+**The state is on the servers.** What the job has to know beside the weights, the ledger, is kept by the
+servers at each boundary: whoever comes goes on from it. Nothing is lost with any worker, or with all of them.
 
 **Every record counts once in every weight**: a server takes each step once. A step that was in the making
 when a worker died, or a server lost its log, is made again and counts where it is missing. So weights on two
@@ -78,7 +78,7 @@ class Servers(Protocol):
 
     @property
     def progress(self) -> Whole:
-        """As server 0 has told it last."""
+        """As the coordinator has told it last."""
         ...
 
     @property
@@ -100,7 +100,10 @@ class Servers(Protocol):
 
     def begin(self, values: Values, only: Iterable[int] | None = None) -> None: ...
 
-    def take_charge(self, worker: int) -> None: ...
+    @property
+    def coordinator(self) -> int: ...
+
+    def take_charge(self, worker: int) -> bool: ...
 
     def moves_at(self) -> int: ...
 
@@ -127,7 +130,7 @@ class Servers(Protocol):
 
     def rows_now(self, ids: Sequence[np.ndarray]) -> Pulled: ...
 
-    def push(self, made: StepGradients, worker: int, versions: Sequence[int]) -> bool: ...
+    def push(self, made: StepGradients, worker: int, versions: Mapping[int, int]) -> bool: ...
 
     def drain(self, step: int) -> None: ...
 
@@ -165,19 +168,20 @@ class Stretch:
         self.furthest = 0  # of those that any server has taken, the one after the last; as the ring knows it
         self.at_boundary = True  # its weights are those of one, and not of a moment after it
         # Of the step in progress:
-        self._versions: tuple[int, ...] = ()  # of the weights that it is made with
+        self._versions: Mapping[int, int] = {}  # of the weights that it is made with, by server
         self._with_rows = False  # the dense weights are still to be pulled, together with its rows
         self._staged: Sequence[tuple[np.ndarray, np.ndarray]] = ()
         self._since_pull = 0  # steps that were made since the dense weights were pulled
-        self._dense_versions: tuple[int, ...] = ()
+        self._dense_versions: Mapping[int, int] = {}
         self._saved = 0  # the model that is saved has the steps below it; 0: none is
 
     # --- where the job is
 
-    def take_charge(self) -> None:
-        """As the root of a new ring, and before anything else: no root before it is heard any more."""
+    def take_charge(self) -> bool:
+        """As the root of a new ring, and before anything else: no root before it is heard any more. Returns
+        whether rows are lost that were on two servers: then all servers are to go back."""
         self.servers.declare(self._learner.served)
-        self.servers.take_charge(self._session.worker)
+        return self.servers.take_charge(self._session.worker)
 
     def look(self) -> list[int]:
         """Declare the tables, and find out which servers have nothing."""
@@ -196,7 +200,7 @@ class Stretch:
         self.servers.begin(self._learner.dense_values(), only)
 
     def keep(self, ledger: Ledger) -> None:
-        """Have server 0 keep this, unless it has it. By one worker, while nobody makes a step."""
+        """Have the servers keep this, unless they have it. By one worker, while nobody makes a step."""
         order = _order(ledger)
         if order > self._kept_order:
             self.servers.keep(ledger.step, order, self.packed(ledger))
@@ -293,7 +297,7 @@ class Stretch:
             self._session.warn(f"step {step + 1} is left out: its loss or a gradient is not finite")
         progress = self.servers.progress
         self.reached = progress.step
-        missed = max(0, progress.version - 1 - self._versions[0])
+        missed = max(0, progress.version - 1 - self._versions[self.servers.coordinator])
         self._report.step_pushed(
             generation, rank, self.reached, step, len(batch), computed, made.loss, made.records,
             missed, progress.repeated,
@@ -302,7 +306,7 @@ class Stretch:
     def _gradients(self, step: int, batch: Batch) -> StepGradients:
         due = self._since_pull % self._config.ps.pull_steps == 0
         self._since_pull, self.at_boundary = self._since_pull + 1, False
-        self._staged, self._versions = (), ()
+        self._staged, self._versions = (), {}
         self._with_rows = due and bool(self._learner.tables)
         if due and not self._with_rows:
             pulled = self.servers.rows_now(self._learner.dense_ids(whole=False))

@@ -342,7 +342,6 @@ RULES = [
                 "weights",
                 "the servers' optimizers count updates of their own: set weights, or mode=hybrid",
             ),
-            ("ps.replicas", 1, "rows are on a second server in mode=hybrid only: set 1"),
         )
     ),
     Rule(

@@ -44,6 +44,11 @@ class Arrangement:
         return tuple(index for index in range(self.servers) if index not in self.out)
 
     @property
+    def coordinator(self) -> int:
+        """The server that hands out steps, where they come in any order (mode=ps)."""
+        return self.members[0]
+
+    @property
     def copies(self) -> int:
         """Of each bucket, if no server is out."""
         return min(self.replicas, self.servers)

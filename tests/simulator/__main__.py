@@ -10,7 +10,7 @@ import tests.simulator
 from edl.contract.reasons import Reason
 from master.core import effects as ef
 from tests.simulator import soak
-from tests.simulator.servers import GONE, KINDS_OF_JOBS
+from tests.simulator.servers import GONES, KINDS_OF_JOBS
 from tests.simulator.world import SimulationFailed, World
 
 MOST_WRONG = 3
@@ -26,7 +26,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=1, help="how many runs")
     parser.add_argument("--masters", type=int, choices=(1, 2), help="in all runs; else as the seed says")
     parser.add_argument(
-        "--servers", choices=sorted({*KINDS_OF_JOBS, GONE}), default="", help="in all runs: a kind"
+        "--servers", choices=sorted({*KINDS_OF_JOBS, *GONES}), default="", help="in all runs: a kind"
     )
     parser.add_argument("--flips", action="store_true", help="in all runs: bits of the state flip")
     parser.add_argument("--soak", type=float, metavar="HOURS", help="one job of so many hours: its memory")

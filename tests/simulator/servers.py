@@ -33,8 +33,11 @@ if TYPE_CHECKING:
     from tests.simulator.world import World
 
 KINDS = ("kill server", "lose server", "hang server", "servers")  # with its log, or without; another number
-KINDS_OF_JOBS = ("hybrid", "ps", "moves", "ps", "copies")  # of every so many runs with servers
-GONE = "gone"  # a kind of its own: jobs with checkpoints, all of whose processes and logs are lost at once
+KINDS_OF_JOBS = ("hybrid", "ps", "moves", "ps-copies", "copies")  # of every so many runs with servers
+# Kinds of their own: jobs with checkpoints, all of whose processes and logs are lost at once; the second with
+# mode=ps and second copies of all rows.
+GONE, GONE_COPIES = "gone", "gone-copies"
+GONES = GONE, GONE_COPIES
 MOST_SERVERS = 4
 MOVED_SECONDS = 20.0  # within which rows are where they are wanted
 # Calls of those who form a ring: whoever takes part may die just then.
@@ -54,7 +57,7 @@ class Servers:
         self.world, self.clock, self.kind = world, world.clock, kind
         self.random = random.Random(f"servers of {world.seed}")  # so that a seed's other choices stay
         self.fate = random.Random(f"when all is lost of {world.seed}")
-        self.doomed = self.fate.choice((1, 1, 2, 3)) if kind == GONE else 0  # so often everything goes
+        self.doomed = self.fate.choice((1, 1, 2, 3)) if kind in GONES else 0  # so often everything goes
         self.config = world.config.ps
         self.wanted = self.config.servers  # by people
         self.wanted_since = 0.0
@@ -65,7 +68,7 @@ class Servers:
 
     @property
     def moves(self) -> bool:
-        return self.kind in ("moves", "copies", GONE)
+        return self.kind in ("moves", "copies", "ps-copies", *GONES)
 
     def place(self, index: int) -> Place:
         """Of the server of this number: there may be none yet."""
@@ -262,7 +265,7 @@ class Servers:
             how = self.config
             return StepServers(
                 links, RUN, 0, interrupt, how.grads_to_wait, how.max_staleness, how.scale_rate_by_staleness,
-                connect, addresses,
+                replicas, connect, addresses,
             )  # fmt: skip
         return SimServers(self, links, interrupt, replicas, connect, addresses)
 
@@ -294,9 +297,12 @@ class Servers:
     def moves_end(self) -> None:
         """Between faults, rows are soon where they are wanted, or the job says why they stay."""
         job, now = self.world.job, self.clock.now
-        calm = now - max(self.world.faults.last, self.wanted_since) > MOVED_SECONDS
         known = job.servers
-        if not (calm and job.ring.running and job.ring.up and known.have and known.wanted):
+        if not (job.ring.running and job.ring.up and known.have and known.wanted):
+            return
+        # A ring of mode=ps moves them after it is up.
+        since = self.world.faults.last, self.wanted_since, job.ring.changes[-1].formed_at
+        if now - max(since) <= MOVED_SECONDS:
             return
         stays = any(
             isinstance(effect, ef.Notice) and effect.reason is Reason.ServersStay

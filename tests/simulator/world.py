@@ -24,7 +24,7 @@ from tests.simulator.fleet import Fleet
 from tests.simulator.master import Master
 from tests.simulator.masters import Crew, Masters
 from tests.simulator.rings import Rings
-from tests.simulator.servers import GONE, KINDS_OF_JOBS, Servers
+from tests.simulator.servers import GONE_COPIES, GONES, KINDS_OF_JOBS, Servers
 from tests.simulator.store import Memory, stands_for
 from tests.simulator.worker import MOST_EPOCHS
 
@@ -133,7 +133,7 @@ class World:
         calm_at = chance.choice((0.0, chance.uniform(0, 12), chance.uniform(0, 25)))
         if self.two:
             calm_at = chance.uniform(20, 60)
-        self.gone = kind == GONE
+        self.gone = kind in GONES
         if self.gone or flips:
             calm_at = chance.uniform(10, 30)
         self.faults = Faults(self, calm_at=hours * 3600 or calm_at, soak=bool(hours))
@@ -147,7 +147,7 @@ class World:
         others = random.Random(f"values of the servers of {self.seed}")
         ps: dict[str, Any] = {"servers": others.randint(1, 3)}
         job: dict[str, Any] = {"mode": "hybrid", "ps": ps}
-        if kind == GONE:  # a job that is long enough to have checkpoints
+        if kind in GONES:  # a job that is long enough to have checkpoints
             self.size, self.batch, self.pace = others.choice((40, 60, 120)), others.choice((1, 4)), 0.05
             self.bad, self.most_failures = set(), 10**6
             job |= {
@@ -156,14 +156,14 @@ class World:
                 "training": {"batchSize": self.batch}, "checkpoint": {
                     "dir": "memory", "seconds": others.choice((0.1, 0.5)), "steps": others.choice((0, 7))},
             }  # fmt: skip
-        if kind == "ps" or job["mode"] == "ps":
+        if kind in ("ps", "ps-copies", GONE_COPIES) or job["mode"] == "ps":
             self.bad, self.copies = set(), None
             elastic = {**job.get("elastic", {}), "memoryCopy": False}
             job |= {"mode": "ps", "data": {"maxBadRecords": 0}, "elastic": elastic}
             ps |= {"gradsToWait": others.choice((1, 1, 1, 2, 3)), "maxStaleness": others.choice((0, 0, 1, 3)),
                    "scaleRateByStaleness": others.random() < 0.3,
                    "pullSteps": others.choice((1, 1, 3))}  # fmt: skip
-        elif kind == "copies":
+        if kind in ("copies", "ps-copies", GONE_COPIES):
             ps |= {"servers": others.randint(2, 4), "replicas": 2, "timeoutSeconds": 1.0}
         self.values = values.merge(self.values, job)
 

@@ -243,7 +243,7 @@ class Arrangement(_message.Message):
     def __init__(self, servers: _Optional[int] = ..., replicas: _Optional[int] = ..., out: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class FetchRequest(_message.Message):
-    __slots__ = ("run_id", "generation", "step", "last", "of", "to", "addresses", "steps", "version")
+    __slots__ = ("run_id", "generation", "step", "last", "of", "to", "addresses", "steps", "version", "kept")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
@@ -253,6 +253,7 @@ class FetchRequest(_message.Message):
     ADDRESSES_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     generation: int
     step: int
@@ -262,7 +263,8 @@ class FetchRequest(_message.Message):
     addresses: _containers.RepeatedScalarFieldContainer[str]
     steps: Steps
     version: int
-    def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., last: _Optional[_Union[Commit, _Mapping]] = ..., of: _Optional[_Union[Arrangement, _Mapping]] = ..., to: _Optional[_Union[Arrangement, _Mapping]] = ..., addresses: _Optional[_Iterable[str]] = ..., steps: _Optional[_Union[Steps, _Mapping]] = ..., version: _Optional[int] = ...) -> None: ...
+    kept: KeepRequest
+    def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., last: _Optional[_Union[Commit, _Mapping]] = ..., of: _Optional[_Union[Arrangement, _Mapping]] = ..., to: _Optional[_Union[Arrangement, _Mapping]] = ..., addresses: _Optional[_Iterable[str]] = ..., steps: _Optional[_Union[Steps, _Mapping]] = ..., version: _Optional[int] = ..., kept: _Optional[_Union[KeepRequest, _Mapping]] = ...) -> None: ...
 
 class PageRequest(_message.Message):
     __slots__ = ("run_id", "generation", "step", "of", "to", "index", "table", "bucket", "most")
@@ -307,20 +309,22 @@ class PageOfRows(_message.Message):
     def __init__(self, table: _Optional[int] = ..., ids: _Optional[bytes] = ..., steps: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., rows: _Optional[bytes] = ..., slots: _Optional[bytes] = ..., seen: _Optional[bytes] = ..., next: _Optional[int] = ...) -> None: ...
 
 class ArrangeRequest(_message.Message):
-    __slots__ = ("run_id", "generation", "step", "last", "to", "since")
+    __slots__ = ("run_id", "generation", "step", "last", "to", "since", "fetched")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
     TO_FIELD_NUMBER: _ClassVar[int]
     SINCE_FIELD_NUMBER: _ClassVar[int]
+    FETCHED_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     generation: int
     step: int
     last: Commit
     to: Arrangement
     since: int
-    def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., last: _Optional[_Union[Commit, _Mapping]] = ..., to: _Optional[_Union[Arrangement, _Mapping]] = ..., since: _Optional[int] = ...) -> None: ...
+    fetched: int
+    def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., last: _Optional[_Union[Commit, _Mapping]] = ..., to: _Optional[_Union[Arrangement, _Mapping]] = ..., since: _Optional[int] = ..., fetched: _Optional[int] = ...) -> None: ...
 
 class WritePartRequest(_message.Message):
     __slots__ = ("run_id", "generation", "step", "last", "attempt", "index", "of", "arrangement")
@@ -371,10 +375,11 @@ class EndRequest(_message.Message):
     def __init__(self, run_id: _Optional[str] = ...) -> None: ...
 
 class BeginRequest(_message.Message):
-    __slots__ = ("run_id", "values", "arrangement", "start", "attempt", "page", "more")
+    __slots__ = ("run_id", "values", "arrangement", "since", "start", "attempt", "page", "more")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     VALUES_FIELD_NUMBER: _ClassVar[int]
     ARRANGEMENT_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     PAGE_FIELD_NUMBER: _ClassVar[int]
@@ -382,11 +387,12 @@ class BeginRequest(_message.Message):
     run_id: str
     values: _containers.RepeatedCompositeFieldContainer[Gradients]
     arrangement: Arrangement
+    since: int
     start: Start
     attempt: str
     page: int
     more: bool
-    def __init__(self, run_id: _Optional[str] = ..., values: _Optional[_Iterable[_Union[Gradients, _Mapping]]] = ..., arrangement: _Optional[_Union[Arrangement, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., attempt: _Optional[str] = ..., page: _Optional[int] = ..., more: _Optional[bool] = ...) -> None: ...
+    def __init__(self, run_id: _Optional[str] = ..., values: _Optional[_Iterable[_Union[Gradients, _Mapping]]] = ..., arrangement: _Optional[_Union[Arrangement, _Mapping]] = ..., since: _Optional[int] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., attempt: _Optional[str] = ..., page: _Optional[int] = ..., more: _Optional[bool] = ...) -> None: ...
 
 class Steps(_message.Message):
     __slots__ = ("bounds",)
@@ -507,7 +513,7 @@ class KeptRequest(_message.Message):
     def __init__(self, run_id: _Optional[str] = ...) -> None: ...
 
 class Position(_message.Message):
-    __slots__ = ("generation", "step", "empty", "arrangement", "ready", "ready_step", "arranged")
+    __slots__ = ("generation", "step", "empty", "arrangement", "ready", "ready_step", "arranged", "fetched", "fetched_in")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     EMPTY_FIELD_NUMBER: _ClassVar[int]
@@ -515,6 +521,8 @@ class Position(_message.Message):
     READY_FIELD_NUMBER: _ClassVar[int]
     READY_STEP_FIELD_NUMBER: _ClassVar[int]
     ARRANGED_FIELD_NUMBER: _ClassVar[int]
+    FETCHED_FIELD_NUMBER: _ClassVar[int]
+    FETCHED_IN_FIELD_NUMBER: _ClassVar[int]
     generation: int
     step: int
     empty: bool
@@ -522,7 +530,9 @@ class Position(_message.Message):
     ready: Arrangement
     ready_step: int
     arranged: int
-    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., empty: _Optional[bool] = ..., arrangement: _Optional[_Union[Arrangement, _Mapping]] = ..., ready: _Optional[_Union[Arrangement, _Mapping]] = ..., ready_step: _Optional[int] = ..., arranged: _Optional[int] = ...) -> None: ...
+    fetched: Arrangement
+    fetched_in: int
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., empty: _Optional[bool] = ..., arrangement: _Optional[_Union[Arrangement, _Mapping]] = ..., ready: _Optional[_Union[Arrangement, _Mapping]] = ..., ready_step: _Optional[int] = ..., arranged: _Optional[int] = ..., fetched: _Optional[_Union[Arrangement, _Mapping]] = ..., fetched_in: _Optional[int] = ...) -> None: ...
 
 class DescribeRequest(_message.Message):
     __slots__ = ()

@@ -280,14 +280,15 @@ class ParameterServerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Take(self, request, context):
-        """Of server 0: steps to make. A worker that says nothing for a while loses those that it has not made.
+        """Of the coordinator, which is the first server that is not out: steps to make. A worker that says nothing for a
+        while loses those that it has not made.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Push(self, request, context):
-        """One step's gradients. To server 0 last, when all others have answered: what it has, all have.
+        """One step's gradients. To the coordinator last, when all others have answered: what it has, all have.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -301,10 +302,10 @@ class ParameterServerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Reopen(self, request, context):
-        """Of server 0: these steps are to be made again, because another server has lost them. Whoever begins to work
+        """Of the coordinator: these steps are to be made again, because another server has lost them. Whoever begins to work
         with the servers, or finds one in another line, says so of each of the others before it takes steps: where
-        that server is in another line than server 0 knows, server 0 goes over to another line, too. (A worker may
-        have given a step to that server before it lost it, and is about to give it to server 0.)
+        that server is in another line than the coordinator knows, that goes over to another line, too. (A worker may
+        have given a step to that server before it lost it, and is about to give it to the coordinator.)
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -313,9 +314,10 @@ class ParameterServerServicer:
     def Keep(self, request, context):
         """Another arrangement, here: `Settle` has a server stand still, so that it takes no step; nothing of older
         generations is heard from then on. `Fetch`, when all have taken the same steps. `Arrange` has it go on, as it was
-        or in another arrangement: to server 0 first. Where server 0 is, all others belong, whoever dies in between.
+        or in another arrangement. Where the one is that has gone over last, all others belong, whoever dies in between.
 
-        Of server 0: keep what the workers have to know at this step beside the weights; the newest is kept.
+        Keep what the workers have to know at this step beside the weights; the newest is kept. The coordinator is asked
+        for it; the others have it in case that one dies.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
