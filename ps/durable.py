@@ -371,12 +371,12 @@ class Server:
         # Of those who take no part in the job: an empty run is whichever it is.
         there, servers = self._storage.arrangement, request.servers
         if servers and self._way.began and there.servers and (there.servers != servers or there.out):
-            raise Misplaced(f"there are {there} now, and {servers} were asked")
+            raise Misplaced(f"there are {there} now, and one of {servers} was asked")
         if request.HasField("arrangement") and self._way.began:
             asked = Arrangement.of(request.arrangement)
             known = (asked.servers, asked.copies) == (there.servers, there.copies)
             if not known or self.index in asked.out or not {*there.out} <= {*asked.out}:
-                raise Misplaced(f"there are {there} now, and {asked} were asked")
+                raise Misplaced(f"there are {there} now, and one of {asked} was asked")
         if request.run_id:
             self._storage.check_run(request.run_id)
         if not self._way.began:
@@ -390,8 +390,8 @@ class Server:
         there = self._storage.arrangement
         if request.HasField("arrangement") and (asked := Arrangement.of(request.arrangement)) != there:
             raise Misplaced(
-                f"there are {there} now, and {asked} were asked: the ring has to be formed anew, and says "
-                "where the rows are"
+                f"there are {there} now, and one of {asked} was asked: the ring has to be formed anew, and "
+                "says where the rows are"
             )
 
     def _recover(self) -> None:

@@ -57,6 +57,7 @@ class World:
     def __init__(self, seed: int, where: Path, replicas: int, rate: float):
         self.random, self.where, self.replicas, self.rate = random.Random(seed), where, replicas, rate
         self.loses = 0.0  # how often one that dies loses its log, too
+        self.spares = replicas > 1  # of two copies one is lost at a time
         self.nodes: list[Node] = []
         self.faults = 0
 
@@ -76,7 +77,7 @@ class World:
         victim = self.random.choice([*nodes, None])
         if victim is None:
             raise RootDied
-        if self.replicas > 1:
+        if self.spares:
             victim.kill(lose=self.all_are_in and self.random.random() < 0.5)
         else:
             victim.kill(lose=self.random.random() < self.loses)

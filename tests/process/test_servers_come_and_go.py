@@ -90,15 +90,16 @@ async def process(job: Running, index: int) -> int:
     return int(await job.until(lambda: started(job, index)))
 
 
+@pytest.mark.parametrize("mode", ["hybrid", "ps"])
 async def test_with_a_second_copy_a_server_that_is_killed_or_hangs_is_done_without_until_both_copies_are_gone(
-    a_job: A_Job, tmp_path: Path
+    a_job: A_Job, tmp_path: Path, mode: str
 ) -> None:
     seed = random.randrange(10**6)
     print(f"seed {seed}")
     faults = [("killed", 0), ("killed", 1), ("hangs", seed % 2)]
     random.Random(seed).shuffle(faults)
     where = tmp_path / "checkpoints"
-    twice = ("mode=hybrid", "ps.servers=2", "ps.replicas=2", "evaluation.epochs=0",
+    twice = (f"mode={mode}", "ps.servers=2", "ps.replicas=2", "evaluation.epochs=0",
              f"checkpoint.dir={where}", "checkpoint.steps=5", "checkpoint.seconds=0")  # fmt: skip
     async with a_job(*twice, workers=2, records=RECORDS, epochs=6, model="counting_rows.py") as job:
         members = await job.ring_of(2)

@@ -1,5 +1,5 @@
-"""All weights move to more and fewer servers (mode=ps), and whoever takes part dies anywhere in between, by
-printed seeds; what a dead one has sent may arrive later.
+"""All weights move to more and fewer servers (mode=ps), with a second copy or without, and whoever takes part
+dies anywhere in between, by printed seeds; what a dead one has sent may arrive later.
 
 Each step counts itself in every weight (tests/counting_steps.py), so what each must be is known.
 """
@@ -23,6 +23,7 @@ from tests.direct_servers import DirectLink, RootDied, World
 from tests.parameter_servers import ADAM, RUN
 from trainer.ring.base import RingBroken
 from trainer.roles import StepGradients, Table
+from trainer.server_positions import Going
 from trainer.step_servers import NOWHERE, StepServers
 
 STEPS, MOST = 96, 4
@@ -61,8 +62,9 @@ class Job:
     def __init__(self, world: World, **asynchronous: Any):
         self.world, self.asynchronous = world, asynchronous
         self.tables = TABLES
-        self.workers = self.moved = self.lost = 0
-        self.have = 0  # so many servers have the rows, as all members of a ring have said
+        self.workers = self.moved = self.lost = self.without = 0
+        self.have = Arrangement()  # of the rows, as all members of a ring have said
+        world.spares = False  # what both copies of a row have lost is made again
         late.clear()
 
     def servers(self, wanted: int) -> StepServers:
@@ -70,7 +72,7 @@ class Job:
         links = [Late(self.world, int(address)) for address in addresses]
         found = StepServers(
             links, RUN, 7, connect=lambda index, address: Late(self.world, int(address)),
-            addresses=addresses, **self.asynchronous,
+            addresses=addresses, replicas=self.world.replicas, **self.asynchronous,
         )  # fmt: skip
         found.declare(self.tables)
         found.enter(addresses, wanted)
@@ -82,7 +84,8 @@ class Job:
             self.workers += 1
             servers = self.servers(wanted)
             try:
-                servers.take_charge(self.workers)
+                if servers.take_charge(self.workers):
+                    servers.go_back(0, "")
                 empty = [index for index, told in servers.look().items() if told.position.empty]
                 if empty:
                     self.lost += len(empty)
@@ -96,8 +99,9 @@ class Job:
 
     def has(self, servers: StepServers) -> None:
         """All members of a ring say so."""
-        before, self.have = self.have, servers.arrangement.servers
-        self.moved += self.have != before
+        before, self.have = self.have, servers.arrangement
+        self.moved += self.have.servers != before.servers
+        self.without += bool({*self.have.out} - {*before.out})
 
     def train(self, wanted: int) -> None:
         """A ring, until it breaks or has made some steps."""
@@ -143,23 +147,24 @@ class Job:
         self.arrive()
 
 
+@pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize("loses", [False, True])
 @pytest.mark.parametrize("seed", range(5))
 def test_each_step_counts_once_in_each_weight_whoever_dies_while_they_move(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, loses: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, loses: bool, replicas: int
 ) -> None:
     monkeypatch.setattr(os, "fsync", lambda file: None)  # processes die, and the machine does not
     print(f"seed {seed}, logs {'are lost, too' if loses else 'stay'}")
-    world = World(seed, tmp_path, 1, rate=0.02)
+    world = World(seed, tmp_path, replicas, rate=0.02)
     world.loses = 0.2 if loses else 0.0
     job = Job(world)
-    wanted = world.random.randint(1, MOST)
+    wanted = world.random.randint(replicas, MOST)
     world.grow(wanted)
     for _ in range(24):
         job.train(wanted)
-        if job.have == wanted:
+        if job.have == Arrangement(wanted, replicas):
             world.shrink(wanted)
-            wanted = world.random.randint(1, MOST)
+            wanted = world.random.randint(replicas, MOST)
             world.grow(wanted)
     world.rate = 0.0
     for node in world.nodes:
@@ -173,14 +178,18 @@ def test_each_step_counts_once_in_each_weight_whoever_dies_while_they_move(
             break
         assert servers.move_rows(job.workers) == (NOWHERE, "")
     job.arrive()
-    assert servers.arrangement == Arrangement(wanted) and job.moved > 2 and world.faults > 3
+    of = Arrangement(wanted, replicas)
+    assert servers.arrangement == of and job.moved > 2 and world.faults > 3
+    assert job.without > 1 or replicas < 2, "none was done without"
     dense, rows = servers.rows_now([DENSE, ALL_IDS]).rows
     np.testing.assert_array_equal(dense.reshape(-1), 1)
     np.testing.assert_array_equal(rows, 1)
     for number, ids in enumerate((DENSE, ALL_IDS)):
         for node in world.nodes:
-            mine = node.index < wanted and Arrangement(wanted).has(node.index, ids).sum()
-            assert len(node.start().tables[number]) == mine, "rows are left behind"
+            mine = ids[of.has(node.index, ids)] if node.index < wanted else ids[:0]
+            copy = node.start().tables[number].copy(STEPS)
+            assert set(copy.ids.tolist()) == set(mine.tolist()), "rows are left behind, or missing"
+            np.testing.assert_array_equal(copy.rows, 1)  # in a second copy, too
     for node in world.nodes:
         node.kill()
 
@@ -201,7 +210,7 @@ def test_what_has_moved_learns_on_as_if_it_had_stayed(tmp_path: Path) -> None:
                 assert servers.move_rows(0) == (NOWHERE, "")
             for step in servers.take(0, 7, 7 * number + 7):
                 versions = servers.rows_now([DENSE, counting.ids_of(step)]).versions
-                assert len(set(versions)) == 1 and servers.push(made(step), 0, versions)
+                assert len(set(versions.values())) == 1 and servers.push(made(step), 0, versions)
             assert servers.progress.step == 7 * number + 7
         found.append(servers.rows_now([DENSE, ALL_IDS]).rows)
     for stayed, moved in zip(*found, strict=True):
@@ -249,11 +258,11 @@ def test_whoever_was_root_before_is_not_heard_and_late_steps_are_refused(tmp_pat
     with pytest.raises(RingBroken, match="stands still"):
         earlier.push(made(step), 0, versions)
     with pytest.raises(RingBroken, match="has passed"):
-        later._go_on(Arrangement(2), 0)
+        later._go_on(Going(Arrangement(2)))
     assert later.move_rows(0) == (NOWHERE, ""), "it claims a later generation"
     with pytest.raises(RingBroken, match="rows have moved"):
         earlier.push(made(step), 0, versions)
-    with pytest.raises(RingBroken, match="there are 2 servers now, and 1 were asked"):
+    with pytest.raises(RingBroken, match="there are 2 servers now, and one of 1 server was asked"):
         earlier.rows_now([DENSE, ALL_IDS])
 
 

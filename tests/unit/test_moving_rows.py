@@ -229,9 +229,9 @@ def test_who_saves_the_model_is_given_no_rows_by_servers_that_have_gone_over_mea
     world.grow(2)
     root = job.ring(2)
     saver.speak_of(root.generation)  # it has heard of the ring, which broke before it was told of the move
-    with pytest.raises(RingBroken, match="there are 2 servers now, and 1 server were asked"):
+    with pytest.raises(RingBroken, match="there are 2 servers now, and one of 1 server was asked"):
         saver.all_rows(0)
-    with pytest.raises(RingBroken, match="there are 2 servers now, and 1 server were asked"):
+    with pytest.raises(RingBroken, match="there are 2 servers now, and one of 1 server was asked"):
         saver.rows_of(0, np.arange(IDS))
     saver.enter([str(node.index) for node in world.nodes], 2)
     saver.adopt(root.arrangement, root.addresses)

@@ -10,7 +10,7 @@ import pytest
 from edl.contract.arrangement import Arrangement
 from edl.contract.proto import ps_pb2 as pb
 from trainer.roles import Commit
-from trainer.server_positions import Positions, has_dropped, why_behind
+from trainer.server_positions import Going, Positions, going, has_dropped, why_behind
 
 STEP = 7
 TWO, TWICE = Arrangement(2), Arrangement(3, 2)
@@ -138,3 +138,45 @@ def test_a_server_without_rows_is_behind_unless_the_job_begins() -> None:
     assert why_behind(0, EMPTY, 0) == why_behind(0, at(), STEP) == ""
     assert why_behind(0, EMPTY, STEP) == "parameter server 0 has lost its log and rows"
     assert why_behind(0, at(1_000), STEP) == "parameter server 0 is at step 1,000, the ring at step 7"
+
+
+# --- steps in any order
+
+
+def stands(of: Arrangement, arranged: int, fetched: Arrangement | None = None, since: int = 0) -> pb.Position:
+    """Where a server is that stands still. With what it has fetched, and in which generation."""
+    position = pb.Position(generation=9, arrangement=of.told(), arranged=arranged)
+    if fetched is not None:
+        position.fetched.CopyFrom(fetched.told())
+        position.fetched_in = since
+    return position
+
+
+def test_servers_go_on_where_the_one_is_that_has_gone_over_last() -> None:
+    assert going({0: EMPTY, 1: EMPTY}) is None
+    assert going({0: stands(TWO, 3), 1: stands(TWO, 3)}) == Going(TWO, 3, 3)
+    # One of them has gone over to three, and died since: what the others lack was fetched for that.
+    moved = Arrangement(3)
+    assert going({0: stands(TWO, 3), 1: stands(TWO, 3), 2: stands(moved, 5)}) == Going(moved, 5, 5)
+
+
+def test_who_is_away_or_has_lost_its_rows_is_out_where_others_have_them() -> None:
+    here = stands(TWICE, 3)
+    for found in ({0: here, 2: here}, {0: here, 1: EMPTY, 2: here}):
+        assert going(found) == Going(TWICE.without((1,)), 0, 3)
+    # It comes back, and speaks of a time when it was in.
+    out = TWICE.without((1,))
+    assert going({0: stands(out, 5), 1: here, 2: stands(out, 5)}) == Going(out, 5, 5)
+    # The others are away now, and it alone cannot have all rows: with a neighbour it can.
+    assert going({1: here}) == Going(TWICE, 3, 3, missing=(0, 2))
+    assert going({1: here, 2: stands(out, 5)}) == Going(out, 5, 5, missing=(0,))
+
+
+def test_who_has_fetched_what_it_lacks_goes_over_with_the_others() -> None:
+    of, to = Arrangement(2, 2), Arrangement(3, 2)
+    fetched = pb.Position(empty=True, fetched=to.told(), fetched_in=5)
+    found = {0: stands(to, 5), 1: stands(of, 3, to, 5), 2: fetched}
+    assert going(found) == Going(to, 5, 5)
+    assert going(found | {2: EMPTY}) == Going(to.without((2,)), 0, 5)
+    fetched.fetched_in = 4  # for a ring before, which came to nothing
+    assert going(found | {2: fetched}) == Going(to.without((2,)), 0, 5)

@@ -19,6 +19,7 @@ from tests.simulator import masters, servers
 from tests.simulator.faults import KINDS, MOMENTS, RARE
 from tests.simulator.worker import FLIP
 from tests.simulator.world import SimulationFailed, World
+from trainer import step_servers
 from trainer.servers import ParameterServers
 
 SEEDS = 1000
@@ -78,6 +79,30 @@ def test_jobs_that_lose_all_processes_and_logs_go_on_from_a_checkpoint_and_count
         lost += world.faults.kinds["everything"]
         went_back += any(step > 0 for step in world.servers.went_back)
     assert lost > 4 and went_back > 2
+
+
+def test_asynchronous_jobs_with_second_copies_do_without_servers_and_count_every_record_once() -> None:
+    """Runs in which something was wrong once, and some that lose everything."""
+    out = back = 0
+    wrong_once = [("ps-copies", seed) for seed in (1051, 1150, 2169)]
+    for kind, seed in (*wrong_once, *((servers.GONE_COPIES, seed) for seed in range(6))):
+        world = World(seed, servers=kind)
+        world.run()
+        told = [e for _, _, effects in world.watchdog.history for e in effects if isinstance(e, ef.Notice)]
+        out += sum(e.reason is Reason.ServerOut for e in told)
+        back += sum("have their rows again" in e.text for e in told)
+    assert out > 3 and back > 2
+
+
+def test_a_second_copy_that_learns_nothing_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    of = step_servers._of
+
+    def first_alone(index: int, values: Any, shares: Any) -> Any:
+        return of(index, values, [copies[:1] for copies in shares])
+
+    monkeypatch.setattr(step_servers, "_of", first_alone)
+    with pytest.raises(SimulationFailed, match=r"the rows of [\s\S]* on server \d+ count"):
+        run(20, servers="ps-copies")
 
 
 def test_jobs_on_servers_whose_masters_change_count_every_record_once() -> None:

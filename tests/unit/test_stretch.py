@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -37,7 +37,7 @@ class Servers:
 
     def __init__(self) -> None:
         self.pushed: list[tuple[int, tuple[int, ...]]] = []  # step, and the versions it was made with
-        self.refuses, self.progress, self.pulls = 0, Whole(), 0
+        self.refuses, self.progress, self.pulls, self.coordinator = 0, Whole(), 0, 0
         self.left: list[int] = []
         self.others_make: Callable[[], None] = lambda: None  # what is left
 
@@ -49,13 +49,13 @@ class Servers:
 
     def rows_now(self, ids: Sequence[np.ndarray]) -> Pulled:
         self.pulls += 1
-        return Pulled([np.zeros((len(i), 1), np.float32) for i in ids], (self.pulls, self.pulls))
+        return Pulled([np.zeros((len(i), 1), np.float32) for i in ids], {0: self.pulls, 1: self.pulls})
 
-    def push(self, made: StepGradients, worker: int, versions: Sequence[int]) -> bool:
+    def push(self, made: StepGradients, worker: int, versions: Mapping[int, int]) -> bool:
         if self.refuses:
             self.refuses -= 1
             return False
-        self.pushed.append((made.step, tuple(versions)))
+        self.pushed.append((made.step, tuple(versions.values())))
         self.progress = Whole(step=len(self.pushed), version=self.progress.version + 1)
         return True
 
@@ -75,7 +75,7 @@ class Stopped(Servers):
         self.taken += len(found)
         return found
 
-    def push(self, made: StepGradients, worker: int, versions: Sequence[int]) -> bool:
+    def push(self, made: StepGradients, worker: int, versions: Mapping[int, int]) -> bool:
         self.came.set()
         assert self.goes_on.wait(SECONDS)
         return super().push(made, worker, versions)
