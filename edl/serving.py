@@ -366,7 +366,7 @@ class Client:
         """In which the rows are, as those say that were in the newest ring."""
         count = len(self._stubs)
         told = [said for said in found.values() if not said.position.empty and said.arrangement.replicas > 1]
-        newest = max(told, key=lambda said: said.position.generation, default=None)
+        newest = max(told, key=lambda said: (said.position.generation, said.position.arranged), default=None)
         if newest is None or newest.arrangement.servers != count:
             return Arrangement(count)
         # One that has lost its log is out, whether that is known already or not.

@@ -175,8 +175,9 @@ class AnyOrder:
         if kept is None:
             return pb.KeepRequest(run_id=request.run_id, line=self.line)
         return pb.KeepRequest(
-            run_id=request.run_id, line=self.line, step=kept.step, order=kept.order, ledger=kept.ledger
-        )
+            run_id=request.run_id, line=self.line, step=kept.step, order=kept.order, ledger=kept.ledger,
+            repeated=self.taking.repeated,
+        )  # fmt: skip
 
     def restore(self, request: pb.RestoreRequest) -> pb.Position:
         """
@@ -514,7 +515,7 @@ def _pushed(request: pb.PushRequest, gradients: Gradients, rate: float) -> Pushe
 
 
 def _kept(request: pb.KeepRequest) -> Kept:
-    return Kept(request.step, request.order, request.ledger)
+    return Kept(request.step, request.order, request.ledger, request.repeated)
 
 
 def _said(**decided: Any) -> bytes:

@@ -91,11 +91,16 @@ class Update:
 
 @dataclass(frozen=True)
 class Kept:
-    """What the workers have to know at a step beside the weights."""
+    """What the workers have to know at a step beside the weights.
+
+    Args:
+        repeated: steps that had come again after they were taken.
+    """
 
     step: int
     order: int
     ledger: bytes
+    repeated: int = 0
 
 
 @dataclass(frozen=True)
@@ -227,7 +232,11 @@ class Taking:
 
     def joins(self, steps: RangeSet, version: int, kept: Kept | None, line: str, since: int) -> Taking:
         """With rows of other servers, which have all taken these steps, and so many updates."""
-        return replace(self, line=line, version=version, taken=steps, kept=kept, still=False, arranged=since)
+        repeated = kept.repeated if kept is not None else 0
+        return replace(
+            self, line=line, version=version, taken=steps, kept=kept, repeated=repeated, still=False,
+            arranged=since,
+        )  # fmt: skip
 
     def moved(self, version: int, line: str, since: int) -> Taking:
         """With other rows than before: whoever speaks of the line before is late."""
@@ -315,7 +324,8 @@ class Taking:
         """Nothing older replaces what is kept."""
         if self.kept is not None and kept.order <= self.kept.order:
             return self
-        return replace(self, kept=kept, loss=0.0, records=0)
+        repeated = max(self.repeated, kept.repeated)
+        return replace(self, kept=kept, loss=0.0, records=0, repeated=repeated)
 
 
 @dataclass

@@ -265,10 +265,11 @@ class StepServers(ParameterServers):
         """All servers keep it: the coordinator last, so that it is nowhere lost that has it."""
         requests = {
             index: pb.KeepRequest(
-                run_id=self._run_id, line=self._lines[index], step=step, order=order, ledger=ledger
+                run_id=self._run_id, line=self._lines[index], step=step, order=order, ledger=ledger,
+                repeated=self.progress.repeated,
             )
             for index in self._members
-        }
+        }  # fmt: skip
         for some in self._coordinator_last(requests):
             answers = self._ask("Keep", some)
         self._told(answers[self.coordinator])

@@ -232,6 +232,7 @@ async def test_a_step_in_any_order_from_the_first_values_to_the_drain(call: Call
     assert (dense == 1).all() and (ids == 1).all()
     keep = pb.KeepRequest(run_id=RUN, line=began.line, step=steps, order=1, ledger=b"ledger")
     assert (await call("Keep", keep)).records == 0
+    keep.repeated = steps
     assert await call("Kept", pb.KeptRequest(run_id=RUN)) == keep
     reopen = pb.ReopenRequest(run_id=RUN, line=began.line, steps=pb.Steps(bounds=[3, 5]))
     assert (await call("Reopen", reopen)).step == 3

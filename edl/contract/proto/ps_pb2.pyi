@@ -493,18 +493,20 @@ class ReopenRequest(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., line: _Optional[str] = ..., steps: _Optional[_Union[Steps, _Mapping]] = ..., server: _Optional[int] = ..., server_line: _Optional[str] = ...) -> None: ...
 
 class KeepRequest(_message.Message):
-    __slots__ = ("run_id", "line", "step", "order", "ledger")
+    __slots__ = ("run_id", "line", "step", "order", "ledger", "repeated")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     LINE_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     ORDER_FIELD_NUMBER: _ClassVar[int]
     LEDGER_FIELD_NUMBER: _ClassVar[int]
+    REPEATED_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     line: str
     step: int
     order: int
     ledger: bytes
-    def __init__(self, run_id: _Optional[str] = ..., line: _Optional[str] = ..., step: _Optional[int] = ..., order: _Optional[int] = ..., ledger: _Optional[bytes] = ...) -> None: ...
+    repeated: int
+    def __init__(self, run_id: _Optional[str] = ..., line: _Optional[str] = ..., step: _Optional[int] = ..., order: _Optional[int] = ..., ledger: _Optional[bytes] = ..., repeated: _Optional[int] = ...) -> None: ...
 
 class KeptRequest(_message.Message):
     __slots__ = ("run_id",)
