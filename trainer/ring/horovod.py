@@ -332,11 +332,7 @@ class GraphSums:
         except tf.errors.OpError as error:
             if NAMED not in error.message:  # the model's own: TensorFlow names the operation that failed
                 raise
-            lines = [line.strip() for line in error.message.splitlines() if line.strip()]
-            at = next(
-                (i for i, line in enumerate(lines) if "[[" in line), 0
-            )  # what it names the operation by
-            raise RingBroken(f"allreduce: {lines[max(0, at - 1)][:200]}") from error
+            raise RingBroken(f"allreduce: {_why(error)}") from error
         finally:
             self.runs = False
 
@@ -351,7 +347,15 @@ def _broken(what: str) -> Iterator[None]:
     try:
         yield
     except (tf.errors.OpError, ValueError, RuntimeError) as error:
-        raise RingBroken(f"{what}: {str(error).strip().splitlines()[0][:200]}") from error
+        raise RingBroken(f"{what}: {_why(error)}") from error
+
+
+def _why(error: Exception) -> str:
+    """What an error says, in one line. Of one in a graph TensorFlow says before it where the operation was
+    made, and after it which one it was, in [[ ]]."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    named = next((number for number, line in enumerate(lines) if "[[" in line), 0)
+    return lines[max(0, named - 1)][:200] if lines else type(error).__name__
 
 
 def _open_sockets() -> Iterator[tuple[int, str]]:
