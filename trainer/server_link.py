@@ -71,7 +71,7 @@ class Interrupt:
     """Breaks calls off, and knows which of them are waited for: from any thread."""
 
     def __init__(self) -> None:
-        self._lock, self._running = threading.Lock(), set[Any]()
+        self._lock, self._running = threading.Lock(), dict[Any, None]()
         self._waiting: dict[Any, tuple[float, int, str]] = {}  # of calls: since when, for whom, for what
         self._is_cut = threading.Event()
 
@@ -97,13 +97,13 @@ class Interrupt:
 
     def begins(self, call: Any) -> None:
         with self._lock:
-            self._running.add(call)
+            self._running[call] = None
         if self._is_cut.is_set():
             call.cancel()
 
     def ends(self, call: Any) -> None:
         with self._lock:
-            self._running.discard(call)
+            self._running.pop(call, None)
 
     def waits_for(self, call: Any, server: int, method: str, since: float) -> None:
         """A call has had no answer for a while."""

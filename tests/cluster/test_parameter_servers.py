@@ -156,7 +156,8 @@ def has_server(pods: list[Object], index: int) -> bool:
 def test_two_servers_and_four_workers_of_which_one_is_deleted_and_one_preempted(
     namespace: Namespace, images: Images, claim: Callable[..., None], tmp_path: Path, mode: str
 ) -> None:
-    """The job of ElasticDL's tutorial for public clouds. The whole traffic with servers is TLS here."""
+    """The job of ElasticDL's tutorial for public clouds; with mode=ps each row has a second copy. The whole
+    traffic with servers is TLS here."""
     output = tmp_path / "output"
     output.mkdir()
     output.chmod(0o777)
@@ -168,6 +169,7 @@ def test_two_servers_and_four_workers_of_which_one_is_deleted_and_one_preempted(
         "worker.env[0].name": "EDL_COUNTING_RECORDS", "worker.env[0].value": str(RECORDS),
         "training.epochs": str(EPOCHS), "evaluation.steps": "200", "output.existingClaim": "output",
         "tls.existingSecret": secret(namespace, tmp_path),
+        "ps.replicas": "2" if mode == "ps" else "1",
     })  # fmt: skip
     job.install()
     job.ring_of(4)
@@ -186,6 +188,12 @@ def test_two_servers_and_four_workers_of_which_one_is_deleted_and_one_preempted(
 
     if mode == "ps":  # as the test above has it with mode=hybrid
         has_other_numbers_of_servers(job)
+        server(job, 0)
+        # Its log is gone with it.
+        namespace.kubectl("delete", "pod", f"{job.full}-ps-0", "--grace-period=0", "--force")
+        job.told("the ring goes on without parameter server 0", reason=Reason.ServerOut)
+        job.told("all parameter servers have their rows again", reason=Reason.ServersMoved, seconds=120)
+        assert not any(event.startswith(Reason.WentBack) for event in job.events())
     (output / "go").touch()
     data = job.phase("Succeeded", "Failed", "Stopped", seconds=300)
     assert data["phase"] == "Succeeded", data

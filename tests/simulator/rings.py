@@ -81,7 +81,7 @@ class Delivery:
         if world.config.asynchronous:  # where the servers are
             self._begins_at, self._at_least = None, 0
         self._noted = False  # that it is broken
-        self._await_state: set[Sim] = set()
+        self._await_state: dict[Sim, None] = {}
         self._came: set[int] = set()  # the ranks to whom a state has come
 
     def wait(self, slot: Slot) -> None:
@@ -144,9 +144,9 @@ class Delivery:
 
     def await_state(self, coming: Coming) -> None:
         w = self.members[coming.rank]
-        self._await_state.add(w)
+        self._await_state[w] = None
         w.waits(lambda: coming.here or coming.circle.broken)
-        self._await_state.discard(w)
+        self._await_state.pop(w, None)
         if not coming.here:
             raise RingBroken("the state did not come")
 

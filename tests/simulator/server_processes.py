@@ -65,7 +65,7 @@ class Place:
         self.disk = Disk()
         self.wanted = True  # else it is not started again
         self._process: Process | None = None
-        self._calls: set[_Serving] = set()
+        self._calls: dict[_Serving, None] = {}  # in their order: a seed's run is always the same
         self.start()
 
     @property
@@ -102,7 +102,7 @@ class Place:
             return
         process, self._process = self._process, None
         process.kill()
-        calls, self._calls = self._calls, set()
+        calls, self._calls = self._calls, {}
         for call in calls:
             call.ends(Failed(grpc.StatusCode.UNAVAILABLE, "the connection was reset"))
 
@@ -141,7 +141,7 @@ class Place:
             then(Failed(grpc.StatusCode.UNAVAILABLE, "connection refused"))
             return
         process, call = self._process, _Serving(then, begun)
-        self._calls.add(call)
+        self._calls[call] = None
         process.call_soon(lambda: process.create_task(self._serve(method, request, call)))
 
     async def _serve(self, method: str, request: bytes, call: _Serving) -> None:
@@ -157,7 +157,7 @@ class Place:
             raised = error  # on the clock, where it ends the run: a task would keep it
             self.servers.clock.later(0.0, lambda: self._failed(raised))
         finally:
-            self._calls.discard(call)
+            self._calls.pop(call, None)
 
 
 class _Serving:

@@ -81,6 +81,17 @@ def test_jobs_that_lose_all_processes_and_logs_go_on_from_a_checkpoint_and_count
     assert lost > 4 and went_back > 2
 
 
+def test_a_run_repeats_from_its_seed_wherever_its_objects_lie_in_memory() -> None:
+    times = set[tuple[float, ...]]()
+    others: list[object] = []
+    for number in range(12):
+        world = World(21066, servers="moves")
+        world.run()
+        times.add(tuple(now for now, _, _ in world.watchdog.history))
+        others += [object() for _ in range(37 * number)]
+    assert len(times) == 1
+
+
 def test_asynchronous_jobs_with_second_copies_do_without_servers_and_count_every_record_once() -> None:
     """Runs in which something was wrong once, and some that lose everything."""
     out = back = 0
