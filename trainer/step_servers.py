@@ -81,10 +81,14 @@ class StepServers(ParameterServers):
 
     # --- where they are
 
-    def look(self) -> dict[int, pb.Description]:
-        """What each server has, and of which line it is: calls from now on are of that one."""
-        self._ask("Declare", dict.fromkeys(self._members, self._tables_told()))
-        found = self._ask("Describe", dict.fromkeys(self._members, pb.DescribeRequest()))
+    def look(self, patient: bool = False) -> dict[int, pb.Description]:
+        """What each server has, and of which line it is: calls from now on are of that one.
+
+        Args:
+            patient: nobody can be done without.
+        """
+        self._ask("Declare", dict.fromkeys(self._members, self._tables_told()), patient=patient)
+        found = self._ask("Describe", dict.fromkeys(self._members, pb.DescribeRequest()), patient=patient)
         self._lines = {index: told.line for index, told in found.items()}
         self.furthest = _furthest(found)
         return found
@@ -325,8 +329,9 @@ class StepServers(ParameterServers):
         return found
 
     def _lines_with(self, step: int) -> dict[int, str]:
-        """In which line each server has all steps below this one. Raises: RingBroken, if one has not."""
-        found = self._ask("Describe", dict.fromkeys(self._members, pb.DescribeRequest()))
+        """In which line each server has all steps below this one. Raises: RingBroken, if one has not. For one
+        that is away it waits, as for its rows."""
+        found = self._ask("Describe", dict.fromkeys(self._members, pb.DescribeRequest()), patient=True)
         for index, told in found.items():
             if told.position.empty:
                 raise RingBroken(f"parameter server {index} has lost its log and rows")

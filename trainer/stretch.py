@@ -96,7 +96,7 @@ class Servers(Protocol):
 
     def declare(self, tables: Sequence[Table]) -> None: ...
 
-    def look(self) -> dict[int, Any]: ...
+    def look(self, patient: bool = False) -> dict[int, Any]: ...
 
     def begin(self, values: Values, only: Iterable[int] | None = None) -> None: ...
 
@@ -183,11 +183,15 @@ class Stretch:
         self.servers.declare(self._learner.served)
         return self.servers.take_charge(self._session.worker)
 
-    def look(self) -> list[int]:
-        """Declare the tables, and find out which servers have nothing."""
+    def look(self, patient: bool = False) -> list[int]:
+        """Declare the tables, and find out which servers have nothing.
+
+        Args:
+            patient: one that is away is waited for, also if others have its rows.
+        """
         self.servers.declare(self._learner.served)
         self._since_pull = 0
-        found = self.servers.look()
+        found = self.servers.look(patient)
         self.has_steps = any(len(told.taken.bounds) for told in found.values())
         return [index for index, told in found.items() if told.position.empty]
 
