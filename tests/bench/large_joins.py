@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import signal
 import statistics
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.bench.lines import Seen
+from tests.bench.memory import AtHand
 from tests.bench.report import Row
 
 MODEL = Path(__file__).parents[1] / "models" / "large.py"
@@ -39,21 +39,6 @@ class Case:
 
 
 CASES = (Case(25), Case(83), Case(25, joining=8), Case(25, giver_killed=True))
-
-
-class AtHand:
-    """Memory that this machine has. A virtual one may have lent to its host what is free, and to get 1 GB of
-    it again takes 2 s of a core. So it is held until it is needed.
-    """
-
-    def __init__(self, size: int):
-        self._held = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        self._held.madvise(mmap.MADV_HUGEPAGE)
-        for at in range(0, size, mmap.PAGESIZE):
-            self._held[at] = 1
-
-    def give(self) -> None:
-        self._held.close()
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,7 @@ import numpy as np
 from edl.contract.proto import ps_pb2 as pb
 from ps.service import OPTIONS
 from tests.bench import ps_limits, ps_recovery, ps_training, report
+from tests.bench.memory import AtHand
 from tests.bench.report import Row, say
 from trainer.conversation import Conversation
 
@@ -46,6 +47,7 @@ IDS = ("uniform", "zipf")
 FILLED = 1_000_000
 FILL = 50_000  # rows a push
 MOST_SECONDS = 60.0
+LOG_BYTES = 1 << 30  # more than is written to a log in one turn
 ROWS = 300_000  # so many are asked for in one measurement, at least
 GOAL, AIM = 6.0, 10.0  # millions of rows a second and core, of dim 16
 DICT_GOAL, REDIS_GOAL = 5.0, 8.0
@@ -306,6 +308,7 @@ def _rows(all_of_them: list[Server], dim: int, kind: str, steps: list[np.ndarray
             pushes = [server.make_push(ids, np.ones((len(ids), dim), np.float32)) for ids in steps]
             repeats = max(1, -(-ROWS // sum(map(len, steps))))
             rows = repeats * sum(map(len, steps))
+            AtHand(LOG_BYTES).give()
             both = repeats * [*zip(pulls, pushes, strict=True)]
             server.pull(pulls[0])
             before, began = server.cpu(), time.perf_counter()
