@@ -196,7 +196,7 @@ class StepServers(ParameterServers):
             self._go_on(place)
             self.look()
             return self.furthest, ""
-        if to in (of, of.without(self._positions.away)) or not to.is_whole:  # who was to have rows is away
+        if to == of or not to.is_whole:  # who was to have more rows is away
             self._go_on(place)
             self.introduce()
             return NOWHERE, ""

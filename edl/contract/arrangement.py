@@ -85,8 +85,9 @@ class Arrangement:
         return found
 
     def without(self, away: tuple[int, ...]) -> Arrangement:
-        """With these out, too."""
-        return Arrangement(self.servers, self.replicas, tuple(sorted({*self.out, *away})))
+        """With these out, too: those of them that are its servers."""
+        out = {*self.out, *(index for index in away if index < self.servers)}
+        return Arrangement(self.servers, self.replicas, tuple(sorted(out)))
 
     def __str__(self) -> str:
         return f"{self.servers} server{'s' if self.servers != 1 else ''}" + (
