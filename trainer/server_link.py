@@ -44,7 +44,7 @@ AWAY = {  # what a call fails with when the server is away, ends, or was cut off
 }  # fmt: skip
 # How long a server may be away that is called so, with rows of which nobody knows yet that it has them.
 LIMITS = {"Declare": 60.0, "Fetch": 60.0}
-LONG = ("Fetch", "Arrange", "Restore", "Begin")  # calls that keep a server busy, so that it answers nothing else
+LONG = ("Fetch", "Arrange", "Restore", "Begin")  # calls during which a server answers nothing else
 
 UNREADABLE = grpc.StatusCode.DATA_LOSS  # a checkpoint, by the server
 
