@@ -32,6 +32,7 @@ from trainer.exports.verification import Verification
 from trainer.last_words import described, traced
 from trainer.log import log
 from trainer.records import Records
+from trainer.ring.base import RingBroken
 from trainer.session.state import Session
 from trainer.user_model import UserModel
 from trainer.watchdog import Watch
@@ -246,6 +247,9 @@ class Exporter:
 
         Args:
             worth: the loss and metrics of the model, where the ring has evaluated it.
+
+        Raises:
+            RingBroken: see `_completed`; nothing was saved or said.
         """
         verification, unseen = None, ""
         if self.verify is not None and self.output is not None:
@@ -270,9 +274,16 @@ class Exporter:
             )
 
     def _completed(self, kept: contextlib.ExitStack) -> list[pb.PartFailed]:
-        """Until `kept` is closed, the model has all that it is made of; what has failed of that."""
+        """Until `kept` is closed, the model has all that it is made of; what has failed of that.
+
+        Raises:
+            RingBroken: servers have lost rows that it is made of. A ring is formed, which makes what is missing:
+                then it is saved.
+        """
         try:
             kept.enter_context(self.whole())
+        except RingBroken:
+            raise
         except FAILURES as error:
             return [_part(SAVING, error)]
         return []

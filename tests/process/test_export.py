@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from edl.contract import artifacts
 from edl.contract.proto import edl_pb2 as pb
 from tests.process.test_saved_file import dense
 from trainer import export
+from trainer.ring.base import RingBroken
 from trainer.session.state import Session
 from trainer.user_model import UserModel
 from trainer.watchdog import unwatched
@@ -124,6 +127,25 @@ def test_a_disk_that_is_full_is_told_from_what_an_archive_makes_of_it() -> None:
         write()
     assert export.disk_error(told.value) is full
     assert export.disk_error(ValueError("no config")) is None
+
+
+def test_a_model_whose_rows_servers_have_lost_is_not_saved_without_them(tmp_path: Path) -> None:
+    said: list[pb.FromWorker] = []
+    session = Session(0, said.append, threading.Event())
+    module = UserModel("mine", model, lambda split: None, None)
+
+    @contextlib.contextmanager
+    def whole() -> Iterator[None]:
+        raise RingBroken("parameter server 0 has lost its log and rows")
+        yield
+
+    exporter = export.Exporter(
+        model(), module, session, unwatched, lambda: False, tmp_path, None, 0.0, whole=whole
+    )
+    for save in (exporter, lambda: exporter.keep(3)):
+        with pytest.raises(RingBroken, match="has lost its log"):
+            save()
+    assert not said and not list(tmp_path.iterdir()), "a ring goes back with the servers, and saves it then"
 
 
 def test_what_cannot_be_finished_is_saved_all_the_same_and_told(tmp_path: Path) -> None:

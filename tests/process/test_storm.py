@@ -43,12 +43,3 @@ def test_a_storm_of_workers_and_servers_loses_nothing() -> None:
     """Some servers lose what they have written: then ring and servers go back, and nothing counts twice."""
     sizes = ["--records", "4000", "--epochs", "5"]
     storm("--workers", "3", "--model", "counting_rows.py", "--servers", "2", *sizes, faults=12)
-
-
-@pytest.mark.timeout(400)
-def test_a_storm_with_second_copies_of_all_weights_loses_nothing() -> None:
-    """Steps in any order: servers are done without, and come back; if both copies of a row are lost, all go
-    back."""
-    sizes = ["--records", "4000", "--epochs", "5"]
-    servers = ["--servers", "3", "--mode", "ps", "--set", "ps.replicas=2", "--set", "ps.timeoutSeconds=1"]
-    storm("--workers", "3", "--model", "counting_rows.py", *servers, *sizes, faults=12)
