@@ -277,8 +277,8 @@ class Exporter:
         """Until `kept` is closed, the model has all that it is made of; what has failed of that.
 
         Raises:
-            RingBroken: servers have lost rows that it is made of. A ring is formed, which makes what is missing:
-                then it is saved.
+            RingBroken: servers have lost rows that it is made of. A ring is formed, which makes what is
+                missing: then it is saved.
         """
         try:
             kept.enter_context(self.whole())
