@@ -95,7 +95,7 @@ class ServedWorker(Worker):
         stretch, root, why, kept = self.stretch, form.members.index(form.root), "", b""
         servers, told = stretch.servers, np.zeros(3, np.int64)
         if rank == root:
-            why = self.settle_servers(form, stretch.take_charge())
+            why = self.settle_servers(form, stretch.take_charge(form.step))
             stretch.servers.introduce()
             if not (kept := stretch.servers.kept()):  # it has it, as was seen to
                 first = servers.coordinator

@@ -161,14 +161,18 @@ class StepServers(ParameterServers):
 
     # --- another arrangement
 
-    def take_charge(self, worker: int) -> bool:
+    def take_charge(self, worker: int, step: int = 0) -> bool:
         """The root of a new ring: from now on no earlier one is heard, and all servers go on in the
         arrangement in which they have the rows. A move that was begun is ended, or given up.
+
+        Args:
+            step: that all servers had reached in the ring before. If those that answer have not, one that is
+                away has more, and is waited for.
 
         Returns:
             whether rows are lost that were on two servers: then all servers are to go back.
         """
-        of = self._stand_still(worker)
+        of = self._stand_still(worker, step)
         self._go_on(of)
         return bool(of.missing)
 
@@ -227,9 +231,13 @@ class StepServers(ParameterServers):
         super().adopt(arrangement, addresses)
         self._known.clear()
 
-    def _stand_still(self, worker: int) -> Going:
+    def _stand_still(self, worker: int, step: int = 0) -> Going:
         """Have all servers stand still that answer, and all that are needed. Returns in which arrangement
-        they can go on."""
+        they can go on.
+
+        Args:
+            step: as of `take_charge`.
+        """
         self._claimed = self.claim(worker)
         while True:
             self._claims_above = self._claimed  # the next must be greater, whatever servers have lost
@@ -239,10 +247,9 @@ class StepServers(ParameterServers):
             told = self._ask("Settle", dict.fromkeys(self._there, request))
             of = going(told)
             if of is None:
-                of = Going(self._wanted.without(away))
-                if of.arrangement.is_whole or not away:
-                    return of
-            elif not {*of.missing} & {*away}:
+                if not away:  # else that one may have all of it
+                    return Going(self._wanted)
+            elif not away or not ({*of.missing} & {*away} or _behind(told, of, step)):
                 if of.arrangement.servers > len(self._links):
                     raise RingBroken(
                         f"rows are on {of.arrangement}, and the master has named {len(self._links)} so far"
@@ -416,6 +423,11 @@ def _of(index: int, values: Values, shares: Sequence[Sequence[Shares]]) -> list[
                 pb.Gradients(table=table, ids=encoded(ids[here], IDS), values=encoded(rows[here], VALUES))
             )
     return found
+
+
+def _behind(told: Mapping[int, pb.Position], of: Going, step: int) -> bool:
+    """Whether servers that are to go on have not reached this step."""
+    return any(index in told and told[index].step < step for index in of.arrangement.members)
 
 
 def _furthest(told: Mapping[int, pb.Description]) -> int:

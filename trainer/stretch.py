@@ -103,7 +103,7 @@ class Servers(Protocol):
     @property
     def coordinator(self) -> int: ...
 
-    def take_charge(self, worker: int) -> bool: ...
+    def take_charge(self, worker: int, step: int = 0) -> bool: ...
 
     def moves_at(self) -> int: ...
 
@@ -177,11 +177,15 @@ class Stretch:
 
     # --- where the job is
 
-    def take_charge(self) -> bool:
+    def take_charge(self, step: int) -> bool:
         """As the root of a new ring, and before anything else: no root before it is heard any more. Returns
-        whether rows are lost that were on two servers: then all servers are to go back."""
+        whether rows are lost that were on two servers: then all servers are to go back.
+
+        Args:
+            step: that the ring before had reached.
+        """
         self.servers.declare(self._learner.served)
-        return self.servers.take_charge(self._session.worker)
+        return self.servers.take_charge(self._session.worker, step)
 
     def look(self, patient: bool = False) -> list[int]:
         """Declare the tables, and find out which servers have nothing.

@@ -41,6 +41,10 @@ CHECKPOINTS_OFF_WITH_SERVERS = (
     "there are no checkpoints (checkpoint.dir is empty): when a parameter server loses its log, all steps "
     "are made again for it"
 )
+CHECKPOINTS_OFF_WITH_COPIES = (
+    "there are no checkpoints (checkpoint.dir is empty): when both parameter servers that have a row lose "
+    "their logs, all steps are made again"
+)
 CHECKPOINTS_OFF = (
     "there are no checkpoints (checkpoint.dir is empty): when all workers are lost at once, the training "
     "starts again from its first record"
@@ -62,7 +66,10 @@ class Job(State):
                 self.began_at = now
                 self.goodput.turn("starting", now)
                 if not self.checkpoints.enabled and self.config.trains:
-                    off = CHECKPOINTS_OFF_WITH_SERVERS if self.config.asynchronous else CHECKPOINTS_OFF
+                    off = CHECKPOINTS_OFF
+                    if self.config.asynchronous:
+                        copies = self.config.ps.replicas > 1
+                        off = CHECKPOINTS_OFF_WITH_COPIES if copies else CHECKPOINTS_OFF_WITH_SERVERS
                     self.notice(Reason.CheckpointsOff, off)
             case ev.Scale():
                 self.notice(Reason.Scaled, f"workers {self.target} -> {event.workers}")

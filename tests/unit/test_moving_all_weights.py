@@ -266,6 +266,36 @@ def test_whoever_was_root_before_is_not_heard_and_late_steps_are_refused(tmp_pat
         earlier.rows_now([DENSE, ALL_IDS])
 
 
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_server_that_was_out_does_not_go_on_alone_while_the_one_that_has_more_is_away(
+    tmp_path: Path, lost: bool
+) -> None:
+    world = World(0, tmp_path, 2, rate=0.0)
+    world.grow(2)
+    job = Job(world)
+
+    def trains(servers: StepServers, until: int) -> None:
+        while steps := servers.take(0, STEPS, until):
+            for step in steps:
+                servers.push(made(step), 0, servers.rows_now([DENSE, counting.ids_of(step)]).versions)
+        assert servers.progress.step == until
+
+    servers, _ = job.ring(2)
+    trains(servers, 10)
+    while not servers.arrangement.out:  # now and then it is back before it is missed
+        if world.nodes[1].server is not None:
+            world.nodes[1].kill(lost)
+        servers, _ = job.ring(2)
+    trains(servers, 20)
+    world.nodes[1].start()
+    world.nodes[0].kill()
+    servers = job.servers(2)
+    assert not servers.take_charge(99, 20)
+    servers.introduce()
+    servers.find()
+    assert servers.arrangement.out == (1,) and servers.progress.step == 20, "it has waited for server 0"
+
+
 def test_a_server_that_has_no_room_stays_without_rows_and_the_others_go_on(tmp_path: Path) -> None:
     world = World(0, tmp_path, 1, rate=0.0)
     world.grow(2)

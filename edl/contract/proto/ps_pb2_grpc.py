@@ -302,10 +302,10 @@ class ParameterServerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Reopen(self, request, context):
-        """Of the coordinator: these steps are to be made again, because another server has lost them. Whoever begins to work
-        with the servers, or finds one in another line, says so of each of the others before it takes steps: where
-        that server is in another line than the coordinator knows, that goes over to another line, too. (A worker may
-        have given a step to that server before it lost it, and is about to give it to the coordinator.)
+        """Of the coordinator: these steps are to be made again, because another server has lost them. A worker calls it for
+        each of the other servers, before it takes steps, when it begins to work with them or finds one in another line. If
+        that server is in another line than the coordinator knows, the coordinator changes to another line, too. (A worker
+        may have given a step to that server before it lost it, and be about to give it to the coordinator.)
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -314,7 +314,7 @@ class ParameterServerServicer:
     def Keep(self, request, context):
         """Another arrangement, here: `Settle` has a server stand still, so that it takes no step; nothing of older
         generations is heard from then on. `Fetch`, when all have taken the same steps. `Arrange` has it go on, as it was
-        or in another arrangement. Where the one is that has gone over last, all others belong, whoever dies in between.
+        or in another arrangement. If something dies in between, the arrangement of the server that changed last counts.
 
         Keep what the workers have to know at this step beside the weights; the newest is kept. The coordinator is asked
         for it; the others have it in case that one dies.
