@@ -93,10 +93,10 @@ def test_a_run_repeats_from_its_seed_wherever_its_objects_lie_in_memory() -> Non
 
 
 def test_asynchronous_jobs_with_second_copies_do_without_servers_and_count_every_record_once() -> None:
-    """Runs in which something was wrong once, and some that lose everything."""
+    """Runs in which something was wrong once, some in which servers are out, and some that lose everything."""
     out = back = 0
-    wrong_once = [("ps-copies", seed) for seed in (1051, 1150, 2169)]
-    for kind, seed in (*wrong_once, *((servers.GONE_COPIES, seed) for seed in range(6))):
+    some = [("ps-copies", seed) for seed in (1051, 1150, 2169, 103, 117, 118, 120)]
+    for kind, seed in (*some, *((servers.GONE_COPIES, seed) for seed in range(6))):
         world = World(seed, servers=kind)
         world.run()
         told = [e for _, _, effects in world.watchdog.history for e in effects if isinstance(e, ef.Notice)]
