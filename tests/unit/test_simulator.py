@@ -93,7 +93,7 @@ def test_a_run_repeats_from_its_seed_wherever_its_objects_lie_in_memory() -> Non
 
 
 def test_asynchronous_jobs_with_second_copies_do_without_servers_and_count_every_record_once() -> None:
-    """Runs in which something was wrong once, some in which servers are out, and some that lose everything."""
+    """Runs in which something was wrong once, in which servers are out, and that lose everything."""
     out = back = 0
     some = [("ps-copies", seed) for seed in (1051, 1150, 2169, 103, 117, 118, 120)]
     for kind, seed in (*some, *((servers.GONE_COPIES, seed) for seed in range(6))):
