@@ -133,8 +133,11 @@ def main() -> None:
     ring = HorovodRing(int(sys.argv[1]), os.environ.get("EDL_RING_INTERFACE", "lo"), sys.argv[2])
     orders: queue.SimpleQueue[str] = queue.SimpleQueue()
 
+    speaking = threading.Lock()  # two threads speak, and print writes a line and its end by themselves
+
     def say(text: str) -> None:
-        print(text, flush=True)
+        with speaking:
+            print(text, flush=True)
 
     def listen() -> None:
         for line in sys.stdin:
