@@ -56,7 +56,8 @@ from trainer.digests import digest, drained
 from trainer.epochs import MEMORY, Epochs, without_memory
 from trainer.ledger import Ledger
 from trainer.log import log
-from trainer.roles import PartsOfServers
+from trainer.ring.base import RingBroken
+from trainer.roles import PartNotWritten, PartsOfServers
 from trainer.session.state import Session
 from trainer.store_retry import tried_again
 
@@ -64,6 +65,8 @@ T = TypeVar("T")
 NICE = 10  # of the thread that writes
 BOUNDARY = "boundary"  # of a manifest's state: the step of its ledger, where that is not the checkpoint's
 KEPT = 2  # attempts that this worker can finish
+TRIES = 3  # to write the last state, where servers go away meanwhile
+BACK_SECONDS = 30.0  # that one may take to be there again
 EPOCH_SHARE = 0.1  # of the interval: an epoch's end makes a checkpoint if the last one is as old
 
 
@@ -200,25 +203,38 @@ class Checkpointing:
         `begin`.
 
         For a state of which this worker alone is asked to take care: the last one of a training, or the last
-        copy.
+        copy. No later one makes up for it, and nothing is trained meanwhile: a server that goes away is
+        waited for, and all write their parts again.
         """
         at = ledger.step if step is None else step
         if (found := self._restored) is not None and at == found.step:
             self._session.say(checkpointed=_told(found))  # a new master may not know of it
             return
-        me = self._session.worker
-        self._saves += 1
-        attempt = f"{self._run_id}-w{me}-alone{self._saves}"
-        place = Place(0, me, 0, 1)
-        key, tensors, finite, _ = self._take(attempt, place, ledger, steps, layout, at)
-        of_servers = self._of_servers(key)
+        place = Place(0, self._session.worker, 0, 1)
+        for tries in range(1, TRIES + 1):
+            self._saves += 1
+            attempt = f"{self._run_id}-w{place.first}-alone{self._saves}"
+            key, tensors, finite, _ = self._take(attempt, place, ledger, steps, layout, at)
+            if not self._attempt(key, partial(self._save, key, tensors, finite, place, tries < TRIES)):
+                return
+
+    def _save(
+        self, key: tuple[int, str], tensors: dict[str, Tensor], finite: frozenset[str], place: Place,
+        again: bool,
+    ) -> bool:  # fmt: skip
+        """A whole checkpoint. True: it is to be tried again, with a server that went away and is back."""
         theirs = self._take_parts(key, place)
-
-        def work() -> None:
-            part = self._store.begin(*key).write_part(0, 1 + of_servers, tensors, finite)
-            self._finish(key, self._whole(key, (part, *theirs())))
-
-        self._attempt(key, work)
+        part = self._store.begin(*key).write_part(0, 1 + self._of_servers(key), tensors, finite)
+        try:
+            parts = theirs()
+        except PartNotWritten as error:
+            assert self._servers is not None
+            if not again or not self._servers.answer_within(BACK_SECONDS):
+                raise
+            log.warning(f"{error}; the checkpoint is written again")
+            return True
+        self._finish(key, self._whole(key, (part, *parts)))
+        return False
 
     def _take(
         self, attempt: str, place: Place, ledger: Ledger, steps: Steps, layout: Layout, at: int | None
@@ -342,13 +358,16 @@ class Checkpointing:
             self._busy += 1
         self._background(beside)
 
-    def _attempt(self, key: tuple[int, str], work: Callable[[], None]) -> None:
+    def _attempt(self, key: tuple[int, str], work: Callable[[], T]) -> T | None:
+        """What it returns; None: it has failed, as is told."""
         try:
-            work()
+            return work()
         except Exception as error:  # also what a store's library raises that nobody has thought of
-            why = str(error) if isinstance(error, CheckpointError) else f"{type(error).__name__}: {error}"
+            said = isinstance(error, (CheckpointError, RingBroken))
+            why = str(error) if said else f"{type(error).__name__}: {error}"
             failed = pb.CheckpointFailed(step=key[0], attempt=key[1], why=why)
             self._session.say(checkpoint_failed=failed)
+            return None
 
     # --- reading
 

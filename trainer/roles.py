@@ -14,6 +14,7 @@ from edl.checkpoints import Part as FilePart
 from edl.contract.arrangement import Arrangement
 from edl.contract.evaluation import Pass
 from edl.contract.layout import Part
+from edl.errors import CheckpointError
 from trainer import control
 from trainer.data import Batch
 from trainer.described import Described
@@ -262,6 +263,10 @@ class Servers(Rows, Protocol):
         ...
 
 
+class PartNotWritten(CheckpointError):
+    """A server went away before its part of a checkpoint was written: it may write it when it is back."""
+
+
 class PartsOfServers(Protocol):
     """What of the servers is in a checkpoint."""
 
@@ -282,6 +287,15 @@ class PartsOfServers(Protocol):
 
         Raises:
             CheckpointError: one of them could not, also what is returned.
+            PartNotWritten: one of them went away before it had, also what is returned.
+        """
+        ...
+
+    def answer_within(self, seconds: float) -> bool:
+        """Whether those that went away are back, each within so many seconds: it may be restarting.
+
+        Raises:
+            RingBroken: it is called off.
         """
         ...
 

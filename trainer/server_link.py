@@ -30,6 +30,7 @@ from edl.errors import CheckpointError, EdlError
 from trainer.conversation import Conversation
 from trainer.log import log
 from trainer.ring.base import RingBroken
+from trainer.roles import PartNotWritten
 
 SERVICE = "edl.ParameterServer"
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.02, 1.0
@@ -150,11 +151,11 @@ class Writing(Protocol):
     """A part of a checkpoint that a server writes."""
 
     def taken(self) -> None:
-        """Wait until the server has taken the state. Raises: CheckpointError."""
+        """Wait until the server has taken the state. Raises: CheckpointError, PartNotWritten."""
         ...
 
     def written(self) -> pb.Written:
-        """Wait until it is written. Raises: CheckpointError."""
+        """Wait until it is written. Raises: CheckpointError, PartNotWritten."""
         ...
 
 
@@ -172,6 +173,10 @@ class Link(Protocol):
 
     def write_part(self, request: pb.WritePartRequest) -> Writing:
         """Have it write its part of a checkpoint. Once: what it took later would be another state."""
+        ...
+
+    def is_back_within(self, seconds: float) -> bool:
+        """Whether its process answers, perhaps a new one. Raises: RingBroken."""
         ...
 
     def tell(self, method: str, request: Request) -> None:
@@ -290,6 +295,17 @@ class ServerLink:
             self._stub.Describe(pb.DescribeRequest(), metadata=self._metadata, timeout=seconds)
         except grpc.RpcError as error:
             return error.code() not in AWAY
+        return True
+
+    def is_back_within(self, seconds: float) -> bool:
+        """Whether its process answers, perhaps a new one. Raises: RingBroken."""
+        until, pause = self.now + seconds, FIRST_PAUSE_SECONDS
+        while not self.answers_within(DESCRIBE_SECONDS):
+            if self.now >= until:
+                return False
+            self.waits(pause)
+            self.connect_anew()  # a channel that has failed tries again only after a pause
+            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
         return True
 
     def refused(self, error: grpc.RpcError, method: str, unreadable: float = 0.0) -> None:
@@ -436,8 +452,10 @@ class WritePart:
         try:
             answers = [*self._call]
         except grpc.RpcError:
-            why = f"{self._call.code().name}: {self._call.details()}"
-            raise CheckpointError(f"{self._link.name} has not written its part: {why}") from None
+            code = self._call.code()
+            what = PartNotWritten if code in AWAY else CheckpointError
+            why = f"{code.name}: {self._call.details()}"
+            raise what(f"{self._link.name} has not written its part: {why}") from None
         if len(answers) != 1 or answers[0].why:
             why = answers[0].why if answers else "no answer"
             raise CheckpointError(f"{self._link.name} has not written its part: {why}")

@@ -456,6 +456,9 @@ class ParameterServers:
             call.taken()
         return lambda: [part_of(call.written()) for call in calls]
 
+    def answer_within(self, seconds: float) -> bool:
+        return all(self._links[index].is_back_within(seconds) for index in self._members)
+
     def committed(self, step: int, attempt: str) -> None:
         for link in map(self._links.__getitem__, self._members):
             link.tell("Committed", pb.CommittedRequest(run_id=self._run_id, step=step, attempt=attempt))

@@ -43,3 +43,12 @@ def test_a_storm_of_workers_and_servers_loses_nothing() -> None:
     """Some servers lose what they have written: then ring and servers go back, and nothing counts twice."""
     sizes = ["--records", "4000", "--epochs", "5"]
     storm("--workers", "3", "--model", "counting_rows.py", "--servers", "2", *sizes, faults=12)
+
+
+@pytest.mark.timeout(400)
+def test_a_storm_of_workers_and_servers_that_have_all_weights_loses_nothing() -> None:
+    """Each on two of three: also the first server, which hands out steps, is killed and done without."""
+    sizes = ["--records", "4000", "--epochs", "5", "--set", "ps.replicas=2", "--set", "ps.timeoutSeconds=1"]
+    storm(
+        "--workers", "3", "--model", "counting_rows.py", "--servers", "3", "--mode", "ps", *sizes, faults=12
+    )

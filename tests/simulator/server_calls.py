@@ -13,7 +13,8 @@ from edl.contract.proto import ps_pb2 as pb
 from edl.errors import CheckpointError
 from tests.simulator.server_processes import LATENCY, Place
 from trainer.conversation import Failed
-from trainer.server_link import _ANSWERS, Interrupt, ServerLink
+from trainer.roles import PartNotWritten
+from trainer.server_link import _ANSWERS, AWAY, Interrupt, ServerLink
 
 if TYPE_CHECKING:
     from tests.simulator.worker import Sim
@@ -157,7 +158,9 @@ class Writing:
         try:
             written = self._call.now()
         except (grpc.RpcError, grpc.FutureCancelledError) as error:
-            raise CheckpointError(f"{self._link.name} has not written its part: {error}") from None
+            away = isinstance(error, grpc.FutureCancelledError) or error.code() in AWAY
+            what = PartNotWritten if away else CheckpointError
+            raise what(f"{self._link.name} has not written its part: {error}") from None
         if written.why:
             raise CheckpointError(f"{self._link.name} has not written its part: {written.why}")
         return written

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from edl import config
-from edl.checkpoints import CheckpointError, Store
+from edl.checkpoints import CheckpointError, Part, Store
 from edl.config import lineage, values
 from edl.contract.evaluation import EvaluationPlan
 from edl.contract.layout import Layout
@@ -25,6 +25,7 @@ from trainer.checkpointing import Checkpointing, Place, deal
 from trainer.data import Batches
 from trainer.evaluation import RingEvaluation
 from trainer.ring.local import Circle
+from trainer.roles import PartNotWritten, PartsOfServers
 from trainer.store_retry import tried_again
 from trainer.worker import StatesDiffer
 
@@ -60,12 +61,16 @@ class Queue:
 class Writer(A):
     """A worker that writes checkpoints, and what a test does in its master's place."""
 
-    def __init__(self, number: int, where: Path, run_id: str = "run-1", **named: Any):
+    def __init__(
+        self, number: int, where: Path, run_id: str = "run-1",
+        servers: Callable[[Store], PartsOfServers] | None = None, **named: Any,
+    ):  # fmt: skip
         changes = named.pop("changes", {})
         super().__init__(number, ring=Held(), config=configured(where, **changes), **named)
-        self.beside = Queue()
+        self.beside, store = Queue(), Store.open(str(where))
+        self.servers = servers(store) if servers is not None else None
         self.checkpoints = Checkpointing(
-            self.worker.config, self.session, self.learner, Store.open(str(where)), run_id, self.beside
+            self.worker.config, self.session, self.learner, store, run_id, self.beside, servers=self.servers
         )
         self.worker.checkpoints = self.worker.beginning.checkpoints = self.checkpoints
 
@@ -173,6 +178,59 @@ def test_who_saves_the_model_writes_the_last_state_first(tmp_path: Path) -> None
     assert made.step == w.says("checkpointed", 0).step == 6
     said = [m.WhichOneof("body") for m in w.said]
     assert said.index("checkpointed") < said.index("finished")
+
+
+class OneServer:
+    """A server that goes away so often before its part is written, and comes back unless it does not."""
+
+    def __init__(self, store: Store, away: int, comes_back: bool = True):
+        self.count, self._store, self._away, self._comes_back = 1, store, away, comes_back
+        self.asked, self.committed_at = 0, list[int]()
+
+    def take_parts(self, step: int, attempt: str, first: int) -> Callable[[], list[Part]]:
+        self.asked += 1
+        if self.asked <= self._away:
+            raise PartNotWritten("parameter server 0 (nowhere) has not written its part: UNAVAILABLE")
+        return lambda: [self._store.begin(step, attempt).write_part(first, first + 1, {})]
+
+    def answer_within(self, seconds: float) -> bool:
+        return self._comes_back
+
+    def committed(self, step: int, attempt: str) -> None:
+        self.committed_at.append(step)
+
+
+def saved_with(server: Callable[[Store], OneServer], where: Path) -> tuple[OneServer, Writer]:
+    """One who saves the model, and the server that has a part of the last checkpoint."""
+    w = Writer(0, where, servers=server, changes={"checkpoint": {"seconds": 1000}})
+    ring_of(w)
+    w.ring.free()
+    w.says("left_ring", 1)
+    w.hears(export=pb.Export())
+    w.says("finished", 0)
+    w.stop()
+    assert isinstance(w.servers, OneServer)
+    return w.servers, w
+
+
+def test_a_server_that_goes_away_while_the_last_state_is_written_is_asked_again(tmp_path: Path) -> None:
+    server, w = saved_with(lambda store: OneServer(store, away=2), tmp_path)
+    (made,) = Store.open(str(tmp_path)).checkpoints()
+    assert made.step == w.says("checkpointed", 0).step == 6
+    assert not made.wrong()
+    assert server.committed_at == [6]
+
+
+@pytest.mark.parametrize(
+    ("away", "comes_back", "asked"), [(1, False, 1), (9, True, 3)], ids=["not back", "again and again"]
+)
+def test_a_server_that_stays_away_is_not_asked_for_ever(
+    tmp_path: Path, away: int, comes_back: bool, asked: int
+) -> None:
+    server, w = saved_with(lambda store: OneServer(store, away, comes_back), tmp_path)
+    assert server.asked == asked
+    assert "parameter server 0 (nowhere) has not written" in w.says("checkpoint_failed", 0).why
+    assert Store.open(str(tmp_path)).checkpoints() == []
 
 
 def test_a_store_that_fails_is_told_and_nothing_else_happens(tmp_path: Path) -> None:

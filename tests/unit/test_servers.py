@@ -18,7 +18,7 @@ from edl.contract.proto import ps_pb2 as pb
 from tests.fakes.parameter_server import FakeServer, Listening, Refused
 from trainer import server_link
 from trainer.ring.base import RingBroken
-from trainer.roles import Commit, Table
+from trainer.roles import Commit, PartNotWritten, Table
 from trainer.server_link import ServerAway, ServerLink, ServerRefused, TokenRefused
 from trainer.servers import ParameterServers
 
@@ -430,10 +430,19 @@ def test_a_part_that_cannot_be_written_fails_the_attempt_and_nothing_else(
     job.begin()
     job.takes_a_step(0, [1])
     job.kill(1)
-    with pytest.raises(CheckpointError, match=r"parameter server 1 .* has not written its part: UNAVAILABLE"):
+    with pytest.raises(PartNotWritten, match=r"parameter server 1 .* has not written its part: UNAVAILABLE"):
         job.client.take_parts(1, "an-attempt", 1)()
+    assert not job.client.answer_within(0.1)
+    back = job.beside(lambda: job.client.answer_within(SECONDS))
     job.comes_back(1)
+    assert back.result()
+    assert len(job.client.take_parts(1, "another", 1)()) == 2
     job.takes_a_step(1, [1])
+    job.kill(1)
+    job.comes_back(1, lost=True)
+    with pytest.raises(CheckpointError, match="has not written its part: ") as refused:
+        job.client.take_parts(2, "a third", 1)()
+    assert refused.type is CheckpointError, "which it would say again"
 
 
 def test_a_request_says_of_which_step_the_worker_has_the_state(make: Callable[..., Job]) -> None:
