@@ -7,32 +7,36 @@ every row of this server, however often it comes and whoever has died. What coun
 
 from __future__ import annotations
 
-import base64
-import json
 import secrets
-import struct
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 from edl.contract.arrangement import Arrangement
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.ranges import RangeSet
 from edl.contract.wire import Bytes
-from ps.errors import Invalid, Misplaced, Unavailable
+from ps.errors import Invalid, Misplaced
 from ps.log import Damaged
 from ps.rearranging import FETCH, FETCHED, PAGE, Rearranging
 from ps.storage import Capture, Gradients, Records, Storage, read
-from ps.taking import Fate, Kept, Leases, Pushed, Rules, Taking, Update
+from ps.taking import Fate, Leases, Pushed, Rules, Taking, Update
+from ps.taking_records import (
+    decided,
+    kept_of,
+    ranges_of,
+    read_decided,
+    steps_told,
+    taking_of,
+    taking_of_parts,
+    taking_told,
+)
 
-# What a record is, by its first byte. Then, with its length before it, the JSON of what was decided about the
-# request, and the request.
+# What a record is, by its first byte. Then what was decided about the request, and the request.
 BEGIN, PUSH, AGAIN, DRAIN, REOPEN, KEEP = b"B", b"P", b"A", b"D", b"R", b"K"
 WAITS = b"W"  # a push before this segment that is not in the rows
 SETTLE, ARRANGE = b"S", b"G"
-_LENGTH = struct.Struct("<I")
 
 
 class AnyOrder:
@@ -47,7 +51,7 @@ class AnyOrder:
         clock: Callable[[], float] = time.monotonic,
     ):  # fmt: skip
         self._storage = storage
-        self.taking = Taking() if head is None else _taking(head)
+        self.taking = Taking() if head is None else taking_of(head)
         self._leases = Leases(clock)
         self._moving = Rearranging(storage)
         self._pages: tuple[str, int] = "", 0  # of the rows that a job begins with: whose, and which is next
@@ -70,7 +74,7 @@ class AnyOrder:
             return self.progress()
         self._storage.check_memory([values])
         line = self._another_line()
-        self._storage.log.append(BEGIN, _said(line=line), raw)
+        self._storage.log.append(BEGIN, decided(line=line), raw)
         self._begin(request, values, line)
         return self.progress()
 
@@ -113,7 +117,7 @@ class AnyOrder:
             raise Invalid(f"{request.most} steps below {request.limit}: expected at least 1, below 0 or more")
         steps = self._leases.take(request.worker, request.most, self.taking.open(request.limit))
         found = RangeSet.of((step, step + 1) for step in steps)
-        return pb.Taken(steps=_steps(found), progress=self.progress())
+        return pb.Taken(steps=steps_told(found), progress=self.progress())
 
     def push(self, raw: Bytes) -> pb.Progress:
         """
@@ -129,13 +133,13 @@ class AnyOrder:
         if fate is Fate.TOO_OLD:
             return self.progress(refused=True)
         if fate is Fate.REPEATED:
-            self._storage.log.append(AGAIN, _said(step=request.step))
+            self._storage.log.append(AGAIN, decided(step=request.step))
             self.taking = taking.again(request.step)
         else:
             rate = rules.rate(request.learning_rate, taking.staleness(request.version))
             if not request.skipped:
                 self._storage.check_memory([*(one.gradients for one in taking.waiting), gradients])
-            self._storage.log.append(PUSH, _said(rate=rate), raw)
+            self._storage.log.append(PUSH, decided(rate=rate), raw)
             self._take(request, gradients, rate)
             self.rows_staged += sum(len(ids) for ids, _ in gradients.of.values())
         self._leases.made(request.step)
@@ -146,7 +150,7 @@ class AnyOrder:
         taking, update = self.taking.drain(request.step)
         if update is not None:
             self._check(request, takes=True)
-            self._storage.log.append(DRAIN, _said(step=request.step))
+            self._storage.log.append(DRAIN, decided(step=request.step))
             self._apply(taking, update)
         return self.progress()
 
@@ -155,7 +159,7 @@ class AnyOrder:
         line = self._another_line()
         taking = self._reopened(request, line)
         if taking is not self.taking:
-            self._storage.log.append(REOPEN, _said(line=line), request.SerializeToString())
+            self._storage.log.append(REOPEN, decided(line=line), request.SerializeToString())
             if taking.line != self.taking.line:
                 self._leases.clear()
             self.taking = taking
@@ -163,9 +167,9 @@ class AnyOrder:
 
     def keep(self, request: pb.KeepRequest) -> pb.Progress:
         self._check(request)
-        taking = self.taking.keep(_kept(request))
+        taking = self.taking.keep(kept_of(request))
         if taking is not self.taking:
-            self._storage.log.append(KEEP, _said(), request.SerializeToString())
+            self._storage.log.append(KEEP, decided(), request.SerializeToString())
             self.taking = taking
         return self.progress()
 
@@ -198,7 +202,7 @@ class AnyOrder:
             said = storage.go_back(request.step, request.attempt, alone=True)
             taking = Taking(restored=restored)
             if request.step:
-                taking = _of_parts(said, storage.index, request.step)
+                taking = taking_of_parts(said, storage.index, request.step)
                 taking = replace(taking, line=self._another_line(), restored=restored, others=())
             taking = replace(
                 taking, generation=max(before.generation, request.generation), still=before.still,
@@ -219,7 +223,7 @@ class AnyOrder:
         self._storage.check_declared(request.run_id)
         taking = self.taking.settle(request.generation)
         if taking is not self.taking:
-            self._storage.log.append(SETTLE, _said(generation=request.generation))
+            self._storage.log.append(SETTLE, decided(generation=request.generation))
             self.taking = taking
         return self.position()
 
@@ -260,7 +264,7 @@ class AnyOrder:
                 there = self._storage.arrangement
                 raise Misplaced(f"the server is one of {there}, and has not what {to} would give it")
             line = self._another_line()
-            self._storage.log.append(ARRANGE, _said(line=line), request.SerializeToString())
+            self._storage.log.append(ARRANGE, decided(line=line), request.SerializeToString())
             self._go_over(request, line)
         return self.position()
 
@@ -306,8 +310,8 @@ class AnyOrder:
             if taking.began:
                 taking = taking.moved(fetch.version, line, request.since)
             else:
-                kept = _kept(fetch.kept) if fetch.kept.ledger else None
-                taking = taking.joins(_ranges(fetch.steps), fetch.version, kept, line, request.since)
+                kept = kept_of(fetch.kept) if fetch.kept.ledger else None
+                taking = taking.joins(ranges_of(fetch.steps), fetch.version, kept, line, request.since)
         elif taking.began:
             if (before.held(index) & ~to.held(index)).any():
                 for table in storage.tables:
@@ -327,11 +331,11 @@ class AnyOrder:
 
     @property
     def taken(self) -> pb.Steps:
-        return _steps(self.taking.taken)
+        return steps_told(self.taking.taken)
 
     @property
     def reopened(self) -> pb.Steps:
-        return _steps(self.taking.reopened)
+        return steps_told(self.taking.reopened)
 
     # --- as a way (durable.Way)
 
@@ -380,7 +384,7 @@ class AnyOrder:
         if self.is_moving:
             raise Misplaced("rows are on their way to another arrangement of the servers")
         t = self.taking
-        return self._storage.begin_capture(t.version, t.version, self.beginning(), _about(t.applied))
+        return self._storage.begin_capture(t.version, t.version, self.beginning(), taking_told(t.applied))
 
     @property
     def parts_are_whole(self) -> bool:
@@ -406,8 +410,7 @@ class AnyOrder:
         if kind in (PAGE, FETCHED):
             self._moving.replay(kind, text)
             return
-        end = _LENGTH.size + _LENGTH.unpack_from(text)[0]
-        said, raw = json.loads(text[_LENGTH.size : end]), text[end:]
+        said, raw = read_decided(text)
         if kind == BEGIN:
             begin, given = read(pb.BeginRequest.FromString, raw, pb.BeginRequest.VALUES_FIELD_NUMBER)
             self._begin(begin, self._storage.gradients(raw, given), said["line"])
@@ -428,7 +431,7 @@ class AnyOrder:
         elif kind == REOPEN:
             self.taking = self._reopened(pb.ReopenRequest.FromString(raw), said["line"])
         elif kind == KEEP:
-            self.taking = self.taking.keep(_kept(pb.KeepRequest.FromString(raw)))
+            self.taking = self.taking.keep(kept_of(pb.KeepRequest.FromString(raw)))
         elif kind == SETTLE:
             self.taking = self.taking.settle(said["generation"])
         elif kind == ARRANGE:
@@ -499,11 +502,11 @@ class AnyOrder:
         self.taking = taking
 
     def _reopened(self, request: pb.ReopenRequest, line: str) -> Taking:
-        return self.taking.reopen(_ranges(request.steps), line, request.server, request.server_line)
+        return self.taking.reopen(ranges_of(request.steps), line, request.server, request.server_line)
 
     def _beginning(self, taking: Taking) -> Records:
-        waiting = [[WAITS, _said(rate=one.learning_rate), one.gradients.raw] for one in taking.waiting]
-        return [*self._storage.head(_about(taking)), *waiting]
+        waiting = [[WAITS, decided(rate=one.learning_rate), one.gradients.raw] for one in taking.waiting]
+        return [*self._storage.head(taking_told(taking)), *waiting]
 
 
 def _read_push(raw: Bytes) -> tuple[pb.PushRequest, list[memoryview]]:
@@ -512,86 +515,3 @@ def _read_push(raw: Bytes) -> tuple[pb.PushRequest, list[memoryview]]:
 
 def _pushed(request: pb.PushRequest, gradients: Gradients, rate: float) -> Pushed:
     return Pushed(request.step, rate, gradients, request.loss, request.records)
-
-
-def _kept(request: pb.KeepRequest) -> Kept:
-    return Kept(request.step, request.order, request.ledger, request.repeated)
-
-
-def _said(**decided: Any) -> bytes:
-    text = json.dumps(decided).encode()
-    return _LENGTH.pack(len(text)) + text
-
-
-def _ranges(steps: pb.Steps) -> RangeSet:
-    bounds = steps.bounds
-    if len(bounds) % 2 or any(a > b for a, b in pairwise(bounds)) or (bounds and bounds[0] < 0):
-        raise Invalid(f"steps {[*bounds][:20]}: expected start, stop, start, stop ..., rising from 0")
-    return RangeSet.of(zip(bounds[::2], bounds[1::2], strict=True))
-
-
-def _steps(ranges: RangeSet) -> pb.Steps:
-    return pb.Steps(bounds=[bound for one in ranges for bound in one])
-
-
-def _about(taking: Taking) -> dict[str, Any]:
-    """What a log or a checkpoint has to say of it, but for the gradients that wait."""
-    kept = taking.kept
-    ledger = kept and [kept.step, kept.order, base64.b64encode(kept.ledger).decode()]
-    return {"any_order": {
-        "line": taking.line, "version": taking.version, "taken": [*taking.taken],
-        "reopened": [*taking.reopened], "repeated": taking.repeated, "loss": taking.loss,
-        "records": taking.records, "kept": ledger, "restored": [*taking.restored],
-        "others": taking.others, "generation": taking.generation, "still": taking.still,
-        "arranged": taking.arranged,
-    }}  # fmt: skip
-
-
-def _taking(about: Mapping[str, Any]) -> Taking:
-    """
-    Raises:
-        LookupError, TypeError, ValueError: it is not what `_about` has said.
-    """
-    said = about["any_order"]
-    generation, step, attempt = said["restored"]
-    kept = said["kept"]
-    return Taking(
-        line=said["line"], version=said["version"], taken=RangeSet.of((a, b) for a, b in said["taken"]),
-        reopened=RangeSet.of((a, b) for a, b in said["reopened"]), repeated=said["repeated"],
-        loss=said["loss"], records=said["records"],
-        kept=Kept(kept[0], kept[1], base64.b64decode(kept[2])) if kept else None,
-        restored=(generation, step, attempt),
-        others=tuple((server, line) for server, line in said["others"]),
-        generation=said.get("generation", 0), still=said.get("still", False),
-        arranged=said.get("arranged", 0),
-    )  # fmt: skip
-
-
-def _of_parts(parts: Sequence[Mapping[str, Any]], index: int, step: int) -> Taking:
-    """What a server goes on from, of the parts that it has read: its own one, or, of a checkpoint of another
-    number of servers, all.
-
-    Raises:
-        Invalid: they do not fit together, and never will.
-        Unavailable: one of them cannot be read.
-    """
-    try:
-        found = {int(about["server"]): _taking(about) for about in parts}
-    except (LookupError, TypeError, ValueError) as error:
-        raise Unavailable(
-            f"the checkpoint of step {step} does not say which steps are in its rows: it is of a ring "
-            "(mode=hybrid), or damaged"
-        ) from error
-    if index in found and len(found) == 1:
-        return found[index]
-    lowest = min(found)
-    first = found[lowest]
-    for server, other in found.items():
-        if (first.taken, first.reopened) != (other.taken, other.reopened):
-            raise Invalid(
-                f"the checkpoint of step {step} is of {len(found)} servers, and only as many can go on from "
-                f"it: server {lowest} had taken the steps {first.taken}, and server {server} the steps "
-                f"{other.taken}, so a row that is moved would lack a step or have it twice; one that was "
-                "written at an evaluation or at the end of an epoch has the same steps on all servers"
-            )
-    return replace(first, version=max(one.version for one in found.values()), repeated=0)
