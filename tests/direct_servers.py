@@ -6,6 +6,7 @@ trainer/step_servers.py), are what ships; only the wire between them is another 
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import shutil
@@ -126,7 +127,9 @@ class DirectCall:
     def check(self) -> None:
         pass
 
-    def result(self, patient: bool = False, look: Callable[[], None] = lambda: None) -> Any:
+    def result(
+        self, patient: bool = False, look: Callable[[], None] = lambda: None, within: float = math.inf
+    ) -> Any:
         while True:
             self._world.strikes(self._node)
             if self._node.server is None:

@@ -215,14 +215,22 @@ class Checkpointing:
             self._saves += 1
             attempt = f"{self._run_id}-w{place.first}-alone{self._saves}"
             key, tensors, finite, _ = self._take(attempt, place, ledger, steps, layout, at)
-            if not self._attempt(key, partial(self._save, key, tensors, finite, place, tries < TRIES)):
+            again = self._attempt(key, partial(self._save, key, tensors, finite, place, tries < TRIES))
+            if not again:
                 return
 
     def _save(
         self, key: tuple[int, str], tensors: dict[str, Tensor], finite: frozenset[str], place: Place,
         again: bool,
     ) -> bool:  # fmt: skip
-        """A whole checkpoint. True: it is to be tried again, with a server that went away and is back."""
+        """Write a whole checkpoint.
+
+        Args:
+            again: it may be tried again.
+
+        Returns:
+            whether it is to be: a server went away before its part was written, and all answer now.
+        """
         theirs = self._take_parts(key, place)
         part = self._store.begin(*key).write_part(0, 1 + self._of_servers(key), tensors, finite)
         try:
@@ -359,7 +367,7 @@ class Checkpointing:
         self._background(beside)
 
     def _attempt(self, key: tuple[int, str], work: Callable[[], T]) -> T | None:
-        """What it returns; None: it has failed, as is told."""
+        """The result of the work; None if it failed, which the master is told."""
         try:
             return work()
         except Exception as error:  # also what a store's library raises that nobody has thought of

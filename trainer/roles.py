@@ -292,7 +292,7 @@ class PartsOfServers(Protocol):
         ...
 
     def answer_within(self, seconds: float) -> bool:
-        """Whether those that went away are back, each within so many seconds: it may be restarting.
+        """Whether all of them answer, also one that is away now and is back within so many seconds.
 
         Raises:
             RingBroken: it is called off.

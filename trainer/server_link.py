@@ -125,11 +125,14 @@ class Interrupt:
 class Pending(Protocol):
     """A call that was begun."""
 
-    def result(self, patient: bool = False, look: Callable[[], None] = lambda: None) -> Any:
+    def result(
+        self, patient: bool = False, look: Callable[[], None] = lambda: None, within: float = math.inf
+    ) -> Any:
         """The answer. Raises: RingBroken, ServerRefused; where others have its rows, ServerAway.
 
         Args:
             patient: it is waited for in any case.
+            within: seconds; for so long, if it is away. Then ServerAway is raised.
             look: is called now and then meanwhile, and may raise.
         """
         ...
@@ -173,10 +176,6 @@ class Link(Protocol):
 
     def write_part(self, request: pb.WritePartRequest) -> Writing:
         """Have it write its part of a checkpoint. Once: what it took later would be another state."""
-        ...
-
-    def is_back_within(self, seconds: float) -> bool:
-        """Whether its process answers, perhaps a new one. Raises: RingBroken."""
         ...
 
     def tell(self, method: str, request: Request) -> None:
@@ -297,17 +296,6 @@ class ServerLink:
             return error.code() not in AWAY
         return True
 
-    def is_back_within(self, seconds: float) -> bool:
-        """Whether its process answers, perhaps a new one. Raises: RingBroken."""
-        until, pause = self.now + seconds, FIRST_PAUSE_SECONDS
-        while not self.answers_within(DESCRIBE_SECONDS):
-            if self.now >= until:
-                return False
-            self.waits(pause)
-            self.connect_anew()  # a channel that has failed tries again only after a pause
-            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
-        return True
-
     def refused(self, error: grpc.RpcError, method: str, unreadable: float = 0.0) -> None:
         """What it means that a call has failed; returns if it is to be made again.
 
@@ -346,11 +334,13 @@ class Call:
         self._told = False
         self._others: Callable[[], None] = lambda: None
 
-    def result(self, patient: bool = False, look: Callable[[], None] = lambda: None) -> Any:
+    def result(
+        self, patient: bool = False, look: Callable[[], None] = lambda: None, within: float = math.inf
+    ) -> Any:
         self._asked_at = self._link.now
         self._others = look
         try:
-            return self._result(patient)
+            return self._result(patient, within)
         finally:
             self._link.waits_no_more(self)
 
@@ -364,10 +354,10 @@ class Call:
             if self._generation is not None:
                 self._link.is_still_in(self._generation)
 
-    def _result(self, patient: bool) -> Any:
+    def _result(self, patient: bool, within: float) -> Any:
         link, pause = self._link, FIRST_PAUSE_SECONDS
         patience, anew = None if patient else link.patience, False
-        limit = math.inf if patient else LIMITS.get(self._method, math.inf)
+        limit = within if patient else LIMITS.get(self._method, within)
         unreadable_at: float | None = None  # since when
         away_at: float | None = None
         while True:

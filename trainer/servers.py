@@ -457,7 +457,17 @@ class ParameterServers:
         return lambda: [part_of(call.written()) for call in calls]
 
     def answer_within(self, seconds: float) -> bool:
-        return all(self._links[index].is_back_within(seconds) for index in self._members)
+        links = [self._links[index] for index in self._members]
+        calls = [link.begin("Describe", pb.DescribeRequest()) for link in links]
+        try:
+            for call in calls:
+                call.result(patient=True, within=seconds)
+        except ServerAway:
+            return False
+        finally:
+            for call in calls:
+                call.forget()
+        return True
 
     def committed(self, step: int, attempt: str) -> None:
         for link in map(self._links.__getitem__, self._members):

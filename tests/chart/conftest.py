@@ -102,7 +102,7 @@ class Helm:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Build it before the first test, where no test's time limit counts."""
+    """Build Helm before the first test, where no test's time limit counts."""
     needed = any("helm" in getattr(item, "fixturenames", ()) for item in session.items)
     if needed and not session.config.option.collectonly:
         subprocess.run([ROOT / "scripts/helm", "--where"], stdout=subprocess.DEVNULL, check=False)

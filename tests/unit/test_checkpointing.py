@@ -166,14 +166,19 @@ def test_a_worker_without_a_state_begins_with_the_newest_one_and_all_others_take
         w.stop()
 
 
-def test_who_saves_the_model_writes_the_last_state_first(tmp_path: Path) -> None:
-    w = Writer(0, tmp_path)
+def saves(w: Writer) -> None:
+    """It trains alone, and then saves the model."""
     ring_of(w)
     w.ring.free()
     w.says("left_ring", 1)
     w.hears(export=pb.Export())
     w.says("finished", 0)
     w.stop()
+
+
+def test_who_saves_the_model_writes_the_last_state_first(tmp_path: Path) -> None:
+    w = Writer(0, tmp_path)
+    saves(w)
     (made,) = Store.open(str(tmp_path)).checkpoints()
     assert made.step == w.says("checkpointed", 0).step == 6
     said = [m.WhichOneof("body") for m in w.said]
@@ -203,12 +208,7 @@ class OneServer:
 def saved_with(server: Callable[[Store], OneServer], where: Path) -> tuple[OneServer, Writer]:
     """One who saves the model, and the server that has a part of the last checkpoint."""
     w = Writer(0, where, servers=server, changes={"checkpoint": {"seconds": 1000}})
-    ring_of(w)
-    w.ring.free()
-    w.says("left_ring", 1)
-    w.hears(export=pb.Export())
-    w.says("finished", 0)
-    w.stop()
+    saves(w)
     assert isinstance(w.servers, OneServer)
     return w.servers, w
 
