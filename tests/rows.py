@@ -13,7 +13,7 @@ import numpy as np
 import safetensors.numpy
 
 from edl.checkpoints import Store
-from edl.checkpoints.store import Checkpoint
+from edl.checkpoints.checkpoint import Checkpoint
 from edl.errors import EdlError
 from tests.evidence import saved_weights
 

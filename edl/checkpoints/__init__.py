@@ -12,9 +12,10 @@ Promise: a checkpoint is whole or it is none. What is read is, bit for bit, what
 truncated, altered or half-uploaded is passed over with a word. A checkpoint is data, never code.
 """
 
+from edl.checkpoints.checkpoint import Checkpoint
 from edl.checkpoints.manifest import SERVERS, VERSION, Manifest, Part, Variable, utc_now
 from edl.checkpoints.resumed import check_values
-from edl.checkpoints.store import Best, Checkpoint, Loaded, Store, Writing, one_of
+from edl.checkpoints.store import Best, Loaded, Store, Writing, one_of
 from edl.checkpoints.tensors import Tensor
 from edl.errors import CheckpointDamaged, CheckpointError
 

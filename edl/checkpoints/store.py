@@ -1,64 +1,35 @@
-"""Where checkpoints lie: how they are written, found, read and removed.
+"""The checkpoints of one job: how they are written, found and removed.
 
 One checkpoint is one directory, `step-000000001200-ATTEMPT`: its parts, each under a name that nobody else
 chooses, and `manifest.json`, which is written last and whole. Before that the directory is an attempt, and no
 checkpoint. So several attempts, of several processes that know nothing of each other, do no harm.
 
-Promise: a checkpoint that is there is not changed; it is removed only by `prune`. Reading and verifying are
-the same pass over the bytes.
+Promise: a checkpoint that is there is not changed; it is removed only by `prune`.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
-import re
 import secrets
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import cycle
 from pathlib import Path
-from typing import BinaryIO, Protocol, TypeVar, cast
+from typing import TypeVar
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from edl.checkpoints import manifest as manifests
 from edl.checkpoints import tensors as files_of_tensors
+from edl.checkpoints.checkpoint import DIRECTORY, PREFIX, SUPERSEDED, Checkpoint, directory_of
 from edl.checkpoints.files import Files
 from edl.checkpoints.manifest import Manifest, Part
 from edl.checkpoints.objects import Objects
-from edl.checkpoints.tensors import PIECE, Tensor
-from edl.errors import CheckpointDamaged, CheckpointError, StoreUnavailable
+from edl.checkpoints.place import Place, troubles
+from edl.checkpoints.tensors import Tensor
+from edl.errors import CheckpointDamaged, CheckpointError
 
 T = TypeVar("T")
-SUPERSEDED = "manifest.superseded.json"
-MOST_THREADS = 4  # that read and verify: each takes a part
-SMALL = 64 << 10  # bytes that are hashed before another thread would have begun
-_PREFIX = "step-"
-_DIRECTORY = re.compile(rf"{_PREFIX}([0-9]{{12}}|[1-9][0-9]{{12,17}})-({manifests.NAME.pattern})")
-
-
-class Place(Protocol):
-    """Directories of files, one level deep. All methods raise OSError."""
-
-    where: str
-    damage: frozenset[int]  # what reading says of a file that is not as it was written
-
-    def may_pass(self, error: OSError) -> bool:
-        """Whether what was not possible may be later, without anybody doing something."""
-        ...
-
-    def all(self, prefix: str, wanted: Callable[[str], bool]) -> dict[str, dict[str, int]]: ...
-    def sizes(self, directory: str) -> dict[str, int]: ...
-    def write(self, directory: str, name: str, pieces: Iterator[memoryview]) -> None: ...
-    def create(self, directory: str, name: str, data: bytes) -> bool: ...
-    def open(self, directory: str, name: str) -> BinaryIO: ...
-    def rename(self, directory: str, name: str, other: str) -> None: ...
-    def remove(self, directory: str, names: Sequence[str]) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -154,7 +125,7 @@ class Store:
         """
         later = [c for c in self.checkpoints() if c.step > after]
         for checkpoint in later:
-            with _troubles(self.place, "set aside the checkpoint", checkpoint.step):
+            with troubles(self.place, "set aside the checkpoint", checkpoint.step):
                 self.place.rename(checkpoint.directory, manifests.FILE, SUPERSEDED)
         return later
 
@@ -189,16 +160,16 @@ class Store:
         if keep == 0:
             old = [c for c in old if not c.is_complete]
         for checkpoint in old:
-            with _troubles(self.place, "remove the checkpoint", checkpoint.step):
+            with troubles(self.place, "remove the checkpoint", checkpoint.step):
                 # The manifest first: what is removed in part is no checkpoint.
                 names = sorted(checkpoint.files, key=lambda name: name != manifests.FILE)
                 self.place.remove(checkpoint.directory, names)
         return old
 
     def _found(self) -> list[Checkpoint]:
-        with _troubles(self.place, "list the checkpoints"):
-            there = self.place.all(_PREFIX, lambda name: _DIRECTORY.fullmatch(name) is not None)
-        named = [(_DIRECTORY.fullmatch(name), files) for name, files in there.items()]
+        with troubles(self.place, "list the checkpoints"):
+            there = self.place.all(PREFIX, lambda name: DIRECTORY.fullmatch(name) is not None)
+        named = [(DIRECTORY.fullmatch(name), files) for name, files in there.items()]
         found = [Checkpoint(self.place, int(name[1]), name[2], files) for name, files in named if name]
         times = Counter(c.step for c in found)
         # Of two of the same step the later one is the newer; reading no manifest where there is no need.
@@ -215,7 +186,7 @@ class Writing:
 
     @property
     def directory(self) -> str:
-        return f"{_PREFIX}{self.step:012d}-{self.attempt}"
+        return directory_of(self.step, self.attempt)
 
     def write_part(
         self, index: int, of: int, tensors: Mapping[str, Tensor], finite: Collection[str] = ()
@@ -233,7 +204,7 @@ class Writing:
         """
         name = f"part-{index:05d}-of-{of:05d}-{secrets.token_hex(4)}.safetensors"
         counted = _Counted(files_of_tensors.pieces(tensors, finite))
-        with _troubles(self.place, "write the checkpoint", self.step):
+        with troubles(self.place, "write the checkpoint", self.step):
             self.place.write(self.directory, name, iter(counted))
         return Part(name, counted.nbytes, counted.digest.hexdigest())
 
@@ -247,7 +218,7 @@ class Writing:
         if (manifest.step, manifest.attempt) != (self.step, self.attempt):
             raise ValueError(f"the manifest is of step {manifest.step}, attempt {manifest.attempt!r}")
         data = manifests.encode(manifest)
-        with _troubles(self.place, "commit the checkpoint", self.step):
+        with troubles(self.place, "commit the checkpoint", self.step):
             there = self.place.sizes(self.directory)
             for part in manifest.parts:
                 if there.get(part.name) != part.nbytes:
@@ -269,201 +240,10 @@ class Writing:
         Raises:
             CheckpointError: the store cannot be changed.
         """
-        with _troubles(self.place, "give up the checkpoint", self.step):
+        with troubles(self.place, "give up the checkpoint", self.step):
             there = self.place.sizes(self.directory)
             if there and manifests.FILE not in there:
                 self.place.remove(self.directory, list(there))
-
-
-@dataclass(frozen=True, eq=False)
-class Checkpoint:
-    """A checkpoint as it lies there.
-
-    Args:
-        files: of its directory, with their bytes.
-    """
-
-    place: Place
-    step: int
-    attempt: str
-    files: Mapping[str, int]
-
-    @property
-    def directory(self) -> str:
-        return f"{_PREFIX}{self.step:012d}-{self.attempt}"
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether it was committed."""
-        return manifests.FILE in self.files
-
-    @property
-    def created(self) -> str:
-        """When it was committed, by the clock of who did; empty if that cannot be read."""
-        try:
-            return self.manifest.created
-        except CheckpointError:
-            return ""
-
-    @cached_property
-    def manifest(self) -> Manifest:
-        """
-        Raises:
-            CheckpointDamaged: it is not what was written.
-            CheckpointError: the store cannot be read.
-        """
-        if not self.is_complete:
-            raise CheckpointDamaged(f"{self.directory}: was not completed")
-        with self._reading(manifests.FILE) as file:
-            raw = bytearray()
-            while len(raw) <= manifests.MOST_BYTES and (piece := file.read(PIECE)):
-                raw += piece
-        with self._damage():
-            found = manifests.decode(bytes(raw))
-            if (found.step, found.attempt) != (self.step, self.attempt):
-                raise CheckpointDamaged(f"holds the manifest of step {found.step}, attempt {found.attempt!r}")
-        return found
-
-    @property
-    def is_superseded(self) -> bool:
-        """Whether it was set aside, because the training went on from an earlier one."""
-        return SUPERSEDED in self.files
-
-    def wrong(self) -> str:
-        """What is wrong with it as far as its manifest and the sizes of its files say; empty: nothing.
-
-        Raises:
-            CheckpointError: the store cannot be read, or a newer edl has written it.
-        """
-        try:
-            for part in self.manifest.parts:
-                self._check_size(part)
-        except CheckpointDamaged as error:
-            return str(error)
-        return ""
-
-    def verify(self) -> None:
-        """Read all of it.
-
-        Raises:
-            CheckpointDamaged: it is not what was written.
-            CheckpointError: the store cannot be read.
-        """
-        self._each_part(self._verify_part)
-
-    def read(self) -> dict[str, Tensor]:
-        """Its tensors, verified while they are read, in the order of the manifest.
-
-        Raises:
-            CheckpointDamaged: it is not what was written.
-            CheckpointError: the store cannot be read.
-        """
-        read = self._each_part(self._read_part)
-        return {v.name: Tensor(v.dtype, v.shape, read[v.part][v.name]) for v in self.manifest.variables}
-
-    @contextmanager
-    def opened(self, name: str) -> Iterator[BinaryIO]:
-        """One of its files, as it lies there: nothing of it is verified.
-
-        Raises:
-            CheckpointDamaged: it is missing.
-            CheckpointError: the store cannot be read.
-        """
-        with self._reading(name) as file:
-            yield file
-
-    def _each_part(self, look: Callable[[int, Part], T]) -> list[T]:
-        """What `look` finds in each; as many at once as there are processors."""
-        parts = self.manifest.parts
-        with ThreadPoolExecutor(min(len(parts), os.cpu_count() or 1, MOST_THREADS) or 1) as threads:
-            return list(threads.map(look, range(len(parts)), parts))
-
-    def _verify_part(self, index: int, part: Part) -> None:
-        if part.name in self.manifest.of_servers:
-            self._verify_rows(part)
-            return
-        rooms = cycle([memoryview(bytearray(PIECE)) for _ in range(2)])  # one is hashed, the other one filled
-        with self._reading_part(index, part) as (names, read):
-            for size in names.values():
-                for start in range(0, size, PIECE):
-                    read(next(rooms)[: min(PIECE, size - start)])
-
-    def _verify_rows(self, part: Part) -> None:
-        """Of a parameter server: which rows are in it only the servers know."""
-        self._check_size(part)
-        room = memoryview(bytearray(min(PIECE, part.nbytes)))
-        found = hashlib.sha256()
-        with self._reading(part.name) as file, self._damage(part.name):
-            while count := cast(int, file.readinto(room)):  # type: ignore[attr-defined]
-                found.update(room[:count])
-            if found.hexdigest() != part.sha256:
-                raise CheckpointDamaged("its SHA-256 is not the one in the manifest")
-
-    def _read_part(self, index: int, part: Part) -> dict[str, memoryview]:
-        data: dict[str, memoryview] = {}
-        if part.name in self.manifest.of_servers:
-            self._verify_rows(part)
-            return data
-        with self._reading_part(index, part) as (names, read):
-            for name, size in names.items():
-                data[name] = memoryview(bytearray(size))
-                for start in range(0, size, PIECE):
-                    read(data[name][start : start + PIECE])
-        return data
-
-    @contextmanager
-    def _reading_part(
-        self, index: int, part: Part
-    ) -> Iterator[tuple[dict[str, int], Callable[[memoryview], None]]]:
-        """What is in a part, in its order, and how to read it. At the end it was whole, or is damaged."""
-        self._check_size(part)
-        with self._reading(part.name) as file, ThreadPoolExecutor(1) as beside, self._damage(part.name):
-            hashed = _Hashed(file, beside)
-            names = self._layout(index, part, hashed.read)
-            yield names, hashed.read
-            if file.read(1) or hashed.hexdigest() != part.sha256:
-                raise CheckpointDamaged("its SHA-256 is not the one in the manifest")
-
-    def _layout(self, index: int, part: Part, read: Callable[[memoryview], None]) -> dict[str, int]:
-        length = bytearray(8)
-        read(memoryview(length))
-        size = int.from_bytes(length, "little")
-        if size > min(part.nbytes - 8, files_of_tensors.MOST_HEADER_BYTES):
-            raise CheckpointDamaged(f"its header has {size} bytes")
-        head = bytearray(size)
-        read(memoryview(head))
-        found = files_of_tensors.layout(bytes(head), part.nbytes - 8 - size)
-        expected = {v.name: v for v in self.manifest.variables if v.part == index}
-        if found.keys() != expected.keys():
-            raise CheckpointDamaged("it does not hold the variables that the manifest names")
-        for name, size in found.items():
-            if wrong := files_of_tensors.misfit(expected[name].dtype, expected[name].shape, size):
-                raise CheckpointDamaged(f"variable {name!r}: {wrong}")
-        return found
-
-    def _check_size(self, part: Part) -> None:
-        if (size := self.files.get(part.name)) != part.nbytes:
-            found = "is missing" if size is None else f"has {size} bytes, {part.nbytes} were written"
-            raise CheckpointDamaged(f"{self.directory}: {part.name} {found}")
-
-    @contextmanager
-    def _reading(self, name: str) -> Iterator[BinaryIO]:
-        with _troubles(self.place, "read the checkpoint", self.step):
-            try:
-                with self.place.open(self.directory, name) as file:
-                    yield file
-            except OSError as error:
-                if error.errno not in self.place.damage and not isinstance(error, FileNotFoundError):
-                    raise
-                why = "is missing" if isinstance(error, FileNotFoundError) else error.strerror
-                raise CheckpointDamaged(f"{self.directory}: {name}: {why}") from error
-
-    @contextmanager
-    def _damage(self, name: str = "") -> Iterator[None]:
-        try:
-            yield
-        except CheckpointDamaged as error:
-            raise CheckpointDamaged(": ".join(filter(None, (self.directory, name, str(error))))) from error
 
 
 @dataclass(frozen=True, eq=False)
@@ -487,7 +267,7 @@ def one_of(where: str, warn: Callable[[str], None] | None = None) -> Checkpoint:
         CheckpointError: there is none, or the store cannot be read.
     """
     above, _, last = where.rstrip("/").rpartition("/")
-    if not (above and _DIRECTORY.fullmatch(last)):
+    if not (above and DIRECTORY.fullmatch(last)):
         store = Store.open(where)
         found = store.newest(warn) if warn is not None else _sound(store.checkpoints())
         if found is None:
@@ -518,44 +298,6 @@ class _Counted:
             yield piece
 
 
-class _Hashed:
-    """A file whose pieces are hashed beside the reading of the next ones.
-
-    A piece must stay as it is until the one after the next is asked for.
-    """
-
-    def __init__(self, file: BinaryIO, beside: Executor):
-        self._file, self._beside, self._digest = file, beside, hashlib.sha256()
-        self._hashing: Future[None] | None = None
-
-    def read(self, room: memoryview) -> None:
-        """Fill it.
-
-        Raises:
-            CheckpointDamaged: the file ends before.
-        """
-        filled = 0
-        while filled < len(room):
-            count = cast(int, self._file.readinto(room[filled:]))  # type: ignore[attr-defined]
-            if not count:
-                raise CheckpointDamaged("it ends before its last tensor")
-            filled += count
-        self._wait()
-        if len(room) < SMALL:
-            self._digest.update(room)
-        else:
-            self._hashing = self._beside.submit(self._digest.update, room)
-
-    def hexdigest(self) -> str:
-        self._wait()
-        return self._digest.hexdigest()
-
-    def _wait(self) -> None:
-        if self._hashing is not None:
-            self._hashing.result()
-            self._hashing = None
-
-
 def _whole(
     checkpoints: Sequence[Checkpoint], look: Callable[[Checkpoint], T], warn: Callable[[str], None]
 ) -> Iterator[tuple[Checkpoint, T]]:
@@ -579,20 +321,3 @@ def _best(whole: Sequence[Checkpoint], best: Best | None) -> set[str]:
         return set()
     top = (max if best.largest else min)(value for value, _ in values)
     return {next(c.directory for value, c in values if value == top)}
-
-
-@contextmanager
-def _troubles(place: Place, doing: str, step: int | None = None) -> Iterator[None]:
-    """Say what of the store failed.
-
-    Raises:
-        StoreUnavailable: it did, and may do better later.
-        CheckpointError: it did.
-    """
-    try:
-        yield
-    except OSError as error:
-        what = doing if step is None else f"{doing} of step {step}"
-        why = error.strerror or str(error) or type(error).__name__
-        kind = StoreUnavailable if place.may_pass(error) else CheckpointError
-        raise kind(f"{place.where}: cannot {what}: {why}") from error

@@ -21,7 +21,7 @@ def stands_for(url: str, store: Store) -> Iterator[None]:
 
 
 class Memory:
-    """A place for checkpoints (edl/checkpoints/store.py).
+    """A place for checkpoints (edl/checkpoints/place.py).
 
     Args:
         fails: asked before each write: whether there is no room.
