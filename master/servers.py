@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
@@ -429,16 +430,37 @@ class Watch:
         async with tls.aio_channel(server.address) as channel:
             stub = rpc.ParameterServerStub(channel)
             while True:
-                server.asked_at = asked = loop.time()
-                metadata = (("authorization", f"Bearer {self._token()}"),)
-                try:
-                    told = await stub.Describe(
-                        pb.DescribeRequest(), metadata=metadata, timeout=ANSWER_SECONDS
-                    )
+                server.asked_at = loop.time()
+                if (told := await self._described(server, stub)) is not None:
                     self._answered(server, told, loop.time())
-                except grpc.aio.AioRpcError:
-                    self._unanswered(server, asked)
+                else:
+                    self._unanswered(server, server.asked_at)
                 await asyncio.sleep(LOOK_SECONDS if server.silent_since is None else AGAIN_SECONDS)
+
+    async def _described(self, server: _Server, stub: rpc.ParameterServerStub) -> pb.Description | None:
+        """What it says of itself, when it has done what others have asked before; None: it does not answer,
+        or has done nothing of that for ANSWER_SECONDS."""
+        loop = asyncio.get_running_loop()
+        metadata = (("authorization", f"Bearer {self._token()}"),)
+        describing: Any = stub.Describe(pb.DescribeRequest(), metadata=metadata)
+        ended = asyncio.Event()
+        describing.add_done_callback(lambda _: ended.set())
+        done = -1
+        try:
+            while True:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(AGAIN_SECONDS):
+                        await ended.wait()
+                    return await describing  # type: ignore[no-any-return]
+                assert server.asked_at is not None
+                left = server.asked_at + ANSWER_SECONDS - loop.time()
+                probed = await stub.Probe(pb.ProbeRequest(), metadata=metadata, timeout=max(left, 0.0))
+                if not probed.waiting or probed.done != done:
+                    done, server.asked_at = probed.done, loop.time()
+        except grpc.aio.AioRpcError:
+            return None
+        finally:
+            describing.cancel()
 
     def _answered(self, server: _Server, told: pb.Description, now: float) -> None:
         server.asked_at = None

@@ -60,6 +60,7 @@ READING: Reading = {
     "/edl.ParameterServer/Pull": lambda request: not request.generation,
     "/edl.ParameterServer/List": lambda request: not request.generation,
     "/edl.ParameterServer/Describe": lambda _: True,
+    "/edl.ParameterServer/Probe": lambda _: True,
 }
 SMALL = 1 << 18  # bytes of rows, ids and gradients: a fraction of a millisecond
 ROW_TIMES = 8  # so much as an id takes a row, or so
@@ -88,6 +89,7 @@ class Service:
         self._settled = asyncio.Event()
         self._busy = 0.0
         self._queued = 0  # calls that the thread for native work has not done yet
+        self._calls = 0  # that are done
         self._snapshot: asyncio.Task[None] | None = None  # the last one
         self._conversations = Conversations({})
 
@@ -123,6 +125,7 @@ class Service:
             "Arrange": unary(self._arrange, pb.ArrangeRequest, pb.Position),
             "End": unary(self._end, pb.EndRequest, pb.Position),
             "Describe": unary(self._describe, pb.DescribeRequest, pb.Description),
+            "Probe": unary(self._probe, pb.ProbeRequest, pb.Probed),
         }
         over_a_stream = {name: handler for name, handler in handlers.items() if name != "WritePart"}
         self._conversations = Conversations(over_a_stream)
@@ -251,6 +254,9 @@ class Service:
     async def _describe(self, _request: pb.DescribeRequest, _: Context) -> pb.Description:
         return await self._do(self._server.describe, self._busy)
 
+    async def _probe(self, _request: pb.ProbeRequest, _: Context) -> pb.Probed:
+        return pb.Probed(done=self._calls, waiting=self._queued)
+
     async def _write_snapshot(self, capture: Capture) -> None:
         name = ""
         try:
@@ -345,6 +351,7 @@ class Service:
 
     def _done(self) -> None:
         self._queued -= 1
+        self._calls += 1
 
     async def _on(self, threads: Executor, act: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(threads, act)

@@ -288,13 +288,21 @@ class ServerLink:
                 what = "nothing" if position.empty else f"the state of step {position.step:,}"
                 raise RingBroken(f"{self.name} has come back with {what}: it has lost its log")
 
-    def answers_within(self, seconds: float) -> bool:
-        """Whether its process does: what was asked may take long."""
+    def probed(self, within: float) -> pb.Probed | None:
+        """What it has done, and what it has to do; None: it does not answer.
+
+        Args:
+            within: seconds.
+
+        Raises:
+            RpcError: it answers, and does not say.
+        """
         try:
-            self._stub.Describe(pb.DescribeRequest(), metadata=self._metadata, timeout=seconds)
+            return self._stub.Probe(pb.ProbeRequest(), metadata=self._metadata, timeout=within)
         except grpc.RpcError as error:
-            return error.code() not in AWAY
-        return True
+            if error.code() in AWAY:
+                return None
+            raise
 
     def refused(self, error: grpc.RpcError, method: str, unreadable: float = 0.0) -> None:
         """What it means that a call has failed; returns if it is to be made again.
@@ -322,6 +330,29 @@ class ServerLink:
     @property
     def now(self) -> float:
         return self._clock()
+
+
+class Busy:
+    """Whether a server that does not answer is busy with what others have asked.
+
+    Args:
+        patience: seconds. One that has done nothing of what waits for so long hangs.
+    """
+
+    def __init__(self, link: ServerLink, patience: float):
+        self._link, self._patience = link, patience
+        self._done, self._since = -1, link.now
+
+    def look(self) -> bool:
+        try:
+            probed = self._link.probed(self._patience)
+        except grpc.RpcError:
+            return True
+        if probed is None:
+            return False
+        if not probed.waiting or probed.done != self._done:
+            self._done, self._since = probed.done, self._link.now
+        return self._link.now - self._since < self._patience
 
 
 class Call:
@@ -396,14 +427,14 @@ class Call:
 
     def _answer(self, patience: float | None) -> Any:
         """Of the present attempt. Raises: RingBroken, ServerAway, grpc.RpcError."""
+        busy = None if patience is None or self._method in LONG else Busy(self._link, patience)
         try:
             while True:
                 try:
                     return self._future.result(timeout=LOOK_SECONDS)
                 except grpc.FutureTimeoutError:
                     self._tell("it does not answer")
-                    asked = patience if self._method not in LONG else None
-                    if asked is not None and not self._link.answers_within(asked):
+                    if busy is not None and not busy.look():
                         raise ServerAway(f"{self._link.name} does not answer") from None
                     self._look()
         except grpc.FutureCancelledError as error:

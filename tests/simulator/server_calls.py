@@ -73,7 +73,13 @@ class _Stub:
         self._link = link
 
     def Describe(self, request: Any, metadata: object, timeout: float) -> Any:
-        asked = Asked(self._link, "Describe", request)
+        return self._ask("Describe", request, timeout)
+
+    def Probe(self, request: Any, metadata: object, timeout: float) -> Any:
+        return self._ask("Probe", request, timeout)
+
+    def _ask(self, method: str, request: Any, timeout: float) -> Any:
+        asked = Asked(self._link, method, request)
         try:
             return asked.result(timeout)
         except grpc.FutureTimeoutError:

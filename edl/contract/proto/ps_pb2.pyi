@@ -578,6 +578,18 @@ class Description(_message.Message):
     waiting: int
     def __init__(self, position: _Optional[_Union[Position, _Mapping]] = ..., tables: _Optional[_Iterable[_Union[TableState, _Mapping]]] = ..., memory: _Optional[int] = ..., memory_limit: _Optional[int] = ..., rows_pulled: _Optional[int] = ..., rows_staged: _Optional[int] = ..., busy_seconds: _Optional[float] = ..., log_bytes: _Optional[int] = ..., run_id: _Optional[str] = ..., index: _Optional[int] = ..., servers: _Optional[int] = ..., line: _Optional[str] = ..., taken: _Optional[_Union[Steps, _Mapping]] = ..., reopened: _Optional[_Union[Steps, _Mapping]] = ..., arrangement: _Optional[_Union[Arrangement, _Mapping]] = ..., version: _Optional[int] = ..., waiting: _Optional[int] = ...) -> None: ...
 
+class ProbeRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Probed(_message.Message):
+    __slots__ = ("done", "waiting")
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    done: int
+    waiting: int
+    def __init__(self, done: _Optional[int] = ..., waiting: _Optional[int] = ...) -> None: ...
+
 class TableState(_message.Message):
     __slots__ = ("name", "rows", "dim")
     NAME_FIELD_NUMBER: _ClassVar[int]

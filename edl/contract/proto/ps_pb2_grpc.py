@@ -104,6 +104,11 @@ class ParameterServerStub:
                 request_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.DescribeRequest.SerializeToString,
                 response_deserializer=edl_dot_contract_dot_proto_dot_ps__pb2.Description.FromString,
                 _registered_method=True)
+        self.Probe = channel.unary_unary(
+                '/edl.ParameterServer/Probe',
+                request_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.ProbeRequest.SerializeToString,
+                response_deserializer=edl_dot_contract_dot_proto_dot_ps__pb2.Probed.FromString,
+                _registered_method=True)
         self.Converse = channel.stream_stream(
                 '/edl.ParameterServer/Converse',
                 request_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.Ask.SerializeToString,
@@ -251,7 +256,14 @@ class ParameterServerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Describe(self, request, context):
-        """What the server has and does.
+        """What the server has and does. It waits for the calls that came before it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Probe(self, request, context):
+        """Whether the server is only busy: answered at once, whatever else waits.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -401,6 +413,11 @@ def add_ParameterServerServicer_to_server(servicer, server):
                     servicer.Describe,
                     request_deserializer=edl_dot_contract_dot_proto_dot_ps__pb2.DescribeRequest.FromString,
                     response_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.Description.SerializeToString,
+            ),
+            'Probe': grpc.unary_unary_rpc_method_handler(
+                    servicer.Probe,
+                    request_deserializer=edl_dot_contract_dot_proto_dot_ps__pb2.ProbeRequest.FromString,
+                    response_serializer=edl_dot_contract_dot_proto_dot_ps__pb2.Probed.SerializeToString,
             ),
             'Converse': grpc.stream_stream_rpc_method_handler(
                     servicer.Converse,
@@ -821,6 +838,33 @@ class ParameterServer:
             '/edl.ParameterServer/Describe',
             edl_dot_contract_dot_proto_dot_ps__pb2.DescribeRequest.SerializeToString,
             edl_dot_contract_dot_proto_dot_ps__pb2.Description.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Probe(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/edl.ParameterServer/Probe',
+            edl_dot_contract_dot_proto_dot_ps__pb2.ProbeRequest.SerializeToString,
+            edl_dot_contract_dot_proto_dot_ps__pb2.Probed.FromString,
             options,
             channel_credentials,
             insecure,
