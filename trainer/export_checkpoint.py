@@ -33,9 +33,11 @@ from trainer.exports.fresh import FAILURES, built
 from trainer.exports.verification import Found, Verification
 from trainer.last_words import described
 from trainer.learner import KerasLearner
+from trainer.own_step import OwnStepLearner
 from trainer.records import Records
 from trainer.replaced import replaced
-from trainer.saved_rows import RowsOfCheckpoint
+from trainer.saved_rows import RowsOfCheckpoint, dims
+from trainer.served_learner import DENSE, ServedLearner
 from trainer.user_model import UserModel
 
 
@@ -154,8 +156,12 @@ def _restored(
     batches = [records.these(several) for several in (tried, *([i] for i in tried))] if tried else []
     with replaced(config.ps.replace_embeddings if manifest.of_servers else 0):
         model = module.model()
-    training = config.training
-    learner = learner_of(model, batches, Alone(), "allow", lambda _: None, training.accumulate_steps)
+    pieces, warn = config.training.accumulate_steps, lambda _: None
+    learner: KerasLearner | OwnStepLearner
+    if manifest.of_servers and DENSE in dims(loaded.checkpoint):  # of a job with mode=ps
+        learner = ServedLearner(model, batches[0] if batches else None, batches[1:], "allow", warn, pieces)
+    else:
+        learner = learner_of(model, batches, Alone(), "allow", warn, pieces)
     variables = without_memory(manifest)
     theirs = [(v.dtype, v.shape) for v in variables]
     ours = [(d.dtype, d.shape) for d in learner.described()]
