@@ -27,10 +27,10 @@ def checkpoints(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List the checkpoints in a directory; show what is in one of them.
+    """List the checkpoints in a directory, or show one.
 
-    Exit code: 0 if all completed ones are intact, 1 if one is damaged or there is none. Without --verify
-    only manifests and sizes are compared.
+    Exit code: 0 if all completed ones are intact, 1 if one is damaged, or if there are none at all, not even
+    unfinished ones. Without --verify only manifests and sizes are compared.
     """
     store = Store.open(directory)
     found = sorted([*store.checkpoints(), *store.unfinished()], key=lambda c: c.step)

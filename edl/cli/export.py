@@ -59,7 +59,10 @@ def export(
                      "the job's name."),
     ] = None,
 ) -> None:  # fmt: skip
-    """Write a job's model as .keras, SavedModel or ONNX; it is loaded again and compared."""
+    """Write a job's model as .keras, SavedModel or ONNX.
+
+    It is loaded again and compared.
+    """
     if directory is not None and "://" in directory:
         request, of = _of_checkpoints(directory, step), directory.rstrip("/").rpartition("/")[2]
     else:

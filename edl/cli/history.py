@@ -12,13 +12,19 @@ from edl.cli.target import DirArgument
 
 
 def audit(directory: DirArgument = None) -> None:
-    """Prove from a job's journal that every record of every epoch was trained on exactly once."""
+    """Prove from a job's journal that each record counted once.
+
+    In every epoch, and exactly once.
+    """
     from edl import audit as audit_module  # needs NumPy, which the master's image does not have
 
     print(audit_module.audit(latest.find(directory)))
 
 
 def replay(directory: DirArgument = None) -> None:
-    """Replay a job's journal through the master's core, and compare its decisions and its end."""
+    """Replay a job's journal through the master's core.
+
+    Its decisions and its end are compared.
+    """
     output = latest.find(directory)
     raise typer.Exit(subprocess.call([sys.executable, "-m", "master.replay", str(output)]))

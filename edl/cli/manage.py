@@ -83,7 +83,7 @@ def logs(
         int | None, typer.Option("--tail", min=0, help="Only the last lines of each log; default: all.")
     ] = None,
 ) -> None:
-    """Show the logs of a job's master and workers."""
+    """Show the logs of a job's master, workers and servers."""
     with closing(job.logs(LogSource(source), tail, follow)) as lines:
         for line in lines:
             display.line(line)
@@ -122,10 +122,14 @@ def scale(
         typer.Argument(parser=_workers, metavar="workers", help="The new number of workers."),
     ] = None,
     servers: Annotated[
-        int | None, typer.Option("--servers", help="The new number of parameter servers.")
+        int | None,
+        typer.Option(
+            "--servers",
+            help="The new number of parameter servers. With --release use `helm upgrade --set ps.servers=N`.",
+        ),
     ] = None,
 ) -> None:
-    """Change the number of workers, or of parameter servers, of a running job.
+    """Change how many workers or servers a running job has.
 
     DIR may also come first.
     """
@@ -165,10 +169,15 @@ def stop(
 def token(
     job: JobHandle,
     read: Annotated[
-        bool, typer.Option("--read", help="The one with which rows of parameter servers can be read.")
+        bool,
+        typer.Option(
+            "--read",
+            help="Required. Print the token with which rows of parameter servers can be read; "
+            "the job's own token is never printed.",
+        ),
     ] = False,
 ) -> None:
-    """Print a token of a job, for a program that is to read from it."""
+    """Print the token with which rows can be read."""
     if not read:
         raise ConfigError(
             "expected --read: the job's own token, which is enough for everything, is not printed"

@@ -348,9 +348,7 @@ def _in_words(error: ApiError, server: str) -> str:
     if error.status == 401:
         return f"the Kubernetes API at {server} does not accept the credentials: {error.message}"
     if error.status == 403:
-        return (
-            f"permission denied by Kubernetes: {error.message} (docs/kubernetes.md lists the rights needed)"
-        )
+        return f"permission denied by Kubernetes: {error.message} (docs/access.md lists the rights needed)"
     if error.out:
         return f"the Kubernetes API at {server} is unavailable: {error.message}"
     return f"the Kubernetes API at {server} refused: {error}"

@@ -49,7 +49,10 @@ def export(
         ),
     ] = "",
 ) -> None:
-    """Write the rows of a job that trains as Parquet files: all, or those that have changed."""
+    """Write the rows of a running job to Parquet files.
+
+    All of them, or only those that have changed since an earlier export.
+    """
     from edl import exported_rows  # NumPy takes its time to import
     from edl.serving import Client
 
@@ -72,7 +75,7 @@ def _addresses(job: JobHandle) -> list[str]:
             "trained model and in the job's checkpoints"
         )
     if not (there := data.get("servers")):
-        raise ConfigError("the job has no parameter servers: only rows of mode=hybrid can be exported")
+        raise ConfigError("the job has no parameter servers, and so no rows that could be exported")
     found = [str(server["address"]) for server in there]
     if not all(found):
         raise EdlError("not all parameter servers have begun to listen yet: try again")

@@ -119,7 +119,10 @@ def master(
 def worker(
     master: Annotated[str, typer.Option("--master", help="HOST:PORT of the master.")],
     identity: Annotated[
-        int, typer.Option("--worker", help="This worker's id; default: assigned by the master.")
+        int,
+        typer.Option(
+            "--worker", show_default=False, help="This worker's id; default: assigned by the master."
+        ),
     ] = -1,
     token_from: Annotated[
         Path | None,

@@ -104,7 +104,7 @@ class ServerPod(AnyPod):
 
 
 class MasterValues(Pod):
-    replicas: Count = Field(ge=1, le=3)
+    replicas: Int = Field(ge=1, le=3)
     unreachable_toleration_seconds: Count = Field(ge=0)
 
 

@@ -191,7 +191,7 @@ class EventRecorder:
             self._refused = error.message
             log.warning(
                 f"an Event was refused and is dropped: {error}; "
-                "the master's account needs the verbs create and patch for events (docs/kubernetes.md)"
+                "the master's account needs the verbs create and patch for events (docs/access.md)"
             )
 
 
