@@ -19,6 +19,7 @@ from trainer import control
 from trainer.data import Batch
 from trainer.described import Described
 from trainer.epochs import Epochs, Turn
+from trainer.ring.base import RingBroken
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,6 +262,10 @@ class Servers(Rows, Protocol):
     def cut(self) -> None:
         """The ring is called off, from any thread: no call waits any more."""
         ...
+
+
+class TrainedOn(RingBroken):
+    """The servers have taken steps of another epoch, which is to be trained to its end."""
 
 
 class PartNotWritten(CheckpointError):

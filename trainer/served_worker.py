@@ -35,7 +35,7 @@ from trainer.ledger import Ledger
 from trainer.log import log
 from trainer.refusals import check
 from trainer.ring.base import RingBroken, broadcast_bytes
-from trainer.roles import Callbacks
+from trainer.roles import Callbacks, TrainedOn
 from trainer.row_servers import adopt
 from trainer.server_link import ServerRefused
 from trainer.session.orders import FormRing
@@ -316,7 +316,7 @@ class ServedWorker(Worker):
         stretch.saves(step)
         stretch.look(patient=True)  # there is no ring any more that could be formed without one
         if stretch.servers.furthest > step:  # the ring broke, and then fewer epochs were wanted
-            raise RingBroken(f"steps of epoch {self.steps.epoch(step) + 1} are in the weights already")
+            raise TrainedOn(f"steps of epoch {self.steps.epoch(step) + 1} are in the weights already")
         super().export_model()
 
     # --- callbacks

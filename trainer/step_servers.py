@@ -36,7 +36,7 @@ from edl.contract.proto import ps_pb2 as pb
 from edl.contract.ranges import Range, RangeSet
 from edl.contract.rows import IDS, PAGE_BYTES, VALUES, Shares, encoded
 from trainer.ring.base import RingBroken
-from trainer.roles import Pulled, Start, StepGradients, Table, Whole
+from trainer.roles import Pulled, Start, StepGradients, Table, TrainedOn, Whole
 from trainer.server_link import Interrupt, Link, Request, ServerRefused
 from trainer.server_messages import ids_asked, put_together, start_told
 from trainer.server_positions import Going, going
@@ -345,7 +345,7 @@ class StepServers(ParameterServers):
             if told.waiting or not _ranges(told.taken).covers(0, step):
                 raise RingBroken(f"parameter server {index} has lost its log, and some of {step:,} steps")
             if step and _furthest({index: told}) > step:
-                raise RingBroken(f"parameter server {index} has taken steps after the {step:,} of the model")
+                raise TrainedOn(f"parameter server {index} has taken steps after the {step:,} of the model")
         return {index: told.line for index, told in found.items()}
 
     def push(self, made: StepGradients, worker: int, versions: Mapping[int, int]) -> bool:

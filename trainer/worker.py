@@ -80,7 +80,7 @@ from trainer.ledger import Ledger
 from trainer.memory_copy import MemoryCopy
 from trainer.refusals import check, refuse_nonfinite, refuse_too_many_bad
 from trainer.ring.base import Ring, RingBroken
-from trainer.roles import Callbacks, Evaluation, Learner, Servers
+from trainer.roles import Callbacks, Evaluation, Learner, Servers, TrainedOn
 from trainer.rounds import Rounds
 from trainer.row_servers import RowServers
 from trainer.session.orders import End, Export, FormRing, WriteCheckpoint
@@ -324,7 +324,8 @@ class Worker:
         except RingBroken as error:
             if self.session.stopped or self.session.ended:
                 return
-            self.session.say(rows_lost=pb.RowsLost(why=str(error)))
+            trained_on = isinstance(error, TrainedOn)
+            self.session.say(rows_lost=pb.RowsLost(why=str(error), trained_on=trained_on))
 
     def export_model(self) -> None:
         """Raises: RingBroken, if servers have other rows than it has."""

@@ -119,17 +119,17 @@ def finished(job: State, w: WorkerRecord, event: ev.Finished) -> None:
 
 
 def rows_lost(job: State, w: WorkerRecord, event: ev.RowsLost) -> None:
-    """The exporter's model is not whole any more. A ring is formed, which goes back with its servers.
-    What is left of the training is done again."""
+    """The exporter's model is not whole any more, or is not the last one. A ring is formed, which goes back
+    with its servers or goes on with them. What is left of the training is done."""
     saves = w.id == job.exporter or (not job.ring.members and _was_exporting(job, w))
     if not saves or job.ending is not None:
         job.stale += 1
         return
     why = f"the model cannot be saved: {event.why}"
     job.exporter, job.servers.lost = None, True
-    job.result.rows_lost += 1
+    job.result.rows_lost += not event.trained_on
     if job.result.rows_lost > (most := job.config.elastic.max_failures):
-        times = f"{job.result.rows_lost} times (elastic.maxFailures is {most})"
+        times = f"{how_many(job.result.rows_lost, 'time')} (elastic.maxFailures is {most})"
         job.result.failed = (*job.result.failed, ev.PartFailed(SAVING, event.why))
         job.end(Phase.Failed, f"{why}; parameter servers have lost rows while it was saved {times}")
         return

@@ -307,10 +307,15 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class RowsLost:
-    """The worker cannot save the final model: parameter servers have lost rows of it. It holds the rest."""
+    """The worker cannot save the final model: parameter servers have lost rows of it. It holds the rest.
+
+    Args:
+        trained_on: nothing is lost; steps of another epoch are in the rows already.
+    """
 
     worker: WorkerId
     why: str
+    trained_on: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,7 +94,7 @@ def event_of(worker: WorkerId, message: pb.FromWorker) -> ev.Event | ev.Heartbea
             kept_as = end.model, end.note, _failed(end.failed), dict(end.exports)
             return ev.Finished(worker, _metrics(end.metrics), *kept_as)
         case "rows_lost":
-            return ev.RowsLost(worker, message.rows_lost.why)
+            return ev.RowsLost(worker, message.rows_lost.why, message.rows_lost.trained_on)
         case "checkpoint_failed":
             f = message.checkpoint_failed
             return ev.CheckpointFailed(worker, f.step, f.attempt, f.why)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -19,9 +20,9 @@ BROKEN = ev.PartFailed("evaluation", "ValueError: no such column", "Traceback: m
 FULL = ev.PartFailed("saving", "[Errno 28] No space left on device")
 
 
-def finishing(workers: int = 2) -> Story:
+def finishing(workers: int = 2, **elastic: Any) -> Story:
     """A job whose worker 0 has been asked to save the model."""
-    story = Story(workers=workers, joinDelaySeconds=0.5).running()
+    story = Story(workers=workers, joinDelaySeconds=0.5, **elastic).running()
     finish(story, ("d",) * workers)
     assert story.job.exporter == FIRST
     return story
@@ -199,3 +200,14 @@ def test_a_metric_that_is_not_finite_is_null() -> None:
     effects = story.tell(ev.Finished(FIRST, {"loss": None, "accuracy": 0.5}, "model.keras"))
     assert "loss not finite, accuracy 0.5000" in of(effects, ef.Notice)[0].text
     assert json.dumps(ended(story)["metrics"], allow_nan=False) == '{"loss": null, "accuracy": 0.5}'
+
+
+def test_a_model_that_is_not_the_last_one_is_no_loss() -> None:
+    """With mode=ps an epoch may have begun that nobody wants any more: it is trained to its end."""
+    story = finishing(workers=1, maxFailures=0)
+    begun = ev.RowsLost(FIRST, "steps of epoch 2 are in the weights already", trained_on=True)
+    form = only(story.tell(begun), ef.Form)
+    story.tell(ev.JoinedRing(FIRST, form.generation, 10))
+    assert of(finish(story, ("d",)), ef.Export)
+    assert not of(story.tell(ev.RowsLost(FIRST, LOST)), ef.Form)
+    assert "while it was saved 1 time (elastic.maxFailures is 0)" in str(ended(story)["reason"])

@@ -429,10 +429,12 @@ class Finished(_message.Message):
     def __init__(self, metrics: _Optional[_Mapping[str, float]] = ..., model: _Optional[str] = ..., note: _Optional[str] = ..., failed: _Optional[_Iterable[_Union[PartFailed, _Mapping]]] = ..., exports: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class RowsLost(_message.Message):
-    __slots__ = ("why",)
+    __slots__ = ("why", "trained_on")
     WHY_FIELD_NUMBER: _ClassVar[int]
+    TRAINED_ON_FIELD_NUMBER: _ClassVar[int]
     why: str
-    def __init__(self, why: _Optional[str] = ...) -> None: ...
+    trained_on: bool
+    def __init__(self, why: _Optional[str] = ..., trained_on: _Optional[bool] = ...) -> None: ...
 
 class CheckpointPart(_message.Message):
     __slots__ = ("step", "attempt", "index", "of", "name", "nbytes", "sha256", "state")
