@@ -160,8 +160,7 @@ class ForkServer:
         }
         assert process.stdin is not None
         process.stdin.write((json.dumps(order) + "\n").encode())
-        self._pids[worker] = await started
-        return Launched(self._pids[worker], exited)
+        return Launched(await started, exited)
 
     async def _running(self) -> asyncio.subprocess.Process:
         async with self._starting:
@@ -182,10 +181,16 @@ class ForkServer:
         try:
             async for line in process.stdout:
                 said = json.loads(line)
-                waiting, told = (self._started, "pid") if "pid" in said else (self._exited, "code")
-                future = waiting.pop(WorkerId(said["worker"]))
+                worker = WorkerId(said["worker"])
+                if "pid" in said:
+                    told = self._pids[worker] = said["pid"]
+                    future = self._started.pop(worker)
+                else:
+                    told = said["code"]
+                    future = self._exited.pop(worker)
+                    del self._pids[worker]
                 if not future.done():  # else whoever waited for it was cancelled
-                    future.set_result(said[told])
+                    future.set_result(told)
         except (ValueError, KeyError, TypeError) as error:
             process.kill()
             why = f"the fork server sent an invalid message ({described(error)})"
@@ -203,7 +208,7 @@ class ForkServer:
             if not started.done():
                 started.set_exception(lost)
         for worker, exited in self._exited.items():
-            self._tasks.start(_watch(self._pids[worker], exited), exited.set_exception)
+            self._tasks.start(_watch(self._pids.pop(worker), exited), exited.set_exception)
         self._started, self._exited = {}, {}
 
 
@@ -375,6 +380,7 @@ class Processes:
     def _end(self, w: _Worker, gone: ev.Gone) -> None:
         if not w.gone.is_set():
             w.gone.set()
+            del self._workers[w.id]
             if self._memories is not None:
                 self._memories.take_back(
                     w.id, crashed=gone.code is None or gone.code == WorkerExit.PEER_BROKEN

@@ -376,3 +376,24 @@ async def test_workers_outlive_their_fork_server_and_the_next_ones_have_another(
     world.backend.perform(ef.Delete(WorkerId(1), 5.0))
     await world.log.gone(1)
     await world.backend.close()
+
+
+@pytest.mark.parametrize("fork", [False, True])
+async def test_nothing_is_kept_of_processes_that_have_ended(tmp_path: Path, fork: bool) -> None:
+    """Of a job that trains for a month there are thousands."""
+    world = InProcesses(tmp_path, fork)
+    backend = world.backend
+    await backend.start()
+    for worker in range(3):
+        backend.perform(ef.Create(WorkerId(worker)))
+    for worker in range(2):
+        await world.log.seen(worker)
+        world.end(worker, 0)
+        await world.log.gone(worker)
+    backend.perform(ef.Delete(WorkerId(0), 0))  # said late, it changes nothing
+    await world.log.seen(2)
+    assert list(backend._workers) == [2]  # type: ignore[attr-defined]
+    if isinstance(world.launcher, ForkServer):
+        assert list(world.launcher._pids) == [2]
+    await backend.close()
+    assert not backend._workers  # type: ignore[attr-defined]
