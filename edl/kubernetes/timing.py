@@ -35,7 +35,10 @@ class Timing:
     look: float = 0.1  # between two looks at what there is to be shown: it may change with every event
     status: float = 1.0  # between two writes of the status
     drift: float = 5.0  # the same when nothing but the progress has changed
-    labels: float = 2.0  # between two looks at the workers' labels
+    labels: float = (
+        2.0  # between two looks at the workers' labels: what is to be written stays so long as it is
+    )
+    restless_labels: float = 60.0  # after which it is written nevertheless
     renew: float = 1.0  # between two renewals of the Lease while another master could take it
     # Since the last renewal was asked for; then the acting master says nothing more until the next one.
     fresh: float = 3.0

@@ -1,14 +1,15 @@
 """Rank and state as labels on the workers' pods, for `kubectl get pods -L edl.dev/rank,edl.dev/state`.
 
-Nobody needs them but people: one patch at a time, when no other write wants the budget, and what a
-patch says is what is so when its turn has come. However fast the ring changes, nothing piles up.
+Only people read them: one patch at a time, when no other write wants the budget, and of what stays as it is
+for a moment. While a large ring loses members all the time, most ranks are others before anybody could read
+them, and a patch of each would take the master more than to form the ring.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import structlog
 
@@ -22,7 +23,21 @@ from master.backends.kubernetes.workers import WorkerPod, Workers
 
 log = structlog.get_logger()
 
-GONE = ("", str(WorkerState.GONE))
+Said: TypeAlias = tuple[str, str]  # rank and state
+
+GONE: Said = ("", str(WorkerState.GONE))
+
+
+class _Differs(NamedTuple):
+    """A worker whose labels say something else.
+
+    Args:
+        wanted: what they ought to say.
+        since: when they began to differ.
+    """
+
+    wanted: Said
+    since: float
 
 
 class Labels:
@@ -35,12 +50,12 @@ class Labels:
     def __init__(self, api: Api, place: Place, workers: Workers, status: Callable[[], dict[str, Any]]):
         self._api, self._place, self._workers, self._status = api, place, workers, status
         self._wake = asyncio.Event()
-        self._stale = True  # the status may have changed since
-        self._told: dict[WorkerId, tuple[str, str]] = {}
+        self._told: dict[WorkerId, Said] = {}
+        self._differing: dict[WorkerId, _Differs] = {}  # as of the last look
+        self._looked_at = 0.0
 
     def changed(self) -> None:
         """Something may have changed."""
-        self._stale = True
         self._wake.set()
 
     async def run(self) -> None:
@@ -50,30 +65,47 @@ class Labels:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            await asyncio.sleep(pace.labels)  # one change seldom comes alone
-            while self._next() is not None:
-                await self._api.budget.take(WHENEVER)
-                if (w := self._next()) is None:
+            while True:
+                for w in self._look():
+                    await self._api.budget.take(WHENEVER)
+                    if self._age() > pace.labels:  # many are due, or others came first
+                        break
+                    if self._wanted(w) == w.labels:
+                        continue
+                    try:
+                        await self._write(w)
+                        backoff.reset()
+                    except ApiError as error:
+                        log.debug(f"labels: {error}")
+                        if error.out:
+                            w.labels = ("?", "?")
+                            await asyncio.sleep(max(backoff.next(), error.retry_after))
+                        # Else the pod is gone, or they are not wanted: nothing is gained by asking again.
+                await asyncio.sleep(max(0.0, pace.labels - self._age()))
+                if not self._differing:
                     break
-                try:
-                    await self._write(w)
-                    backoff.reset()
-                except ApiError as error:
-                    log.debug(f"labels: {error}")
-                    if error.out:
-                        w.labels = ("?", "?")
-                        await asyncio.sleep(max(backoff.next(), error.retry_after))
-                    # Else the pod is gone, or they are not wanted: nothing is gained by asking again.
 
-    def _next(self) -> WorkerPod | None:
-        """Of the workers whose labels are not what they should be, the one not written for the longest."""
-        if self._stale:
-            self._stale = False
-            self._told = {entry["id"]: _labels(entry) for entry in self._status().get("workers", [])}
-        differing = (w for w in self._workers if w.uid and self._wanted(w) != w.labels)
-        return min(differing, key=lambda w: w.labelled_at, default=None)
+    def _look(self) -> list[WorkerPod]:
+        """Whose labels are to be written now, the one first that was not written for the longest."""
+        now = self._looked_at = asyncio.get_running_loop().time()
+        self._told = {entry["id"]: _labels(entry) for entry in self._status().get("workers", [])}
+        before, self._differing, due = self._differing, {}, []
+        for w in self._workers:
+            if not w.uid or (wanted := self._wanted(w)) == w.labels:
+                continue
+            known = before.get(w.id)
+            self._differing[w.id] = _Differs(wanted, now if known is None else known.since)
+            if known is not None and (
+                known.wanted == wanted or now - known.since >= self._api.pace.restless_labels
+            ):
+                due.append(w)
+        return sorted(due, key=lambda w: w.labelled_at)
 
-    def _wanted(self, w: WorkerPod) -> tuple[str, str]:
+    def _age(self) -> float:
+        """Seconds since the last look."""
+        return asyncio.get_running_loop().time() - self._looked_at
+
+    def _wanted(self, w: WorkerPod) -> Said:
         if w.over.is_set():
             return GONE if w.kept else w.labels
         return self._told.get(w.id, w.labels)
@@ -87,7 +119,7 @@ class Labels:
         await self._api.patch(path, {"metadata": {"uid": w.uid, "labels": labels}}, None)
 
 
-def _labels(entry: Mapping[str, Any]) -> tuple[str, str]:
+def _labels(entry: Mapping[str, Any]) -> Said:
     """Rank and state of a worker of `view.status`; until it is ready the state is that it starts."""
     state, rank = entry["state"], entry.get("rank")
     starts = state in (WorkerState.PENDING, WorkerState.INITIALIZING)
