@@ -445,18 +445,18 @@ class Watch:
         describing: Any = stub.Describe(pb.DescribeRequest(), metadata=metadata)
         ended = asyncio.Event()
         describing.add_done_callback(lambda _: ended.set())
-        done = -1
+        done, since = -1, loop.time()
         try:
-            while True:
+            while loop.time() < since + ANSWER_SECONDS:
+                server.asked_at = loop.time()  # its process lives, as far as is known
                 with suppress(TimeoutError):
                     async with asyncio.timeout(AGAIN_SECONDS):
                         await ended.wait()
                     return await describing  # type: ignore[no-any-return]
-                assert server.asked_at is not None
-                left = server.asked_at + ANSWER_SECONDS - loop.time()
-                probed = await stub.Probe(pb.ProbeRequest(), metadata=metadata, timeout=max(left, 0.0))
+                probed = await stub.Probe(pb.ProbeRequest(), metadata=metadata, timeout=ANSWER_SECONDS)
                 if not probed.waiting or probed.done != done:
-                    done, server.asked_at = probed.done, loop.time()
+                    done, since = probed.done, loop.time()
+            return None
         except grpc.aio.AioRpcError:
             return None
         finally:
