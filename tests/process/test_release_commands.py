@@ -190,7 +190,7 @@ async def test_a_right_that_lacks_is_named(cluster: Cluster) -> None:
     cluster.refuse("list", "pods", 403, "Forbidden", why)
     done = await cluster.edl("status", "--release", "edl")
     assert done.code == 1
-    expected = f"permission denied by Kubernetes: {why} (docs/kubernetes.md lists the rights needed)"
+    expected = f"permission denied by Kubernetes: {why} (docs/access.md lists the rights needed)"
     assert done.err == f"edl: {expected}\n"
 
 
