@@ -66,10 +66,12 @@ class Labels:
             await self._wake.wait()
             self._wake.clear()
             while True:
-                for w in self._look():
+                due = self._look()
+                while due:
                     await self._api.budget.take(WHENEVER)
-                    if self._age() > pace.labels:  # many are due, or others came first
+                    if self._age() > pace.labels and not (due := self._look()):  # it took long
                         break
+                    w = due.pop(0)
                     if self._wanted(w) == w.labels:
                         continue
                     try:
@@ -79,6 +81,7 @@ class Labels:
                         log.debug(f"labels: {error}")
                         if error.out:
                             w.labels = ("?", "?")
+                            self._wake.set()
                             await asyncio.sleep(max(backoff.next(), error.retry_after))
                         # Else the pod is gone, or they are not wanted: nothing is gained by asking again.
                 await asyncio.sleep(max(0.0, pace.labels - self._age()))
@@ -111,6 +114,7 @@ class Labels:
         return self._told.get(w.id, w.labels)
 
     async def _write(self, w: WorkerPod) -> None:
+        self._differing.pop(w.id, None)
         rank, state = w.labels = self._wanted(w)
         w.labelled_at = asyncio.get_running_loop().time()
         labels = {pods.RANK: rank or None, pods.STATE: state}
