@@ -126,6 +126,7 @@ class Job(State):
         copies = self.copies_until if self.copies_awaited else None
         waits = (
             self.regroup_at,
+            self.join_at,
             self.judge_at,
             self.backoff.until,
             self.failover.until,
@@ -286,6 +287,7 @@ class Job(State):
                 if event.generation <= self.trust.not_of:
                     event = replace(event, has_state=False)
                 self.pool.left(w, event)
+                self.ring.stops(self.now)
                 why = f"worker {w.id}: {event.broken}" if event.broken else "left together"
                 self.close(why, planned=not event.broken)
 
@@ -335,6 +337,7 @@ class Job(State):
                 self.forced.append(words)
                 self.notice(Reason.Forced, f"forced: {words}")
         self.pool.change(w, "ready")
+        w.ready_at = self.now
         self.backoff.got_ready()
         if self.train is None:
             training.open_task(self, layout, event.held_out)
@@ -371,6 +374,8 @@ class Job(State):
         return not why
 
     def _on_joined(self, w: WorkerRecord, event: ev.JoinedRing) -> None:
+        if w.has_state:  # it has trained before, and stood still until now
+            self.ring.goes_on(self.now)
         self.pool.change(w, place=UP, has_state=True)
         w.step, w.round, w.turn = event.step, event.round, event.turn
         change = self.ring.changes[-1]

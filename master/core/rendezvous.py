@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from edl.contract.ids import WorkerId
 from edl.contract.phases import WorkerState
 from edl.contract.reasons import Reason
-from master.core import balance, completion, servers, training
+from master.core import balance, completion, patience, servers, training
 from master.core import effects as ef
 from master.core.quorum import Limits, RingPlan, candidates, plan_ring, too_few
 from master.core.state import State
@@ -28,6 +29,8 @@ def regroup(job: State) -> None:
         job.close(SUSPENDED, planned=True)
         return
     servers.regroup(job)
+    if job.join_at is not None and job.join_at <= job.now:
+        job.regroup_at = job.now
     if job.regroup_at is None or (job.regroup_at > job.now and _late(job)):
         _balance(job)
         return
@@ -41,11 +44,22 @@ def regroup(job: State) -> None:
     job.regroup_at = None
     if wanted == members or not (wanted or job.limits.may_empty):
         return
+    if wanted > members and _wait_to_join(job, wanted - members):
+        return
     changes = [f"worker {w} joins" for w in sorted(wanted - members)]
     changes += [f"worker {w} leaves" for w in sorted(members - wanted)]
     if more := changes[MOST_NAMED:]:
         changes[MOST_NAMED:] = [f"and {len(more)} more changes"]
     job.close(", ".join(changes), planned=True)
+
+
+def _wait_to_join(job: State, newcomers: set[WorkerId]) -> bool:
+    """Whether the ring is not worth changing for them yet."""
+    found = [job.pool[w] for w in newcomers]
+    if any(w.has_state for w in found):  # it may be further than the ring
+        return False
+    job.join_at = patience.until([w.ready_at for w in found], len(job.ring.members), job.ring.stop_seconds)
+    return job.join_at > job.now
 
 
 def _late(job: State) -> bool:
@@ -197,7 +211,7 @@ def _publish(job: State, plan: RingPlan, root: WorkerRecord) -> None:
     first = job.ring.generation == 0
     cause = job.ring.closing or ("start" if first else job.waited or "start again")
     job.ring.form(plan.members, cause, job.now)
-    job.waited, job.regroup_at, job.copies_awaited = "", None, 0
+    job.waited, job.regroup_at, job.join_at, job.copies_awaited = "", None, None, 0
     job.step = job.train.done
     known = root.has_state and not job.config.asynchronous  # else where it begins is told by those who join
     job.checkpoints.restoring = NO_RING if known else job.ring.generation

@@ -29,6 +29,7 @@ class Change:
     planned: bool
     formed_at: float
     from_size: int
+    stopped_at: float | None = None  # when the first member had left the ring before
     step: int = 0
     up_seconds: float | None = None  # from formed to every member up
     stall_seconds: float = 0.0  # the longest that a survivor waited from step to step
@@ -88,6 +89,8 @@ class Ring:
         self.planned = True  # whether it is left at a step boundary
         self._asked: set[WorkerId] = set()  # to leave it
         self.lost_member = False  # whether a member has been lost
+        self.stopped_at: float | None = None  # when the first of its members had left it
+        self.stop_seconds = 0.0  # for which the last planned change stopped those who train; 0: not known
         self.shares: tuple[int, ...] = ()  # of each step, by rank
         self.changes: list[Change] = []  # the last ones
         self.earlier = Earlier()
@@ -115,7 +118,7 @@ class Ring:
     def form(self, members: tuple[WorkerId, ...], cause: str, now: float) -> None:
         """The next generation: the last one has been left by everybody."""
         generation = Generation(self.generation + 1)
-        self._begin(Change(generation, members, cause, self.planned, now, len(self.members)))
+        self._begin(Change(generation, members, cause, self.planned, now, len(self.members), self.stopped_at))
 
     def learn(self, generation: Generation, members: tuple[WorkerId, ...], now: float) -> None:
         """A ring that an earlier master has formed, as its members tell of it."""
@@ -125,6 +128,7 @@ class Ring:
         self.generation, self.members = change.generation, change.members
         self.ranks = {worker: rank for rank, worker in enumerate(change.members)}
         self.closing, self.planned, self.lost_member = "", True, False
+        self.stopped_at = None
         if self.changes:
             self.changes[-1].stepped = set()  # it is over, and told
         self.changes.append(change)
@@ -152,6 +156,17 @@ class Ring:
         self._asked.update(rest)
         return [ef.Leave(self.generation, rest) if self.planned else ef.Cut(self.generation, rest)]
 
+    def stops(self, now: float) -> None:
+        """A member has left it."""
+        if self.stopped_at is None:
+            self.stopped_at = now
+
+    def goes_on(self, now: float) -> None:
+        """A member that had been in a ring before is in this one."""
+        change = self.changes[-1]
+        if change.stopped_at is not None and change.planned and self.running:
+            self.stop_seconds = now - change.stopped_at
+
     def dissolve(self) -> None:
         """Everybody has left it, and no other follows at once."""
-        self.members, self.ranks, self.closing = (), {}, ""
+        self.members, self.ranks, self.closing, self.stopped_at = (), {}, "", None

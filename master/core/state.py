@@ -153,6 +153,7 @@ class State:
         self.held_out: dict[str, int] = {}  # records of each split that the ring evaluates on
         self.model = ""  # the hash of how the first worker that was ready made it
         self.regroup_at: float | None = None  # when the ring is looked at anew: changes come in one go
+        self.join_at: float | None = None  # when it is worth changing the ring for who is ready: `patience`
         self.judge_at: float | None = None  # when the parts of a step are: members have told other speeds
         self.copies_awaited = 0  # of the state, which holders that have crashed may have left
         self.copies_until = 0.0  # they are

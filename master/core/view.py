@@ -17,7 +17,7 @@ from master.core import events as ev
 from master.core import servers, training
 from master.core.job import Job
 from master.core.ring import Change
-from master.core.workers import UP
+from master.core.workers import OUT, UP
 
 MOST_NAMED = 5  # workers, where more do not help
 
@@ -49,7 +49,7 @@ def status(
     now_on = _pass(job, ahead)
     return {
         "phase": job.phase,
-        "reason": _between_rings(job) or job.reason,
+        "reason": _between_rings(job) or _newcomers(job, now) or job.reason,
         "traceback": job.traceback,
         "seconds": 0.0 if job.began_at is None else (job.ended_at or now) - job.began_at,
         "records": {
@@ -161,13 +161,23 @@ def _between_rings(job: Job) -> str:
     # Once one is up it trains, and who is not receives the state meanwhile.
     if not inside or job.ending is not None or (not ring.closing and any(w.place == UP for w in inside)):
         return ""
-    awaited = [str(w.id) for w in inside]
-    said = f"worker{'s' if len(awaited) > 1 else ''} {', '.join(awaited[:MOST_NAMED])}"
-    if len(awaited) > MOST_NAMED:
-        said += f" and {len(awaited) - MOST_NAMED} more"
+    said = _named([w.id for w in inside])
     if ring.closing:
         return f"ring {ring.generation} is being left by {said}: {ring.closing}"
     return f"ring {ring.generation} is being formed and waits for {said} ({ring.changes[-1].cause})"
+
+
+def _newcomers(job: Job, now: float) -> str:
+    """Who is ready and not in the ring, and for how long; empty: it is not worth a word."""
+    if job.join_at is None or job.join_at <= now or not job.ring.up:
+        return ""
+    who = _named([w.id for w in job.pool.where(lambda kind: kind.is_ready and kind.place == OUT)])
+    return f"{job.reason}; {who} will join in {job.join_at - now:.0f} s, or when the ring changes before"
+
+
+def _named(workers: list[WorkerId]) -> str:
+    said = f"worker{'s' if len(workers) > 1 else ''} {', '.join(map(str, workers[:MOST_NAMED]))}"
+    return f"{said} and {len(workers) - MOST_NAMED} more" if len(workers) > MOST_NAMED else said
 
 
 def _checkpoint(job: Job, now: float) -> dict[str, Any] | None:

@@ -109,6 +109,7 @@ class WorkerRecord:
     since: float  # when it was created; once it runs, when it started
     state: WorkerState = WorkerState.PENDING
     handle: str = ""
+    ready_at: float = 0.0  # when it became ready
     delay: str = ""  # why it does not run yet
     expected: bool = False  # an earlier master's, and it has not told its present state yet
     place: Place = OUT
