@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import os
 import secrets
@@ -51,6 +52,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--backend", choices=("processes", "external", "kubernetes"), default="processes")
     args = parser.parse_args(argv)
     full_disk.outlive()
+    _collect_seldom()
     try:
         Address.parse(args.listen, "--listen")
         if args.backend == "kubernetes":
@@ -151,6 +153,14 @@ def _server_processes(master: Master, output: Path, listen: str, token: str) -> 
     environment = {**os.environ, **WORKER_ENVIRONMENT, "PYTHONUNBUFFERED": "1"}
     patience = config.elastic.startup_timeout_seconds
     return ServerProcesses(master.emit, plan, token, environment=environment, patience=patience)
+
+
+def _collect_seldom() -> None:
+    """Look for cycles of dead objects less often than Python does by itself, and never among those of the
+    imports. Nearly all that a master makes is freed without that, and looking took it 8 % of its time where
+    300 workers came and went."""
+    gc.freeze()
+    gc.set_threshold(20_000)
 
 
 def _on_signals(act: Callable[[str], object]) -> None:

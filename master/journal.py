@@ -134,7 +134,7 @@ class Journal:
 
     def _line(self, value: dict[str, Any]) -> None:
         self.link, line = self.link.seal(value)
-        self._waiting += line.encode()
+        self._waiting += line
         self._bytes += len(line)
         self._flush()
 
@@ -197,7 +197,7 @@ class Journal:
         number = self._number + 1
         proof = self._books.dump() if number > 1 else None
 
-        def sealed(oldest: int) -> tuple[Link, str]:
+        def sealed(oldest: int) -> tuple[Link, bytes]:
             head = Head(self._run_id, number, oldest, self.link.chain, self._spec.values, proof, state)
             return Link(0, self.link.chain).seal(head.line())
 
@@ -209,7 +209,7 @@ class Journal:
         link, head = sealed(number - kept)
         self._put_aside(number - 1)
         try:
-            artifacts.write_whole(self._path, head)
+            artifacts.write_whole(self._path, head.decode())
         except OSError:
             self._take_back(number - 1)
             raise
@@ -395,7 +395,7 @@ def _delete(paths: Iterable[Path]) -> None:
 def _dump(value: Any) -> dict[str, Any]:
     name = type(value).__name__
     adapter = _EVENTS.get(name) or _EFFECTS[name]
-    return {"type": name, **adapter.dump_python(value, mode="json")}
+    return {"type": name, **adapter.dump_python(value, mode="json", exclude_defaults=True)}
 
 
 def _load(value: dict[str, Any]) -> Any:

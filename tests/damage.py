@@ -54,7 +54,7 @@ def seal(path: Path, entries: list[Any], link: Link) -> Link:
     for entry in entries:
         link, line = link.seal(entry)
         lines.append(line)
-    path.write_text("".join(lines))
+    path.write_bytes(b"".join(lines))
     return link
 
 

@@ -35,7 +35,7 @@ WEIGHTS, VARIABLES = "model.weights.h5", "model.weights.npz"  # when the model c
 
 # Of its lines. 3: a chain of hashes (edl.contract.journals); 4: steps, no leases; 5: segments, no heartbeats;
 # 8: digests of the members' states
-JOURNAL_VERSION = 8
+JOURNAL_VERSION = 9
 _SEGMENT = re.compile(r"events\.([0-9]{1,9})\.jsonl")
 
 

@@ -31,6 +31,7 @@ from edl.contract.steps import Steps
 from edl.errors import EdlError
 
 Entry = Mapping[str, Any]
+_NONE: Entry = {}
 NOT_A_MASTERS = (LookupError, TypeError, ValueError, AttributeError, AssertionError)
 """What comes of a line that no master has written."""
 
@@ -50,8 +51,8 @@ class Out:
 
     @staticmethod
     def of(event: Entry) -> Out:
-        skipped = RangeSet.of((a, b) for a, b in event["skipped"]["ranges"])
-        bad = {int(epoch): count for epoch, count in event["bad"].items()}
+        skipped = RangeSet.of((a, b) for a, b in event.get("skipped", _NONE).get("ranges", ()))
+        bad = {int(epoch): count for epoch, count in event.get("bad", _NONE).items()}
         return Out(event["step"], skipped, bad, event.get("digest", ""))
 
 
@@ -169,7 +170,7 @@ class Books:
             case "Progress" if event["generation"] == self.generation:
                 # A member has made a step in this ring. All took part in it, so they have the one before.
                 self.safe = max(self.safe, event["step"] - 1)
-            case "Evaluated" if event["generation"] == self.generation and event["metrics"]:
+            case "Evaluated" if event["generation"] == self.generation and event.get("metrics"):
                 self.evaluated[event["split"]] = event["records"]
             case "PartsWritten" if len({state for state, _ in event.get("states", ()) if state}) > 1:
                 self.differ = True
@@ -247,7 +248,7 @@ class Books:
             raise AuditFailed(f"{where}: the ring trains {form['epochs']} epochs, the job {self.epochs}")
         if len(form["shares"]) != len(form["members"]) or min(form["shares"]) < 0 or not any(form["shares"]):
             raise AuditFailed(f"{where}: {form['shares']} does not divide a step over {form['members']}")
-        if (copy := self.copies.get(form["root"])) is not None and copy.step == form["step"]:
+        if (copy := self.copies.get(form["root"])) is not None and copy.step == form.get("step", 0):
             self._count(form["root"])
         self.begins = form["root"] not in self.holders or self.on_servers
         self.root_step = 0 if self.on_servers else self._goes_on(form["root"], lost, where)

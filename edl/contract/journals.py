@@ -1,7 +1,7 @@
 """The file format of a journal: segments, each a head and then one line for each event, in one chain of
 hashes.
 
-    {"journal": "edl", "version": 8, "run_id": ..., "number": 7, "oldest": 3, "after": "5f0e...",
+    {"journal": "edl", "version": 9, "run_id": ..., "number": 7, "oldest": 3, "after": "5f0e...",
      "values": {...}, "proof": {...}, "state": {...}, "chain": "77ab..."}
     {"now": ..., "event": {...}, "effects": [...], "chain": "09c1..."}
 
@@ -16,6 +16,8 @@ all lines before it (`proof`; `edl.contract.books`), and what the master's core 
 where a master begins, with an empty core). So `edl audit` and `edl replay` go on from any head. `oldest` is
 the number of the oldest segment that was kept when the segment began: if one from there on is missing,
 somebody else has deleted it. Which number a file has: `edl.contract.artifacts`.
+
+A field that has its default is not written: another default is another version.
 
 A last line without its newline is torn: the master was killed while it wrote it. It is not in the journal.
 
@@ -36,10 +38,11 @@ from typing import Any
 
 from edl.contract import artifacts
 from edl.errors import EdlError
+from edl.fast_json import encoded
 
 DIGITS = 32  # of a link: 128 bits
-_SEAL = re.compile(rb', "chain": "([0-9a-f]{%d})"\}\n' % DIGITS)
-_SEAL_LENGTH = len(', "chain": ""}\n') + DIGITS
+_SEAL = re.compile(rb',"chain":"([0-9a-f]{%d})"\}\n' % DIGITS)
+_SEAL_LENGTH = len(',"chain":""}\n') + DIGITS
 _TAIL = 1 << 20  # more than any line has
 
 
@@ -68,11 +71,11 @@ class Link:
     lines: int = 0
     chain: str = ""
 
-    def seal(self, value: Mapping[str, Any]) -> tuple[Link, str]:
+    def seal(self, value: Mapping[str, Any]) -> tuple[Link, bytes]:
         """The next line of the chain as it stands in the file, and where the chain is with it."""
-        body = json.dumps(value)
-        chain = _hash(self.chain, body.encode())
-        return Link(self.lines + 1, chain), f'{body[:-1]}, "chain": "{chain}"}}\n'
+        body = encoded(value)
+        chain = _hash(self.chain, body)
+        return Link(self.lines + 1, chain), b'%b,"chain":"%b"}\n' % (body[:-1], chain.encode())
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ class Timing:
     labels: float = (
         2.0  # between two looks at the workers' labels: what is to be written stays so long as it is
     )
-    restless_labels: float = 60.0  # after which it is written nevertheless
+    restless_labels: float = 300.0  # after which it is written nevertheless
     renew: float = 1.0  # between two renewals of the Lease while another master could take it
     # Since the last renewal was asked for; then the acting master says nothing more until the next one.
     fresh: float = 3.0

@@ -266,11 +266,12 @@ class Server(rpc.MasterServicer):
     async def _listen(self, worker: WorkerId, requests: AsyncIterator[pb.FromWorker], outbox: Outbox) -> None:
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.CancelledError):
             async for message in requests:
+                body = message.WhichOneof("body")
                 if message.run_id != self._run_id:
                     self.foreign += 1
-                elif message.WhichOneof("body") in ("addresses", "key_value"):
+                elif body in ("addresses", "key_value"):
                     self._meet(worker, message)
-                elif message.WhichOneof("body") == "checkpoint_part" and worker not in self._fenced:
+                elif body == "checkpoint_part" and worker not in self._fenced:
                     if (whole := self._parts.hear(worker, message)) is not None:
                         self._handler.emit(whole)
                 elif worker not in self._fenced and (event := event_of(worker, message)) is not None:

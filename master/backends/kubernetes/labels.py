@@ -2,7 +2,8 @@
 
 Only people read them: one patch at a time, when no other write wants the budget, and of what stays as it is
 for a moment. While a large ring loses members all the time, most ranks are others before anybody could read
-them, and a patch of each would take the master more than to form the ring.
+them, and a patch of each would take the master more than to form the ring. The more workers, the longer that
+moment: each that is lost gives another rank to half of the others.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from master.backends.kubernetes.workers import WorkerPod, Workers
 
 log = structlog.get_logger()
 
+WORKERS_A_SECOND = 30.0  # of more of them, a label has to stay as it is for longer
+
 Said: TypeAlias = tuple[str, str]  # rank and state
 
 GONE: Said = ("", str(WorkerState.GONE))
@@ -33,11 +36,17 @@ class _Differs(NamedTuple):
 
     Args:
         wanted: what they ought to say.
+        steady_since: when they first ought to say it.
         since: when they began to differ.
     """
 
     wanted: Said
+    steady_since: float
     since: float
+
+    def or_now(self, wanted: Said, now: float) -> _Differs:
+        """The same as of now, when they ought to say this."""
+        return self if wanted == self.wanted else _Differs(wanted, now, self.since)
 
 
 class Labels:
@@ -93,14 +102,14 @@ class Labels:
         now = self._looked_at = asyncio.get_running_loop().time()
         self._told = {entry["id"]: _labels(entry) for entry in self._status().get("workers", [])}
         before, self._differing, due = self._differing, {}, []
+        moment = len(self._told) / WORKERS_A_SECOND  # less than until the next look, in all but large rings
         for w in self._workers:
             if not w.uid or (wanted := self._wanted(w)) == w.labels:
                 continue
             known = before.get(w.id)
-            self._differing[w.id] = _Differs(wanted, now if known is None else known.since)
-            if known is not None and (
-                known.wanted == wanted or now - known.since >= self._api.pace.restless_labels
-            ):
+            differs = self._differing[w.id] = (known or _Differs(wanted, now, now)).or_now(wanted, now)
+            steady = known is not None and known.wanted == wanted and now - known.steady_since >= moment
+            if steady or now - differs.since >= self._api.pace.restless_labels:
                 due.append(w)
         return sorted(due, key=lambda w: w.labelled_at)
 

@@ -5,6 +5,7 @@ Nothing here talks to anybody: dictionaries in, values out.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from collections.abc import Iterable, Mapping
@@ -237,10 +238,15 @@ def template_of(job: str, data: Mapping[str, str], key: str) -> pods.Pod:
         ConfigError: it is not a map in YAML that JSON can hold.
     """
     try:
-        pod = yaml.safe_load(data.get(key, ""))
-        json.dumps(pod, sort_keys=True)  # YAML has dates, and keys of any kind
+        pod = json.loads(_as_json(data.get(key, "")))
     except (yaml.YAMLError, TypeError) as error:
         raise ConfigError(f"configmap {job}: {key} is not valid: {error}") from error
     if not isinstance(pod, dict):
         raise ConfigError(f"configmap {job}: {key} is not a pod")
     return pod
+
+
+@functools.lru_cache(maxsize=4)
+def _as_json(text: str) -> str:
+    """Of YAML. To read a worker's takes milliseconds, and each of a thousand is made from it."""
+    return json.dumps(yaml.safe_load(text), sort_keys=True)  # it has dates, and keys of any kind

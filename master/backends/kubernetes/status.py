@@ -27,6 +27,7 @@ import structlog
 import edl
 from edl.config import model_check
 from edl.contract.ids import RunId
+from edl.fast_json import encoded
 from edl.kubernetes.client import SOON, Api, ApiError
 from edl.kubernetes.rate_limit import Backoff
 from edl.kubernetes.texts import cut
@@ -329,8 +330,8 @@ def _named(ids: list[str]) -> str:
 def _status_json(job: Mapping[str, Any]) -> str:
     """For `edl status`. With thousands of workers it would not fit: their pods show them."""
     kept = {key: value for key, value in job.items() if key not in NOT_IN_STATUS_JSON}
-    text = json.dumps(kept)
-    return text if len(text) <= MAX_STATUS else json.dumps({**kept, "workers": []})
+    text = encoded(kept)
+    return (text if len(text) <= MAX_STATUS else encoded({**kept, "workers": []})).decode()
 
 
 def _summary_json(summary: Mapping[str, Any]) -> str:
