@@ -23,7 +23,7 @@ from edl.config.address import Address
 from edl.contract import artifacts
 from edl.contract.exit_codes import MasterExit
 from edl.contract.ids import RunId
-from edl.contract.workers import WORKER_ENVIRONMENT
+from edl.contract.workers import WORKER_ENVIRONMENT, worker_environment
 from edl.errors import EdlError
 from edl.log import log_at
 from edl.text import plain
@@ -114,7 +114,7 @@ def processes(master: Master, output: Path, token: str) -> Callable[[str], Backe
 
     def backend(address: str) -> Backend:
         environment = {
-            **os.environ, **WORKER_ENVIRONMENT, "PYTHONUNBUFFERED": "1",
+            **os.environ, **worker_environment(os.environ), "PYTHONUNBUFFERED": "1",
             "EDL_TOKEN": token, "EDL_RUN_ID": master.run_id,
         }  # fmt: skip
         environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")

@@ -22,7 +22,7 @@ from edl.config import values
 from edl.config.address import Address
 from edl.contract import artifacts
 from edl.contract.phases import Phase
-from edl.contract.workers import WORKER_ENVIRONMENT
+from edl.contract.workers import worker_environment
 from edl.errors import ConfigError, EdlError
 
 FileOption = Annotated[
@@ -135,7 +135,7 @@ def worker(
         raise ConfigError(f"--master {master}: the port of the master is missing")
     if token_from is not None:
         os.environ["EDL_TOKEN"] = artifacts.read_contact(token_from).token
-    os.environ.update(WORKER_ENVIRONMENT)
+    os.environ.update(worker_environment(os.environ))
     _become("trainer", ["--master", master, "--worker", str(identity)])
 
 

@@ -1,7 +1,8 @@
-"""What must be the same in every worker's process, whoever starts it."""
+"""The environment of every worker's process, whoever starts it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 WORKER_ENVIRONMENT: Final = {
@@ -10,3 +11,27 @@ WORKER_ENVIRONMENT: Final = {
     # Keras would take another backend from the user's ~/.keras/keras.json or environment.
     "KERAS_BACKEND": "tensorflow",
 }
+"""What must be the same in all of them."""
+
+MALLOC: Final = "GLIBC_TUNABLES"
+_MEBIBYTE = 1 << 20
+_TUNABLES = {
+    # Every step allocates the same tensors anew. By itself glibc gives most of them back to the kernel after
+    # the step, and takes pages in which everything is zero, one fault each 4 KiB, for the next.
+    "trim_threshold": 256 * _MEBIBYTE,
+    "mmap_threshold": 32 * _MEBIBYTE,  # its most; what is larger is still given back
+    "hugetlb": 1,  # where the kernel may (transparent_hugepage is madvise or always), one fault each 2 MiB
+    "arena_max": 1,  # else each thread keeps its own free memory, and more and more of it
+}
+
+
+def worker_environment(given: Iterable[str]) -> dict[str, str]:
+    """What is added to the environment of a worker's process before that begins.
+
+    Args:
+        given: the names of what is in it. Whoever has set how `malloc` works is not contradicted.
+    """
+    if any(name == MALLOC or name.startswith("MALLOC_") for name in given):
+        return WORKER_ENVIRONMENT
+    tunables = ":".join(f"glibc.malloc.{name}={value}" for name, value in _TUNABLES.items())
+    return {**WORKER_ENVIRONMENT, MALLOC: tunables}

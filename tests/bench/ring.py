@@ -27,6 +27,7 @@ import psutil
 from edl.client import Client
 from edl.config import values
 from edl.contract import artifacts
+from edl.contract.workers import worker_environment
 from tests.bench import large_joins, report
 from tests.bench.journal import MOST_WAIT, Journal
 from tests.bench.report import Row, p95
@@ -376,10 +377,11 @@ async def _side(stack: contextlib.AsyncExitStack, case: Steady, name: str) -> Si
     stack.push_async_callback(store.close)
     store.open(1)
     command = [sys.executable, "-m", "tests.bench.steady", name, case.model, case.optimizer]
+    more = worker_environment(os.environ) if name == "edl" else {}  # as its masters start it
     side = Side([])
     for rank in range(case.ranks):
         process = await asyncio.create_subprocess_exec(
-            *command, str(rank), str(case.ranks), str(port), cwd=ROOT,
+            *command, str(rank), str(case.ranks), str(port), cwd=ROOT, env={**os.environ, **more},
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
         )  # fmt: skip
         stack.push_async_callback(_end, process)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from edl.contract.ids import WorkerId
+from edl.contract.workers import worker_environment
 from edl.errors import ConfigError
 from edl.kubernetes.timing import Timing
 from master.backends.kubernetes import backend
@@ -71,7 +72,7 @@ async def test_a_pod_is_the_charts_and_says_which_worker_it_is(server: Kubernete
     env = {e["name"]: e["value"] for e in pod["spec"]["containers"][0]["env"]}
     assert env == {
         "HOME": "/tmp", "EDL_WORKER_ID": "0", "EDL_RUN_ID": "run-1", "EDL_MASTER": "edl-master:8500",
-        "KERAS_BACKEND": "tensorflow", "PYTHONHASHSEED": "0",
+        **worker_environment(()),
     }  # fmt: skip
 
 

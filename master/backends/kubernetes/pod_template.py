@@ -15,7 +15,7 @@ from typing import Any
 
 from edl.contract.ids import RunId, WorkerId
 from edl.contract.phases import WorkerState
-from edl.contract.workers import WORKER_ENVIRONMENT
+from edl.contract.workers import worker_environment
 from edl.errors import ConfigError
 from edl.kubernetes import pods
 from edl.kubernetes.names import Names
@@ -64,11 +64,12 @@ def render(template: pods.Pod, identity: Identity, worker: WorkerId, high: bool)
     own = next((c for c in containers if c.get("name") == pods.CONTAINER), None)
     if own is None:
         raise ConfigError(f"worker.yaml: the pod has no container named {pods.CONTAINER}")
+    given = _maps(own, "env", "spec.containers[].")
     env = {
         "EDL_WORKER_ID": str(worker), "EDL_RUN_ID": identity.run_id, "EDL_MASTER": identity.address,
-        **WORKER_ENVIRONMENT,
+        **worker_environment(str(e.get("name")) for e in given),
     }  # fmt: skip
-    kept = [e for e in _maps(own, "env", "spec.containers[].") if e.get("name") not in env]
+    kept = [e for e in given if e.get("name") not in env]
     own["env"] = [*kept, *({"name": key, "value": value} for key, value in env.items())]
     return pod
 
