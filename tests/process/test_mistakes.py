@@ -26,6 +26,7 @@ from lightkube.config.models import Cluster, User
 from edl.cli import main
 from edl.contract import artifacts
 from edl.contract.phases import WorkerState
+from edl.contract.workers import MALLOC
 from edl.kubernetes.client import Api
 from edl.kubernetes.timing import Timing
 from tests.process.small_server import PLACE
@@ -242,6 +243,7 @@ async def test_what_workers_start_ends_with_them(
         here = said()
         assert len({s["hash"] for s in here.values()}) == 1, "all workers make one model"
         assert {s["backend"] for s in here.values()} == {"tensorflow"}
+        assert all(MALLOC in psutil.Process(pid).environ() for pid in here), "before the process begins"
         children = {pid: psutil.Process(pid).children(recursive=True) for pid in here}
         assert all(len(found) == 3 for found in children.values()), children
         for child in (c for found in children.values() for c in found):
