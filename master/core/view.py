@@ -6,6 +6,7 @@ That is derived from the job's state and nothing else, so a replayed journal giv
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from types import MappingProxyType
@@ -172,7 +173,8 @@ def _newcomers(job: Job, now: float) -> str:
     if job.join_at is None or job.join_at <= now or not job.ring.up:
         return ""
     who = _named([w.id for w in job.pool.where(lambda kind: kind.is_ready and kind.place == OUT)])
-    return f"{job.reason}; {who} will join in {job.join_at - now:.0f} s, or when the ring changes before"
+    within = 5 * math.ceil((job.join_at - now) / 5)  # in words that stay the same for a while
+    return f"{job.reason}; {who} will join within {within} s, or when the ring changes before"
 
 
 def _named(workers: list[WorkerId]) -> str:
