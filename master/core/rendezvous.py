@@ -30,7 +30,7 @@ def regroup(job: State) -> None:
         return
     servers.regroup(job)
     if job.join_at is not None and job.join_at <= job.now:
-        job.regroup_at = job.now
+        job.regroup_at, job.join_at = job.now, None
     if job.regroup_at is None or (job.regroup_at > job.now and _late(job)):
         _balance(job)
         return
@@ -58,8 +58,9 @@ def _wait_to_join(job: State, newcomers: set[WorkerId]) -> bool:
     found = [job.pool[w] for w in newcomers]
     if any(w.has_state for w in found):  # it may be further than the ring
         return False
-    job.join_at = patience.until([w.ready_at for w in found], len(job.ring.members), job.ring.stop_seconds)
-    return job.join_at > job.now
+    at = patience.until([w.ready_at for w in found], len(job.ring.members), job.ring.stop_seconds)
+    job.join_at = at if at > job.now else None
+    return job.join_at is not None
 
 
 def _late(job: State) -> bool:

@@ -170,10 +170,11 @@ def _between_rings(job: Job) -> str:
 
 def _newcomers(job: Job, now: float) -> str:
     """Who is ready and not in the ring, and for how long; empty: it is not worth a word."""
-    if job.join_at is None or job.join_at <= now or not job.ring.up:
+    ready = job.pool.where(lambda kind: kind.is_ready and kind.place == OUT)
+    if not ready or job.join_at is None or job.join_at <= now or not job.ring.up:
         return ""
-    who = _named([w.id for w in job.pool.where(lambda kind: kind.is_ready and kind.place == OUT)])
     within = 5 * math.ceil((job.join_at - now) / 5)  # in words that stay the same for a while
+    who = _named([w.id for w in ready])
     return f"{job.reason}; {who} will join within {within} s, or when the ring changes before"
 
 

@@ -120,8 +120,10 @@ def test_a_newcomer_that_is_lost_while_it_waits_changes_nothing() -> None:
     story = growing(4, workers=5)
     story.ready(4)
     story.kill(4)
+    assert view.status(story.job, story.now)["reason"] == "ring 2: 4 ready"
     assert not of(story.waits(10), ef.Leave)
     assert story.job.ring.running
+    assert (story.job.join_at, story.job.regroup_at) == (None, None), "nobody is looked for again"
 
 
 def test_who_leaves_does_not_wait_for_a_newcomer() -> None:
