@@ -99,7 +99,7 @@ def _thousand(output: Path) -> None:
     sizes: dict[str, list[int]] = {}
     for path in artifacts.journals(output):
         for line in path.read_text().splitlines()[1:]:
-            kind = "Form" if '{"type": "Form"' in line else line.partition('"type": "')[2].partition('"')[0]
+            kind = "Form" if '{"type":"Form"' in line else line.partition('"type":"')[2].partition('"')[0]
             sizes.setdefault(kind, []).append(len(line) + 1)
     form = max(sizes["Form"])
     each = sum(sum(sizes[kind]) / len(sizes[kind]) for kind in ("LeftRing", "JoinedRing", "Stepped"))

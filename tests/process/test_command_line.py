@@ -152,7 +152,7 @@ def test_a_journal_that_was_tampered_with_is_found_out() -> None:
     journal = Path("job/events.jsonl")
     lines = journal.read_text().splitlines()
     last = max(i for i, line in enumerate(lines) if '"LeftRing"' in line)
-    journal.write_text("\n".join(lines).replace('"step": 625', '"step": 624'))
+    journal.write_text("\n".join(lines).replace('"step":625', '"step":624'))
     verdict = edl("audit", "job")
     assert verdict.returncode == 1
     found = re.fullmatch(r"edl: job/events.jsonl: line (\d+): the chain is broken: .*\n", verdict.stderr)
