@@ -1,4 +1,4 @@
-"""The environment of every worker's process, whoever starts it."""
+"""The environment that the process of every worker is started with."""
 
 from __future__ import annotations
 
