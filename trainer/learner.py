@@ -303,12 +303,11 @@ class KerasLearner:
         """Create every variable: weights, loss, optimizer slots. Changes no value that is there already."""
         model = self.model
         refuse_fixed_batches(model)
-        before = [(v, v.numpy()) for v in model.variables]
+        before = snapshot.Kept(model.variables)
         x, y, weights = tensor_tree(sample)
         y_pred = output(model, x, training=False)
         model._compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=weights, training=False)
-        for v, value in before:
-            v.assign(value)
+        before.put_back()
         refuse_unless_float32(model)
         model.optimizer.build(model.trainable_variables)
 

@@ -96,7 +96,7 @@ class State:
         if lengths[1] != header[1]:
             raise ModelError(f"the ring's state has {lengths[1]} bytes, this worker's model has {header[1]}")
         ledger = ring.broadcast(ledger, root)
-        parts = broadcast_parts(ring, parts, root)
+        parts = broadcast_parts(ring, parts, root, rank)
         # Nothing is taken over before all of it is here.
         if rank != root:
             found = Ledger.unpack(ledger)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import queue
+import resource
 import sys
 import threading
 from collections.abc import Callable
@@ -50,6 +51,10 @@ def _obey(ring: Ring, order: list[str], say: Callable[[str], None]) -> str:
             return f"twice {_two_sums(ring)(float(one), float(other))}"
         case ["half", value]:  # a sum in a graph, of a float32 that travels as float16
             return f"half {_half(ring)(float(value))}"
+        case ["kept", value]:  # what is summed, afterwards: of a sum by itself, and of one in a graph
+            return f"kept {_kept(ring, float(value))}"
+        case ["room", mebibytes]:  # by how much memory grows for a sum in a graph of so much
+            return f"room {_room(ring, int(mebibytes))}"
         case ["broadcast", dtype, root, value]:
             data = ring.broadcast(np.full(4, int(value), dtype), int(root))
             return f"{data.dtype} {data.tolist()}"
@@ -123,6 +128,48 @@ def _half(ring: Ring) -> Callable[[float], float]:
             return float(graph(tf.constant([value]))[0])
 
     return call
+
+
+def _kept(ring: Ring, value: float) -> list[float]:
+    import tensorflow as tf
+
+    from trainer.graphs import concrete
+    from trainer.ring.horovod import HorovodRing
+
+    assert isinstance(ring, HorovodRing)
+    total = ring.in_graph
+
+    def both(x: tf.Tensor) -> list[tf.Tensor]:
+        made = x + 1.0
+        return [total(made, "kept"), made]
+
+    ours = tf.constant([value])
+    ring.reduce(ours)
+    graph = concrete(both, tf.TensorSpec([1], tf.float32))
+    with total.ring_errors():
+        return [float(ours[0]), *(float(found[0]) for found in graph(ours)), float(ours[0])]
+
+
+def _room(ring: Ring, mebibytes: int) -> int:
+    """In MiB."""
+    import tensorflow as tf
+
+    from trainer.graphs import concrete
+    from trainer.ring.horovod import HorovodRing
+
+    assert isinstance(ring, HorovodRing)
+    total = ring.in_graph
+
+    def summed(x: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
+        return total(tf.fill([count], x), "room")[0]
+
+    graph = concrete(summed, tf.TensorSpec([], tf.float32), tf.TensorSpec([], tf.int32))
+    peaks = []
+    for count in (1, mebibytes << 18):
+        with total.ring_errors():
+            graph(tf.constant(1.0), tf.constant(count))
+        peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10)
+    return peaks[1] - peaks[0]
 
 
 def main() -> None:

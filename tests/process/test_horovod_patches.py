@@ -24,6 +24,7 @@ from aiohttp import web
 from trainer.session.kvstore import KeyValueStore
 
 ROOT = Path(__file__).parents[2]
+ROOM = 128  # MiB
 in_one_loop = pytest.mark.asyncio(loop_scope="module")
 
 
@@ -160,6 +161,27 @@ async def test_an_idle_ring_wakes_nobody_and_sums_at_once(meeting: Meeting) -> N
                 rank.do("twice 1 2")
             for rank in (one, other):
                 assert await rank.says("twice") == "twice [2.0, 4.0]", times
+
+
+@in_one_loop
+async def test_a_sum_is_made_where_its_tensor_is_if_nobody_else_reads_that(meeting: Meeting) -> None:
+    async with meeting.ranks(2) as (store, found):
+        store.open(1)
+        for number, rank in enumerate(found):
+            rank.do(f"form {number} 2")
+        for rank in found:
+            await rank.says("formed")
+        for number, rank in enumerate(found, 1):
+            rank.do(f"kept {number}")
+        assert [await rank.says("kept") for rank in found] == [
+            "kept [1.0, 5.0, 2.0, 1.0]",
+            "kept [2.0, 5.0, 3.0, 2.0]",
+        ]
+        for rank in found:
+            rank.do(f"room {ROOM}")
+        for rank in found:
+            grown = int((await rank.says("room", 60)).split()[1])
+            assert ROOM * 3 // 4 < grown < ROOM * 3 // 2, f"{grown} MiB for a sum of {ROOM}"
 
 
 @in_one_loop

@@ -32,11 +32,11 @@ class Counted(LocalRing):
         ([], []),
         ([4], [4]),
         ([4, 6, 1], [10, 1]),
-        ([25, 0, 4, 3, 3], [25, 10]),
-        ([1, 25, 25], [1, 25, 25]),
+        ([25, 0, 4, 3, 3], [10, 10, 5, 10]),
+        ([1, 25, 20], [1, 10, 10, 5, 10, 10]),
     ],
 )
-def test_all_have_the_parts_of_the_root_and_small_ones_travel_together(
+def test_all_have_the_parts_of_the_root_and_a_little_travels_at_once(
     sizes: list[int], lengths: list[int]
 ) -> None:
     circle = Circle(RANKS)
@@ -46,7 +46,7 @@ def test_all_have_the_parts_of_the_root_and_small_ones_travel_together(
         ring = rings[rank]
         ring.form(rank, RANKS)
         parts = [np.full(n, 10 * rank + i, np.uint8) for i, n in enumerate(sizes)]
-        return [part.tolist() for part in broadcast_parts(ring, parts, ROOT, TOGETHER)]
+        return [part.tolist() for part in broadcast_parts(ring, parts, ROOT, rank, TOGETHER)]
 
     with ThreadPoolExecutor(RANKS) as ranks:
         found = list(ranks.map(take_part, range(RANKS)))

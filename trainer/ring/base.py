@@ -93,6 +93,10 @@ class Ring(Protocol):
         """
         ...
 
+    def room(self, nbytes: int) -> np.ndarray:
+        """Memory for a part of a state that is to come, uint8 [nbytes]."""
+        ...
+
     def cut(self) -> None:
         """Close the ring's connections, from any thread: every member's collective fails now."""
         ...
@@ -106,23 +110,36 @@ TOGETHER = 16 << 20
 
 
 def broadcast_parts(
-    ring: Ring, parts: Sequence[np.ndarray], root: int, together: int = TOGETHER
+    ring: Ring, parts: Sequence[np.ndarray], root: int, rank: int, together: int = TOGETHER
 ) -> list[np.ndarray]:
     """The root's parts, uint8 [bytes] each; how long each is, all ranks know: theirs are as long.
 
-    One after the other, so that no rank needs memory for all of them more than once.
+    A little at a time, so that the root needs no more memory than it has, and the others that of one copy.
 
     Args:
-        together: bytes of small parts that travel as one.
+        together: bytes that travel at once, of several small parts or of a large one.
 
     Raises:
         RingBroken: see `Ring.broadcast`.
     """
     found: list[np.ndarray] = []
     for several in _pieces(parts, together):
-        piece = ring.broadcast(several[0] if len(several) == 1 else np.concatenate(several), root)
+        if len(several) == 1:
+            found.append(_broadcast_part(ring, several[0], root, rank, together))
+            continue
+        piece = ring.broadcast(np.concatenate(several), root)
         found += np.split(piece, np.cumsum([len(part) for part in several])[:-1])
     return found
+
+
+def _broadcast_part(ring: Ring, part: np.ndarray, root: int, rank: int, together: int) -> np.ndarray:
+    whole = part if rank == root else ring.room(len(part))
+    for start in range(0, len(part), together):
+        some = slice(start, start + together)
+        piece = ring.broadcast(part[some], root)
+        if rank != root:
+            whole[some] = piece
+    return whole
 
 
 TEXT = 256  # bytes

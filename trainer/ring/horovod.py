@@ -139,6 +139,9 @@ class HorovodRing:
             self._store("PUT", self._rank, onward.address)
         return taking
 
+    def room(self, nbytes: int) -> np.ndarray:
+        return snapshot.room(nbytes)
+
     def _store(self, method: str, rank: int, address: str = "") -> str:
         """A question to the rendezvous store. GET waits until the rank has put its address.
 

@@ -227,6 +227,9 @@ class LocalRing:
         assert result is not None
         return result
 
+    def room(self, nbytes: int) -> np.ndarray:
+        return np.empty(nbytes, np.uint8)
+
     def give(self, parts: Sequence[np.ndarray]) -> None:
         assert self.circle is not None, "not in a ring"
         self.circle.give(self._rank, [part.copy() for part in parts])
