@@ -128,7 +128,8 @@ def broadcast_parts(
             found.append(_broadcast_part(ring, several[0], root, rank, together))
             continue
         piece = ring.broadcast(np.concatenate(several), root)
-        found += np.split(piece, np.cumsum([len(part) for part in several])[:-1])
+        lengths = [len(part) for part in several]
+        found += several if rank == root else np.split(piece, np.cumsum(lengths)[:-1])
     return found
 
 
