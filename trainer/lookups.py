@@ -13,8 +13,6 @@ runs, layer by layer.
 
 from __future__ import annotations
 
-import json
-import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,18 +25,10 @@ import tensorflow as tf
 
 from edl.errors import DataError, ModelError
 from edl.layers.embedding import Embedding, rows_from
-from trainer.roles import Begun, Commit, Rows, RowsAhead, Table
+from trainer import served_tables
+from trainer.roles import Begun, Commit, Rows, RowsAhead
 
-ZEROS = json.dumps({"class_name": "Zeros", "config": {}})
-NO_OPTIMIZER = json.dumps(
-    {"class_name": "SGD", "config": {"learning_rate": 0.0, "momentum": 0.0}}
-)  # keeps least
-TRUNCATED_STDDEV = 0.87962566103423978  # of a normal distribution that is cut at 2, as Keras has it
 MOST_PLAIN = 1 << 28  # bytes of a table that is saved as Keras does, with rows that nobody has learned
-OPTIMIZERS = ("SGD", "Adagrad", "Adam", "Ftrl")  # that servers have
-# What an optimizer may have that takes more than a row and its gradient.
-WHOLE = ("clipnorm", "global_clipnorm", "weight_decay", "use_ema", "loss_scale_factor",
-         "gradient_accumulation_steps")  # fmt: skip
 
 
 @runtime_checkable
@@ -78,9 +68,9 @@ class Lookups:
         self._model = model
         self.layers = [layer for layer in model._flatten_layers() if _is_on_servers(layer)]
         if self.layers and trained:
-            _refuse_optimizer(getattr(model, "optimizer", None))
+            served_tables.refuse_optimizer(getattr(model, "optimizer", None))
         self.tables = tuple(
-            _table(layer, model) if trained else Table(layer.name, layer.dim, ZEROS, NO_OPTIMIZER, True)
+            served_tables.trained(layer, model) if trained else served_tables.kept(layer)
             for layer in self.layers
         )
         names = [table.name for table in self.tables]
@@ -427,98 +417,6 @@ def _is_to_be_plain(layer: Embedding) -> bool:
 
 def _is_on_servers(layer: Any) -> bool:
     return isinstance(layer, Embedding) and layer.on_servers
-
-
-def _table(layer: Embedding, model: keras.Model) -> Table:
-    initializer = json.dumps(keras.initializers.serialize(_with_its_scale(layer)), sort_keys=True)
-    if not layer.trainable:  # they stay as they begin: Ftrl would change them, also without a gradient
-        return Table(layer.name, layer.dim, initializer, NO_OPTIMIZER, True, layer.min_count, layer.ttl_steps)
-    own = layer.optimizer is not None
-    optimizer = (
-        layer.optimizer if layer.optimizer is not None else _serialized(getattr(model, "optimizer", None))
-    )
-    if own:
-        _refuse_own_optimizer(layer)
-    elif model.optimizer is not None and type(model.optimizer).__name__ not in OPTIMIZERS:
-        raise ModelError(
-            f"layer {layer.name!r} has rows on servers, which train them with {', '.join(OPTIMIZERS)}, and "
-            f"not with the model's {type(model.optimizer).__name__}. Give the layer its own: Embedding(..., "
-            "optimizer=...)"
-        )
-    if not own:
-        _refuse_whole(
-            optimizer, f"the model's optimizer, which also trains the rows of layer {layer.name!r},"
-        )
-    return Table(layer.name, layer.dim, initializer, optimizer, own, layer.min_count, layer.ttl_steps)
-
-
-def _with_its_scale(layer: Embedding) -> keras.initializers.Initializer:
-    """The layer's initializer; where it scales with the number of ids, and that is known, what it is then."""
-    initializer = layer.initializer
-    if layer.input_dim is None or not isinstance(initializer, keras.initializers.VarianceScaling):
-        return initializer
-    config = initializer.get_config()
-    if config.get("input_axes") is not None or config.get("output_axes") is not None:
-        return initializer
-    fans = {"fan_in": layer.input_dim, "fan_out": layer.dim, "fan_avg": (layer.input_dim + layer.dim) / 2}
-    variance, seed = initializer.scale / max(1.0, fans[initializer.mode]), config["seed"]
-    if initializer.distribution == "uniform":
-        limit = math.sqrt(3 * variance)
-        return keras.initializers.RandomUniform(-limit, limit, seed)
-    if initializer.distribution == "untruncated_normal":
-        return keras.initializers.RandomNormal(0.0, math.sqrt(variance), seed)
-    # Cut at two standard deviations, which leaves less of one.
-    return keras.initializers.TruncatedNormal(0.0, math.sqrt(variance) / TRUNCATED_STDDEV, seed)
-
-
-def _serialized(optimizer: Any) -> str:
-    """JSON; of a model that is not trained, any will do."""
-    if optimizer is None:
-        optimizer = keras.optimizers.SGD()
-    made = keras.optimizers.serialize(optimizer)
-    # Which rate a step has, the step says; a schedule of the user's own is no JSON.
-    made["config"]["learning_rate"] = float(np.asarray(optimizer.learning_rate))
-    return json.dumps(made, sort_keys=True)
-
-
-def _refuse_own_optimizer(layer: Embedding) -> None:
-    assert layer.optimizer is not None
-    made = json.loads(layer.optimizer)
-    name = made.get("class_name")
-    if name not in OPTIMIZERS:
-        raise ModelError(
-            f"layer {layer.name!r} is to be trained with {name}; servers have {', '.join(OPTIMIZERS)}"
-        )
-    if not isinstance(made["config"].get("learning_rate"), int | float):
-        raise ModelError(
-            f"the optimizer of layer {layer.name!r} has a schedule as its learning rate; expected a number. "
-            "The model's optimizer may have one"
-        )
-    _refuse_whole(layer.optimizer, f"the optimizer of layer {layer.name!r}")
-
-
-def _refuse_whole(optimizer: str, whose: str) -> None:
-    config = json.loads(optimizer)["config"]
-    for name in WHOLE:
-        if config.get(name) not in (None, False):
-            raise ModelError(
-                f"{whose} has {name}={config[name]!r}, which takes more than a row and its gradient: servers "
-                "cannot do it. Leave it out, or give the layer an optimizer without it: Embedding(..., "
-                "optimizer=...)"
-            )
-
-
-def _refuse_optimizer(optimizer: Any) -> None:
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        raise ModelError(
-            "the model's optimizer scales the loss (mixed_float16), which servers do not know of; use "
-            "mixed_bfloat16 or float32 with edl.layers.Embedding"
-        )
-    if optimizer is not None and getattr(optimizer, "gradient_accumulation_steps", None):
-        raise ModelError(
-            "the model's optimizer has gradient_accumulation_steps, but rows on servers are trained in each "
-            "step; use training.accumulateSteps"
-        )
 
 
 def _refuse_outside(layer: Embedding, ids: np.ndarray) -> None:

@@ -24,14 +24,13 @@ from trainer import control
 from trainer.data import Batch
 from trainer.dense_rows import DIM, DenseRows
 from trainer.learner import KerasLearner
-from trainer.lookups import OPTIMIZERS
 from trainer.model_support import moving
 from trainer.plain_values import decode, encode
 from trainer.roles import StepGradients, Table
+from trainer.served_tables import OPTIMIZERS, ZEROS
 from trainer.step_graphs import Layout
 
 DENSE, MOVING = "edl/dense", "edl/moving"  # tables; no layer of Keras has such a name
-ZEROS = json.dumps({"class_name": "Zeros", "config": {}})
 ADDED = json.dumps(
     {"class_name": "SGD", "config": {"learning_rate": 1.0, "momentum": 0.0, "nesterov": False}}
 )
