@@ -262,30 +262,58 @@ def add_up(union, n, sums, ids, values, dim, scratch):
 
 
 @numba.njit(
+    _I(_INDEX, _META, _ROWS, _I, _I, _I, IDS, _I, _I, _I, _U, _I, _D, _D, _D, _D, _SLOTS, _ROWS, _META),
+    cache=True,
+    nogil=True,
+)
+def _place_some(
+    index, meta, rows, n, stride, dim, ids, start, step, oldest, key, kind, a, b, first, second,
+    slots, undo, undo_meta,
+):  # fmt: skip
+    """`place` of the ids from `start` on that are looked for together."""
+    mask = index.size // 2 - 1
+    can_undo = undo_meta.size > 0
+    stop = min(start + AHEAD, ids.size)
+    _find_some(index, mask, ids, start, stop - start, slots, start, rows, stride, stride)
+    for i in range(start, stop):
+        if slots[i] >= 0:
+            prefetch(meta, META * slots[i])
+    for i in range(start, stop):
+        slot = slots[i]
+        known = slot >= 0
+        if not known:
+            slot = n
+            n += 1
+            slots[i] = slot
+            _insert(index, mask, ids[i], slot)
+            if can_undo:
+                undo_meta[META * i] = ids[i]
+                undo_meta[META * i + 2] = -1
+        elif can_undo:
+            for j in range(META):
+                undo_meta[META * i + j] = meta[META * slot + j]
+            copy(undo, i * stride, rows, slot * stride, stride)
+        at = META * slot
+        if not known or meta[at + 1] < oldest:
+            meta[at] = ids[i]
+            meta[at + 2] = 0
+            _born(rows, slot * stride, dim, ids[i], key, kind, a, b)
+            for j in range(dim, stride):
+                rows[slot * stride + j] = np.float32(first) if j < 2 * dim else np.float32(second)
+        meta[at + 1] = step
+        meta[at + 2] += 1
+    return n
+
+
+@numba.njit(
     _I(_INDEX, _META, _ROWS, _I, _I, _I, IDS, _I, _I, _U, _I, _D, _D, _D, _D, _SLOTS, _ROWS, _META),
     cache=True,
     nogil=True,
 )
 def place(
-    index,
-    meta,
-    rows,
-    n,
-    stride,
-    dim,
-    ids,
-    step,
-    oldest,
-    key,
-    kind,
-    a,
-    b,
-    first,
-    second,
-    slots,
-    undo,
-    undo_meta,
-):
+    index, meta, rows, n, stride, dim, ids, step, oldest, key, kind, a, b, first, second,
+    slots, undo, undo_meta,
+):  # fmt: skip
     """Give each id a slot, those that have none a new one with their initial row; returns how many slots
     there are then. There is room for all of them.
 
@@ -294,38 +322,11 @@ def place(
         undo, undo_meta: take what was there before; the id's count is -1 where nothing was. Empty: nobody
         wants to know.
     """
-    mask = index.size // 2 - 1
-    can_undo = undo_meta.size > 0
     for start in range(0, ids.size, AHEAD):
-        stop = min(start + AHEAD, ids.size)
-        _find_some(index, mask, ids, start, stop - start, slots, start, rows, stride, stride)
-        for i in range(start, stop):
-            if slots[i] >= 0:
-                prefetch(meta, META * slots[i])
-        for i in range(start, stop):
-            slot = slots[i]
-            known = slot >= 0
-            if not known:
-                slot = n
-                n += 1
-                slots[i] = slot
-                _insert(index, mask, ids[i], slot)
-                if can_undo:
-                    undo_meta[META * i] = ids[i]
-                    undo_meta[META * i + 2] = -1
-            elif can_undo:
-                for j in range(META):
-                    undo_meta[META * i + j] = meta[META * slot + j]
-                copy(undo, i * stride, rows, slot * stride, stride)
-            at = META * slot
-            if not known or meta[at + 1] < oldest:
-                meta[at] = ids[i]
-                meta[at + 2] = 0
-                _born(rows, slot * stride, dim, ids[i], key, kind, a, b)
-                for j in range(dim, stride):
-                    rows[slot * stride + j] = np.float32(first) if j < 2 * dim else np.float32(second)
-            meta[at + 1] = step
-            meta[at + 2] += 1
+        n = _place_some(
+            index, meta, rows, n, stride, dim, ids, start, step, oldest, key, kind, a, b, first, second,
+            slots, undo, undo_meta,
+        )  # fmt: skip
     return n
 
 
@@ -380,23 +381,27 @@ def drop(index, meta, n, ids):
 
 # --- optimizers: one update of each of these rows. `g` is the gradient, float32 throughout as in Keras.
 
+SGD, MOMENTUM, NESTEROV, ADAGRAD, ADAM, FTRL = range(6)
 
-@numba.njit(types.void(_ROWS, _I, _I, _SLOTS, VALUES, _F, _F), cache=True, nogil=True)
-def sgd(rows, stride, dim, slots, sums, scale, lr):
-    for i in range(slots.size):
-        if i + NEAR < slots.size:
-            _fetch(rows, slots[i + NEAR] * stride, stride)
+_UPDATE = types.void(_ROWS, _I, _I, _SLOTS, _I, _I, VALUES, _F, _ROWS)
+
+
+@numba.njit(_UPDATE, cache=True, nogil=True)
+def _sgd(rows, stride, dim, slots, start, stop, sums, scale, rates):
+    lr = rates[0]
+    for i in range(start, stop):
         w = slots[i] * stride
         for j in range(dim):
             g = sums[i * dim + j] * scale
             rows[w + j] -= g * lr
 
 
-@numba.njit(types.void(_ROWS, _I, _I, _SLOTS, VALUES, _F, _F, _F, types.boolean), cache=True, nogil=True)
-def momentum(rows, stride, dim, slots, sums, scale, lr, decay, nesterov):
-    for i in range(slots.size):
-        if i + NEAR < slots.size:
-            _fetch(rows, slots[i + NEAR] * stride, stride)
+@numba.njit(
+    types.void(_ROWS, _I, _I, _SLOTS, _I, _I, VALUES, _F, _ROWS, types.boolean), cache=True, nogil=True
+)
+def _momentum(rows, stride, dim, slots, start, stop, sums, scale, rates, nesterov):
+    lr, decay = rates[0], rates[1]
+    for i in range(start, stop):
         w = slots[i] * stride
         for j in range(dim):
             g = sums[i * dim + j] * scale
@@ -405,11 +410,10 @@ def momentum(rows, stride, dim, slots, sums, scale, lr, decay, nesterov):
             rows[w + j] += m * decay - g * lr if nesterov else m
 
 
-@numba.njit(types.void(_ROWS, _I, _I, _SLOTS, VALUES, _F, _F, _F), cache=True, nogil=True)
-def adagrad(rows, stride, dim, slots, sums, scale, lr, epsilon):
-    for i in range(slots.size):
-        if i + NEAR < slots.size:
-            _fetch(rows, slots[i + NEAR] * stride, stride)
+@numba.njit(_UPDATE, cache=True, nogil=True)
+def _adagrad(rows, stride, dim, slots, start, stop, sums, scale, rates):
+    lr, epsilon = rates[0], rates[1]
+    for i in range(start, stop):
         w = slots[i] * stride
         for j in range(dim):
             g = sums[i * dim + j] * scale
@@ -418,16 +422,10 @@ def adagrad(rows, stride, dim, slots, sums, scale, lr, epsilon):
             rows[w + j] -= lr * g / np.sqrt(squares + epsilon)
 
 
-@numba.njit(types.void(_ROWS, _I, _I, _SLOTS, VALUES, _F, _F, _F, _F, _F), cache=True, nogil=True)
-def adam(rows, stride, dim, slots, sums, scale, alpha, rest_1, rest_2, epsilon):
-    """
-    Args:
-        alpha: the learning rate of this update, its bias corrected.
-        rest_1, rest_2: 1 - beta_1, 1 - beta_2.
-    """
-    for i in range(slots.size):
-        if i + NEAR < slots.size:
-            _fetch(rows, slots[i + NEAR] * stride, stride)
+@numba.njit(_UPDATE, cache=True, nogil=True)
+def _adam(rows, stride, dim, slots, start, stop, sums, scale, rates):
+    alpha, rest_1, rest_2, epsilon = rates[0], rates[1], rates[2], rates[3]
+    for i in range(start, stop):
         w = slots[i] * stride
         for j in range(dim):
             g = sums[i * dim + j] * scale
@@ -440,18 +438,11 @@ def adam(rows, stride, dim, slots, sums, scale, alpha, rest_1, rest_2, epsilon):
             rows[w + j] -= m * alpha / (np.sqrt(v) + epsilon)
 
 
-@numba.njit(types.void(_ROWS, _I, _I, _SLOTS, VALUES, _F, _F, _F, _F, _F, _F), cache=True, nogil=True)
-def ftrl(rows, stride, dim, slots, sums, scale, lr, power, l1, l2, shrinkage):
-    """
-    Args:
-        power: the learning rate's, negated.
-        l2: with what `beta` adds to it.
-        shrinkage: twice the strength.
-    """
+@numba.njit(_UPDATE, cache=True, nogil=True)
+def _ftrl(rows, stride, dim, slots, start, stop, sums, scale, rates):
+    lr, power, l1, l2, shrinkage = rates[0], rates[1], rates[2], rates[3], rates[4]
     half = np.float32(0.5)
-    for i in range(slots.size):
-        if i + NEAR < slots.size:
-            _fetch(rows, slots[i + NEAR] * stride, stride)
+    for i in range(start, stop):
         w = slots[i] * stride
         for j in range(dim):
             g = sums[i * dim + j] * scale
@@ -468,6 +459,45 @@ def ftrl(rows, stride, dim, slots, sums, scale, lr, power, l1, l2, shrinkage):
             rows[w + j] = (clipped - linear) / (root / lr + np.float32(2.0) * l2)
             rows[w + dim + j] = after
             rows[w + 2 * dim + j] = linear
+
+
+@numba.njit(
+    _I(_INDEX, _META, _ROWS, _I, _I, _I, IDS, _I, _I, _U, _I, _D, _D, _D, _D, _SLOTS, _ROWS, _META,
+       VALUES, _F, _I, _ROWS),
+    cache=True,
+    nogil=True,
+)  # fmt: skip
+def take_step(
+    index, meta, rows, n, stride, dim, ids, step, oldest, key, kind, a, b, first, second,
+    slots, undo, undo_meta, sums, scale, optimizer, rates,
+):  # fmt: skip
+    """`place`, and update each of these rows while it is near.
+
+    Args:
+        sums: of the gradients of each row.
+        scale: what they are multiplied with.
+        optimizer: SGD to FTRL.
+        rates: its learning rate, and what else its update takes, in its order.
+    """
+    for start in range(0, ids.size, AHEAD):
+        n = _place_some(
+            index, meta, rows, n, stride, dim, ids, start, step, oldest, key, kind, a, b, first, second,
+            slots, undo, undo_meta,
+        )  # fmt: skip
+        stop = min(start + AHEAD, ids.size)
+        if optimizer == SGD:
+            _sgd(rows, stride, dim, slots, start, stop, sums, scale, rates)
+        elif optimizer == MOMENTUM:
+            _momentum(rows, stride, dim, slots, start, stop, sums, scale, rates, False)
+        elif optimizer == NESTEROV:
+            _momentum(rows, stride, dim, slots, start, stop, sums, scale, rates, True)
+        elif optimizer == ADAGRAD:
+            _adagrad(rows, stride, dim, slots, start, stop, sums, scale, rates)
+        elif optimizer == ADAM:
+            _adam(rows, stride, dim, slots, start, stop, sums, scale, rates)
+        else:
+            _ftrl(rows, stride, dim, slots, start, stop, sums, scale, rates)
+    return n
 
 
 def table_key(seed: int, name: str, own_seed: int | None) -> np.uint64:

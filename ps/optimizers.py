@@ -20,7 +20,7 @@ from ps.errors import Invalid
 from ps.initializers import serialized
 
 f32 = np.float32
-Update: TypeAlias = Callable[[np.ndarray, int, int, np.ndarray, np.ndarray, float, float, int], None]
+Rates: TypeAlias = Callable[[np.float32, int], tuple[np.float32, ...]]
 _REFUSED = (
     "weight_decay", "clipnorm", "clipvalue", "global_clipnorm", "use_ema", "gradient_accumulation_steps",
     "amsgrad",
@@ -31,18 +31,20 @@ _REFUSED = (
 class Optimizer:
     """
     Args:
+        kind: of `native`.
         slots: values that it keeps for each value of a row.
         first, second: what these are at the beginning.
         learning_rate: its own; None: it is not a number.
-        update: (rows, stride, dim, slots of rows, sums of gradients, scale, learning rate, iteration).
+        rates: what `native` needs for one update, of a learning rate and the iteration.
     """
 
     name: str
+    kind: int
     slots: int
     first: float
     second: float
     learning_rate: float | None
-    update: Update
+    rates: Rates
 
 
 def parse(text: str, table: str) -> Optimizer:
@@ -82,22 +84,21 @@ def _parse(name: str, config: Mapping[str, Any], rate: float | None) -> Optimize
         return float(config.get(key, default))
 
     match name:
-        case "SGD" if not value("momentum", 0.0):
-            return Optimizer(name, 0, 0.0, 0.0, rate, _sgd)
         case "SGD":
-            return Optimizer(
-                name, 1, 0.0, 0.0, rate, _momentum(f32(value("momentum", 0.0)), bool(config["nesterov"]))
-            )
+            decay = f32(value("momentum", 0.0))
+            if not decay:
+                return Optimizer(name, native.SGD, 0, 0.0, 0.0, rate, lambda rate, _: (rate,))
+            kind = native.NESTEROV if config["nesterov"] else native.MOMENTUM
+            return Optimizer(name, kind, 1, 0.0, 0.0, rate, lambda rate, _: (rate, decay))
         case "Adagrad":
-            begins = value("initial_accumulator_value", 0.1)
-            return Optimizer(name, 1, begins, 0.0, rate, _adagrad(f32(value("epsilon", 1e-7))))
+            begins, epsilon = value("initial_accumulator_value", 0.1), f32(value("epsilon", 1e-7))
+            return Optimizer(name, native.ADAGRAD, 1, begins, 0.0, rate, lambda rate, _: (rate, epsilon))
         case "Adam":
-            return Optimizer(name, 2, 0.0, 0.0, rate, _adam(
-                value("beta_1", 0.9), value("beta_2", 0.999), f32(value("epsilon", 1e-7))
-            ))  # fmt: skip
+            betas = value("beta_1", 0.9), value("beta_2", 0.999)
+            return Optimizer(name, native.ADAM, 2, 0.0, 0.0, rate, _adam(*betas, f32(value("epsilon", 1e-7))))
         case "Ftrl":
             begins = value("initial_accumulator_value", 0.1)
-            return Optimizer(name, 2, begins, 0.0, rate, _ftrl(
+            return Optimizer(name, native.FTRL, 2, begins, 0.0, rate, _ftrl(
                 -value("learning_rate_power", -0.5), value("l1_regularization_strength", 0.0),
                 value("l2_regularization_strength", 0.0), value("l2_shrinkage_regularization_strength", 0.0),
                 value("beta", 0.0),
@@ -105,56 +106,23 @@ def _parse(name: str, config: Mapping[str, Any], rate: float | None) -> Optimize
     return None
 
 
-def _sgd(
-    rows: np.ndarray, stride: int, dim: int, slots: np.ndarray, sums: np.ndarray,
-    scale: float, learning_rate: float, iteration: int,
-) -> None:  # fmt: skip
-    native.sgd(rows, stride, dim, slots, sums, f32(scale), f32(learning_rate))
+def _adam(beta_1: float, beta_2: float, epsilon: np.float32) -> Rates:
+    """The learning rate with its bias corrected, 1 - beta_1, 1 - beta_2, and epsilon."""
 
-
-def _momentum(decay: np.float32, nesterov: bool) -> Update:
-    def update(
-        rows: np.ndarray, stride: int, dim: int, slots: np.ndarray, sums: np.ndarray,
-        scale: float, learning_rate: float, iteration: int,
-    ) -> None:  # fmt: skip
-        native.momentum(rows, stride, dim, slots, sums, f32(scale), f32(learning_rate), decay, nesterov)
-
-    return update
-
-
-def _adagrad(epsilon: np.float32) -> Update:
-    def update(
-        rows: np.ndarray, stride: int, dim: int, slots: np.ndarray, sums: np.ndarray,
-        scale: float, learning_rate: float, iteration: int,
-    ) -> None:  # fmt: skip
-        native.adagrad(rows, stride, dim, slots, sums, f32(scale), f32(learning_rate), epsilon)
-
-    return update
-
-
-def _adam(beta_1: float, beta_2: float, epsilon: np.float32) -> Update:
-    def update(
-        rows: np.ndarray, stride: int, dim: int, slots: np.ndarray, sums: np.ndarray,
-        scale: float, learning_rate: float, iteration: int,
-    ) -> None:  # fmt: skip
+    def rates(learning_rate: np.float32, iteration: int) -> tuple[np.float32, ...]:
         one, turn = f32(1.0), f32(iteration + 1)
         power_1, power_2 = np.power(f32(beta_1), turn), np.power(f32(beta_2), turn)
-        alpha = f32(learning_rate) * np.sqrt(one - power_2) / (one - power_1)
-        rest_1, rest_2 = f32(1.0 - beta_1), f32(1.0 - beta_2)
-        native.adam(rows, stride, dim, slots, sums, f32(scale), alpha, rest_1, rest_2, epsilon)
+        alpha = learning_rate * np.sqrt(one - power_2) / (one - power_1)
+        return alpha, f32(1.0 - beta_1), f32(1.0 - beta_2), epsilon
 
-    return update
+    return rates
 
 
-def _ftrl(power: float, l1: float, l2: float, shrinkage: float, beta: float) -> Update:
-    def update(
-        rows: np.ndarray, stride: int, dim: int, slots: np.ndarray, sums: np.ndarray,
-        scale: float, learning_rate: float, iteration: int,
-    ) -> None:  # fmt: skip
-        lr = f32(learning_rate)
-        both = f32(l2) + f32(beta) / (f32(2.0) * lr)
-        native.ftrl(
-            rows, stride, dim, slots, sums, f32(scale), lr, f32(power), f32(l1), both, f32(2.0 * shrinkage)
-        )
+def _ftrl(power: float, l1: float, l2: float, shrinkage: float, beta: float) -> Rates:
+    """The learning rate, its power, negated, l1, l2 with what `beta` adds to it, and twice the shrinkage."""
 
-    return update
+    def rates(learning_rate: np.float32, iteration: int) -> tuple[np.float32, ...]:
+        both = f32(l2) + f32(beta) / (f32(2.0) * learning_rate)
+        return learning_rate, f32(power), f32(l1), both, f32(2.0 * shrinkage)
+
+    return rates

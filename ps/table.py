@@ -24,7 +24,6 @@ META = native.META
 LEAST_INDEX = 1 << 10  # pairs
 FULL = 0.6  # of an index; beyond that it is doubled
 GROWTH = 1 << 22  # bytes, at the least, by which an array grows
-BLOCK, LEAST_BLOCK = 1 << 16, 256  # values of rows, and rows, that are updated together
 SWEEPS = 8  # so often in `ttl_steps` are forgotten rows removed
 _NEVER = -(1 << 62)  # older than every step
 _NO_ROWS, _NO_META = np.empty(0, np.float32), np.empty(0, np.int64)
@@ -247,17 +246,12 @@ class Table:
         else:
             self._room.reserve(len(ids), s.stride)
             undo, undo_meta = self._room.undo, self._room.undo_meta
-        rate = learning_rate if self._own_rate is None else self._own_rate
-        block = max(LEAST_BLOCK, BLOCK // s.stride)
-        for start in range(0, len(ids), block):  # a row is still near when it is updated
-            part = slice(start, start + block)
-            s.n = native.place(
-                s.index, s.meta, s.rows, s.n, s.stride, self.dim, ids[part], step, oldest, self._key,
-                i.kind, i.a, i.b, o.first, o.second, slots[part], undo[s.stride * start :],
-                undo_meta[META * start :],
-            )  # fmt: skip
-            sums_ = sums[self.dim * start : self.dim * (start + block)]
-            o.update(s.rows, s.stride, self.dim, slots[part], sums_, scale, rate, iteration)
+        rate = np.float32(learning_rate if self._own_rate is None else self._own_rate)
+        s.n = native.take_step(
+            s.index, s.meta, s.rows, n, s.stride, self.dim, ids, step, oldest, self._key,
+            i.kind, i.a, i.b, o.first, o.second, slots, undo, undo_meta,
+            sums, np.float32(scale), o.kind, np.array(o.rates(rate, iteration), np.float32),
+        )  # fmt: skip
         if seen is not None and len(seen.counts):
             numbers = s.numbers()
             numbers[slots[seen.at], 2] = seen.counts
