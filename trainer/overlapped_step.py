@@ -293,10 +293,11 @@ def finite_as(gradient: tf.Tensor) -> tf.Tensor:
     though all of them are, they are so large that it is as bad.)
 
     A product of matrices is finite where its factors are, and are not very large. So it need not be read: the
-    factors are far smaller, where there are more weights than records.
+    factors are far smaller, where there are more weights than records. A GPU has read it before it has told
+    which branch to take.
     """
     factors = _factors(gradient)
-    if not factors:
+    if not factors or tf.config.list_logical_devices("GPU"):
         return tf.reduce_sum(gradient)
     # No element is larger than the product of the norms. (l2_loss: half of the square.)
     bound = math.prod(tf.nn.l2_loss(factor) for factor in factors)

@@ -28,6 +28,8 @@ from trainer.roles import Commit
 from trainer.step_graphs import HasRows, Layout, NeedsTotals, NotTried, StepGraphs, turns
 from trainer.trial import halves
 
+HERE = "CPU:0"  # where arrays can be read without a copy
+
 
 @dataclass(frozen=True, eq=False)
 class Total:
@@ -109,7 +111,7 @@ class VectorStep(StepGraphs):
         ready_at = time.monotonic()
         total = self._reduce(ours)
         waited = time.monotonic() - ready_at
-        agreed, own = (control.read(np.asarray(memoryview(v))[-control.LENGTH :]) for v in (total, ours))
+        agreed, own = (control.read(_end(v)) for v in (total, ours))
         return control.Sums(agreed, own.nonfinite, waited, 4 * len(total), Total(total, of_tables))
 
     def apply(self, sums: control.Sums) -> None:
@@ -397,3 +399,10 @@ class VectorStep(StepGraphs):
             values = found.values * share if layout.divided else found.values
             gradients[id(v)] = tf.IndexedSlices(values, found.indices, found.dense_shape)
         self._put(layout, share, pieces[trained:dense], gradients)
+
+
+def _end(vector: Vector) -> np.ndarray:
+    """The control vector in it. Of what lies in a GPU's memory, only that is brought here."""
+    if isinstance(vector, tf.Tensor) and not vector.device.endswith(HERE):
+        vector = vector[-control.LENGTH :]
+    return np.asarray(memoryview(vector))[-control.LENGTH :]

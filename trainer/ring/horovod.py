@@ -296,7 +296,8 @@ class GraphSums:
     def __init__(self) -> None:
         self.runs = False  # a graph with sums
         self._size = 0  # of the ring
-        self._alone = tf.Variable(False, trainable=False, name="alone_in_the_ring")
+        with tf.device("CPU:0"):  # from where a branch is decided: of a GPU it would be asked for each sum
+            self._alone = tf.Variable(False, trainable=False, name="alone_in_the_ring")
 
     def formed(self, size: int) -> None:
         """There is a ring of so many."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -277,3 +279,15 @@ WAYS: dict[str, tuple[Case, type]] = {
 def test_what_a_model_is_decides_how_its_steps_sum(name: str) -> None:
     case, way = WAYS[name]
     assert type(Rank(case).learner._step) is way
+
+
+def test_a_step_is_the_same_where_its_variables_are_on_another_device() -> None:
+    """The second of two CPUs: as with a GPU, they are not where Python reads and branches are decided."""
+    command = [sys.executable, "-m", "tests.process.keras.elsewhere"]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert ran.returncode == 0, ran.stderr
+    found = [line.split(maxsplit=3) for line in ran.stdout.splitlines() if line.startswith("CPU:")]
+    of = {(where, kind): digest for where, kind, _, digest in found}
+    assert set(of) == {(where, kind) for where in ("CPU:0", "CPU:1") for kind in ("several", "one")}, found
+    for kind in ("several", "one"):
+        assert of["CPU:0", kind] == of["CPU:1", kind]

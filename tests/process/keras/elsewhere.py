@@ -1,0 +1,55 @@
+"""Steps of a model whose variables are on another device than the first: the second of two CPUs.
+
+As of a GPU, nothing of it may be taken to be where Python reads arrays. Prints, of each device and each way
+to make a step, where the variables are and the digest of the state after three steps in a ring of one.
+"""
+
+import keras
+import tensorflow as tf
+
+from tests.process.keras.models import plain
+from tests.process.keras.rings import STEPS, Case, batch
+from trainer import control
+from trainer.learner import KerasLearner
+from trainer.overlapped_step import SMALL
+from trainer.ring.horovod import HorovodRing
+
+UNITS = SMALL // 8  # the first kernel is large, and its gradient a product of matrices
+
+
+def model() -> keras.Model:
+    keras.utils.set_random_seed(3)
+    x = inputs = keras.Input((4,))
+    x = keras.layers.BatchNormalization()(x)
+    x = keras.layers.Dense(UNITS, activation="tanh")(x)
+    made = keras.Model(inputs, keras.layers.Dense(2)(x))
+    made.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
+    return made
+
+
+def main() -> None:
+    tf.config.set_logical_device_configuration(
+        tf.config.list_physical_devices("CPU")[0], 2 * [tf.config.LogicalDeviceConfiguration()]
+    )
+    ring = HorovodRing(0, "lo", "alone")
+    ring.form(0, 1)
+    case = Case(model, plain)
+    for device in ("CPU:0", "CPU:1"):
+        for at_once in (False, True):
+            with tf.device(device):
+                sums = None if at_once else ring.in_graph
+                learner = KerasLearner(
+                    case.build(), batch(case, 0, 5), (), ring.reduce, in_graph=sums, at_once=at_once
+                )
+                for step, (start, stop) in enumerate(STEPS):
+                    part = batch(case, start, stop)
+                    summed = learner.sums(part, control.write(step), step, 0, stop - start)
+                    assert summed.agreed.records == stop - start, summed.agreed
+                    learner.apply(summed)
+            where = {v.value.device.rpartition("/device:")[2] for v in learner.model.trainable_variables}
+            print(*where, "one vector" if at_once else "several sums", learner.digest(), flush=True)
+    ring.close()
+
+
+if __name__ == "__main__":
+    main()
