@@ -390,6 +390,8 @@ _UPDATE = types.void(_ROWS, _I, _I, _SLOTS, _I, _I, VALUES, _F, _ROWS)
 def _sgd(rows, stride, dim, slots, start, stop, sums, scale, rates):
     lr = rates[0]
     for i in range(start, stop):
+        if i + NEAR < stop:
+            _fetch(rows, slots[i + NEAR] * stride, stride)
         w = slots[i] * stride
         for j in range(dim):
             g = sums[i * dim + j] * scale
@@ -402,6 +404,8 @@ def _sgd(rows, stride, dim, slots, start, stop, sums, scale, rates):
 def _momentum(rows, stride, dim, slots, start, stop, sums, scale, rates, nesterov):
     lr, decay = rates[0], rates[1]
     for i in range(start, stop):
+        if i + NEAR < stop:
+            _fetch(rows, slots[i + NEAR] * stride, stride)
         w = slots[i] * stride
         for j in range(dim):
             g = sums[i * dim + j] * scale
@@ -414,6 +418,8 @@ def _momentum(rows, stride, dim, slots, start, stop, sums, scale, rates, nestero
 def _adagrad(rows, stride, dim, slots, start, stop, sums, scale, rates):
     lr, epsilon = rates[0], rates[1]
     for i in range(start, stop):
+        if i + NEAR < stop:
+            _fetch(rows, slots[i + NEAR] * stride, stride)
         w = slots[i] * stride
         for j in range(dim):
             g = sums[i * dim + j] * scale
@@ -426,6 +432,8 @@ def _adagrad(rows, stride, dim, slots, start, stop, sums, scale, rates):
 def _adam(rows, stride, dim, slots, start, stop, sums, scale, rates):
     alpha, rest_1, rest_2, epsilon = rates[0], rates[1], rates[2], rates[3]
     for i in range(start, stop):
+        if i + NEAR < stop:
+            _fetch(rows, slots[i + NEAR] * stride, stride)
         w = slots[i] * stride
         for j in range(dim):
             g = sums[i * dim + j] * scale
@@ -443,6 +451,8 @@ def _ftrl(rows, stride, dim, slots, start, stop, sums, scale, rates):
     lr, power, l1, l2, shrinkage = rates[0], rates[1], rates[2], rates[3], rates[4]
     half = np.float32(0.5)
     for i in range(start, stop):
+        if i + NEAR < stop:
+            _fetch(rows, slots[i + NEAR] * stride, stride)
         w = slots[i] * stride
         for j in range(dim):
             g = sums[i * dim + j] * scale
