@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import grpc
@@ -28,6 +28,9 @@ OPTIONS = [
     ("grpc.max_receive_message_length", 64 << 20),
     ("grpc.max_send_message_length", 64 << 20),
     ("grpc.so_reuseport", 0),
+    # By default gRPC widens the window of a connection to several MiB while it carries much, whether a token
+    # came with it or not. A message that is being read gets the window that it needs, also without that.
+    ("grpc.http2.bdp_probe", 0),
     # A worker pings its master every ten seconds, and while it initializes neither says anything else. By
     # default a server takes more than two such pings in five minutes for an attack, and closes the
     # connection: every worker that needed more than half a minute to be ready was lost.
@@ -35,6 +38,9 @@ OPTIONS = [
 ]
 CERTIFICATE_SECONDS = 5.0  # between two looks; the kubelet itself takes a minute or two to bring another one
 UNKNOWN_TOKEN_SECONDS = 60.0  # between two lines of the log about wrong tokens
+
+UNAUTHENTICATED, PERMISSION_DENIED = grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED
+NEEDS_THE_TOKEN = "this call needs the job's token; the one for reading is enough for rows as they are now"
 
 Reading: TypeAlias = Mapping[str, Callable[[Any], bool]]
 NOTHING: Reading = {}
@@ -51,19 +57,8 @@ class TokenCheck(grpc.aio.ServerInterceptor):
 
     def __init__(self, tokens: Tokens, reading: Reading = NOTHING):
         self._tokens, self._reading, self._told_at = tokens, reading, -UNKNOWN_TOKEN_SECONDS
-
-        async def refuse(_: Any, context: Context) -> None:
-            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the job's token is missing or wrong")
-
-        async def refuse_stream(request: Any, context: Context) -> AsyncIterator[None]:
-            await refuse(request, context)
-            yield None
-
-        self._refusals: dict[tuple[bool, bool], grpc.RpcMethodHandler[Any, Any]] = {
-            (False, False): grpc.unary_unary_rpc_method_handler(refuse),
-            (False, True): grpc.unary_stream_rpc_method_handler(refuse_stream),
-            (True, True): grpc.stream_stream_rpc_method_handler(refuse_stream),
-        }
+        self._without_token = _refusal(UNAUTHENTICATED, "the job's token is missing or wrong")
+        self._token_for_reading = _refusal(PERMISSION_DENIED, NEEDS_THE_TOKEN)
 
     async def intercept_service(
         self,
@@ -74,36 +69,42 @@ class TokenCheck(grpc.aio.ServerInterceptor):
         given = dict(details.invocation_metadata or ()).get("authorization", "")
         if handler is None or self._tokens.accept(str(given)):
             return handler
-        streams = handler.request_streaming or handler.response_streaming
-        if not streams and self._tokens.accept_for_reading(str(given)):
-            return _for_reading(handler, self._reading.get(details.method, _never))
+        if self._tokens.accept_for_reading(str(given)):
+            reads = self._reading.get(details.method)
+            return self._token_for_reading if reads is None else _for_reading(handler, reads)
         now = asyncio.get_running_loop().time()
         if given and now - self._told_at >= UNKNOWN_TOKEN_SECONDS:
             self._told_at = now
             log.warning("a caller was refused: its token is neither the current one nor the one before it")
-        return self._refusals[handler.request_streaming, handler.response_streaming]
+        return self._without_token
+
+
+def _refusal(code: grpc.StatusCode, why: str) -> grpc.RpcMethodHandler[Any, Any]:
+    """A handler that refuses every call without reading its request.
+
+    gRPC reads the request of a unary call in whole, up to the greatest message that the server accepts,
+    before a handler of such a call runs. A handler of streams reads a message only when it asks for one.
+    """
+
+    async def refuse(_: Any, context: Context) -> None:
+        await context.abort(code, why)
+
+    return grpc.stream_stream_rpc_method_handler(refuse)
 
 
 def _for_reading(
     handler: grpc.RpcMethodHandler[Any, Any], reads: Callable[[Any], bool]
 ) -> grpc.RpcMethodHandler[Any, Any]:
-    """The same, but that what does not read only is refused."""
+    """The same handler, except that it refuses a request that does more than read."""
 
     async def answer(request: Any, context: Context) -> Any:
         if not reads(request):
-            await context.abort(
-                grpc.StatusCode.PERMISSION_DENIED,
-                "this call needs the job's token; the one for reading is enough for rows as they are now",
-            )
+            await context.abort(PERMISSION_DENIED, NEEDS_THE_TOKEN)
         return await handler.unary_unary(request, context)  # type: ignore[misc, arg-type]
 
     return grpc.unary_unary_rpc_method_handler(
         answer, handler.request_deserializer, handler.response_serializer
     )
-
-
-def _never(_: Any) -> bool:
-    return False
 
 
 def _check_free(address: str) -> None:

@@ -45,6 +45,7 @@ OPTIONS = [
     *(option for option in LISTENER_OPTIONS if not option[0].endswith("_message_length")),
     ("grpc.max_receive_message_length", -1),  # as large as a step is
     ("grpc.max_send_message_length", -1),
+    ("grpc.http2.lookahead_bytes", 256 << 10),  # so much of a message comes before it is asked for
 ]
 _STATUS = {
     Invalid: grpc.StatusCode.INVALID_ARGUMENT,

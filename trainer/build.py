@@ -97,7 +97,8 @@ def build(stream: MasterStream, memory: MemoryCopy | None = None) -> Worker:
     watchdog = Watchdog(config.elastic.step_timeout_seconds, partial(_hung, stream))
     session = stream.session
     interface, port = os.environ.get("EDL_RING_INTERFACE", "lo"), int(stream.address.rpartition(":")[2])
-    ring = HorovodRing(stream.store_port, interface, f"worker-{session.worker}", port)
+    name = f"worker-{session.worker}"
+    ring = HorovodRing(stream.store_port, interface, name, port, stream.store_secret)
     session.cuts(ring.cut)
     if config.servers or not config.is_decided:
         keep_rows_elsewhere()

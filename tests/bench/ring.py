@@ -377,11 +377,12 @@ async def _side(stack: contextlib.AsyncExitStack, case: Steady, name: str) -> Si
     stack.push_async_callback(store.close)
     store.open(1)
     command = [sys.executable, "-m", "tests.bench.steady", name, case.model, case.optimizer]
+    meeting = [str(port), store.secret]
     more = worker_environment(os.environ) if name == "edl" else {}  # as its masters start it
     side = Side([])
     for rank in range(case.ranks):
         process = await asyncio.create_subprocess_exec(
-            *command, str(rank), str(case.ranks), str(port), cwd=ROOT, env={**os.environ, **more},
+            *command, str(rank), str(case.ranks), *meeting, cwd=ROOT, env={**os.environ, **more},
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
         )  # fmt: skip
         stack.push_async_callback(_end, process)

@@ -1,6 +1,6 @@
 """Steady state of real models: ours, plain Horovod's and Keras' `fit`, on the same engine, model and data.
 
-    python -m tests.bench.steady edl|plain|fit MODEL OPTIMIZER RANK RANKS PORT
+    python -m tests.bench.steady edl|plain|fit MODEL OPTIMIZER RANK RANKS PORT SECRET
 
 The parent holds a rendezvous store at PORT. A rank waits for a line on stdin, makes as many steps as that
 says, prints the median seconds of one and the most memory that it has had (MiB), and waits for the next line.
@@ -114,7 +114,7 @@ def main() -> None:
     if side == "fit":
         fit(made(model, optimizer), model, x, y)
         return
-    ring = HorovodRing(port, "lo", f"{side}-{rank}")
+    ring = HorovodRing(port, "lo", f"{side}-{rank}", store_secret=sys.argv[7])
     if side == "edl":
         ours(made(model, optimizer), model, ring, rank, ranks, x, y)
         return

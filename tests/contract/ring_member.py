@@ -1,6 +1,6 @@
 """One member of a ring that does what it is told: in a thread, or as a process with Horovod.
 
-python -m tests.contract.ring_member STORE_PORT NAME
+python -m tests.contract.ring_member STORE_PORT NAME STORE_SECRET
 """
 
 from __future__ import annotations
@@ -185,7 +185,8 @@ def main() -> None:
     os.environ["TF_NUM_INTEROP_THREADS"] = "1"  # as few as a job can have
     from trainer.ring.horovod import HorovodRing
 
-    ring = HorovodRing(int(sys.argv[1]), os.environ.get("EDL_RING_INTERFACE", "lo"), sys.argv[2])
+    port, name, secret = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+    ring = HorovodRing(port, os.environ.get("EDL_RING_INTERFACE", "lo"), name, store_secret=secret)
     orders: queue.SimpleQueue[str] = queue.SimpleQueue()
 
     speaking = threading.Lock()  # two threads speak, and print writes a line and its end by themselves

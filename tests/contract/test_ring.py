@@ -124,10 +124,10 @@ class Local:
 
 
 class ProcessMember(Member):
-    def __init__(self, port: int, number: int):
+    def __init__(self, port: int, number: int, secret: str):
         super().__init__()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.contract.ring_member", str(port), f"member-{number}"],
+            [sys.executable, "-m", "tests.contract.ring_member", str(port), f"member-{number}", secret],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT,
         )  # fmt: skip
         self._reader = threading.Thread(target=self._read)
@@ -169,7 +169,10 @@ class Horovod:
 
     def members(self) -> list[Member]:
         alive = [m for m in self._members if m.process.poll() is None]
-        new = [ProcessMember(self._port, next(self._numbers)) for _ in range(MEMBERS - len(alive))]
+        new = [
+            ProcessMember(self._port, next(self._numbers), self._store.secret)
+            for _ in range(MEMBERS - len(alive))
+        ]
         self._members = alive + new
         for m in new:
             m.says("here")

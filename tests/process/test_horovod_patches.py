@@ -82,7 +82,8 @@ class Meeting:
             await rank.process.communicate()
 
     async def _start(self) -> Rank:
-        command = [sys.executable, "-m", "tests.contract.ring_member", str(self.port), secrets.token_hex(4)]
+        member = ["-m", "tests.contract.ring_member", str(self.port), secrets.token_hex(4), self.store.secret]
+        command = [sys.executable, *member]
         pipe = asyncio.subprocess.PIPE
         # Longer than any test: so none needs that an idle rank asks the others now and then.
         environment = {**os.environ, "HOROVOD_IDLE_CYCLE_TIME": "600000"}

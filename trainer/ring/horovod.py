@@ -59,9 +59,17 @@ class HorovodRing:
         interface: network interface that the members reach each other by.
         name: of this worker, unique in the job.
         master_port: where the worker's link connects to, at any time: its socket is never the ring's.
+        store_secret: with which each path of the store begins.
     """
 
-    def __init__(self, store_port: int, interface: str, name: str, master_port: int | None = None):
+    def __init__(
+        self,
+        store_port: int,
+        interface: str,
+        name: str,
+        master_port: int | None = None,
+        store_secret: str = "",
+    ):
         os.environ.update(
             HOROVOD_CONTROLLER="gloo",
             HOROVOD_CPU_OPERATIONS="gloo",
@@ -74,6 +82,7 @@ class HorovodRing:
             HOROVOD_LOG_LEVEL=os.environ.get("HOROVOD_LOG_LEVEL", "fatal"),
         )
         self._store_port, self._master_port, self._interface = store_port, master_port, interface
+        self._store_secret = store_secret
         self._rank, self._size = 0, 0
         self._is_alone = False  # in a ring that has made a sum: all that a larger one needs was touched
         self._transfers: list[Giver | Taking] = []  # of this ring
@@ -94,7 +103,8 @@ class HorovodRing:
         self._rank, self._size, self._is_alone = rank, size, False
         os.environ.update(HOROVOD_RANK=str(rank), HOROVOD_SIZE=str(size))
         if size > 1:
-            os.environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"] = "127.0.0.1"
+            # Horovod asks http://ADDRESS:PORT/SCOPE/KEY: with a path in its address, each key begins with it.
+            os.environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"] = f"127.0.0.1:{self._store_port}/{self._store_secret}"
         else:  # a ring of one asks nobody; with an address set it would ask itself
             os.environ.pop("HOROVOD_GLOO_RENDEZVOUS_ADDR", None)
         with _broken("hvd.init"), shielded():  # Gloo takes an interrupted wait for a broken connection
@@ -149,7 +159,7 @@ class HorovodRing:
         """
         connection = HTTPConnection("127.0.0.1", self._store_port)
         with contextlib.closing(connection):
-            connection.request(method, f"/state/of-{rank}", address or None)
+            connection.request(method, f"/{self._store_secret}/state/of-{rank}", address or None)
             answer = connection.getresponse()
             text = answer.read().decode()
         if answer.status != HTTPStatus.OK:

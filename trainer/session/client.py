@@ -112,6 +112,7 @@ class MasterStream:
         self._admitted = threading.Event()  # a master listens to it
         self._thread = threading.Thread(target=self._run, name="link", daemon=True)
         self._store = KeyValueStore(self._relay)
+        self.store_secret = self._store.secret
         self._members: tuple[int, ...] = ()  # of the ring whose store it is, by rank
         self._drained = threading.Event()
 

@@ -2,9 +2,11 @@
 
 Horovod's C++ asks `http://host:port/scope/key` for its peers' addresses. Each worker runs
 this store on its own loopback, and what is put into it is relayed over the worker's
-authenticated stream. So there is no open port, no stale key (the store is emptied for each
-generation) and no polling: a GET is held until the value is there, or answered with 410 Gone
-when the generation is dead.
+authenticated stream. There is no stale key, since the store is emptied for each generation, and no
+polling: a GET is held until the value is there, or answered with 410 Gone when the generation is dead.
+
+Other users of the machine can connect to loopback, too. So every path begins with a secret that only this
+process knows; any other request is answered with 403 Forbidden before its body is read.
 
 Lives on the asyncio loop of the worker's link; not thread-safe.
 """
@@ -12,6 +14,8 @@ Lives on the asyncio loop of the worker's link; not thread-safe.
 from __future__ import annotations
 
 import asyncio
+import hmac
+import secrets
 from collections import defaultdict
 from collections.abc import Callable
 
@@ -39,6 +43,7 @@ class KeyValueStore:
 
     def __init__(self, relay: Callable[[int, str, bytes], None]):
         self._relay = relay
+        self.secret = secrets.token_hex(16)
         self._generation = 0
         self._dead = True
         self._values: dict[str, tuple[bytes, int]] = {}  # and how often it is repeated in the answer
@@ -86,7 +91,11 @@ class KeyValueStore:
                 future.set_result(None)
 
     async def _handle(self, request: web.BaseRequest) -> web.Response:
-        key = request.path
+        prefix, _, key = request.path[1:].partition("/")
+        # Horovod appends the port to the address that it is given (trainer/ring/horovod.py).
+        if not hmac.compare_digest(prefix.partition(":")[0].encode(), self.secret.encode()):
+            return web.Response(status=403)
+        key = f"/{key}"
         if request.method == "PUT":
             value = await request.read()
             if self._dead:
