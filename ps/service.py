@@ -26,8 +26,10 @@ from typing import Any, TypeAlias, TypeVar
 import grpc
 import numpy as np
 import structlog
+from google.protobuf.message import Message  # type: ignore[import-untyped]
 
 from edl import tls
+from edl.contract.bounds import violation
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.rows import OPTIONS as PEER_OPTIONS
 from edl.contract.wire import Bytes, Pieces, carried, varint
@@ -306,6 +308,8 @@ class Service:
 
         async def answer(request: Any, context: Context) -> Any:
             try:
+                if isinstance(request, Message) and (outside := violation(request)):
+                    raise Invalid(outside)
                 return await call(request, context)
             except* Refused as errors:
                 error = errors.exceptions[0]

@@ -26,6 +26,7 @@ from edl.checkpoints import tensors as files_of_tensors
 from edl.checkpoints.manifest import Part
 from edl.contract import wire
 from edl.contract.arrangement import Arrangement
+from edl.contract.bounds import violation
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.wire import Bytes
 from edl.errors import CheckpointError
@@ -474,9 +475,12 @@ def read(parse: Callable[[bytes], Message], raw: Bytes, large: int) -> tuple[Mes
     """
     try:
         rest, found = wire.without(raw, large)
-        return parse(rest), found
+        request = parse(rest)
     except (wire.NotAMessage, DecodeError) as error:
         raise Invalid(f"the request cannot be read: {error}") from error
+    if outside := violation(request):
+        raise Invalid(outside)
+    return request, found
 
 
 def _gradients(one: memoryview) -> tuple[int, Bytes, Bytes]:

@@ -16,6 +16,7 @@ import grpc
 import structlog
 
 import edl
+from edl.contract.bounds import violation
 from edl.contract.ids import RunId, WorkerId
 from edl.contract.masters import SAYS_SECONDS
 from edl.contract.proto import ADMITTED
@@ -215,6 +216,8 @@ class Server(rpc.MasterServicer):
             self.foreign += 1
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "this is another job's master")
         assert first is not None
+        if outside := violation(first):
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, outside)
         if first.hello.term > (mine := self._authority.term):
             self._authority.outranked(first.hello.term)
             why = f"this master (term {mine}) is superseded by that of term {first.hello.term}"
@@ -269,6 +272,10 @@ class Server(rpc.MasterServicer):
                 body = message.WhichOneof("body")
                 if message.run_id != self._run_id:
                     self.foreign += 1
+                elif outside := violation(message):
+                    log.warning(f"worker {worker} is given up: {outside}")
+                    self._fenced[worker] = outside
+                    break
                 elif body in ("addresses", "key_value"):
                     self._meet(worker, message)
                 elif body == "checkpoint_part" and worker not in self._fenced:

@@ -33,8 +33,8 @@ class Caller:
         self._stub = ps_pb2_grpc.ParameterServerStub(self._channel)
         self._metadata = [("authorization", f"Bearer {token}")]
 
-    async def __call__(self, call: str, request: Any) -> Any:
-        return await getattr(self._stub, call)(request, metadata=self._metadata, timeout=SECONDS)
+    async def __call__(self, call: str, request: Any, seconds: float = SECONDS) -> Any:
+        return await getattr(self._stub, call)(request, metadata=self._metadata, timeout=seconds)
 
     async def close(self) -> None:
         await self._channel.close()

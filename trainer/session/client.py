@@ -29,6 +29,7 @@ import psutil
 
 from edl import tls
 from edl.contract import addresses
+from edl.contract.bounds import violation
 from edl.contract.proto import ADMITTED, STANDS_BY
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.proto import edl_pb2_grpc as rpc
@@ -245,6 +246,10 @@ class MasterStream:
                     if message.term < self._term:
                         why = f"a master of term {message.term} speaks, and one of term {self._term} acts"
                         return _Ended(why)
+                    if outside := violation(message):
+                        return _Ended(
+                            f"a message of the master cannot be right: {outside}", welcomed=welcomed
+                        )
                     welcomed = True
                     self._hear(message)
                 code = await stream.code()
