@@ -374,11 +374,13 @@ class Job(State):
         return not why
 
     def _on_joined(self, w: WorkerRecord, event: ev.JoinedRing) -> None:
-        if w.has_state:  # it has trained before, and stood still until now
+        change = self.ring.changes[-1]
+        # An outage of a server is no cost of a change: newcomers would wait for many times as long as it took.
+        since = change.formed_at if change.stopped_at is None else change.stopped_at
+        if w.has_state and not servers.waited_since(self, since):
             self.ring.goes_on(self.now)
         self.pool.change(w, place=UP, has_state=True)
         w.step, w.round, w.turn = event.step, event.round, event.turn
-        change = self.ring.changes[-1]
         if self.checkpoints.restoring == event.generation:
             if self.config.asynchronous:
                 training.found(self, event)
