@@ -5,6 +5,7 @@ worker is kept for the status, and the core gets what is worth a decision, or a 
 
     Progress    how far the ring is: every few seconds, and before anything that may change the ring
     Silent      a worker has not been heard for as long as is allowed
+    Heard       one of them has said something again
 
 A heartbeat costs the same whatever the number of workers. Time is an argument: the simulator runs the same.
 """
@@ -29,6 +30,8 @@ NOTABLE = 0.1  # by so much another speed is told
 # Before one of these the core has to know how far the ring is: it may be the ring's last moment.
 TURNS = (ev.LeftRing, ev.Failed, ev.Closed, ev.Gone, ev.Live, ev.StopAsked)
 
+SAID = Heartbeat | ev.WorkerMessage | ev.RingMessage  # by workers
+
 
 class Telemetry:
     """Of the workers of one master."""
@@ -44,11 +47,17 @@ class Telemetry:
         self._told_at = float("-inf")
         self._speeds: dict[WorkerId, float] = {}  # as told
         self._heard = OrderedDict[WorkerId, float]()  # who may not fall silent: the longest unheard first
+        self._silent = set[WorkerId]()  # of whom that was told
         self._listened = float("-inf")
 
     def hears(self, said: ev.Event | Heartbeat, now: float) -> Iterator[ev.Event]:
         """Something was said; what the core is to handle, in order."""
         self._listens(now)
+        speaker: WorkerId = getattr(said, "worker", NOBODY)
+        if speaker in self._silent and isinstance(said, SAID) and not isinstance(said, ev.Closed):
+            self._silent.discard(speaker)
+            self._heard[speaker] = now
+            yield ev.Heard(speaker)
         match said:
             case Heartbeat(worker):
                 self._note(said)
@@ -58,10 +67,10 @@ class Telemetry:
                 self._heard[worker] = now
             case ev.Closed(worker) | ev.Gone(worker) | ev.Failed(worker):
                 self._heard.pop(worker, None)
+                self._silent.discard(worker)
                 self.beats.pop(worker, None)
                 self._speeds.pop(worker, None)
                 self._staleness.pop(worker, None)
-        speaker: WorkerId = getattr(said, "worker", NOBODY)
         if speaker in self._heard:
             self._heard[speaker] = now
             self._heard.move_to_end(speaker)
@@ -83,6 +92,7 @@ class Telemetry:
         found: list[ev.Event] = []
         while (deadline := self.next_deadline()) is not None and deadline <= now:
             worker, heard = self._heard.popitem(last=False)
+            self._silent.add(worker)
             found += [*self._tell(now), ev.Silent(worker, now - heard)]
         return found
 

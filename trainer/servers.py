@@ -171,10 +171,13 @@ class ParameterServers:
         self._generation = max(self._generation, self._next_generation())
 
     def _find_late(self, servers: Iterable[int]) -> None:
-        """Where all are, and these, too, which were away."""
-        found = self._declare(sorted({*self._positions.found, *servers}))
+        """Where all are that may have rows, and these, too, which were away. Others have answered once and
+        may have ended meanwhile: waiting for one of them might never end."""
+        before, most = self._positions, self._expected(self._positions)
+        may_have_rows = {index for index in before.found if index < most}
+        found = {**before.found, **self._declare(sorted({*may_have_rows, *servers}))}
         most = self._expected(Positions(found))
-        away = (index for index in self._positions.away if index < most and index not in found)
+        away = (index for index in before.away if index < most and index not in found)
         self._positions = Positions(found, tuple(away))
 
     @property

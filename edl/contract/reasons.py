@@ -62,6 +62,8 @@ class Reason(StrEnum):
     WorkerPending = "WorkerPending", NORMAL, MINOR
     WorkerReady = "WorkerReady", NORMAL, MINOR
     WorkerDraining = "WorkerDraining", NORMAL, MINOR
+    WorkerSilent = "WorkerSilent", WARNING, MAJOR  # and it alone holds the state: it is waited for
+    WorkerAnswers = "WorkerAnswers", NORMAL, MAJOR  # it was silent, and was waited for
     WorkerLost = "WorkerLost", NORMAL, MINOR
     WorkerExited = "WorkerExited", NORMAL, MINOR
     WorkerFailed = "WorkerFailed", WARNING, MAJOR  # charged to the job: see elastic.maxFailures

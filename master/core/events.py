@@ -407,6 +407,13 @@ class Silent:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """A worker that was silent has said something."""
+
+    worker: WorkerId
+
+
 # --- events: from people and time
 
 
@@ -497,6 +504,7 @@ Event = (
     | RingMessage
     | Progress
     | Silent
+    | Heard
     | Begin
     | Scale
     | Live

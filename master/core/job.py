@@ -10,7 +10,8 @@ A job's life, and where each part of it is:
     those who are ready meet in a ring      rendezvous.form; who is in it: quorum
     its members train, step by step         training.progress
     who joins or leaves changes the ring    rendezvous.regroup: left at a step boundary, formed anew
-    who is lost or silent breaks it         membership.lose, timeouts: cut, formed anew of the others
+    who is lost breaks it                   membership.lose, timeouts: cut, formed anew of the others
+    who is silent is lost or waited for     silence
     who failed is charged, or is not        membership.charge, failures
     all is applied: one of them saves it    completion.export, completion.saved
     people end it before that               stopping
@@ -28,7 +29,7 @@ from dataclasses import replace
 
 from edl.contract.phases import Phase, WorkerState
 from edl.contract.reasons import Reason
-from master.core import agreement, completion, membership, rendezvous, servers, stopping, training
+from master.core import agreement, completion, membership, rendezvous, servers, silence, stopping, training
 from master.core import effects as ef
 from master.core import events as ev
 from master.core.state import State
@@ -90,7 +91,10 @@ class Job(State):
                 self._on_progress(event)
             case ev.Silent():
                 if w := self.pool.get(event.worker):
-                    membership.silent(self, w, event.seconds)
+                    silence.begins(self, w, event.seconds)
+            case ev.Heard():
+                if w := self.pool.get(event.worker):
+                    silence.ends(self, w)
             case ev.Gone():
                 membership.gone(self, event)
             case ev.Seen():
@@ -132,6 +136,7 @@ class Job(State):
             self.failover.until,
             checkpoint,
             copies,
+            silence.next_deadline(self),
             *stopping.deadlines(self),
         )
         times = [at for at in waits if at is not None and at > self.now]
@@ -158,6 +163,7 @@ class Job(State):
 
     def _on_adopted(self, event: ev.Adopted) -> None:
         self.safe_before, self.active_before = event.safe, event.active_seconds
+        self.kept_useful_seconds = -event.active_seconds
         self.began_with = event.began_with
         for w in self.failover.begin(event, self.now):
             self.timeouts.watch(w)
@@ -374,11 +380,13 @@ class Job(State):
         return not why
 
     def _on_joined(self, w: WorkerRecord, event: ev.JoinedRing) -> None:
-        if w.has_state:  # it has trained before, and stood still until now
+        change = self.ring.changes[-1]
+        # An outage of a server is no cost of a change: newcomers would wait for many times as long as it took.
+        since = change.formed_at if change.stopped_at is None else change.stopped_at
+        if w.has_state and not servers.waited_since(self, since):
             self.ring.goes_on(self.now)
         self.pool.change(w, place=UP, has_state=True)
         w.step, w.round, w.turn = event.step, event.round, event.turn
-        change = self.ring.changes[-1]
         if self.checkpoints.restoring == event.generation:
             if self.config.asynchronous:
                 training.found(self, event)
@@ -429,6 +437,8 @@ class Job(State):
 
     def _on_checkpointed(self, event: ev.Checkpointed) -> None:
         self.trust.times = 0
+        taken_at = self.checkpoints.ordered_at
+        self.kept_useful_seconds = self.useful_seconds(self.now if taken_at is None else taken_at)
         if self.checkpoints.is_whole(event, self.now):
             size = event.nbytes / (1 << 20)
             where = f"in {self.config.checkpoint.dir} ({size:,.1f} MiB)"
@@ -450,6 +460,7 @@ class Job(State):
 
     def _reconcile(self) -> None:
         membership.drop_the_overdue(self)
+        silence.decide(self)
         known = self.ending is None and self._take_over()
         stopping.meet_the_deadline(self)
         if known:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from edl.contract.phases import Phase, WorkerState
 from edl.contract.reasons import Reason
 from master.core import effects as ef
 from master.core import events as ev
 from master.core.failures import MOST_IN_VAIN, Failure, nobody_knows_why, own_fault
 from master.core.state import State
-from master.core.workers import DRAINING, OUT, WorkerRecord
+from master.core.workers import DRAINING, OUT, Kind, WorkerRecord
 
 COPY_SECONDS = 10.0  # for the next process in a crashed worker's place to greet, with its copy of the state
+HUNG_GRACE_SECONDS = 1.0  # for a silent process: its copy of the state is free when it has been killed
 
 
 def drop_the_overdue(job: State) -> None:
@@ -24,12 +27,6 @@ def drop_the_overdue(job: State) -> None:
             why = f"worker {w.id} was not ready after {waited:g} s (it was {w.state})"
             give_up(job, w, ef.FenceReason.StartupTimeout, why)
             charge(job, w, why)
-
-
-def silent(job: State, w: WorkerRecord, seconds: float) -> None:
-    """Give up a worker that has not been heard for as long as is allowed."""
-    if w.kill_at is None and not w.is_starting:  # else it has another timeout
-        give_up(job, w, ef.FenceReason.HeartbeatTimeout, f"no heartbeat for {seconds:.1f} s")
 
 
 def scale(job: State) -> None:
@@ -55,8 +52,8 @@ def release(job: State) -> None:
     out = job.pool.where(lambda kind: not (kind.stays or kind.stopped or kind.place != OUT))
     if not out:
         return
-    heirs = job.pool.any(lambda kind: kind.stays and kind.has_state)
-    heirs_out = job.pool.any(lambda kind: kind.stays and kind.has_state and kind.place == OUT)
+    heirs = _heard(job, lambda kind: kind.stays and kind.has_state)
+    heirs_out = _heard(job, lambda kind: kind.stays and kind.has_state and kind.place == OUT)
     last = []
     for w in out:
         spared = (
@@ -69,6 +66,13 @@ def release(job: State) -> None:
         elif not heirs:
             last.append(w)
     job.do(*job.checkpoints.write(last, job.now))
+
+
+def _heard(job: State, test: Callable[[Kind], bool]) -> bool:
+    """Whether there is a worker of this kind that is not silent."""
+    if not job.silences:
+        return job.pool.any(test)
+    return any(w.id not in job.silences for w in job.pool.where(test))
 
 
 def drain(job: State, w: WorkerRecord, why: str) -> None:
@@ -99,24 +103,32 @@ def give_up(job: State, w: WorkerRecord, reason: ef.FenceReason, why: str) -> No
     """Remove a worker that may still run: from now on, whatever it sends is refused."""
     job.do(ef.Fence(w.id, why, reason))
     w.failure_reason = why  # whatever ends it later, that is not its own doing
-    lose(job, w, why)
+    lose(job, w, why, hung=reason is ef.FenceReason.HeartbeatTimeout)
 
 
-def lose(job: State, w: WorkerRecord, why: str, delete: bool = True) -> None:
-    """The worker is out of the job for good."""
+def lose(job: State, w: WorkerRecord, why: str, delete: bool = True, hung: bool = False) -> None:
+    """The worker is out of the job for good.
+
+    Args:
+        delete: its process may still run.
+        hung: it does, and reacts to nothing: it is killed, and leaves a copy of its state as if it had crashed.
+    """
     if not w.stopped:
         if w.is_starting:
             job.backoff.died_early(job.now)
         job.notice(Reason.WorkerLost, f"worker {w.id} is lost: {why}")
+    leaves_copy = job.copies_count and w.has_state and not w.stopped and (hung or not w.failure_reason)
+    grace = job.config.elastic.grace_period_seconds
     if delete:
-        job.do(ef.Delete(w.id, job.config.elastic.grace_period_seconds))
+        job.do(ef.Delete(w.id, min(grace, HUNG_GRACE_SECONDS) if hung and leaves_copy else grace))
     # Not `closing`: the peers of one that crashes often say that the ring broke before its end is seen.
     w.in_broken_ring = w.in_ring and job.ring.lost_member
     in_ring = w.in_ring
-    if job.copies_count and w.has_state and not (w.stopped or w.failure_reason):
+    if leaves_copy:
         job.copies_awaited += 1
         job.copies_until = job.now + COPY_SECONDS
     job.pool.lose(w)
+    job.silences.pop(w.id, None)
     job.failover.awaits_no_longer(w)
     if w.id == job.exporter:
         job.exporter, w.exported = None, True

@@ -114,14 +114,14 @@ def _stay(job: State, wanted: int, servers: int, why: str) -> None:
     known = job.servers
     known.stay = f"the rows stay on {_servers(servers)}, not {wanted}: {why}"
     job.notice(Reason.ServersStay, known.stay)
-    known.wanted, known.due, known.addresses = servers, "", known.addresses[:servers]
+    known.wanted, known.due = servers, ""
     _arranged(job, servers, wanted)
 
 
 def _arranged(job: State, servers: int, wanted: int) -> None:
     """All others are needed no longer."""
     known = job.servers
-    known.arranged = servers
+    known.arranged, known.addresses = servers, known.addresses[:servers]
     known.away = {index: one for index, one in known.away.items() if index < servers}
     known.waited = tuple(index for index in known.waited if index < servers)
     job.do(ef.Arranged(servers, wanted))
@@ -162,6 +162,11 @@ def waits(job: State, now: float) -> str:
     if any(one.what == HANGS for _, one in found):
         todo += ", or kill a process that hangs: another one takes its place, with its rows"
     return f"the ring waits for parameter server{'s' if len(found) > 1 else ''} {said}: {todo}"
+
+
+def waited_since(job: State, since: float) -> bool:
+    """Whether the ring may have waited for a server after `since`."""
+    return bool(_waited(job)) or any(at >= since for at in job.servers.answered.values())
 
 
 def _waited(job: State) -> list[int]:

@@ -124,6 +124,19 @@ class Servers:
     arranged: int = 0  # it was told that these have the rows, since they were wanted
 
 
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """A worker has not been heard.
+
+    Args:
+        since: when it was heard last.
+        useful_seconds: seconds of training in the job until then.
+    """
+
+    since: float
+    useful_seconds: float
+
+
 @dataclass(slots=True)
 class Trust:
     """Whose state counts, since members have held different ones."""
@@ -155,6 +168,9 @@ class State:
         self.regroup_at: float | None = None  # when the ring is looked at anew: changes come in one go
         self.join_at: float | None = None  # when it is worth changing the ring for who is ready: `patience`
         self.judge_at: float | None = None  # when the parts of a step are: members have told other speeds
+        self.silences: dict[WorkerId, Silence] = {}  # of workers that could not be replaced without a loss
+        # Seconds of training until the newest checkpoint was taken: what is later would have to be done again.
+        self.kept_useful_seconds = 0.0
         self.copies_awaited = 0  # of the state, which holders that have crashed may have left
         self.copies_until = 0.0  # they are
         self.staleness: Staleness | None = None  # where steps come in any order, and some have been told
@@ -197,6 +213,10 @@ class State:
     def copies_count(self) -> bool:
         """Whether a state that was left in memory may be the job's. Nobody knows of which ring a copy is."""
         return self.config.elastic.memory_copy and not self.trust.not_of
+
+    def useful_seconds(self, at: float) -> float:
+        """Seconds of training until `at`, as if nothing had changed between `at` and the last change."""
+        return self.goodput.at(max(at, self.goodput.since or at))["useful"]
 
     @property
     def limits(self) -> Limits:

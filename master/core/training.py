@@ -120,8 +120,7 @@ def go_on_from(job: State, step: int, checkpoint: bool = False) -> None:
         records = steps.begins_at(had) - steps.begins_at(step)
         place = f"the checkpoint of step {step:,}" if checkpoint else f"step {step}"
         last = f"goes on from {place}" if step else "starts again from its first record"
-        job.restarts += 1
-        job.epoch_loss = None  # of an epoch that is trained anew
+        _begins_anew(job)
         job.notice(
             Reason.StateLost,
             f"every worker that held the state is gone: {records} records of training are lost, "
@@ -131,14 +130,20 @@ def go_on_from(job: State, step: int, checkpoint: bool = False) -> None:
     reach(job, job.train, step)
 
 
+def _begins_anew(job: State) -> None:
+    """An earlier state counts from now on; what was trained since is gone."""
+    job.restarts += 1
+    job.epoch_loss = None  # of an epoch that is trained again
+    job.kept_useful_seconds = job.useful_seconds(job.now)
+
+
 def go_back(job: State, why: str, step: int) -> None:
     """No member's state is the job's any more: it goes on from the newest checkpoint.
 
     Args:
         step: of that one, as far as is known; 0: it is not.
     """
-    job.restarts += 1
-    job.epoch_loss = None
+    _begins_anew(job)
     task, again = job.train, ""
     if task is not None and step:
         records = task.steps.begins_at(max(task.done, step)) - task.steps.begins_at(step)
@@ -182,8 +187,7 @@ def went_back(job: State, event: ev.JoinedRing) -> None:
     task, step = job.train, event.step
     records = task.steps.begins_at(max(task.done, step)) - task.steps.begins_at(step)
     place = f"the checkpoint of step {step:,}" if step else "the first record"
-    job.restarts += 1
-    job.epoch_loss = None  # of an epoch that is trained anew
+    _begins_anew(job)
     if not job.config.asynchronous:
         job.checkpoints.step = step
     again = "no record is trained again"

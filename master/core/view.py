@@ -15,7 +15,7 @@ from typing import Any
 from edl.contract.heartbeats import Staleness
 from edl.contract.ids import WorkerId
 from master.core import events as ev
-from master.core import servers, training
+from master.core import servers, silence, training
 from master.core.job import Job
 from master.core.ring import Change
 from master.core.workers import OUT, UP
@@ -50,7 +50,7 @@ def status(
     now_on = _pass(job, ahead)
     return {
         "phase": job.phase,
-        "reason": _between_rings(job) or _newcomers(job, now) or job.reason,
+        "reason": silence.waits(job) or _between_rings(job) or _newcomers(job, now) or job.reason,
         "traceback": job.traceback,
         "seconds": 0.0 if job.began_at is None else (job.ended_at or now) - job.began_at,
         "records": {

@@ -201,8 +201,12 @@ class Machine:
         self.tell(ev.Finished(r.id, {"accuracy": 1.0}, "model.keras"))
 
     def silence(self, whom: int) -> None:
-        """Nothing is heard of a worker any more."""
-        self.tell(ev.Silent(self.somebody(whom).id, 3.0), after=3.0)
+        """Nothing is heard of a worker any more; or one that is waited for is heard again."""
+        worker = self.somebody(whom).id
+        if worker in self.job.silences:
+            self.tell(ev.Heard(worker))
+        else:
+            self.tell(ev.Silent(worker, 3.0), after=3.0)
 
     def time_passes(self, whom: int) -> None:
         """Up to the next deadline, or further."""

@@ -109,6 +109,21 @@ def test_a_newcomer_is_taken_in_when_the_ring_changes_for_another_reason() -> No
     assert story.job.ring.stop_seconds == pytest.approx(1), "a broken ring says nothing of a planned change"
 
 
+@pytest.mark.parametrize("answers", [True, False], ids=["the server is back", "the server is still away"])
+def test_an_outage_of_a_server_is_no_cost_of_a_change(answers: bool) -> None:
+    story = growing(4, workers=6)
+    story.ready(4)
+    assert of(story.waits(4), ef.Leave)
+    story.tell(ev.ServerAway(0, 1.0, "restarting"))
+    story.out(0, 1, 2, 3)
+    if answers:
+        story.tell(ev.ServerAnswers(0), after=20)
+    for member in story.job.ring.members:
+        story.tell(ev.JoinedRing(member, story.job.ring.generation, 1), after=5)
+    assert story.job.ring.up
+    assert story.job.ring.stop_seconds == pytest.approx(1), "as the change before it took"
+
+
 def test_no_newcomer_waits_longer_than_half_a_minute() -> None:
     story = growing(60, workers=61)
     story.ready(60)

@@ -92,6 +92,17 @@ def test_a_move_that_is_given_up_by_the_ring_leaves_no_address_that_nobody_is_at
     assert (form.servers, form.addresses) == (1, ("a:1",))
 
 
+def test_no_ring_is_told_of_servers_that_have_ended() -> None:
+    story, form = a_ring_with_two_servers()
+    story.tell(joined(form, 2), ev.ServersReady(1, ("a:1", "b:1")))
+    form = only(story.out(0, step=4), ef.Form)
+    assert (form.servers, form.addresses) == (1, ("a:1", "b:1")), "the rows are still on both"
+    assert only(story.tell(joined(form, 1)), ef.Arranged).servers == 1
+    story.tell(ev.Leaving(WorkerId(0), "SIGTERM"))
+    form = only([*story.out(0, step=5), *story.ready(1)], ef.Form)
+    assert (form.servers, form.addresses) == (1, ("a:1",))
+
+
 # --- who is waited for
 
 

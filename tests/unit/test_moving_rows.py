@@ -259,6 +259,28 @@ def test_a_server_that_was_away_when_a_generation_was_claimed_hears_what_is_said
     np.testing.assert_array_equal(rows[:, 0], job.counts)
 
 
+def test_a_further_server_that_ends_after_it_has_answered_is_not_waited_for(tmp_path: Path) -> None:
+    world = World(0, tmp_path, replicas=2, rate=0.0)
+    world.grow(2)
+    world.random.random = lambda: 0.0  # type: ignore[method-assign]  # servers that are down are done without
+    job = Job(world)
+    assert job.train(job.ring(2), 3)
+    world.nodes[1].kill(lose=True)
+    world.nodes[1].start()
+    world.nodes[0].kill()
+    world.grow(3)  # for a moment people wanted three
+    root = root_of(world)
+    root.follow(TABLES, lambda: job.commit)
+    root.enter([str(node.index) for node in world.nodes], 2)
+    root.speak_of(root.claim(job.workers))
+    world.nodes[2].kill(lose=True)
+    world.nodes[2].is_gone = True
+    assert root.settle(job.step) == ""  # once server 0 is back
+    assert root.arrangement.members == (0,)
+    (rows, _) = root.pull(job.step, [np.arange(IDS), np.arange(0)])
+    np.testing.assert_array_equal(rows[:, 0], job.counts)
+
+
 def test_from_one_server_to_two_half_of_the_buckets_move_and_only_to_the_new_one() -> None:
     one, two, three = Arrangement(1), Arrangement(2), Arrangement(3)
     assert not moves(one, two, 1, 0).any()

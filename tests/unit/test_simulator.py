@@ -120,8 +120,8 @@ def test_jobs_on_servers_whose_masters_change_count_every_record_once() -> None:
     """Runs in which something was wrong once."""
     takeovers = 0
     for kind, seed in (
-        ("moves", 308), ("moves", 977), ("copies", 308), ("copies", 468), ("ps", 303), ("gone", 315),
-        ("gone", 464),
+        ("moves", 308), ("moves", 977), ("copies", 308), ("copies", 468), ("copies", 4009), ("ps", 303),
+        ("ps", 6057), ("gone", 315), ("gone", 464),
     ):  # fmt: skip
         world = World(seed, masters=2, servers=kind)
         world.run()

@@ -1,0 +1,116 @@
+"""A worker that has fallen silent: removed at once, or waited for because its state would be lost.
+
+A silent worker may answer again (its process was stopped, its machine was busy or moved) or never. Where another
+worker can go on from its state, it is removed at once. Where none can, removing it throws away all training since
+the newest state elsewhere. Then the job waits for it as long as removing it would cost, at most MOST_SECONDS.
+So whether it answers or not, the job loses at most twice what the better choice would have cost: the rule of
+`patience`. The silence ends earlier when the worker is heard, or its process or its stream ends.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edl.contract.ids import WorkerId
+from edl.contract.reasons import Reason
+from edl.text import how_many
+from master.core import effects as ef
+from master.core import membership
+from master.core.state import Silence, State
+from master.core.workers import UP, WorkerRecord
+
+# Of silence. Until then Kubernetes has deleted the pods of a lost node, and a virtual machine has been moved or
+# restarted. A worker that is silent for longer has hardly ever come back.
+MOST_SECONDS = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """What removing a worker would cost."""
+
+    step: int  # of its state
+    records: int  # trained since the newest state elsewhere; 0: nothing would be lost
+    seconds: float  # of training, for these
+    start_seconds: float  # until another worker could go on
+
+
+def begins(job: State, w: WorkerRecord, seconds: float) -> None:
+    """The worker has not been heard for as long as is allowed."""
+    if w.kill_at is not None or w.is_starting:  # it has another timeout
+        return
+    since = job.now - seconds
+    job.silences[w.id] = Silence(since, job.useful_seconds(since))
+    found = loss(job, w)
+    if found.records and _until(job, w, found) > job.now:
+        job.notice(Reason.WorkerSilent, _decision(job, w, found))
+
+
+def ends(job: State, w: WorkerRecord) -> None:
+    """The worker is heard again."""
+    silence = job.silences.pop(w.id, None)
+    if silence is not None:
+        seconds = job.now - silence.since
+        job.notice(Reason.WorkerAnswers, f"worker {w.id} is heard again after {seconds:.1f} s; its state is kept")
+
+
+def decide(job: State) -> None:
+    """Give up the silent workers whose state is no longer worth the wait."""
+    for worker, silence in list(job.silences.items()):
+        w = job.pool.get(worker)
+        if w is None or w.kill_at is not None:
+            del job.silences[worker]
+            continue
+        found = loss(job, w)
+        if not found.records or _until(job, w, found) <= job.now:
+            why = f"no heartbeat for {job.now - silence.since:.1f} s"
+            membership.give_up(job, w, ef.FenceReason.HeartbeatTimeout, why)
+
+
+def next_deadline(job: State) -> float | None:
+    """When the wait for a silent worker ends."""
+    waits = [_until(job, w, loss(job, w)) for worker in job.silences if (w := job.pool.get(worker)) is not None]
+    return min(waits, default=None)
+
+
+def waits(job: State) -> str:
+    """For which silent worker the job waits, why, and until when; empty: for none."""
+    found = [w for worker in job.silences if (w := job.pool.get(worker)) is not None and w.kill_at is None]
+    return _decision(job, found[0], loss(job, found[0])) if found and job.ending is None else ""
+
+
+def loss(job: State, w: WorkerRecord) -> Loss:
+    """What the job would lose with a silent worker. Records are counted since the newest of the checkpoint,
+    the copies in memory and the states of workers that are heard."""
+    task, silence = job.train, job.silences[w.id]
+    if task is None or not w.has_state or job.config.asynchronous:  # then the state is on servers
+        return Loss(0, 0, 0.0, 0.0)
+    heard = job.pool.where(lambda kind: not kind.stopped)
+    others = [o for o in heard if o.id != w.id and o.id not in job.silences]
+    if w.in_ring and any(o.place == UP for o in others):  # at most a step behind
+        return Loss(0, 0, 0.0, 0.0)
+    step = max(w.step, task.done if w.in_ring else 0)
+    outside = job.checkpoints.step if job.checkpoints.enabled else 0
+    copies = [job.pool.copies[o.id].step for o in others if o.id in job.pool.copies]
+    best = max([outside, *copies, *(o.step for o in others if o.has_state)])
+    if best >= step:
+        return Loss(step, 0, 0.0, 0.0)
+    records = task.steps.begins_at(step) - task.steps.begins_at(best)
+    trained = max(silence.useful_seconds - job.kept_useful_seconds, 0.0)  # since `outside`
+    seconds = trained * (step - best) / (step - outside)
+    start = 0.0 if any(o.is_ready for o in others) else max(w.ready_at - w.since, 0.0)
+    return Loss(step, records, seconds, start)
+
+
+def _until(job: State, w: WorkerRecord, found: Loss) -> float:
+    return job.silences[w.id].since + min(found.seconds + found.start_seconds, MOST_SECONDS)
+
+
+def _decision(job: State, w: WorkerRecord, found: Loss) -> str:
+    """In words that stay the same while the worker is silent."""
+    start = f", and another worker would take {found.start_seconds:.0f} s to start" if found.start_seconds else ""
+    return (
+        f"worker {w.id} sends no heartbeats, and no other worker holds the state of step {found.step:,}. Removing it "
+        f"would lose {how_many(found.records, 'record')} ({found.seconds:.0f} s of training){start}. The job waits "
+        f"until the worker has been silent for {_until(job, w, found) - job.silences[w.id].since:.0f} s; delete the "
+        "worker to go on without its state now"
+    )
