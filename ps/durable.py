@@ -200,7 +200,7 @@ class Server:
         return pb.Listed(ids=ids.tobytes(), rows=rows.tobytes(), more=more, step=clock, line=self.line)
 
     def capture(self, request: pb.WritePartRequest) -> Capture:
-        """The state at that step, for `write`. The next step takes longer, unless another thread copies it."""
+        """The state at that step, for `write`. The next step copies it, unless another thread does."""
         self._storage.check_declared(request.run_id)
         if not self._storage.checkpoints:
             raise Misplaced("cannot write a checkpoint: this server was started without --checkpoint-dir")
