@@ -292,7 +292,7 @@ class AnyOrder:
 
     def _go_over(self, request: pb.ArrangeRequest, line: str) -> None:
         storage, to, index = self._storage, Arrangement.of(request.to), self._storage.index
-        storage.wait_for_copy()
+        storage.finish_copy()
         ready = self._moving.incoming if self._fetched(to, request.fetched) else None
         before, taking = storage.arrangement, self.taking
         self._moving.drop()
@@ -475,7 +475,7 @@ class AnyOrder:
         return f"{self._storage.run_id}/{secrets.token_hex(6)}"
 
     def _begin(self, request: pb.BeginRequest, values: Gradients, line: str) -> None:
-        self._storage.wait_for_copy()
+        self._storage.finish_copy()
         self._moving.drop()
         if request.HasField("arrangement"):
             self._storage.arrangement = Arrangement.of(request.arrangement)
@@ -493,7 +493,7 @@ class AnyOrder:
 
     def _apply(self, taking: Taking, update: Update | None) -> None:
         if update is not None:
-            self._storage.wait_for_copy()
+            self._storage.finish_copy()
             for number, table in enumerate(self._storage.tables):
                 gradients = [one.gradients.of[number] for one in update.pushed if number in one.gradients.of]
                 if gradients:

@@ -4,8 +4,8 @@ Which way it takes steps, a ring's (`ring_order`) or any order (`any_order`), th
 
 Promise: a call is refused, and has changed nothing, or is logged and has changed all. A server that is
 started comes back where its log says that it was; when the log does not say so (it is lost, damaged, of
-another machine), the server is empty and says so. One thread calls all of it; only `Capture.copy` runs beside
-that: rows can be pulled meanwhile, and the next step waits until it is done.
+another machine), the server is empty and says so. One thread calls all of it; only `Capture.copy` may run
+beside that: rows can be pulled meanwhile. The next step copies them itself, if no other thread does so.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ class Server:
         return pb.Listed(ids=ids.tobytes(), rows=rows.tobytes(), more=more, step=clock, line=self.line)
 
     def capture(self, request: pb.WritePartRequest) -> Capture:
-        """The state at that step, for `write`; its `copy` must be called."""
+        """The state at that step, for `write`. The next step copies it, unless another thread does."""
         self._storage.check_declared(request.run_id)
         if not self._storage.checkpoints:
             raise Misplaced("cannot write a checkpoint: this server was started without --checkpoint-dir")
@@ -227,7 +227,7 @@ class Server:
         return self.position()
 
     def snapshot(self) -> Capture | None:
-        """The state as it is, if it is time for a snapshot: call its `copy`, then `write_snapshot`, then
+        """The state as it is, if it is time for a snapshot: call `write_snapshot`, and whatever that does,
         `use_snapshot`."""
         way = self._way
         if way.began and not way.is_moving and self._storage.time_for_snapshot(way.pending):

@@ -33,7 +33,7 @@ class Rearranging:
     # --- what it is to have
 
     def log_fetch(self, request: pb.FetchRequest) -> None:
-        self._storage.wait_for_copy()
+        self._storage.finish_copy()
         self._storage.log.append(FETCH, request.SerializeToString())
 
     def begin(self, request: pb.FetchRequest) -> None:
@@ -89,6 +89,6 @@ class Rearranging:
         if Arrangement.of(request.of) != there:
             raise Misplaced(f"rows of {request.of} are asked for, and the server is one of {there}")
         if self._outgoing is None:
-            self._storage.wait_for_copy()
+            self._storage.finish_copy()
             self._outgoing = Outgoing(self._storage.index, self._storage.tables, clock)
         return self._outgoing.page(request)

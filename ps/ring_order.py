@@ -86,7 +86,7 @@ class RingOrder:
         rows = self._storage.gradients(raw, values)
         for number, (ids, _) in rows.of.items():
             self._storage.check_room(self._storage.tables[number], len(ids))
-        self._storage.wait_for_copy()
+        self._storage.finish_copy()
         self._storage.log.append(LOAD, raw)
         self._storage.begin_with_rows(rows)
         return self.position()
@@ -128,6 +128,7 @@ class RingOrder:
     def page(self, request: pb.PageRequest) -> pb.PageOfRows:
         """Some of the rows that another server is to have."""
         self._storage.check_declared(request.run_id)
+        self._check_settled(request.generation)
         self.steps.reach(request.generation, request.step, None)
         return self._moving.page(request, self.steps.step)
 
@@ -175,12 +176,8 @@ class RingOrder:
         return told
 
     def reach(self, request: pb.PullRequest | pb.ListRequest | pb.WritePartRequest) -> None:
-        if isinstance(request, pb.WritePartRequest) and request.generation > self.steps.generation:
-            # Whoever asks has settled it there, and would wait in vain for somebody to do so again.
-            raise Misplaced(
-                f"generation {request.generation} is not settled here, the last one was "
-                f"{self.steps.generation}: the server has lost its log"
-            )
+        if isinstance(request, pb.WritePartRequest):
+            self._check_settled(request.generation)
         self._reach(request.generation, request.step, request if request.HasField("last") else None)
 
     @property
@@ -245,6 +242,14 @@ class RingOrder:
 
     # --- state
 
+    def _check_settled(self, generation: int) -> None:
+        """Refuse a call that is made only after its generation was settled here: it would wait in vain."""
+        if generation > self.steps.generation:
+            raise Misplaced(
+                f"generation {generation} is not settled here, the last one was {self.steps.generation}: the "
+                "server has lost its log"
+            )
+
     def _reach(
         self, generation: int, step: int,
         request: pb.PullRequest | pb.ListRequest | pb.WritePartRequest | None,
@@ -284,7 +289,7 @@ class RingOrder:
     def _go_over(self, to: Arrangement, generation: int, step: int, last: Commit | None) -> None:
         """To an arrangement of which it has all that is its own."""
         index, tables = self._storage.index, self._storage.tables
-        self._storage.wait_for_copy()
+        self._storage.finish_copy()
         incoming = self._moving.incoming
         self._moving.drop()
         before, self._storage.arrangement = self._storage.arrangement, to
@@ -306,7 +311,7 @@ class RingOrder:
 
     def _take(self, steps: Steps, effects: Sequence[Effect]) -> None:
         for effect in effects:
-            self._storage.wait_for_copy()
+            self._storage.finish_copy()
             self._moving.drop()
             if isinstance(effect, Apply):
                 self._apply(effect.commit, effect.staged)

@@ -4,6 +4,11 @@ Native work and the log have one thread of their own, so that the loop stays fre
 calls are done one after the other, in the order in which they came. A call of a generation that is not
 settled yet waits.
 
+A caller may go away at any moment: gRPC then cancels its call at the `await` that it has reached, while what
+the native thread does for it goes on to its end. So nothing that other calls depend on may come after an
+`await`: what is captured is copied, calls that wait for a generation look again, and a snapshot is used or
+given up, whatever becomes of the call (tests/unit/test_calls_that_end.py).
+
 Statuses: UNAUTHENTICATED without a token of the job; PERMISSION_DENIED, the one for reading is not enough;
 INVALID_ARGUMENT, the request cannot be right; ABORTED, its generation has passed; FAILED_PRECONDITION, the
 server is not in the state that was asked for (it was just started and knows no tables, or is at another
@@ -88,7 +93,8 @@ class Service:
     ):  # fmt: skip
         self._server, self._another, self._token, self._connect = server, another, token, connect
         self._native = ThreadPoolExecutor(1, "native")
-        self._beside = ThreadPoolExecutor(2, "beside")  # copies, and files that are written
+        self._beside = ThreadPoolExecutor(2, "beside")  # copies, and parts of checkpoints that are written
+        self._snapshots = ThreadPoolExecutor(1, "snapshots")  # the store of checkpoints may hang, the log not
         self._settled = asyncio.Event()
         self._busy = 0.0
         self._queued = 0  # calls that the thread for native work has not done yet
@@ -146,29 +152,24 @@ class Service:
         if self._snapshot is not None:
             self._snapshot.cancel()
         await self._do(lambda _: self._server.close(), None)
-        self._native.shutdown(wait=False)
-        self._beside.shutdown(wait=False)
+        for threads in (self._native, self._beside, self._snapshots):
+            threads.shutdown(wait=False)
 
     # --- calls
 
     async def _declare(self, request: pb.Tables, _: Context) -> pb.Position:
         if self._another is not None and request.run_id != self._server.run_id:
-            await self._on(self._native, lambda: self._begin(request.run_id))
-            self._wake()  # who waits is of the run before, and is told so
-        return await self._do(self._server.declare, request)
+            await self._settling(self._begin, request.run_id)  # calls that wait are of the run before
+        return await self._do(lambda request: self._server.declare(request), request)
 
     async def _settle(self, request: pb.SettleRequest, _: Context) -> pb.Position:
-        position = await self._do(self._server.settle, request)
-        self._wake()
-        return position
+        return await self._settling(lambda request: self._server.settle(request), request)
 
     async def _restore(self, request: pb.RestoreRequest, _: Context) -> pb.Position:
-        position = await self._do(self._server.restore, request)
-        self._wake()
-        return position
+        return await self._settling(lambda request: self._server.restore(request), request)
 
     async def _load(self, request: Bytes, _: Context) -> pb.Position:
-        return await self._when_settled(self._server.load, request, len(request))
+        return await self._when_settled(lambda request: self._server.load(request), request, len(request))
 
     async def _pull(self, request: pb.PullRequest, _: Context) -> bytes:
         def act(request: pb.PullRequest) -> bytes:
@@ -180,7 +181,7 @@ class Service:
         return await self._when_settled(act, request, size)
 
     async def _list(self, request: pb.ListRequest, _: Context) -> pb.Listed:
-        return await self._when_settled(self._server.listed, request)
+        return await self._when_settled(lambda request: self._server.listed(request), request)
 
     async def _stage(self, request: Bytes, _: Context) -> pb.Position:
         return await self._growing(lambda: self._server.stage(request), len(request))
@@ -198,9 +199,13 @@ class Service:
         return call
 
     async def _write_part(self, request: pb.WritePartRequest, context: Context) -> pb.Written:
-        capture = await self._when_settled(self._server.capture, request)
+        def acting(request: pb.WritePartRequest) -> Capture:
+            capture = self._server.capture(request)
+            self._beside.submit(capture.copy)
+            return capture
+
+        capture = await self._when_settled(acting, request)
         await context.send_initial_metadata(())  # it is taken: the ring goes on
-        await self._on(self._beside, capture.copy)
         try:
             part = await self._on(self._beside, lambda: self._server.write(capture, request))
         except (CheckpointError, OSError, ValueError) as error:
@@ -208,17 +213,17 @@ class Service:
         return pb.Written(name=part.name, nbytes=part.nbytes, sha256=bytes.fromhex(part.sha256))
 
     async def _committed(self, request: pb.CommittedRequest, _: Context) -> pb.Position:
-        return await self._do(self._server.committed, request)
+        return await self._do(lambda request: self._server.committed(request), request)
 
     async def _fetch(self, request: pb.FetchRequest, _: Context) -> pb.Position:
         """Pages of several servers at the same time; what the log says is one after the other."""
-        sources = await self._do(self._server.fetch, request)
+        sources = await self._do(lambda request: self._server.fetch(request), request)
         if sources:
             tables = range(len(self._server.tables))
             async with asyncio.TaskGroup() as tasks:
                 for source in sources:
                     tasks.create_task(self._fetch_of(source, request, tables))
-            return await self._do(self._server.fetched, request)
+            return await self._do(lambda request: self._server.fetched(request), request)
         return await self._do(lambda _: self._server.position(), None)
 
     async def _fetch_of(self, source: int, request: pb.FetchRequest, tables: Iterable[int]) -> None:
@@ -244,18 +249,15 @@ class Service:
         return await self._when_settled(lambda request: self._server.page(request), request, PAGE_BYTES)
 
     async def _arrange(self, request: pb.ArrangeRequest, _: Context) -> pb.Position:
-        position = await self._do(self._server.arrange, request, PAGE_BYTES)
-        self._wake()
-        return position
+        return await self._settling(lambda request: self._server.arrange(request), request)
 
     async def _end(self, request: pb.EndRequest, _: Context) -> pb.Position:
         if self._another is not None and request.run_id == self._server.run_id:
-            await self._on(self._native, lambda: self._drop(request.run_id))
-            self._wake()
+            await self._settling(self._drop, request.run_id)
         return await self._do(lambda _: self._server.position(), request)
 
     async def _describe(self, _request: pb.DescribeRequest, _: Context) -> pb.Description:
-        return await self._do(self._server.describe, self._busy)
+        return await self._do(lambda busy: self._server.describe(busy), self._busy)
 
     async def _probe(self, _request: pb.ProbeRequest, _: Context) -> pb.Probed:
         return pb.Probed(done=self._calls, waiting=self._queued)
@@ -263,10 +265,9 @@ class Service:
     async def _write_snapshot(self, capture: Capture) -> None:
         name = ""
         try:
-            await self._on(self._beside, capture.copy)
-            name = await self._on(self._beside, lambda: self._server.write_snapshot(capture))
-        except (OSError, CheckpointError) as error:
-            log.warning(f"the snapshot of step {capture.step} could not be written: {error}")
+            name = await self._on(self._snapshots, lambda: self._server.write_snapshot(capture))
+        except Exception as error:  # whatever it is: as long as this one is pending, there is no other one
+            log.warning(f"the snapshot of step {capture.step} cannot be written: {error}")
         try:
             await self._do(lambda name: self._server.use_snapshot(capture, name), name)
         except Unavailable as error:
@@ -274,14 +275,18 @@ class Service:
 
     async def _growing(self, act: Callable[[], T], size: int) -> T:
         """A call that makes the log longer by so many bytes."""
+        loop = asyncio.get_running_loop()
 
-        def acting(_: None) -> tuple[T, Capture | None]:
-            return act(), self._server.snapshot()
+        def acting(_: None) -> T:
+            answer = act()
+            if (capture := self._server.snapshot()) is not None:
+                loop.call_soon_threadsafe(self._begin_snapshot, capture)
+            return answer
 
-        answer, capture = await self._when_settled(acting, None, size)
-        if capture is not None:
-            self._snapshot = asyncio.create_task(self._write_snapshot(capture))
-        return answer
+        return await self._when_settled(acting, None, size)
+
+    def _begin_snapshot(self, capture: Capture) -> None:
+        self._snapshot = asyncio.create_task(self._write_snapshot(capture))
 
     def _begin(self, run_id: str) -> None:
         """From now on be a server of that run. What there is of another one has ended with it."""
@@ -327,14 +332,28 @@ class Service:
             except Unsettled:
                 await changed.wait()  # the caller's deadline ends it
 
+    async def _settling(self, act: Callable[[Any], T], request: Any) -> T:
+        """A call after which those that wait for a generation look again, also if its caller has gone."""
+        loop = asyncio.get_running_loop()
+
+        def acting(request: Any) -> T:
+            try:
+                return act(request)
+            finally:
+                loop.call_soon_threadsafe(self._wake)
+
+        return await self._do(acting, request, PAGE_BYTES)
+
     def _wake(self) -> None:
-        """Those who wait look again."""
+        """Calls that wait for a generation look again."""
         self._settled.set()
         self._settled = asyncio.Event()
 
     async def _do(self, act: Callable[[Any], T], request: Any, size: int = SMALL) -> T:
-        """
+        """Have `act` done for the request, after what was asked before.
+
         Args:
+            act: looks up `self._server` itself: another run may have begun by the time when it has its turn.
             size: how much there is to do. A little is done here: handing it to the other thread takes longer.
         """
 

@@ -4,8 +4,9 @@ A log begins with a base: nothing, the rows of a checkpoint, or a snapshot of it
 the log has become large. Base and log give the state, bit for bit.
 
 Knows nothing of steps: which calls count, and what they do to the rows, is their way's (`ring_order`,
-`any_order`). One thread calls all of it; only `Capture.copy` runs beside that: rows can be read meanwhile,
-and who changes them waits until it is done.
+`any_order`). One thread calls all of it; only `Capture.copy` may run beside that: rows can be read meanwhile.
+A call that changes rows copies them first, unless another thread does so already. So it depends on no other
+call, and a capture whose caller has gone costs one copy.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class Gradients:
 
 
 class Capture:
-    """The tables at one step. They stay as they are until `copy` has returned.
+    """The tables at one step. They stay as they are until they are copied.
 
     Args:
         clock: of the tables' rows at that step.
@@ -66,21 +67,36 @@ class Capture:
     ):  # fmt: skip
         self.step, self.segment, self._arrangement = step, segment, arrangement
         self._clock, self._described, self._tables, self._about = clock, described, tables, about
-        self.done = threading.Event()
+        self._copying = threading.Lock()
         self._copies: list[Copy] = []
+        self._failure: Exception | None = None
+        self.is_copied = False
 
     def copy(self) -> None:
-        """Once, from any thread."""
-        try:
-            self._copies = [table.copy(self._clock) for table in self._tables]
-        finally:
-            self.done.set()
+        """Copy the tables, if no thread has done so yet, and return when they are copied.
+
+        From any thread. A copy that fails, for want of memory, is reported by `tensors`: it must not stop a
+        call that only wants to change the rows.
+        """
+        with self._copying:
+            if not self.is_copied:
+                try:
+                    self._copies = [table.copy(self._clock) for table in self._tables]
+                except Exception as error:
+                    self._failure = error
+                self.is_copied = True
 
     def tensors(self, index: int, all: bool = True) -> dict[str, Any]:
         """
         Args:
             all: also what is here for another server, which has it, too.
+
+        Raises:
+            CheckpointError: the tables could not be copied.
         """
+        self.copy()
+        if self._failure is not None:
+            raise CheckpointError(f"the tables of step {self.step} cannot be copied: {self._failure!r}")
         copies, of = self._copies, self._arrangement
         if not all and of.copies > 1:
             copies = [copy.only(lambda ids: of.serves(index, ids)) for copy in copies]
@@ -185,7 +201,7 @@ class Storage:
             Unavailable: the log cannot be written.
         """
         assert self.declared is not None
-        self.wait_for_copy()
+        self.finish_copy()
         segment = self.log.another(beginning)
         tables = self.declared.tables
         self._capture = Capture(step, clock, segment, tables, self.tables, about, self.arrangement)
@@ -193,12 +209,13 @@ class Storage:
 
     @property
     def is_copying(self) -> bool:
-        """Who changes rows waits until something is copied."""
-        return self._capture is not None and not self._capture.done.is_set()
+        """True while captured tables are not copied: a call that changes rows takes longer then."""
+        return self._capture is not None and not self._capture.is_copied
 
-    def wait_for_copy(self) -> None:
+    def finish_copy(self) -> None:
+        """Copy what is captured, so that rows may change."""
         if self._capture is not None:
-            self._capture.done.wait()
+            self._capture.copy()
             self._capture = None
 
     def will_write(self, capture: Capture, step: int, attempt: str) -> None:
@@ -277,7 +294,7 @@ class Storage:
         Raises:
             Unreadable: the checkpoint cannot be read.
         """
-        self.wait_for_copy()
+        self.finish_copy()
         self._written.clear()
         self.snapshot = None
         return self._load_checkpoint(step, attempt, alone)
@@ -299,7 +316,7 @@ class Storage:
         Raises:
             Unreadable: they cannot be read.
         """
-        self.wait_for_copy()
+        self.finish_copy()
         self.drop_rows()
         if not start.tables:
             return

@@ -73,7 +73,8 @@ class Interrupt:
 
     def __init__(self) -> None:
         self._lock, self._running = threading.Lock(), dict[Any, None]()
-        self._waiting: dict[Any, tuple[float, int, str]] = {}  # of calls: since when, for whom, for what
+        # Of calls: since when, for which server, for what, and why.
+        self._waiting: dict[Any, tuple[float, int, str, str]] = {}
         self._is_cut = threading.Event()
 
     def arm(self) -> None:
@@ -106,10 +107,14 @@ class Interrupt:
         with self._lock:
             self._running.pop(call, None)
 
-    def waits_for(self, call: Any, server: int, method: str, since: float) -> None:
-        """A call has had no answer for a while."""
+    def waits_for(self, call: Any, server: int, method: str, since: float, why: str) -> None:
+        """A call has had no answer for a while, or only ones after which it is made again.
+
+        Args:
+            why: what the last attempt failed with; empty: it has no answer yet.
+        """
         with self._lock:
-            self._waiting[call] = since, server, method
+            self._waiting[call] = since, server, method, why
 
     def waits_no_more(self, call: Any) -> None:
         with self._lock:
@@ -119,7 +124,7 @@ class Interrupt:
         """Of those that wait, the one that has waited longest."""
         with self._lock:
             found = min(self._waiting.values(), default=None)
-        return None if found is None else ServerWait(found[1], found[2], now - found[0])
+        return None if found is None else ServerWait(found[1], found[2], now - found[0], found[3])
 
 
 class Pending(Protocol):
@@ -261,9 +266,9 @@ class ServerLink:
     def ended(self, future: Any) -> None:
         self._interrupt.ends(future)
 
-    def is_waiting(self, call: Call, method: str, since: float) -> None:
-        """A call has had no answer for a while."""
-        self._interrupt.waits_for(call, self._index, method, since)
+    def is_waiting(self, call: Call, method: str, since: float, why: str) -> None:
+        """A call has had no answer for a while. Args: as of `Interrupt.waits_for`."""
+        self._interrupt.waits_for(call, self._index, method, since, why)
 
     def waits_no_more(self, call: Call) -> None:
         self._interrupt.waits_no_more(call)
@@ -433,7 +438,7 @@ class Call:
                 try:
                     return self._future.result(timeout=LOOK_SECONDS)
                 except grpc.FutureTimeoutError:
-                    self._tell("it does not answer")
+                    self._tell("")
                     if busy is not None and not busy.look():
                         raise ServerAway(f"{self._link.name} does not answer") from None
                     self._look()
@@ -448,12 +453,16 @@ class Call:
             self._link.is_still_in(self._generation)
 
     def _tell(self, why: str) -> None:
+        """
+        Args:
+            why: what the last attempt failed with; empty: it has no answer yet.
+        """
         if self._link.now - self._asked_at >= LOOK_SECONDS:
-            self._link.is_waiting(self, self._method, self._asked_at)
+            self._link.is_waiting(self, self._method, self._asked_at, why)
         waited = self._link.now - self._began_at
         if not self._told and waited >= TOLD_SECONDS:
             self._told = True
-            why = self._link.trouble() or why
+            why = self._link.trouble() or why or "it does not answer"
             log.warning(f"{self._link.name} is pending for {waited:.0f} s ({self._method}): {why}")
 
 

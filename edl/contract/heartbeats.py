@@ -17,8 +17,13 @@ class Staleness:
 
 @dataclass(frozen=True, slots=True)
 class ServerWait:
-    """A worker's call to a parameter server has no answer."""
+    """A worker's call to a parameter server has no answer, or one that has the worker try again.
+
+    Args:
+        why: what the last attempt failed with; empty: it has no answer yet.
+    """
 
     server: int
     call: str
     seconds: float
+    why: str = ""

@@ -198,9 +198,12 @@ def _waits(beats: Mapping[WorkerId, ev.Heartbeat]) -> str:
     if not found:
         return ""
     waits, worker = max(found, key=lambda each: each[0].seconds)
+    what = f"worker {worker} waits for parameter server {waits.server}"
+    if waits.why:
+        return f"{what} ({waits.call}: tried again for {waits.seconds:.1f} s): {waits.why}"
     return (
-        f"worker {worker} waits for parameter server {waits.server} ({waits.call}: no answer for "
-        f"{waits.seconds:.1f} s), which answers the master: it is busy, or cut off from that worker"
+        f"{what} ({waits.call}: no answer for {waits.seconds:.1f} s), which answers the master: it is busy, "
+        "or cut off from that worker"
     )
 
 

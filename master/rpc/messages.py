@@ -66,7 +66,9 @@ def event_of(worker: WorkerId, message: pb.FromWorker) -> ev.Event | ev.Heartbea
             epoch = _epoch_loss(beat.epoch_loss) if beat.HasField("epoch_loss") else None
             s, waits = beat.staleness, beat.waits
             aged = Staleness(s.steps, s.median, s.most, s.repeated) if beat.HasField("staleness") else None
-            waited = ServerWait(waits.server, waits.call, waits.seconds) if beat.HasField("waits") else None
+            waited = None
+            if beat.HasField("waits"):
+                waited = ServerWait(waits.server, waits.call, waits.seconds, waits.why)
             return ev.Heartbeat(
                 worker,
                 g,

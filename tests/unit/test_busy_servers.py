@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +21,7 @@ from master.core import events as ev
 from master.servers import Watch
 from ps.durable import Server
 from ps.service import OPTIONS, READING, Service
-from tests.parameter_servers import RUN, pull, settle, tables
+from tests.parameter_servers import RUN, pull, settle, stage, tables
 from trainer import server_link
 from trainer.server_link import Interrupt, ServerAway, ServerLink
 
@@ -106,6 +109,26 @@ async def test_one_that_has_nothing_to_do_is_waited_for_until_its_ring_is_there(
     assert not asking.done()
     await there.asks("Settle", settle(2, 0))
     assert (await asyncio.wait_for(asking, SECONDS)).rows
+
+
+async def test_a_worker_reports_why_a_server_whose_disk_is_full_has_it_try_again(
+    there: There, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    interrupt = Interrupt()
+    link = ServerLink(0, there.address, "token", interrupt)
+    with monkeypatch.context() as disk:
+        disk.setattr(os, "pwritev", full)
+        call = link.begin("Stage", stage(1, 0))
+        asking = asyncio.ensure_future(asyncio.to_thread(call.result))
+        await until(lambda: (found := interrupt.longest(time.monotonic())) is not None and found.why)
+        waits = interrupt.longest(time.monotonic())
+    assert (await asyncio.wait_for(asking, SECONDS)).generation == 1, "it goes on when there is room"
+    assert waits is not None and (waits.server, waits.call) == (0, "Stage")
+    assert "cannot be written (No space left on device)" in waits.why
+    assert interrupt.longest(time.monotonic()) is None
 
 
 @pytest.fixture

@@ -245,6 +245,8 @@ def test_how_old_the_weights_of_the_last_steps_were_is_told_where_it_has_changed
 
 def test_a_heartbeat_says_for_which_server_it_waits() -> None:
     t = Teller()
-    t.session.waits = lambda: ServerWait(1, "Push", 2.5)
+    t.session.waits = lambda: ServerWait(1, "Push", 2.5, "its disk is full")
     t.session.heartbeat(rate=1.0, memory=0)
-    assert t.messages[-1].heartbeat.waits == pb.ServerWait(server=1, call="Push", seconds=2.5)
+    assert t.messages[-1].heartbeat.waits == pb.ServerWait(
+        server=1, call="Push", seconds=2.5, why="its disk is full"
+    )

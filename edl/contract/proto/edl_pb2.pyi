@@ -253,14 +253,16 @@ class Staleness(_message.Message):
     def __init__(self, steps: _Optional[int] = ..., median: _Optional[float] = ..., most: _Optional[int] = ..., repeated: _Optional[int] = ...) -> None: ...
 
 class ServerWait(_message.Message):
-    __slots__ = ("server", "call", "seconds")
+    __slots__ = ("server", "call", "seconds", "why")
     SERVER_FIELD_NUMBER: _ClassVar[int]
     CALL_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
     server: int
     call: str
     seconds: float
-    def __init__(self, server: _Optional[int] = ..., call: _Optional[str] = ..., seconds: _Optional[float] = ...) -> None: ...
+    why: str
+    def __init__(self, server: _Optional[int] = ..., call: _Optional[str] = ..., seconds: _Optional[float] = ..., why: _Optional[str] = ...) -> None: ...
 
 class EpochLoss(_message.Message):
     __slots__ = ("epoch", "records", "mean")

@@ -1,0 +1,117 @@
+"""For tests: an interceptor that cancels the calls of a gRPC server at random points.
+
+A call is cancelled before it begins, at one of its `await`s, or a moment after it has reached one, as gRPC
+does when its caller goes away, its deadline passes or its connection ends. Which, the seed says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from functools import partial
+from itertools import count
+from typing import Any, TypeVar
+
+import grpc
+
+MARK = "cancelled"  # in the metadata of calls that are
+MOST_AWAITS = 4  # of a call, after which it is not cancelled any more
+MOST_SECONDS = 0.002  # from the `await` to the cancellation
+BEFORE = -1  # the call has not begun
+
+T = TypeVar("T")
+Call = Callable[[Any, Any], Coroutine[Any, Any, Any]]
+
+
+class Cancelling(grpc.aio.ServerInterceptor):
+    """Cancels the calls that were made by `making`, unless they end earlier.
+
+    Args:
+        seed: of where they are cancelled.
+    """
+
+    def __init__(self, seed: int):
+        self._dice = random.Random(seed)
+        self.cancelled: Counter[str] = Counter()  # by the call's name
+        self.ended: Counter[str] = Counter()  # those that have come to their end before
+        self._callers: dict[str, Callable[[], object]] = {}
+
+    def making(self, begin: Callable[[list[tuple[str, str]]], T]) -> T:
+        """A call that is to be cancelled: its caller gives it up, too.
+
+        Args:
+            begin: begins it, with this metadata.
+        """
+        number = str(len(self._callers))
+        call: Any = begin([(MARK, number)])
+        self._callers[number] = call.cancel
+        return call  # type: ignore[no-any-return]
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
+        details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+        handler: Any = await continuation(details)
+        number = dict(details.invocation_metadata or ()).get(MARK)
+        if handler is None or number is None:
+            return handler
+        name = details.method.rpartition("/")[2]
+        read, write = handler.request_deserializer, handler.response_serializer
+        if handler.unary_unary is not None:
+            call = self._of(name, str(number), handler.unary_unary)
+            return grpc.unary_unary_rpc_method_handler(call, read, write)
+        call = self._of(name, str(number), handler.stream_stream)
+        return grpc.stream_stream_rpc_method_handler(call, read, write)
+
+    def _of(self, name: str, number: str, call: Call) -> Any:
+        async def answer(request: Any, context: Any) -> Any:
+            point = self._dice.randint(BEFORE, MOST_AWAITS)
+            seconds = self._dice.choice((0.0, self._dice.uniform(0, MOST_SECONDS)))
+            task = asyncio.ensure_future(_cancelled_at(point, seconds, partial(call, request, context)))
+            if point == BEFORE:
+                task.cancel()
+            try:
+                answered = await task
+            except asyncio.CancelledError:
+                self.cancelled[name] += 1
+                self._callers[number]()
+                raise
+            self.ended[name] += 1
+            return answered
+
+        return answer
+
+
+async def _cancelled_at(point: int, seconds: float, call: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+    """Make the call. Its task is cancelled when it waits for the so many-th time, or so long after that."""
+    return await _CancelledAt(point, seconds, call())
+
+
+class _CancelledAt:
+    def __init__(self, point: int, seconds: float, coroutine: Coroutine[Any, Any, Any]):
+        self._point, self._seconds, self._coroutine = point, seconds, coroutine
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        go_on = partial(self._coroutine.send, None)
+        for waits in count():
+            try:
+                awaited = go_on()
+            except StopIteration as done:
+                return done.value
+            if waits == self._point:
+                task = asyncio.current_task()
+                assert task is not None
+                if self._seconds:
+                    asyncio.get_running_loop().call_later(self._seconds, task.cancel)
+                else:
+                    task.cancel()
+            try:
+                yield awaited
+            except BaseException as error:
+                go_on = partial(self._coroutine.throw, error)
+            else:
+                go_on = partial(self._coroutine.send, None)
+        return None
