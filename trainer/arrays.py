@@ -6,11 +6,32 @@ never misread: `wider` is a type that covers both, or the words for what differs
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
+
+# Elements of object arrays that cannot be changed through a read-only view.
+_IMMUTABLE = frozenset({str, bytes, int, float, bool, complex, type(None), np.str_, np.bytes_})
+
+
+def protected(array: Any) -> Any:
+    """The array for code that must not change its memory.
+
+    A NumPy array becomes a read-only view, which costs nothing. Where a view does not protect the data
+    (arrays of lists or of arrays, data frames), it is a copy. Tensors are immutable.
+    """
+    if isinstance(array, np.ndarray) and (
+        not array.dtype.hasobject or _IMMUTABLE.issuperset(map(type, array.flat))
+    ):
+        view = array.view()
+        view.flags.writeable = False
+        return view
+    if tf.is_tensor(array) or not hasattr(array, "__array__"):
+        return array
+    return copy.deepcopy(array)
 
 
 def standard(array: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,7 +14,7 @@ from edl.contract.layout import Layout, Part
 from edl.contract.order import Order
 from edl.data import RandomAccess, Reader
 from edl.errors import DataError
-from trainer.arrays import nbytes, standard
+from trainer.arrays import nbytes, protected, standard
 from trainer.data import BadRecord, Batch, named
 from trainer.last_words import described
 from trainer.watchdog import Watch, unwatched
@@ -182,8 +183,18 @@ class Records:
     def _fed(self, records: Any, indices: np.ndarray) -> Any:
         if self._feed is None:
             return records
+        given = keras.tree.map_structure(protected, records)  # a reader may return views of its data
         with self._watch(lambda: f"{self._name}: feed() of the {named(indices)}"):
-            return self._feed(records)
+            try:
+                return self._feed(given)
+            except ValueError as error:
+                if "read-only" not in str(error):
+                    raise
+                raise DataError(
+                    f"{self._name}: feed(records) changes its records in place{_line(error)}, but they may "
+                    "be the data themselves, so they are read-only. Compute new arrays (x = x / 2 instead of "
+                    "x /= 2), or change a copy (x = x.copy())"
+                ) from error
 
     def _pick(self, indices: np.ndarray, shards: np.ndarray) -> Any:
         """The records at `indices`, out of their blocks. The last block of each shard stays open."""
@@ -225,3 +236,10 @@ class Records:
                 )
             if len(array) != count:
                 raise DataError(f"{self._name}: {call} gave {len(array)} records, not {count}")
+
+
+def _line(error: BaseException) -> str:
+    """Where the user's code raised the error: " (file.py, line 7)"; empty if no frame is the user's."""
+    frames = traceback.extract_tb(error.__traceback__)[1:]
+    ours = [frame for frame in frames if "site-packages" not in frame.filename]
+    return f" ({ours[-1].filename}, line {ours[-1].lineno})" if ours else ""
