@@ -35,17 +35,32 @@ def protected(array: Any) -> Any:
 
 
 def standard(array: Any) -> Any:
-    """As Keras' `fit` would give it to the model: floats in the default precision, text as a tensor."""
+    """As Keras' `fit` would give it to the model: floats in the default precision, text as a tensor.
+
+    Raises:
+        TypeError, ValueError: no tensor can be made of it.
+    """
     if array is None:
         return None
     if not isinstance(array, np.ndarray) and tf.is_tensor(array):  # the question takes long
         return tf.cast(array, keras.config.floatx()) if array.dtype == tf.float64 else array
     array = np.asarray(array)
+    if array.dtype.kind in "MmV":
+        raise TypeError(f"TensorFlow has no {array.dtype}")
     if array.dtype == np.float64:
         return array.astype(keras.config.floatx())
     if array.dtype.kind == "T":  # NumPy's variable-width strings, which TensorFlow does not know
         array = array.astype(object)
     return tf.constant(array) if array.dtype.kind in "USO" else array
+
+
+def kind_of(array: Any) -> str:
+    """What the array holds, for messages: `an array of datetime64[s]`, `an array of Decimal objects`."""
+    array = np.asarray(array, dtype=None if isinstance(array, np.ndarray) else object)
+    if array.dtype != object:
+        return f"an array of {array.dtype}"
+    kinds = {type(value).__name__ for value in array.flat if not isinstance(value, str | bytes)}
+    return f"an array of {' and '.join(sorted(kinds))} objects"
 
 
 def tensor(array: Any) -> Any:

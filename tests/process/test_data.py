@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -189,6 +190,37 @@ def test_feed_may_change_the_dict_of_its_records_and_copies_of_them() -> None:
     for _ in range(2):
         assert (source.plain(0, 30).x == 2).all()
     assert set(kept) == {"x", "y", "text"}
+
+
+@pytest.mark.parametrize(
+    ("when", "words"),
+    [
+        (
+            np.array(["2026-01-05"] * 3, "M8[s]"),
+            r"labels\['when'\] is an array of datetime64\[s\], of which no",
+        ),
+        (
+            np.array([Decimal(1)] * 3, object),
+            r"labels\['when'\] is an array of Decimal objects, of which no",
+        ),
+        (np.array([["a"], ["b", "c"], "d"], object), r"labels\['when'\] is an array of list objects"),
+        (np.array([(1, 2.0)] * 3, "i4,f4"), r"labels\['when'\] is an array of \[\('f0'"),
+    ],
+)
+def test_an_array_that_no_tensor_can_be_made_of_is_named(when: Any, words: str) -> None:
+    source = Records(edl.arrays(np.zeros(3)), lambda r: (r[0], {"y": np.ones(3), "when": when}), "mine")
+    with pytest.raises(DataError, match=rf"mine: feed\(records\): {words}"):
+        source.plain(0, 3)
+
+
+def test_records_of_different_types_are_not_put_together() -> None:
+    class Changing(Counting):
+        def read(self, start: int, stop: int) -> Any:
+            kind = np.float64 if start >= 16 else np.int64  # as pandas gives a block that has a gap
+            return {"n": np.arange(start, stop, dtype=kind), "pair": (np.arange(start, stop).astype(str),)}
+
+    with pytest.raises(DataError, match="arrays of float64 and int64 for different records"):
+        epoch_of([a_source(Changing(30), feed=lambda r: (r["n"], r["n"] * 2))], 30, 10)
 
 
 def test_arrays_of_the_product_have_random_access() -> None:
