@@ -6,25 +6,61 @@ never misread: `wider` is a type that covers both, or the words for what differs
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+# Elements of object arrays that cannot be changed through a read-only view.
+_IMMUTABLE = frozenset({str, bytes, int, float, bool, complex, type(None), np.str_, np.bytes_})
+
+
+def protected(array: Any) -> Any:
+    """The array for code that must not change its memory.
+
+    A NumPy array becomes a read-only view, which costs nothing. Where a view does not protect the data
+    (arrays of lists or of arrays, data frames), it is a copy. Tensors are immutable.
+    """
+    if isinstance(array, np.ndarray) and (
+        not array.dtype.hasobject or _IMMUTABLE.issuperset(map(type, array.flat))
+    ):
+        view = array.view()
+        view.flags.writeable = False
+        return view
+    if tf.is_tensor(array) or not hasattr(array, "__array__"):
+        return array
+    return copy.deepcopy(array)
+
 
 def standard(array: Any) -> Any:
-    """As Keras' `fit` would give it to the model: floats in the default precision, text as a tensor."""
+    """As Keras' `fit` would give it to the model: floats in the default precision, text as a tensor.
+
+    Raises:
+        TypeError, ValueError: no tensor can be made of it.
+    """
     if array is None:
         return None
     if not isinstance(array, np.ndarray) and tf.is_tensor(array):  # the question takes long
         return tf.cast(array, keras.config.floatx()) if array.dtype == tf.float64 else array
     array = np.asarray(array)
+    if array.dtype.kind in "MmV":
+        raise TypeError(f"TensorFlow has no {array.dtype}")
     if array.dtype == np.float64:
         return array.astype(keras.config.floatx())
     if array.dtype.kind == "T":  # NumPy's variable-width strings, which TensorFlow does not know
         array = array.astype(object)
     return tf.constant(array) if array.dtype.kind in "USO" else array
+
+
+def kind_of(array: Any) -> str:
+    """What the array holds, for messages: `an array of datetime64[s]`, `an array of Decimal objects`."""
+    array = np.asarray(array, dtype=None if isinstance(array, np.ndarray) else object)
+    if array.dtype != object:
+        return f"an array of {array.dtype}"
+    kinds = {type(value).__name__ for value in array.flat if not isinstance(value, str | bytes)}
+    return f"an array of {' and '.join(sorted(kinds))} objects"
 
 
 def tensor(array: Any) -> Any:

@@ -1,13 +1,17 @@
 """Whether the step of a ring is the step that Keras would make: tried once, with a few real records.
 
 A ring computes the parts of a batch one by one. From them follows what Keras makes of the whole batch,
-if its loss is made of means and sums over records. For Keras' own layers and losses that is known; for
-a user's it is tried at the start: two parts of a batch and the whole of it, and what the ring would
-make of the two is compared with what the whole one gives.
+if its loss is made of means and sums over records. Any layer or loss may break that, Keras' own too
+(UnitNormalization(axis=0), losses.Circle). So it is tried at the start: two parts of a batch and the whole of
+it, and what the ring would make of the two is compared with what the whole one gives.
 
+    the outputs and the loss                    do they depend on other records of the batch?
     a term of the loss that is only a number    is it a mean or a sum?
     a counter that the forward pass raises      once for each step, or for each record?
     the gradient                                is it the one of the whole batch?
+
+Of a model made of Keras' own code only the first is asked, in three forward passes of a few records
+(`tried_forward`). A user's code can change a gradient alone, so its gradients are compared (`tried`).
 
 So that a difference means something, random layers draw the same for every record meanwhile, and
 BatchNormalization, whose statistics are those of a worker's part (docs/models.md), uses its averages.
@@ -15,6 +19,7 @@ BatchNormalization, whose statistics are those of a worker's part (docs/models.m
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -38,7 +43,8 @@ class Trial:
 
     terms: Terms
     loss: tf.Tensor
-    gradients: list[tf.Tensor]
+    gradients: list[tf.Tensor]  # none of a forward pass alone
+    outputs: list[tf.Tensor]  # dense ones
     changes: list[tuple[keras.Variable, tf.Tensor, tf.Tensor]]  # see trainer/forward.py
 
 
@@ -68,7 +74,6 @@ def tried(
         ModelError: the forward pass changes a whole number in a way that a ring cannot follow.
     """
     tolerance = HALF_TOLERANCE if half else TOLERANCE
-    shares = [size / sum(sizes) for size in sizes]
     with records_alone(sizes):
         first = [attempt(records, None, None) for records in (*parts, whole)]
         unknown = [[t for t in trial.terms.found if t.kind is Kind.UNKNOWN] for trial in first]
@@ -79,21 +84,16 @@ def tried(
         with _raised([v for v, _, _ in all_of_it.changes if "int" in v.dtype]):
             again = [attempt(records, None, None) for records in (*parts, whole)]
     inexact = []
-    ring = [shares[0] * a + shares[1] * b for a, b in zip(_flat(one), _flat(other), strict=True)]
-    off = _difference(ring, _flat(all_of_it), [_flat(one), _flat(other)])
+    off = _off(_flat(one), _flat(other), _flat(all_of_it), sizes)
     if off > tolerance:
         inexact.append(
             f"the gradient of {sum(sizes)} records differs by {off:.1%} from that of {sizes[0]} and "
-            f"{sizes[1]} "
-            "of them put together"
+            f"{sizes[1]} of them put together"
         )
+    inexact += _inexact_averages(one, other, all_of_it, sizes, tolerance)
     summed = set()
     for nth, (v, _, _) in enumerate(all_of_it.changes):
         if keras.backend.is_float_dtype(v.dtype):
-            a, b, c = (np.asarray(t.changes[nth][2], np.float64) for t in (one, other, all_of_it))
-            off = _difference([shares[0] * a + shares[1] * b], [c], [[a], [b]])
-            if off > tolerance:
-                inexact.append(f"variable {v.path!r}, which the forward pass changes, differs by {off:.1%}")
             continue
         a, b, c = (_increment(t, nth) for t in first)
         steady = v.dtype == "bool" or all(
@@ -110,6 +110,62 @@ def tried(
             "(then the ring would, too) nor by something for every record (then the ring would add it up)"
         )
     return Findings(verdicts, frozenset(summed), tuple(inexact))
+
+
+def tried_forward(
+    attempt: Try, parts: Sequence[Any], sizes: tuple[int, int], whole: Any, half: bool = False
+) -> Findings | None:
+    """What the outputs and the loss of two parts of a batch say about the whole of it.
+
+    Args:
+        attempt: as in `tried`, without a backward pass.
+
+    Returns:
+        None if `tried` must find out more: it is not known of what a term of the loss is a mean, or whole
+        numbers change.
+    """
+    tolerance = HALF_TOLERANCE if half else TOLERANCE
+    drawn, trials = random.getstate(), []
+    with records_alone(sizes):
+        for records in (*parts, whole):
+            random.setstate(drawn)  # AugMix draws from it
+            trials.append(attempt(records, None, None))
+    one, other, all_of_it = trials
+    counters = [v for v, _, _ in all_of_it.changes if not keras.backend.is_float_dtype(v.dtype)]
+    if all_of_it.terms.unknown or counters:
+        return None
+    totals = one.terms.parts() + other.terms.parts()
+    ours, others = ([np.asarray(t.terms.corrected(t.loss, totals), np.float64)] for t in (one, other))
+    off = _off(ours, others, [np.asarray(all_of_it.loss, np.float64)], sizes)
+    inexact = []
+    if off > tolerance:
+        inexact.append(f"the loss {_of(sizes, off)}")
+    outputs = [[np.asarray(array, np.float64) for array in t.outputs] for t in (one, other, all_of_it)]
+    together = [np.concatenate(pair) for pair in zip(*outputs[:2], strict=True)]
+    off = 1.0
+    if [a.shape for a in together] == [a.shape for a in outputs[2]]:
+        off = _difference(together, outputs[2], [together])
+    if off > tolerance:
+        inexact.append(f"the model's outputs {_of(sizes, off)}")
+    return Findings((), inexact=(*inexact, *_inexact_averages(one, other, all_of_it, sizes, tolerance)))
+
+
+def _of(sizes: tuple[int, int], off: float) -> str:
+    return f"of {sum(sizes)} records differ by {off:.1%} from those of {sizes[0]} and {sizes[1]} of them"
+
+
+def _inexact_averages(
+    one: Trial, other: Trial, whole: Trial, sizes: tuple[int, int], tolerance: float
+) -> list[str]:
+    """Which floating-point variables the forward pass changes depending on how a batch is divided."""
+    found = []
+    for nth, (v, _, _) in enumerate(whole.changes):
+        if keras.backend.is_float_dtype(v.dtype):
+            a, b, c = ([np.asarray(t.changes[nth][2], np.float64)] for t in (one, other, whole))
+            off = _off(a, b, c, sizes)
+            if off > tolerance:
+                found.append(f"variable {v.path!r}, which the forward pass changes, differs by {off:.1%}")
+    return found
 
 
 def _increment(trial: Trial, nth: int) -> np.ndarray:
@@ -145,6 +201,15 @@ def _verdict(a: Term, b: Term, whole: Term, sizes: tuple[int, int]) -> Verdict:
 
 def _flat(trial: Trial) -> list[np.ndarray]:
     return [np.asarray(t, np.float64) for t in (trial.loss, *trial.gradients)]
+
+
+def _off(
+    one: list[np.ndarray], other: list[np.ndarray], whole: list[np.ndarray], sizes: tuple[int, int]
+) -> float:
+    """How far the mean of two parts, weighted with their records, is from the whole; as `_difference`."""
+    shares = [size / sum(sizes) for size in sizes]
+    ring = [shares[0] * a + shares[1] * b for a, b in zip(one, other, strict=True)]
+    return _difference(ring, whole, [one, other])
 
 
 def _difference(ring: list[np.ndarray], whole: list[np.ndarray], parts: list[list[np.ndarray]]) -> float:
@@ -185,6 +250,7 @@ def records_alone(sizes: tuple[int, int]) -> Iterator[None]:
 
     normalize = keras.layers.BatchNormalization.call
     draws = {name: getattr(backend.random, name) for name in (*_BY_SHAPE, "dropout")}
+    elastic = backend.image.elastic_transform
     try:
         keras.layers.BatchNormalization.call = lambda layer, inputs, training=None, mask=None: normalize(
             layer, inputs, training=False, mask=mask
@@ -192,9 +258,11 @@ def records_alone(sizes: tuple[int, int]) -> Iterator[None]:
         for name in _BY_SHAPE:
             setattr(backend.random, name, alike(draws[name]))
         backend.random.dropout = lambda inputs, *_, **__: inputs
+        backend.image.elastic_transform = lambda images, *_, **__: images  # draws by itself
         yield
     finally:
         keras.layers.BatchNormalization.call = normalize
+        backend.image.elastic_transform = elastic
         for name, draw in draws.items():
             setattr(backend.random, name, draw)
 

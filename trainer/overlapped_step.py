@@ -32,7 +32,7 @@ from trainer.data import Batch
 from trainer.graphs import concrete, flat
 from trainer.model_support import is_scaled
 from trainer.roles import Commit
-from trainer.step_graphs import HasRows, Layout, NeedsTotals, NotTried, StepGraphs, turns
+from trainer.step_graphs import HasRows, Layout, NeedsTotals, StepGraphs, turns
 
 SMALL = 1 << 16  # bytes: a gradient of fewer travels with the others of its kind
 LATE = 1 << 22  # bytes: the last gradient, of fewer, is told to Horovod together with the rest
@@ -84,8 +84,6 @@ class OverlappedStep(StepGraphs):
         while layout is None:
             try:
                 layout = self.trace(sample)
-            except NotTried:
-                self._findings = self._try_model()
             except NeedsTotals as needs:
                 if divided or model.jit_compile or is_scaled(model):
                     raise CannotOverlap from needs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,7 +14,7 @@ from edl.contract.layout import Layout, Part
 from edl.contract.order import Order
 from edl.data import RandomAccess, Reader
 from edl.errors import DataError
-from trainer.arrays import nbytes, standard
+from trainer.arrays import kind_of, nbytes, protected, standard
 from trainer.data import BadRecord, Batch, named
 from trainer.last_words import described
 from trainer.watchdog import Watch, unwatched
@@ -137,8 +138,7 @@ class Records:
         start, stop = indices[0], indices[-1] + 1
         if list(indices) == list(range(start, stop)):
             return self._read(start, stop)
-        whole = lambda *arrays: np.concatenate(arrays)  # noqa: E731
-        return keras.tree.map_structure(whole, *(self._read(i, i + 1) for i in indices))
+        return keras.tree.map_structure(self._whole, *(self._read(i, i + 1) for i in indices))
 
     def _good(self, indices: np.ndarray) -> Batch:
         """The records at `indices` without those that are bad, found one by one.
@@ -167,11 +167,16 @@ class Records:
                 f"(features, None) where the model needs no labels, not {type(fed).__name__}"
                 + (f" of {len(fed)}" if isinstance(fed, tuple | list) else "")
             )
-        x, y, weights = keras.tree.map_structure(standard, tuple(fed) + (None,) * (3 - len(fed)))
+        given = tuple(fed) + (None,) * (3 - len(fed))
+        try:
+            x, y, weights = keras.tree.map_structure(standard, given)
+        except (TypeError, ValueError):
+            self._refuse_objects(given, where)
+            raise
         for path, array in keras.tree.flatten_with_path((x, y, weights)):
             # What a record becomes is counted as that record, so it must be one.
             if array is not None and (not array.shape or array.shape[0] != len(indices)):
-                name = ("features", "labels", "weights")[path[0]] + "".join(f"[{key!r}]" for key in path[1:])
+                name = _name(path)
                 what = f"{array.shape[0]} records" if array.shape else "a single value"
                 raise DataError(
                     f"{self._name}: {where} must keep the number of records: of {len(indices)}, {name} has "
@@ -179,11 +184,35 @@ class Records:
                 )
         return Batch(indices, x, y, weights, nbytes((x, y, weights)))
 
+    def _refuse_objects(self, fed: Any, where: str) -> None:
+        """
+        Raises:
+            DataError: one of the arrays cannot be a tensor.
+        """
+        for path, array in keras.tree.flatten_with_path(fed):
+            try:
+                standard(array)
+            except (TypeError, ValueError) as error:
+                raise DataError(
+                    f"{self._name}: {where}: {_name(path)} is {kind_of(array)}, of which no tensor can be "
+                    "made; give numbers or text"
+                ) from error
+
     def _fed(self, records: Any, indices: np.ndarray) -> Any:
         if self._feed is None:
             return records
+        given = keras.tree.map_structure(protected, records)  # a reader may return views of its data
         with self._watch(lambda: f"{self._name}: feed() of the {named(indices)}"):
-            return self._feed(records)
+            try:
+                return self._feed(given)
+            except ValueError as error:
+                if "read-only" not in str(error):
+                    raise
+                raise DataError(
+                    f"{self._name}: feed(records) changes its records in place{_line(error)}, but they may "
+                    "be the data themselves, so they are read-only. Compute new arrays (x = x / 2 instead of "
+                    "x /= 2), or change a copy (x = x.copy())"
+                ) from error
 
     def _pick(self, indices: np.ndarray, shards: np.ndarray) -> Any:
         """The records at `indices`, out of their blocks. The last block of each shard stays open."""
@@ -200,8 +229,22 @@ class Records:
             parts.append((number, keras.tree.map_structure(lambda a, i=within: np.asarray(a)[i], records)))
         parts.sort(key=lambda part: part[0])  # as they are grouped
         back = np.argsort(grouped)
-        whole = lambda *arrays: np.concatenate(arrays)[back]  # noqa: E731
+        whole = lambda *arrays: self._whole(*arrays)[back]  # noqa: E731
         return keras.tree.map_structure(whole, *(records for _, records in parts))
+
+    def _whole(self, *arrays: Any) -> np.ndarray:
+        """The arrays of several reads as one.
+
+        Raises:
+            DataError: NumPy would change values, as integers that it makes floats of.
+        """
+        kinds = {array.dtype.kind: array.dtype for array in map(np.asarray, arrays) if len(array)}
+        if len(kinds) > 1 and not set(kinds) <= set("OUST"):
+            raise DataError(
+                f"{self._name}: read() gives arrays of {' and '.join(sorted(map(str, kinds.values())))} for "
+                "different records, which would change values; each array must have one type for all records"
+            )
+        return np.concatenate(arrays)
 
     def _take(self, reader: RandomAccess, indices: np.ndarray) -> Any:
         with self._watch(lambda: f"{self._name}: take() of the {named(indices)}"):
@@ -225,3 +268,15 @@ class Records:
                 )
             if len(array) != count:
                 raise DataError(f"{self._name}: {call} gave {len(array)} records, not {count}")
+
+
+def _name(path: Sequence[Any]) -> str:
+    """An array as the user knows it: features['age']."""
+    return ("features", "labels", "weights")[path[0]] + "".join(f"[{key!r}]" for key in path[1:])
+
+
+def _line(error: BaseException) -> str:
+    """Where the user's code raised the error: " (file.py, line 7)"; empty if no frame is the user's."""
+    frames = traceback.extract_tb(error.__traceback__)[1:]
+    ours = [frame for frame in frames if "site-packages" not in frame.filename]
+    return f" ({ours[-1].filename}, line {ours[-1].lineno})" if ours else ""

@@ -8,10 +8,10 @@ a model is decides between them, once, at the start:
     trainer/overlapped_step.py   one graph with a sum for each large gradient, and nothing waits meanwhile
     trainer/vector_step.py       one vector, after all sums of which the optimizer runs; for every model
 
-How the graph of the gradients must be made shows while it is traced. Where a loss is not known to be made of
-means, the model is tried first (trainer/trial.py). Where its gradients depend on totals of the ring, the
-graph has a sum before them; where it looks up rows that an optimizer takes one by one, a sum after them. Then
-it is traced again, until it is the right one.
+The model is tried first with a few real records (trainer/trial.py). How the graph of the gradients must be
+made shows while it is traced. Where its gradients depend on totals of the ring, the graph has a sum before
+them; where it looks up rows that an optimizer takes one by one, a sum after them. Then it is traced again,
+until it is the right one.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from trainer.forward import Forward
 from trainer.fused_updates import fused
 from trainer.inner_sum import InnerSum
 from trainer.lookups import Given, Lookups, Recorder
-from trainer.model_support import is_plain, is_scaled, output_losses
+from trainer.model_support import is_scaled, output_losses
 from trainer.roles import Commit
 from trainer.training_metrics import TrainingMetrics
 
@@ -53,10 +53,6 @@ class HasRows(Exception):
     """The model's gradients have rows, for which the graph has no sum."""
 
 
-class NotTried(Exception):
-    """It takes real records to know how this model's step is made of parts."""
-
-
 class StepGraphs(ABC):
     """The graphs of one model's step, traced.
 
@@ -66,7 +62,7 @@ class StepGraphs(ABC):
         sample: real records.
         metrics: that are told of the training.
         inner_sum: over the ring, for what a step sums before its gradients.
-        try_model: finds out how the step is made of parts, where that is not known.
+        try_model: finds out how the step is made of parts.
         lookups: of rows that are on servers.
 
     Raises:
@@ -86,12 +82,12 @@ class StepGraphs(ABC):
         lookups: Lookups,
     ):
         self._lookups = lookups
-        self._model, self._types, self._inner_sum, self._try_model = model, types, inner_sum, try_model
+        self._model, self._types, self._inner_sum = model, types, inner_sum
         self._metrics = [(v, metrics.initial(v)) for v in metrics.variables]
         self._synchronized = is_synchronized(model)
         self._totals = 0  # floats that a step sums before its gradients
         self._by_row = False  # whether the gradients of tables are rows
-        self._findings = None if is_plain(model) else try_model()  # of a trial, where one was needed
+        self._findings = try_model()
 
     # --- a step
 
@@ -157,7 +153,7 @@ class StepGraphs(ABC):
         """Make the graph for arrays of the present types; for batches of any length, in rings of any size.
 
         Raises:
-            NeedsTotals, HasRows, NotTried: it is no longer made as it was.
+            NeedsTotals, HasRows: it is no longer made as it was.
         """
 
     # --- what both are made from
@@ -170,9 +166,8 @@ class StepGraphs(ABC):
         alive: Any = True,
         lookups: Given | Recorder | None = None,
     ) -> Forward:
-        verdicts = self._findings.verdicts if self._findings else None
         tree = self._types.tree(leaves)
-        return Forward(self._model, tree, salt, verdicts, ring, alive, self._metrics, lookups)
+        return Forward(self._model, tree, salt, self._findings.verdicts, ring, alive, self._metrics, lookups)
 
     def _is_sum(self, forward: Forward) -> bool:
         """Whether the loss of a batch is the sum of those of its parts, so that nothing is divided."""
@@ -181,12 +176,9 @@ class StepGraphs(ABC):
     def _require(self, forward: Forward) -> None:
         """
         Raises:
-            NotTried, NeedsTotals: what the step of this model takes, and is not there yet.
+            NeedsTotals: the graph has no sum of totals yet, which the step of this model takes.
         """
         terms = forward.terms
-        counters = [v for v, _, _ in forward.changes if not keras.backend.is_float_dtype(v.dtype)]
-        if self._findings is None and (terms.unknown or counters):
-            raise NotTried
         exact = terms.all_means or self._is_sum(forward)
         if not self._totals and (is_scaled(self._model) or not exact):
             raise NeedsTotals(terms.parts().shape[0])
@@ -195,7 +187,7 @@ class StepGraphs(ABC):
         self._require(forward)
         if not self._by_row and any(isinstance(g, tf.IndexedSlices) for g in gradients):
             raise HasRows
-        summed = self._findings.summed if self._findings else frozenset()
+        summed = self._findings.summed
         divided = not (is_scaled(self._model) or (self._is_sum(forward) and not self._totals))
         metrics = [v for v, _ in self._metrics]
         has_rows = bool(self._lookups.tables)

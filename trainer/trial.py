@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import keras
@@ -21,7 +22,7 @@ from trainer.data import Batch
 from trainer.exactness import Findings, Trial, tried
 from trainer.forward import Forward
 from trainer.loss_terms import Verdict
-from trainer.model_support import is_half
+from trainer.model_support import is_half, is_plain
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Inexact:
                 "their mean, keras.ops.mean(loss)"
             )
         if findings:
-            why.append(f"its loss or a layer of yours mixes the records of a batch: {'; '.join(findings)}")
+            why.append(f"its loss or a layer mixes the records of a batch: {'; '.join(findings)}")
         words = (
             f"a ring does not train this model as Keras alone would, because {'; and because '.join(why)}. "
             "What comes out depends on the number of workers (training.inexactLoss: allow accepts that, "
@@ -77,17 +78,23 @@ def try_model(model: keras.Model, types: BatchTypes, sample: Batch, inexact: Ine
     if len(sample) < 2:
         return Findings()  # then no batch is ever divided
 
-    def attempt(part: list[Any], verdicts: Sequence[Verdict] | None, totals: tf.Tensor | None) -> Trial:
+    def attempt(
+        part: list[Any], verdicts: Sequence[Verdict] | None, totals: tf.Tensor | None, backward: bool = True
+    ) -> Trial:
         forward = Forward(model, types.tree(part), tf.zeros([2], tf.int64), verdicts)
         loss = forward.loss
         if totals is not None:
             with forward.tape:
                 loss = forward.terms.corrected(loss, totals)
-        gradients = [g for g in forward.gradients(loss) if g is not None]
-        return Trial(forward.terms, loss, gradients, forward.changes)
+        gradients = [g for g in forward.gradients(loss) if g is not None] if backward else []
+        outputs = [y for y in keras.tree.flatten(forward.y_pred) if isinstance(y, tf.Tensor)]
+        return Trial(forward.terms, loss, gradients, outputs, forward.changes)
 
     parts, sizes = halves(sample)
-    found = tried(attempt, parts, sizes, batch_types.leaves(sample), half=is_half(model))
+    given = parts, sizes, batch_types.leaves(sample), is_half(model)
+    found = exactness.tried_forward(partial(attempt, backward=False), *given) if is_plain(model) else None
+    if found is None:
+        found = tried(attempt, *given)
     inexact.told(found.inexact)
     return found
 

@@ -25,7 +25,7 @@ from trainer.graphs import compiled, concrete, flat
 from trainer.model_support import is_scaled
 from trainer.ring.base import Vector
 from trainer.roles import Commit
-from trainer.step_graphs import HasRows, Layout, NeedsTotals, NotTried, StepGraphs, turns
+from trainer.step_graphs import HasRows, Layout, NeedsTotals, StepGraphs, turns
 from trainer.trial import halves
 
 HERE = "CPU:0"  # where arrays can be read without a copy
@@ -86,8 +86,6 @@ class VectorStep(StepGraphs):
         while layout is None:
             try:
                 layout = self.trace(sample)
-            except NotTried:
-                self._findings = self._try_model()
             except NeedsTotals as needs:
                 self._totals = needs.count
             except HasRows:

@@ -2,6 +2,7 @@
 
 base                what a reader is
 in_memory           arrays
+columns             pyarrow's columns as arrays
 npz_file, csv_file  files that are read into memory
 parquet_file        files of which one group of rows is in memory
 criteo              the public click logs, as text (lines) or Parquet; one block is in memory

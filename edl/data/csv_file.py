@@ -1,40 +1,304 @@
-"""CSV files with a header line."""
+"""CSV files with a header line.
+
+pyarrow reads them. What it would change without a word is found afterwards: whole numbers that a float
+rounds, and text of digits that loses its zeros. The lines of a file are only counted for a message.
+"""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
+import codecs
+import csv as python_csv
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from io import TextIOWrapper
+from os import PathLike
 from pathlib import Path
+from typing import Any
 
-from edl.data.in_memory import Arrays
+import numpy as np
+
+from edl.data.columns import Wanted
+from edl.data.in_memory import EXACT, Arrays
 from edl.errors import DataError
 
+PADDED = r"^\s*0[0-9]+\s*$"  # digits that a number would not have
+CHUNK = 1 << 24  # bytes
+_UNDECODED = "\ufffd"
 
-def csv(path: str | os.PathLike[str], names: Sequence[str] = (), delimiter: str = ",") -> Arrays:
-    """A reader over a CSV file with a header line, as a dict of its columns (numbers or strings).
+
+def csv(
+    path: str | PathLike[str],
+    names: Sequence[str] = (),
+    delimiter: str = ",",
+    types: Mapping[str, Any] | None = None,
+    fill_null: Mapping[str, Any] | None = None,
+    encoding: str = "utf-8",
+) -> Arrays:
+    """A reader over a CSV file with a header line, as a dict of its columns.
+
+    A column's type is found from all of its values: int64, uint64 if they are larger, float64, bool, a time
+    or text. Values keep their bits. Where no type does that, the column is refused by name.
 
     Args:
         names: the columns to keep; all by default.
+        types: what NumPy type columns have, by name: `{"zip": str, "user": "uint64"}`.
+        fill_null: what stands for a value that is missing, by column: `{"age": -1}`. Others must be complete.
+        encoding: of the text, as Python names it.
 
     Raises:
-        DataError: the file or one of its lines cannot be read, or a column is missing.
+        DataError: the file or one of its lines cannot be read, a column is missing or there twice, a value is
+            missing, or cannot be kept as it is.
     """
-    import pyarrow
-    from pyarrow import csv as pa_csv
+    file = _File(Path(path), delimiter, encoding)
+    wanted = Wanted(str(path), types or {}, fill_null or {})
+    columns = file.header()
+    wanted.refuse_missing(columns, names)
+    kept = list(names) or columns
+    given = {name: wanted.arrow_type(name) for name in kept if name in wanted.types}
+    table = file.read(kept, given)
+    given |= file.exact(table, given)
+    table = file.read(kept, given, table)
+    arrays = {}
+    for name in kept:
+        file.refuse_bytes(name, table[name], given)
+        if name not in wanted.fill_null:
+            file.refuse_empty(name, table[name])
+        arrays[name] = wanted.array(name, table[name], file.place(name))
+    return Arrays(arrays, source=str(path))
 
-    try:
-        table = pa_csv.read_csv(
-            Path(path),
-            parse_options=pa_csv.ParseOptions(delimiter=delimiter),
-            convert_options=pa_csv.ConvertOptions(include_columns=list(names) or None),
+
+@dataclass(frozen=True)
+class _File:
+    path: Path
+    delimiter: str
+    encoding: str
+
+    def __post_init__(self) -> None:
+        if len(self.delimiter) != 1:
+            raise DataError(f"{self.path}: delimiter must be one character, not {self.delimiter!r}")
+        try:
+            codecs.lookup(self.encoding)
+        except LookupError:
+            raise DataError(
+                f"{self.path}: Python knows no encoding {self.encoding!r} (expected e.g. 'latin-1')"
+            ) from None
+
+    def header(self) -> list[str]:
+        """The names of the columns.
+
+        Raises:
+            DataError: there is no header, or it has another encoding.
+        """
+        try:
+            line, found = next(self._rows(), (1, []))
+        except (OSError, python_csv.Error) as error:
+            raise DataError(f"{self.path}: cannot be read as CSV: {error}") from error
+        if not found:
+            raise DataError(f"{self.path}: cannot be read as CSV: it has no header line")
+        if _UNDECODED in "".join(found):
+            raise DataError(f"{self.path}: line {line}: the header {self._not_encoded()}")
+        return found
+
+    def read(self, names: list[str], types: dict[str, Any], known: Any = None) -> Any:
+        """The columns, as a pyarrow table.
+
+        Args:
+            known: a table whose columns of these types need not be read again.
+
+        Raises:
+            DataError: a line cannot be read, or a value is none of its type.
+        """
+        import pyarrow
+
+        if known is not None:
+            again = [name for name in names if types.get(name, known[name].type) != known[name].type]
+            if not again:
+                return known
+            new = self.read(again, types)
+            return pyarrow.table({name: (new if name in again else known)[name] for name in names})
+        try:
+            return self._table(names, types)
+        except (OSError, UnicodeError, pyarrow.ArrowException) as error:
+            raise DataError(f"{self.path}: {self._why(error, names, types)}") from error
+
+    def _table(self, names: list[str], types: dict[str, Any], use_threads: bool = True) -> Any:
+        from pyarrow import csv as pa_csv
+
+        return pa_csv.read_csv(
+            self.path,
+            read_options=pa_csv.ReadOptions(encoding=self.encoding, use_threads=use_threads),
+            # Without newlines_in_values pyarrow fails where a block of a large file ends in a quoted value.
+            parse_options=pa_csv.ParseOptions(delimiter=self.delimiter, newlines_in_values=True),
+            convert_options=pa_csv.ConvertOptions(include_columns=names, column_types=types),
         )
-    except (OSError, pyarrow.ArrowInvalid, pyarrow.ArrowKeyError) as error:
-        raise DataError(f"{path}: cannot be read as CSV: {error}") from error
-    columns = {}
-    for name in table.column_names:
-        column = table[name]
+
+    def exact(self, table: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The types of columns whose values pyarrow has changed, by its choice of a type.
+
+        Raises:
+            DataError: no type keeps them.
+        """
+        import pyarrow
+        import pyarrow.compute as pc
+
+        free = {name: table[name].type for name in table.column_names if name not in given}
+        times = {name: pyarrow.string() for name, kind in free.items() if pyarrow.types.is_time(kind)}
+        whole = [name for name, kind in free.items() if kind == pyarrow.int64()]
+        if whole and not self._has_padded_numbers():
+            whole = []
+        large = [
+            name
+            for name, kind in free.items()
+            if kind == pyarrow.float64() and (pc.max(pc.abs(table[name])).as_py() or 0) >= EXACT
+        ]
+        if not whole and not large:
+            return times
+        texts = self.read([*whole, *large], {name: pyarrow.string() for name in (*whole, *large)})
+        for name in texts.column_names:
+            if (record := _index(pc.match_substring_regex(texts[name], PADDED))) is not None:
+                text = texts[name][record].as_py().strip()
+                raise DataError(
+                    f"{self.place(name)(record)}: column {name!r} is {text!r}, which loses its "
+                    f"zeros as a number; types={{{name!r}: str}} keeps it as text, "
+                    f"types={{{name!r}: 'int64'}} reads it as a number"
+                )
+        return times | {name: self._type_of_large(name, table[name], texts[name]) for name in large}
+
+    def _type_of_large(self, name: str, column: Any, texts: Any) -> Any:
+        """The type of numbers of which some are beyond 2^53: uint64 if all fit, float64 if that is exact."""
+        import pyarrow
+        import pyarrow.compute as pc
+
+        is_whole = pc.match_substring_regex(texts, r"^\s*[+-]?[0-9]+\s*$")
+        whole = pc.filter(texts, is_whole)
+        values = [int(text) for text in whole.to_pylist()]
+        if len(values) == len(column) - column.null_count and all(0 <= v < 2**64 for v in values):
+            return pyarrow.uint64()
+        rounded = [abs(v) > EXACT and int(float(v)) != v for v in values]
+        if any(rounded):
+            nth = rounded.index(True)
+            record = int(np.flatnonzero(np.asarray(is_whole))[nth])
+            raise DataError(
+                f"{self.place(name)(record)}: column {name!r} is {values[nth]}, which a float64 rounds, and "
+                f"other values of it are no whole numbers from 0 to 2^64-1; types={{{name!r}: str}} keeps "
+                f"them as text, types={{{name!r}: 'float64'}} rounds them"
+            )
+        return pyarrow.float64()
+
+    def _has_padded_numbers(self) -> bool:
+        """Whether a value may begin with a zero and another digit."""
+        import pyarrow
+
+        if "0,".encode(self.encoding) != b"0,":
+            return True  # such as UTF-16, where bytes are no characters
+        before = np.zeros(256, bool)
+        before[list(b'\n\r"' + self.delimiter.encode())] = True
+        last = b"\n\n"
+        with pyarrow.input_stream(self.path) as file:
+            while chunk := file.read(CHUNK):
+                text = np.frombuffer(last + chunk + b"\n", np.uint8)
+                zeros = np.flatnonzero(text[2:-1] == ord("0")) + 2
+                previous, following = text[zeros - 1], text[zeros + 1]
+                previous = np.where(previous == ord(" "), text[zeros - 2], previous)  # a space after a comma
+                if (before[previous] & (following >= ord("0")) & (following <= ord("9"))).any():
+                    return True
+                last = bytes(text[-4:-1])  # a zero at the end meets its digit in the next chunk
+        return False
+
+    def refuse_bytes(self, name: str, column: Any, given: Mapping[str, Any]) -> None:
+        """
+        Raises:
+            DataError: it has text that is not of the encoding.
+        """
+        import pyarrow
+
+        if name in given or not pyarrow.types.is_binary(column.type):
+            return
+        for record, value in enumerate(column.to_pylist()):
+            try:
+                value.decode()
+            except UnicodeDecodeError:
+                raise DataError(
+                    f"{self.place(name)(record)}: column {name!r} {self._not_encoded()}"
+                ) from None
+
+    def refuse_empty(self, name: str, column: Any) -> None:
+        """
+        Raises:
+            DataError: a value is missing.
+        """
         if column.null_count:
-            line = column.is_null().to_numpy().argmax() + 2
-            raise DataError(f"{path}: line {line}: column {name!r} is empty; a value is needed")
-        columns[name] = column.to_numpy()
-    return Arrays(columns, source=str(path))
+            record = int(np.asarray(column.is_null()).argmax())
+            line, value = self._line(record, name)
+            what = f"is {value!r}, which counts as empty" if value else "is empty"
+            raise DataError(
+                f"{self.path}: line {line}: column {name!r} {what}; a value is needed "
+                f"(fill_null={{{name!r}: VALUE}} fills it)"
+            )
+
+    # --- the lines of the file, for messages
+
+    def place(self, name: str) -> Callable[[int], str]:
+        """Names a record's value of a column by its line."""
+
+        return lambda record: f"{self.path}: line {self._line(record, name)[0]}"
+
+    def _line(self, record: int, name: str = "") -> tuple[int | str, str]:
+        """The line of a record, or of its value in a column, and this value."""
+        try:
+            rows = self._rows()
+            _, header = next(rows)
+            line, row = next(found for nth, found in enumerate(rows) if nth == record)
+        except (OSError, python_csv.Error, StopIteration):
+            return f"of record {record}", ""
+        at = header.index(name) if name in header else 0
+        before = sum(len(re.findall(r"\r\n|\r|\n", value)) for value in row[:at])
+        return line + before, row[at] if at < len(row) else ""
+
+    def _rows(self) -> Iterator[tuple[int, list[str]]]:
+        """The line where each row begins, and its values. Empty lines are no rows."""
+        import pyarrow
+
+        encoding = "utf-8-sig" if codecs.lookup(self.encoding).name == "utf-8" else self.encoding
+        with (
+            pyarrow.input_stream(self.path) as stream,
+            TextIOWrapper(stream, encoding, errors="replace", newline="") as text,
+        ):
+            rows, last = python_csv.reader(text, delimiter=self.delimiter), 0
+            for row in rows:
+                if row:
+                    yield last + 1, row
+                last = rows.line_num
+
+    def _why(self, error: Exception, names: list[str], types: dict[str, Any]) -> str:
+        """What pyarrow says of a file, with the line that it means."""
+        import pyarrow
+
+        if isinstance(error, UnicodeError):
+            rows = (line for line, row in self._rows() if _UNDECODED in "".join(row))
+            return f"line {next(rows, 1)}: {self._not_encoded()}"
+        try:  # threads do not know the row
+            self._table(names, types, use_threads=False)
+        except pyarrow.ArrowException as again:
+            error = again
+        what = str(error)
+        if not (row := re.search(r"Row #(\d+): ", what)):
+            return f"cannot be read as CSV: {what}"
+        column = re.search(r"In CSV column #(\d+)", what)
+        name = self.header()[int(column[1])] if column else ""
+        line, _ = self._line(int(row[1]) - 2, name)
+        what = what[row.end() :]
+        if "invalid UTF8" in what:
+            what = self._not_encoded()
+        of = f"column {name!r}: " if column else ""
+        return f"line {line}: cannot be read as CSV: {of}{what}"
+
+    def _not_encoded(self) -> str:
+        return f"is not {self.encoding}; name the file's encoding, e.g. encoding='latin-1'"
+
+
+def _index(truth: Any) -> int | None:
+    """Where the first true value is; None if there is none."""
+    found = np.flatnonzero(np.asarray(truth))
+    return int(found[0]) if len(found) else None

@@ -8,6 +8,8 @@ import numpy as np
 
 from edl.errors import DataError
 
+EXACT = 2**53  # whole numbers up to this are exact as float64
+
 
 class Arrays:
     """Records that lie in memory: a tuple or a dict of arrays of one length."""
@@ -40,8 +42,23 @@ def arrays(*columns: np.ndarray) -> Arrays:
     """A reader over NumPy arrays of one length, usually (features, labels).
 
     Raises:
-        DataError: the arrays differ in length, or there are none.
+        DataError: the arrays differ in length, or there are none; or a list has whole numbers that NumPy
+            would round.
     """
     if not columns:
         raise DataError("arrays: at least one array is needed")
-    return Arrays(tuple(np.asarray(column) for column in columns))
+    return Arrays(tuple(map(_exact, columns)))
+
+
+def _exact(column: Any) -> np.ndarray:
+    """The column as an array."""
+    array = np.asarray(column)
+    if isinstance(column, list | tuple) and array.dtype == np.float64:  # as NumPy makes it of [2**63, 1]
+        values = zip(np.asarray(column, object).flat, array.flat, strict=True)
+        for value, rounded in values if (np.abs(array) >= EXACT).any() else ():
+            if isinstance(value, int | np.integer) and value != int(rounded):
+                raise DataError(
+                    f"arrays: NumPy makes floats of a list with {value}, which rounds it to {int(rounded)}; "
+                    "give an array with a type, e.g. np.array(values, np.uint64)"
+                )
+    return array

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from edl.data.columns import Wanted
 from edl.errors import DataError
 
 
@@ -17,13 +18,19 @@ class Parquet:
     """A reader over a file; a record is a dict of its columns.
 
     Args:
-        names: the columns to keep; all by default.
+        names, types, fill_null: see `parquet`.
 
     Raises:
-        DataError: it is not a Parquet file, or a column is missing.
+        DataError: it is not a Parquet file, or a column is missing or there twice.
     """
 
-    def __init__(self, path: Path, names: Sequence[str] = ()):
+    def __init__(
+        self,
+        path: Path,
+        names: Sequence[str] = (),
+        types: Mapping[str, Any] | None = None,
+        fill_null: Mapping[str, Any] | None = None,
+    ):
         import pyarrow
         from pyarrow import parquet
 
@@ -36,9 +43,8 @@ class Parquet:
         sizes = [metadata.row_group(n).num_rows for n in range(metadata.num_row_groups)]
         self._ends = np.cumsum(sizes, dtype=np.int64)
         self.names = list(self._file.schema_arrow.names)
-        for name in names:
-            if name not in self.names:
-                raise DataError(f"{path}: column {name!r} is missing; there are {', '.join(self.names)}")
+        self._wanted = Wanted(str(path), types or {}, fill_null or {})
+        self._wanted.refuse_missing(self.names, names)
         self._kept = list(names) or self.names
         self._lock = threading.Lock()
         self._read: tuple[int, tuple[str, ...], Any] = -1, (), None  # the last group of rows
@@ -50,11 +56,17 @@ class Parquet:
         """The records [start, stop).
 
         Raises:
-            DataError: a value is missing, or is a list of another length than the first one.
+            DataError: a value is missing, is a list of another length than the first one, or is of a type
+                that no array has.
         """
         columns = self.columns(self._kept, start, stop)
+
+        def place(record: int) -> str:
+            return f"{self.path}: record {start + record}"
+
         return {
-            name: self._array(name, column, start) for name, column in zip(self._kept, columns, strict=True)
+            name: self._wanted.array(name, column, place)
+            for name, column in zip(self._kept, columns, strict=True)
         }
 
     def columns(self, names: Sequence[str], start: int, stop: int) -> list[Any]:
@@ -87,31 +99,23 @@ class Parquet:
                 self._read = group, names, table
             return self._read[2]
 
-    def _array(self, name: str, column: Any, start: int) -> np.ndarray:
-        import pyarrow
 
-        if column.null_count:
-            record = int(np.asarray(column.is_null()).argmax()) + start
-            raise DataError(f"{self.path}: record {record}: column {name!r} is empty; a value is needed")
-        if pyarrow.types.is_list(column.type) or pyarrow.types.is_fixed_size_list(column.type):
-            lengths = {len(value) for value in column}
-            if len(lengths) > 1:
-                raise DataError(
-                    f"{self.path}: records {start} to {start + len(column)}: column {name!r} has lists of "
-                    f"lengths {sorted(lengths)}; all must be of one length"
-                )
-            return np.asarray(column.flatten()).reshape(len(column), -1)
-        return np.asarray(column.to_numpy(zero_copy_only=False))
-
-
-def parquet(path: str | os.PathLike[str], names: Sequence[str] = ()) -> Parquet:
-    """A reader over a Parquet file, as a dict of its columns: numbers, text, or lists of one length. One
-    group of rows at a time is in memory.
+def parquet(
+    path: str | os.PathLike[str],
+    names: Sequence[str] = (),
+    types: Mapping[str, Any] | None = None,
+    fill_null: Mapping[str, Any] | None = None,
+) -> Parquet:
+    """A reader over a Parquet file, as a dict of its columns: numbers, text, times, or lists of them, nested
+    or not, of one length at each level. One row group at a time is in memory.
 
     Args:
         names: the columns to keep; all by default.
+        types: what NumPy type columns are converted to, by name, where no value is lost: `{"price":
+            "float64"}`; of a column of lists, the values in them.
+        fill_null: what stands for a null, by column, in lists too: `{"age": -1}`. Others must be complete.
 
     Raises:
-        DataError: the file cannot be read, or a column is missing.
+        DataError: the file cannot be read, or a column is missing or there twice.
     """
-    return Parquet(Path(path), names)
+    return Parquet(Path(path), names, types, fill_null)

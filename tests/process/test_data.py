@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -114,6 +115,112 @@ def test_the_layout_is_found_from_how_large_a_record_is() -> None:
     small = a_source(Counting(10))
     small.fit(buffer_bytes=1e9, ranks=1)
     assert sorted(r for step in epoch_of([small], 10, 4) for r in step) == list(range(10))
+
+
+class Slices:
+    """A reader of one's own whose read() gives views of the user's arrays."""
+
+    def __init__(self) -> None:
+        self.x = np.arange(60.0, dtype=np.float32).reshape(30, 2)
+        self.lists = np.array([None] * 30, object)
+        for n in range(30):
+            self.lists[n] = np.full(2, n, np.float32)
+
+    def __len__(self) -> int:
+        return 30
+
+    def read(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+        return self.x[start:stop], self.lists[start:stop]
+
+
+class Taken(Slices):
+    """The same, with its arrays for every index."""
+
+    def take(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return self.x[: len(indices)], self.lists[: len(indices)]
+
+
+@pytest.mark.parametrize("reader", [Slices, Taken])
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_a_feed_that_changes_its_records_in_place_is_refused_with_its_line(
+    reader: type[Slices], shuffle: bool
+) -> None:
+    def halving(records: Any) -> Any:
+        x, _ = records
+        x /= 2
+        return x, x
+
+    ours = reader()
+    source = a_source(ours, feed=halving, shuffle=shuffle)
+    line = halving.__code__.co_firstlineno + 2
+    for read in (lambda: source.batch(0, 8, ALONE), lambda: source.plain(0, 8), lambda: source.these([3])):
+        with pytest.raises(DataError, match=rf"in place \(.*test_data\.py, line {line}\).*x = x\.copy\(\)"):
+            read()
+    assert (ours.x == reader().x).all()
+
+
+@pytest.mark.parametrize("reader", [Slices, Taken])
+def test_a_feed_has_a_copy_of_what_lies_within_an_array_of_objects(reader: type[Slices]) -> None:
+    def halving(records: Any) -> Any:
+        for row in records[1]:
+            row /= 2
+        return np.stack(list(records[1])), None
+
+    ours = reader()
+    for _ in range(2):
+        source = a_source(ours, feed=halving, shuffle=False)
+        assert source.plain(2, 4).x.tolist() == [[1, 1], [1.5, 1.5]]
+        source.batch(0, 8, ALONE)
+    assert [row[0] for row in ours.lists] == list(range(30))
+
+
+def test_feed_may_change_the_dict_of_its_records_and_copies_of_them() -> None:
+    kept = {"x": np.ones((30, 2)), "y": np.zeros(30), "text": np.array(["a"] * 30, object)}
+
+    class Kept(Slices):
+        def read(self, start: int, stop: int) -> Any:
+            return kept
+
+    def feed(records: dict[str, Any]) -> Any:
+        y, x = records.pop("y"), records["x"].copy()
+        x += 1
+        return x, y
+
+    source = a_source(Kept(), feed=feed, shuffle=False)
+    for _ in range(2):
+        assert (source.plain(0, 30).x == 2).all()
+    assert set(kept) == {"x", "y", "text"}
+
+
+@pytest.mark.parametrize(
+    ("when", "words"),
+    [
+        (
+            np.array(["2026-01-05"] * 3, "M8[s]"),
+            r"labels\['when'\] is an array of datetime64\[s\], of which no",
+        ),
+        (
+            np.array([Decimal(1)] * 3, object),
+            r"labels\['when'\] is an array of Decimal objects, of which no",
+        ),
+        (np.array([["a"], ["b", "c"], "d"], object), r"labels\['when'\] is an array of list objects"),
+        (np.array([(1, 2.0)] * 3, "i4,f4"), r"labels\['when'\] is an array of \[\('f0'"),
+    ],
+)
+def test_an_array_that_no_tensor_can_be_made_of_is_named(when: Any, words: str) -> None:
+    source = Records(edl.arrays(np.zeros(3)), lambda r: (r[0], {"y": np.ones(3), "when": when}), "mine")
+    with pytest.raises(DataError, match=rf"mine: feed\(records\): {words}"):
+        source.plain(0, 3)
+
+
+def test_records_of_different_types_are_not_put_together() -> None:
+    class Changing(Counting):
+        def read(self, start: int, stop: int) -> Any:
+            kind = np.float64 if start >= 16 else np.int64  # as pandas gives a block that has a gap
+            return {"n": np.arange(start, stop, dtype=kind), "pair": (np.arange(start, stop).astype(str),)}
+
+    with pytest.raises(DataError, match="arrays of float64 and int64 for different records"):
+        epoch_of([a_source(Changing(30), feed=lambda r: (r["n"], r["n"] * 2))], 30, 10)
 
 
 def test_arrays_of_the_product_have_random_access() -> None:

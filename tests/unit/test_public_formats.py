@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import datetime, time
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -192,3 +194,72 @@ def test_a_value_that_is_missing_in_a_parquet_file_is_named(tmp_path: Path) -> N
         edl.parquet(tmp_path / "t.parquet", ["x"]).read(1, 4)
     with pytest.raises(DataError, match=r"column 'list' has lists of lengths \[1, 2\]"):
         edl.parquet(tmp_path / "t.parquet", ["list"]).read(1, 4)
+
+
+L, NESTED = pyarrow.list_, [[[1, 2], [3, 4]], [[5, 6], [7, 8]], [[9, 0], [1, 2]]]
+
+
+@pytest.mark.parametrize(
+    ("column", "options", "values"),
+    [
+        (pyarrow.array([[1, 2]] * 3, pyarrow.large_list(pyarrow.int8())), {}, np.array([[1, 2]] * 3, "i1")),
+        (pyarrow.array([[1, 2]] * 3, L(pyarrow.float32(), 2)), {}, np.array([[1, 2]] * 3, np.float32)),
+        (pyarrow.array(NESTED, L(L(pyarrow.int16()))), {}, np.array(NESTED, np.int16)),
+        (pyarrow.array(NESTED, L(L(pyarrow.int16(), 2), 2)), {}, np.array(NESTED, np.int16)),
+        (pyarrow.array([[1, None], [2**53 + 1, 4], [5, 6]]), {"fill_null": {"v": 0}},
+            np.array([[1, 0], [2**53 + 1, 4], [5, 6]])),
+        (pyarrow.array([1, None, 3]), {"fill_null": {"v": -1}}, np.array([1, -1, 3])),
+        (pyarrow.array([1, None, 3]), {"fill_null": {"v": 0.5}, "types": {"v": "float32"}},
+            np.array([1, 0.5, 3], np.float32)),
+        (pyarrow.nulls(3), {"fill_null": {"v": "none"}}, np.array(["none"] * 3, object)),
+        (pyarrow.array([Decimal("1.5")] * 3), {"types": {"v": "float64"}}, np.array([1.5] * 3)),
+        (pyarrow.array([Decimal("1.50")] * 3), {"types": {"v": str}}, np.array(["1.50"] * 3, object)),
+        (pyarrow.array([datetime(2026, 1, 5)] * 3, pyarrow.timestamp("ms", "UTC")), {},
+            np.array(["2026-01-05"] * 3, "M8[ms]")),
+        (pyarrow.array(["a", "b", "a"]).dictionary_encode(), {}, np.array(["a", "b", "a"], object)),
+        (pyarrow.array([2**64 - 1, 0, 1], pyarrow.uint64()), {}, np.array([2**64 - 1, 0, 1], np.uint64)),
+    ],
+)  # fmt: skip
+def test_a_parquet_file_keeps_each_value(
+    tmp_path: Path, column: Any, options: dict[str, Any], values: np.ndarray
+) -> None:
+    pa_parquet.write_table(pyarrow.table({"v": column}), tmp_path / "t.parquet", row_group_size=2)
+    reader = edl.parquet(tmp_path / "t.parquet", **options)
+    for start, stop in ((0, 3), (1, 3), (2, 3)):
+        found = reader.read(start, stop)["v"]
+        assert (found.dtype, found.shape) == (values.dtype, (stop - start, *values.shape[1:]))
+        assert found.tolist() == values[start:stop].tolist()
+
+
+@pytest.mark.parametrize(
+    ("column", "options", "words"),
+    [
+        ([[1, 2], [3, 4], [5, None]], {}, "record 2: column 'v' has a null in a list; a value is needed"),
+        ([[1, 2], [3, 4], None], {"fill_null": {"v": 0}}, "record 2: column 'v' has no list"),
+        ([[[1], [2]], [[3], [4, 5]], [[6], [7]]], {}, "record 1: column 'v' has lists of lengths [1"),
+        ([[[1], [2]], [[3], [4]], [[6], None]], {}, "record 2: column 'v' has no list"),
+        ([1, 2, None], {"fill_null": {"v": 0.5}}, "fill_null: column 'v' is int64, which cannot have"),
+        ([1, 2, None], {"fill_null": {"v": "x"}}, "fill_null: column 'v' is int64, which cannot have"),
+        ([Decimal("1.5")] * 3, {}, "column 'v' is decimal128(2, 1), of which no array is made; types={"),
+        ([time(1, 2)] * 3, {}, "column 'v' is time64[us], of which no array is made; types={'v': str}"),
+        ([{"a": 1}] * 3, {}, "column 'v' is struct<a: int64>, of which no array is made; leave it"),
+        ([1.5] * 3, {"types": {"v": "int64"}}, "column 'v' is double and not int64, as types says"),
+        ([2**53 + 1] * 3, {"types": {"v": float}}, "column 'v' is int64 and not double, as types says"),
+        ([1] * 3, {"types": {"w": "int64"}}, "types: column 'w' is missing; there are v"),
+    ],
+)  # fmt: skip
+def test_what_no_array_can_be_made_of_in_a_parquet_file_is_named(
+    tmp_path: Path, column: Any, options: dict[str, Any], words: str
+) -> None:
+    path = tmp_path / "t.parquet"
+    pa_parquet.write_table(pyarrow.table({"v": column}), path, row_group_size=2)
+    with pytest.raises(DataError) as refused:
+        edl.parquet(path, **options).read(0, 3)
+    assert str(refused.value).startswith(f"{path}: {words}")
+
+
+def test_two_columns_of_one_name_in_a_parquet_file_are_refused(tmp_path: Path) -> None:
+    table = pyarrow.table([pyarrow.array([1]), pyarrow.array([2])], ["x", "x"])
+    pa_parquet.write_table(table, tmp_path / "t.parquet")
+    with pytest.raises(DataError, match=r"t\.parquet: 2 columns have the name 'x'"):
+        edl.parquet(tmp_path / "t.parquet")

@@ -1,0 +1,177 @@
+"""Columns of pyarrow as NumPy arrays. Values stay what the file has, or the column is refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from edl.errors import DataError
+
+Types = Mapping[str, Any]  # by column: what np.dtype() takes
+Fills = Mapping[str, Any]  # by column: the value in place of null
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a user asks of a file's columns.
+
+    Args:
+        types: a NumPy type for each of these columns; the others have the file's.
+        fill_null: values for nulls, by column; nulls of other columns are refused.
+        source: the file, for messages.
+
+    Raises:
+        DataError: a type is not one that a column can have.
+    """
+
+    source: str
+    types: Types = field(default_factory=dict)
+    fill_null: Fills = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in self.types:
+            self.arrow_type(name)
+
+    def arrow_type(self, name: str) -> Any:
+        """The pyarrow type that was asked for; None if the file's own is wanted."""
+        import pyarrow
+
+        if name not in self.types:
+            return None
+        try:
+            kind = self.types[name]
+            return pyarrow.from_numpy_dtype(np.dtype("O" if kind is None else kind))
+        except (TypeError, pyarrow.ArrowNotImplementedError):
+            raise DataError(
+                f"{self.source}: types: column {name!r}: {self.types[name]!r} is no type of numbers, text or "
+                "times (expected what np.dtype takes, e.g. 'int64', 'float32', str or 'datetime64[s]')"
+            ) from None
+
+    def refuse_missing(self, columns: Sequence[str], names: Sequence[str]) -> None:
+        """
+        Raises:
+            DataError: the file lacks a column that was named, or has two of one name.
+        """
+        for argument, named in (("names", names), ("types", self.types), ("fill_null", self.fill_null)):
+            for name in named:
+                if name not in columns:
+                    where = "" if argument == "names" else f"{argument}: "
+                    known = ", ".join(c if c == c.strip() else repr(c) for c in columns)
+                    raise DataError(f"{self.source}: {where}column {name!r} is missing; there are {known}")
+        for name in names or columns:
+            if columns.count(name) > 1:
+                raise DataError(
+                    f"{self.source}: {columns.count(name)} columns have the name {name!r}; rename one, or "
+                    "leave them out with names=[...]"
+                )
+
+    def array(self, name: str, column: Any, place: Callable[[int], str]) -> np.ndarray:
+        """A column as an array: [records], or [records, n, ...] if it has lists.
+
+        Args:
+            column: pyarrow's, an Array or a ChunkedArray.
+            place: names a record in messages, given its index in the column.
+
+        Raises:
+            DataError: a value is missing, a list differs in length, or the type has no NumPy equivalent.
+        """
+        import pyarrow
+        import pyarrow.compute as pc
+        from pyarrow import types
+
+        shape = [len(column)]
+
+        def place_of(value: int) -> str:
+            return place(value // max(int(np.prod(shape[1:])), 1))
+
+        while True:
+            kind = column.type
+            if types.is_dictionary(kind):
+                column = column.cast(kind.value_type)
+            elif isinstance(kind, pyarrow.BaseExtensionType):
+                column = column.cast(kind.storage_type)
+            elif not _is_list(kind):
+                break
+            else:
+                if column.null_count:
+                    where = place_of(_first(column.is_null()))
+                    raise DataError(f"{where}: column {name!r} has no list; a list is needed")
+                lengths = np.asarray(pc.list_value_length(column))
+                length = int(lengths[0]) if len(lengths) else max(getattr(kind, "list_size", 0), 0)
+                if (lengths != length).any():
+                    other = int((lengths != length).argmax())
+                    raise DataError(
+                        f"{place_of(other)}: column {name!r} has lists of lengths "
+                        f"{sorted({length, int(lengths[other])})}; all must be of one length"
+                    )
+                column = pc.list_flatten(column)
+                shape.append(length)
+        column = self._cast(name, column)
+        if column.null_count:
+            column = self._filled(name, column, place_of, "has a null in a list" if shape[1:] else "is empty")
+        self._refuse_objects(name, column.type)
+        options = {} if hasattr(column, "chunks") else {"zero_copy_only": False}
+        return np.asarray(column.to_numpy(**options)).reshape(shape)
+
+    def _cast(self, name: str, column: Any) -> Any:
+        import pyarrow
+
+        wanted = self.arrow_type(name)
+        if wanted is None and pyarrow.types.is_null(column.type) and name in self.fill_null:
+            wanted = pyarrow.scalar(self.fill_null[name]).type
+        if wanted is None or wanted == column.type:
+            return column
+        try:
+            return column.cast(wanted)
+        except (pyarrow.ArrowInvalid, pyarrow.ArrowNotImplementedError) as error:
+            raise DataError(
+                f"{self.source}: column {name!r} is {column.type} and not {wanted}, as types says: {error}"
+            ) from error
+
+    def _filled(self, name: str, column: Any, place: Callable[[int], str], what: str) -> Any:
+        import pyarrow
+        import pyarrow.compute as pc
+
+        if name not in self.fill_null:
+            raise DataError(
+                f"{place(_first(column.is_null()))}: column {name!r} {what}; a value is needed (fill_null="
+                f"{{{name!r}: VALUE}} fills it)"
+            )
+        value = self.fill_null[name]
+        try:
+            scalar = pyarrow.scalar(value, column.type)
+            if scalar.as_py() != value and value == value:  # such as 0.5 as int64; NaN is unlike itself
+                raise ValueError
+        except (pyarrow.ArrowException, ValueError, TypeError, OverflowError):
+            raise DataError(
+                f"{self.source}: fill_null: column {name!r} is {column.type}, which cannot have the value "
+                f"{value!r}"
+            ) from None
+        return pc.fill_null(column, scalar)
+
+    def _refuse_objects(self, name: str, kind: Any) -> None:
+        from pyarrow import types
+
+        if types.is_decimal(kind) or types.is_time(kind):
+            advice = f"types={{{name!r}: str}} reads it as text"
+            if types.is_decimal(kind):
+                advice = f"types={{{name!r}: 'float64'}} reads it as numbers, {advice}"
+        elif any(of(kind) for of in (types.is_struct, types.is_map, types.is_union, types.is_interval)):
+            advice = "leave it out with names=[...]"
+        else:
+            return
+        raise DataError(f"{self.source}: column {name!r} is {kind}, of which no array is made; {advice}")
+
+
+def _is_list(kind: Any) -> bool:
+    from pyarrow import types
+
+    lists = types.is_list, types.is_large_list, types.is_fixed_size_list
+    return any(of(kind) for of in (*lists, types.is_list_view, types.is_large_list_view))
+
+
+def _first(truth: Any) -> int:
+    return int(np.asarray(truth).argmax())
