@@ -18,10 +18,12 @@ from edl.config.job import (
     flat,
     frozen_changes,
     impossible,
+    live_keys,
     of_job,
     parse,
     unscalable,
     unscalable_servers,
+    with_keys_of,
 )
 
 __all__ = [
@@ -36,8 +38,10 @@ __all__ = [
     "flat",
     "frozen_changes",
     "impossible",
+    "live_keys",
     "of_job",
     "parse",
     "unscalable",
     "unscalable_servers",
+    "with_keys_of",
 ]

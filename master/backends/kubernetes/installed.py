@@ -148,7 +148,7 @@ class Installed:
         try:
             values = values_of(self.place.names.job, self.data)
         except ConfigError as error:
-            return Invalid(str(error))
+            return Invalid(str(error))  # without values: the run keeps all of its own
         scale = overrides.Scale.read(self.data)
         if scale is None or scale.id == self.scale_over:
             return checked(values)
