@@ -63,6 +63,11 @@ class JobSpec:
                 refused = "; ".join(filter(None, [refused, f"the new values are refused: {mixed.why}"]))
         return (self if isinstance(mixed, Invalid) else mixed.decided(self.config.mode)), refused
 
+    def refused_in_pod(self, wanted: Wanted) -> list[str]:
+        """The dotted keys whose refused change is also in the worker's pod that the chart has rendered."""
+        ours, theirs = config_module.flat(self.config), config_module.flat(wanted.values)
+        return sorted(key for key in config_module.IN_POD if theirs.get(key, ours[key]) != ours[key])
+
     def refusal(self, wanted: JobSpec, ended: bool = False) -> str:
         """Which values of `wanted` a run with this spec refuses, in words; empty: none.
 

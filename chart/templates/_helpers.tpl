@@ -118,11 +118,13 @@ annotations:
 {{- end }}
 {{- end -}}
 
-{{/* Parameter servers run in the master's. */}}
+{{/* Parameter servers run in the master's. A name that begins with a registry (as Docker tells one: by a dot or a colon in
+     its first part, or localhost) is complete: image.registry is for the others. */}}
 {{- define "edl.image" -}}
 {{- $image := (index .root.Values (eq .component "ps" | ternary "master" .component)).image -}}
 {{- $name := $image.repository -}}
-{{- with .root.Values.image.registry }}{{ $name = printf "%s/%s" (trimSuffix "/" .) $name }}{{ end -}}
+{{- $complete := regexMatch "^([^/]*[.:][^/]*|localhost)/" $name -}}
+{{- with .root.Values.image.registry }}{{ if not $complete }}{{ $name = printf "%s/%s" (trimSuffix "/" .) $name }}{{ end }}{{ end -}}
 {{- if $image.digest -}}
 {{ $name }}@{{ $image.digest }}
 {{- else -}}

@@ -50,9 +50,7 @@ async def fetch(api: Api, found: FoundRelease, name: str, target: Path) -> str:
         raise EdlError(f"{where}: the job has not ended: {found.phase}, {found.reason}")
     if found.model_file.startswith("/"):
         raise EdlError(f"{where}: the model is at {found.model_file}, where it was kept instead")
-    directory = PurePosixPath(
-        MOUNTED, found.model_file
-    ).parent  # a later run of the release has one of its own
+    directory = PurePosixPath(MOUNTED, found.model_file).parent  # a later run has one of its own
     path = f"/api/v1/namespaces/{found.namespace}/pods"
     pod = reader(found)
     own = pod["metadata"]["name"]

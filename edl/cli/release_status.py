@@ -131,7 +131,7 @@ class FoundRelease:
 
     @property
     def model_file(self) -> str:
-        """The file of the trained model: within the output directory, or where its worker saved it instead."""
+        """The trained model's file: within the output directory, or where its worker saved it instead."""
         return (str(self.report.get("model", "")) if self.ended else "") or artifacts.MODEL
 
     @property

@@ -7,6 +7,7 @@ model_check  a user's model that comes as one file
 """
 
 from edl.config.job import (
+    IN_POD,
     JOB,
     Config,
     Data,
@@ -27,6 +28,7 @@ from edl.config.job import (
 )
 
 __all__ = [
+    "IN_POD",
     "JOB",
     "Config",
     "Data",

@@ -40,6 +40,11 @@ from edl.contract.steps import Steps
 from edl.errors import ConfigError
 
 LIVE: dict[str, JsonValue] = {"live": True}
+IN_POD = frozenset({  # frozen values that the chart also writes into the worker's pod
+    *(f"{place}.{key}" for place in ("model", "data") for key in ("existingClaim", "hostPath", "mountPath")),
+    *(f"checkpoint.{key}" for key in ("dir", "existingClaim", "hostPath", "existingSecret")),
+    "elastic.memoryCopy", "elastic.warmProcess",
+})  # fmt: skip
 RESULT: dict[str, JsonValue] = {"result": True}  # decides which model comes out: fixed once a run has ended
 SHARE: dict[str, JsonValue] = {"allowed": "an integer, at least 0, or a share such as 50%"}
 PATH: dict[str, JsonValue] = {"allowed": "an absolute path"}
@@ -353,6 +358,11 @@ RULES = [
         "each row is to be on more servers than there are",
     ),
     Rule(("token.existingSecret", "token.value"), _both, "mutually exclusive"),
+    Rule(
+        ("service.type", "service.clusterIP"),
+        lambda kind, address: kind != "ClusterIP" and address == "None",
+        "a headless Service is of type ClusterIP",
+    ),
     Rule(
         ("metrics.serviceMonitor.enabled", "metrics.podMonitor.enabled"),
         _both,

@@ -67,6 +67,7 @@ def test_the_notes_say_what_is_special(helm: Helm, notes: Path, said: str, words
     assert words in Rendered(helm("template", "edl", str(notes), "--set", said)).one("Notes")["text"]
 
 
+MODEL = "model=data=print"
 STATUS = "{{- $run := dict `root` $ `status` .Values.global -}}\n"
 
 
@@ -76,7 +77,10 @@ STATUS = "{{- $run := dict `root` $ `status` .Values.global -}}\n"
         ((), ""),
         (("training.seed=9", "workers=2", "suspend=true"), "training.seed"),
         (("mode=ps", "export.formats={savedmodel}"), "export.formats, mode"),
-        (("model.source=y", "elastic.joinDelaySeconds=0.5"), "elastic.joinDelaySeconds, model.source"),
+        (
+            ("model.source=data=model=print", "elastic.joinDelaySeconds=0.5"),
+            "elastic.joinDelaySeconds, model.source",
+        ),
         (("training.seed=9", "runId=2"), ""),
         (("training.seed=9", "runId=0"), ""),
     ],
@@ -89,17 +93,17 @@ def test_the_notes_know_what_a_run_refuses(
     (copy / "templates" / "notes.yaml").write_text(
         STATUS + "kind: Notes\nmetadata: {name: notes}\ntext: {{ include `edl.refused` $run | toJson }}\n"
     )
-    began = helm.template("model.source=x").values
-    state = {"runId": "a", "nextId": 1, "source": model_check.digest("x")}
+    began = helm.template(f"model.source={MODEL}").values
+    state = {"runId": "a", "nextId": 1, "source": model_check.digest(MODEL)}
     status = {
         "state": json.dumps(state),
         "values": json.dumps({**began, "mode": "hybrid", "model": {**began["model"], "source": ""}}),
     }
-    (tmp_path / "status").write_text(yaml.safe_dump({"global": status, "model": {"source": "x"}}))
+    (tmp_path / "status").write_text(yaml.safe_dump({"global": status, "model": {"source": MODEL}}))
     flags = [word for value in now for word in ("--set", value)]
     made = Rendered(helm("template", "edl", str(copy), "-f", str(tmp_path / "status"), *flags))
     assert made.one("Notes")["text"] == refused
-    nothing = Rendered(helm("template", "edl", str(copy), "--set", "model.source=x", *flags))
+    nothing = Rendered(helm("template", "edl", str(copy), "--set", f"model.source={MODEL}", *flags))
     assert nothing.one("Notes")["text"] == ""
     run = JobSpec.parse({**began, "mode": "hybrid"})
     wanted = checked(made.values)

@@ -76,6 +76,7 @@ class Kubernetes:
         self._api, self._place = api, place
         self._tasks = Tasks()
         self._stopping = False
+        installed.note_template(run.spec)
         left = installed.left
         known = left.started_at if left.run_id == run.run_id else 0.0
         self._started_at = known or time.time()
@@ -220,7 +221,7 @@ class Kubernetes:
         return render(self._template(w), identity, w.id, w.high)
 
     def _template(self, w: WorkerPod) -> pods.Pod:
-        return excluding(self._installed.template(w.high), self._nodes.avoided)
+        return excluding(self._installed.template(w.high, self._run.spec), self._nodes.avoided)
 
     def _replace_the_outdated(self) -> None:
         """What a pod waits for (an image, a node) may be there for another; by itself it would wait on."""
@@ -239,6 +240,7 @@ class Kubernetes:
         wanted = self._installed.wanted()
         self._tell_notices()
         self._run.take(wanted)
+        self._installed.note_template(self._run.spec)
         self._replace_the_outdated()
         self._creation.retry()  # the template may have been what was wrong
         self._do_what_is_asked()
