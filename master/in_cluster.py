@@ -2,13 +2,14 @@
 
 A run begins with the values that the chart's object holds. It survives its masters: what the last
 one has left (the run's id, the values it began with, how many workers there have been) is in the
-status ConfigMap, and what it did is in the workers. A change that a run cannot take is refused,
-and the run goes on with its own values; but another model file is another run.
+status ConfigMap, and what it did is in the workers. A run keeps its values, also after its end: live ones can
+change while it trains, a change of any other is refused and has no effect. Only another `runId` in the values
+starts another run.
 
     found, wanted ──▶ plan ──▶ Train     one run, or the rest of it, with a loop of its own
                                Refuse    the values are invalid, or the run is another version's: say so
                                Rest      the run has ended
-    ... until the values want something else; then the release is read anew, and so on
+    ... until another run is requested; then the release is read anew, and so on
 
 When a run has ended, its master stays, so that the Deployment does not start it again. Before it acts, and
 when another master has taken over while this one lived, it stands by (`candidate`).
@@ -65,8 +66,6 @@ from master.undecided import Undecided
 
 log = structlog.get_logger()
 
-ANOTHER_RUN = frozenset({"model.source"})  # whose change ends a run that has not ended
-
 
 @dataclass(frozen=True)
 class Train:
@@ -91,36 +90,34 @@ class Refuse:
 
 @dataclass(frozen=True)
 class Rest:
-    """The run has ended, and the values want nothing else."""
+    """The run has ended, and no other run is requested."""
 
 
 Plan: TypeAlias = Train | Refuse | Rest
 
 
-def plan(found: Found, wanted: Wanted, new_id: RunId, changed: bool = False) -> Plan:
+def plan(found: Found, wanted: Wanted, new_id: RunId) -> Plan:
     """What to do with a release.
 
     Args:
         new_id: of another run, should there be one.
-        changed: the values have been changed since the run ended.
     """
     if found.foreign(edl.__version__):
         if found.holds_state:
             return Refuse(_another_version(found), run_lives=True)
         found = replace(found, run_id=None, earlier=None)
-    if isinstance(wanted, Invalid):
-        if found.run_id is None or found.earlier is None or found.ended:
+    if found.run_id is None or found.another_requested(wanted):
+        if isinstance(wanted, Invalid):
             return Refuse(wanted.why)
-        return Train(found.run_id, found.earlier, ev.Adopted(found.workers, found.next_id))
-    changes = found.earlier.frozen_changes(wanted, bool(found.ended)) if found.earlier is not None else []
-    changed &= found.earlier is None  # else what matters are the changes, and which they are
-    if found.run_id is None or ((changes or changed) and (found.ended or ANOTHER_RUN & set(changes))):
         return Train(new_id, wanted, ev.Adopted((), found.next_id))
     if found.ended:
         return Rest()
-    spec = wanted
-    if found.earlier is not None:  # which knows what was decided
-        spec = found.earlier if changes else wanted.decided(found.earlier.config.mode)
+    if found.earlier is not None:
+        spec, _ = found.earlier.taking(wanted)
+    elif isinstance(wanted, Invalid):  # the values of the run are unknown
+        return Refuse(wanted.why)
+    else:
+        spec = wanted
     return Train(found.run_id, spec, ev.Adopted(found.workers, found.next_id))
 
 
@@ -133,24 +130,22 @@ def _another_version(found: Found) -> str:
 
 
 class TrainingRun:
-    """A run with its master, as the backend knows it. `another` is set when the values want another run."""
+    """A run with its master, as the backend knows it. `another` is set when another run is requested."""
 
     def __init__(self, master: Master):
-        self._master, self.run_id, self._began = master, master.run_id, master.spec
+        self._master, self.run_id = master, master.run_id
         self.emit, self.status, self.summary = master.emit, master.status, master.summary
         self.another = asyncio.Event()
 
     @property
     def spec(self) -> JobSpec:
-        """What it was started with, and what has been decided since."""
-        return self._began.decided(self._master.spec.config.mode)
+        """What it was started with, with the live values and the mode that it has taken since."""
+        return self._master.spec
 
     def take(self, wanted: Wanted) -> None:
         """The release's values have changed while the run goes on."""
-        if isinstance(wanted, Invalid):
-            self._master.refuse(f"the new values are refused: {wanted.why}")
-        elif ANOTHER_RUN & set(self.spec.frozen_changes(wanted)):
-            log.info("the model has changed: this run ends, and another one begins")
+        if isinstance(wanted, JobSpec) and (name := wanted.config.run_id) != self.spec.config.run_id:
+            log.info(f"runId is {name!r} now: this run ends, and another one begins")
             self.another.set()
         else:
             self._master.take(wanted)
@@ -173,7 +168,6 @@ class ReleaseMaster:
             self._api, self._place, self._ask, self._listener, listen, self._prepare, self._act
         )
         self._master: Master | None = None
-        self._changed = False
         self._installed: Installed | None = None
         self._metrics = Metrics(self._status, self._numbers)
         self._http = Server(self._ready, {"/metrics": self._metrics.page})
@@ -226,10 +220,9 @@ class ReleaseMaster:
     async def _next(self, installed: Installed) -> None:
         """What there is to do, until there is something else to do."""
         found, wanted = installed.found, installed.wanted()
-        changed, self._changed = self._changed, False
-        match plan(found, wanted, RunId(secrets.token_hex(8)), changed):
+        match plan(found, wanted, RunId(secrets.token_hex(8))):
             case Rest():
-                log.info(f"run {found.run_id} has ended: {found.ended}; waiting for other values")
+                log.info(f"run {found.run_id} has ended: {found.ended}; waiting for another runId")
                 await self._rest(installed)
             case Refuse(why, run_lives):
                 log.error(why)
@@ -256,8 +249,8 @@ class ReleaseMaster:
         run = TrainingRun(master)
         backend = Kubernetes(installed, run)
         master.observers = [self._metrics.observe, backend.observe]
-        if isinstance(wanted, Invalid) or todo.spec != wanted.decided(todo.spec.config.mode):
-            run.take(wanted)  # which says what is refused, as when it had happened before our eyes
+        if todo.spec.taking(wanted)[1]:
+            run.take(wanted)  # which reports what is refused, as if it had changed now
         self._master = master
         over = asyncio.create_task(self._candidate.until(run.another))
         over.add_done_callback(lambda _: master.abandon())
@@ -315,9 +308,8 @@ class ReleaseMaster:
         found, wanted = installed.found, installed.wanted()
         if found.earlier is None or found.run_id is None or not found.earlier.config.servers:
             return None
-        count = found.earlier.config.servers
-        if isinstance(wanted, JobSpec):  # it may have changed while the run trained
-            count = wanted.decided(found.earlier.config.mode).config.servers or count
+        now, _ = found.earlier.taking(wanted)  # their number may have changed while the run trained
+        count = now.config.servers or found.earlier.config.servers
         return count, partial(end_servers, self._addresses(count), self._token, found.run_id)
 
     async def _rest(self, installed: Installed) -> None:
@@ -326,7 +318,6 @@ class ReleaseMaster:
         try:
             async with self._resting(installed, installed.status.get("phase", "")):
                 await self._candidate.until(ended.changed)
-            self._changed = ended.changed.is_set()
         finally:
             await ended.close()
 

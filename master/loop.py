@@ -28,7 +28,7 @@ from master.core.job import Job
 from master.journal import Journal
 from master.rpc.server import Server
 from master.servers import NoServers, ParameterServers
-from master.spec import JobSpec
+from master.spec import JobSpec, Wanted
 from master.telemetry import Telemetry
 
 log = structlog.get_logger()
@@ -60,6 +60,7 @@ class Master:
         self.inbox: asyncio.Queue[ev.Event] = asyncio.Queue()
         self.servers: ParameterServers = NoServers()
         self.abandoned = False
+        self.refused = ""  # what of the values that people want is not applied, in words
         self._backend: Backend | None = None  # while it runs
         self._journal_trouble = ""  # as the core knows it
         self.news: list[dict[str, Any]] = []
@@ -150,6 +151,7 @@ class Master:
         return {
             "run_id": self.run_id,
             "model": self.spec.config.model.name,
+            "refused": self.refused,
             **view.status(self.job, now, self.telemetry.beats, self.telemetry.newest),
             "servers": [
                 {**said, "state": "out"} if said["index"] in self.job.servers.out else said
@@ -186,24 +188,18 @@ class Master:
         """Which worker follows one that has ended, in its place; None: no one is needed there."""
         return await self._backend.succeed(ended) if self._backend is not None else None
 
-    def take(self, spec: JobSpec) -> None:
-        """The values have been changed: live ones hold from now on, a change of others is refused."""
-        spec = spec.decided(self.spec.config.mode)
-        if changes := self.spec.frozen_changes(spec):
-            self.refuse(
-                f"a running job keeps its {', '.join(changes)}: the change is refused, it needs a new job"
-            )
-            return
-        self.spec = spec
-        new = spec.config
+    def take(self, wanted: Wanted) -> None:
+        """Apply the live values of `wanted`. A change of other values is refused, and the status shows this
+        refusal until the change is reverted."""
+        self.spec, refused = self.spec.taking(wanted)
+        new = self.spec.config
         log_at(new.log_level)
         deadline = new.active_deadline_seconds
         self.servers.resize(new.servers)
+        if refused and refused != self.refused:
+            self.emit(ev.Refused(refused))
+        self.refused = refused
         self.emit(ev.Live(new.workers, new.min_workers, new.suspend, new.training.epochs, deadline))
-
-    def refuse(self, why: str) -> None:
-        """Somebody wants what cannot be: say so, and change nothing."""
-        self.emit(ev.Refused(why))
 
     def abandon(self) -> None:
         """Leave the job as it is: its workers train on, and another master takes over from them."""

@@ -14,7 +14,7 @@ from edl.kubernetes.client import Api
 from master.backends.kubernetes import Found, Installed, Kubernetes, Place
 from master.core import effects as ef
 from master.core import events as ev
-from master.spec import Invalid, JobSpec, Wanted
+from master.spec import JobSpec, Wanted
 
 
 def job_values(*sets: str) -> dict[str, Any]:
@@ -47,10 +47,10 @@ class Driven:
         asyncio.get_running_loop().call_soon(self.backend.observe, 0.0, event, [])
 
     def take(self, wanted: Wanted) -> None:
-        if isinstance(wanted, Invalid):
-            self.emit(ev.Refused(wanted.why))
-        else:
-            self.taken.append(wanted.values)
+        self.spec, refused = self.spec.taking(wanted)
+        self.taken.append(self.spec.values)
+        if refused:
+            self.emit(ev.Refused(refused))
 
     def status(self, now: float) -> dict[str, Any]:
         return self.told

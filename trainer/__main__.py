@@ -12,6 +12,7 @@ import json
 import os
 import sys
 import threading
+import time
 from dataclasses import asdict
 from typing import NoReturn
 
@@ -25,6 +26,7 @@ from trainer.session.client import MasterStream, NoMaster
 from trainer.termination import end_children, when_asked_to_end
 
 HEARTBEATS = 6  # in the time after which the master takes a worker for dead
+LOOK_SECONDS = 0.5  # between two looks of a worker that has been asked to end
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -70,7 +72,7 @@ def work(stream: MasterStream, start: Start, memory: MemoryCopy | None = None) -
     from trainer.build import build  # takes seconds, in which the master already knows of this worker
 
     worker = build(stream, memory)
-    start.over()
+    start.over(worker.config.elastic.grace_period_seconds)
     stream.start_heartbeats(worker.config.elastic.heartbeat_timeout_seconds / HEARTBEATS)
     begins_from, found = worker.checkpoints.newest(worker.batches.layout) if worker.checkpoints else (0, None)
     layout = pb.Layout(**asdict(found or worker.batches.layout))
@@ -95,6 +97,7 @@ class Start:
     def __init__(self, stream: MasterStream):
         self._stream = stream
         self._mine = threading.Lock()  # held by who ends this process now; or for ever, once it is ready
+        self._grace_seconds = 0.0  # once it is ready
 
     def begin(self) -> None:
         """The master knows of this worker, and may end it."""
@@ -103,8 +106,13 @@ class Start:
         if session.stopped or session.ended:  # before it was listened to
             self._on_end()
 
-    def over(self) -> None:
-        """From now on the worker's loop acts on what it is told."""
+    def over(self, grace_seconds: float) -> None:
+        """From now on the worker's loop acts on what it is told.
+
+        Args:
+            grace_seconds: how long a worker that is asked to end may take for a step.
+        """
+        self._grace_seconds = grace_seconds
         self._mine.acquire()
 
     def asked_to_end(self, signal: str) -> None:
@@ -113,6 +121,24 @@ class Start:
         if self._mine.acquire(blocking=False):
             self._stream.close(1.0)
             _exit(WorkerExit.STOPPED)
+        self._leave()
+
+    def _leave(self) -> None:
+        """Break the ring if no step boundary comes soon; the others then repeat the step in flight.
+
+        A server that does not answer is not waited for: it may need the room that this worker is to leave.
+        """
+        session = self._stream.session
+        generation, deadline = session.state.generation, time.monotonic() + self._grace_seconds
+        while time.monotonic() < deadline:
+            if (waits := session.waits()) is not None:
+                print(f"leaving now: parameter server {waits.server} does not answer", file=sys.stderr)
+                session.break_ring()
+                return
+            time.sleep(LOOK_SECONDS)  # no event says that a call is waiting; this process may end meanwhile
+        if session.state.is_inside(generation):
+            print(f"leaving now: the step takes more than {self._grace_seconds:g} s", file=sys.stderr)
+            session.break_ring()
 
     def _on_end(self) -> None:
         if self._mine.acquire(blocking=False):

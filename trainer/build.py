@@ -89,8 +89,11 @@ def build(stream: MasterStream, memory: MemoryCopy | None = None) -> Worker:
     if config.local.threads:
         tf.config.threading.set_intra_op_parallelism_threads(config.local.threads)
         tf.config.threading.set_inter_op_parallelism_threads(1)
-    if stream.output:
-        output_lock.hold(Path(stream.output), stream.run_id)
+    output = results = Path(stream.output) if stream.output else None
+    if output is not None:
+        output_lock.hold(output, stream.run_id)
+        if config.trains and os.environ.get(output_lock.PER_RUN):
+            results = output_lock.results_of(output, stream.run_id)
     keras.utils.set_random_seed(config.training.seed)
 
     module = user_model.load(config.model.module, config.model.source)
@@ -132,7 +135,7 @@ def build(stream: MasterStream, memory: MemoryCopy | None = None) -> Worker:
             session.say(built=pb.Built(tables=len(learner.tables)))
         servers = servers_of(config, stream, ring, learner)
 
-    history = HistoryFiles(Path(stream.output) if stream.output else None)
+    history = HistoryFiles(results)
 
     def finish() -> bool:
         """What is left to be done to the trained model. True: it is another one then."""
@@ -152,7 +155,8 @@ def build(stream: MasterStream, memory: MemoryCopy | None = None) -> Worker:
         ahead = Ahead(partial(Verification, seconds, threads))
     export = Exporter(
         model, module, session, watchdog.watch, finish,
-        output=Path(stream.output) if stream.output else None,
+        output=results,
+        job_output=output,
         salvage=Path(stream.salvage) if stream.salvage else None,
         room_seconds=config.elastic.disk_full_timeout_seconds,
         further=config.export.further,

@@ -217,6 +217,7 @@ class Exporter:
         finish: what the model still needs, such as the final average of its weights. True: it is another one
             then than the ring has evaluated.
         output: where the model is wanted; None: nowhere.
+        job_output: the job's output directory, in which `output` is; None: `output` itself.
         salvage: where to save it when that fails; None: in a temporary directory.
         room_seconds: how long to wait for room in `output` when it is full.
         further: the formats beside Keras' own, in which the model is written too.
@@ -241,6 +242,7 @@ class Exporter:
     whole: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
     live: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
     missing: Callable[[], str] = str
+    job_output: Path | None = None
 
     def __call__(self, worth: Mapping[str, float] | None = None) -> None:
         """Save, say so, evaluate, say so.
@@ -336,7 +338,7 @@ class Exporter:
             why = self._not_verified([p for name, p in exports.items() if name not in verified], unseen)
             failed.append(pb.PartFailed(part=VERIFICATION, why=why))
         failed += [*_trouble(kept), *missing, *evaluation]
-        listed = {name: catalog.place(self.output, path) for name, path in exports.items()}
+        listed = {name: self._shown(path) for name, path in exports.items()}
         self.session.say(finished=pb.Finished(metrics=metrics, failed=failed, exports=listed, **place))
 
     def _hand_over(
@@ -427,10 +429,14 @@ class Exporter:
     def _place(self, kept: Kept) -> dict[str, str]:
         if kept.path is None:
             return {"model": "", "note": ""}
-        inside = kept.path.parent == self.output
         notes = [saved_file.note(kept.path) if kept.is_whole else "", self.missing()]
         note = "; ".join(filter(None, notes))
-        return {"model": kept.path.name if inside else str(kept.path), "note": note}
+        return {"model": self._shown(kept.path), "note": note}
+
+    def _shown(self, path: Path) -> str:
+        """A file as people find it: within the job's output directory, or the whole path of one elsewhere."""
+        inside = self.output is not None and path.parent == self.output
+        return str(path.relative_to(self.job_output or path.parent)) if inside else str(path)
 
 
 def _copy(source: Path, target: Path) -> None:

@@ -1,20 +1,31 @@
-"""One run at a time has an output directory: the workers of two would overwrite each other's model.
+"""One run at a time has an output directory, and no run overwrites what another has trained.
 
 The workers of a run hold one shared lock on a file that names the run. It goes with their processes. On a
 claim that several nodes mount it holds as far as its file system has locks (NFS and CephFS have); where there
 are none, nothing is locked, and nothing fails.
+
+Several runs may use a directory one after the other: those of a release, or of releases that share a claim.
+The first one writes into the directory itself; one that finds results of another run there writes into a
+subdirectory of its own (`results_of`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import time
 from pathlib import Path
 
+from edl.contract import artifacts
 from edl.errors import EdlError
 
 NAME = ".run"
+OWNER = ".results-of"  # holds the id of the run whose results are in the directory itself
+PER_RUN = "EDL_RESULTS_PER_RUN"  # in the environment of a release's workers
+RESULTS = (
+    *artifacts.FORMATS.values(), artifacts.WEIGHTS, artifacts.VARIABLES, artifacts.EXPORTS, artifacts.HISTORY,
+)  # fmt: skip
 LOOK_SECONDS = 0.5
 MOST_SECONDS = 60.0  # the workers of a release's last run may still be ending
 
@@ -52,6 +63,29 @@ def hold(output: Path, run_id: str, seconds: float = MOST_SECONDS) -> int | None
         f"{output}: the workers of another run ({holder or 'unknown'}) still use this output directory; "
         "give each job an output directory, claim or host path of its own"
     )
+
+
+def results_of(output: Path, run_id: str) -> Path:
+    """The directory for the results of a run: `output`, or in it `run-<id>` if it has results of another run.
+
+    All workers of the run get the same answer, at any time. To be called while the run holds the lock.
+    """
+    own = output / f"run-{run_id}"
+    if own.is_dir():
+        return own
+    try:
+        owner = (output / OWNER).read_text(encoding="utf-8")
+    except (OSError, ValueError):  # none has written its id: results that are there are of an older version
+        owner = ""
+    if owner == run_id:
+        return output
+    if any((output / name).exists() for name in RESULTS):
+        with contextlib.suppress(OSError):  # no room: reported when the model is to be saved there
+            own.mkdir()
+        return own
+    with contextlib.suppress(OSError):
+        artifacts.write_whole(output / OWNER, run_id)
+    return output
 
 
 def _try(file: int, kind: int) -> bool:

@@ -16,6 +16,39 @@ Every name is quoted where it is written: a release or a namespace may be called
 {{- end -}}
 {{- end -}}
 
+{{/* Something if these values request the run that the release has, and not another one. Takes (dict "root" $ "status" the
+     data of the status ConfigMap). */}}
+{{- define "edl.sameRun" -}}
+{{- $state := .status.state | default "{}" | fromJson -}}
+{{- if and $state.runId (eq ($state.requested | default "") (toJson .root.Values.runId | trimAll "\"")) -}}yes{{- end -}}
+{{- end -}}
+
+{{/* The keys that differ from the values of the release's run, which the run keeps (files/frozen.json has them all);
+     nothing if there are none. The master judges this, too: it also sees what is only rendered. Takes the same. */}}
+{{- define "edl.refused" -}}
+{{- $refused := list -}}
+{{- $began := .status.values | default "{}" | fromJson -}}
+{{- if and $began (include "edl.sameRun" .) -}}
+  {{- range $key := .root.Files.Get "files/frozen.json" | fromJsonArray -}}
+    {{- $old := $began -}}
+    {{- $new := $.root.Values -}}
+    {{- range splitList "." $key -}}
+      {{- if kindIs "map" $old }}{{ $old = index $old . }}{{ end -}}
+      {{- $new = index $new . -}}
+    {{- end -}}
+    {{- if eq $key "model.source" -}}
+      {{- /* The text itself is not in the status. */ -}}
+      {{- $old = ($.status.state | fromJson).source | default "" -}}
+      {{- if $new }}{{ $new = sha256sum $new | trunc 16 }}{{ end -}}
+    {{- end -}}
+    {{- $same := or (and (empty $old) (empty $new)) (eq (toJson $old) (toJson $new)) -}}
+    {{- $decided := and (eq $key "mode") (eq (toString $new) "auto") -}}
+    {{- if not (or $same $decided (kindIs "invalid" $old)) }}{{ $refused = append $refused $key }}{{ end -}}
+  {{- end -}}
+{{- end -}}
+{{- join ", " $refused -}}
+{{- end -}}
+
 {{- define "edl.name" -}}
 {{- .Values.nameOverride | default .Chart.Name | trunc 40 | trimSuffix "-" -}}
 {{- end -}}
@@ -85,11 +118,13 @@ annotations:
 {{- end }}
 {{- end -}}
 
-{{/* Parameter servers run in the master's. */}}
+{{/* Parameter servers run in the master's. A name that begins with a registry (as Docker tells one: by a dot or a colon in
+     its first part, or localhost) is complete: image.registry is for the others. */}}
 {{- define "edl.image" -}}
 {{- $image := (index .root.Values (eq .component "ps" | ternary "master" .component)).image -}}
 {{- $name := $image.repository -}}
-{{- with .root.Values.image.registry }}{{ $name = printf "%s/%s" (trimSuffix "/" .) $name }}{{ end -}}
+{{- $complete := regexMatch "^([^/]*[.:][^/]*|localhost)/" $name -}}
+{{- with .root.Values.image.registry }}{{ if not $complete }}{{ $name = printf "%s/%s" (trimSuffix "/" .) $name }}{{ end }}{{ end -}}
 {{- if $image.digest -}}
 {{ $name }}@{{ $image.digest }}
 {{- else -}}

@@ -58,6 +58,8 @@ def snapshot(job: JobSnapshot) -> None:
         console.width = PLAIN_WIDTH
     if job.ended:
         console.print(result(job.data, job.kept, job.model), soft_wrap=True)
+        for note in job.notes:
+            console.print(plain(note), soft_wrap=True)
         return
     data = clean(job.data)
     mode = data.get("task", {}).get("mode", "")

@@ -278,9 +278,7 @@ class Release:
             raise EdlError(f"{what}; the master will do it when it runs: {problem}")
         found = await self._until(done, ANSWER_SECONDS)
         if not done(found):
-            happened = release_status.events(await self._events())
-            refusals = [e["message"] for e in happened if e["reason"] == "SpecRefused"]
-            status = refusals[-1] if refusals else f"{found.phase}, {found.reason}"
+            status = found.refused or f"{found.phase}, {found.reason}"
             raise EdlError(f"{what}, but the master has not done it within {ANSWER_SECONDS:g} s: {status}")
         return found
 

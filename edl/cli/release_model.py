@@ -12,7 +12,7 @@ import asyncio
 import secrets
 from collections.abc import Sequence
 from contextlib import aclosing
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import yaml
@@ -48,6 +48,9 @@ async def fetch(api: Api, found: FoundRelease, name: str, target: Path) -> str:
         raise EdlError(f"{where}: {LOST.format('was' if found.ended else 'will be')}")
     if not found.ended:
         raise EdlError(f"{where}: the job has not ended: {found.phase}, {found.reason}")
+    if found.model_file.startswith("/"):
+        raise EdlError(f"{where}: the model is at {found.model_file}, where it was kept instead")
+    directory = PurePosixPath(MOUNTED, found.model_file).parent  # a later run has one of its own
     path = f"/api/v1/namespaces/{found.namespace}/pods"
     pod = reader(found)
     own = pod["metadata"]["name"]
@@ -55,11 +58,11 @@ async def fetch(api: Api, found: FoundRelease, name: str, target: Path) -> str:
     try:
         await _running(api, path, own)
         reading = _Reading(api, f"{path}/{own}/exec")
-        files = received.listed(await reading.whole(artifacts.EXPORTS), name, where)
+        files = received.listed(await reading.whole(directory / artifacts.EXPORTS), name, where)
         with received.Receiving(target) as made:
             for file, about in files.items():
                 with made.file(file, about) as write:
-                    await reading.run(["cat", f"{MOUNTED}/{file}"], write)
+                    await reading.run(["cat", str(directory / file)], write)
     finally:
         # Nobody waits for `sleep` to end: it would not.
         await api.delete(f"{path}/{own}", {"gracePeriodSeconds": 0})
@@ -133,14 +136,14 @@ class _Reading:
     def __init__(self, api: Api, path: str):
         self._api, self._path = api, path
 
-    async def whole(self, file: str) -> bytes:
+    async def whole(self, file: PurePosixPath) -> bytes:
         """A small one.
 
         Raises:
             EdlError: it cannot be read.
         """
         found: list[bytes] = []
-        await self.run(["cat", f"{MOUNTED}/{file}"], found.append)
+        await self.run(["cat", str(file)], found.append)
         return b"".join(found)
 
     async def run(self, command: Sequence[str], take: Any) -> None:

@@ -84,6 +84,11 @@ class FoundRelease:
         return ""
 
     @property
+    def refused(self) -> str:
+        """What of the chart's values is not applied, and why; empty: all of them are."""
+        return self.told.get("refused", "")
+
+    @property
     def state(self) -> dict[str, Any]:
         """What the master keeps there for its successor."""
         with suppress(ValueError):
@@ -120,10 +125,14 @@ class FoundRelease:
     @property
     def model(self) -> str:
         """Where the trained model is kept; empty: nowhere that outlives the worker's pod."""
-        name = (str(self.report.get("model", "")) if self.ended else "") or artifacts.MODEL
-        if name.startswith("/"):
-            return f"{name} in the container of the worker that saved it"
-        return self._kept(name)
+        if self.model_file.startswith("/"):
+            return f"{self.model_file} in the container of the worker that saved it"
+        return self._kept(self.model_file)
+
+    @property
+    def model_file(self) -> str:
+        """The trained model's file: within the output directory, or where its worker saved it instead."""
+        return (str(self.report.get("model", "")) if self.ended else "") or artifacts.MODEL
 
     @property
     def predictions(self) -> str:
@@ -202,9 +211,11 @@ def snapshot(
         "events": news,
     }
     kept = f"configmap/{found.names.status}"
+    data["refused"] = found.refused
+    notes = [f"not applied: {found.refused}"] if found.refused else []
     if found.ended:
-        return JobSnapshot(data, kept, found.model or LOST.format("is"))
-    notes = [f"worker {w['id']} is pending: {w['delay']}" for w in workers if w["delay"]]
+        return JobSnapshot(data, kept, found.model or LOST.format("is"), tuple(notes))
+    notes += [f"worker {w['id']} is pending: {w['delay']}" for w in workers if w["delay"]]
     if problem := master_problem(there, found.names.master, warnings):
         notes.append(f"{problem}; last status: {found.told.get('updated', 'none')}")
     if scale := found.scaled:

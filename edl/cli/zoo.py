@@ -51,7 +51,8 @@ RUN --mount=type=secret,id=pip --mount=type=secret,id=ca \\
 NO_PACKAGES = """\
 # To add packages: write a requirements.txt, and `edl zoo init --force` once more."""
 VALUES = """\
-# For `helm install edl CHART --set workers=4 -f values.yaml`. All values: docs/configuration.md.
+# For `helm install edl CHART --set workers=4 -f values.yaml --set image.registry=REGISTRY`: REGISTRY has
+# edl-master; a repository below that begins with a registry is complete. All values: docs/configuration.md.
 worker:
   image:
     # The image that `edl zoo build --image` and `edl zoo push` were given.
@@ -150,7 +151,8 @@ def build(
     repository, tag = _split(image)
     print(f"built {image}; next: edl zoo push {image}, and then")
     print(f"  helm install edl CHART --set workers=4 -f {directory / 'values.yaml'}"
-          f" --set worker.image.repository={repository},worker.image.tag={tag}")  # fmt: skip
+          f" --set worker.image.repository={repository},worker.image.tag={tag}"
+          " --set image.registry=REGISTRY  # the one that has edl-master")  # fmt: skip
 
 
 @app.command()

@@ -7,6 +7,7 @@ model_check  a user's model that comes as one file
 """
 
 from edl.config.job import (
+    IN_POD,
     JOB,
     Config,
     Data,
@@ -18,13 +19,16 @@ from edl.config.job import (
     flat,
     frozen_changes,
     impossible,
+    live_keys,
     of_job,
     parse,
     unscalable,
     unscalable_servers,
+    with_keys_of,
 )
 
 __all__ = [
+    "IN_POD",
     "JOB",
     "Config",
     "Data",
@@ -36,8 +40,10 @@ __all__ = [
     "flat",
     "frozen_changes",
     "impossible",
+    "live_keys",
     "of_job",
     "parse",
     "unscalable",
     "unscalable_servers",
+    "with_keys_of",
 ]

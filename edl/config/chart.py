@@ -8,7 +8,7 @@ Kubernetes says itself what it does not like. Checked is what it says late, when
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -153,8 +153,14 @@ class AdmissionPolicy(Section):
     enabled: bool
 
 
+_CLUSTER_IP = Field(
+    pattern="^(None|[0-9a-fA-F:.]+)?$", json_schema_extra={"allowed": "None, or an IP address"}
+)
+
+
 class Service(Section):
     type: Literal["ClusterIP", "NodePort", "LoadBalancer"]
+    cluster_ip: Annotated[str, _CLUSTER_IP] = Field(alias="clusterIP")
     annotations: Annotations
 
 

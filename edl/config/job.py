@@ -6,8 +6,9 @@ by its dotted key, the value found, and what is expected: all of them at once.
 
 from __future__ import annotations
 
+import copy
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import AfterValidator, BaseModel, Field, JsonValue, ValidationError, model_validator
@@ -27,6 +28,7 @@ from edl.config.types import (
     NotNegative,
     ObjectName,
     Positive,
+    RunName,
     Section,
     Share,
     number,
@@ -38,7 +40,12 @@ from edl.contract.steps import Steps
 from edl.errors import ConfigError
 
 LIVE: dict[str, JsonValue] = {"live": True}
-RESULT: dict[str, JsonValue] = {"result": True}  # another model comes out: after the end, it is another run
+IN_POD = frozenset({  # frozen values that the chart also writes into the worker's pod
+    *(f"{place}.{key}" for place in ("model", "data") for key in ("existingClaim", "hostPath", "mountPath")),
+    *(f"checkpoint.{key}" for key in ("dir", "existingClaim", "hostPath", "existingSecret")),
+    "elastic.memoryCopy", "elastic.warmProcess",
+})  # fmt: skip
+RESULT: dict[str, JsonValue] = {"result": True}  # decides which model comes out: fixed once a run has ended
 SHARE: dict[str, JsonValue] = {"allowed": "an integer, at least 0, or a share such as 50%"}
 PATH: dict[str, JsonValue] = {"allowed": "an absolute path"}
 
@@ -163,6 +170,7 @@ class Config(Section):
     min_workers: Count = Field(ge=1, json_schema_extra=LIVE)
     max_workers: Count = Field(ge=1, json_schema_extra=LIVE)
     suspend: bool = Field(json_schema_extra=LIVE)
+    run_id: RunName
     high_priority_workers: Share = Field(json_schema_extra=LIVE | SHARE)
     ttl_seconds_after_finished: Count = Field(ge=-1, json_schema_extra=LIVE)
     active_deadline_seconds: Count = Field(ge=0, json_schema_extra=LIVE)
@@ -351,6 +359,11 @@ RULES = [
     ),
     Rule(("token.existingSecret", "token.value"), _both, "mutually exclusive"),
     Rule(
+        ("service.type", "service.clusterIP"),
+        lambda kind, address: kind != "ClusterIP" and address == "None",
+        "a headless Service is of type ClusterIP",
+    ),
+    Rule(
         ("metrics.serviceMonitor.enabled", "metrics.podMonitor.enabled"),
         _both,
         "mutually exclusive (every metric would be collected twice)",
@@ -426,15 +439,45 @@ def unscalable_servers(config: Config, servers: int) -> list[str]:
 
 
 def frozen_changes(old: Config, new: Config, ended: bool = False) -> list[str]:
-    """The dotted keys that differ and cannot change while a job runs; when it has `ended`, those with which
-    it would be another run."""
+    """The dotted keys that differ and that a run with the values `old` keeps.
+
+    Args:
+        ended: the run has ended, so it also keeps live values that decide which model it trains.
+    """
     if modes.became(new.mode, old.mode):
         new = new.decided(old.mode)
     before, after = flat(old), flat(new)
-    free = {key for key, extra in _extras(Config) if "live" in extra and not (ended and "result" in extra)}
-    if old.is_decided and not (old.servers and old.trains):  # nowhere else are there rows that could be moved
-        free.discard("ps.servers")
+    free = live_keys(old, ended)
     return sorted(key for key in before if before[key] != after[key] and key not in free)
+
+
+def live_keys(config: Config, ended: bool = False) -> set[str]:
+    """The dotted keys that can change while a job with this configuration runs.
+
+    Args:
+        ended: the run has ended: without the keys that decide which model it trains.
+    """
+    live = {key for key, extra in _extras(Config) if "live" in extra and not (ended and "result" in extra)}
+    if config.is_decided and not (config.servers and config.trains):  # no rows that servers could exchange
+        live.discard("ps.servers")
+    return live
+
+
+def with_keys_of(
+    values: Mapping[str, Any], other: Mapping[str, Any], keys: Collection[str]
+) -> dict[str, Any]:
+    """A copy of `values` with those of these dotted keys that `other` has, which need not be valid."""
+    found = copy.deepcopy(dict(values))
+    for key in keys:
+        *sections, last = key.split(".")
+        into: Any = found
+        source: Any = other
+        for section in sections:
+            into = into.setdefault(section, {})
+            source = source.get(section) if isinstance(source, Mapping) else None
+        if isinstance(source, Mapping) and last in source:
+            into[last] = copy.deepcopy(source[last])
+    return found
 
 
 def _extras(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, dict[str, Any]]]:

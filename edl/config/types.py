@@ -175,6 +175,26 @@ LabelValue = Annotated[
     ),
 ]
 Labels = dict[str, LabelValue]
+
+
+def _as_text(value: Any) -> Any:
+    """The text of an integer: `--set runId=2` is one to Helm."""
+    value = _whole(value)
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+_NAME = "([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?"
+RunName = Annotated[
+    str,
+    BeforeValidator(_as_text),
+    Field(pattern=f"^({_NAME})$", max_length=63),
+    WithJsonSchema({
+        "anyOf": [
+            {"type": "string", "pattern": f"^({_NAME})$", "maxLength": 63}, {"type": "integer", "minimum": 0},
+        ],
+        "allowed": "a string of at most 63 letters, digits, '-', '_' and '.', or an integer",
+    }),
+]  # fmt: skip
 Annotations = dict[str, str]
 
 # --- Kubernetes' amounts

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
 import pytest
+import yaml
 
+from edl.config import model_check
+from master.spec import JobSpec, checked
 from tests.chart.conftest import CHART, Helm, Rendered
 
 
@@ -61,3 +65,47 @@ def test_the_notes_warn_of_a_token_that_leaves_the_cluster_unencrypted(
 )
 def test_the_notes_say_what_is_special(helm: Helm, notes: Path, said: str, words: str) -> None:
     assert words in Rendered(helm("template", "edl", str(notes), "--set", said)).one("Notes")["text"]
+
+
+MODEL = "model=data=print"
+STATUS = "{{- $run := dict `root` $ `status` .Values.global -}}\n"
+
+
+@pytest.mark.parametrize(
+    ("now", "refused"),
+    [
+        ((), ""),
+        (("training.seed=9", "workers=2", "suspend=true"), "training.seed"),
+        (("mode=ps", "export.formats={savedmodel}"), "export.formats, mode"),
+        (
+            ("model.source=data=model=print", "elastic.joinDelaySeconds=0.5"),
+            "elastic.joinDelaySeconds, model.source",
+        ),
+        (("training.seed=9", "runId=2"), ""),
+        (("training.seed=9", "runId=0"), ""),
+    ],
+)
+def test_the_notes_know_what_a_run_refuses(
+    helm: Helm, tmp_path: Path, now: tuple[str, ...], refused: str
+) -> None:
+    """As the master does, which judges by the same keys; where nothing has run, nothing is refused."""
+    copy = shutil.copytree(CHART, tmp_path / "chart")
+    (copy / "templates" / "notes.yaml").write_text(
+        STATUS + "kind: Notes\nmetadata: {name: notes}\ntext: {{ include `edl.refused` $run | toJson }}\n"
+    )
+    began = helm.template(f"model.source={MODEL}").values
+    state = {"runId": "a", "nextId": 1, "source": model_check.digest(MODEL)}
+    status = {
+        "state": json.dumps(state),
+        "values": json.dumps({**began, "mode": "hybrid", "model": {**began["model"], "source": ""}}),
+    }
+    (tmp_path / "status").write_text(yaml.safe_dump({"global": status, "model": {"source": MODEL}}))
+    flags = [word for value in now for word in ("--set", value)]
+    made = Rendered(helm("template", "edl", str(copy), "-f", str(tmp_path / "status"), *flags))
+    assert made.one("Notes")["text"] == refused
+    nothing = Rendered(helm("template", "edl", str(copy), "--set", f"model.source={MODEL}", *flags))
+    assert nothing.one("Notes")["text"] == ""
+    run = JobSpec.parse({**began, "mode": "hybrid"})
+    wanted = checked(made.values)
+    if isinstance(wanted, JobSpec) and wanted.config.run_id == "":
+        assert ", ".join(run.frozen_changes(wanted)) == refused

@@ -140,7 +140,7 @@ def test_an_upgrade_from_the_oldest_chart_waits_for_the_end_of_its_job(
     assert namespace.get("configmap", "edl-status")["data"]["phase"] == "Succeeded", (
         "another run was not asked for"
     )
-    namespace.helm("upgrade", "edl", CHART, "--reuse-values", "--set", "training.epochs=3")
+    namespace.helm("upgrade", "edl", CHART, "--reuse-values", "--set", "training.epochs=3,runId=2")
     namespace.helm("test", "edl", seconds=120)
 
 

@@ -80,12 +80,12 @@ def test_four_workers_train_evaluate_and_predict_and_nothing_is_left_but_what_th
     assert fetched.read_bytes() == (kept / artifacts.MODEL).read_bytes()
 
     trained = {"checkpoint__from": f"/var/lib/edl/{artifacts.MODEL}", "workers": 2}
-    job.upgrade(mode="evaluate", **trained)
+    job.upgrade(runId="evaluate", mode="evaluate", **trained)
     evaluated = another(job, "evaluate")
     assert evaluated["metrics"] == pytest.approx(summary["metrics"], rel=1e-6, abs=1e-6)
 
     parts = kept / artifacts.PREDICTIONS
-    job.upgrade(mode="predict", prediction__partRecords=5, **trained)
+    job.upgrade(runId="predict", mode="predict", prediction__partRecords=5, **trained)
     job.until(lambda data: (json.loads(data.get("status.json", "{}")).get("pass") or {}).get("done") == 80)
     assert len(list(parts.glob("part-*"))) == 16, "a round; of the next one nobody has written a part yet"
     namespace.kubectl("delete", "pod", job.workers()[0], "--grace-period=0", "--force")
@@ -200,6 +200,8 @@ def test_who_does_not_speak_tls_is_told(job: Release) -> None:
         assert job.namespace.kubectl("exec", worker, "--", "ls", "/etc/edl/tls").split() == ["ca.crt"]
     said = job.upgrade("--set", "tls.existingSecret=", ok=False)
     assert "tls.existingSecret: the job is Training with TLS" in said
+    said = job.upgrade("--set", "fullnameOverride=other", ok=False)
+    assert "the job edl is Training, and would be deleted with its workers" in said
 
 
 def test_the_master_can_make_no_pod_but_its_workers(job: Release) -> None:
@@ -309,9 +311,11 @@ def test_an_upgrade_changes_the_ring_and_restarts_nothing(job: Release) -> None:
     job.ring_of(2)
     job.upgrade(workers=2, suspend="true")
     job.phase("Suspended")
-    job.upgrade(workers=2, training__batchSize=64)
+    said = job.upgrade(workers=2, training__batchSize=64)
+    assert "NOT APPLIED: training.batchSize. A run keeps" in said
     job.told("training.batchSize", reason=Reason.SpecRefused)
-    assert job.status["phase"] == "Suspended", "what is refused is refused as a whole"
+    job.ring_of(2)
+    assert job.status["valuesApplied"] == "False", "the live value was applied, and the other one was not"
     job.upgrade(workers=4)
     job.ring_of(4)
     assert job.master()["metadata"]["uid"] == master["metadata"]["uid"]

@@ -104,7 +104,7 @@ def test_from_a_folder_of_the_nodes(release: Release, shared: Path, tmp_path: Pa
     assert all("deletionTimestamp" in pod["metadata"] for pod in left), "the pod that reads it is left"
 
 
-def test_as_one_file_and_another_file_is_another_run(release: Release, tmp_path: Path) -> None:
+def test_as_one_file_and_another_run_has_another_file(release: Release, tmp_path: Path) -> None:
     release.namespace.restrict()
     file = tmp_path / "my_model.py"
     file.write_text(MODEL.format(size=ALONE, data=IN_MEMORY))
@@ -113,6 +113,10 @@ def test_as_one_file_and_another_file_is_another_run(release: Release, tmp_path:
     assert first["records"]["size"] == RECORDS
     file.write_text(file.read_text().replace(str(RECORDS), "128"))
     release.upgrade("--set-file", f"model.source={file}")
+    release.until(lambda data: data.get("valuesApplied") == "False")
+    assert "model.source refused" in release.status["refused"]
+    assert json.loads(release.status["state"])["runId"] == first["run_id"]
+    release.upgrade("--set-file", f"model.source={file}", runId="2")
     release.until(lambda data: '"size": 128' in data.get("summary.json", ""), seconds=180)
     second = trained(release)
     assert second["run_id"] != first["run_id"]

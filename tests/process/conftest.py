@@ -31,7 +31,7 @@ from master.core import effects as ef
 from master.core import events as ev
 from master.loop import Master
 from master.service import serve
-from master.spec import Invalid, JobSpec, checked
+from master.spec import JobSpec, checked
 from tests.evidence import CRASHES, check_weights
 from tests.fakes.kubernetes_api import KubernetesApi, serving
 from tests.process.release_commands import Cluster, commanded
@@ -191,11 +191,7 @@ class Running:
 
     def take(self, values: dict[str, Any]) -> None:
         """Change the job's values, as an upgrade of the chart does."""
-        match checked(values):
-            case Invalid(why):
-                self.master.refuse(f"the new values are refused: {why}")
-            case spec:
-                self.master.take(spec)
+        self.master.take(checked(values))
 
     def kill(self, *workers: int, number: signal.Signals = signal.SIGKILL) -> None:
         for worker in workers:

@@ -45,7 +45,7 @@ async def test_a_time_to_live_that_is_given_after_the_end_counts_too(small_relea
         small_release.server.end_pod("edl-worker-0", 0)
         await until(lambda: "edl-worker-1" in small_release.pods)
         await small_release.stop(process)
-        await until(lambda: "waiting for other values" in process.log)
+        await until(lambda: "waiting for another runId" in process.log)
         assert small_release.pods == ["edl-worker-0"], "its log may be read"
         small_release.install("workers=1", "ttlSecondsAfterFinished=0")
         await until(lambda: not small_release.pods)
@@ -61,16 +61,69 @@ async def test_a_master_whose_run_has_ended_says_so_to_whoever_calls(small_relea
         small_release.server.end_pod("edl-worker-0", 0)
         await until(lambda: "edl-worker-1" in small_release.pods)
         await small_release.stop(process)
-        await until(lambda: "waiting for other values" in process.log)
+        await until(lambda: "waiting for another runId" in process.log)
         contact = artifacts.Contact(await process.address(), TOKEN, 0)
         # What `helm test` finds, and a worker that was left behind.
         with pytest.raises(EdlError, match="the job has ended: Stopped: enough"):
             await asyncio.to_thread(probe, contact.address, TOKEN, 20)
         with pytest.raises(EdlError, match="the job has ended: Stopped: enough"):
             await asyncio.to_thread(Client(contact).scale, 3)
-        small_release.install("workers=1", "training.epochs=3")
+        small_release.install("workers=1", "runId=2")
         await until(lambda: small_release.status["phase"] == "Starting")
         assert (await asyncio.to_thread(Client(contact).status))["phase"] == "Starting"
+
+
+# --- changes of the values
+
+
+async def test_a_refused_change_has_no_effect_now_or_later_and_is_shown_until_it_is_reverted(
+    small_release: Release,
+) -> None:
+    def condition() -> tuple[str | None, str]:
+        status = small_release.status
+        return status.get("valuesApplied"), status.get("refused", "")
+
+    small_release.install("workers=2", "ttlSecondsAfterFinished=0")
+    async with small_release.master("a"):
+        await until(lambda: len(small_release.pods) == 2 and condition() == ("True", ""))
+        run = json.loads(small_release.status["state"])["runId"]
+        # Frozen and live values in one change: the live one is applied.
+        small_release.install("workers=3", "training.seed=9", "ttlSecondsAfterFinished=0")
+        await until(lambda: len(small_release.pods) == 3)
+        await until(lambda: condition()[0] == "False")
+        assert "training.seed 1 -> 9" in condition()[1]
+        small_release.install("workers=4", "training.seed=9", "ttlSecondsAfterFinished=0")
+        await until(lambda: len(small_release.pods) == 4)
+        assert condition()[0] == "False", "it is shown as long as the values have it"
+        small_release.install("workers=4", "ttlSecondsAfterFinished=0")
+        await until(lambda: condition() == ("True", ""))
+        small_release.install("workers=1", "model.source=nonsense(", "ttlSecondsAfterFinished=0")
+        await until(lambda: small_release.status["workers"] == "1")
+        assert condition()[0] == "False" and "model.source: line 1" in condition()[1]
+        small_release.install("workers=1", "training.seed=9", "suspend=true", "ttlSecondsAfterFinished=0")
+        await until(lambda: "training.seed" in condition()[1])
+    async with small_release.master("b") as second:  # the next master judges the same
+        await until(lambda: small_release.holder == "b" and "taken over" in second.log)
+        await until(lambda: "training.seed 1 -> 9" in second.log)
+        assert json.loads(small_release.status["values"])["training"]["seed"] == 1
+        await small_release.stop(second)
+        await until(lambda: "waiting for another runId" in second.log)
+        ended = small_release.status
+        assert "training.seed 1 -> 9" in await until(lambda: condition()[1])
+        # After the end, too: nothing but another runId starts a run.
+        small_release.install("workers=1", "training.epochs=9", "ttlSecondsAfterFinished=0")
+        await until(lambda: "training.epochs 20 -> 9" in condition()[1])
+        small_release.install("workers=1", "ttlSecondsAfterFinished=0")
+        await until(lambda: condition() == ("True", ""))
+        assert small_release.pods == []
+        assert {**small_release.status, "updated": ended["updated"]} == {
+            key: text for key, text in {**ended, "valuesApplied": "True"}.items() if key != "refused"
+        }
+        small_release.install("workers=1", "training.seed=9", "runId=2")
+        await until(lambda: small_release.pods)
+        await until(lambda: json.loads(small_release.status["state"]).get("requested") == "2")
+        assert json.loads(small_release.status["state"])["runId"] != run
+        assert json.loads(small_release.status["values"])["training"]["seed"] == 9
 
 
 # --- another version

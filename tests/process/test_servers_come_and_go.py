@@ -10,8 +10,10 @@ import random
 import signal
 from pathlib import Path
 
+import psutil
 import pytest
 
+from edl.contract.exit_codes import WorkerExit
 from edl.contract.reasons import Reason
 from edl.errors import ConfigError
 from tests.process.conftest import Running
@@ -29,9 +31,26 @@ async def on(job: Running, servers: int) -> None:
     await job.stepping()
 
 
-async def test_servers_become_more_and_fewer_while_the_job_trains(a_job: A_Job) -> None:
+async def evict_while_it_waits(job: Running, worker: int) -> None:
+    """Ask a worker to end that waits for a server: it leaves, and does not wait until the server is back."""
+    server = psutil.Process(await process(job, 0))
+    server.suspend()
+    try:
+        await job.until(lambda: "parameter server 0" in (job.status.get("waits") or ""))
+        job.kill(worker, number=signal.SIGTERM)
+        gone = await job.until(lambda: job.gone(worker))
+        assert (gone.code, gone.signal) == (WorkerExit.STOPPED, "")
+        assert server.status() == psutil.STATUS_STOPPED
+    finally:
+        server.resume()
+
+
+async def test_servers_become_more_and_fewer_while_workers_come_and_go(a_job: A_Job) -> None:
     async with a_job(*HYBRID, workers=2, records=RECORDS, epochs=EPOCHS, model="counting_rows.py") as job:
-        await job.ring_of(2)
+        members = await job.ring_of(2)
+        await job.stepping()
+        await evict_while_it_waits(job, members[0])
+        await job.ring_of(2, without=members[:1])
         await job.stepping()
         for servers in (2, 3, 2):
             assert f"-> {servers}" in job.master.scale(None, servers)

@@ -157,9 +157,9 @@ def test_a_run_keeps_what_was_decided_whatever_its_values_leave_open() -> None:
         what = plan(found(spec), a_spec(workers=3), RunId("new"))
         assert isinstance(what, Train)
         assert (what.run_id, what.spec.config.mode, what.spec.config.workers) == ("old", spec.config.mode, 3)
-    what = plan(found(hybrid), a_spec(model={"source": MODEL}), RunId("new"))
+    what = plan(found(hybrid), a_spec(model={"source": MODEL}, runId="2"), RunId("new"))
     assert isinstance(what, Train)
-    assert (what.run_id, what.spec.config.mode) == ("new", "auto"), "another model decides anew"
+    assert (what.run_id, what.spec.config.mode) == ("new", "auto"), "another run decides anew"
 
 
 async def test_the_number_of_servers_can_be_changed_once_there_are_some() -> None:

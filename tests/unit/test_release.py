@@ -7,8 +7,13 @@ from typing import Any
 
 import pytest
 
+import edl
+from edl.contract.ids import RunId
 from edl.kubernetes import pods
 from master.backends.kubernetes.release import Found, Left
+from master.in_cluster import Rest, Train, plan
+from master.spec import Invalid, JobSpec, checked
+from tests.kubernetes_driver import job_values
 
 STATE = json.dumps({"runId": "run-1", "nextId": 4})
 
@@ -80,3 +85,54 @@ def test_the_pods_of_a_release_that_was_uninstalled_are_nobodys_workers() -> Non
     new = found(Left(), [a_pod(0, owner="theirs"), a_pod(1, owner="theirs")])
     assert (new.run_id, new.workers) == (None, ())
     assert new.next_id == 2, "but their names are taken"
+
+
+# --- which run there is to be
+
+
+def spec(*sets: str) -> JobSpec:
+    return JobSpec.parse(job_values(*sets))
+
+
+def ran(earlier: JobSpec | None, ended: str = "", requested: str = "") -> Found:
+    return Found(RunId("old"), earlier, 4, (), ended, 0.0, edl.__version__, requested=requested)
+
+
+@pytest.mark.parametrize("ended", ["", "Succeeded", "Failed"])
+@pytest.mark.parametrize(
+    "change", ["training.seed=9", "training.epochs=9", "model.module=counting", "workers=2"]
+)
+def test_only_another_run_id_starts_another_run(ended: str, change: str) -> None:
+    for earlier in (spec(), None):  # None: the status has lost the values
+        what = plan(ran(earlier, ended), spec(change), RunId("new"))
+        assert isinstance(what, Rest) if ended else isinstance(what, Train) and what.run_id == "old"
+        what = plan(ran(earlier, ended), spec(change, "runId=2"), RunId("new"))
+        assert isinstance(what, Train) and (what.run_id, what.spec) == ("new", spec(change, "runId=2"))
+    assert isinstance(plan(ran(spec(), "Succeeded", "2"), spec(change, "runId=2"), RunId("new")), Rest)
+    invalid = checked({**job_values("runId=2"), "workers": "many"})
+    assert isinstance(plan(ran(spec(), "Succeeded"), invalid, RunId("new")), Rest), (
+        "invalid values request nothing"
+    )
+
+
+def test_each_key_of_a_change_is_judged_by_itself() -> None:
+    run = spec("workers=2")
+    now, refused = run.taking(spec("workers=3", "suspend=true", "training.seed=9", "logLevel=debug"))
+    assert (now.config.workers, now.config.suspend, now.config.log_level) == (3, True, "debug")
+    assert now.config.training.seed == 1
+    assert refused.startswith("a running job keeps its values: training.seed 1 -> 9 refused")
+    broken = checked({**job_values("workers=3"), "mode": "sideways"})
+    now, refused = run.taking(broken)
+    assert (now.config.workers, now.config.mode) == (3, "auto")
+    assert "mode: invalid value" in refused
+    wrong = checked({**job_values("training.seed=9"), "workers": "many"})
+    now, refused = run.taking(wrong)
+    assert now == run and "workers: invalid value" in refused
+    assert run.taking(Invalid("values.json is not valid JSON"))[0] == run
+    assert run.taking(spec("workers=4")) == (spec("workers=4"), "")
+
+
+def test_the_state_in_the_status_says_which_run_was_requested() -> None:
+    state = json.dumps({"runId": "run-1", "nextId": 4, "requested": "2"})
+    left = Left.read({"state": state, "values": "{}"})
+    assert found(left, []).requested == left.requested == "2"

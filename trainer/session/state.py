@@ -53,6 +53,10 @@ class SessionState:
             self._out = None
         self.generation, self._members, self._up, self._left = generation, members, False, False
 
+    def is_inside(self, generation: int) -> bool:
+        """Whether it was ordered into this ring last, and has not left it."""
+        return generation == self.generation > 0 and not self._left
+
     def note(self, message: pb.FromWorker) -> None:
         """It said this, whether or not a master received it."""
         match message.WhichOneof("body"):
@@ -214,6 +218,10 @@ class Session:
     def warn(self, text: str) -> None:
         """Tell people something that does not stop this worker."""
         self.say(warned=pb.Warned(text=text))
+
+    def break_ring(self) -> None:
+        """Break the ring that this worker is in, and the calls of servers that it waits for."""
+        self._cut()
 
     def cuts(self, cut: Callable[[], None]) -> None:
         """From now on a ring that is called off is cut with `cut`, which may be called from any thread."""

@@ -17,7 +17,6 @@ from typing import Any, Protocol
 
 import structlog
 
-from edl.config import Config
 from edl.contract.ids import RunId, WorkerId
 from edl.errors import ConfigError
 from edl.kubernetes import overrides, pods
@@ -49,7 +48,7 @@ class Run(Protocol):
 
     @property
     def spec(self) -> JobSpec:
-        """What it was started with."""
+        """What it was started with, and the live values that it has taken since."""
 
     def emit(self, event: ev.Event) -> None:
         """Take Seen, Delayed, Gone, Degraded and StopAsked."""
@@ -76,10 +75,8 @@ class Kubernetes:
         api, place = installed.api, installed.place
         self._api, self._place = api, place
         self._tasks = Tasks()
-        wanted = installed.wanted()
-        # A run keeps the values that it began with, but those of the backend itself are live.
-        self._config: Config = (wanted if isinstance(wanted, JobSpec) else run.spec).config
         self._stopping = False
+        installed.note_template(run.spec)
         left = installed.left
         known = left.started_at if left.run_id == run.run_id else 0.0
         self._started_at = known or time.time()
@@ -215,7 +212,8 @@ class Kubernetes:
         """Its pod, as it is to be created now."""
         place, workers = self._place, self._workers
         highs = sum(o.high for o in workers if o is not w and not o.over.is_set())
-        most = self._config.high_priority(self._config.workers)
+        config = self._run.spec.config
+        most = config.high_priority(config.workers)
         w.high = self._installed.has_priorities and highs < most
         identity = Identity(
             place.names, place.release, workers.run_id, place.address, self._installed.owner()
@@ -223,7 +221,7 @@ class Kubernetes:
         return render(self._template(w), identity, w.id, w.high)
 
     def _template(self, w: WorkerPod) -> pods.Pod:
-        return excluding(self._installed.template(w.high), self._nodes.avoided)
+        return excluding(self._installed.template(w.high, self._run.spec), self._nodes.avoided)
 
     def _replace_the_outdated(self) -> None:
         """What a pod waits for (an image, a node) may be there for another; by itself it would wait on."""
@@ -242,11 +240,10 @@ class Kubernetes:
         wanted = self._installed.wanted()
         self._tell_notices()
         self._run.take(wanted)
-        if isinstance(wanted, JobSpec):
-            self._config = wanted.config
-            self._replace_the_outdated()
-            self._creation.retry()  # the template may have been what was wrong
-            self._do_what_is_asked()
+        self._installed.note_template(self._run.spec)
+        self._replace_the_outdated()
+        self._creation.retry()  # the template may have been what was wrong
+        self._do_what_is_asked()
 
     def _tell_notices(self) -> None:
         while self._installed.notices:
@@ -273,7 +270,7 @@ class Kubernetes:
             return None
         return Snapshot(
             job, run.run_id, run.spec.values, self._workers.next_id, self._installed.scale_over,
-            self._started_at,
+            self._started_at, run.spec.config.run_id,
         )  # fmt: skip
 
     def _now(self) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """A run that has ended: its workers' pods are deleted when their time to live is over; its status is kept.
 
-Without the status, the next master would begin the run anew.
+Without the status, the next master would begin the run anew. The run keeps its values: the status shows which
+changes are refused until they are reverted, or another run is requested.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ from edl.text import how_many
 from master.backends.base import Tasks
 from master.backends.kubernetes.installed import Installed
 from master.backends.kubernetes.pod_control import PodDeletion
-from master.backends.kubernetes.status import Data, read, write
+from master.backends.kubernetes.status import Data, condition, read, write
 from master.core import events as ev
-from master.spec import JobSpec
+from master.spec import Invalid, JobSpec
 
 log = structlog.get_logger()
 
 
 class EndedRun:
-    """What is left of it. `changed` is set when the values want another run.
+    """What is left of it. `changed` is set when the values request another run.
 
     Args:
         installed: the release, opened a moment ago.
@@ -41,11 +42,9 @@ class EndedRun:
         self._installed, self._found = installed, installed.found
         self._end_servers = end_servers
         self._kept: Data = dict(installed.status)
-        wanted = installed.wanted()
-        self._spec = wanted if isinstance(wanted, JobSpec) else self._found.earlier
         self._tasks = Tasks()
         self._deletion = PodDeletion(installed.api, installed.place, self._tasks, _log)
-        self._new_values = asyncio.Event()
+        self._new_values, self._new_refusal = asyncio.Event(), asyncio.Event()
         self.changed = asyncio.Event()
 
     async def start(self) -> None:
@@ -60,6 +59,7 @@ class EndedRun:
             "watching the release": self._installed.job.run,
             "deleting ended pods": self._delete_in_time,
             "keeping the status": self._keep_status,
+            "showing what is refused": self._show_refused,
             **({"ending parameter servers": self._free_servers} if self._end_servers is not None else {}),
         }.items():
             self._tasks.keep(part, work, _log, pause)
@@ -68,14 +68,40 @@ class EndedRun:
         await self._tasks.close()
 
     def _job_changed(self) -> None:
-        wanted, earlier = self._installed.wanted(), self._found.earlier or self._spec
-        if not isinstance(wanted, JobSpec) or (
-            earlier is not None and earlier.frozen_changes(wanted, ended=True)
-        ):
+        if self._found.another_requested(self._installed.wanted()):
             self.changed.set()
         else:
-            self._spec = wanted
             self._new_values.set()
+            self._new_refusal.set()
+
+    @property
+    def _spec(self) -> JobSpec | None:
+        """The run's values, with the live ones of now; None: they are unknown."""
+        wanted, earlier = self._installed.wanted(), self._found.earlier
+        if earlier is not None:
+            return earlier.taking(wanted)[0]
+        return wanted if isinstance(wanted, JobSpec) else None
+
+    @property
+    def _refused(self) -> str:
+        """What of the values is not applied, in words; empty: nothing."""
+        wanted, earlier = self._installed.wanted(), self._found.earlier
+        if isinstance(wanted, Invalid):
+            return f"the new values are refused: {wanted.why}"
+        return earlier.refusal(wanted, ended=True) if earlier is not None else ""
+
+    async def _show_refused(self) -> None:
+        """Keep the condition in the status up to date with the values, and log each refusal."""
+        place, api, name = self._installed.place, self._installed.api, self._installed.place.names.status
+        while True:
+            self._new_refusal.clear()
+            said = condition(self._refused)
+            if any(self._kept.get(key) != text for key, text in said.items()):
+                if refused := said["refused"]:
+                    log.warning(refused)
+                await write(api, name, place, self._installed.metadata, said, {**self._kept, **said})
+                self._kept = {**self._kept, **said}
+            await self._new_refusal.wait()
 
     async def _keep_status(self) -> None:
         """Write what is missing, should somebody empty or delete it."""

@@ -19,7 +19,7 @@ from edl.kubernetes.informer import Informer, Object
 from master.backends.kubernetes.release import Found, Left, Place, made_for, template_of, values_of
 from master.backends.kubernetes.retry import until_answered
 from master.backends.kubernetes.status import read
-from master.spec import Invalid, Wanted, checked
+from master.spec import Invalid, JobSpec, Wanted, checked
 
 log = structlog.get_logger()
 
@@ -38,6 +38,7 @@ class Installed:
         self.notices: list[tuple[Reason, str]] = []  # reason and message of what people should read
         self._read_version = ""
         self._wanted: Wanted | None = None
+        self._template_data: Mapping[str, str] | None = None  # of the chart's object, when its pod was noted
 
     @classmethod
     async def open(cls, place: Place, api: Api) -> Installed:
@@ -119,16 +120,28 @@ class Installed:
             self._read_version, self._wanted = version, self._read()
         return self._wanted
 
-    def template(self, high: bool) -> pods.Pod:
-        """The worker's pod as the chart has rendered it.
+    def template(self, high: bool, run: JobSpec) -> pods.Pod:
+        """The worker's pod as the chart has rendered it, for a run that has begun with these values.
+
+        While the chart's object has a refused change that is also in the pod (another claim, say), it is the
+        pod of before that change: a refused change has no effect.
 
         Args:
             high: the one with the higher priority.
 
         Raises:
-            ConfigError: it is not a map in YAML.
+            ConfigError: it is not a map in YAML, or only that of a refused change is known.
         """
-        return template_of(self.place.names.job, self.data, HIGH if high else "worker.yaml")
+        self.note_template(run)
+        if self._template_data is None:
+            keys = ", ".join(run.refused_in_pod(self.wanted()))
+            raise ConfigError(f"{keys}: the change is refused, and the worker's pod has it: revert it")
+        return template_of(self.place.names.job, self._template_data, HIGH if high else "worker.yaml")
+
+    def note_template(self, run: JobSpec) -> None:
+        """The chart's object may have changed: keep its pod, unless a refused change is in it."""
+        if not run.refused_in_pod(self.wanted()):
+            self._template_data = dict(self.data)
 
     @property
     def has_priorities(self) -> bool:
@@ -148,7 +161,7 @@ class Installed:
         try:
             values = values_of(self.place.names.job, self.data)
         except ConfigError as error:
-            return Invalid(str(error))
+            return Invalid(str(error))  # without values: the run keeps all of its own
         scale = overrides.Scale.read(self.data)
         if scale is None or scale.id == self.scale_over:
             return checked(values)

@@ -22,7 +22,7 @@ from edl.contract.phases import Phase
 from edl.errors import ConfigError
 from edl.kubernetes import pods
 from edl.kubernetes.names import Names
-from master.spec import Invalid, JobSpec, checked
+from master.spec import Invalid, JobSpec, Wanted, checked
 
 log = structlog.get_logger()
 
@@ -83,6 +83,7 @@ class Left:
         phase: the last one.
         started_at: when the run has begun, in seconds since 1970; 0 if unknown.
         began_with: what of another training it has begun with, in words.
+        requested: the `runId` of the values that the run was started with.
     """
 
     run_id: str = ""
@@ -96,6 +97,7 @@ class Left:
     phase: str = ""
     started_at: float = 0.0
     began_with: str = ""
+    requested: str = ""
 
     @classmethod
     def read(cls, data: Mapping[str, str]) -> Left:
@@ -119,6 +121,7 @@ class Left:
                     phase=str(data.get("phase", "")),
                     started_at=float(state.get("startedAt", 0)),
                     began_with=str(state.get("beganWith", "")),
+                    requested=str(state.get("requested", "")),
                 )
         except (KeyError, ValueError, TypeError, AttributeError) as error:
             log.warning(f"the status of an earlier master cannot be read, and is not used: {error!r}")
@@ -153,6 +156,7 @@ class Found:
         ended_at: when, in seconds since 1970.
         version: of edl, of that run's masters and workers; "" if unknown.
         started: there has been a ring, so its workers may hold what nobody else has.
+        requested: the `runId` of the values that the run was started with.
     """
 
     run_id: RunId | None
@@ -163,6 +167,7 @@ class Found:
     ended_at: float
     version: str = ""
     started: bool = True
+    requested: str = ""
 
     @classmethod
     def of(cls, left: Left, known: Iterable[pods.Pod], owner: str) -> Found:
@@ -190,12 +195,16 @@ class Found:
             spec = None
         return cls(
             run, spec, next_id, tuple(sorted(workers)), left.ended, left.ended_at, left.version,
-            left.phase != Phase.Starting,
+            left.phase != Phase.Starting, left.requested,
         )  # fmt: skip
 
     def foreign(self, version: str) -> bool:
         """A master of this version cannot go on with the run: workers speak with their own version only."""
         return self.run_id is not None and not self.ended and self.version not in ("", version)
+
+    def another_requested(self, wanted: Wanted) -> bool:
+        """Whether the values request another run: their `runId` differs. (Invalid values request nothing.)"""
+        return isinstance(wanted, JobSpec) and wanted.config.run_id != self.requested
 
     @property
     def holds_state(self) -> bool:

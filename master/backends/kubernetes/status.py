@@ -61,6 +61,7 @@ class Snapshot:
         next_id: of workers.
         scale_over: the id of the last `edl scale` that no longer holds.
         started_at: when the run has begun, in seconds since 1970.
+        requested: the `runId` of its values.
     """
 
     job: Mapping[str, Any]
@@ -69,6 +70,7 @@ class Snapshot:
     next_id: int
     scale_over: str
     started_at: float = 0.0
+    requested: str = ""
 
 
 @dataclass(frozen=True)
@@ -282,6 +284,8 @@ def render(snapshot: Snapshot, ended: Ended | None) -> Data:
     state = {"runId": snapshot.run_id, "nextId": snapshot.next_id, "version": edl.__version__}
     if snapshot.started_at:
         state["startedAt"] = int(snapshot.started_at)
+    if snapshot.requested:
+        state["requested"] = snapshot.requested
     if snapshot.scale_over:
         state["scaleOver"] = snapshot.scale_over
     if began_with := job.get("began_with"):
@@ -302,6 +306,7 @@ def render(snapshot: Snapshot, ended: Ended | None) -> Data:
         "goodput": f"{100 * job['goodput'].get('useful', 0.0) / spent:.0f}%" if spent else None,
         "epoch": f"{task['epoch']}/{task['epochs']}",
         "loss": None if loss is None else f"{loss:.4g}",
+        **condition(job.get("refused", "")),
         "checkpointStep": str(kept["step"]) if (kept := job.get("checkpoint")) else None,
         "stop": json.dumps(asked) if (asked := job.get("stop")) else None,
         "state": json.dumps(state),
@@ -310,6 +315,14 @@ def render(snapshot: Snapshot, ended: Ended | None) -> Data:
         "endedAt": None if ended is None else ended.at,
         "status.json": _status_json(job) if ended is None else None,
         "summary.json": None if ended is None else _summary_json(ended.summary),
+    }
+
+
+def condition(refused: str) -> Data:
+    """Whether all values of the release are applied, and if not, which are refused and why."""
+    return {
+        "valuesApplied": "False" if refused else "True",
+        "refused": cut(refused, MAX_TEXT) or None,
     }
 
 

@@ -1,0 +1,112 @@
+"""The commands and the values that the pages show are installed as they stand there."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from edl import config
+from edl.config import values
+from edl.config.paths import keys
+from tests.chart.conftest import CHART, ROOT, Helm, Rendered
+
+GENERATED = ("commands.md", "configuration.md")
+PAGES = [
+    *(p for p in sorted((ROOT / "docs").glob("*.md")) if p.name not in GENERATED),
+    ROOT / "README.md", CHART / "README.md",
+]  # fmt: skip
+REGISTRY = "registry.example.org/team"
+IMAGE = re.compile(
+    r"[a-z0-9.-]+(:[0-9]+)?(/[a-z0-9._-]+)*(:[A-Za-z0-9_][A-Za-z0-9._-]{0,127}|@sha256:[0-9a-f]{64})"
+)
+MODEL = "def model():\n    return 1\n\ndef data(split):\n    return []\n"
+
+
+def commands(page: Path) -> Iterator[list[str]]:
+    """The words of each `helm install` and `helm upgrade` of our chart in a page."""
+    for block in re.findall(r"^```console\n(.*?)^```", page.read_text(), re.M | re.S):
+        for line in block.replace("\\\n", " ").splitlines():
+            if re.match(r"\$ helm (install|upgrade) \S+ \./chart ", line):
+                yield shlex.split(line.removeprefix("$ "), comments=True)
+
+
+def rendered(helm: Helm, words: list[str], folder: Path) -> Rendered:
+    """What such a command installs."""
+    release = words[2]
+    (folder / "my_model.py").write_text(MODEL)
+    for name in re.findall(r"[\w-]+\.py", " ".join(words)):
+        (folder / name).write_text(MODEL)
+    flags = [word.replace("REGISTRY", REGISTRY) for word in words[4:]]
+    flags = [flag for flag in flags if flag not in ("--reuse-values", "--reset-then-reuse-values", "--wait")]
+    flags = [re.sub(r"model\.source=(?=[\w-])", f"model.source={folder}/", flag) for flag in flags]
+    for n, flag in enumerate(flags):
+        if flags[n - 1] == "-f":
+            flags[n] = str(ROOT / flag) if (ROOT / flag).is_file() else str(folder / flag)
+    return Rendered(helm("template", release, str(CHART), *flags))
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if list(commands(p))], ids=lambda page: page.name)
+def test_every_command_of_a_page_installs_what_a_cluster_accepts(
+    helm: Helm, page: Path, tmp_path: Path
+) -> None:
+    image = [
+        sys.executable,
+        "-m",
+        "edl.cli",
+        "zoo",
+        "init",
+        "--image",
+        f"{REGISTRY}/my-models:1",
+        str(tmp_path),
+    ]
+    (tmp_path / "my_model.py").write_text(MODEL)
+    subprocess.run(image, check=True, stdout=subprocess.DEVNULL)  # the values file of models-in-images.md
+    for words in commands(page):
+        made = rendered(helm, words, tmp_path)
+        config.parse(made.values)
+        for name, pod in made.pods():
+            for container in pod["containers"]:
+                assert IMAGE.fullmatch(container["image"]), (words, name, container["image"])
+                if any("image.registry" in word for word in words):
+                    assert container["image"].startswith(f"{REGISTRY}/"), (words, name)
+                    assert container["image"].count(REGISTRY) == 1
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_value_that_a_page_names_is_valid(page: Path) -> None:
+    known = {key for full in keys(config.File) for key in prefixes(full)}
+    sections = {key.partition(".")[0] for key in known if "." in key} - {"model", "data", "local", "global"}
+    text = re.sub(r"^```(?!console).*?^```", "", page.read_text(), flags=re.M | re.S)
+    named = set(re.findall(rf"`((?:{'|'.join(sections)})\.[a-zA-Z][\w.]*?)(?:=[^`]*)?`", text))
+    named = {name for name in named if not name.endswith((".py", ".yaml", ".json"))}
+    unknown = [name for name in named - known if not config.job.OPEN & set(prefixes(name))]
+    assert unknown == [], "values that do not exist"
+    for said in set(re.findall(r"`(?:--set )?([a-zA-Z][\w.]*=[^`\s]*)`", text)):
+        if said.partition("=")[0] in known:
+            config.parse(values.load([], [said]))
+
+
+def prefixes(key: str) -> list[str]:
+    parts = key.split(".")
+    return [".".join(parts[: n + 1]) for n in range(len(parts))]
+
+
+def test_a_name_that_begins_with_a_registry_is_complete(helm: Helm) -> None:
+    def images(*sets: str) -> set[str]:
+        made = helm.template(*sets, "image.tag=v1")
+        return {container["image"] for _, pod in made.pods() for container in pod["containers"]}
+
+    own = f"worker.image.repository={REGISTRY}/my-models"
+    assert images(own, "image.registry=other.example.org") == {
+        f"{REGISTRY}/my-models:v1", "other.example.org/edl-master:v1"
+    }  # fmt: skip
+    for name in ("localhost/a", "host:5000/a"):
+        assert f"{name}:v1" in images(f"worker.image.repository={name}", "image.registry=r")
+    assert "r/team/a:v1" in images("worker.image.repository=team/a", "image.registry=r")
+    assert images() == {"edl-master:v1", "edl-worker:v1"}
