@@ -23,6 +23,7 @@ from edl.config.address import Address
 from edl.contract import artifacts
 from edl.contract.exit_codes import MasterExit
 from edl.contract.ids import RunId
+from edl.contract.own_modules import module_command
 from edl.contract.workers import WORKER_ENVIRONMENT, worker_environment
 from edl.errors import EdlError
 from edl.log import log_at
@@ -119,9 +120,9 @@ def processes(master: Master, output: Path, token: str) -> Callable[[str], Backe
         }  # fmt: skip
         environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
         arguments = ["--master", address]
-        launcher: Launcher = Spawn([sys.executable, "-m", "trainer", *arguments], environment)
+        launcher: Launcher = Spawn([*module_command("trainer"), *arguments], environment)
         if master.spec.config.local.start_method == "fork":
-            launcher = ForkServer([sys.executable, "-m", "trainer.forkserver"], arguments, environment)
+            launcher = ForkServer(module_command("trainer.forkserver"), arguments, environment)
         memories = Memories() if master.spec.config.elastic.memory_copy else None
         return Processes(master.emit, launcher, output / artifacts.LOGS, memories)
 

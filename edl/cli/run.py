@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -21,6 +20,7 @@ from edl.client import Client
 from edl.config import values
 from edl.config.address import Address
 from edl.contract import artifacts
+from edl.contract.own_modules import module_command
 from edl.contract.phases import Phase
 from edl.contract.workers import worker_environment
 from edl.errors import ConfigError, EdlError
@@ -175,7 +175,7 @@ def _start(output: Path, salvage: Path | None, lock: int, detached: bool) -> sub
     (output / artifacts.LOGS).mkdir(exist_ok=True)
     with open(output / artifacts.LOGS / "master.log", "wb") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "master", *arguments, *([] if detached else ["--attached"])],
+            [*module_command("master"), *arguments, *([] if detached else ["--attached"])],
             stdin=subprocess.DEVNULL if detached else subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
             start_new_session=True, pass_fds=[lock],
         )  # fmt: skip
@@ -241,7 +241,8 @@ def _how(code: int) -> str:
 
 
 def _become(module: str, arguments: list[str]) -> NoReturn:
-    os.execv(sys.executable, [sys.executable, "-m", module, *arguments])
+    command = module_command(module)
+    os.execv(command[0], [*command, *arguments])
 
 
 def _merged(

@@ -18,14 +18,14 @@ import math
 import os
 import shutil
 import signal
-import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from edl.contract import artifacts
+from edl.contract.own_modules import module_command
 from edl.text import plain
 from master.backends.base import Tasks, described
 from master.core import effects as ef
@@ -109,7 +109,7 @@ class ServerProcesses:
     Args:
         emit: takes ServerListens, ServerExited, ServersReady, ServersGivenUp, ServerAnswers and ServerAway.
         token: of the job.
-        command: the server's program.
+        command: the server's program; by default `ps` of this installation.
         environment: of the processes.
         patience: seconds for further servers to come to listen.
     """
@@ -119,12 +119,12 @@ class ServerProcesses:
         emit: Emit,
         plan: Plan,
         token: str,
-        command: tuple[str, ...] = (sys.executable, "-m", "ps"),
+        command: Sequence[str] = (),
         environment: Mapping[str, str] = os.environ,
         patience: float = math.inf,
     ):
         self._emit, self._plan, self._token = emit, plan, token
-        self._command, self._environment = command, environment
+        self._command, self._environment = command or module_command("ps"), environment
         self._servers = [_Server(index) for index in range(plan.servers)]
         self._watch = Watch(emit, lambda: token, plan.servers)
         self._tasks = Tasks()
