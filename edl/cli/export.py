@@ -42,7 +42,7 @@ def export(
         typer.Argument(
             metavar="[DIR]",
             help="A job's output directory, or a directory of checkpoints (a path, or an address like "
-            "s3://...); default: that of the last job.",
+            "s3://...); default: the newest job under runs/, else your only running job.",
         ),
     ] = None,
     name: Annotated[Format, typer.Option("--format", help="What to write.")] = Format.keras,

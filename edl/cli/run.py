@@ -16,6 +16,7 @@ import typer
 from edl import config
 from edl.checkpoints import CheckpointError, Store, check_values, one_of
 from edl.cli import display, latest, models
+from edl.cli.latest import RUNS, VALUES
 from edl.client import Client
 from edl.config import values
 from edl.config.address import Address
@@ -41,7 +42,6 @@ SalvageOption = Annotated[
     typer.Option("--salvage", help="Where to write the model, the journal and the summary, in a directory of "
                  "the job's name, when the output directory is full; default: a temporary one."),
 ]  # fmt: skip
-VALUES = "values.json"  # in an output directory: the job's values, complete
 MOST_NAME = 80  # characters of a model's name in the name of its output directory
 
 
@@ -87,7 +87,7 @@ def run(
     if not typed.model.source:
         models.check(typed.model.module)
     name = Path(typed.model.name).stem.rsplit(".", 1)[-1][:MOST_NAME]
-    output = output or Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
+    output = output or RUNS / f"{name}-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
     lock = _prepare(output, merged, salvage)
     interrupts = _Interrupts()
     process = interrupts.process = _start(output, salvage, lock, detach)
