@@ -27,6 +27,7 @@ from edl.contract.own_modules import module_command
 from edl.contract.workers import WORKER_ENVIRONMENT, worker_environment
 from edl.errors import EdlError
 from edl.log import log_at
+from edl.signals import to_handle
 from edl.text import plain
 from master import journal
 from master.backends.base import Backend
@@ -165,9 +166,9 @@ def _collect_seldom() -> None:
 
 
 def _on_signals(act: Callable[[str], object]) -> None:
-    """Have `act` called with the name of the signal that asks this process to end."""
+    """Call `act` with the name of the signal that asks this process to end."""
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in to_handle((signal.SIGTERM, signal.SIGINT)):
         loop.add_signal_handler(number, act, number.name)
 
 

@@ -20,6 +20,7 @@ from edl.contract.tokens import Tokens
 from edl.errors import EdlError
 from edl.listener import Listener
 from edl.log import log_at
+from edl.signals import to_handle
 from edl.text import plain
 from edl.tls import certificate_for
 
@@ -70,7 +71,7 @@ async def _serve(args: argparse.Namespace) -> int:
     if not tokens.current:
         raise EdlError("the job's token is missing: expected it in --token-file or EDL_TOKEN")
     ending = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in to_handle((signal.SIGTERM, signal.SIGINT)):
         asyncio.get_running_loop().add_signal_handler(number, ending.set)
     if args.attached:
         _on_end_of_input(ending)

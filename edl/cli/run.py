@@ -25,6 +25,7 @@ from edl.contract.own_modules import module_command
 from edl.contract.phases import Phase
 from edl.contract.workers import worker_environment
 from edl.errors import ConfigError, EdlError
+from edl.signals import to_handle
 
 FileOption = Annotated[
     list[Path],
@@ -140,12 +141,15 @@ def worker(
 
 
 class _Interrupts:
-    """Ctrl-C, SIGTERM and a closed terminal: the first ends the job, the next kills its master."""
+    """Ctrl-C, SIGTERM and a closed terminal: the first ends the job, the next kills its master.
+
+    Signals that this process was started to ignore (`nohup edl run`) stay ignored.
+    """
 
     def __init__(self) -> None:
         self.number = 0  # of the first; 0: there was none
         self.process: subprocess.Popen[bytes] | None = None
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in to_handle((signal.SIGINT, signal.SIGTERM, signal.SIGHUP)):
             signal.signal(number, self._come)
 
     def _come(self, number: int, _: object) -> None:
