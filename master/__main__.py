@@ -20,7 +20,7 @@ from pathlib import Path
 
 from edl import full_disk
 from edl.config.address import Address
-from edl.contract import artifacts
+from edl.contract import artifacts, vital
 from edl.contract.exit_codes import MasterExit
 from edl.contract.ids import RunId
 from edl.contract.own_modules import module_command
@@ -54,6 +54,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--backend", choices=("processes", "external", "kubernetes"), default="processes")
     args = parser.parse_args(argv)
     full_disk.outlive()
+    vital.end_with_threads()
     _collect_seldom()
     try:
         Address.parse(args.listen, "--listen")

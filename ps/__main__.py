@@ -16,6 +16,7 @@ from pathlib import Path
 import structlog
 
 from edl import full_disk
+from edl.contract import vital
 from edl.contract.tokens import Tokens
 from edl.errors import EdlError
 from edl.listener import Listener
@@ -45,6 +46,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--compile", action="store_true", help="only compile, for when an image is made")
     args = parser.parse_args(argv)
     full_disk.outlive()
+    vital.end_with_threads()
     log_at(args.log_level)
     try:
         if args.compile:

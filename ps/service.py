@@ -28,6 +28,7 @@ import numpy as np
 import structlog
 
 from edl import tls
+from edl.contract import vital
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.rows import OPTIONS as PEER_OPTIONS
 from edl.contract.wire import Bytes, Pieces, carried, varint
@@ -277,7 +278,7 @@ class Service:
 
         answer, capture = await self._when_settled(acting, None, size)
         if capture is not None:
-            self._snapshot = asyncio.create_task(self._write_snapshot(capture))
+            self._snapshot = vital.task(self._write_snapshot(capture), "snapshot")
         return answer
 
     def _begin(self, run_id: str) -> None:

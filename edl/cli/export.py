@@ -15,7 +15,7 @@ import typer
 from edl import config
 from edl.checkpoints import Store
 from edl.cli import latest
-from edl.cli.run import VALUES
+from edl.cli.latest import VALUES
 from edl.client import Client
 from edl.config import values
 from edl.contract import artifacts
