@@ -189,7 +189,7 @@ def test_status_scale_and_stop_from_another_terminal() -> None:
         late = edl("wait", "--timeout", "3s")
         assert late.returncode == 124
         assert late.stdout.startswith("Training: ring ")
-        waiting = subprocess.Popen([*EDL, "wait"], stdout=subprocess.PIPE, text=True)
+        waiting = subprocess.Popen([*EDL, "wait", "job"], stdout=subprocess.PIPE, text=True)
         stopped = edl("stop", check=True)
         assert stopped.stderr == f"edl: job {output.resolve()} (your only running job)\n"
         out, _ = job.communicate(timeout=60)
