@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 import grpc
 import structlog
 
+from edl.contract import vital
 from edl.contract.tokens import Tokens
 from edl.errors import EdlError
 from edl.tls import Certificate
@@ -172,7 +173,7 @@ class Listener:
         await server.start()
         self._server = server
         if self._certificate is not None:
-            self._looking = asyncio.create_task(_look_at(self._certificate))
+            self._looking = vital.task(_look_at(self._certificate), "certificate")
         return port
 
     async def close(self, grace: float) -> None:

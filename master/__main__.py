@@ -20,12 +20,14 @@ from pathlib import Path
 
 from edl import full_disk
 from edl.config.address import Address
-from edl.contract import artifacts
+from edl.contract import artifacts, vital
 from edl.contract.exit_codes import MasterExit
 from edl.contract.ids import RunId
+from edl.contract.own_modules import module_command
 from edl.contract.workers import WORKER_ENVIRONMENT, worker_environment
 from edl.errors import EdlError
 from edl.log import log_at
+from edl.signals import to_handle
 from edl.text import plain
 from master import journal
 from master.backends.base import Backend
@@ -52,6 +54,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--backend", choices=("processes", "external", "kubernetes"), default="processes")
     args = parser.parse_args(argv)
     full_disk.outlive()
+    vital.end_with_threads()
     _collect_seldom()
     try:
         Address.parse(args.listen, "--listen")
@@ -119,9 +122,9 @@ def processes(master: Master, output: Path, token: str) -> Callable[[str], Backe
         }  # fmt: skip
         environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
         arguments = ["--master", address]
-        launcher: Launcher = Spawn([sys.executable, "-m", "trainer", *arguments], environment)
+        launcher: Launcher = Spawn([*module_command("trainer"), *arguments], environment)
         if master.spec.config.local.start_method == "fork":
-            launcher = ForkServer([sys.executable, "-m", "trainer.forkserver"], arguments, environment)
+            launcher = ForkServer(module_command("trainer.forkserver"), arguments, environment)
         memories = Memories() if master.spec.config.elastic.memory_copy else None
         return Processes(master.emit, launcher, output / artifacts.LOGS, memories)
 
@@ -164,9 +167,9 @@ def _collect_seldom() -> None:
 
 
 def _on_signals(act: Callable[[str], object]) -> None:
-    """Have `act` called with the name of the signal that asks this process to end."""
+    """Call `act` with the name of the signal that asks this process to end."""
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in to_handle((signal.SIGTERM, signal.SIGINT)):
         loop.add_signal_handler(number, act, number.name)
 
 

@@ -19,6 +19,7 @@ from typing import Any, Protocol, TypeAlias
 import grpc
 
 from edl import tls
+from edl.contract import vital
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.proto import ps_pb2_grpc as rpc
 from master.core import effects as ef
@@ -388,10 +389,9 @@ class Watch:
         if server.task is not None:
             server.task.cancel()
         server.address = address
-        loop = asyncio.get_running_loop()
-        server.task = loop.create_task(self._ask(server))
+        server.task = vital.task(self._ask(server), f"ask server {index}")
         if self._telling is None:
-            self._telling = loop.create_task(self._tell())
+            self._telling = vital.task(self._tell(), "silent servers")
 
     def ended(self, index: int) -> None:
         """Its process has; another one takes its place."""

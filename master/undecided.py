@@ -13,6 +13,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+from edl.contract import vital
 from edl.text import plain
 from master.core import effects as ef
 from master.core import events as ev
@@ -54,7 +55,7 @@ class Undecided:
     def perform(self, effect: ef.Effect) -> None:
         if isinstance(effect, ef.ModeDecided):
             self._servers = self._make()
-            self._starting = asyncio.get_running_loop().create_task(self._start())
+            self._starting = vital.task(self._start(), "start of servers")
         self._servers.perform(effect)
 
     async def close(self, ended: bool) -> None:

@@ -16,10 +16,12 @@ from pathlib import Path
 import structlog
 
 from edl import full_disk
+from edl.contract import vital
 from edl.contract.tokens import Tokens
 from edl.errors import EdlError
 from edl.listener import Listener
 from edl.log import log_at
+from edl.signals import to_handle
 from edl.text import plain
 from edl.tls import certificate_for
 
@@ -44,6 +46,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--compile", action="store_true", help="only compile, for when an image is made")
     args = parser.parse_args(argv)
     full_disk.outlive()
+    vital.end_with_threads()
     log_at(args.log_level)
     try:
         if args.compile:
@@ -70,7 +73,7 @@ async def _serve(args: argparse.Namespace) -> int:
     if not tokens.current:
         raise EdlError("the job's token is missing: expected it in --token-file or EDL_TOKEN")
     ending = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in to_handle((signal.SIGTERM, signal.SIGINT)):
         asyncio.get_running_loop().add_signal_handler(number, ending.set)
     if args.attached:
         _on_end_of_input(ending)

@@ -34,6 +34,7 @@ import structlog
 from google.protobuf.message import Message  # type: ignore[import-untyped]
 
 from edl import tls
+from edl.contract import vital
 from edl.contract.bounds import violation
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.rows import OPTIONS as PEER_OPTIONS
@@ -286,7 +287,7 @@ class Service:
         return await self._when_settled(acting, None, size)
 
     def _begin_snapshot(self, capture: Capture) -> None:
-        self._snapshot = asyncio.create_task(self._write_snapshot(capture))
+        self._snapshot = vital.task(self._write_snapshot(capture), "snapshot")
 
     def _begin(self, run_id: str) -> None:
         """From now on be a server of that run. What there is of another one has ended with it."""

@@ -17,6 +17,7 @@ from dataclasses import asdict
 from typing import NoReturn
 
 from edl import full_disk
+from edl.contract import vital
 from edl.contract.exit_codes import WorkerExit
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.workers import WORKER_ENVIRONMENT
@@ -47,6 +48,12 @@ def main(argv: list[str] | None = None) -> int:
         args.master, token, worker_id, args.run_id, succeeds=args.succeeds, brings_state=brings_state
     )
     start = Start(stream)
+
+    def end(error: BaseException) -> None:
+        _fail(stream, error)
+        _exit(WorkerExit.FAILED)
+
+    vital.end_with_threads(end)
     when_asked_to_end(start.asked_to_end)
     try:
         code = work(stream, start, args.memory)
@@ -54,11 +61,17 @@ def main(argv: list[str] | None = None) -> int:
         print(f"edl worker {args.worker}: {error}", file=sys.stderr)
         code = _lost(str(error))
     except BaseException as error:  # SystemExit too: whatever the user's code raises is its last word
-        print(traced(error), file=sys.stderr)
-        stream.session.fail(error)
-        code = WorkerExit.FAILED
+        _fail(stream, error)
+        _exit(WorkerExit.FAILED)
     stream.close()
     _exit(code)
+
+
+def _fail(stream: MasterStream, error: BaseException) -> None:
+    """Report the exception that ends this worker to its log and to the master."""
+    stream.session.fail(error)
+    stream.close()
+    print(traced(error), file=sys.stderr)  # last: a master that was not told reads it there
 
 
 def _succession(text: str) -> pb.Succession:

@@ -32,6 +32,7 @@ from typing import Any, NoReturn
 
 from edl.contract.exit_codes import WorkerExit
 from edl.contract.workers import WORKER_ENVIRONMENT
+from edl.signals import to_handle
 from trainer.termination import ASKING, end_children
 
 CRASH_LOOP_SECONDS = 5.0  # a worker that does not live longer has crashed at its start
@@ -110,6 +111,11 @@ class Supervisor:
                   file=sys.stderr, flush=True)  # fmt: skip
             arguments = [*self.arguments, "--succeeds", json.dumps(told)]
 
+    def handle_signals(self) -> None:
+        """Pass SIGTERM and SIGINT on to the worker, unless this process was started to ignore them."""
+        for number in to_handle(ASKING):
+            signal.signal(number, lambda number, _: self.ask(number))
+
     def ask(self, number: int) -> None:
         """Have the worker end, and nobody follow it."""
         self.asked = True
@@ -136,7 +142,7 @@ class Supervisor:
     def _become(self, arguments: list[str], supervisor: int) -> NoReturn:
         code = 1
         try:
-            for number in ASKING:
+            for number in to_handle(ASKING):
                 signal.signal(number, signal.SIG_DFL)
             _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != supervisor:  # it has died before that was asked for
@@ -153,8 +159,8 @@ class Supervisor:
 
 def main() -> int:
     os.environ.update(WORKER_ENVIRONMENT)  # before Keras is imported
-    asked_at_start = [signal.signal(number, lambda *_: os._exit(WorkerExit.STOPPED)) for number in ASKING]
-    assert asked_at_start
+    for number in to_handle(ASKING):
+        signal.signal(number, lambda *_: os._exit(WorkerExit.STOPPED))
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
     import aiohttp.web  # noqa: F401
     import grpc.aio  # noqa: F401
@@ -170,8 +176,7 @@ def main() -> int:
     if os.environ.get("EDL_MEMORY_COPY"):  # it has no name, and is gone with this process and its workers
         arguments = ["--memory", f"/proc/self/fd/{os.memfd_create('edl-state')}"]
     supervisor = Supervisor(worker.main, int(os.environ["EDL_WORKER_ID"]), arguments)
-    for number in ASKING:
-        signal.signal(number, lambda number, _: supervisor.ask(number))
+    supervisor.handle_signals()
     return supervisor.run()
 
 

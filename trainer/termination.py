@@ -21,14 +21,17 @@ from collections.abc import Callable, Iterator
 
 import psutil
 
+from edl.signals import to_handle
+
 ASKING = frozenset({signal.SIGTERM, signal.SIGINT})
 
 
 def when_asked_to_end(act: Callable[[str], None]) -> None:
-    """From now on `act` is called, on a thread of its own, with the name of the first such signal.
+    """Call `act`, on a thread of its own, with the name of the first of these signals that arrives.
 
-    To be called on the main thread.
+    Signals that this process was started to ignore stay ignored. To be called on the main thread.
     """
+    handled = to_handle(ASKING)
     heard, heed = os.pipe()  # closed by exec; see below for fork
     os.set_blocking(heed, False)
 
@@ -49,10 +52,10 @@ def when_asked_to_end(act: Callable[[str], None]) -> None:
     def wait() -> None:
         asked: list[int] = []
         while not asked:  # other signals are written there, too
-            asked = [number for number in os.read(heard, 4096) if number in ASKING]
+            asked = [number for number in os.read(heard, 4096) if number in handled]
         act(signal.Signals(asked[0]).name)
 
-    for number in ASKING:
+    for number in handled:
         signal.signal(number, handle)
         signal.siginterrupt(number, False)  # calls of the user's libraries go on after it
     signal.set_wakeup_fd(heed, warn_on_full_buffer=False)

@@ -8,6 +8,11 @@ The contract is two plain functions and three optional ones:
     feed(records)  from what the reader gives to (features, labels[, weights])
     callbacks()    Keras callbacks (trainer/callbacks.py)
     write(outputs, ids)  what is to be kept of predictions
+
+The process has been started without the user's folders on Python's path (edl/contract/own_modules.py). They
+are added here: the folder of the model's file, and the current folder. They come after the standard library
+and after the product, so that a file of theirs replaces nothing of these, and before other packages, as for
+a script that Python runs.
 """
 
 from __future__ import annotations
@@ -16,17 +21,21 @@ import importlib
 import importlib.util
 import os
 import sys
+import sysconfig
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from edl.contract.own_modules import PACKAGES
 from edl.data import Reader
 from edl.errors import ModelError
 
 OPTIONAL = ("feed", "callbacks", "write")  # functions of the contract
+_STDLIB = (sysconfig.get_path("stdlib"), f"{sysconfig.get_path('stdlib')}{os.sep}lib-dynload")
+_models: set[str] = set()  # names of model files that this process has imported
 
 
 @dataclass(frozen=True)
@@ -64,14 +73,22 @@ def load(name: str, source: str = "") -> UserModel:
     Raises:
         ModelError: the module does not exist, or it lacks a function of the contract.
     """
+    path: Path | None = None
     if source:
         # The run's own text, as the master has sent it: a volume could show a later one to a later worker.
         name = "model.source"
         path = Path(tempfile.mkdtemp(prefix="edl-"), "model_source.py")
         path.write_text(source, encoding="utf-8")
-        module = _import_file(path)
-    else:
-        module = _import(name)
+    elif name.endswith(".py") or os.sep in name:
+        path = Path(name)
+    folders = [Path.cwd(), *([path.parent.resolve()] if path is not None else [])]
+    _add_to_path(folders)
+    try:
+        module = _import_file(path) if path is not None else _import_module(name)
+    except ImportError as error:
+        if hidden := _hidden(error, folders):
+            raise ModelError(f"{name}: {error}: {hidden}") from error
+        raise
     functions: dict[str, Any] = {}
     for wanted in ("model", "data", *OPTIONAL):
         function = getattr(module, wanted, None)
@@ -88,9 +105,33 @@ def load(name: str, source: str = "") -> UserModel:
     return UserModel(name, functions["model"], functions["data"], *(functions[name] for name in OPTIONAL))
 
 
-def _import(name: str) -> ModuleType:
-    if name.endswith(".py") or os.sep in name:
-        return _import_file(Path(name))
+def _add_to_path(folders: Sequence[Path]) -> None:
+    """Let user code import modules of these folders; those of the last folder are found first."""
+    for folder in map(str, folders):
+        if folder not in sys.path:
+            stdlib = [sys.path.index(path) for path in _STDLIB if path in sys.path]
+            sys.path.insert(max(stdlib, default=-1) + 1, folder)
+        # A project may have a package `trainer` of its own: those of its modules that ours lacks are found.
+        for package in filter(None, map(sys.modules.get, PACKAGES)):
+            own = os.path.join(folder, package.__name__)
+            if os.path.isdir(own) and own not in package.__path__:
+                package.__path__.append(own)
+
+
+def _hidden(error: ImportError, folders: Sequence[Path]) -> str:
+    """Which module of the user cannot be imported because another one has its name; empty: none."""
+    if not error.name or (module := sys.modules.get(error.name)) is None:
+        return ""
+    origin = getattr(module, "__file__", None)
+    for folder in folders:
+        place = folder.joinpath(*error.name.split("."))
+        for file in (place.with_name(f"{place.name}.py"), place / "__init__.py"):
+            if file.is_file() and str(file) != origin:
+                return f"{file} is hidden by {origin or 'a module that is built into Python'}; rename it"
+    return ""
+
+
+def _import_module(name: str) -> ModuleType:
     dotted = name if "." in name else f"model_zoo.{name}"
     try:
         return importlib.import_module(dotted)
@@ -106,9 +147,13 @@ def _import_file(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
         raise ModelError(f"model.module: {path} is not a Python file")
+    if path.stem in sys.modules and path.stem not in _models:
+        raise ModelError(
+            f"model.module: {path} has the name of a module that edl uses ({path.stem}); rename the file"
+        )
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module  # so that Keras can find the module's classes when it saves
-    sys.path.insert(0, str(path.parent.resolve()))
+    _models.add(path.stem)
     spec.loader.exec_module(module)
     return module
 

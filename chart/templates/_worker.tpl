@@ -27,7 +27,7 @@
 {{- $mounts = concat $mounts (include "edl.tlsMount" .root | fromYamlArray) -}}
 {{- $volumes = concat $volumes (include "edl.tlsVolume" .root | fromYamlArray) -}}
 {{- $program := eq $v.elastic.warmProcess "none" | ternary "trainer" "trainer.supervisor" -}}
-{{- $container := dict "command" (list "python" "-m" $program) "env" $env -}}
+{{- $container := dict "command" (list "python" "-P" "-m" $program) "env" $env -}}
 {{- with $v.checkpoint.existingSecret -}}
   {{- $_ := set $container "envFrom" (list (dict "secretRef" (dict "name" .))) -}}
 {{- end -}}

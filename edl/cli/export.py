@@ -15,10 +15,11 @@ import typer
 from edl import config
 from edl.checkpoints import Store
 from edl.cli import latest
-from edl.cli.run import VALUES
+from edl.cli.latest import VALUES
 from edl.client import Client
 from edl.config import values
 from edl.contract import artifacts
+from edl.contract.own_modules import module_command
 from edl.contract.phases import ENDED
 from edl.contract.workers import WORKER_ENVIRONMENT
 from edl.errors import ConfigError, EdlError
@@ -41,7 +42,7 @@ def export(
         typer.Argument(
             metavar="[DIR]",
             help="A job's output directory, or a directory of checkpoints (a path, or an address like "
-            "s3://...); default: that of the last job.",
+            "s3://...); default: the newest job under runs/, else your only running job.",
         ),
     ] = None,
     name: Annotated[Format, typer.Option("--format", help="What to write.")] = Format.keras,
@@ -145,7 +146,7 @@ def _of_checkpoints(directory: str, step: int | None) -> dict[str, Any]:
 def _run(request: dict[str, Any]) -> int:
     """Have a process with TensorFlow do it; its exit code."""
     done = subprocess.run(
-        [sys.executable, "-m", "trainer.export_checkpoint"],
+        module_command("trainer.export_checkpoint"),
         input=json.dumps(request).encode(), env={**os.environ, **ENVIRONMENT},
     )  # fmt: skip
     return done.returncode if done.returncode >= 0 else 1

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 
 import typer
 
 from edl.cli import latest
 from edl.cli.target import DirArgument
+from edl.contract.own_modules import module_command
 
 
 def audit(directory: DirArgument = None) -> None:
@@ -27,4 +27,4 @@ def replay(directory: DirArgument = None) -> None:
     Its decisions and its end are compared.
     """
     output = latest.find(directory)
-    raise typer.Exit(subprocess.call([sys.executable, "-m", "master.replay", str(output)]))
+    raise typer.Exit(subprocess.call([*module_command("master.replay"), str(output)]))

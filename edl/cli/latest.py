@@ -1,27 +1,38 @@
-"""The jobs of this machine: which one was started last, and whether its master is gone."""
+"""The jobs of this machine: which one a command without a directory means, and which ones run."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
+import sys
 from pathlib import Path
 
 import psutil
 
 from edl.contract import artifacts
-from edl.errors import EdlError
+from edl.errors import ConfigError, EdlError
+from edl.text import plain
+
+RUNS = Path("runs")  # where `edl run` makes output directories
+VALUES = "values.json"  # in an output directory: the job's values, complete
+MOST_LISTED = 10
 
 
-def _pointer() -> Path:
+def _known_jobs() -> Path:
+    """Return the folder that holds a file for each job of this user; the file holds its output directory."""
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(state) / "edl" / "latest"
+    return Path(state) / "edl" / "jobs"
 
 
 def remember(output: Path) -> None:
-    """Let `edl status` without a directory mean this job."""
-    with contextlib.suppress(OSError):  # a convenience: a read-only home must not stop a job
-        _pointer().parent.mkdir(parents=True, exist_ok=True)
-        artifacts.write_whole(_pointer(), f"{output.resolve()}\n")
+    """Note a job that has begun, so that commands in other folders find it."""
+    path = str(output.resolve())
+    with contextlib.suppress(
+        OSError, RuntimeError
+    ):  # a convenience: a job also runs without a home directory
+        _known_jobs().mkdir(parents=True, exist_ok=True)
+        artifacts.write_whole(_known_jobs() / hashlib.sha256(os.fsencode(path)).hexdigest()[:32], f"{path}\n")
 
 
 def is_orphaned(output: Path) -> bool:
@@ -35,17 +46,70 @@ def is_orphaned(output: Path) -> bool:
 
 
 def find(output: Path | None) -> Path:
-    """The output directory that a command is about: `output`, else that of the job started last.
+    """Return the output directory that a command is about.
+
+    Without `output` it is the newest job under runs/ in the current folder, else this user's only running
+    job. Its directory is printed on standard error.
 
     Raises:
-        EdlError: no job has been started yet.
+        ConfigError: `output` is None and neither exists; the text lists the jobs that could be meant.
     """
     if output is not None:
         return output
-    try:
-        return Path(_pointer().read_text(encoding="utf-8").strip())
-    except OSError:
-        raise EdlError(
+    if here := _newest_first(_folders(RUNS)):
+        found, why = here[0], f"the newest under {RUNS}"
+    else:
+        known = _newest_first(_remembered())
+        running = [job for job in known if _is_running(job)]
+        if len(running) != 1:
+            raise ConfigError(_candidates(running or known, bool(running)))
+        found, why = running[0], "your only running job"
+    print(f"edl: job {plain(str(found))} ({why})", file=sys.stderr, flush=True)
+    return found
+
+
+def _candidates(jobs: list[Path], running: bool) -> str:
+    if not jobs:
+        return (
             "no job has been started on this machine; start one with `edl run MODEL`, "
             "or give an output directory or --release"
-        ) from None
+        )
+    which = f"{len(jobs)} jobs of yours run" if running else "no job of yours runs"
+    listed = "".join(f"\n  {plain(str(job))}" for job in jobs[:MOST_LISTED])
+    more = f"\n  and {len(jobs) - MOST_LISTED} more" if len(jobs) > MOST_LISTED else ""
+    last = "" if running else "; the last ones were"
+    return f"there is no job under {RUNS} here, and {which}; give an output directory{last}:{listed}{more}"
+
+
+def _is_running(output: Path) -> bool:
+    begun = (output / artifacts.JOURNAL).exists() and not (output / artifacts.SUMMARY).exists()
+    return begun and not is_orphaned(output)
+
+
+def _remembered() -> list[Path]:
+    found = []
+    with contextlib.suppress(OSError, RuntimeError):
+        for note in _known_jobs().iterdir():
+            with contextlib.suppress(OSError, ValueError):
+                job = Path(note.read_text(encoding="utf-8").removesuffix("\n"))
+                if (job / VALUES).exists():
+                    found.append(job)
+                elif not job.exists():
+                    note.unlink()
+    return found
+
+
+def _folders(parent: Path) -> list[Path]:
+    try:
+        return [folder for folder in parent.iterdir() if (folder / VALUES).exists()]
+    except OSError:
+        return []
+
+
+def _newest_first(jobs: list[Path]) -> list[Path]:
+    """Sort jobs by when they were started."""
+    times = {}
+    for job in jobs:
+        with contextlib.suppress(OSError):
+            times[job] = (job / VALUES).stat().st_mtime_ns
+    return sorted(times, key=lambda job: times[job], reverse=True)

@@ -19,7 +19,7 @@ class Local:
     """A job on this machine.
 
     Args:
-        output: its output directory; None: that of the job started last.
+        output: its output directory; None: as in `latest.find`.
     """
 
     def __init__(self, output: Path | None):

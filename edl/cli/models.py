@@ -88,7 +88,7 @@ def _hint(module: str) -> str:
 def _exists(module: str) -> bool:
     """Whether a worker could find the module. importlib's own find_spec would import its packages."""
     top, *rest = module.split(".")
-    # A worker is started with `python -m`, which looks in the working directory first.
+    # Workers add the current folder to Python's path before they import the module (trainer/user_model.py).
     found: ModuleSpec | None = PathFinder.find_spec(top, [os.getcwd()]) or _find_top(top)
     name = top
     for part in rest:

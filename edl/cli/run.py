@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -17,13 +16,16 @@ import typer
 from edl import config
 from edl.checkpoints import CheckpointError, Store, check_values, one_of
 from edl.cli import display, latest, models
+from edl.cli.latest import RUNS, VALUES
 from edl.client import Client
 from edl.config import values
 from edl.config.address import Address
 from edl.contract import artifacts
+from edl.contract.own_modules import module_command
 from edl.contract.phases import Phase
 from edl.contract.workers import worker_environment
 from edl.errors import ConfigError, EdlError
+from edl.signals import to_handle
 
 FileOption = Annotated[
     list[Path],
@@ -41,7 +43,6 @@ SalvageOption = Annotated[
     typer.Option("--salvage", help="Where to write the model, the journal and the summary, in a directory of "
                  "the job's name, when the output directory is full; default: a temporary one."),
 ]  # fmt: skip
-VALUES = "values.json"  # in an output directory: the job's values, complete
 MOST_NAME = 80  # characters of a model's name in the name of its output directory
 
 
@@ -87,7 +88,7 @@ def run(
     if not typed.model.source:
         models.check(typed.model.module)
     name = Path(typed.model.name).stem.rsplit(".", 1)[-1][:MOST_NAME]
-    output = output or Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
+    output = output or RUNS / f"{name}-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
     lock = _prepare(output, merged, salvage)
     interrupts = _Interrupts()
     process = interrupts.process = _start(output, salvage, lock, detach)
@@ -140,12 +141,15 @@ def worker(
 
 
 class _Interrupts:
-    """Ctrl-C, SIGTERM and a closed terminal: the first ends the job, the next kills its master."""
+    """Ctrl-C, SIGTERM and a closed terminal: the first ends the job, the next kills its master.
+
+    Signals that this process was started to ignore (`nohup edl run`) stay ignored.
+    """
 
     def __init__(self) -> None:
         self.number = 0  # of the first; 0: there was none
         self.process: subprocess.Popen[bytes] | None = None
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in to_handle((signal.SIGINT, signal.SIGTERM, signal.SIGHUP)):
             signal.signal(number, self._come)
 
     def _come(self, number: int, _: object) -> None:
@@ -175,7 +179,7 @@ def _start(output: Path, salvage: Path | None, lock: int, detached: bool) -> sub
     (output / artifacts.LOGS).mkdir(exist_ok=True)
     with open(output / artifacts.LOGS / "master.log", "wb") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "master", *arguments, *([] if detached else ["--attached"])],
+            [*module_command("master"), *arguments, *([] if detached else ["--attached"])],
             stdin=subprocess.DEVNULL if detached else subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
             start_new_session=True, pass_fds=[lock],
         )  # fmt: skip
@@ -241,7 +245,8 @@ def _how(code: int) -> str:
 
 
 def _become(module: str, arguments: list[str]) -> NoReturn:
-    os.execv(sys.executable, [sys.executable, "-m", module, *arguments])
+    command = module_command(module)
+    os.execv(command[0], [*command, *arguments])
 
 
 def _merged(

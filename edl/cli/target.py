@@ -19,7 +19,11 @@ MOST_RELEASE = 63  # characters; also of what a release's objects begin with
 
 DirArgument = Annotated[
     Path | None,
-    typer.Argument(metavar="[DIR]", help="The job's output directory; default: that of the last job."),
+    typer.Argument(
+        metavar="[DIR]",
+        help="The job's output directory; default: the newest under runs/, else that of your only "
+        "running job.",
+    ),
 ]
 
 
@@ -42,7 +46,7 @@ def target(
 
     Raises:
         ConfigError: the options contradict each other.
-        EdlError: no job has been started on this machine, or the release does not exist.
+        EdlError: no job could be meant, or the release does not exist.
     """
     if not release:
         given = {"--namespace": namespace, "--kubeconfig": kubeconfig, "--context": context}

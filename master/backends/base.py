@@ -24,17 +24,21 @@ out as events. The contract, which `tests/contract/test_backend.py` holds every 
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Coroutine
 from functools import partial
+from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 import structlog
 
 from edl.contract.ids import WorkerId
+from edl.text import plain
 from master.core import effects as ef
 from master.core import events as ev
 
 log = structlog.get_logger()
+MOST_LINE = 500  # characters
 
 Emit: TypeAlias = Callable[[ev.Event], None]
 
@@ -120,6 +124,17 @@ class Tasks:
                 raise error
             log.error(f"a task of the backend failed: {described(error)}", exc_info=error)
             failed(error)
+
+
+def last_line(log: Path) -> str:
+    """Return what a process has printed last, for people; empty if that cannot be read."""
+    try:
+        with open(log, "rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 10 * MOST_LINE))
+            lines = file.read().decode(errors="replace").strip().splitlines()
+    except OSError:
+        return ""
+    return plain(lines[-1])[-MOST_LINE:] if lines else ""
 
 
 def described(error: Exception) -> str:

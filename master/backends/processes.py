@@ -26,7 +26,7 @@ from edl.contract.exit_codes import WorkerExit
 from edl.contract.ids import WorkerId
 from edl.errors import EdlError
 from edl.full_disk import log_file
-from master.backends.base import Emit, Tasks, described
+from master.backends.base import Emit, Tasks, described, last_line
 from master.core import effects as ef
 from master.core import events as ev
 
@@ -329,7 +329,8 @@ class Processes:
 
     async def _live(self, w: _Worker) -> None:
         more = ["--memory", await self._memory(w)] if self._memories is not None else []
-        launched = await self._launcher.launch(w.id, self._logs / f"worker-{w.id}.log", more)
+        log = self._logs / f"worker-{w.id}.log"
+        launched = await self._launcher.launch(w.id, log, more)
         w.pid = launched.pid
         if w.gone.is_set() or self._closing:  # it was deleted while it was being started
             self._signal(w, signal.SIGKILL)
@@ -348,7 +349,9 @@ class Processes:
         if code < 0:
             self._end(w, ev.Gone(w.id, signal=signal.Signals(-code).name))
         else:
-            self._end(w, ev.Gone(w.id, code=code, free=code == WorkerExit.PEER_BROKEN))
+            # One that could not tell its master why it failed has told its log.
+            why = last_line(log) if code == WorkerExit.FAILED else ""
+            self._end(w, ev.Gone(w.id, code=code, free=code == WorkerExit.PEER_BROKEN, why=why))
 
     async def _memory(self, w: _Worker) -> str:
         """For copies of its state. A stream ends before its process is seen to have ended: the copy of one

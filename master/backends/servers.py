@@ -18,16 +18,15 @@ import math
 import os
 import shutil
 import signal
-import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from edl.contract import artifacts
-from edl.text import plain
-from master.backends.base import Tasks, described
+from edl.contract.own_modules import module_command
+from master.backends.base import Tasks, described, last_line
 from master.core import effects as ef
 from master.core import events as ev
 from master.servers import RESTARTING, Emit, Further, Watch
@@ -38,7 +37,6 @@ SETTLED_SECONDS = 3.0  # one that has listened for so long has begun well
 MOST_PAUSE_SECONDS = 30.0
 LOOK_SECONDS = 0.05  # for the address of one that starts
 ENDING_SECONDS = 3.0  # to end by itself
-LAST_WORDS = 500  # characters
 
 
 @dataclass(frozen=True)
@@ -109,7 +107,7 @@ class ServerProcesses:
     Args:
         emit: takes ServerListens, ServerExited, ServersReady, ServersGivenUp, ServerAnswers and ServerAway.
         token: of the job.
-        command: the server's program.
+        command: the server's program; by default `ps` of this installation.
         environment: of the processes.
         patience: seconds for further servers to come to listen.
     """
@@ -119,12 +117,12 @@ class ServerProcesses:
         emit: Emit,
         plan: Plan,
         token: str,
-        command: tuple[str, ...] = (sys.executable, "-m", "ps"),
+        command: Sequence[str] = (),
         environment: Mapping[str, str] = os.environ,
         patience: float = math.inf,
     ):
         self._emit, self._plan, self._token = emit, plan, token
-        self._command, self._environment = command, environment
+        self._command, self._environment = command or module_command("ps"), environment
         self._servers = [_Server(index) for index in range(plan.servers)]
         self._watch = Watch(emit, lambda: token, plan.servers)
         self._tasks = Tasks()
@@ -305,14 +303,8 @@ class ServerProcesses:
         self._tell_if_ready()
 
     def _last_words(self, server: _Server) -> str:
-        """What it has printed last."""
-        try:
-            with open(self._plan.log_of(server.index), "rb") as log:
-                log.seek(max(0, log.seek(0, os.SEEK_END) - 10 * LAST_WORDS))
-                lines = log.read().decode(errors="replace").strip().splitlines()
-        except OSError:
-            return ""
-        return f": {plain(lines[-1])[-LAST_WORDS:]}" if lines else ""
+        words = last_line(self._plan.log_of(server.index))
+        return f": {words}" if words else ""
 
     def _failed(self, server: _Server, error: Exception) -> None:
         _signal(server, signal.SIGKILL)

@@ -16,6 +16,7 @@ import grpc
 import structlog
 
 import edl
+from edl.contract import vital
 from edl.contract.bounds import violation
 from edl.contract.ids import RunId, WorkerId
 from edl.contract.masters import SAYS_SECONDS
@@ -140,7 +141,7 @@ class Server(rpc.MasterServicer):
             EdlError: the address is taken, or is none of this machine; or the certificate cannot be used.
         """
         port = await self._listener.start(address, self._serve)
-        self._telling = asyncio.create_task(self._say_who_acts())
+        self._telling = vital.task(self._say_who_acts(), "who acts")
         return port
 
     def _serve(self, server: grpc.aio.Server) -> None:

@@ -84,7 +84,8 @@ class Job:
         master = f"{self.release.full}-master.{self.namespace.name}."
         for process in sorted(psutil.process_iter(), key=psutil.Process.create_time, reverse=True):
             try:
-                if process.cmdline()[1:2] != ["-m"] or process.cmdline()[2].partition(".")[0] != "trainer":
+                words = process.cmdline()[1:4]
+                if words[:2] != ["-P", "-m"] or words[2].partition(".")[0] != "trainer":
                     continue
                 its = process.environ()
             except psutil.Error:

@@ -390,7 +390,10 @@ def process(pod: Object, module: str, forked: bool = False) -> int:
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             command = (folder / "cmdline").read_text().split("\0")
-            if command[1:3] == ["-m", module] and pod["metadata"]["uid"] in (folder / "cgroup").read_text():
+            if (
+                command[1:4] == ["-P", "-m", module]
+                and pod["metadata"]["uid"] in (folder / "cgroup").read_text()
+            ):
                 inside = re.search(r"^NSpid:.*\s(\d+)$", (folder / "status").read_text(), re.MULTILINE)
                 if inside is not None and forked == (inside[1] != "1"):
                     return int(folder.name)

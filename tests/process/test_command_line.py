@@ -117,8 +117,8 @@ def test_digits_trains_to_the_accuracy_that_is_promised() -> None:
     assert Path("mine.keras").read_bytes() == Path("job/model.keras").read_bytes()
     assert edl("audit", "job").stdout.startswith("exactly once: 1,438 records x 20 epochs")
     assert edl("replay", "job").stdout.startswith("the same end: Succeeded")
-    assert edl("status").stdout.startswith("Succeeded after")
-    assert f"  model     {Path('job/model.keras').resolve()}\n" in edl("status").stdout
+    assert edl("status", "job").stdout.startswith("Succeeded after")
+    assert "  model     job/model.keras\n" in edl("status", "job").stdout
     assert "  model     job/model.keras\n" in done.stdout
 
 
@@ -132,7 +132,7 @@ def test_the_model_of_a_running_job_is_exported_from_a_checkpoint_that_it_is_ask
     step = int(found[1].replace(",", ""))
     (counts,) = saved_weights(Path("early.keras"))
     assert counts.sum() == Steps(20_000, 32).begins_at(step) > 0
-    refused = edl("export", "--output", "early.keras")
+    refused = edl("export", "job", "--output", "early.keras")
     assert (refused.returncode, refused.stderr) == (
         1,
         "edl: early.keras already exists; choose another --output\n",
@@ -189,8 +189,9 @@ def test_status_scale_and_stop_from_another_terminal() -> None:
         late = edl("wait", "--timeout", "3s")
         assert late.returncode == 124
         assert late.stdout.startswith("Training: ring ")
-        waiting = subprocess.Popen([*EDL, "wait"], stdout=subprocess.PIPE, text=True)
-        edl("stop", check=True)
+        waiting = subprocess.Popen([*EDL, "wait", "job"], stdout=subprocess.PIPE, text=True)
+        stopped = edl("stop", check=True)
+        assert stopped.stderr == f"edl: job {output.resolve()} (your only running job)\n"
         out, _ = job.communicate(timeout=60)
         assert job.returncode == 1
         assert "Stopped after" in out
@@ -200,7 +201,17 @@ def test_status_scale_and_stop_from_another_terminal() -> None:
         told, _ = following.communicate(timeout=60)
         assert following.returncode == 0
         assert "the job stopped: stopped by edl stop" in told
-    assert edl("status", "--json").returncode == 0
+    unnamed = edl("stop")
+    assert (unnamed.returncode, unnamed.stdout) == (2, "")
+    assert (
+        f"no job of yours runs; give an output directory; the last ones were:\nedl:   {output.resolve()}"
+        in (unnamed.stderr)
+    )
+    Path("runs").mkdir()
+    output.rename("runs/job")
+    status = edl("status", "--json")
+    assert (status.returncode, status.stderr) == (0, "edl: job runs/job (the newest under runs)\n")
+    assert json.loads(status.stdout)["phase"] == "Stopped"
     assert edl("stop", check=True).stdout == "the job has already ended: Stopped, stopped by edl stop\n"
     assert edl("scale", "3").returncode == 1
     assert edl("wait", "--for", "stopped").returncode == 0
@@ -355,7 +366,7 @@ def test_the_zoo_is_listed_without_tensorflow() -> None:
 def test_version_and_a_status_without_a_job_say_what_to_do() -> None:
     assert edl("--version", check=True).stdout == f"edl {__version__}\n"
     none = edl("status")
-    assert none.returncode == 1
+    assert none.returncode == 2
     assert none.stderr.startswith(
         "edl: no job has been started on this machine; start one with `edl run MODEL`"
     )
@@ -441,8 +452,11 @@ def test_calls_without_the_token_or_of_another_run_are_refused() -> None:
             assert time.monotonic() < deadline, "the job should go on undisturbed"
 
 
-def test_a_model_comes_with_the_values(tmp_path: Path) -> None:
-    source = "from model_zoo.digits import data, model as zoo\n\ndef model():\n    return zoo()\n"
+def test_a_model_comes_with_the_values_and_files_of_the_folder_replace_nothing(tmp_path: Path) -> None:
+    for name in ("edl.py", "master.py", "trainer.py", "logging.py", "keras.py"):
+        (tmp_path / name).write_text("raise SystemExit('a file of the current folder was run')\n")
+    (tmp_path / "of_the_project.py").write_text("from model_zoo.digits import data, model as zoo\n")
+    source = "from of_the_project import data, zoo\n\ndef model():\n    return zoo()\n"
     (tmp_path / "mine.yaml").write_text(json.dumps({"model": {"source": source}, "training": {"epochs": 1}}))
     done = edl("run", "-f", "mine.yaml", "--set", "workers=1", "--output", "job", check=True)
     assert "Succeeded" in done.stdout

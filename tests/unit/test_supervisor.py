@@ -55,8 +55,7 @@ def now():
 
 supervisor._prctl(supervisor.PR_SET_CHILD_SUBREAPER, 1)
 it = supervisor.Supervisor(work, place=7, clock=now)
-for number in supervisor.ASKING:
-    signal.signal(number, lambda number, _: it.ask(number))
+it.handle_signals()
 sys.exit(it.run())
 """
 

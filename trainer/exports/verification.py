@@ -14,7 +14,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -22,6 +21,7 @@ from typing import Any, NamedTuple
 
 import keras
 
+from edl.contract.own_modules import module_command
 from edl.errors import EdlError
 from trainer.exports import formats, room, samples
 from trainer.last_words import clean
@@ -74,7 +74,7 @@ class Verification:
         self._asked_at = 0.0
         self._names: list[str] = []
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "trainer.exports.fresh", str(self._request), str(self._result)],
+            [*module_command("trainer.exports.fresh"), str(self._request), str(self._result)],
             stdin=subprocess.PIPE, stdout=self._log, stderr=self._log, env=environment(threads),
             pass_fds=(self._request, self._result),
         )  # fmt: skip

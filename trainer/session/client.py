@@ -28,7 +28,7 @@ import grpc
 import psutil
 
 from edl import tls
-from edl.contract import addresses
+from edl.contract import addresses, vital
 from edl.contract.bounds import violation
 from edl.contract.proto import ADMITTED, STANDS_BY
 from edl.contract.proto import edl_pb2 as pb
@@ -174,7 +174,7 @@ class MasterStream:
             self._drained.set()
 
     def _keep(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        task = self._loop.create_task(coroutine)
+        task = vital.task(coroutine, "heartbeats")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

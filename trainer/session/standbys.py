@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 
 import grpc
 
+from edl.contract import vital
 from edl.contract.masters import SILENT_SECONDS
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.proto import edl_pb2_grpc as rpc
@@ -71,7 +72,7 @@ class Standbys:
         for address in self._streams.keys() - set(addresses):
             self._streams.pop(address).cancel()
         for address in set(addresses) - self._streams.keys():
-            self._streams[address] = asyncio.get_running_loop().create_task(self._attend(address))
+            self._streams[address] = vital.task(self._attend(address), f"standby {address}")
         if self._streams and self._alarm is None:
             self._watch()
 

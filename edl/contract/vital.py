@@ -1,0 +1,75 @@
+"""Threads and tasks of the product without which its process is useless: when one dies, the process ends.
+
+Otherwise the process lives on without heartbeats, or with calls that nobody answers, and what others see is a
+peer that is silent, without the reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from edl.contract.own_modules import PACKAGES
+
+FAILED = 1  # exit code
+_end: Callable[[BaseException], None] | None = None  # None: no entry point of the product has begun here
+
+
+def _print_and_exit(error: BaseException) -> None:
+    traceback.print_exception(error)
+    sys.stderr.flush()
+    os._exit(FAILED)
+
+
+def end_with_threads(end: Callable[[BaseException], None] = _print_and_exit) -> None:
+    """From now on end this process when a thread or a `task` of the product dies of an exception.
+
+    Threads of user code, and of libraries, may die as they do in any Python program. To be called where a
+    process begins.
+
+    Args:
+        end: is called on the thread that died, with the exception; reports it and ends the process.
+    """
+    global _end
+    _end = end
+    threading.excepthook = _thread_died
+
+
+def task(work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+    """Start a task that nobody awaits. Its exception ends the process."""
+    begun = asyncio.get_running_loop().create_task(work, name=name)
+    begun.add_done_callback(_task_ended)
+    return begun
+
+
+def _task_ended(ended: asyncio.Task[None]) -> None:
+    if not ended.cancelled() and (error := ended.exception()) is not None:
+        _died(f"task {ended.get_name()}", error)
+
+
+def _thread_died(args: threading.ExceptHookArgs) -> None:
+    if args.exc_value is None or not _is_ours(args):
+        threading.__excepthook__(args)
+        return
+    _died(f"thread {args.thread.name if args.thread is not None else '?'}", args.exc_value)
+
+
+def _is_ours(args: threading.ExceptHookArgs) -> bool:
+    """Whether the function that the thread was started with is the product's."""
+    frame = args.exc_traceback
+    while frame is not None and frame.tb_frame.f_globals.get("__name__") == "threading":
+        frame = frame.tb_next
+    module = str(frame.tb_frame.f_globals.get("__name__", "")) if frame is not None else ""
+    return module.partition(".")[0] in PACKAGES
+
+
+def _died(what: str, error: BaseException) -> None:
+    if _end is None:
+        raise error
+    print(f"edl: {what} died, and this process ends with it", file=sys.stderr)
+    _end(error)
