@@ -299,6 +299,11 @@ class GraphSums:
         with tf.device("CPU:0"):  # from where a branch is decided: of a GPU it would be asked for each sum
             self._alone = tf.Variable(False, trainable=False, name="alone_in_the_ring")
 
+    @property
+    def variable(self) -> tf.Variable:
+        """Whether the ring has one member; it is none of the model's variables."""
+        return self._alone
+
     def formed(self, size: int) -> None:
         """There is a ring of so many."""
         self._size = size
