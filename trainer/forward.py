@@ -166,7 +166,7 @@ class _Scope(keras.StatelessScope):
             self._noted(variable)
         if self._is_elsewhere(value) and not _is_seed(variable) and id(variable) not in self._passed_by:
             raise ModelError(
-                f"variable {variable.path!r} is assigned in a loop or a branch of the forward pass, where its "
+                f"variable {variable.path!r} is assigned in a loop or a branch of the forward pass: its "
                 "new value cannot be followed. Assign the value that the loop returns, outside of it"
             )
         if id(variable) in self.leaves:
