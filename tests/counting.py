@@ -18,6 +18,7 @@ from edl.contract.layout import Layout, Part
 from trainer import control
 from trainer.data import BadRecord, Batch
 from trainer.described import Described
+from trainer.metric_values import Value
 from trainer.ring.base import Ring
 from trainer.roles import Commit, Table
 
@@ -84,7 +85,9 @@ class CountingLearner:
         self._variables[:-2] += sums.given[: len(self.weights)].astype(np.int16)
         self._variables[-2] += 1
 
-    def take_metrics(self) -> dict[str, float]:
+    has_loss = True
+
+    def take_metrics(self) -> dict[str, Value]:
         return {}
 
     tables: tuple[Table, ...] = ()

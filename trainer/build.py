@@ -393,7 +393,7 @@ def evaluation_of(
     if not sources or not samples:
         return None
     try:
-        metrics = EvaluationMetrics(learner.model, samples[0], warn, learner.lookups)
+        metrics = EvaluationMetrics(learner.model, samples[0], warn, learner.lookups, learner.others)
     except Exception as error:  # the rehearsal tells it, of which one worker is in charge
         log.warning(f"the ring does not evaluate the model: {described(error)}")
         return None
@@ -466,5 +466,5 @@ def warm_up(config: Config, ring: Ring, learner: Learner, records: Records) -> N
         raise RingBroken(broken)
 
 
-def _nothing(worth: Mapping[str, float] | None) -> None:
+def _nothing(worth: Mapping[str, Any] | None) -> None:
     pass

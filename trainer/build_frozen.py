@@ -208,7 +208,7 @@ def _meet_alone(config: Config, ring: Ring, learner: FrozenLearner) -> None:
     alone = Session(0, said.append, Event())
     batches = Batches(Nothing(), config.training.batch_size)
     report = Telemetry(alone, batches.steps, log=lambda line: None)
-    nothing: Callable[[Mapping[str, float] | None], None] = lambda worth: None  # noqa: E731
+    nothing: Callable[[Mapping[str, Any] | None], None] = lambda worth: None  # noqa: E731
     worker = Worker(config, alone, ring, learner, batches, report, nothing)
     worker.ride(FormRing(0, (0,), 0, sync=True, epochs=0, shares=(1,), layout=Layout(0)))
     if broken := said[-1].left_ring.broken:

@@ -26,9 +26,12 @@ import numpy as np
 from keras import callbacks as k
 
 from edl.errors import ModelError, UserCodeError
+from trainer import snapshot
 from trainer.callback_rules import is_overridden, name_of
+from trainer.callback_variables import reachable
 from trainer.epochs import Epochs, Turn, columns
 from trainer.last_words import described
+from trainer.metric_values import Value, value_of
 from trainer.plain_values import NotPlain, decode, encode
 from trainer.scalars import Scalars
 from trainer.watchdog import Watch, unwatched
@@ -45,6 +48,9 @@ class Learner(Protocol):
 
     @property
     def model(self) -> Any: ...
+
+    @property
+    def variables(self) -> Sequence[Any]: ...
 
     def parts(self) -> list[np.ndarray]: ...
 
@@ -88,7 +94,8 @@ class Callbacks:
             ModelError: a callback has changed what cannot be changed while the model is trained.
         """
         model, before = self._learner.model, self._learner.parts()
-        made = _made(model)
+        made, others = _made(model), reachable(self._callbacks, model, self._learner.variables)
+        others_before = snapshot.parts(list(others.values()))
         try:
             self._wake(epochs, before)
             after, stop = epochs, epochs.stop
@@ -113,6 +120,7 @@ class Callbacks:
                     "a callback has compiled the model anew, or has changed what is trained or a number of "
                     "the optimizer that is not a variable; a ring cannot take that over while it trains"
                 )
+            _refuse_changed(others, others_before)
             model.reset_metrics()  # as fit() does; a callback may have evaluated the model
             after = replace(after, memory=self._memorized())
             changed = _changed(before, self._learner.parts())
@@ -140,15 +148,17 @@ class Callbacks:
 
     # --- calling
 
-    def _end_epoch(self, epoch: int, told: Mapping[str, float]) -> tuple[dict[str, float], str]:
+    def _end_epoch(self, epoch: int, told: Mapping[str, Value]) -> tuple[dict[str, Value], str]:
         """-> the epoch's entry in the history, with what callbacks have added; and who has stopped the
         training."""
-        logs: dict[str, Any] = dict(sorted(told.items()))
+        logs: dict[str, Any] = {
+            n: np.asarray(v) if isinstance(v, list) else v for n, v in sorted(told.items())
+        }
         which = f" of epoch {epoch + 1}"
         held_out = {name.removeprefix("val_"): v for name, v in logs.items() if name.startswith("val_")}
         by = self._call("on_test_end", which, held_out) if held_out else ""
         by = self._call("on_epoch_end", which, epoch, logs) or by
-        return {name: float(v) for name, v in logs.items() if _is_number(v)}, by
+        return {name: value_of(v) for name, v in logs.items() if _is_numeric(v)}, by
 
     def _call(self, hook: str, which: str, *given: Any) -> str:
         """-> the name of the callback that has stopped the training; empty: none has."""
@@ -171,7 +181,7 @@ class Callbacks:
         except RAISED as error:
             raise UserCodeError(f"{call} raised {described(error)}") from error
 
-    def _tell_history(self, history: Sequence[Mapping[str, float]]) -> None:
+    def _tell_history(self, history: Sequence[Mapping[str, Value]]) -> None:
         """As `fit` keeps it while it runs: in `model.history`, and in a History that somebody has given."""
         own = [callback for callback in self._callbacks if isinstance(callback, k.History)]
         for one in (self._history, *own):
@@ -272,6 +282,24 @@ def _changed(before: Sequence[np.ndarray], after: Sequence[np.ndarray]) -> dict[
     return {i: b for i, (a, b) in pairs if a.ctypes.data != b.ctypes.data and not np.array_equal(a, b)}
 
 
+def _refuse_changed(others: Mapping[str, Any], before: list[np.ndarray]) -> None:
+    """
+    Args:
+        others: variables that are not in the training state, by where they were found.
+        before: their values before the callbacks were called.
+
+    Raises:
+        ModelError: one of them has another value now.
+    """
+    names = list(others)
+    if changed := [names[i] for i in _changed(before, snapshot.parts(list(others.values())))]:
+        raise ModelError(
+            f"callbacks have changed {', '.join(changed)}, a variable that no training step reads in its "
+            "graph, so the other workers would keep its old value. Keep a number in an attribute of the "
+            "callback, or let the model or its loss read the variable itself, not in a numpy_function"
+        )
+
+
 def _made(model: Any) -> tuple[Any, ...]:
     """What of a model is in the graph of its step, and must not change."""
     numbers = (
@@ -287,9 +315,10 @@ def _made(model: Any) -> tuple[Any, ...]:
     return id(model.optimizer), numbers, trained, id(model._compile_loss)
 
 
-def _is_number(value: Any) -> bool:
+def _is_numeric(value: Any) -> bool:
+    """Whether it is a number, a text that is one, or an array of numbers."""
     try:
-        float(value)
+        value_of(value)
     except (TypeError, ValueError):
         return False
-    return True
+    return value is not None

@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from edl.checkpoints import Manifest, Variable
+from trainer.metric_values import Value, mapped
 from trainer.plain_values import LENGTH, decode, encode
 
 MEMORY = "callbacks"  # what they remember, among the tensors of a checkpoint
@@ -27,7 +28,7 @@ def without_memory(manifest: Manifest) -> list[Variable]:
     return [v for v in manifest.variables if v.name != MEMORY]
 
 
-History: TypeAlias = tuple[Mapping[str, float], ...]
+History: TypeAlias = tuple[Mapping[str, Value], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +60,25 @@ class Epochs:
         """With a step of so many records and this mean loss."""
         return replace(self, loss=self.loss + loss * records, records=self.records + records)
 
-    def whole(self, metrics: Mapping[str, float]) -> Epochs:
-        """With the end of the epoch in progress, whose compiled metrics these are."""
-        loss = {"loss": self.loss / self.records} if self.records else {}
+    def whole(self, metrics: Mapping[str, Value], has_loss: bool = True) -> Epochs:
+        """With the end of the epoch in progress, whose compiled metrics these are.
+
+        Args:
+            has_loss: whether Keras' `fit` has the loss in the history, if it is not among the metrics.
+        """
+        loss = {"loss": self.loss / self.records} if self.records and has_loss else {}
         return replace(self, history=(*self.history, {**loss, **metrics}), loss=0.0, records=0)
 
-    def evaluated(self, metrics: Mapping[str, float]) -> Epochs:
+    def evaluated(self, metrics: Mapping[str, Value]) -> Epochs:
         """With what the last whole epoch's model makes of the records that were held out."""
         found = {f"val_{name}": value for name, value in metrics.items()}
         return replace(self, history=(*self.history[:-1], {**self.history[-1], **found}))
+
+    @property
+    def last_loss(self) -> float | None:
+        """The loss of the last whole epoch; None if it has none."""
+        loss = self.history[-1].get("loss")
+        return None if isinstance(loss, list) else loss
 
     def due(self, whole: int, more: bool) -> bool:
         """Whether callbacks are to be called at an epoch's boundary.
@@ -93,7 +104,7 @@ class Epochs:
     @staticmethod
     def of(described: Mapping[str, Any], memory: bytes) -> Epochs:
         """What `described` describes; of what is not finite, JSON may have made a text."""
-        history = tuple({n: float(v) for n, v in entry.items()} for entry in described["history"])
+        history = tuple({n: mapped(v, float) for n, v in entry.items()} for entry in described["history"])
         loss = float(described["loss"])
         return Epochs(**{**described, "history": history, "loss": loss}, memory=memory)
 
@@ -157,7 +168,7 @@ class Turn:
         return Turn(Epochs.unpack(found["after"]), found["changed"])
 
 
-def columns(history: Sequence[Mapping[str, float]]) -> dict[str, list[float | None]]:
+def columns(history: Sequence[Mapping[str, Value]]) -> dict[str, list[Value | None]]:
     """As `fit` returns it: by name, a value for each epoch; None where an epoch has none of that name."""
     names = dict.fromkeys(name for entry in history for name in entry)
     return {name: [entry.get(name) for entry in history] for name in names}

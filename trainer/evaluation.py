@@ -15,6 +15,7 @@ import numpy as np
 from edl.contract.evaluation import EvaluationPlan, Pass
 from edl.contract.layout import Part
 from trainer.data import Batch, Batches
+from trainer.metric_values import Value
 
 
 class Metrics(Protocol):
@@ -38,7 +39,7 @@ class Metrics(Protocol):
         """Whether `results` has all that there is to know of a trained model."""
         ...
 
-    def results(self, totals: np.ndarray) -> dict[str, float]:
+    def results(self, totals: np.ndarray) -> dict[str, Value]:
         """What such sums over all records mean, float64 [size]."""
         ...
 
@@ -105,7 +106,7 @@ class RingEvaluation:
             self._ahead = now, round + 1, self._compute(now, round + 1)
         return found
 
-    def results(self, split: str, totals: np.ndarray) -> dict[str, float]:
+    def results(self, split: str, totals: np.ndarray) -> dict[str, Value]:
         """The loss and the metrics that these sums over all rounds mean, float64 [values]."""
         return self._metrics.results(totals)
 

@@ -19,6 +19,7 @@ import numpy as np
 from trainer.batch_types import divided, tensor_tree
 from trainer.data import Batch
 from trainer.lookups import Lookups
+from trainer.metric_values import Value, values_of
 from trainer.model_support import flat_logs, moving, output_losses
 from trainer.reading_step import Following, ReadingStep, nothing_follows
 from trainer.training_metrics import counted_metrics, shown_names
@@ -33,6 +34,7 @@ class EvaluationMetrics:
         sample: real records, to trace and to try the metrics with.
         warn: is told of those that are left out.
         lookups: of the model's rows that are on servers; None: it has none.
+        others: variables that the model does not list, and that its loss or a metric may assign.
 
     Raises:
         anything: of the user's test_step, loss or metrics.
@@ -44,11 +46,12 @@ class EvaluationMetrics:
         sample: Batch,
         warn: Callable[[str], None] = print,
         lookups: Lookups | None = None,
+        others: Sequence[Any] = (),
     ):
         self._model = model
         self._run = ReadingStep(model, "test_step", sample, tensor_tree, lookups)
         known = {id(v): v.numpy() for v in model.metrics_variables}
-        others = moving(model)
+        others = [*moving(model), *others]
         before = _values(others)
         returned = self._run(sample)  # which makes variables
         # What it changes beside the metrics is put back each time; as a rule that is nothing.
@@ -64,7 +67,7 @@ class EvaluationMetrics:
             [known.get(id(v), i) for v, i in zip(self._variables, self._initial, strict=True)],
         )
         self._by_batch = [self._place(metric) for metric in output_losses(model)]
-        self._shown = set(model.get_metrics_result())
+        self._shown = set(flat_logs(model.get_metrics_result()))
         self._left_out = self._not_metrics(returned, warn)
         if len(sample) > 1:
             self._left_out |= self._uncounted(sample, warn)
@@ -88,7 +91,7 @@ class EvaluationMetrics:
         found = self._grown(batch, following=following)
         return self._by_records(found, len(batch)).astype(np.float32)
 
-    def results(self, totals: np.ndarray) -> dict[str, float]:
+    def results(self, totals: np.ndarray) -> dict[str, Value]:
         """What these sums mean, float64 [size]; by the names that Keras' `evaluate` gives."""
         before = _values(self._variables)
         sums = [totals[start:stop] for start, stop in zip(self._edges, self._edges[1:], strict=False)]
@@ -100,9 +103,9 @@ class EvaluationMetrics:
             ],
         )
         try:
-            found = self._model.get_metrics_result()
+            found = values_of(self._model.get_metrics_result())
             told = self._shown - self._left_out
-            return {name: float(np.mean(v)) for name, v in found.items() if name in told}
+            return {name: value for name, value in found.items() if name in told}
         finally:
             _assign(self._variables, before)
 
@@ -167,7 +170,7 @@ class EvaluationMetrics:
         for metric in counted_metrics(self._model):
             here = self._place(metric)
             if not (_close(parts[here], whole[here]) and _close(added_up[here], both[here])):
-                found.add(names[id(metric)])
+                found |= set(flat_logs({names[id(metric)]: metric.result()}))
                 warn(
                     f"metric {metric.name!r} cannot be put together from the parts of a batch: the ring does "
                     "not evaluate it. One worker does when the model is trained"

@@ -31,6 +31,7 @@ from trainer.exports import catalog, formats, samples
 from trainer.exports.verification import Verification
 from trainer.last_words import described, traced
 from trainer.log import log
+from trainer.metric_values import Value, as_numbers, values_of
 from trainer.records import Records
 from trainer.ring.base import RingBroken
 from trainer.session.state import Session
@@ -186,7 +187,7 @@ def evaluate(
     reader: Reader | None,
     watch: Watch,
     batches: Sequence[Range] | None = None,
-) -> dict[str, float]:
+) -> dict[str, Value]:
     """The compiled loss and metrics over the held-out records; empty when there are none.
 
     Args:
@@ -202,7 +203,7 @@ def evaluate(
         batches = [(start, min(start + EVALUATION_BATCH, size)) for start in starts]
     with _own_step_given_as_by_fit(model):
         results = model.evaluate(_Batches(source, batches), verbose=0, return_dict=True)
-    return {name: float(np.mean(value)) for name, value in results.items()}
+    return values_of(results)
 
 
 # --- both
@@ -244,7 +245,7 @@ class Exporter:
     missing: Callable[[], str] = str
     job_output: Path | None = None
 
-    def __call__(self, worth: Mapping[str, float] | None = None) -> None:
+    def __call__(self, worth: Mapping[str, Value] | None = None) -> None:
         """Save, say so, evaluate, say so.
 
         Args:
@@ -292,7 +293,7 @@ class Exporter:
 
     def _export(
         self,
-        worth: Mapping[str, float] | None,
+        worth: Mapping[str, Value] | None,
         verification: Verification | None,
         failed: list[pb.PartFailed],
         unseen: str,
@@ -339,7 +340,9 @@ class Exporter:
             failed.append(pb.PartFailed(part=VERIFICATION, why=why))
         failed += [*_trouble(kept), *missing, *evaluation]
         listed = {name: self._shown(path) for name, path in exports.items()}
-        self.session.say(finished=pb.Finished(metrics=metrics, failed=failed, exports=listed, **place))
+        self.session.say(
+            finished=pb.Finished(metrics=as_numbers(metrics), failed=failed, exports=listed, **place)
+        )
 
     def _hand_over(
         self, kept: Kept, verification: Verification | None

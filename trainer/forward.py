@@ -1,8 +1,10 @@
 """A forward pass that changes nothing: what it would change is a result, as the loss is.
 
-It runs in a Keras `StatelessScope`. One thing is more than Keras does there: a layer may assign a variable
+It runs in a Keras `StatelessScope`, which does two things more than Keras' own. A layer may assign a variable
 that is trained (SpectralNormalization does). What follows is then computed with the assigned value, and the
-gradient is that of the assigned value, as where Keras trains: the way to the value is not differentiated.
+gradient is that of the assigned value, as where Keras trains: the way to the value is not differentiated. And
+a loss or a metric may have variables that the model does not list: they are noted when they are read or
+assigned (`Forward.others`), and an assignment is one of the changes.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import tensorflow as tf
 from edl.errors import ModelError
 from trainer import rows
 from trainer.batch_norm import synchronized
+from trainer.captured import metric_variables
 from trainer.inner_sum import InnerSum
 from trainer.lookups import Given, Recorder
 from trainer.loss_terms import Terms, Verdict
@@ -99,6 +102,11 @@ class Forward:
         """What it would change of the model: variable, value before, value after. No seeds, no metrics."""
         return self._scope.changes
 
+    @property
+    def others(self) -> list[keras.Variable]:
+        """Variables that it reads or assigns and the model does not list, in the order of the code."""
+        return self._scope.others
+
     def added_to(self, metric: keras.Variable) -> tf.Tensor:
         """What the records add to a variable of a metric that was given."""
         return self._scope.added_to(metric)
@@ -112,19 +120,55 @@ class _Scope(keras.StatelessScope):
         salt: tf.Tensor,
         metrics: Sequence[tuple[keras.Variable, Any]],
     ):
-        self._tape = tape
+        self._tape, self._salt = tape, salt
+        self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
         self._before = [
             (v, tf.convert_to_tensor(v.value)) for v in (*model.trainable_variables, *moving(model))
         ]
+        self._listed = len(self._before)
+        self._passed_by = {id(v) for v in metric_variables(model)}
         self.leaves = {id(v): [value] for v, value in self._before[: len(model.trainable_variables)]}
         tape.watch([leaf for (leaf,) in self.leaves.values()])
-        given = [(v, value + tf.cast(salt, v.dtype) if _is_seed(v) else value) for v, value in self._before]
+        given = [(v, self._salted(v, value)) for v, value in self._before]
         self._metrics = {id(v): tf.constant(initial, v.dtype) for v, initial in metrics}
         given += [(v, self._metrics[id(v)]) for v, _ in metrics]
         super().__init__(state_mapping=given, collect_losses=True)
 
+    @property
+    def others(self) -> list[keras.Variable]:
+        return [v for v, _ in self._before[self._listed :]]
+
+    def get_current_value(self, variable: keras.Variable) -> tf.Tensor | None:
+        found = super().get_current_value(variable)
+        return self._noted(variable) if found is None else found
+
+    def _noted(self, variable: keras.Variable) -> tf.Tensor | None:
+        """The value of a variable that the model does not list; None if it is none of the state."""
+        if id(variable) in self._passed_by or variable._value is None:
+            return None
+        # In a loop or a branch there is another graph, whose tensors nothing outside of it can use.
+        with self._graph.as_default() if self._graph is not None else contextlib.nullcontext():
+            before = variable._value.read_value()
+            value = self._salted(variable, before)
+        self._before.append((variable, before))
+        super().add_update((variable, value))
+        return value
+
+    def _is_elsewhere(self, value: tf.Tensor) -> bool:
+        return self._graph is not None and tf.is_symbolic_tensor(value) and value.graph is not self._graph
+
+    def _salted(self, variable: keras.Variable, value: tf.Tensor) -> tf.Tensor:
+        return value + tf.cast(self._salt, variable.dtype) if _is_seed(variable) else value
+
     def add_update(self, update: tuple[keras.Variable, tf.Tensor]) -> None:
         variable, value = update
+        if super().get_current_value(variable) is None:
+            self._noted(variable)
+        if self._is_elsewhere(value) and not _is_seed(variable) and id(variable) not in self._passed_by:
+            raise ModelError(
+                f"variable {variable.path!r} is assigned in a loop or a branch of the forward pass: its "
+                "new value cannot be followed. Assign the value that the loop returns, outside of it"
+            )
         if id(variable) in self.leaves:
             value = tf.stop_gradient(value)
             self._tape.watch(value)

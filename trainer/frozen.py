@@ -18,6 +18,7 @@ from trainer.data import Batch
 from trainer.described import Described
 from trainer.fingerprint import fingerprint
 from trainer.lookups import Lookups
+from trainer.metric_values import Value
 from trainer.model_support import moving
 from trainer.reading_step import Following, ReadingStep, nothing_follows
 from trainer.ring.base import Vector
@@ -62,7 +63,9 @@ class FrozenLearner:
     def change(self, values: Mapping[int, np.ndarray]) -> None:
         snapshot.change(self._variables, values)
 
-    def take_metrics(self) -> dict[str, float]:
+    has_loss = True
+
+    def take_metrics(self) -> dict[str, Value]:
         return {}
 
     @property

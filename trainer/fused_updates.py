@@ -1,11 +1,15 @@
-"""The update of an optimizer's variables by one operation for each, in place.
+"""The update of an optimizer's variables by few operations for each, in place.
 
 Keras writes an update as a dozen operations on whole arrays, each of which has its result in memory of its
 own. For the optimizers that are used most, TensorFlow has an operation that reads gradient, variable and
-slots once, writes them once, and needs no memory besides: Adam of 25 million parameters takes 23 ms so, and
-57 ms by itself (one thread). It computes the same formula; but of Adam's `1 - beta` Keras takes the float32,
-and TensorFlow subtracts the float32 of beta, as the correction of the bias does in both. So an update may
-differ from Keras' by 7e-6 of itself.
+slots once, and writes them once.
+
+That operation computes Adam's `1 - beta` from the float32 of beta, where Keras rounds the double: for 0.999
+they differ by 1.3e-5, and so would the velocities, in every step to the same side. So a velocity is updated
+beforehand with Keras' factor, and the operation is given the beta that leaves it as it is, 1. So is a
+momentum whose factor differs by more than the rounding of one update (`CLOSE`). The results then differ from
+Keras' as its graph, eager and XLA modes do from each other. For 25 million parameters this takes 2.1 times
+as long as the operation alone, and half as long as Keras' operations (one thread).
 
 Like all that changes a variable, it leaves alone a value that somebody else has read: then it writes into a
 copy (trainer/snapshot.py counts on that).
@@ -18,7 +22,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
+
+CLOSE = 5e-7  # relative difference of the two factors: 0.9, the default of a momentum, has 2e-7
 
 Update = Callable[[Any, Any, Any], None]  # of a gradient, a variable of TensorFlow's, and the learning rate
 
@@ -58,6 +65,8 @@ def _adam(optimizer: Any) -> Update | None:
     if optimizer.amsgrad:
         return None
     powers: list[tf.Tensor] = []  # made once in the graph, for all variables
+    betas = [float(beta) for beta in (optimizer.beta_1, optimizer.beta_2)]
+    first, second = (beta if _is_close(beta) else 1.0 for beta in betas)
 
     def update(gradient: Any, variable: Any, rate: Any) -> None:
         if not _is_plain(gradient, variable):
@@ -65,12 +74,15 @@ def _adam(optimizer: Any) -> Update | None:
             return
         if not powers:
             step = tf.cast(tf.convert_to_tensor(optimizer.iterations) + 1, tf.float32)
-            powers.extend(tf.pow(_number(beta), step) for beta in (optimizer.beta_1, optimizer.beta_2))
+            powers.extend(tf.pow(_number(beta), step) for beta in betas)
+        m, v = (_slot(optimizer, name, variable) for name in ("_momentums", "_velocities"))
+        if first == 1:
+            _move(m, gradient, 1 - betas[0])
+        if second == 1:
+            _move(v, tf.square(gradient), 1 - betas[1])
         tf.raw_ops.ResourceApplyAdam(
-            var=variable.handle, m=_slot(optimizer, "_momentums", variable),
-            v=_slot(optimizer, "_velocities", variable), beta1_power=powers[0], beta2_power=powers[1],
-            lr=_number(rate), beta1=_number(optimizer.beta_1), beta2=_number(optimizer.beta_2),
-            epsilon=_number(optimizer.epsilon), grad=gradient,
+            var=variable.handle, m=m, v=v, beta1_power=powers[0], beta2_power=powers[1], lr=_number(rate),
+            beta1=_number(first), beta2=_number(second), epsilon=_number(optimizer.epsilon), grad=gradient,
         )  # fmt: skip
 
     return update
@@ -81,6 +93,18 @@ _MAKERS: dict[type, Callable[[Any], Update | None]] = {
     keras.optimizers.Adam: _adam,
     keras.optimizers.AdamW: _adam,
 }
+
+
+def _is_close(beta: float) -> bool:
+    """Whether 1 - beta is the same in float32, whichever is rounded."""
+    ours, keras_factor = 1 - np.float32(beta), np.float32(1 - beta)
+    return bool(abs(ours - keras_factor) <= CLOSE * keras_factor)
+
+
+def _move(slot: tf.Tensor, target: tf.Tensor, factor: float) -> None:
+    """slot += (target - slot) * factor, the sum in place."""
+    away = target - tf.raw_ops.ReadVariableOp(resource=slot, dtype=tf.float32)
+    tf.raw_ops.ResourceApplyGradientDescent(var=slot, alpha=_number(-factor), delta=away)
 
 
 def _is_plain(gradient: Any, variable: Any) -> bool:

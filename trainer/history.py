@@ -17,6 +17,7 @@ from pathlib import Path
 from edl.contract import artifacts
 from trainer.epochs import columns
 from trainer.log import log
+from trainer.metric_values import Value, mapped
 
 PAUSE_SECONDS = 2.0  # an epoch may take but a moment
 
@@ -33,11 +34,11 @@ class HistoryFiles:
         self._written = 0  # epochs
         self._at = clock() - PAUSE_SECONDS
 
-    def __call__(self, history: Sequence[Mapping[str, float]]) -> None:
+    def __call__(self, history: Sequence[Mapping[str, Value]]) -> None:
         if len(history) != self._written and self._clock() >= self._at + PAUSE_SECONDS:
             self.end(history)
 
-    def end(self, history: Sequence[Mapping[str, float]]) -> None:
+    def end(self, history: Sequence[Mapping[str, Value]]) -> None:
         """It is whole."""
         self._written, self._at = len(history), self._clock()
         if self._output is None or not history:
@@ -48,7 +49,7 @@ class HistoryFiles:
             log.warning(f"the history of the training could not be written: {error}")
 
 
-def write(output: Path, history: Sequence[Mapping[str, float]]) -> None:
+def write(output: Path, history: Sequence[Mapping[str, Value]]) -> None:
     """
     Raises:
         OSError: the directory cannot be written.
@@ -57,16 +58,20 @@ def write(output: Path, history: Sequence[Mapping[str, float]]) -> None:
     artifacts.write_whole(output / artifacts.HISTORY_TABLE, as_csv(history))
 
 
-def as_json(history: Sequence[Mapping[str, float]]) -> str:
+def as_json(history: Sequence[Mapping[str, Value]]) -> str:
     """What `fit` returns as `history.history`; null for what is not finite, which JSON has no number for."""
 
-    def finite(value: float | None) -> float | None:
-        return value if value is not None and math.isfinite(value) else None
+    def finite(value: float) -> float | None:
+        return value if math.isfinite(value) else None
 
-    return json.dumps({name: [*map(finite, values)] for name, values in columns(history).items()})
+    found = {
+        name: [None if v is None else mapped(v, finite) for v in values]
+        for name, values in columns(history).items()
+    }
+    return json.dumps(found)
 
 
-def as_csv(history: Sequence[Mapping[str, float]]) -> str:
+def as_csv(history: Sequence[Mapping[str, Value]]) -> str:
     """A line for each epoch, from 0, as Keras' CSVLogger has them."""
     table = columns(history)
     file = io.StringIO()
@@ -74,6 +79,10 @@ def as_csv(history: Sequence[Mapping[str, float]]) -> str:
     lines.writerow(["epoch", *table])
     for epoch in range(len(history)):
         lines.writerow(
-            [epoch, *("" if (v := values[epoch]) is None else repr(v) for values in table.values())]
+            [epoch, *("" if (v := values[epoch]) is None else _cell(v) for values in table.values())]
         )
     return file.getvalue()
+
+
+def _cell(value: Value) -> str:
+    return f'"[{", ".join(map(str, value))}]"' if isinstance(value, list) else repr(value)

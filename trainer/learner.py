@@ -31,6 +31,7 @@ import tensorflow as tf
 from edl.errors import DataError, ModelError
 from trainer import arrays, control, snapshot
 from trainer.batch_types import BatchTypes, divided, tensor_tree
+from trainer.captured import distinct, is_generator, metric_variables, plain, undone
 from trainer.data import Batch
 from trainer.described import Described
 from trainer.fingerprint import fingerprint
@@ -38,6 +39,7 @@ from trainer.inner_sum import InnerSum
 from trainer.local_rows import LocalRows
 from trainer.lookups import Lookups
 from trainer.loss_terms import BROKEN_ASSUMPTION
+from trainer.metric_values import Value
 from trainer.model_support import (
     moving,
     output,
@@ -126,6 +128,7 @@ class KerasLearner:
                         f"step must be computed in one piece: {vector.indivisible}"
                     ) from None
             self._step.meanwhile = self._look_ahead
+            self._variables += self._captured()
 
     def warm_up(self) -> None:
         """Run what only a worker runs that joins a ring; steps were made before, whose memory is there."""
@@ -184,6 +187,16 @@ class KerasLearner:
         self._step.apply(sums)
 
     @property
+    def variables(self) -> list[Any]:
+        """All variables of the state, Keras' and TensorFlow's, in the order of `parts`."""
+        return self._variables
+
+    @property
+    def others(self) -> list[Any]:
+        """Variables in the state that neither the model nor its optimizer lists: of losses, say."""
+        return distinct(self._variables, [*_state_of(self.model), *metric_variables(self.model)])
+
+    @property
     def tables(self) -> tuple[Table, ...]:
         """Whose rows are on servers."""
         return self.lookups.tables
@@ -229,7 +242,9 @@ class KerasLearner:
         rate, iterations = self._step.optimizer_at()
         return Commit(step, skipped=False, scale=scale, learning_rate=rate, iteration=iterations)
 
-    def take_metrics(self) -> dict[str, float]:
+    has_loss = True
+
+    def take_metrics(self) -> dict[str, Value]:
         """The compiled metrics over the records of all steps since they were taken last.
 
         It is a change of the state: to be made on all ranks after the same step.
@@ -303,13 +318,18 @@ class KerasLearner:
         """Create every variable: weights, loss, optimizer slots. Changes no value that is there already."""
         model = self.model
         refuse_fixed_batches(model)
-        before = snapshot.Kept(model.variables)
         x, y, weights = tensor_tree(sample)
-        y_pred = output(model, x, training=False)
-        model._compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=weights, training=False)
-        before.put_back()
+        with undone():
+            y_pred = output(model, x, training=False)
+            model._compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=weights, training=False)
         refuse_unless_float32(model)
         model.optimizer.build(model.trainable_variables)
+
+    def _captured(self) -> list[Any]:
+        """Variables that a step reads or assigns and that are not in the state yet. A metric that is not
+        told, whose variables no step changes, is left out, and so are generators, which each worker has."""
+        known = [*self._variables, *metric_variables(self.model)]
+        return [v for v in distinct(self._step.captured, known) if not is_generator(plain(v))]
 
     def _compared(self, batch: Batch) -> list[list[Any]]:
         """The tensors of its pieces, of types that the graph is for; where it is not, it is traced anew."""
@@ -329,9 +349,10 @@ class KerasLearner:
                 ) from needs
             except (ValueError, TypeError, tf.errors.OpError) as error:
                 raise DataError(_not_both(batch, error)) from error
-            if before.key != after.key:
+            if before.key != after.key or self._captured():
                 raise ModelError(
-                    f"the batch of {batch} has other shapes, with which the model trains other variables"
+                    f"the batch of {batch} has other shapes, with which the model trains other variables or "
+                    "reads others"
                 )
         return [self._types.tensors(piece) for piece in divided(batch, self._pieces)]
 

@@ -17,6 +17,7 @@ from edl.contract.ranges import RangeSet
 from edl.errors import EdlError
 from trainer.control import Agreed
 from trainer.epochs import Epochs
+from trainer.metric_values import Value
 from trainer.roles import Commit
 
 # Of what travels; 1: with ranges of records instead of steps; 2: without bad records; 3: or rounds; 4: or the
@@ -35,7 +36,7 @@ class Evaluated:
 
     step: int  # that the model was at
     records: int
-    metrics: Mapping[str, float]  # none: it failed
+    metrics: Mapping[str, Value]  # none: it failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,7 @@ class Ledger:
         before = np.frombuffer(self.totals) if self.totals else 0.0
         return replace(self, round=round, totals=(before + values.astype(np.float64)).tobytes())
 
-    def after_pass(self, round: int, split: str, records: int, metrics: Mapping[str, float]) -> Ledger:
+    def after_pass(self, round: int, split: str, records: int, metrics: Mapping[str, Value]) -> Ledger:
         """With the last round of a pass, and what the pass has found."""
         found = Evaluated(self.step, records, metrics)
         return replace(self, round=round, totals=b"", evaluated={**self.evaluated, split: found})

@@ -48,6 +48,11 @@ class RingSums(Protocol):
 
     WIRES: tuple[str, ...]  # the types as which numbers can travel
 
+    @property
+    def variable(self) -> tf.Variable:
+        """The ring's own, which its sums read: it is none of the model's."""
+        ...
+
     def __call__(self, tensor: tf.Tensor, /, name: str, wire: str = "float32") -> tf.Tensor:
         """
         Args:
@@ -73,6 +78,7 @@ class OverlappedStep(StepGraphs):
     def __init__(self, *others: Any, total: RingSums, divided: bool = False, wire: str = "float32"):
         model, sample = others[0], others[2]
         super().__init__(*others)
+        self._of_ring.append(total.variable)
         self._total, self._divided, self._wire = total, divided, wire
         self._carried: list[tf.TensorSpec] = []
         self._step: Callable[..., list[tf.Tensor]]
@@ -148,6 +154,7 @@ class OverlappedStep(StepGraphs):
             tf.TensorSpec([], tf.float32),
         ]
         graph = concrete(self._step_graph, *signature)
+        self._note(graph, "step")
         assert self._found is not None
         self._step = flat(graph)
         if self._divided:
@@ -270,6 +277,7 @@ class OverlappedStep(StepGraphs):
         whole, rest = (tf.TensorSpec(shape, tf.float32) for shape in ([], [self._rest]))
         with tf.init_scope():  # a graph of its own
             update = concrete(lambda *given: self._update_graph(layout, *given), whole, *specs, rest)
+        self._note(update, "update", changes_nothing=False)
         self._update = flat(update)
         self._nbytes = sum(4 * math.prod(spec.shape) for spec in [*specs, rest])
 

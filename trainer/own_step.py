@@ -34,6 +34,8 @@ A rank without a batch runs the step on the sample, with weight zero: it has to 
 from __future__ import annotations
 
 import contextlib
+import itertools
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -42,17 +44,28 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.framework import auto_control_deps_utils
 
 from edl.errors import ModelError
 from trainer import arrays, control, snapshot
 from trainer.batch_norm import is_synchronized, synchronized
+from trainer.captured import (
+    assigned_in,
+    attributes_of,
+    depends_on,
+    distinct,
+    is_generator,
+    metric_variables,
+    metrics_of,
+    plain,
+    read_in,
+)
 from trainer.data import Batch
 from trainer.described import Described
 from trainer.fingerprint import fingerprint
 from trainer.graphs import compiled, concrete
 from trainer.lookups import Lookups
 from trainer.mean_gradients import MeanGradients
+from trainer.metric_values import Value, values_of
 from trainer.model_support import flat_logs, is_half
 from trainer.ring.base import Vector
 from trainer.roles import Commit, Rows, Table
@@ -87,8 +100,11 @@ class OwnStepLearner:
         self._variables = _distinct(model.variables)
         self._before: list[tf.Tensor] | None = None  # values of the variables, while a step is not accepted
         self._losses: list[str] = []
+        self._shapes: list[tuple[int, ...]] = []  # of what the step returns by these names
+        self._whole_epoch: list[bool] = []  # whether it is a metric's result over the steps of an epoch
         self._graphs: dict[tuple[tf.TypeSpec, ...], Any] = {}  # of the step, by the types of the records
-        # Of the losses, and of the records that they are means over, since they were taken last.
+        # Of what the steps returned since it was taken last: the sums over their records, the number of these
+        # records, and what the last step returned.
         self._told = tf.Variable(tf.zeros([1], tf.float64), shape=[None], trainable=False, name="losses_told")
         self._sample = sample
         if sample is not None:
@@ -135,6 +151,7 @@ class OwnStepLearner:
     tables: tuple[Table, ...] = ()
     whole = live = staticmethod(contextlib.nullcontext)
     lookups: Lookups | None = None  # it has no rows on servers
+    others: tuple[Any, ...] = ()
     missing = staticmethod(str)
 
     def use(self, rows: Rows, at: Callable[[], int]) -> None:
@@ -190,16 +207,33 @@ class OwnStepLearner:
             )
         self._before = None
 
-    def take_metrics(self) -> dict[str, float]:
-        """The means of all entries that `train_step` returns, over the records of all steps since they were
-        taken last.
+    has_loss = False  # `fit` has one only if `train_step` returns one
+
+    def take_metrics(self) -> dict[str, Value]:
+        """The entries that `train_step` returns, as `fit` has them in its history: results of metrics are
+        means over the records of all steps since they were taken last, other entries are the last step's.
 
         It is a change of the state: to be made on all ranks after the same step.
         """
         self._put_back()
-        *sums, records = self._told.numpy().tolist()
+        told, size = self._told.numpy(), self._size
         self._told.assign(tf.zeros_like(self._told))
-        return {name: s / records for name, s in zip(self._losses, sums, strict=True)} if records else {}
+        if not told[size]:
+            return {}
+        edges = np.cumsum([0, *map(math.prod, self._shapes)]).tolist()
+        means, last = told[:size] / told[size], told[size + 1 :]
+        given = zip(self._losses, self._shapes, self._whole_epoch, itertools.pairwise(edges), strict=True)
+        return values_of(
+            {
+                name: (means if of_all else last)[slice(*ends)].reshape(shape)
+                for name, shape, of_all, ends in given
+            }
+        )
+
+    @property
+    def _size(self) -> int:
+        """How many numbers the step returns."""
+        return sum(map(math.prod, self._shapes))
 
     def finish_training(self) -> None:
         """What Keras' `fit` does at its end, before the model is evaluated and saved. No step may follow."""
@@ -219,6 +253,10 @@ class OwnStepLearner:
     def _all(self) -> list[tf.Variable]:
         """All variables but the metrics', and what is to be told of the losses."""
         return [*self._variables, self._told]
+
+    @property
+    def variables(self) -> list[tf.Variable]:
+        return self._all
 
     def described(self) -> list[Described]:
         return snapshot.described(self._all, self.model)
@@ -313,8 +351,27 @@ class OwnStepLearner:
             raise ModelError(
                 f"{self._name} must return a dict of its losses, e.g. {{'loss': loss}}, not {losses!r}"
             )
-        self._losses = list(losses)
-        return tf.stack([tf.reduce_mean(tf.cast(value, tf.float32)) for value in losses.values()])
+        given = [tf.cast(value, tf.float32) for value in losses.values()]
+        given = [value if value.shape.is_fully_defined() else tf.reduce_mean(value) for value in given]
+        self._losses, self._shapes = list(losses), [tuple(value.shape) for value in given]
+        if not (
+            self._whole_epoch and tf.executing_eagerly()
+        ):  # all steps and all workers have what the first has
+            self._whole_epoch = self._results_of_metrics(losses)
+        return tf.concat([tf.reshape(value, [-1]) for value in given], 0)
+
+    def _results_of_metrics(self, losses: Mapping[str, Any]) -> list[bool]:
+        """Which entries `fit` has over the whole epoch. With the names of the model's metrics, it asks these;
+        else it takes what the last step returned, which are results over the epoch if metrics gave them."""
+        results: dict[str, Any] = {}
+        with contextlib.suppress(ValueError):  # Keras': compiled metrics that train_step() does not update
+            results = flat_logs(self.model.get_metrics_result())
+        if losses.keys() == results.keys():
+            return [True] * len(losses)
+        if tf.executing_eagerly():  # nothing shows where a number comes from but its value
+            return [any(np.array_equal(v, result) for result in results.values()) for v in losses.values()]
+        variables = metric_variables(self.model)
+        return [tf.is_symbolic_tensor(v) and depends_on(v, variables) for v in losses.values()]
 
     def _touched_before(self) -> list[tf.Tensor]:
         assert self._before is not None
@@ -343,10 +400,10 @@ class OwnStepLearner:
                     f"{self._name} assigns variable {v.name!r} of type {v.dtype.name}; only numbers can"
                 )
         self._touched = [known[id(v)] for v in [*self._assigned, *seeds]]
-        self._sizes = [v.shape.num_elements() for v in self._assigned] + [len(self._losses)]
+        self._sizes = [v.shape.num_elements() for v in self._assigned] + [self._size]
         self.length = sum(self._sizes)
-        self._told.assign(tf.zeros([len(self._losses) + 1], tf.float64))
-        floats, ours = tf.TensorSpec([None], tf.float32), tf.TensorSpec([len(self._losses)], tf.float32)
+        self._told.assign(tf.zeros([2 * self._size + 1], tf.float64))
+        floats, ours = tf.TensorSpec([None], tf.float32), tf.TensorSpec([self._size], tf.float32)
         values = [tf.TensorSpec(v.shape, v.dtype) for v in self._variables]
         touched = [values[i] for i in self._touched]
         draw = tf.TensorSpec([2], tf.int64)
@@ -356,27 +413,18 @@ class OwnStepLearner:
         self._restore = compiled(self._restore_graph, *values)
 
     def _leave_out_metrics(self) -> None:
-        metrics = [v for m in _metrics(self.model) for v in m.variables]
-        self._variables = _distinct(self._variables, without=[*metrics, *self._means.variables])
+        others = [*metric_variables(self.model), *self._means.variables]
+        self._variables = _distinct(self._variables, without=others)
 
     def _trace(self, tensors: list[tf.Tensor]) -> list[tf.Variable]:
         """Trace the step, and read from its graph which variables it has, and which it assigns by itself."""
         kind = _kind(tensors)
         self._graphs = {kind: concrete(self._train_step, *kind)}
-        graph = self._graphs[kind].graph
-        place = {id(handle): (i, inner) for i, (handle, inner) in enumerate(graph.captures)}
-        variables = sorted(
-            (v for v in graph.variables if id(v.handle) in place), key=lambda v: place[id(v.handle)][0]
-        )  # in the order of the code: the same on all workers
-        self._variables = _distinct([*self._variables, *self.model.variables, *variables])
-        by_optimizers = {i for call in self._means.calls if call.graph is graph for i in call.operations}
-        written = {
-            id(inner)
-            for i, operation in enumerate(graph.get_operations())
-            if i not in by_optimizers
-            for inner in auto_control_deps_utils.get_read_write_resource_inputs(operation)[1]
-        }
-        return [v for v in self._variables if id(place.get(id(v.handle), (0, None))[1]) in written]
+        graph = self._graphs[kind]
+        self._variables = _distinct([*self._variables, *self.model.variables, *read_in(graph)])
+        calls = (call for call in self._means.calls if call.graph is graph.graph)
+        assigned = {id(v) for v in assigned_in(graph, without=(i for c in calls for i in c.operations))}
+        return [v for v in self._variables if id(v) in assigned]
 
     def _rehearse(self, tensors: list[tf.Tensor]) -> list[tf.Variable]:
         """Run the step without a ring and without its optimizers, and put back what it has changed.
@@ -384,7 +432,7 @@ class OwnStepLearner:
         Code that is never traced shows only which variables it has, not which ones it assigns: all that are
         not an optimizer's may be.
         """
-        self._variables = _distinct([*self._variables, *_plain_variables(self.model)])
+        self._variables = _distinct([*self._variables, *attributes_of(self.model).values()])
         before = [(v, v.read_value()) for v in self._variables]
 
         def create(create_next: Callable[..., tf.Variable], **options: Any) -> tf.Variable:
@@ -392,8 +440,13 @@ class OwnStepLearner:
             before.append((v, v.read_value()))
             return v
 
+        for v in metric_variables(self.model):  # so that what metrics give differs from what they are given
+            if keras.backend.is_float_dtype(v.dtype):
+                v.assign(v + 1)
         with tf.variable_creator_scope(create):
             self._train_step(*tensors, rehearsing=True)
+        for metric in metrics_of(self.model):
+            metric.reset_state()
         for v, value in before:
             v.assign(value)
         self._means.expected = [call.length for call in self._means.calls]
@@ -420,9 +473,7 @@ class OwnStepLearner:
         if found.added_up:
             self._means.added_up = found.added_up
             self._graphs.clear()  # they sum rows otherwise
-        if not any(
-            _is_generator(v) for v in self._variables
-        ):  # draws for a record what depends on the others
+        if not any(is_generator(v) for v in self._variables):  # draws for a record what depends on the others
             inexact.told(found.mixed, found.summed)
 
     def _alone(self, leaves: list[Any], records: int, totals: list[np.ndarray] | None) -> Run:
@@ -455,7 +506,7 @@ class OwnStepLearner:
         for v in self._variables:
             if _is_seed(v):
                 v.assign_add(_salt(v, draw))
-        for metric in _metrics(self.model):
+        for metric in metrics_of(self.model):
             metric.reset_state()
         return before
 
@@ -466,7 +517,7 @@ class OwnStepLearner:
         ours = tf.where(records > 0, ours * records, tf.zeros_like(ours))
         at_fault = self._means.not_finite.read_value() + self._means.fault_of(ours)
         at = self._losses.index("loss") if "loss" in self._losses else 0
-        loss = ours[self.length - len(self._losses) + at]
+        loss = ours[self.length - self._size + sum(map(math.prod, self._shapes[:at]))]
         said = contribution[control.LEAVE : control.LOSS]
         return tf.concat([ours, [records], said, [loss, at_fault]], 0)
 
@@ -483,8 +534,9 @@ class OwnStepLearner:
             mean, own = (tf.round(mean), tf.round(own)) if whole else (mean, mean)
             equal.append(tf.reduce_all((mean == own) | (records[1] == 0)))
             v.assign(tf.cast(tf.cast(b, wide) + tf.reshape(tf.cast(mean, wide), v.shape), v.dtype))
-        losses = total[self.length - len(self._losses) : self.length]
-        self._told.assign_add(tf.cast(tf.concat([losses, [records[0]]], 0), tf.float64))
+        losses = total[self.length - self._size : self.length]
+        sums = self._told[: self._size + 1] + tf.cast(tf.concat([losses, [records[0]]], 0), tf.float64)
+        self._told.assign(tf.concat([sums, tf.cast(losses / records[0], tf.float64)], 0))
         for i, b in zip(self._touched[len(self._assigned) :], before[len(self._assigned) :], strict=True):
             self._variables[i].assign(b)
         return tf.stack(equal or [tf.constant(True)])
@@ -502,12 +554,7 @@ _SEEDS = 1 << 31
 def _is_seed(v: tf.Variable) -> bool:
     """Keras' seeds, and the state of a tf.random.Generator."""
     name = v.name.rpartition("/")[2].partition(":")[0]
-    return name in ("seed_generator_state", "StateVar") and v.dtype.is_integer
-
-
-def _is_generator(v: tf.Variable) -> bool:
-    """The state of a tf.random.Generator."""
-    return _is_seed(v) and "StateVar" in v.name
+    return is_generator(v) or (name == "seed_generator_state" and v.dtype.is_integer)
 
 
 def _salt(v: tf.Variable, draw: tf.Tensor) -> tf.Tensor:
@@ -515,28 +562,9 @@ def _salt(v: tf.Variable, draw: tf.Tensor) -> tf.Tensor:
     return tf.cast(words if v.shape == [2] else tf.broadcast_to(tf.reduce_sum(words), v.shape), v.dtype)
 
 
-def _metrics(model: keras.Model) -> list[keras.metrics.Metric]:
-    """All of them, also when the model's `metrics` lists but some."""
-    found = [*model.metrics, *(m for layer in model._flatten_layers() for m in layer._metrics)]
-    return list({id(m): m for m in found}.values())
-
-
-def _plain_variables(model: keras.Model) -> list[tf.Variable]:
-    """What lies in attributes of the model and its layers, and Keras does not list."""
-    values = [value for layer in model._flatten_layers() for value in vars(layer).values()]
-    return [v for v in values if isinstance(v, tf.Variable)]
-
-
 def _distinct(variables: Iterable[Any], without: Iterable[Any] = ()) -> list[tf.Variable]:
     """As TensorFlow's variables, each once, in the order given."""
-    found = {id(v): v for v in map(_plain, variables)}
-    for v in map(_plain, without):
-        found.pop(id(v), None)
-    return list(found.values())
-
-
-def _plain(v: Any) -> tf.Variable:
-    return v.value if isinstance(v, keras.Variable) else v
+    return [plain(v) for v in distinct(variables, without)]
 
 
 def _wide(v: tf.Variable) -> tf.DType:

@@ -29,6 +29,7 @@ from edl.contract.evaluation import EvaluationPlan, Pass
 from edl.contract.layout import Part
 from edl.errors import DataError, EdlError
 from trainer.data import Batch
+from trainer.metric_values import Value
 
 BOOK = "predictions.json"
 Outputs = Mapping[str, np.ndarray]
@@ -239,7 +240,7 @@ class RingPrediction:
             records += len(batch)
         return np.array([len(self._ours(now, round))], np.float32), records
 
-    def results(self, split: str, totals: np.ndarray) -> dict[str, float]:
+    def results(self, split: str, totals: np.ndarray) -> dict[str, Value]:
         """How many parts there are."""
         return {"parts": float(totals[0])}
 

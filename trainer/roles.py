@@ -19,6 +19,7 @@ from trainer import control
 from trainer.data import Batch
 from trainer.described import Described
 from trainer.epochs import Epochs, Turn
+from trainer.metric_values import Value
 from trainer.ring.base import RingBroken
 
 
@@ -340,8 +341,13 @@ class Learner(Protocol):
         """What the servers have to know of the step that was taken at `step`, before it is applied."""
         ...
 
-    def take_metrics(self) -> dict[str, float]:
+    def take_metrics(self) -> dict[str, Value]:
         """The compiled metrics over the epoch that has ended; the next one begins with none."""
+        ...
+
+    @property
+    def has_loss(self) -> bool:
+        """Whether the mean loss of an epoch is in its history, if it is not among these metrics."""
         ...
 
     @property
@@ -419,7 +425,7 @@ class Evaluation(Protocol):
         """
         ...
 
-    def results(self, split: str, totals: np.ndarray) -> dict[str, float]:
+    def results(self, split: str, totals: np.ndarray) -> dict[str, Value]:
         """The loss and the metrics that these sums over all rounds mean, float64 [values]."""
         ...
 

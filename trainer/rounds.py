@@ -18,6 +18,7 @@ from edl.contract.proto import edl_pb2 as pb
 from trainer import control
 from trainer.last_words import described
 from trainer.ledger import Ledger
+from trainer.metric_values import Value, as_numbers
 from trainer.ring.base import RingBroken
 from trainer.roles import Evaluation
 from trainer.session.state import Session
@@ -86,7 +87,7 @@ class Rounds:
             return replace(ledger, epochs=ledger.epochs.evaluated(found))
         return ledger
 
-    def _results(self, split: str, totals: np.ndarray) -> dict[str, float]:
+    def _results(self, split: str, totals: np.ndarray) -> dict[str, Value]:
         """What the sums of all rounds mean: the same on all ranks; none, where the user's metrics fail."""
         assert self.evaluation is not None
         try:
@@ -100,10 +101,11 @@ class Rounds:
     def say(self, generation: int, ledger: Ledger, split: str) -> None:
         """Tell what the last pass over a split has found."""
         found = ledger.evaluated[split]
-        told = pb.Evaluated(step=found.step, split=split, records=found.records, metrics=found.metrics)
+        numbers = as_numbers(found.metrics)
+        told = pb.Evaluated(step=found.step, split=split, records=found.records, metrics=numbers)
         self._session.say(generation, evaluated=told)
 
-    def worth(self, ledger: Ledger) -> Mapping[str, float] | None:
+    def worth(self, ledger: Ledger) -> Mapping[str, Value] | None:
         """What was found of just this state; None: it was not evaluated, or could not be, or not whole."""
         found = ledger.evaluated.get(FINAL if self._config.trains else self._config.evaluation.split)
         if self.evaluation is None or not self.evaluation.is_whole or found is None:

@@ -15,6 +15,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from trainer.metric_values import as_numbers, values_of
+
 VALIDATION = "val_"
 
 
@@ -35,8 +37,8 @@ class Scalars(keras.callbacks.Callback):
         """Of the ring, for the epoch that ends next."""
         self._facts = facts
 
-    def on_epoch_end(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
-        values = {**(logs or {}), **_learning_rates(self.model)}
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+        values = {**as_numbers(values_of(logs or {})), **_learning_rates(self.model)}
         of_train = {k: v for k, v in values.items() if not k.startswith(VALIDATION)}
         of_validation = {k.removeprefix(VALIDATION): v for k, v in values.items() if k not in of_train}
         self._write("train", epoch, {f"epoch_{k}": v for k, v in of_train.items()})

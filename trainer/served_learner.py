@@ -21,6 +21,7 @@ import numpy as np
 
 from edl.errors import ModelError
 from trainer import control
+from trainer.captured import distinct
 from trainer.data import Batch
 from trainer.dense_rows import DIM, DenseRows
 from trainer.learner import KerasLearner
@@ -70,18 +71,18 @@ class ServedLearner(KerasLearner):
                 f"the model's optimizer has {next(iter(self._clips))}, and also trains the rows of layer "
                 f"{shared[0]!r}, which servers cannot clip: give the layer an optimizer of its own"
             )
-        floats = [v for v in moving(model) if v.dtype == "float32"]
+        averaged = layout.averaged if layout is not None else []
+        floats = [v for v in distinct([*moving(model), *averaged]) if v.dtype == "float32"]
         # As it is now: callbacks change the learning rate, and tables stay what they were declared.
         self.served = (*self.tables, *_dense_tables(model.optimizer))
         self._dense, self._moving = DenseRows(model.trainable_variables), DenseRows(floats)
-        averaged = layout.averaged if layout is not None else []
         self._averaged = tuple(self._moving.place(v) for v in averaged)
         trained = layout.trained if layout is not None else []
         self._trained = tuple(self._dense.place(v) for v in trained)
         # The state, as a checkpoint has it: the optimizer's slots are on the servers, too.
         self._everything, optimizer = self._variables, model.optimizer
         own = [v for v in optimizer.variables if v is optimizer.iterations or v is optimizer._learning_rate]
-        self._variables = [*model.trainable_variables, *moving(model), *own]
+        self._variables = [*model.trainable_variables, *moving(model), *own, *self.others]
         served = {id(v) for v in (*model.trainable_variables, *floats)}
         self._beside = [place for place, v in enumerate(self._variables) if id(v) not in served]
         self._ids = [_fixed(rows.ids) for rows in (self._dense, self._moving)]

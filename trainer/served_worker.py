@@ -33,6 +33,7 @@ from trainer.checkpointing import Place
 from trainer.epochs import Epochs, Turn
 from trainer.ledger import Ledger
 from trainer.log import log
+from trainer.metric_values import as_numbers
 from trainer.refusals import check
 from trainer.ring.base import RingBroken, broadcast_bytes
 from trainer.roles import Callbacks, TrainedOn
@@ -251,7 +252,9 @@ class ServedWorker(Worker):
         if before < limit and self.steps.ends_epoch(limit):
             ended = self.steps.epoch(limit)
             if self.checkpoints is not None:
-                self.checkpoints.epoch_ended(self.state.step, dict(self.state.ledger.epochs.history[-1]))
+                self.checkpoints.epoch_ended(
+                    self.state.step, as_numbers(self.state.ledger.epochs.history[-1])
+                )
         self.report.boundary(generation, rank, self.state.step, self.state.ledger.epochs, ended)
 
     def rearrange(self, generation: int, rank: int) -> None:

@@ -27,6 +27,7 @@ from trainer import control
 from trainer.epochs import Turn
 from trainer.ledger import Ledger
 from trainer.memory_copy import MemoryCopy
+from trainer.metric_values import Value
 from trainer.ring.base import Arrival, Ring, broadcast_parts
 from trainer.roles import Commit, Learner, Servers
 from trainer.rounds import Rounds
@@ -162,7 +163,7 @@ class State:
 
     # --- one step, round or turn more
 
-    def add(self, sums: control.Sums | Turn) -> dict[str, float] | None:
+    def add(self, sums: control.Sums | Turn) -> dict[str, Value] | None:
         """The ring has taken it: put it into the state, or keep it until the state is here.
 
         Returns:
@@ -177,7 +178,7 @@ class State:
             self.step, self.round, self.turn = self.step + 1, 0, 0
         return self._catch_up()
 
-    def _catch_up(self) -> dict[str, float] | None:
+    def _catch_up(self) -> dict[str, Value] | None:
         """Put what is kept into the state, as far as the state is here. Returns as `add` does."""
         if self._arrival is not None:
             # Beyond that all wait for the state.
@@ -190,7 +191,7 @@ class State:
         self._copy()
         return None if self.kept else metrics
 
-    def _put(self, sums: control.Sums | Turn) -> dict[str, float] | None:
+    def _put(self, sums: control.Sums | Turn) -> dict[str, Value] | None:
         """Model and ledger, one after the other, nothing in between that can fail."""
         if isinstance(sums, Turn):
             self.change(sums)
@@ -208,10 +209,11 @@ class State:
         if not agreed.nonfinite and agreed.records:
             self.learner.apply(sums)
         self.ledger = self.ledger.after(agreed, self._steps.epoch(self.ledger.step), commit)
-        metrics: dict[str, float] | None = None
+        metrics: dict[str, Value] | None = None
         if self._steps.ends_epoch(self.ledger.step):
             metrics = self.learner.take_metrics()
-            self.ledger = replace(self.ledger, epochs=self.ledger.epochs.whole(metrics))
+            epochs = self.ledger.epochs.whole(metrics, self.learner.has_loss)
+            self.ledger = replace(self.ledger, epochs=epochs)
         return metrics
 
     def change(self, turn: Turn) -> None:

@@ -30,6 +30,7 @@ import tensorflow as tf
 from edl.errors import ModelError
 from trainer.batch_norm import is_synchronized
 from trainer.batch_types import BatchTypes
+from trainer.captured import distinct, read_in, refuse_assigned
 from trainer.control import Sums
 from trainer.data import Batch
 from trainer.exactness import Findings
@@ -88,6 +89,8 @@ class StepGraphs(ABC):
         self._totals = 0  # floats that a step sums before its gradients
         self._by_row = False  # whether the gradients of tables are rows
         self._findings = try_model()
+        self._others: dict[str, list[Any]] = {}  # by graph: the variables that it captures
+        self._of_ring = [inner_sum.variable]  # captured as well, and none of the model
 
     # --- a step
 
@@ -144,6 +147,12 @@ class StepGraphs(ABC):
         """Run once, of sums of zeros, what only a rank without a batch runs: a graph's first run is slow, and
         all would wait for it. Changes nothing."""
 
+    @property
+    def captured(self) -> list[Any]:
+        """All variables that the graphs capture and the forward pass meets, in the order of the code: among
+        them those of losses, metrics and schedules, which no model lists."""
+        return distinct(v for found in self._others.values() for v in found)
+
     @abstractmethod
     def ring_errors(self) -> AbstractContextManager[None]:
         """Around `sums`, whose graphs may fail because the ring broke: then it is RingBroken."""
@@ -157,6 +166,16 @@ class StepGraphs(ABC):
         """
 
     # --- what both are made from
+
+    def _note(self, graph: Any, name: str, changes_nothing: bool = True) -> None:
+        """Note the variables that a concrete function captures.
+
+        Raises:
+            ModelError: it should change nothing, and assigns a variable.
+        """
+        if changes_nothing:
+            refuse_assigned(graph, self._of_ring)
+        self._others[name] = distinct(read_in(graph), without=self._of_ring)
 
     def _forward(
         self,
@@ -185,6 +204,7 @@ class StepGraphs(ABC):
 
     def _lay_out(self, forward: Forward, gradients: list[Any]) -> Layout:
         self._require(forward)
+        self._others["forward"] = forward.others
         if not self._by_row and any(isinstance(g, tf.IndexedSlices) for g in gradients):
             raise HasRows
         summed = self._findings.summed

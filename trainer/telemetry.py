@@ -204,7 +204,7 @@ class Telemetry:
         self._comes_back(generation, rank, step, self._clock())
         if ended:
             if rank == 0:
-                self._session.say(generation, epoch_ended=self._epoch(ended, epochs.history[-1].get("loss")))
+                self._session.say(generation, epoch_ended=self._epoch(ended, epochs.last_loss))
             self._loss = None
         elif epochs.records:
             last = self._loss.last if self._loss is not None else 0.0

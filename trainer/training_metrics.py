@@ -20,8 +20,10 @@ import numpy as np
 
 from trainer import arrays, batch_types
 from trainer.batch_types import BatchTypes
+from trainer.captured import undone
 from trainer.data import Batch
-from trainer.model_support import moving, output, output_losses
+from trainer.metric_values import Value, values_of
+from trainer.model_support import output, output_losses
 
 TOLERANCE = 1e-4
 
@@ -44,10 +46,8 @@ class TrainingMetrics:
             whole = batch_types.leaves(sample)
             size, half = len(sample), len(sample) // 2
             parts = [[arrays.cut(leaf, *ends) for leaf in whole] for ends in ((0, half), (half, size))]
-            before = [(v, v.numpy()) for v in (*model.trainable_variables, *moving(model))]
-            given = [_given(model, types, leaves) for leaves in ([whole, *parts] if half else [whole])]
-            for v, value in before:  # a layer may assign them
-                v.assign(value)
+            with undone():  # a layer may assign variables
+                given = [_given(model, types, leaves) for leaves in ([whole, *parts] if half else [whole])]
             self._update(given[0])  # which makes variables
             self._metrics = counted_metrics(model)
             self.reset()
@@ -70,14 +70,13 @@ class TrainingMetrics:
         """Its value while there are no records."""
         return self._initial[id(variable)]
 
-    def take(self) -> dict[str, float]:
+    def take(self) -> dict[str, Value]:
         """The metrics of all steps since they were taken last."""
-        found: dict[str, Any] = {}
-        for metric in self._metrics:
-            result = metric.result()
-            found |= result if isinstance(result, dict) else {self._names[id(metric)]: result}
+        found: dict[str, Value] = {}
+        for metric in self._metrics:  # one after the other: of two with one name Keras shows the last
+            found |= values_of({self._names[id(metric)]: metric.result()})
         self.reset()
-        return {name: float(np.mean(value)) for name, value in found.items()}
+        return found
 
     def reset(self) -> None:
         for metric in self._metrics:

@@ -19,6 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from trainer import batch_types, control, rows
+from trainer.captured import attributes_of
 from trainer.data import Batch
 from trainer.forward import Forward
 from trainer.graphs import compiled, concrete, flat
@@ -162,6 +163,7 @@ class VectorStep(StepGraphs):
             lookups = self._lookups.recorder() if self._lookups.tables else None
             forward = self._forward(batch_types.leaves(batch), tf.zeros([2], tf.int64), lookups=lookups)
             self._found = self._lay_out(forward, self._gradients_of(forward, forward.loss))
+            self._others["layers"] = list(attributes_of(self._model).values())
         assert self._found is not None
         return self._found
 
@@ -270,7 +272,9 @@ class VectorStep(StepGraphs):
         """Gives the results in a row, and takes arrays as well as tensors."""
         if self._model.run_eagerly:  # the user wants to see each step
             return lambda *values: tf.nest.flatten(function(*map(tf.convert_to_tensor, values)))
-        call = flat(concrete(function, *signature, jit=jit))
+        graph = concrete(function, *signature, jit=jit)
+        self._note(graph, function.__name__, changes_nothing=function != self._update_graph)
+        call = flat(graph)
         return lambda *values: call(*(v if isinstance(v, tf.Tensor) else tf.constant(v) for v in values))
 
     def _the_same_in_each_batch(self, layout: Layout, sample: Batch) -> frozenset[int]:

@@ -78,6 +78,7 @@ from trainer.data import Batches
 from trainer.epochs import Turn
 from trainer.ledger import Ledger
 from trainer.memory_copy import MemoryCopy
+from trainer.metric_values import Value, as_numbers
 from trainer.refusals import check, refuse_nonfinite, refuse_too_many_bad
 from trainer.ring.base import Ring, RingBroken
 from trainer.roles import Callbacks, Evaluation, Learner, Servers, TrainedOn
@@ -118,12 +119,12 @@ class Worker:
         learner: Learner,
         batches: Batches,
         report: Telemetry,
-        export: Callable[[Mapping[str, float] | None], None],
+        export: Callable[[Mapping[str, Value] | None], None],
         checkpoints: Checkpointing | None = None,
         warm_start: Callable[[], Ledger | None] | None = None,
         evaluation: Evaluation | None = None,
         callbacks: Callbacks | None = None,
-        history: Callable[[Sequence[Mapping[str, float]]], None] = lambda history: None,
+        history: Callable[[Sequence[Mapping[str, Value]]], None] = lambda history: None,
         memory: MemoryCopy | None = None,
         keep: Callable[[int], None] = lambda step: None,
         servers: Servers | None = None,
@@ -331,12 +332,12 @@ class Worker:
         """Raises: RingBroken, if servers have other rows than it has."""
         self.export(self.rounds.worth(self.state.ledger))
 
-    def epoch_ends(self, epochs: int, metrics: dict[str, float]) -> None:
+    def epoch_ends(self, epochs: int, metrics: Mapping[str, Value]) -> None:
         """So many epochs are whole: tell how good the last one was, and have a checkpoint of it say so."""
         found = self.state.ledger.epochs.history[-1]
-        self.report.epoch_ends(epochs, found.get("loss"), metrics)
+        self.report.epoch_ends(epochs, self.state.ledger.epochs.last_loss, as_numbers(metrics))
         if self.checkpoints is not None:
-            self.checkpoints.epoch_ended(self.state.step, dict(found))
+            self.checkpoints.epoch_ended(self.state.step, as_numbers(found))
 
     def write(self) -> None:
         """All can, as all see at this step: begin to write the state that it has led to."""
@@ -414,7 +415,7 @@ class Worker:
         if agreed.changes == size:
             self.task = self.session.take_task()
 
-    def commit(self, generation: int, sums: control.Sums | Turn) -> dict[str, float] | None:
+    def commit(self, generation: int, sums: control.Sums | Turn) -> dict[str, Value] | None:
         """The ring has taken one more. Who followed it, and has all of it now, says so.
 
         Returns:
@@ -485,7 +486,8 @@ class Worker:
         if state.round == now.end and rank == 0 and not state.follows:
             self.rounds.say(generation, state.ledger, now.split)
         if last and self.checkpoints is not None and not state.follows:
-            self.checkpoints.epoch_ended(state.step, dict(state.ledger.epochs.history[-1]), evaluated=True)
+            found = as_numbers(state.ledger.epochs.history[-1])
+            self.checkpoints.epoch_ended(state.step, found, evaluated=True)
         if agreed.writers == size and not failed:
             self.write()
         self.settle(agreed, size)

@@ -36,6 +36,7 @@ import psutil
 import tensorflow as tf
 from horovod.tensorflow.mpi_ops import _allreduce
 from tensorflow.core.framework import attr_value_pb2
+from tensorflow.python.eager import context as tf_context
 
 from edl.contract.exit_codes import WorkerExit
 from trainer import snapshot
@@ -309,6 +310,11 @@ class GraphSums:
         with tf.device("CPU:0"):  # from where a branch is decided: of a GPU it would be asked for each sum
             self._alone = tf.Variable(False, trainable=False, name="alone_in_the_ring")
 
+    @property
+    def variable(self) -> tf.Variable:
+        """Whether the ring has one member; it is none of the model's variables."""
+        return self._alone
+
     def formed(self, size: int) -> None:
         """There is a ring of so many."""
         self._size = size
@@ -323,11 +329,12 @@ class GraphSums:
         Args:
             wire: the type as which it travels, one of WIRES.
         """
-        # In a ring of one it is the tensor itself. (A branch would be a graph of its own, to be traced.)
-        ours, mine = tf.raw_ops.Switch(data=tf.stop_gradient(tensor), pred=self._alone)
-        total = _allreduce(tf.cast(ours, wire), name=f"{NAMED}{name}", op=hvd.Sum, ignore_name_scope=True)
-        total.op._set_attr(ATTRIBUTE, attr_value_pb2.AttrValue(s=name.encode()))
-        found, _ = tf.raw_ops.Merge(inputs=[tf.cast(total, tensor.dtype), mine])
+        with _without_callbacks():
+            # In a ring of one it is the tensor itself. (A branch would be a graph of its own, to be traced.)
+            ours, mine = tf.raw_ops.Switch(data=tf.stop_gradient(tensor), pred=self._alone)
+            total = _allreduce(tf.cast(ours, wire), name=f"{NAMED}{name}", op=hvd.Sum, ignore_name_scope=True)
+            total.op._set_attr(ATTRIBUTE, attr_value_pb2.AttrValue(s=name.encode()))
+            found, _ = tf.raw_ops.Merge(inputs=[tf.cast(total, tensor.dtype), mine])
         return found
 
     @contextlib.contextmanager
@@ -349,6 +356,21 @@ class GraphSums:
             raise RingBroken(f"allreduce: {_why(error)}") from error
         finally:
             self.runs = False
+
+
+@contextlib.contextmanager
+def _without_callbacks() -> Iterator[None]:
+    """Inside, TensorFlow's debugger adds no operations, as `tf.debugging.enable_check_numerics` does.
+
+    An operation with an effect on the side of the switch that is not taken would keep the graph from
+    returning any result.
+    """
+    context = tf_context.context()
+    before, context.invoking_op_callbacks = context.invoking_op_callbacks, True
+    try:
+        yield
+    finally:
+        context.invoking_op_callbacks = before
 
 
 NAMED = "sum_of_ring_"

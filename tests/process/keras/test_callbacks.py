@@ -40,9 +40,14 @@ def used(*given: k.Callback) -> list[k.Callback]:
 class Ours:
     """A job of one learner, which plays all ranks; the worker with the callbacks may be replaced."""
 
-    def __init__(self, make: Callable[[], list[k.Callback]], size: int):
-        self.make = make
-        self.case, self.meeting = Case(model, plain), Meeting()
+    def __init__(
+        self,
+        make: Callable[[], list[k.Callback]],
+        size: int,
+        build: Callable[[], keras.Model] = model,
+    ):
+        self.make, self.build = make, build
+        self.case, self.meeting = Case(build, plain), Meeting()
         self.learner = learner_of(self.case, self.meeting)
         self.first = self.learner.state()
         self.begin(size)
@@ -102,7 +107,7 @@ class Ours:
 
 def fitted(like: Ours) -> tuple[dict[str, list[float]], list[np.ndarray]]:
     """What `fit` makes of a model with the same first weights: its history, and the weights."""
-    reference = model()
+    reference = like.build()
     reference.set_weights(like.weights)
     history = reference.fit(
         X, Y, batch_size=BATCH, shuffle=False, epochs=EPOCHS, validation_data=HELD_OUT,
@@ -285,6 +290,78 @@ def test_what_is_in_the_graph_cannot_be_changed(change: Callable[[keras.Model], 
     job = Ours(lambda: [k.LambdaCallback(on_epoch_end=lambda *_: change(job.learner.model))], 1)
     with pytest.raises(ModelError, match="has compiled the model anew, or has changed what is trained"):
         job.train()
+
+
+beta = keras.Variable(0.0, trainable=False, name="beta")  # of the loss, and no layer has it
+
+
+def annealed(y_true: Any, y_pred: Any) -> Any:
+    return keras.ops.mean(keras.ops.square(y_true - y_pred), -1) + beta * keras.ops.mean(abs(y_pred), -1)
+
+
+class Scale(keras.layers.Layer):
+    def __init__(self, read_by: str):
+        super().__init__()
+        self.factor, self.read_by = tf.Variable(0.0, trainable=False, name="factor"), read_by
+
+    def call(self, x: Any) -> Any:
+        if self.read_by == "numpy":
+            factor = tf.numpy_function(lambda: self.factor.numpy(), [], tf.float32)
+            return x * (1 + tf.ensure_shape(factor, []))
+        return x * (1 + self.factor)
+
+
+class Anneals(k.Callback):
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        beta.assign(0.1 * epoch)
+
+
+class Raises(k.Callback):
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        for layer in self.model.layers:
+            if isinstance(layer, Scale):
+                layer.factor.assign(0.1 * epoch)
+
+
+UNLISTED: dict[str, tuple[type[k.Callback], Callable[[], keras.Model]]] = {
+    "a keras.Variable of the loss": (Anneals, lambda: dense(loss=annealed, metrics=["mae"])),
+    "a tf.Variable of a layer": (Raises, lambda: dense(layers=[Scale("graph")], metrics=["mae"])),
+    "eager": (Raises, lambda: dense(layers=[Scale("eager")], metrics=["mae"], run_eagerly=True)),
+}
+
+
+@pytest.mark.parametrize("name", UNLISTED)
+def test_a_variable_that_no_model_lists_changes_on_all_workers(name: str) -> None:
+    callback, build = UNLISTED[name]
+    job = Ours(lambda: [callback()], 2, build)
+    expected = fitted(job)
+    job.learner.load(job.first)
+    raised = [v for v in job.learner.variables if v.name.partition(":")[0] in ("beta", "factor")]
+    same(job.train(), expected)
+    final = [v.numpy() for v in raised]
+    assert final == [pytest.approx(0.1 * (EPOCHS - 1))]
+    turn = job.here.turn(job.epochs, job.whole, EPOCHS + 1, {})
+    assert [v.numpy() for v in raised] == final  # as before, until all take over what the turn gives
+    job.learner.change(turn.changed)
+    assert [v.numpy() for v in raised] == [pytest.approx(0.1 * EPOCHS)]
+
+
+class Counts(k.Callback):
+    def __init__(self) -> None:
+        super().__init__()
+        self.times, self.mean = tf.Variable(0), keras.metrics.Mean()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.mean.update_state(epoch)  # a metric of its own may change: it is made anew in each process
+        self.times.assign_add(1)
+
+
+def test_a_variable_that_no_step_reads_cannot_be_changed_by_a_callback() -> None:
+    with pytest.raises(ModelError, match=r"callbacks have changed Counts.times, a variable that no"):
+        Ours(lambda: [Counts()], 1).train()
+    by_numpy = Ours(lambda: [Raises()], 1, lambda: dense(layers=[Scale("numpy")], metrics=["mae"]))
+    with pytest.raises(ModelError, match=r"callbacks have changed scale\w*.factor, a variable that no"):
+        by_numpy.train()
 
 
 class Odd(k.Callback):

@@ -52,6 +52,19 @@ class Selecting(keras.losses.Loss):
         return tf.boolean_mask(ops.square(y - p), y > 0)
 
 
+class WarmUp(keras.losses.Loss):
+    """Counts its calls in a variable of its own, which it first reads in a loop."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = keras.Variable(1.0, trainable=False, name="calls")
+
+    def call(self, y: Any, p: Any) -> Any:
+        calls = ops.fori_loop(0, 2, lambda _, total: total + self.calls / 2.0, 0.0)
+        self.calls.assign_add(1.0)
+        return ops.mean(ops.square(y - p), axis=-1) * ops.minimum(1.0, calls / 4.0)
+
+
 class OldComputeLoss(keras.Model):
     """Keras before 3.3: no `training`."""
 
@@ -147,6 +160,7 @@ CASES = {
     ),
     "class of its own": Case(lambda: dense(loss=OwnLoss()), weighted),
     "class that selects values": Case(lambda: dense(loss=Selecting()), plain),
+    "class that counts its calls": Case(lambda: dense(loss=WarmUp()), plain),
     "add_loss, mean": Case(lambda: dense(layers=[Added(lambda x: 0.1 * ops.mean(ops.square(x)))]), plain),
     "add_loss, sum": Case(lambda: dense(layers=[Added(lambda x: 0.01 * ops.sum(ops.square(x)))]), plain),
     "add_loss, one for each record": Case(

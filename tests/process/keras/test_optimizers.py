@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Callable
 from typing import Any
 
 import keras
+import numpy as np
 import pytest
+import tensorflow as tf
 from keras import optimizers as o
 
 from tests.process.keras.models import TOKENS, Y, dense, plain, tagged, tagger
 from tests.process.keras.rings import Case, assert_same
 from trainer import rows
+from trainer.fused_updates import fused
+from trainer.graphs import concrete
 
 COLUMNS = {"user": 1, "item": 3, "other": 2}
 PLAIN = {
@@ -133,3 +138,39 @@ def test_no_optimizer_of_keras_is_missing() -> None:
     tried = {type(make()) for make in PLAIN.values()}
     # LossScaleOptimizer: test_precision.py
     assert classes - tried == {o.Optimizer, o.LossScaleOptimizer}
+
+
+FUSED = {
+    "SGD": lambda: o.SGD(0.1),
+    "SGD, Nesterov": lambda: o.SGD(0.1, momentum=0.9, nesterov=True),
+    "Adam": lambda: o.Adam(0.01),
+    "Adam, other betas": lambda: o.Adam(0.01, beta_1=0.99, beta_2=0.98, epsilon=1e-4),
+    "AdamW": lambda: o.AdamW(0.01, weight_decay=0.1),
+}
+
+
+def _updated(make: Callable[[], o.Optimizer], mode: str) -> np.ndarray:
+    """A variable and its slots after 200 updates of one optimizer."""
+    variable, optimizer, chance = keras.Variable(np.ones(500, "f4")), make(), np.random.default_rng(0)
+    optimizer.build([variable])
+
+    def update(gradient: tf.Tensor) -> None:
+        optimizer.apply_gradients([(gradient, variable)])
+
+    call: Callable[[tf.Tensor], None] = update
+    if mode != "eager":
+        with fused(optimizer) if mode == "ours" else contextlib.nullcontext():
+            call = concrete(update, tf.TensorSpec([500], tf.float32), jit=mode == "xla")
+    spread = np.geomspace(1e-5, 10, 500)
+    for _ in range(200):
+        call(tf.constant(chance.normal(size=500) * spread + 0.3 * variable.numpy(), tf.float32))
+    slots = [v.numpy() for v in optimizer.variables if v.shape == (500,)]
+    scale = [np.max(np.abs(a)) for a in [variable.numpy(), *slots]]
+    return np.concatenate([np.float64(a) / s for a, s in zip([variable.numpy(), *slots], scale, strict=True)])
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_an_update_differs_from_kerass_no_more_than_its_modes_do(name: str) -> None:
+    graph, eager, xla, ours = (_updated(FUSED[name], mode) for mode in ("graph", "eager", "xla", "ours"))
+    spread = max(np.max(np.abs(graph - eager)), np.max(np.abs(graph - xla)))
+    assert np.max(np.abs(ours - graph)) <= max(2 * spread, 2e-7)

@@ -18,6 +18,7 @@ from tests.process.keras import own_models as zoo
 from tests.process.keras.ranks import on_ranks
 from trainer import control
 from trainer.data import Batch
+from trainer.epochs import Epochs
 from trainer.own_step import OwnStepLearner
 from trainer.ring.base import RingBroken
 from trainer.ring.local import LocalRing
@@ -391,7 +392,10 @@ DRAWING["a generator of TensorFlow's"] = Case(seeded(lambda: compiled(Noisy())),
 def test_a_ring_trains_as_fit_does(name: str, cuts: list[int]) -> None:
     reference, history = as_keras_does_it(name)
     ranks = new_ranks(MEANS[name], len(cuts))  # the last one has no records
-    heard = train(ranks, cuts)
+    heard = train(ranks, cuts, STEPS - 1)
+    for rank in ranks:
+        rank.learner.take_metrics()  # each step is an epoch to Keras
+    heard = [first + last for first, last in zip(heard, train(ranks, cuts, 1), strict=True)]
     for rank in ranks:
         rank.learner.finish_training()
         for ours, theirs in zip(weights(rank.model), reference, strict=True):
@@ -400,10 +404,42 @@ def test_a_ring_trains_as_fit_does(name: str, cuts: list[int]) -> None:
     loss = history["loss" if "loss" in history else next(iter(history))]
     np.testing.assert_allclose([agreed.loss for agreed in heard[-1]], loss, rtol=1e-5)
     assert heard[-1][-1].records == RECORDS
-    for rank in ranks:  # all that the step returns, over all steps
-        told = {name: np.mean(values) for name, values in history.items()}
+    for rank in ranks:  # all that the step returns
+        told = {name: values[-1] for name, values in history.items()}
         assert rank.learner.take_metrics() == pytest.approx(told, rel=1e-5)
         assert rank.learner.take_metrics() == {}
+
+
+class Tells(Plain):
+    """Returns the result of a metric by another name, the loss of the step itself, and a vector."""
+
+    def train_step(self, data: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = self.loss_of(data)
+        self.optimizer.apply(tape.gradient(loss, self.trainable_weights), self.trainable_weights)
+        self.total_loss_tracker.update_state(loss)
+        scores = {"each": tf.reduce_mean(tf.square(data), 0)}
+        return {"d_loss": loss, "tracked": self.total_loss_tracker.result(), "scores": scores}
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_an_epoch_of_several_steps_has_the_logs_that_fit_has(eager: bool) -> None:
+    case = Case(seeded(lambda: compiled(Tells(0.0), run_eagerly=eager)), X)
+    ranks, half = [Rank(case), Rank(case)], RECORDS // 2
+    model = case.build()
+    model.set_weights(ranks[0].model.get_weights())
+    history = model.fit(X, batch_size=half, epochs=1, shuffle=False, verbose=0).history
+    parts = [[case.batch(start, start + 2), case.batch(start + 2, start + half)] for start in (0, half)]
+    on_ranks(
+        [r.ring for r in ranks],
+        lambda rank: [ranks[rank].step(s, rank, 2, part[rank]) for s, part in enumerate(parts)],
+    )
+    entry = Epochs(loss=1.0, records=RECORDS).whole(
+        ranks[0].learner.take_metrics(), ranks[0].learner.has_loss
+    )
+    assert entry.history[0].keys() == history.keys()
+    for name, value in entry.history[0].items():
+        np.testing.assert_allclose(value, history[name][0], rtol=1e-5)
 
 
 @ring_of_any_size
