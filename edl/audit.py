@@ -10,6 +10,9 @@ at every head of a segment, that the books which the master wrote there are thos
 give; and at the end, that the model has all steps of all epochs, and the order of each epoch names every
 record once.
 
+The files of the exported model must be those that exports.json lists, and the checkpoints that this job has
+completed and that are still there must be whole.
+
 Where a master has taken over from another one, the books go on. Where the oldest segments were deleted, to
 keep the journal within `journal.maxBytes`, the books at the oldest head that is left are where this reading
 begins: the verdict says how much it has not seen itself.
@@ -17,17 +20,21 @@ begins: the verdict says how much it has not seen itself.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from edl.checkpoints import Store
 from edl.contract import artifacts
 from edl.contract.books import NOT_A_MASTERS, AuditFailed, Books
 from edl.contract.journals import JournalDamaged, JournalReader, segments
 from edl.contract.order import Order
+from edl.contract.phases import Phase
 from edl.contract.steps import Steps
-from edl.errors import EdlError
+from edl.errors import CheckpointDamaged, CheckpointError, EdlError
 from edl.text import how_many, one_line
 
 AT_ONCE = 1 << 20  # positions of an order that are looked at together
@@ -47,11 +54,12 @@ def audit(output: Path) -> str:
     readers = segments(output)
     first, last = readers[0], readers[-1]
     books, unseen = _at_head(first), _at_head(first)
+    committed: set[tuple[int, str]] = set()  # checkpoints: step and attempt
     chain = first.after
     for reader in readers:
         if reader.after != chain:
             raise JournalDamaged(reader.path, 1, "does not go on from the end of the segment before it")
-        _read(reader, books)
+        _read(reader, books, committed)
         chain = reader.link.chain
     last.check_end(summary)
     try:
@@ -60,6 +68,8 @@ def audit(output: Path) -> str:
         raise EdlError(
             f"{output / artifacts.SUMMARY}: not what a master writes ({type(error).__name__}: {error})"
         ) from error
+    verdict += _exports(output, summary)
+    verdict += _checkpoints(last.head["values"].get("checkpoint", {}).get("dir", ""), committed)
     if unseen.lines:
         verdict += (
             f"; read here: the last {books.lines - unseen.lines:,} of {books.lines:,} events, from step "
@@ -80,8 +90,54 @@ def _at_head(reader: JournalReader) -> Books:
     return books
 
 
-def _read(reader: JournalReader, books: Books) -> None:
-    """Go on with the books over a segment."""
+def _exports(output: Path, summary: dict[str, Any]) -> str:
+    """Compare the exported model with the digests that were written beside it; the outcome in words."""
+    if not (exported := summary.get("exports")):
+        return ""
+    path = output / artifacts.EXPORTS
+    try:
+        listed = {entry["format"]: entry for entry in json.loads(path.read_bytes())["exports"]}
+        files = {
+            Path(output, entry["path"]).parent / name: str(about["sha256"])
+            for entry in listed.values()
+            for name, about in entry["files"].items()
+        }
+    except OSError as error:
+        raise AuditFailed(
+            f"{path}: cannot read: {error.strerror}; it holds the digests of the model"
+        ) from error
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise AuditFailed(f"{path}: damaged ({type(error).__name__}: {error})") from error
+    if listed.keys() != exported.keys():
+        raise AuditFailed(f"{path} lists {sorted(listed)}, {artifacts.SUMMARY} {sorted(exported)}")
+    for file, digest in files.items():
+        try:
+            with open(file, "rb") as opened:
+                found = hashlib.file_digest(opened, "sha256").hexdigest()
+        except OSError as error:
+            raise AuditFailed(f"{file}: cannot read: {error.strerror}; the job has exported it") from error
+        if found != digest:
+            raise AuditFailed(f"{file}: its SHA-256 is not the one in {artifacts.EXPORTS}")
+    return f"; {how_many(len(files), 'exported file')} as written (SHA-256)"
+
+
+def _checkpoints(directory: str, committed: set[tuple[int, str]]) -> str:
+    """Read all bytes of the checkpoints of this job that are still there; the outcome in words."""
+    if not directory or not committed:
+        return ""
+    try:
+        found = [c for c in Store.open(directory).checkpoints() if (c.step, c.attempt) in committed]
+        for checkpoint in found:
+            checkpoint.verify()
+    except CheckpointDamaged as error:
+        raise AuditFailed(f"a checkpoint is damaged: {error}") from error
+    except CheckpointError as error:  # an object store that cannot be reached
+        return f"; checkpoints not verified: {one_line(str(error))}"
+    return f"; {how_many(len(found), 'checkpoint')} as written (SHA-256)"
+
+
+def _read(reader: JournalReader, books: Books, committed: set[tuple[int, str]]) -> None:
+    """Go on with the books over a segment, and collect the checkpoints that it completes."""
     if _at_head(reader) != books:
         raise AuditFailed(f"{reader.path}: line 1: its proof is not what the lines before it show")
     if reader.begins:
@@ -92,6 +148,7 @@ def _read(reader: JournalReader, books: Books) -> None:
     for number, entry in reader:
         try:
             books.note(entry, f"{reader.path}: line {number}")
+            committed |= {(e["step"], e["attempt"]) for e in entry["effects"] if e["type"] == "Commit"}
         except NOT_A_MASTERS as error:
             raise JournalDamaged(
                 reader.path, number, f"not what a master writes ({type(error).__name__}: {error})"
@@ -115,6 +172,13 @@ def _verdict(books: Books, summary: dict[str, Any]) -> str:
     if done < end:
         position = steps.begins_at(done)
         missing = steps.begins_at(end) - position
+        if summary["phase"] != Phase.Succeeded:
+            ended = f"the job ended {summary['phase']} ({one_line(summary['reason'])})"
+            raise AuditFailed(
+                f"{ended} after {done} of {end} steps: the {missing} records of the other "
+                "steps were not trained; each record of the steps before "
+                "is in the model once"
+            )
         raise AuditFailed(
             f"{_name(order, position)} was not applied; {missing} records are missing: "
             f"{done} of {end} steps are in the model"

@@ -30,7 +30,10 @@ def main(directory: str) -> int:
         what = plain(f"{type(error).__name__}: {error}".partition("\n")[0])
         print(f"edl replay: the state that the journal leads to is damaged ({what})", file=sys.stderr)
         return 1
-    differing = [key for key in kept if key not in OUTSIDE and kept[key] != summary.get(key)]
+    for written in (kept, summary):  # where the output directory was full, it is an absolute path
+        written["model"] = Path(str(written.get("model", ""))).name
+    names = [key for key in (*kept, *(summary.keys() - kept.keys())) if key not in OUTSIDE]
+    differing = [key for key in names if key not in kept or kept[key] != summary.get(key)]
     if differing:
         keys = plain(", ".join(differing))
         print(f"edl replay: the end differs from {artifacts.SUMMARY} in {keys}", file=sys.stderr)

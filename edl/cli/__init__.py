@@ -15,6 +15,9 @@ INTERRUPTED = 128 + signal.SIGINT
 
 def main() -> None:
     """The console script. Our own errors are one text; any other is a bug and keeps its traceback."""
+    for name in ("stdin", "stdout", "stderr"):  # of these, a closed one (`>&-`) is None, in this order
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))
     try:
         # What somebody else wrote may hold what no encoding has: halves of surrogate pairs.
         sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]

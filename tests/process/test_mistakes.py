@@ -208,6 +208,11 @@ def test_values_come_from_standard_input_and_a_model_from_a_file(refused: Callab
     assert not Path("runs").exists()
 
 
+def test_a_closed_standard_output_is_no_error() -> None:
+    done = subprocess.run(["sh", "-c", 'exec "$0" --version >&-', *EDL], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 # --- workers
 
 

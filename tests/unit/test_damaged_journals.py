@@ -15,6 +15,7 @@ from edl import audit
 from edl.contract import artifacts
 from edl.contract.journals import Link
 from edl.errors import EdlError
+from master import replay
 from master.core import effects as ef
 from master.core import events as ev
 from tests.damage import (
@@ -28,6 +29,8 @@ from tests.damage import (
     seal,
 )
 from tests.journals import keep, whole_story
+from tests.stories import Story
+from trainer.exports import catalog
 
 Edit = Callable[[list[bytes]], list[bytes]]
 
@@ -300,3 +303,62 @@ def test_the_story_is_one_in_which_much_happens(whole: Path) -> None:
     text = (whole / artifacts.JOURNAL).read_text()
     for cls in (ef.Form, ev.Progress, ev.LeftRing, ev.Gone, ev.Finished, ef.Export, ev.Stepped):
         assert f'"{cls.__name__}"' in text
+
+
+def test_an_exported_model_that_was_changed_or_removed_is_found_out(output: Path) -> None:
+    (output / artifacts.MODEL).write_bytes(b"the model")
+    catalog.write(output, {"keras": output / artifacts.MODEL}, ["keras"])
+    summary = json.loads((output / artifacts.SUMMARY).read_text())
+    (output / artifacts.SUMMARY).write_text(json.dumps({**summary, "exports": {"keras": artifacts.MODEL}}))
+    assert "; 1 exported file as written (SHA-256)" in audit.audit(output)
+    (output / artifacts.MODEL).write_bytes(b"the Model")
+    with pytest.raises(audit.AuditFailed, match=r"model.keras: its SHA-256 is not the one in exports.json"):
+        audit.audit(output)
+    (output / artifacts.MODEL).unlink()
+    with pytest.raises(audit.AuditFailed, match=r"model.keras: cannot read: No such file"):
+        audit.audit(output)
+    (output / artifacts.EXPORTS).unlink()
+    with pytest.raises(audit.AuditFailed, match=r"exports.json: cannot read"):
+        audit.audit(output)
+
+
+def numbers(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The places of all numbers in a summary."""
+    if isinstance(value, dict | list):
+        inner = value.items() if isinstance(value, dict) else enumerate(value)
+        return [place for key, each in inner for place in numbers(each, (*path, key))]
+    return [path] if isinstance(value, int | float) and not isinstance(value, bool) else []
+
+
+def test_each_changed_number_of_the_summary_is_found_out(
+    output: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = output / artifacts.SUMMARY
+    text = path.read_text()
+    places = [place for place in numbers(json.loads(text)) if place[0] not in replay.OUTSIDE]
+    assert len(places) > 30
+    for place in places:
+        summary = inner = json.loads(text)
+        for key in place[:-1]:
+            inner = inner[key]
+        inner[place[-1]] += 1
+        path.write_text(json.dumps(summary))
+        assert replay.main(str(output)) == 1, place
+        assert f"the end differs from summary.json in {place[0]}\n" in capsys.readouterr().err
+    path.write_text(json.dumps({k: v for k, v in json.loads(text).items() if k != "seconds"}))
+    assert replay.main(str(output)) == 1
+    path.write_text(text)
+    assert replay.main(str(output)) == 0
+
+
+def test_a_stopped_job_is_told_as_such(tmp_path: Path) -> None:
+    story = Story(workers=2, records=100).running()
+    story.tell(ev.Progress(story.job.ring.generation, 4))
+    story.tell(ev.StopAsked("stopped by edl stop"))
+    members = story.job.ring.members
+    story.out(*members, step=4)
+    story.tell(*(ev.Gone(w.id, code=0) for w in list(story.job.pool)))
+    keep(story, tmp_path)
+    words = r"the job ended Stopped \(stopped by edl stop\) after \d of 10 steps: the \d+ records of"
+    with pytest.raises(audit.AuditFailed, match=words):
+        audit.audit(tmp_path)
