@@ -165,6 +165,8 @@ class Terms:
         if values.shape.rank == 0:
             return self._note("a loss function", Kind.UNKNOWN, value)
         if reduction in (None, "none"):
+            if len(self._open) > 1:
+                return value  # a user's own loss around it makes a number of these values, which is noted
             raise ModelError(
                 f"a loss has reduction {reduction!r}, so it is no number; "
                 'use "sum_over_batch_size", "mean_with_sample_weight" or "sum"'
