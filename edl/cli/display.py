@@ -65,7 +65,8 @@ def snapshot(job: JobSnapshot) -> None:
     mode = data.get("task", {}).get("mode", "")
     servers = f", mode={mode}" if servers_of(mode, 0) else ""
     name = f"{data['model']}{servers}: " if "model" in data else ""
-    console.print(f"{name}{data['phase']}, {data['reason']}", soft_wrap=True)
+    reason = "" if data["reason"] == data["phase"].lower() else f", {data['reason']}"
+    console.print(f"{name}{data['phase']}{reason}", soft_wrap=True)
     if data.get("pass") or data.get("records", {}).get("total"):
         console.print(progress_line(data))
     if data["workers"]:

@@ -231,7 +231,13 @@ def snapshot(
 
 def events(happened: Sequence[Object]) -> list[dict[str, Any]]:
     """What has happened, the oldest first."""
-    return sorted((_event(e) for e in happened), key=lambda e: str(e["at"]))
+    return [_event(e) for e in sorted(happened, key=lambda e: (str(_event(e)["at"]), _version(e)))]
+
+
+def _version(thing: Object) -> int:
+    """The order of writes, for Events of one second; 0 if it is unknown."""
+    text = str(thing.get("metadata", {}).get("resourceVersion", ""))
+    return int(text) if text.isdecimal() else 0
 
 
 def _latest(happened: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -32,6 +32,20 @@ async def test_new_values_and_a_new_template_are_taken(server: KubernetesApi) ->
         assert "values.json is not valid JSON" in refused.why
 
 
+async def test_a_refused_change_does_not_reach_the_pods(server: KubernetesApi) -> None:
+    other = yaml.safe_dump({**POD, "metadata": {"labels": {"team": "theirs"}}})
+    async with driving(server) as job:
+        install(server, "workers=5", "data.existingClaim=other", **{"worker.yaml": other})
+        await job.until(lambda: job.of(ev.Refused))
+        await job.running(0)
+        assert server.pod("edl-worker-0")["metadata"]["labels"]["team"] == "ours"
+        assert job.taken[-1]["workers"] == 5
+        install(server, "workers=5", **{"worker.yaml": other})
+        await job.until(lambda: len(job.taken) == 2)
+        await job.running(1)
+        assert server.pod("edl-worker-1")["metadata"]["labels"]["team"] == "theirs"
+
+
 async def test_a_pod_that_waits_is_replaced_when_the_release_makes_other_ones(server: KubernetesApi) -> None:
     server.autorun = False
     async with driving(server) as job:

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from edl.cli.display import result
-from edl.cli.release_status import FoundRelease, snapshot
+from edl.cli.release_status import FoundRelease, events, snapshot
 from edl.contract.reasons import Reason
 from edl.kubernetes.names import Names
 
@@ -76,3 +76,14 @@ def test_a_job_that_has_ended_says_that_its_servers_hold_nothing_any_more() -> N
     for servers, expected in (({}, False), ({"servers": freed}, True)):
         found = FoundRelease("team", "edl", Names("edl"), {}, {"data": {**data, **servers}})
         assert (f"servers   {freed}" in result(found.report, "", "")) == expected
+
+
+def test_events_of_one_second_are_in_the_order_in_which_they_were_written() -> None:
+    def written(message: str, second: int, version: str) -> dict[str, Any]:
+        return {
+            "message": message, "lastTimestamp": f"2026-01-01T00:00:0{second}Z",
+            "metadata": {"resourceVersion": version},
+        }  # fmt: skip
+
+    happened = [written("third", 1, "10"), written("second", 1, "9"), written("first", 0, "11")]
+    assert [e["message"] for e in events(happened)] == ["first", "second", "third"]
