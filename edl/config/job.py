@@ -420,8 +420,8 @@ def impossible(flat_values: Mapping[str, Any]) -> list[str]:
 
 def unscalable(values: Mapping[str, Any], workers: int) -> list[str]:
     """Why a running job with these values cannot be scaled to so many workers; empty if it can."""
-    if workers < 1:
-        return [f"workers: cannot scale a running job to {workers}: only workers hold the state of training"]
+    if workers < 0:
+        return [f"workers is {workers}: expected at least 0, which suspends the job"]
     limits = {key: values[key] for key in ("minWorkers", "maxWorkers") if key in values}
     return impossible({**limits, "workers": workers})
 

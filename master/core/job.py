@@ -381,7 +381,7 @@ class Job(State):
 
     def _on_joined(self, w: WorkerRecord, event: ev.JoinedRing) -> None:
         change = self.ring.changes[-1]
-        # An outage of a server is no cost of a change: newcomers would wait for many times as long as it took.
+        # An outage of a server is no cost of a change: newcomers would wait for many times its length.
         since = change.formed_at if change.stopped_at is None else change.stopped_at
         if w.has_state and not servers.waited_since(self, since):
             self.ring.goes_on(self.now)

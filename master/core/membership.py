@@ -9,7 +9,7 @@ from edl.contract.reasons import Reason
 from master.core import effects as ef
 from master.core import events as ev
 from master.core.failures import MOST_IN_VAIN, Failure, nobody_knows_why, own_fault
-from master.core.state import State
+from master.core.state import SUSPENDED_AT_ZERO, State
 from master.core.workers import DRAINING, OUT, Kind, WorkerRecord
 
 COPY_SECONDS = 10.0  # for the next process in a crashed worker's place to greet, with its copy of the state
@@ -55,10 +55,12 @@ def release(job: State) -> None:
     heirs = _heard(job, lambda kind: kind.stays and kind.has_state)
     heirs_out = _heard(job, lambda kind: kind.stays and kind.has_state and kind.place == OUT)
     last = []
+    keeper = _keeper(job, out)
     for w in out:
         spared = (
             not w.has_state or job.config.asynchronous or (heirs_out if w.id in job.ring.ranks else heirs)
         )
+        spared = spared or (keeper is not None and w is not keeper and w.progress <= keeper.progress)
         if w.id == job.exporter:
             continue
         if spared or job.checkpoints.has(w.step):
@@ -73,6 +75,14 @@ def _heard(job: State, test: Callable[[Kind], bool]) -> bool:
     if not job.silences:
         return job.pool.any(test)
     return any(w.id not in job.silences for w in job.pool.where(test))
+
+
+def _keeper(job: State, out: list[WorkerRecord]) -> WorkerRecord | None:
+    """Which worker of a job that is suspended at 0 workers keeps the state; None: the job is not."""
+    if job.pause != SUSPENDED_AT_ZERO:
+        return None
+    holders = [w for w in out if w.has_state and w.id not in job.silences]
+    return max(holders, key=lambda w: (w.progress, -w.id), default=None)
 
 
 def drain(job: State, w: WorkerRecord, why: str) -> None:

@@ -17,7 +17,6 @@ from master.core.quorum import Limits, RingPlan, candidates, plan_ring, too_few
 from master.core.state import State
 from master.core.workers import DRAINING, IN, NO_RING, OUT, Kind, WorkerRecord
 
-SUSPENDED = "suspended"
 MOST_NAMED = 8  # workers in the cause of a change
 
 
@@ -25,8 +24,8 @@ def regroup(job: State) -> None:
     """Ask a running ring to leave at a step boundary when another ring is due."""
     if not job.ring.running or job.train is None:
         return
-    if job.suspended:
-        job.close(SUSPENDED, planned=True)
+    if pause := job.pause:
+        job.close(pause, planned=True)
         return
     servers.regroup(job)
     if job.join_at is not None and job.join_at <= job.now:
@@ -111,8 +110,8 @@ def form(job: State) -> None:
     furthest = max((w.step for w in job.pool.where(_holds)), default=0)
     if not (fresh or job.servers.lost) and task.steps.ended(furthest, task.epochs):
         limits = Limits(1, limits.max_size)  # nothing is left to train, and one can save it alone
-    elif job.suspended:
-        _wait(job, SUSPENDED)
+    elif pause := job.pause:
+        _wait(job, pause)
         return
     plan = _plan(job, limits)
     if job.ring.members:
@@ -148,8 +147,8 @@ def _form_at_servers(job: State) -> None:
     ended = [w for w in job.pool.where(_holds) if task.steps.ended(w.step, task.epochs)]
     if ended and not job.servers.lost:
         limits = Limits(1, limits.max_size)
-    elif job.suspended:
-        _wait(job, SUSPENDED)
+    elif pause := job.pause:
+        _wait(job, pause)
         return
     plan = _plan(job, limits)
     if job.ring.members:
@@ -242,11 +241,12 @@ def _publish(job: State, plan: RingPlan, root: WorkerRecord) -> None:
 def _wait(job: State, reason: str) -> None:
     job.ring.dissolve()
     job.reason = reason
-    job.waited = "resumed" if job.suspended else "enough workers are ready again"
-    kind = "suspended" if job.suspended else "waiting for workers"
+    pause = job.pause
+    job.waited = "resumed" if pause else "enough workers are ready again"
+    kind = "suspended" if pause else "waiting for workers"
     if job.ring.generation > 0 and job.goodput.kind != kind:
         job.goodput.turn(kind, job.now)
-        if job.suspended:
-            job.notice(Reason.Suspended, "every worker has left the ring; the job is suspended")
+        if pause:
+            job.notice(Reason.Suspended, f"every worker has left the ring; the job is {pause}")
         else:
             job.notice(Reason.RingPending, f"the ring is pending: {reason}")

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edl.contract.ids import WorkerId
 from edl.contract.reasons import Reason
 from edl.text import how_many
 from master.core import effects as ef
@@ -50,7 +49,9 @@ def ends(job: State, w: WorkerRecord) -> None:
     silence = job.silences.pop(w.id, None)
     if silence is not None:
         seconds = job.now - silence.since
-        job.notice(Reason.WorkerAnswers, f"worker {w.id} is heard again after {seconds:.1f} s; its state is kept")
+        job.notice(
+            Reason.WorkerAnswers, f"worker {w.id} is heard again after {seconds:.1f} s; its state is kept"
+        )
 
 
 def decide(job: State) -> None:
@@ -68,7 +69,9 @@ def decide(job: State) -> None:
 
 def next_deadline(job: State) -> float | None:
     """When the wait for a silent worker ends."""
-    waits = [_until(job, w, loss(job, w)) for worker in job.silences if (w := job.pool.get(worker)) is not None]
+    waits = [
+        _until(job, w, loss(job, w)) for worker in job.silences if (w := job.pool.get(worker)) is not None
+    ]
     return min(waits, default=None)
 
 
@@ -107,7 +110,9 @@ def _until(job: State, w: WorkerRecord, found: Loss) -> float:
 
 def _decision(job: State, w: WorkerRecord, found: Loss) -> str:
     """In words that stay the same while the worker is silent."""
-    start = f", and another worker would take {found.start_seconds:.0f} s to start" if found.start_seconds else ""
+    start = (
+        f", and another worker would take {found.start_seconds:.0f} s to start" if found.start_seconds else ""
+    )
     return (
         f"worker {w.id} sends no heartbeats, and no other worker holds the state of step {found.step:,}. Removing it "
         f"would lose {how_many(found.records, 'record')} ({found.seconds:.0f} s of training){start}. The job waits "

@@ -27,6 +27,9 @@ from master.core.ring import Ring
 from master.core.timeouts import Timeouts
 from master.core.workers import NO_RING, Pool
 
+SUSPENDED = "suspended"
+SUSPENDED_AT_ZERO = "suspended: workers is 0. The job writes no checkpoints (checkpoint.dir is empty), so one worker keeps the state"
+
 
 @dataclass(slots=True)
 class Result:
@@ -225,6 +228,17 @@ class State:
         return Limits(self.min_size, self.target, kept or self.config.asynchronous)
 
     @property
+    def pause(self) -> str:
+        """Why workers that hold the state form no ring to train; empty: they may.
+
+        A job of 0 workers is suspended. If its state is in no checkpoint and on no server, a worker keeps it."""
+        if self.suspended:
+            return SUSPENDED
+        if self.target or self.limits.may_empty:
+            return ""
+        return SUSPENDED_AT_ZERO if self.pool.any(lambda kind: kind.has_state and not kind.stopped) else ""
+
+    @property
     def phase(self) -> Phase:
         """What the job is doing, or how it ended."""
         if self.ending is not None:
@@ -233,7 +247,7 @@ class State:
             return Phase.Finishing
         if self.ring.members:
             return Phase.Training
-        if self.suspended:
+        if self.pause:
             return Phase.Suspended
         return Phase.Starting if self.ring.generation == 0 else Phase.Waiting
 

@@ -57,7 +57,6 @@ async def test_scale_asks_beside_the_charts_number_and_takes_it_back_with_it(clu
     [
         (10, "workers is 10 and maxWorkers is 9: workers must not be larger"),
         (1, "workers is 1 and minWorkers is 2: the job could never train"),
-        (0, "workers: cannot scale a running job to 0: only workers hold the state"),
     ],
 )
 async def test_a_number_out_of_range_is_refused_and_nothing_is_asked(

@@ -471,3 +471,10 @@ def test_a_value_beside_one_that_does_nothing_is_still_checked() -> None:
         config.parse(merged("elastic: {maxLeaseBatches: 7, leaseBatches: 7}"))
     with pytest.raises(ConfigError, match="data: "):
         config.parse(merged("{data: 3}"))
+
+
+def test_a_running_job_may_be_scaled_to_zero_but_not_below() -> None:
+    assert config.unscalable(values.defaults(), 0) == []
+    assert config.unscalable(values.defaults(), -1) == [
+        "workers is -1: expected at least 0, which suspends the job"
+    ]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from edl.contract.ids import Generation, WorkerId
 from edl.contract.layout import Layout
 from edl.contract.proto import edl_pb2 as pb
@@ -249,11 +251,29 @@ def test_the_last_state_is_kept_by_another_one_or_tried_again() -> None:
     assert only(whole(story, 5, worker=1, attempt="alone2"), ef.Stop).worker == 1
 
 
-def test_without_checkpoints_a_job_that_is_scaled_to_zero_keeps_its_state_in_a_worker() -> None:
-    story = a_story(least=1, dir="").running()
-    effects = story.tell(ev.Scale(0)) + story.out(0, 1, step=5) + story.waits(1)
-    assert not of(effects, ef.WriteCheckpoint)
-    assert [e.worker for e in of(effects, ef.Stop)] != [0, 1]
+@pytest.mark.parametrize(
+    "to_zero", [ev.Scale(0), ev.Live(0, 2, False, 1)], ids=["edl scale 0", "helm upgrade --set workers=0"]
+)
+def test_without_checkpoints_a_job_of_zero_workers_is_suspended_and_one_worker_keeps_the_state(
+    to_zero: ev.Event,
+) -> None:
+    story = a_story(dir="").running()
+    effects = story.tell(to_zero)
+    assert only(effects, ef.Leave).members == (0, 1)
+    effects = story.out(0, 1, step=5) + story.waits(1)
+    assert not of(effects, ef.WriteCheckpoint) and not of(effects, ef.Form)
+    assert [e.worker for e in of(effects, ef.Stop)] == [1]
+    status = view.status(story.job, story.now)
+    assert (status["phase"], status["target"]) == ("Suspended", 0)
+    assert status["reason"] == (
+        "suspended: workers is 0. The job writes no checkpoints (checkpoint.dir is empty), so one worker "
+        "keeps the state"
+    )
+    story.tell(ev.Closed(WorkerId(1), "its stream ended"), ev.Gone(WorkerId(1), code=0))
+    story.tell(ev.Scale(2))
+    form = only(story.ready(2, 3), ef.Form)
+    assert (form.root, form.step) == (0, 5) and set(form.members) > {0}
+    assert not story.noticed(Reason.StateLost)
 
 
 def test_one_is_due_at_once_when_all_who_hold_the_state_are_to_go() -> None:
