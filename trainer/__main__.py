@@ -18,11 +18,12 @@ from typing import NoReturn
 from edl import full_disk
 from edl.contract.exit_codes import WorkerExit
 from edl.contract.proto import edl_pb2 as pb
-from edl.contract.workers import WORKER_ENVIRONMENT
+from edl.contract.workers import ASKED_BACKEND, WORKER_ENVIRONMENT
+from edl.exit_announcements import announce_as_told
 from trainer.last_words import traced
 from trainer.memory_copy import MemoryCopy
 from trainer.session.client import MasterStream, NoMaster
-from trainer.termination import end_children, when_asked_to_end
+from trainer.termination import become_subreaper, end_children, leave, when_asked_to_end
 
 HEARTBEATS = 6  # in the time after which the master takes a worker for dead
 
@@ -37,7 +38,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--succeeds", type=_succession, help=argparse.SUPPRESS)  # of trainer.supervisor
     parser.add_argument("--memory", type=MemoryCopy, help=argparse.SUPPRESS)  # of who keeps it: a path
     args = parser.parse_args(argv)
+    announce_as_told()
+    become_subreaper()
     full_disk.outlive()
+    asked = os.environ.pop(ASKED_BACKEND, os.environ.get("KERAS_BACKEND", ""))
     os.environ.update(WORKER_ENVIRONMENT)  # for Keras, which is not imported yet; hashes are seeded earlier
     token, worker_id = os.environ.get("EDL_TOKEN", ""), -1 if args.succeeds else args.worker
     brings_state = args.memory is not None and args.memory.is_there
@@ -47,13 +51,13 @@ def main(argv: list[str] | None = None) -> int:
     start = Start(stream)
     when_asked_to_end(start.asked_to_end)
     try:
-        code = work(stream, start, args.memory)
+        code = work(stream, start, args.memory, asked)
     except NoMaster as error:
         print(f"edl worker {args.worker}: {error}", file=sys.stderr)
         code = _lost(str(error))
     except BaseException as error:  # SystemExit too: whatever the user's code raises is its last word
         print(traced(error), file=sys.stderr)
-        stream.session.fail(error)
+        stream.session.fail(error, starting=start.starts)
         code = WorkerExit.FAILED
     stream.close()
     _exit(code)
@@ -63,10 +67,18 @@ def _succession(text: str) -> pb.Succession:
     return pb.Succession(**json.loads(text))
 
 
-def work(stream: MasterStream, start: Start, memory: MemoryCopy | None = None) -> int:
-    """Greet the master, build, warm up, say ready, and train until told to stop; returns the exit code."""
+def work(stream: MasterStream, start: Start, memory: MemoryCopy | None = None, backend: str = "") -> int:
+    """Greet the master, build, warm up, say ready, and train until told to stop; returns the exit code.
+
+    Args:
+        backend: of Keras, that the environment has asked for.
+    """
     stream.open()
     start.begin()
+    if stream.rehearses and backend not in ("", WORKER_ENVIRONMENT["KERAS_BACKEND"]):
+        stream.session.warn(
+            f"KERAS_BACKEND is {backend}, and edl trains with Keras' TensorFlow backend: it is not used"
+        )
     from trainer.build import build  # takes seconds, in which the master already knows of this worker
 
     worker = build(stream, memory)
@@ -94,6 +106,7 @@ class Start:
 
     def __init__(self, stream: MasterStream):
         self._stream = stream
+        self.starts = True  # and is not ready yet
         self._mine = threading.Lock()  # held by who ends this process now; or for ever, once it is ready
 
     def begin(self) -> None:
@@ -105,6 +118,7 @@ class Start:
 
     def over(self) -> None:
         """From now on the worker's loop acts on what it is told."""
+        self.starts = False
         self._mine.acquire()
 
     def asked_to_end(self, signal: str) -> None:
@@ -127,12 +141,10 @@ def _lost(why: str) -> WorkerExit:
 
 
 def _exit(code: int) -> NoReturn:
-    # Not sys.exit: TensorFlow's and the user's threads have nothing left to say, and a
-    # broken ring's engine must not be torn down by static destructors.
     end_children()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)
+    leave(code)
 
 
 if __name__ == "__main__":
