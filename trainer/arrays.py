@@ -12,6 +12,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from edl.errors import DataError
+
+MOST_LOOKED_AT = 1000  # values of an array, for a message
+
 
 def standard(array: Any) -> Any:
     """As Keras' `fit` would give it to the model: floats in the default precision, text as a tensor."""
@@ -24,7 +28,16 @@ def standard(array: Any) -> Any:
         return array.astype(keras.config.floatx())
     if array.dtype.kind == "T":  # NumPy's variable-width strings, which TensorFlow does not know
         array = array.astype(object)
-    return tf.constant(array) if array.dtype.kind in "USO" else array
+    if array.dtype.kind not in "USO":
+        return array
+    try:
+        return tf.constant(array)
+    except (ValueError, TypeError) as error:
+        kinds = sorted({type(value).__name__ for value in array.flat[:MOST_LOOKED_AT]})
+        raise DataError(
+            f"gives an array of Python objects ({', '.join(kinds)}), and must give numbers or text of one "
+            "type (np.array(values, dtype), or tf.ragged.constant where records differ in length)"
+        ) from error
 
 
 def tensor(array: Any) -> Any:

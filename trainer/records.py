@@ -167,7 +167,10 @@ class Records:
                 f"(features, None) where the model needs no labels, not {type(fed).__name__}"
                 + (f" of {len(fed)}" if isinstance(fed, tuple | list) else "")
             )
-        x, y, weights = keras.tree.map_structure(standard, tuple(fed) + (None,) * (3 - len(fed)))
+        try:
+            x, y, weights = keras.tree.map_structure(standard, tuple(fed) + (None,) * (3 - len(fed)))
+        except DataError as error:
+            raise DataError(f"{self._name}: {where} {error}") from error
         for path, array in keras.tree.flatten_with_path((x, y, weights)):
             # What a record becomes is counted as that record, so it must be one.
             if array is not None and (not array.shape or array.shape[0] != len(indices)):

@@ -113,16 +113,27 @@ async def test_an_error_of_the_users_code_is_charged_with_its_traceback(a_job: A
     assert "counting_faulty.py" in failure["traceback"]
 
 
-async def test_a_call_that_never_returns_is_its_workers_failure(a_job: A_Job) -> None:
-    async with a_job("elastic.stepTimeoutSeconds=4", workers=2) as job:
-        members = await job.ring_of(2)
-        job.order(members[1], "hang")
-        await job.until(lambda: job.gone(members[1]))
+async def test_a_call_that_never_returns_is_its_workers_failure_and_not_of_those_who_wait_for_it(
+    a_job: A_Job,
+) -> None:
+    """First feed() hangs, then the backward pass of a step, between two of its sums."""
+    sets = "elastic.stepTimeoutSeconds=4", "elastic.maxFailures=2"
+    async with a_job(*sets, workers=2, model="counting_many.py", records=17_000, epochs=1) as job:
+        first = (await job.ring_of(2))[1]
+        job.order(first, "hang")
+        await job.until(lambda: job.gone(first))
+        second = (await job.ring_of(2))[1]
+        await job.stepping()  # its first step may take longer
+        job.order(second, "hang 3", ".between")
+        await job.until(lambda: job.gone(second))
         summary = await job.exact()
-    (failure,) = summary["failures"]
-    told = r"counting_faulty.py: feed\(\) of the records \d+, .* has not returned for 4 s"
-    assert re.search(told, failure["why"])
-    assert "threading.Event().wait()" in failure["traceback"]
+    in_feed, in_step = summary["failures"]
+    told = r"counting_many.py: feed\(\) of the records \d+, .* has not returned for 4 s"
+    assert (in_feed["worker"], in_step["worker"]) == (first, second)
+    assert re.search(told, in_feed["why"])
+    assert "threading.Event().wait()" in in_feed["traceback"]
+    assert re.search(r"^step \d+, with the records \d+, .* has not returned for 4 s", in_step["why"])
+    assert "in pass_by" in in_step["traceback"], "of the thread of TensorFlow's that runs it"
 
 
 async def test_workers_train_on_without_their_fork_server_and_another_makes_the_next(a_job: A_Job) -> None:
@@ -158,7 +169,10 @@ async def test_a_worker_that_never_becomes_ready_is_given_up(a_job: A_Job) -> No
         await job.ring_of(2)
         summary = await job.exact()
     (failure,) = summary["failures"]
-    assert "was not ready after 20 s (it was initializing)" in failure["why"]
+    assert failure["why"].endswith(
+        "hanging.py: model() has not returned for 19 s (elastic.startupTimeoutSeconds)"
+    )
+    assert "threading.Event().wait()" in failure["traceback"]
 
 
 async def test_a_job_that_is_not_finite_stops_and_names_the_records(a_job: A_Job) -> None:
