@@ -6,13 +6,12 @@ TensorFlow might take for one sum must be as many as the ranks expect.
 
 The backward pass comes by one weight after the other. A file `<process id>.between` in the directory
 EDL_FAULTS names one of them: there the worker kills itself, when the sums of the weights before it are under
-way or back, and those that follow have not begun. After `hang` it names one where the worker never goes on.
+way or back, and those that follow have not begun.
 """
 
 import contextlib
 import os
 import signal
-import threading
 import time
 from pathlib import Path
 
@@ -51,11 +50,8 @@ class Between(keras.layers.Layer):
     def pass_by(self, above: tf.Tensor) -> tf.Tensor:
         order = Path(os.environ.get("EDL_FAULTS", ".")) / f"{os.getpid()}.between"
         with contextlib.suppress(FileNotFoundError):
-            what, _, place = order.read_text().rpartition(" ")
-            if place == str(self.place):
+            if order.read_text() == str(self.place):
                 order.unlink()
-                if what == "hang":
-                    threading.Event().wait()
                 time.sleep(UNDER_WAY_SECONDS)
                 os.kill(os.getpid(), signal.SIGKILL)
         return above

@@ -75,10 +75,9 @@ class Orders:
         """Have whoever meets this order obey it."""
         (self.directory / order).touch()
 
-    def give(self, file: str, what: str) -> None:
-        """Have the worker misbehave that looks for this file."""
-        (self.directory / f".{file}").write_text(what)
-        (self.directory / f".{file}").rename(self.directory / file)
+    def give(self, pid: int, what: str) -> None:
+        """Have the worker of that process misbehave."""
+        (self.directory / str(pid)).write_text(what)
 
 
 class Running:
@@ -206,13 +205,9 @@ class Running:
         """Have a model obey, on every worker, that looks for such an order."""
         self._orders.say(order)
 
-    def order(self, worker: int, what: str, where: str = "") -> None:
-        """Have the faulty counting model misbehave on that worker.
-
-        Args:
-            where: the ending of the order's file: ".between" for the model of many weights.
-        """
-        self._orders.give(f"{self.pid(worker)}{where}", what)
+    def order(self, worker: int, what: str) -> None:
+        """Have the faulty counting model misbehave on that worker."""
+        self._orders.give(self.pid(worker), what)
 
 
 @pytest.fixture

@@ -109,31 +109,20 @@ async def test_an_error_of_the_users_code_is_charged_with_its_traceback(a_job: A
         await job.until(lambda: job.gone(members[2]))
         summary = await job.exact()
     (failure,) = summary["failures"]
-    assert failure["why"] == "Ordered: the storm said so"
+    assert failure["why"].startswith("Ordered: the storm said so (counting_faulty.py, line ")
     assert "counting_faulty.py" in failure["traceback"]
 
 
-async def test_a_call_that_never_returns_is_its_workers_failure_and_not_of_those_who_wait_for_it(
-    a_job: A_Job,
-) -> None:
-    """First feed() hangs, then the backward pass of a step, between two of its sums."""
-    sets = "elastic.stepTimeoutSeconds=4", "elastic.maxFailures=2"
-    async with a_job(*sets, workers=2, model="counting_many.py", records=17_000, epochs=1) as job:
-        first = (await job.ring_of(2))[1]
-        job.order(first, "hang")
-        await job.until(lambda: job.gone(first))
-        second = (await job.ring_of(2))[1]
-        await job.stepping()  # its first step may take longer
-        job.order(second, "hang 3", ".between")
-        await job.until(lambda: job.gone(second))
+async def test_a_call_that_never_returns_is_its_workers_failure(a_job: A_Job) -> None:
+    async with a_job("elastic.stepTimeoutSeconds=4", workers=2) as job:
+        members = await job.ring_of(2)
+        job.order(members[1], "hang")
+        await job.until(lambda: job.gone(members[1]))
         summary = await job.exact()
-    in_feed, in_step = summary["failures"]
-    told = r"counting_many.py: feed\(\) of the records \d+, .* has not returned for 4 s"
-    assert (in_feed["worker"], in_step["worker"]) == (first, second)
-    assert re.search(told, in_feed["why"])
-    assert "threading.Event().wait()" in in_feed["traceback"]
-    assert re.search(r"^step \d+, with the records \d+, .* has not returned for 4 s", in_step["why"])
-    assert "in pass_by" in in_step["traceback"], "of the thread of TensorFlow's that runs it"
+    (failure,) = summary["failures"]
+    told = r"counting_faulty.py: feed\(\) of the records \d+, .* has not returned for 4 s"
+    assert re.search(told, failure["why"])
+    assert "threading.Event().wait()" in failure["traceback"]
 
 
 async def test_workers_train_on_without_their_fork_server_and_another_makes_the_next(a_job: A_Job) -> None:
@@ -153,12 +142,13 @@ async def test_workers_train_on_without_their_fork_server_and_another_makes_the_
 
 
 async def test_an_error_on_every_worker_fails_the_job_with_the_traceback(a_job: A_Job) -> None:
-    async with a_job("elastic.maxFailures=1", workers=2, model="raising.py", records=200) as job:
+    async with a_job(workers=2, model="raising.py", records=200) as job:
         summary = await job.end()
     assert summary["phase"] == "Failed"
-    assert summary["reason"] == "ZeroDivisionError: integer division or modulo by zero"
+    told = "ZeroDivisionError: integer division or modulo by zero (raising.py, line "
+    assert summary["reason"].startswith(told)
     assert summary["traceback"].count("raising.py") >= 1
-    assert len(summary["failures"]) == 2
+    assert summary["failures"] == [], "it is no worker's failure"
 
 
 async def test_a_worker_that_never_becomes_ready_is_given_up(a_job: A_Job) -> None:
