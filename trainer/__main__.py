@@ -20,11 +20,12 @@ from edl import full_disk
 from edl.contract import vital
 from edl.contract.exit_codes import WorkerExit
 from edl.contract.proto import edl_pb2 as pb
-from edl.contract.workers import WORKER_ENVIRONMENT
+from edl.contract.workers import ASKED_BACKEND, WORKER_ENVIRONMENT
+from edl.exit_announcements import announce_as_told
 from trainer.last_words import traced
 from trainer.memory_copy import MemoryCopy
 from trainer.session.client import MasterStream, NoMaster
-from trainer.termination import end_children, when_asked_to_end
+from trainer.termination import become_subreaper, end_children, leave, when_asked_to_end
 
 HEARTBEATS = 6  # in the time after which the master takes a worker for dead
 LOOK_SECONDS = 0.5  # between two looks of a worker that has been asked to end
@@ -40,7 +41,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--succeeds", type=_succession, help=argparse.SUPPRESS)  # of trainer.supervisor
     parser.add_argument("--memory", type=MemoryCopy, help=argparse.SUPPRESS)  # of who keeps it: a path
     args = parser.parse_args(argv)
+    announce_as_told()
+    become_subreaper()
     full_disk.outlive()
+    asked = os.environ.pop(ASKED_BACKEND, os.environ.get("KERAS_BACKEND", ""))
     os.environ.update(WORKER_ENVIRONMENT)  # for Keras, which is not imported yet; hashes are seeded earlier
     token, worker_id = os.environ.get("EDL_TOKEN", ""), -1 if args.succeeds else args.worker
     brings_state = args.memory is not None and args.memory.is_there
@@ -50,26 +54,30 @@ def main(argv: list[str] | None = None) -> int:
     start = Start(stream)
 
     def end(error: BaseException) -> None:
-        _fail(stream, error)
+        _fail(stream, error, start.starts)
         _exit(WorkerExit.FAILED)
 
     vital.end_with_threads(end)
     when_asked_to_end(start.asked_to_end)
     try:
-        code = work(stream, start, args.memory)
+        code = work(stream, start, args.memory, asked)
     except NoMaster as error:
         print(f"edl worker {args.worker}: {error}", file=sys.stderr)
         code = _lost(str(error))
     except BaseException as error:  # SystemExit too: whatever the user's code raises is its last word
-        _fail(stream, error)
+        _fail(stream, error, start.starts)
         _exit(WorkerExit.FAILED)
     stream.close()
     _exit(code)
 
 
-def _fail(stream: MasterStream, error: BaseException) -> None:
-    """Report the exception that ends this worker to its log and to the master."""
-    stream.session.fail(error)
+def _fail(stream: MasterStream, error: BaseException, starting: bool) -> None:
+    """Report the exception that ends this worker to its log and to the master.
+
+    Args:
+        starting: the worker was not ready yet.
+    """
+    stream.session.fail(error, starting=starting)
     stream.close()
     print(traced(error), file=sys.stderr)  # last: a master that was not told reads it there
 
@@ -78,10 +86,18 @@ def _succession(text: str) -> pb.Succession:
     return pb.Succession(**json.loads(text))
 
 
-def work(stream: MasterStream, start: Start, memory: MemoryCopy | None = None) -> int:
-    """Greet the master, build, warm up, say ready, and train until told to stop; returns the exit code."""
+def work(stream: MasterStream, start: Start, memory: MemoryCopy | None = None, backend: str = "") -> int:
+    """Greet the master, build, warm up, say ready, and train until told to stop; returns the exit code.
+
+    Args:
+        backend: of Keras, that the environment has asked for.
+    """
     stream.open()
     start.begin()
+    if stream.rehearses and backend not in ("", WORKER_ENVIRONMENT["KERAS_BACKEND"]):
+        stream.session.warn(
+            f"KERAS_BACKEND is {backend}, and edl trains with Keras' TensorFlow backend: it is not used"
+        )
     from trainer.build import build  # takes seconds, in which the master already knows of this worker
 
     worker = build(stream, memory)
@@ -109,6 +125,7 @@ class Start:
 
     def __init__(self, stream: MasterStream):
         self._stream = stream
+        self.starts = True  # and is not ready yet
         self._mine = threading.Lock()  # held by who ends this process now; or for ever, once it is ready
         self._grace_seconds = 0.0  # once it is ready
 
@@ -125,6 +142,7 @@ class Start:
         Args:
             grace_seconds: how long a worker that is asked to end may take for a step.
         """
+        self.starts = False
         self._grace_seconds = grace_seconds
         self._mine.acquire()
 
@@ -166,12 +184,10 @@ def _lost(why: str) -> WorkerExit:
 
 
 def _exit(code: int) -> NoReturn:
-    # Not sys.exit: TensorFlow's and the user's threads have nothing left to say, and a
-    # broken ring's engine must not be torn down by static destructors.
     end_children()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)
+    leave(code)
 
 
 if __name__ == "__main__":

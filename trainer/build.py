@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from threading import Event
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import keras
 import tensorflow as tf
@@ -25,7 +27,7 @@ from edl.contract.exit_codes import WorkerExit
 from edl.contract.layout import Layout, Part
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.steps import Steps
-from edl.errors import ModelError
+from edl.errors import ModelError, UserCodeError
 from edl.layers.embedding import Embedding, keep_rows_elsewhere, saved_tables
 from trainer import output_lock, user_model
 from trainer.build_frozen import build_frozen
@@ -62,16 +64,18 @@ from trainer.step_servers import StepServers
 from trainer.store_retry import tried_again
 from trainer.stretch import Stretch
 from trainer.telemetry import Telemetry
+from trainer.termination import end_children, leave
 from trainer.user_model import UserModel
 from trainer.warm_start import of_job as warm_start_of_job
 from trainer.warm_start import saved_counts
-from trainer.watchdog import Watch, Watchdog
+from trainer.watchdog import STARTUP_TIMEOUT, Compute, Computing, Watch, Watchdog
 from trainer.worker import Worker
 
 MOST_TOLD = 1_000  # epochs of the history in the summary, which a ConfigMap has to hold
 SAMPLE_RECORDS = 2  # to warm up with
 MEBIBYTE = 1 << 20
 AHEAD = 0.25  # of the buffer: batches that are read ahead; the rest: open blocks
+OWN_TIME = 0.95  # of the startup timeout: then the worker says what hangs, before the master gives it up
 TRIED_RECORDS = 5  # to build, trace and try the model with: so that it divides into two unlike parts
 
 
@@ -94,23 +98,49 @@ def build(stream: MasterStream, memory: MemoryCopy | None = None) -> Worker:
         output_lock.hold(output, stream.run_id)
         if config.trains and os.environ.get(output_lock.PER_RUN):
             results = output_lock.results_of(output, stream.run_id)
-    keras.utils.set_random_seed(config.training.seed)
+    elastic = config.elastic
+    watchdog, doing = Watchdog(elastic.step_timeout_seconds, partial(_hung, stream)), Doing()
+    with watchdog.watch(doing.words, OWN_TIME * elastic.startup_timeout_seconds, STARTUP_TIMEOUT) as start:
+        start.began = stream.opened_at
+        return _build(config, stream, memory, watchdog, doing, output, results)
 
+
+def _build(
+    config: Config,
+    stream: MasterStream,
+    memory: MemoryCopy | None,
+    watchdog: Watchdog,
+    doing: Doing,
+    output: Path | None,
+    results: Path | None,
+) -> Worker:
+    """
+    Args:
+        output: the job's output directory.
+        results: where this run's results go: `output`, or a directory in it.
+    """
+    keras.utils.set_random_seed(config.training.seed)
+    name = config.model.module or "model.source"
+    doing.now(f"{name}: the import of the module")
     module = user_model.load(config.model.module, config.model.source)
-    watchdog = Watchdog(config.elastic.step_timeout_seconds, partial(_hung, stream))
     session = stream.session
     interface, port = os.environ.get("EDL_RING_INTERFACE", "lo"), int(stream.address.rpartition(":")[2])
-    name = f"worker-{session.worker}"
-    ring = HorovodRing(stream.store_port, interface, name, port, stream.store_secret)
+    member = f"worker-{session.worker}"
+    ring = HorovodRing(stream.store_port, interface, member, port, stream.store_secret)
     session.cuts(ring.cut)
     if config.servers or not config.is_decided:
         keep_rows_elsewhere()
     if not config.trains:
         where, servers = config.checkpoint.from_, connected(config, stream, ring) if config.servers else None
         with saved_tables(partial(saved_counts, where), where) if servers is None else nullcontext():
+            doing.now(f"{name}: model()")
             model = model_of(config, module, stream)
-            return build_frozen(config, stream, module, model, ring, watchdog.watch, servers)
-    model, reader = model_of(config, module, stream), module.reader("train")
+            doing.now(f"{name}: the first use of the model")
+            return build_frozen(config, stream, module, model, ring, watchdog, servers)
+    doing.now(f"{name}: model()")
+    model = model_of(config, module, stream)
+    doing.now(f'{name}: data("train")')
+    reader = module.reader("train")
     assert reader is not None
     size = len(reader)
     refuse_empty(size, "train", module.name, config.data.allow_empty)
@@ -118,6 +148,7 @@ def build(stream: MasterStream, memory: MemoryCopy | None = None) -> Worker:
     records = Records(reader, module.feed, module.name, watchdog.watch, training.seed, config.data.shuffle,
                       lenient=config.data.max_bad_records > 0)  # fmt: skip
     records.fit(buffer * (1 - AHEAD), config.workers)
+    doing.now(f"{name}: the first records, and the first use of the model with them")
     # Several small batches too: where feed() pads each batch by itself, they differ in length.
     tried = records.first(TRIED_RECORDS)
     samples = [records.these(several) for several in (tried, *([i] for i in tried))] if tried else []
@@ -127,7 +158,7 @@ def build(stream: MasterStream, memory: MemoryCopy | None = None) -> Worker:
         served = served_learner_of(config, model, samples, warn)
         learner, servers = served, step_servers_of(config, stream, ring)
     else:
-        with advised(config, model):
+        with advised(config, model), explained(module, samples, training.batch_size):
             learner = learner_of(model, samples, ring, training.inexact_loss, warn, training.accumulate_steps,
                                  training.compression)  # fmt: skip
         if not config.is_decided:
@@ -159,20 +190,31 @@ def build(stream: MasterStream, memory: MemoryCopy | None = None) -> Worker:
         job_output=output,
         salvage=Path(stream.salvage) if stream.salvage else None,
         room_seconds=config.elastic.disk_full_timeout_seconds,
+        step_seconds=config.elastic.step_timeout_seconds,
         further=config.export.further,
         verify=ahead.take if ahead is not None else None,
         source=config.model.source,
         whole=learner.whole,
         live=learner.live,
         missing=learner.missing,
+        abandon=partial(_abandon, stream),
     )  # fmt: skip
     batches = Batches(records, training.batch_size, buffer * AHEAD, ready=learner.ready)
-    evaluation = evaluation_of(config, module, learner, samples, batches.steps, watchdog.watch, warn)
+    limits = config.elastic.step_timeout_seconds, config.elastic.startup_timeout_seconds
+    for_server = lambda: session.waits() is not None  # noqa: E731
+    computing = Compute(watchdog, *limits, waits=lambda: ring.waits or for_server())
+    evaluating = Compute(watchdog, *limits, waits=for_server)
+    doing.now(f'{name}: data("{config.evaluation.split}"), and the first evaluation of the model')
+    evaluation = evaluation_of(
+        config, module, learner, samples, batches.steps, watchdog.watch, warn, evaluating
+    )
     if size:
         before = learner.kept()
+        doing.now(f"{name}: the first step of the model")
         warm_up(config, ring, learner, records)
         learner.warm_up()
         if stream.rehearses:
+            doing.now(f"{name}: trying out the evaluation and the saving of the model")
             keeps = bool(stream.output)
             features = samples[0].x if samples else None
             with learner.whole():  # of rows, there are those of the warm-up
@@ -183,7 +225,7 @@ def build(stream: MasterStream, memory: MemoryCopy | None = None) -> Worker:
     stretch = None
     if config.asynchronous:
         assert isinstance(servers, StepServers)
-        stretch = Stretch(config, session, served, servers, batches, report)
+        stretch = Stretch(config, session, served, servers, batches, report, computing=computing)
         learner.use(stretch, lambda: worker.state.ledger.step)
     elif servers is not None:
         assert isinstance(learner, KerasLearner)
@@ -204,12 +246,13 @@ def build(stream: MasterStream, memory: MemoryCopy | None = None) -> Worker:
     begin = warm_start.begin if warm_start is not None else None
     if memory is not None:
         memory.open(stream.run_id, learner.fingerprint(), [len(part) for part in learner.parts()])
+    doing.now(f"{name}: callbacks()")
     callbacks = callbacks_of(config, module, learner, batches.steps, watchdog.watch, warn)
     parts = (
         config, session, ring, learner, batches, report, export,
         checkpoints, begin, evaluation, callbacks, history, memory, export.keep,
     )  # fmt: skip
-    worker: Worker = Worker(*parts, servers) if stretch is None else ServedWorker(stretch, *parts)
+    worker: Worker = Worker(*parts, servers, computing) if stretch is None else ServedWorker(stretch, *parts)
     return worker
 
 
@@ -217,10 +260,15 @@ def model_of(config: Config, module: UserModel, stream: MasterStream) -> keras.M
     """What model() returns, with large embeddings replaced where that is asked for.
 
     Raises:
-        ModelError: one of them cannot be.
+        ModelError: one of them cannot be, or it is no model.
     """
     with replaced(config.replaces_embeddings) as told:
         model = module.model()
+    if not isinstance(model, keras.Model):
+        hint = ": is its `return` missing" if model is None else ""
+        raise ModelError(
+            f"{module.name}: model() must return a compiled keras.Model, not {type(model).__name__}{hint}"
+        )
     for line in told if stream.rehearses else ():  # one worker tells it for all
         stream.session.warn(line)
     return model
@@ -244,6 +292,30 @@ def advised(config: Config, model: keras.Model) -> Iterator[None]:
             f"{error}. (mode is auto, so the rows of edl.layers.Embedding are on parameter servers. With "
             "mode=train they are in the ring; each needs an input_dim then)"
         ) from error
+
+
+@contextmanager
+def explained(module: UserModel, samples: Sequence[Batch], batch_size: int) -> Iterator[None]:
+    """Inside, the model is used with its first records: what a library says of a usual mistake is explained.
+
+    Raises:
+        UserCodeError: with what is behind the error.
+    """
+    try:
+        yield
+    except (ValueError, TypeError, AttributeError, tf.errors.InvalidArgumentError) as error:
+        where = "feed(records)" if module.feed else "the reader of data('train')"
+        why = ""
+        if samples and samples[0].y is None:
+            why = f"{where} gives no labels, and the model's loss is computed without them"
+        elif re.search(rf"\b{batch_size}\b", str(error)):
+            why = (
+                f"training.batchSize is {batch_size}, and a worker gets a part of each batch, with any "
+                "number of records: the model must take the size from the batch (None, -1, ops.shape)"
+            )
+        if not why:
+            raise
+        raise UserCodeError(f"{module.name}: {why}: {described(error)}") from error
 
 
 def servers_of(
@@ -379,6 +451,7 @@ def evaluation_of(
     steps: Steps,
     watch: Watch,
     warn: Callable[[str], None],
+    evaluating: Computing,
 ) -> RingEvaluation | None:
     """How the ring evaluates the model; None: there is nothing that it could be evaluated on, or with."""
     of, buffer = config.evaluation, config.data.buffer_mebibytes * MEBIBYTE
@@ -399,7 +472,7 @@ def evaluation_of(
         return None
     batches = {split: Batches(source, of.batch_size, buffer * AHEAD) for split, source in sources.items()}
     sizes = {split: source.layout.records for split, source in sources.items()}
-    return RingEvaluation(config.evaluation_plan(steps, sizes), batches, metrics)
+    return RingEvaluation(config.evaluation_plan(steps, sizes), batches, metrics, watched=evaluating)
 
 
 def callbacks_of(
@@ -420,11 +493,32 @@ def callbacks_of(
     return Callbacks(given, learner, steps.per_epoch, epochs, watch) if given and steps.records else None
 
 
+class Doing:
+    """Names what a worker does before it is ready, for the case that it hangs there."""
+
+    def __init__(self) -> None:
+        self._now = ""
+
+    def now(self, what: str) -> None:
+        self._now = what
+
+    def words(self) -> str:
+        return self._now
+
+
 def _hung(stream: MasterStream, why: str, stack: str) -> None:
-    """A call of the user's code does not return: nothing but the end of the process will make it."""
+    """Report that a call of the user's code does not return, and end the process, which alone can end the
+    call."""
+    print(f"edl worker {stream.session.worker}: {why}", file=sys.stderr, flush=True)
     stream.session.say(failed=pb.Failed(why=why, traceback=stack))
+    _abandon(stream)
+
+
+def _abandon(stream: MasterStream) -> NoReturn:
+    """End this process, whose main thread does not."""
     stream.close()
-    os._exit(WorkerExit.FAILED)
+    end_children()
+    leave(WorkerExit.FAILED)
 
 
 class Sample:

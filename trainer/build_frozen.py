@@ -38,7 +38,7 @@ from trainer.session.state import Session
 from trainer.telemetry import Telemetry
 from trainer.user_model import UserModel
 from trainer.warm_start import of_job as warm_start_of_job
-from trainer.watchdog import Watch
+from trainer.watchdog import Compute, Watch, Watchdog
 from trainer.worker import Worker
 
 SAMPLE_RECORDS = 5  # to build, trace and try the model with
@@ -58,7 +58,7 @@ class Nothing:
 
 
 def build_frozen(
-    config: Config, stream: MasterStream, module: UserModel, model: Any, ring: Ring, watch: Watch,
+    config: Config, stream: MasterStream, module: UserModel, model: Any, ring: Ring, watchdog: Watchdog,
     servers: ParameterServers | None = None,
 ) -> Worker:  # fmt: skip
     """
@@ -68,7 +68,7 @@ def build_frozen(
     Raises:
         EdlError: the values, the model or the data are not what they should be.
     """
-    session = stream.session
+    session, watch = stream.session, watchdog.watch
     split = PREDICTED if config.mode == "predict" else config.evaluation.split
     reader = module.reader(split)
     if reader is None or not len(reader):
@@ -86,16 +86,24 @@ def build_frozen(
     learner = FrozenLearner(model, ring.reduce, lookups.tables)
     batches = Batches(Nothing(), config.training.batch_size)
     plan = config.evaluation_plan(batches.steps, {split: len(reader)})
+    limits = config.elastic.step_timeout_seconds, config.elastic.startup_timeout_seconds
+    computing = Compute(watchdog, *limits, waits=lambda: session.waits() is not None)
     evaluation: Evaluation
     files: PredictionFiles | None = None
     if config.mode == "predict":
         files = _files(config, stream, module, len(reader))
         keep = partial(_kept, module, watch) if module.write is not None else lambda outputs, ids: outputs
-        evaluation = RingPrediction(plan, records, Predictor(model, sample, lookups), files, keep)
+        predict = Predictor(model, sample, lookups)
+
+        def limited(batch: Batch, following: Callable[[], Batch | None]) -> Mapping[str, np.ndarray]:
+            with computing("prediction", lambda: f"the prediction of the {batch}", len(batch)):
+                return predict(batch, following)
+
+        evaluation = RingPrediction(plan, records, limited, files, keep)
     else:
         ahead = config.data.buffer_mebibytes * MEBIBYTE
         held_out = {split: Batches(records, config.evaluation.batch_size, ahead)}
-        evaluation = RingEvaluation(plan, held_out, _metrics(model, sample, lookups))
+        evaluation = RingEvaluation(plan, held_out, _metrics(model, sample, lookups), watched=computing)
     rows = RememberedRows(servers) if servers is not None else None
     warm_start = warm_start_of_job(config, model, learner, session.began_with, rows)
     if warm_start is not None and stream.rehearses:

@@ -16,6 +16,7 @@ from edl.contract.evaluation import EvaluationPlan, Pass
 from edl.contract.layout import Part
 from trainer.data import Batch, Batches
 from trainer.metric_values import Value
+from trainer.watchdog import Computing, uncounted
 
 
 class Metrics(Protocol):
@@ -53,6 +54,7 @@ class RingEvaluation:
     Args:
         batches: by split; each of them has the rounds of a pass as its steps.
         computing: computes one round at a time; None: a thread of its own.
+        watched: limits the time that this worker computes in a round.
     """
 
     def __init__(
@@ -61,8 +63,9 @@ class RingEvaluation:
         batches: Mapping[str, Batches],
         metrics: Metrics,
         computing: Executor | None = None,
+        watched: Computing = uncounted,
     ):
-        self._plan, self._batches, self._metrics = plan, batches, metrics
+        self._plan, self._batches, self._metrics, self._watched = plan, batches, metrics, watched
         self._computing = computing or ThreadPoolExecutor(1, thread_name_prefix="evaluate")
         self._ahead: tuple[Pass, int, Future[tuple[np.ndarray, int]]] | None = None  # of which round
 
@@ -108,7 +111,8 @@ class RingEvaluation:
 
     def results(self, split: str, totals: np.ndarray) -> dict[str, Value]:
         """The loss and the metrics that these sums over all rounds mean, float64 [values]."""
-        return self._metrics.results(totals)
+        with self._watched("results", lambda: f"the results of the metrics over data({split!r})", 0):
+            return self._metrics.results(totals)
 
     def _compute(self, now: Pass, round: int) -> Future[tuple[np.ndarray, int]]:
         return self._computing.submit(self._part, now, round)
@@ -118,7 +122,9 @@ class RingEvaluation:
         batch = batches.of(at, now.rounds)
         if batch is None:
             return self.nothing(now.split), 0
-        return self._metrics.added(batch, lambda: batches.following(at)), len(batch)
+        what = lambda: f"the evaluation of the {batch} of data({now.split!r})"  # noqa: E731
+        with self._watched("evaluation", what, len(batch)):
+            return self._metrics.added(batch, lambda: batches.following(at)), len(batch)
 
     def _forget(self) -> None:
         if self._ahead is not None:

@@ -1,14 +1,17 @@
 """The end of a job: save the trained model, then evaluate it on what was held out.
 
-Promise: nothing that goes wrong here loses the model. It is saved before it is evaluated; where the whole
-model cannot be saved in the output directory, it is saved elsewhere, and where it cannot be saved whole at
-all, its weights are. What has failed is told to the master, with the place of what is kept.
+Promise: nothing that goes wrong here loses the model. The trained variables are written before any of the
+user's code runs (callbacks, get_config(), the evaluation), and are deleted once the whole model is saved. The
+model is saved before it is evaluated. Where it cannot be saved in the output directory, it is saved
+elsewhere, and where it cannot be saved whole at all, its weights are. The master is told what has failed, and
+where the rest is kept.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import os
 import shutil
 import tempfile
@@ -36,11 +39,12 @@ from trainer.records import Records
 from trainer.ring.base import RingBroken
 from trainer.session.state import Session
 from trainer.user_model import UserModel
-from trainer.watchdog import Watch
+from trainer.watchdog import Hung, Watch
 
 EVALUATION_BATCH = 256
 # The parts of the end, as the master knows them.
 SAVING, EXPORTING, VERIFICATION, EVALUATION = "saving", "export", "verification", "evaluation"
+SLOWEST = 10_000_000  # bytes of a model that are written in a second where all else is slow
 LOOK_SECONDS = 0.5  # between two looks whether there is room now
 FAILURES = (Exception, SystemExit)  # what the user's code may raise
 
@@ -62,11 +66,10 @@ def _save_variables(model: keras.Model, path: Path) -> None:
     np.savez(path, **arrays)  # type: ignore[arg-type]
 
 
-# How a model can be written, the best way first.
+# How a model can be written beside its variables, the best way first. Both run the user's code.
 FORMS: tuple[tuple[str, Callable[[keras.Model, Path], None]], ...] = (
     (artifacts.MODEL, saved_file.save),
     (artifacts.WEIGHTS, _save_weights),
-    (artifacts.VARIABLES, _save_variables),
 )
 
 
@@ -77,31 +80,70 @@ class Kept:
     Args:
         path: the file; None: nothing could be written anywhere.
         trouble: why the whole model is not in the first directory; None: it is.
+        spare: a file with the variables, which `path` makes superfluous; None: there is none.
     """
 
     path: Path | None
     trouble: BaseException | None = None
+    spare: Path | None = None
+
+    def drop_spare(self) -> None:
+        """The master knows of `path`."""
+        if self.spare is not None:
+            with contextlib.suppress(OSError):
+                self.spare.unlink(missing_ok=True)
 
     @property
     def is_whole(self) -> bool:
         return self.path is not None and self.path.name == artifacts.MODEL
 
 
-def keep(model: keras.Model, directories: Sequence[Callable[[], Path]], worker: int) -> Kept:
+def secure(model: keras.Model, directories: Sequence[Callable[[], Path]], worker: int) -> Path | None:
+    """Write the model's variables into the first directory that takes them. Runs none of the user's code.
+
+    Args:
+        directories, worker: see `keep`.
+    """
+    for directory in directories:
+        with contextlib.suppress(*FAILURES):
+            return _write(model, directory() / artifacts.VARIABLES, _save_variables, worker)
+    return None
+
+
+def keep(
+    model: keras.Model,
+    directories: Sequence[Callable[[], Path]],
+    worker: int,
+    secured: Callable[[Path | None], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
+) -> Kept:
     """Save the model in the first form and the first directory that work: whole anywhere before its weights.
 
     Args:
-        directories: in order of preference. Called when it is their turn, so that none is made in vain.
-        worker: who writes.
+        directories: in order of preference. Each is called when it is tried, so that none is made in vain.
+        worker: the number of this worker, for the names of unfinished files.
+        secured: goes around what runs the user's code, and takes the file with the variables.
     """
     trouble: BaseException | None = None
-    for name, write in FORMS:
-        for directory in directories:
-            try:
-                return Kept(_write(model, directory() / name, write, worker), trouble)
-            except FAILURES as error:
-                trouble = trouble or disk_error(error) or error
-    return Kept(None, trouble)
+    safe = secure(model, directories, worker)
+    with secured(safe):
+        for name, write in FORMS:
+            for directory in directories:
+                try:
+                    kept = _write(model, directory() / name, write, worker)
+                except FAILURES as error:
+                    trouble = trouble or disk_error(error) or error
+                    if not (may_pass(disk_error(error)) and safe and safe.parent == directory()):
+                        continue
+                    # There is no room for both. The model has been asked for its configuration by now.
+                    safe.unlink(missing_ok=True)
+                    safe = None
+                    try:
+                        kept, trouble = _write(model, directory() / name, write, worker), None
+                    except FAILURES:
+                        safe = secure(model, directories, worker)
+                        continue
+                return Kept(kept, trouble, safe)
+    return Kept(safe, trouble)
 
 
 def _write(model: keras.Model, path: Path, write: Callable[[keras.Model, Path], None], worker: int) -> Path:
@@ -144,16 +186,21 @@ def temporary() -> Path:
 
 
 class _Batches(keras.utils.PyDataset):
-    """A reader's records as Keras wants to be given them."""
+    """A reader's records as Keras wants to be given them.
 
-    def __init__(self, source: Records, batches: Sequence[Range]):
+    Args:
+        goes_on: is called with each batch.
+    """
+
+    def __init__(self, source: Records, batches: Sequence[Range], goes_on: Callable[[], None]):
         super().__init__()
-        self._source, self._batches = source, batches
+        self._source, self._batches, self._goes_on = source, batches, goes_on
 
     def __len__(self) -> int:
         return len(self._batches)
 
     def __getitem__(self, index: int) -> tuple[object, ...]:
+        self._goes_on()
         batch = self._source.plain(*self._batches[index])
         # tf.data, through which Keras takes them, knows no lists, and has no type for labels that are None.
         batch = replace(batch, x=keras.tree.lists_to_tuples(batch.x), y=keras.tree.lists_to_tuples(batch.y))
@@ -201,8 +248,11 @@ def evaluate(
     if batches is None:
         starts = range(0, size, EVALUATION_BATCH)
         batches = [(start, min(start + EVALUATION_BATCH, size)) for start in starts]
-    with _own_step_given_as_by_fit(model):
-        results = model.evaluate(_Batches(source, batches), verbose=0, return_dict=True)
+    with (
+        watch(lambda: "the evaluation of a batch of data('test') by the worker that saves the model") as call,
+        _own_step_given_as_by_fit(model),
+    ):
+        results = model.evaluate(_Batches(source, batches, call.goes_on), verbose=0, return_dict=True)
     return values_of(results)
 
 
@@ -221,12 +271,14 @@ class Exporter:
         job_output: the job's output directory, in which `output` is; None: `output` itself.
         salvage: where to save it when that fails; None: in a temporary directory.
         room_seconds: how long to wait for room in `output` when it is full.
+        step_seconds: that the user's code may take where it saves or exports a model without variables.
         further: the formats beside Keras' own, in which the model is written too.
         verify: begins a process that loads again what was written; None: that is not wanted.
         source: the text of the module, where it has no name.
         whole: within it, the model has what else is not in this process (trainer/lookups.py).
         live: within that, it is as it was trained, whatever could not be had.
         missing: what could not, in words.
+        abandon: ends this process, which hangs in the user's code, once the master has heard of it.
     """
 
     model: keras.Model
@@ -237,6 +289,7 @@ class Exporter:
     output: Path | None
     salvage: Path | None
     room_seconds: float
+    step_seconds: float = math.inf
     further: tuple[str, ...] = ()
     verify: Callable[[], Verification] | None = None
     source: str = ""
@@ -244,6 +297,7 @@ class Exporter:
     live: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
     missing: Callable[[], str] = str
     job_output: Path | None = None
+    abandon: Callable[[], None] = lambda: None
 
     def __call__(self, worth: Mapping[str, Value] | None = None) -> None:
         """Save, say so, evaluate, say so.
@@ -269,12 +323,14 @@ class Exporter:
         """Save the model as it is at this step, before the ring evaluates it, and say so: a copy, in case
         that nobody lives to hand the model over."""
         if self.output is not None:
-            with contextlib.ExitStack() as kept:
-                failed = self._completed(kept)
-                place = self._place(self._keep())
+            with contextlib.ExitStack() as held:
+                failed = self._completed(held)
+                kept = self._keep()
+                place = self._place(kept)
             self.session.say_saved(
                 pb.Saved(model=place["model"], note=place["note"], step=step, failed=failed)
             )
+            kept.drop_spare()
 
     def _completed(self, kept: contextlib.ExitStack) -> list[pb.PartFailed]:
         """Until `kept` is closed, the model has all that it is made of; what has failed of that.
@@ -298,6 +354,8 @@ class Exporter:
         failed: list[pb.PartFailed],
         unseen: str,
     ) -> None:
+        if self.module.callbacks is not None and self.output is not None:
+            self._tell_secured(secure(self.model, list(self._directories()), self.session.worker))
         try:
             if self.finish():
                 worth = None
@@ -307,6 +365,7 @@ class Exporter:
         place = self._place(kept)
         trouble = [*failed, *_trouble(kept)]
         self.session.say_saved(pb.Saved(model=place["model"], note=place["note"], failed=trouble))
+        kept.drop_spare()
         # What may still be moved is handed over when it is where it stays.
         handed = self._hand_over(kept, verification) if kept.trouble is None else None
         metrics = dict(worth or {})
@@ -358,14 +417,16 @@ class Exporter:
             for name in self.further if self.output is not None else ():
                 assert self.output is not None
                 features = samples.features_of(self.module, self.watch)
-                path = formats.put(self.model, name, self.output, features, self.session.worker)
+                with self._limited(f"the export of the trained model as {name}"):
+                    path = formats.put(self.model, name, self.output, features, self.session.worker)
                 exports[name] = path
             part = VERIFICATION
             if verification is not None and exports:
                 features = samples.features_of(self.module, self.watch)
-                sample = samples.of(
-                    self.model, features, "" if features is not None else "there are no records"
-                )
+                with self._limited("the outputs of the trained model for a few records"):
+                    sample = samples.of(
+                        self.model, features, "" if features is not None else "there are no records"
+                    )
                 if sample.why:
                     log.info(f"of the saved model, the weights are compared: {sample.why}")
                 try:
@@ -392,7 +453,32 @@ class Exporter:
             log.warning(f"{artifacts.EXPORTS} cannot be written: {error}")
 
     def _keep(self) -> Kept:
-        return keep(self.model, list(self._directories()), self.session.worker) if self.output else Kept(None)
+        if not self.output:
+            return Kept(None)
+        return keep(self.model, list(self._directories()), self.session.worker, self._secured)
+
+    @contextlib.contextmanager
+    def _secured(self, safe: Path | None) -> Iterator[None]:
+        """Inside, the user's code is run to save the model: for a limited time, and after the master knows
+        the file with the variables."""
+        self._tell_secured(safe)
+
+        def hung(why: str, stack: str) -> None:
+            # Another worker would hang as well. The master adds where the variables are.
+            self.session.say(failed=pb.Failed(why=f"saving failed: {why}", traceback=stack, fatal=True))
+            self.abandon()
+
+        with self._limited("saving the trained model (get_config(), save_own_variables(), ...)", hung):
+            yield
+
+    def _tell_secured(self, safe: Path | None) -> None:
+        if safe is not None:
+            self.session.say_saved(pb.Saved(variables=self._place(Kept(safe))["model"]))
+
+    def _limited(self, what: str, hung: Hung | None = None) -> contextlib.AbstractContextManager[object]:
+        """Limits the time of the user's code where a model is written, too: the larger, the longer."""
+        nbytes = sum(math.prod(v.shape) * 8 for v in self.model.variables)  # of no type that is larger
+        return self.watch(lambda: what, self.step_seconds + nbytes / SLOWEST, hung=hung)
 
     def _directories(self) -> Iterator[Callable[[], Path]]:
         for directory in (self.output, self.salvage):

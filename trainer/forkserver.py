@@ -4,6 +4,9 @@ Reads one JSON line per worker from stdin: {"worker", "arguments", "log"}. Write
 {"worker", "pid"} when it runs and {"worker", "code"} when it has ended (negative: a signal).
 Importing starts no TensorFlow thread; a thread would not survive the fork. When stdin ends,
 the master is gone, and so is the forkserver.
+
+What a worker leaves behind becomes this process's child (it is a subreaper), and is killed with its worker's
+end, also a process that has a session of its own.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import selectors
 import signal
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import aiohttp.web  # noqa: F401
 import grpc.aio  # noqa: F401
@@ -22,18 +25,21 @@ import horovod.tensorflow  # noqa: F401
 
 from edl.config import Config
 from edl.config.types import prepare
+from edl.exit_announcements import Announcement, announce_to
 from edl.full_disk import log_file
 from trainer import __main__ as worker_main
 from trainer import build  # noqa: F401  TensorFlow, Keras, and all of the worker
+from trainer.termination import become_subreaper, end_children
 
 
 def main() -> None:
     prepare(Config)
+    become_subreaper()
     woken, waker = os.pipe()
     os.set_blocking(waker, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(waker)
-    children: dict[int, int] = {}
+    children: dict[int, Child] = {}
     selector = selectors.DefaultSelector()
     selector.register(sys.stdin, selectors.EVENT_READ)
     selector.register(woken, selectors.EVENT_READ)
@@ -49,12 +55,14 @@ def main() -> None:
                 return
             *lines, pending = (pending + data).split(b"\n")
             for line in lines:
-                order = json.loads(line)
+                order, announcement = json.loads(line), Announcement()
                 pid = os.fork()
                 if pid == 0:
                     signal.set_wakeup_fd(-1)
+                    announce_to(announcement.write)
                     _become(order)
-                children[pid] = order["worker"]
+                announcement.started()
+                children[pid] = Child(order["worker"], announcement)
                 _say({"worker": order["worker"], "pid": pid})
 
 
@@ -74,12 +82,27 @@ def _become(order: dict[str, Any]) -> None:
         os._exit(code)
 
 
-def _reap(children: dict[int, int]) -> None:
-    while children:
-        pid, status = os.waitpid(-1, os.WNOHANG)
+class Child(NamedTuple):
+    """A worker's process."""
+
+    worker: int
+    announcement: Announcement
+
+
+def _reap(children: dict[int, Child]) -> None:
+    """Report workers that have ended, after what they have left behind was killed."""
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
         if pid == 0:
             return
-        _say({"worker": children.pop(pid), "code": os.waitstatus_to_exitcode(status)})
+        if (child := children.pop(pid, None)) is None:
+            continue  # it was left behind by a worker
+        end_children(except_for=children)
+        code = child.announcement.believed(os.waitstatus_to_exitcode(status))
+        _say({"worker": child.worker, "code": code})
 
 
 def _say(what: dict[str, int]) -> None:

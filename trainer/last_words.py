@@ -8,9 +8,23 @@ from __future__ import annotations
 
 import re
 import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
 
+import edl
 from edl.errors import EdlError
 
+OURS = Path(edl.__file__).parents[1]  # where edl and the trainer are
+PARTS = ("edl", "trainer", "master", "ps")
+LIBRARIES = frozenset({"site-packages", "dist-packages", "lib-dynload"})
+STANDARD = Path(traceback.__file__).parent  # Python's own library
+# Errors that code makes by itself. What files, networks and memory do (OSError, MemoryError) may pass.
+MISTAKES = (
+    ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, NameError, NotImplementedError,
+    RecursionError, SyntaxError, SystemExit, TypeError, ValueError,
+)  # fmt: skip
+MISTAKES_OF_TENSORFLOW = frozenset({"InvalidArgumentError", "UnimplementedError"})
 MOST_WHY = 2_000  # characters
 MOST_TRACEBACK = 20_000
 MOST_LINES = 6  # of a sentence that goes over several of them
@@ -35,6 +49,48 @@ def described(error: BaseException) -> str:
     if isinstance(error, SystemExit):
         return clean(f"the model's code has called sys.exit({text})", MOST_WHY)
     return clean(f"{type(error).__name__}: {_said(text)}".removesuffix(": "), MOST_WHY)
+
+
+def located(error: BaseException) -> str:
+    """Where in the user's code the error was raised, such as `mine.py, line 7, in model`; empty: nowhere."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{Path(error.filename).name}, line {error.lineno}"
+    found = ""
+    for cause in _causes(error):
+        for file, line, function in _frames(cause.__traceback__):
+            if not _is_of_a_library(Path(file)):
+                found = f"{Path(file).name}, line {line}, in {function}"
+    return found
+
+
+def comes_again(error: BaseException) -> bool:
+    """Whether it is a mistake of the code, which every worker would make that runs it."""
+    if any(isinstance(cause, OSError | MemoryError) for cause in _causes(error)):
+        return isinstance(error, ImportError)
+    return isinstance(error, MISTAKES) or type(error).__name__ in MISTAKES_OF_TENSORFLOW
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """The error and those that it was raised from, the first one last."""
+    seen: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and cause not in seen:
+        seen.append(cause)
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
+    yield from seen
+
+
+def _frames(found: TracebackType | None) -> Iterator[tuple[str, int, str]]:
+    while found is not None:
+        code = found.tb_frame.f_code
+        yield code.co_filename, found.tb_lineno, code.co_name
+        found = found.tb_next
+
+
+def _is_of_a_library(file: Path) -> bool:
+    if file.name.startswith("<") or LIBRARIES & set(file.parts) or file.is_relative_to(STANDARD):
+        return True
+    return file.is_relative_to(OURS) and file.relative_to(OURS).parts[0] in PARTS
 
 
 def _said(text: str) -> str:

@@ -60,6 +60,17 @@ class RingSums(Protocol):
         """
         ...
 
+    def next_call(self) -> int:
+        """Count a call of the graph: returns its number."""
+        ...
+
+    def mark(self, call: tf.Tensor) -> None:
+        """Have the graph note that this call waits for a sum, and computes nothing meanwhile; 0: it computes.
+
+        The note is for the watchdog (trainer/watchdog.py). It is no part of the step.
+        """
+        ...
+
     def ring_errors(self) -> AbstractContextManager[None]: ...
 
 
@@ -125,8 +136,9 @@ class OverlappedStep(StepGraphs):
             total, _, *reduced = self._nothing(tf.constant(contribution), tf.zeros([len(self._large) + 2]))
             return control.Sums(_agreed(total), False, 0.0, self._nbytes, reduced)
         whole = tf.constant(records, tf.float32)
+        call = np.array([self._total.next_call()], np.int64)
         *first, last = (
-            [*map(arrays.tensor, tensors), tf.constant(told), tf.constant(drawn), whole]
+            [*map(arrays.tensor, tensors), tf.constant(told), tf.constant(np.append(drawn, call)), whole]
             for tensors, told, drawn in turns(pieces, contribution, draw)
         )
         if first:
@@ -150,7 +162,7 @@ class OverlappedStep(StepGraphs):
         signature: list[tf.TensorSpec] = [
             *self._types.signature,
             tf.TensorSpec([control.LENGTH], tf.float32),
-            tf.TensorSpec([3], tf.int64),
+            tf.TensorSpec([4], tf.int64),
             tf.TensorSpec([], tf.float32),
         ]
         graph = concrete(self._step_graph, *signature)
@@ -170,6 +182,7 @@ class OverlappedStep(StepGraphs):
         large, rest = self._made(*arguments)
         with tf.control_dependencies([*large, rest]):
             ready_at = tf.timestamp()
+            self._total.mark(arguments[len(self._types.signature) + 1][3])
         bad = rest[-1]
         if large and 4 * math.prod(large[0].shape) < LATE:
             # Backward makes it last. Horovod negotiates in rounds: so it and the rest take one and not two.
@@ -193,8 +206,9 @@ class OverlappedStep(StepGraphs):
     def _ours(self, *arguments: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
         """This rank's contribution to the sums: of large gradients, and of the rest.
 
-        Arguments: the batch's tensors, the control vector, (a seed's two words, rank), the records of the
-        whole step, and what the pieces of the batch before this one have for the sums.
+        Arguments: the batch's tensors, the control vector, (a seed's two words, rank, the number of the
+        call), the records of the whole step, and what the pieces of the batch before this one have for the
+        sums.
         """
         count = len(self._types.signature)
         tensors, (contribution, draw, whole, *carried) = arguments[:count], arguments[count:]
@@ -208,7 +222,12 @@ class OverlappedStep(StepGraphs):
         with forward.tape:
             loss = forward.loss
             if self._totals:
-                totals = self._total(forward.terms.parts(), "totals")
+                parts = forward.terms.parts()
+                with tf.control_dependencies([parts]):
+                    self._total.mark(draw[3])
+                totals = self._total(parts, "totals")
+                with tf.control_dependencies([totals]):
+                    self._total.mark(tf.zeros([], tf.int64))
                 loss = forward.terms.corrected(loss, totals)
             weight = tf.cast(whole > 0, tf.float32) if is_sum else records / whole
             weighted = self._model.optimizer.scale_loss(loss * weight)

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -36,6 +37,7 @@ from trainer.ring.base import RingBroken
 from trainer.roles import Pulled, StepGradients, Table, Whole
 from trainer.session.state import Session
 from trainer.telemetry import Telemetry
+from trainer.watchdog import Computing, uncounted
 
 Values: TypeAlias = Sequence[tuple[np.ndarray, np.ndarray]]  # of each table: ids, and rows
 AT_ONCE = 2  # steps that a worker holds: one that it makes, and one whose records are read meanwhile
@@ -146,6 +148,7 @@ class Stretch:
 
     Args:
         clock: seconds, never going back.
+        computing: limits the time that this worker computes in a step.
     """
 
     def __init__(
@@ -157,7 +160,9 @@ class Stretch:
         batches: Batches,
         report: Telemetry,
         clock: Callable[[], float] = time.monotonic,
+        computing: Computing = uncounted,
     ):
+        self._computing = computing
         self._config, self._session, self._learner = config, session, learner
         self.servers, self._batches, self._report, self._clock = servers, batches, report, clock
         self._steps: Steps = batches.steps
@@ -289,7 +294,8 @@ class Stretch:
         assert batch is not None and len(batch), "a step without records"
         while True:
             began = self._clock()
-            made = self._gradients(step, batch)
+            with self._computing("step", partial(_named, step, batch), len(batch)):
+                made = self._gradients(step, batch)
             if made.skipped and self._config.training.non_finite == "stop":
                 raise NonFinite(
                     f"the loss or a gradient is not finite at step {step + 1}, on worker "
@@ -357,6 +363,10 @@ class Stretch:
                 f"updates old (median; at most {found.most}); {found.repeated} steps of the job came again "
                 "after they were taken"
             )
+
+
+def _named(step: int, batch: Batch) -> str:
+    return f"step {step + 1}, with the {batch},"
 
 
 def _order(ledger: Ledger) -> int:

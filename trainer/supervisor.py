@@ -19,7 +19,6 @@ With elastic.memoryCopy it also holds memory for the state (`memory_copy`), whic
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import signal
@@ -32,12 +31,19 @@ from typing import Any, NoReturn
 
 from edl.contract.exit_codes import WorkerExit
 from edl.contract.workers import WORKER_ENVIRONMENT
+from edl.exit_announcements import Announcement, announce_to
 from edl.signals import to_handle
-from trainer.termination import ASKING, end_children
+from trainer.termination import (
+    ASKING,
+    PR_SET_PDEATHSIG,
+    become_subreaper,
+    end_children,
+    leave,
+    prctl,
+)
 
 CRASH_LOOP_SECONDS = 5.0  # a worker that does not live longer has crashed at its start
 CRASH_LOOP = 3  # so often in a row, and the pod ends: its master judges what comes next
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 # Of the container, with a line `oom_kill N`: cgroup v2, and v1.
 OOM_KILLS = (Path("/sys/fs/cgroup/memory.events"), Path("/sys/fs/cgroup/memory/memory.oom_control"))
 
@@ -128,40 +134,42 @@ class Supervisor:
         sys.stderr.flush()
         # A signal between the fork and the moment at which the worker's process id is known would be lost.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, ASKING)
-        me = os.getpid()
+        me, announcement = os.getpid(), Announcement()
         self.worker = os.fork()
         if self.worker == 0:
+            announce_to(announcement.write)
             self._become(arguments, me)
+        announcement.started()
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         while True:
             pid, status = os.waitpid(-1, 0)  # of others too: an orphan's parent is this process
             if pid == self.worker:
                 self.worker = 0
-                return os.waitstatus_to_exitcode(status)
+                return announcement.believed(os.waitstatus_to_exitcode(status))
 
     def _become(self, arguments: list[str], supervisor: int) -> NoReturn:
         code = 1
         try:
             for number in to_handle(ASKING):
                 signal.signal(number, signal.SIG_DFL)
-            _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != supervisor:  # it has died before that was asked for
-                os._exit(WorkerExit.LOST)
+                leave(WorkerExit.LOST)
             os.setsid()
             asked = signal.sigpending() & ASKING
             signal.pthread_sigmask(signal.SIG_UNBLOCK, ASKING)  # it may end here, and has nothing to lose
             if asked:
-                os._exit(WorkerExit.STOPPED)
+                leave(WorkerExit.STOPPED)
             code = self.work(arguments)
         finally:
-            os._exit(code)
+            leave(code)
 
 
 def main() -> int:
     os.environ.update(WORKER_ENVIRONMENT)  # before Keras is imported
     for number in to_handle(ASKING):
         signal.signal(number, lambda *_: os._exit(WorkerExit.STOPPED))
-    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+    become_subreaper()
     import aiohttp.web  # noqa: F401
     import grpc.aio  # noqa: F401
     import horovod.tensorflow  # noqa: F401
@@ -187,11 +195,6 @@ def _killed_for_memory() -> int:
         with contextlib.suppress(OSError, ValueError, KeyError):
             return int(dict(line.split() for line in path.read_text().splitlines())["oom_kill"])
     return 0
-
-
-def _prctl(option: int, value: int) -> None:
-    if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0):
-        raise OSError(ctypes.get_errno(), f"prctl({option})")
 
 
 def _words(told: Mapping[str, Any]) -> str:

@@ -14,16 +14,22 @@ TensorFlow's threads are not disturbed; and `shielded` keeps it from threads tha
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
+from typing import NoReturn
 
 import psutil
 
+from edl.exit_announcements import announce
 from edl.signals import to_handle
 
 ASKING = frozenset({signal.SIGTERM, signal.SIGINT})
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
+MOST_LOOKS = 10  # at what is left of what was started
+KILLED_SECONDS = 1.0  # within which the kernel ends a process that is killed
 
 
 def when_asked_to_end(act: Callable[[str], None]) -> None:
@@ -73,8 +79,52 @@ def shielded() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def end_children() -> None:
-    """Kill whatever this process has started: data loaders, subprocesses of the user's code, and theirs."""
-    for child in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            child.kill()
+def leave(code: int) -> NoReturn:
+    """End this process at once, with an exit code of edl's.
+
+    Not by sys.exit: TensorFlow's and the user's threads have nothing left to do, and the engine of a broken
+    ring must not be torn down by static destructors.
+    """
+    announce(code)
+    os._exit(code)
+
+
+def become_subreaper() -> None:
+    """From now on this process is the parent of processes below it whose own parent has ended, also of those
+    with a session of their own: so it can end them."""
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def prctl(option: int, value: int) -> None:
+    """See prctl(2). Raises: OSError."""
+    if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), f"prctl({option})")
+
+
+def end_children(except_for: Container[int] = ()) -> None:
+    """Kill whatever this process has started: data loaders, subprocesses of the user's code, and theirs.
+
+    A process that is killed may have started another one meanwhile, which is this process's child then, if it
+    is a subreaper: so all are looked at again until none is left.
+
+    Args:
+        except_for: children that stay, with what they have started.
+    """
+    for _ in range(MOST_LOOKS):
+        found = [child for child in psutil.Process().children() if child.pid not in except_for]
+        found = [child for child in found if _runs(child)]
+        if not found:
+            return
+        for child in found:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                for other in (*child.children(recursive=True), child):
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        other.kill()
+        psutil.wait_procs(found, timeout=KILLED_SECONDS)
+
+
+def _runs(process: psutil.Process) -> bool:
+    """False: it has ended, and was only not waited for."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    return False

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import os
 import sys
 import sysconfig
@@ -63,6 +64,13 @@ class UserModel:
                 f"{self.name}: data({split!r}) must return a reader (an object with __len__ and "
                 f"read(start, stop), such as edl.arrays(x, y)), not {type(reader).__name__}"
             )
+        try:
+            len(reader)
+        except (TypeError, ValueError) as error:
+            raise ModelError(
+                f"{self.name}: __len__() of what data({split!r}) returns must give the number of records, an "
+                f"integer of at least 0: {error}"
+            ) from error
         return reader
 
 
@@ -97,6 +105,12 @@ def load(name: str, source: str = "") -> UserModel:
         if function is None and wanted in OPTIONAL:
             functions[wanted] = None
             continue
+        if function is not None and not inspect.isroutine(function) and hasattr(function, "get_config"):
+            kind = type(function).__name__
+            raise ModelError(
+                f"{name}: {wanted} is a {kind}, and must be a function that returns one. Write: "
+                f"def {wanted}(): m = {kind}(...); m.compile(...); return m"
+            )
         if not callable(function):
             raise ModelError(
                 f"{name}: the module has no function {wanted}() (model() and data(split) are due)"

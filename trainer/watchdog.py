@@ -1,65 +1,226 @@
-"""Watches the calls of the user's code that read data: one that does not return is this worker's failure.
+"""Limits on the time of the user's code: a call that does not return is this worker's failure.
 
-A ring waits for its slowest member, and a worker whose main thread hangs still sends heartbeats: without
-this, one call that never returns would stop the whole job, and nobody would know which.
+A ring waits for its slowest member, and a worker whose main thread hangs still sends heartbeats: without a
+limit, one call that never returns would stop the whole job, and nobody would know which.
+
+    watch     a call of one function of the user's: read(), feed(), a callback, get_config()
+    Compute   a step or an evaluation batch: the worker's own computation. Time in which the worker waits
+              for other workers or for parameter servers does not count.
+
+A watched call that returns without the worker's file descriptors has closed them (os.closerange). Nothing can
+be reported then, so the process ends with an exit code that says it.
 """
 
 from __future__ import annotations
 
 import faulthandler
+import os
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TypeAlias
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias
 
-# Around a call; the function says which call it is, if anybody has to know.
-Watch: TypeAlias = Callable[[Callable[[], str]], AbstractContextManager[None]]
+from edl.contract.exit_codes import WorkerExit
+from trainer.termination import leave
+
+STEP_TIMEOUT, STARTUP_TIMEOUT = "elastic.stepTimeoutSeconds", "elastic.startupTimeoutSeconds"
+LOOKS = 4  # that the watchdog makes within the time that a call may take
 
 
-def unwatched(call: Callable[[], str]) -> AbstractContextManager[None]:
-    """For who waits as long as it takes."""
-    return nullcontext()
+Hung: TypeAlias = Callable[[str, str], None]  # takes the message and the stack
+
+
+@dataclass(eq=False)
+class Call:
+    """One call that is watched.
+
+    Args:
+        describe: names the call, for the message.
+        seconds: that it may take.
+        setting: the value of the job that says so.
+        waits: True while it waits for other processes; that time does not count.
+        hung: takes the message and the stack when the call hangs; None: the watchdog's own.
+    """
+
+    describe: Callable[[], str]
+    seconds: float
+    setting: str
+    waits: Callable[[], bool]
+    hung: Hung | None = None
+    began: float = field(default_factory=time.monotonic)
+
+    def goes_on(self) -> None:
+        """It has made progress: its time begins anew."""
+        self.began = time.monotonic()
+
+
+def never() -> bool:
+    """For calls that wait for no other process."""
+    return False
+
+
+class Watch(Protocol):
+    """`Watchdog.watch`."""
+
+    def __call__(
+        self,
+        call: Callable[[], str],
+        seconds: float | None = None,
+        setting: str = STEP_TIMEOUT,
+        waits: Callable[[], bool] = never,
+        hung: Hung | None = None,
+    ) -> AbstractContextManager[Call]: ...
+
+
+@contextmanager
+def unwatched(
+    call: Callable[[], str],
+    seconds: float | None = None,
+    setting: str = STEP_TIMEOUT,
+    waits: Callable[[], bool] = never,
+    hung: Hung | None = None,
+) -> Iterator[Call]:
+    """A `Watch` without a limit."""
+    yield Call(call, 0.0, setting, waits)
 
 
 class Watchdog:
-    """Watches the calls of all threads.
+    """Watches the calls of all threads, on a thread of its own.
 
     Args:
         seconds: that a call may take.
-        hung: called, on a thread of its own, for the first call that takes longer, with what happened and the
-            stack of the thread that hangs.
+        hung: takes the message and the stack of the first call that takes longer.
     """
 
-    def __init__(self, seconds: float, hung: Callable[[str, str], None]):
+    def __init__(self, seconds: float, hung: Hung):
         self._seconds, self._hung = seconds, hung
-        self._calls: dict[int, tuple[float, Callable[[], str]]] = {}  # of each thread
+        self._calls: dict[Call, int] = {}  # and the thread of each
+        self._sentinel = _Sentinel()
+        self._changed = threading.Condition()
+        self._look_seconds = seconds / LOOKS
         threading.Thread(target=self._look, name="watchdog", daemon=True).start()
 
     @contextmanager
-    def watch(self, call: Callable[[], str]) -> Iterator[None]:
-        """Around one call of this thread; calls are not nested."""
-        me = threading.get_ident()
-        self._calls[me] = time.monotonic(), call
+    def watch(
+        self,
+        call: Callable[[], str],
+        seconds: float | None = None,
+        setting: str = STEP_TIMEOUT,
+        waits: Callable[[], bool] = never,
+        hung: Hung | None = None,
+    ) -> Iterator[Call]:
+        """Around one call of this thread. Watched calls may be nested: each has its own limit.
+
+        Args:
+            call: names it, for the message.
+            seconds: that it may take; None: as all.
+            setting, waits, hung: see Call.
+        """
+        now = Call(call, self._seconds if seconds is None else seconds, setting, waits, hung)
+        if now.seconds / LOOKS < self._look_seconds:
+            with self._changed:
+                self._look_seconds = now.seconds / LOOKS
+                self._changed.notify()
+        self._calls[now] = threading.get_ident()
         try:
-            yield
+            yield now
         finally:
-            del self._calls[me]
+            del self._calls[now]
+            if not self._sentinel.is_open:
+                print(f"{call()} has closed file descriptors of its worker", file=sys.stderr, flush=True)
+                leave(WorkerExit.DESCRIPTORS_CLOSED)
 
     def _look(self) -> None:
         while True:
-            time.sleep(self._seconds / 4)
-            now = time.monotonic()
-            for thread, (began, call) in list(self._calls.items()):
-                if now - began > self._seconds:
+            with self._changed:
+                self._changed.wait(self._look_seconds)
+            for call, thread in list(self._calls.items()):
+                if call.waits():
+                    call.goes_on()
+                elif time.monotonic() - call.began > call.seconds:
                     self._tell(thread, call)
                     return
 
-    def _tell(self, thread: int, call: Callable[[], str]) -> None:
-        frame = sys._current_frames().get(thread)
-        stack = "".join(traceback.format_stack(frame)) if frame else ""
+    def _tell(self, thread: int, call: Call) -> None:
+        stack = _stack(thread)
         faulthandler.dump_traceback(all_threads=True)
-        why = f"{call()} has not returned for {self._seconds:g} s (elastic.stepTimeoutSeconds)"
-        self._hung(why, stack)
+        why = f"{call.describe()} has not returned for {round(call.seconds, 2):g} s ({call.setting})"
+        (call.hung or self._hung)(why, stack)
+
+
+class Compute:
+    """Watches steps and evaluation batches.
+
+    The first step with a number of records that this process has not computed before may compile the model
+    for it (XLA): it may take `first_seconds` in addition.
+
+    Args:
+        watch: of the Watchdog.
+        seconds: that a step may take.
+        first_seconds: see above.
+        waits: True while this worker waits for other workers or for parameter servers.
+    """
+
+    def __init__(
+        self, watchdog: Watchdog, seconds: float, first_seconds: float, waits: Callable[[], bool] = never
+    ):
+        self._watchdog, self._seconds, self._first_seconds = watchdog, seconds, first_seconds
+        self._waits, self._known = waits, set[tuple[str, int]]()
+
+    def __call__(self, kind: str, what: Callable[[], str], records: int) -> AbstractContextManager[object]:
+        """
+        Args:
+            kind: of computation, such as "step".
+            what: names it, for the message.
+            records: of this worker's part.
+        """
+        seconds, setting = self._seconds, STEP_TIMEOUT
+        if (kind, records) not in self._known:
+            self._known.add((kind, records))
+            seconds, setting = seconds + self._first_seconds, f"{STEP_TIMEOUT} + {STARTUP_TIMEOUT}"
+        return self._watchdog.watch(what, seconds, setting, self._waits)
+
+
+class Computing(Protocol):
+    """A `Compute`, as the loop sees it."""
+
+    def __call__(
+        self, kind: str, what: Callable[[], str], records: int
+    ) -> AbstractContextManager[object]: ...
+
+
+def uncounted(kind: str, what: Callable[[], str], records: int) -> AbstractContextManager[object]:
+    """A `Computing` without a limit."""
+    return unwatched(what)
+
+
+class _Sentinel:
+    """A descriptor that only code which closes descriptors it does not own can close."""
+
+    def __init__(self) -> None:
+        self._descriptor = os.memfd_create("edl-sentinel")
+        self._inode = os.fstat(self._descriptor).st_ino
+
+    @property
+    def is_open(self) -> bool:
+        try:
+            return os.fstat(self._descriptor).st_ino == self._inode
+        except OSError:
+            return False
+
+
+def _stack(thread: int) -> str:
+    """Of the thread that hangs, innermost call last. Where that is inside TensorFlow, a Python function that
+    the model's graph calls runs on a thread of TensorFlow's: such stacks follow."""
+    frames = sys._current_frames()
+    own = frames.get(thread)
+    stacks = ["".join(traceback.format_stack(own))] if own else []
+    for other, frame in frames.items():
+        lines = traceback.format_stack(frame)
+        if other != thread and any("script_ops.py" in line for line in lines):
+            stacks.append("in a function that the model's graph calls:\n" + "".join(lines))
+    return "\n".join(stacks)

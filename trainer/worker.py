@@ -62,6 +62,7 @@ it. The warm-up runs it in a ring of one, and the simulator a thousand times ove
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -74,7 +75,7 @@ from edl.errors import EdlError
 from trainer import control
 from trainer.beginning import Beginning
 from trainer.checkpointing import Checkpointing, Place
-from trainer.data import Batches
+from trainer.data import Batch, Batches
 from trainer.epochs import Turn
 from trainer.ledger import Ledger
 from trainer.memory_copy import MemoryCopy
@@ -88,6 +89,7 @@ from trainer.session.orders import End, Export, FormRing, WriteCheckpoint
 from trainer.session.state import Session
 from trainer.state import State
 from trainer.telemetry import Telemetry
+from trainer.watchdog import Computing, uncounted
 
 
 class StatesDiffer(EdlError):
@@ -109,6 +111,7 @@ class Worker:
         servers: have the rows of the model's tables; None: it has none.
         history: takes the history of all whole epochs, again and again.
         memory: takes a copy of each state; None: nobody keeps one.
+        computing: limits the time that this worker computes in a step.
     """
 
     def __init__(
@@ -128,7 +131,9 @@ class Worker:
         memory: MemoryCopy | None = None,
         keep: Callable[[int], None] = lambda step: None,
         servers: Servers | None = None,
+        computing: Computing = uncounted,
     ):
+        self.computing = computing
         self.config, self.session, self.ring, self.learner = config, session, ring, learner
         self.batches, self.report, self.export = batches, report, export
         self.callbacks, self.history, self.keep = callbacks, history, keep
@@ -385,7 +390,8 @@ class Worker:
         if self.servers is not None and part is None and not state.follows:
             # All servers hear of each step, also before one without a record.
             self.servers.pull(state.step, ())
-        sums = self.learner.sums(part, told, state.step, rank, stop - start)
+        with self.watched(part, state.step):
+            sums = self.learner.sums(part, told, state.step, rank, stop - start)
         # From here on the step has happened, for this rank. And all have the one before it.
         self.report.step_summed(sums.waited)
         agreed = sums.agreed
@@ -394,7 +400,8 @@ class Worker:
             refuse_nonfinite(batch, sums, state.step, self.session.worker)
         epoch, most = self.steps.epoch(state.step), self.config.data.max_bad_records
         refuse_too_many_bad(agreed, bad, epoch, state.ledger.bad.get(epoch, 0), most)
-        metrics = self.commit(generation, sums) if training else None
+        with self.watched(part, state.step, "the update of "):
+            metrics = self.commit(generation, sums) if training else None
         if bad:
             self.report.left_out(generation, self.steps.epoch(state.step - 1), bad)
         self.report.step_done(generation, rank, state.step, self.in_flight, agreed)
@@ -405,6 +412,12 @@ class Worker:
         self.in_flight = 0
         self.settle(agreed, size)
         return not agreed.leave and (training or not self.steps.ended(state.step, self.epochs))
+
+    def watched(self, batch: Batch | None, step: int, what: str = "") -> AbstractContextManager[object]:
+        """Limits the time of the model's code in a step; without a batch, none of it runs."""
+        if batch is None:
+            return nullcontext()
+        return self.computing(what or "step", lambda: f"{what}step {step + 1}, with the {batch},", len(batch))
 
     def settle(self, agreed: control.Agreed, size: int) -> None:
         """What all ranks know at the same step, they act on together."""

@@ -19,6 +19,7 @@ MOST_CHARACTERS = 262_144
 MOST_BYTES = 786_432  # with JSON's escapes: a ConfigMap holds 1 MiB, and the rest of the job is in it, too
 CONTRACT = {"model": "model()", "data": "data(split)", "feed": "feed(records)"}  # and how they are called
 NEEDED = ("model", "data")
+MODELS = ("Sequential", "Model", "Functional")  # classes of Keras
 SAFE_ENCODINGS = ("utf-8", "utf8", "utf-8-sig", "ascii", "us-ascii")
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -101,6 +102,25 @@ def _contract(tree: ast.Module, table: symtable.SymbolTable) -> Iterator[str]:
     for name, call in CONTRACT.items():
         if isinstance(function := last.get(name), Function):
             yield from _function(function, call)
+        elif isinstance(made := last.get(name), ast.Assign) and isinstance(made.value, ast.Call):
+            yield from _object(made, made.value, name)
+
+
+def _object(made: ast.Assign, call: ast.Call, name: str) -> Iterator[str]:
+    """A name of the contract that is given the model or the reader, and not a function that returns it."""
+    if not any(isinstance(target, ast.Name) and target.id == name for target in made.targets):
+        return
+    called = ast.unparse(call.func)
+    if name == "model" and called.rpartition(".")[2] in MODELS:
+        yield (
+            f"line {made.lineno}: model is a Keras model, and must be a function that returns one. Write: "
+            f"def model(): m = {called}(...); m.compile(...); return m"
+        )
+    elif name == "data" and called.startswith("edl."):
+        yield (
+            f"line {made.lineno}: data is a reader, and must be a function that returns one. Write: "
+            f'def data(split): return {called}(...) if split == "train" else None'
+        )
 
 
 def _anything(tree: ast.Module, bound: set[str]) -> bool:

@@ -20,5 +20,19 @@ class WorkerExit(IntEnum):
     FAILED = 1  # and it has reported why
     LOST = 3  # the master is unreachable or has given this worker up
     UNAUTHENTICATED = 4  # the master does not know its token any more
+    USER_CODE = 70  # the user's code has ended the process with a code of ANNOUNCED
+    DESCRIPTORS_CLOSED = 71  # the user's code has closed file descriptors of the process
     # EX_TEMPFAIL: its peers broke the ring and it could not get out of the collective. Not its own fault.
     PEER_BROKEN = 75
+
+
+# Codes that charge nobody. A process that ends with one is believed only if edl's own code has announced it
+# (edl/exit_announcements.py): the user's code may end its process with any code.
+ANNOUNCED = frozenset({WorkerExit.LOST, WorkerExit.UNAUTHENTICATED, WorkerExit.PEER_BROKEN})
+# What a code says of the user's code, for messages.
+BLAME: dict[int, str] = {
+    WorkerExit.USER_CODE: "the model's code has ended the process with exit code 3, 4 or 75, "
+    "which edl itself uses",
+    WorkerExit.DESCRIPTORS_CLOSED: "the model's code has closed file descriptors of its worker "
+    "(os.closerange, os.close)",
+}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Final
 
 WORKER_ENVIRONMENT: Final = {
@@ -13,6 +13,7 @@ WORKER_ENVIRONMENT: Final = {
 }
 """What must be the same in all of them."""
 
+ASKED_BACKEND: Final = "EDL_ASKED_KERAS_BACKEND"  # what KERAS_BACKEND was before it was overridden
 MALLOC: Final = "GLIBC_TUNABLES"
 _MEBIBYTE = 1 << 20
 _TUNABLES = {
@@ -25,13 +26,16 @@ _TUNABLES = {
 }
 
 
-def worker_environment(given: Iterable[str]) -> dict[str, str]:
+def worker_environment(given: Mapping[str, str]) -> dict[str, str]:
     """What is added to the environment of a worker's process before that begins.
 
     Args:
-        given: the names of what is in it. Whoever has set how `malloc` works is not contradicted.
+        given: what is in it. Whoever has set how `malloc` works is not contradicted.
     """
+    ours, asked = dict(WORKER_ENVIRONMENT), given.get("KERAS_BACKEND")
+    if asked not in (None, "", ours["KERAS_BACKEND"]):
+        ours[ASKED_BACKEND] = str(asked)  # which a worker reports
     if any(name == MALLOC or name.startswith("MALLOC_") for name in given):
-        return WORKER_ENVIRONMENT
+        return ours
     tunables = ":".join(f"glibc.malloc.{name}={value}" for name, value in _TUNABLES.items())
-    return {**WORKER_ENVIRONMENT, MALLOC: tunables}
+    return {**ours, MALLOC: tunables}

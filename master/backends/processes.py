@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import json
 import os
+import secrets
 import signal
 from collections import deque
 from collections.abc import Awaitable, Mapping, Sequence
@@ -25,11 +26,13 @@ from typing import Protocol
 from edl.contract.exit_codes import WorkerExit
 from edl.contract.ids import WorkerId
 from edl.errors import EdlError
+from edl.exit_announcements import VARIABLE, Announcement
 from edl.full_disk import log_file
 from master.backends.base import Emit, Tasks, described, last_line
 from master.core import effects as ef
 from master.core import events as ev
 
+MARK = "EDL_WORKER_MARK"  # in the environment of a worker, and of all processes that it starts
 MEMORY = "edl-state"  # its name, for people who look into /proc
 ENDING_SECONDS = 2.0  # for a process whose stream has ended to have ended, too
 CLOSE_SECONDS = 10.0  # for killed processes to be reaped
@@ -86,16 +89,36 @@ class Spawn:
         pass
 
     async def launch(self, worker: WorkerId, log: Path, more: Sequence[str] = ()) -> Launched:
-        with open(log_file(log), "wb") as file:
-            process = await asyncio.create_subprocess_exec(
-                *self._command, "--worker", str(worker), *more,
-                stdin=asyncio.subprocess.DEVNULL, stdout=file, stderr=file,
-                env=self._environment, start_new_session=True,
-            )  # fmt: skip
-        return Launched(process.pid, process.wait())
+        announcement, mark = Announcement(), secrets.token_hex(8)
+        try:
+            with open(log_file(log), "wb") as file:
+                process = await asyncio.create_subprocess_exec(
+                    *self._command, "--worker", str(worker), *more,
+                    stdin=asyncio.subprocess.DEVNULL, stdout=file, stderr=file,
+                    env={**self._environment, MARK: mark, VARIABLE: str(announcement.write)},
+                    pass_fds=(announcement.write,), start_new_session=True,
+                )  # fmt: skip
+        finally:
+            announcement.started()
+        return Launched(process.pid, _exit_code(process, announcement, mark))
 
     async def close(self) -> None:
         pass
+
+
+async def _exit_code(process: asyncio.subprocess.Process, announcement: Announcement, mark: str) -> int:
+    code = await process.wait()
+    await asyncio.to_thread(_end_marked, f"{MARK}={mark}".encode())
+    return announcement.believed(code)
+
+
+def _end_marked(mark: bytes) -> None:
+    """Kill what a worker that has ended has left behind, also processes with a session of their own: all have
+    inherited the mark in their environment."""
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):  # another user's, or it has ended
+            if mark in path.read_bytes().split(b"\0"):
+                os.kill(int(path.parent.name), signal.SIGKILL)
 
 
 class ForkServer:

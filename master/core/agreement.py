@@ -87,7 +87,7 @@ def at_the_end(job: State, step: int, digests: Mapping[WorkerId, str]) -> bool:
     if job.config.asynchronous or not (job.checkpoints.enabled and job.config.trains):
         job.end(Phase.Failed, f"{_sentence(found, step)}. There is no checkpoint that they could go back to")
         return False
-    job.result.model, job.result.kept_at = "", None
+    job.result.model, job.result.variables, job.result.kept_at = "", "", None
     _go_back(job, found, step)
     job.regroup_at = job.now + max(job.config.elastic.join_delay_seconds, 0.1)  # there is no ring to be left
     return False

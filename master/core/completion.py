@@ -43,6 +43,10 @@ def export(job: State, root: WorkerRecord) -> None:
 
 def saved(job: State, w: WorkerRecord, event: ev.Saved) -> None:
     """The exporter has the model in a file; from now on only its evaluation can be lost."""
+    if event.variables:
+        if w.has_state:
+            job.result.variables = event.variables
+        return
     if event.step:
         _kept_before(job, w, event)
         return
@@ -62,6 +66,7 @@ def _kept_before(job: State, w: WorkerRecord, event: ev.Saved) -> None:
         job.stale += 1
         return
     job.result.model, job.result.note, job.result.kept_at = event.model, event.note, event.step
+    job.result.variables = ""
     job.notice(Reason.Evaluating, f"the model is saved: {_where(w, event)}; the ring evaluates it")
 
 
@@ -162,7 +167,7 @@ def _keep(job: State, w: WorkerRecord, event: ev.Saved | ev.Finished) -> None:
     """Take down what is saved where, and tell people as long as it is not where it ought to be."""
     result = job.result
     result.model, result.note, result.failed = event.model, event.note, event.failed
-    result.kept_at = None
+    result.kept_at, result.variables = None, ""
     result.skipped, result.bad = w.skipped, sum(w.bad.values())
     trouble = next((f.why for f in event.failed if f.part == SAVING), "")
     if trouble and SAVING not in job.degraded:

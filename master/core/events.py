@@ -271,6 +271,7 @@ class Failed:
     why: str
     traceback: str = ""
     fatal: bool = False  # no other worker would fare better: fail the job at once
+    mistake: bool = False  # of the model's code, while the worker started
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,6 +292,7 @@ class Saved:
     note: str = ""  # what one has to know to load it
     failed: tuple[PartFailed, ...] = ()
     step: int = 0  # of a copy that is kept while the ring evaluates the model; 0: it is what is handed over
+    variables: str = ""  # a file with its variables, as `model`; then the model is still to be saved
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edl.contract.exit_codes import WorkerExit
+from edl.contract.exit_codes import BLAME, WorkerExit
 from edl.contract.ids import WorkerId
 from master.core import events as ev
 from master.core.workers import WorkerRecord
@@ -48,8 +48,8 @@ def own_fault(w: WorkerRecord, gone: ev.Gone) -> str:
         how = f"exited unexpectedly with exit code {gone.code}"
     else:
         how = "failed"
-    if gone.why:
-        how += f": {gone.why}"
+    if why := gone.why or BLAME.get(gone.code or 0, ""):
+        how += f": {why}"
     return f"worker {w.id} {how}"
 
 

@@ -176,7 +176,10 @@ def blame_export(job: State, w: WorkerRecord, why: str) -> None:
     if w.exported and job.ending is None and not elsewhere:
         part = "evaluation" if job.result.model else "saving"
         job.result.failed = (*job.result.failed, ev.PartFailed(part, why))
-        job.end(Phase.Failed, f"{part} failed: {why}, and nobody else holds the trained model")
+        kept = ", and no other worker holds the trained model"
+        if job.result.model:
+            kept = f"; the trained model is kept: {job.result.model}"
+        job.end(Phase.Failed, f"{part} failed: {why}{kept}")
 
 
 def failed(job: State, w: WorkerRecord, event: ev.Failed) -> None:
@@ -185,7 +188,8 @@ def failed(job: State, w: WorkerRecord, event: ev.Failed) -> None:
     lose(job, w, event.why)
     if w.stopped:
         return  # it was ordered to stop: that its work broke off was intended
-    if event.fatal:
+    # Where no worker has become ready yet, all would make the same mistake.
+    if event.fatal or (event.mistake and job.train is None):
         job.traceback = event.traceback
         job.end(Phase.Failed, event.why)
     else:

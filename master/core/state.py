@@ -38,6 +38,7 @@ class Result:
     metrics: dict[str, float | None] = field(default_factory=dict)
     model: str = ""  # file name in the output directory, or the path of a file elsewhere
     note: str = ""  # what one has to know to load it
+    variables: str = ""  # a file with the trained variables, written before the model is saved
     exports: dict[str, str] = field(default_factory=dict)  # by format: where it is, like `model`
     kept_at: int | None = (
         None  # the step of `model`, if it is a copy that was kept before the last evaluation
@@ -266,5 +267,8 @@ class State:
     def end(self, phase: Phase, reason: str) -> None:
         """End the job in this phase: Succeeded, Failed or Stopped. The first decision stands."""
         if self.ending is None:
+            if phase is Phase.Failed and not self.result.model and (weights := self.result.variables):
+                self.result.model, self.result.note = weights, f"{weights} has the weights alone"
+                reason += f"; the trained weights are kept: {weights}"
             self.ending, self.reason = (phase, reason), reason
             self.notice(Reason[phase], f"the job {phase.lower()}: {reason}")

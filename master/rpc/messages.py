@@ -87,10 +87,11 @@ def event_of(worker: WorkerId, message: pb.FromWorker) -> ev.Event | ev.Heartbea
         case "leaving":
             return ev.Leaving(worker, message.leaving.why)
         case "failed":
-            return ev.Failed(worker, message.failed.why, message.failed.traceback, message.failed.fatal)
+            f = message.failed
+            return ev.Failed(worker, f.why, f.traceback, f.fatal, f.mistake)
         case "saved":
             kept = message.saved
-            return ev.Saved(worker, kept.model, kept.note, _failed(kept.failed), kept.step)
+            return ev.Saved(worker, kept.model, kept.note, _failed(kept.failed), kept.step, kept.variables)
         case "finished":
             end = message.finished
             kept_as = end.model, end.note, _failed(end.failed), dict(end.exports)
@@ -98,8 +99,8 @@ def event_of(worker: WorkerId, message: pb.FromWorker) -> ev.Event | ev.Heartbea
         case "rows_lost":
             return ev.RowsLost(worker, message.rows_lost.why, message.rows_lost.trained_on)
         case "checkpoint_failed":
-            f = message.checkpoint_failed
-            return ev.CheckpointFailed(worker, f.step, f.attempt, f.why)
+            c = message.checkpoint_failed
+            return ev.CheckpointFailed(worker, c.step, c.attempt, c.why)
         case "checkpointed":
             c = message.checkpointed
             return ev.Checkpointed(worker, c.step, c.attempt, c.nbytes)

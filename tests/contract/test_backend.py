@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
+import psutil
 import pytest
 
 from edl.contract.exit_codes import WorkerExit
@@ -29,14 +30,25 @@ SECONDS = 20.0
 
 # It says that it is there, and ends as it is told to by a file, or by SIGTERM.
 WORKER = """
-import os, pathlib, signal, sys, time
+import os, pathlib, signal, subprocess, sys, time
+from edl.exit_announcements import announce, announce_as_told
+announce_as_told()
 orders, worker = pathlib.Path(sys.argv[1]), sys.argv[sys.argv.index("--worker") + 1]
 signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
 while True:
     order = orders / worker
     if order.exists():
         what = order.read_text()
-        os.kill(os.getpid(), int(what[1:])) if what.startswith("-") else os._exit(int(what))
+        if what.startswith("-"):
+            os.kill(os.getpid(), int(what[1:]))
+        if what.startswith("daemon"):
+            left = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+            (orders / "left").write_text(str(left.pid))
+            os._exit(1)
+        if what.startswith("user"):
+            os._exit(int(what[4:]))
+        announce(int(what))
+        os._exit(int(what))
     time.sleep(0.01)
 """
 
@@ -111,8 +123,11 @@ class InProcesses:
         self.backend = Processes(self.log.emit, self.launcher, self.logs, memories)
 
     def end(self, worker: int, code: int) -> None:
+        self.order(worker, str(code))
+
+    def order(self, worker: int, what: str) -> None:
         order = self._orders / f"{worker}.part"
-        order.write_text(str(code))
+        order.write_text(what)
         order.rename(self._orders / str(worker))
 
     def break_starts(self) -> None:
@@ -257,6 +272,24 @@ async def test_a_worker_that_its_peers_broke_is_free(world: World) -> None:
     world.end(0, WorkerExit.PEER_BROKEN)
     gone = await world.log.gone(0)
     assert gone.free and gone.code == WorkerExit.PEER_BROKEN
+
+
+async def test_an_exit_code_of_edls_that_only_the_users_code_has_used_is_charged_and_its_daemons_end(
+    tmp_path: Path,
+) -> None:
+    """By the process's parent: of a worker that was spawned, this one."""
+    world = InProcesses(tmp_path, fork=False)
+    await world.backend.start()
+    create(world, 0, 1)
+    world.order(0, f"user{WorkerExit.LOST}")
+    world.order(1, "daemon")
+    gone = await world.log.gone(0)
+    assert (gone.code, gone.free) == (WorkerExit.USER_CODE, False)
+    assert (await world.log.gone(1)).code == 1
+    left = int((tmp_path / "orders" / "left").read_text())
+    with contextlib.suppress(psutil.NoSuchProcess):  # it has a session of its own
+        psutil.Process(left).wait(SECONDS)
+    await world.backend.close()
 
 
 @pytest.mark.parametrize("grace", [0.0, 1.0])

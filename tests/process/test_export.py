@@ -20,7 +20,7 @@ from trainer import export
 from trainer.ring.base import RingBroken
 from trainer.session.state import Session
 from trainer.user_model import UserModel
-from trainer.watchdog import unwatched
+from trainer.watchdog import Watchdog, unwatched
 
 pytestmark = pytest.mark.process
 
@@ -47,6 +47,20 @@ class Odd(keras.layers.Layer):
         super().save_own_variables(store)
 
 
+SECONDS = 20.0
+
+
+def noting(said: list[pb.FromWorker]) -> Session:
+    """A session whose master notes at once what is said."""
+
+    def send(message: pb.FromWorker) -> None:
+        said.append(message)
+        session.hear(pb.ToWorker(noted=pb.Noted()))
+
+    session = Session(0, send, threading.Event())
+    return session
+
+
 def model(*layers: keras.layers.Layer) -> keras.Model:
     made = keras.Sequential([keras.Input((3,)), *layers, dense()])
     made.compile(optimizer="sgd", loss="mse")
@@ -63,6 +77,7 @@ def test_the_whole_model_elsewhere_is_better_than_its_weights_here(tmp_path: Pat
     here.write_text("a file where a directory should be")
     kept = export.keep(model(), at(here, there), 0)
     assert (kept.path, type(kept.trouble)) == (there / artifacts.MODEL, FileExistsError)
+    kept.drop_spare()
     assert [p.name for p in there.iterdir()] == [artifacts.MODEL]
 
 
@@ -72,6 +87,7 @@ def test_what_cannot_be_serialised_keeps_its_weights(tmp_path: Path, stubborn: b
     trained.layers[0].w.assign([1.0, 2.0, 3.0])
     kept = export.keep(trained, at(tmp_path), 0)
     assert (kept.path, str(kept.trouble)) == (tmp_path / name, "no config")
+    kept.drop_spare()
     assert [p.name for p in tmp_path.iterdir()] == [name], "nothing else is left"
     if stubborn:
         with np.load(tmp_path / name) as arrays:
@@ -131,7 +147,7 @@ def test_a_disk_that_is_full_is_told_from_what_an_archive_makes_of_it() -> None:
 
 def test_a_model_whose_rows_servers_have_lost_is_not_saved_without_them(tmp_path: Path) -> None:
     said: list[pb.FromWorker] = []
-    session = Session(0, said.append, threading.Event())
+    session = noting(said)
     module = UserModel("mine", model, lambda split: None, None)
 
     @contextlib.contextmanager
@@ -150,14 +166,64 @@ def test_a_model_whose_rows_servers_have_lost_is_not_saved_without_them(tmp_path
 
 def test_what_cannot_be_finished_is_saved_all_the_same_and_told(tmp_path: Path) -> None:
     said: list[pb.FromWorker] = []
-    session = Session(0, said.append, threading.Event())
+    session = noting(said)
     module = UserModel("mine", model, lambda split: None, None)
 
     def finish() -> None:
         raise RuntimeError("no average")
 
     export.Exporter(model(), module, session, unwatched, finish, tmp_path, None, 0.0)()
-    saved, finished = said[0].saved, said[1].finished
-    assert (saved.model, finished.model) == (artifacts.MODEL, artifacts.MODEL)
+    secured, saved, finished = said[0].saved, said[1].saved, said[2].finished
+    assert (secured.variables, saved.model) == (artifacts.VARIABLES, artifacts.MODEL)
+    assert finished.model == artifacts.MODEL
+    assert {p.name for p in tmp_path.iterdir()} == {artifacts.MODEL, artifacts.EXPORTS}, "no spare is left"
     assert [(f.part, f.why) for f in finished.failed] == [("saving", "RuntimeError: no average")]
     assert keras.models.load_model(tmp_path / artifacts.MODEL).count_params() == 4
+
+
+def test_the_variables_are_written_before_the_users_code_runs_which_is_ended_when_it_hangs(
+    tmp_path: Path,
+) -> None:
+    """A callback sees the file already; get_config() hangs, and the file holds the trained values."""
+    trained, said = model(), list[pb.FromWorker]()
+    kernel = trained.layers[-1].kernel
+    kernel.assign(np.full(kernel.shape, 7.0))
+    file, abandoned = tmp_path / artifacts.VARIABLES, threading.Event()
+    found: list[Any] = []
+
+    class Hangs(keras.layers.Dense):
+        def get_config(self) -> dict[str, Any]:
+            assert abandoned.wait(SECONDS)
+            raise OSError("the process has ended")
+
+    trained.layers[-1].__class__ = Hangs
+
+    def sevens() -> bool:
+        with np.load(file) as arrays:
+            return any(np.all(array == 7) for path, array in arrays.items() if path.endswith("kernel"))
+
+    def abandon() -> None:
+        found.extend([sevens(), *said])
+        abandoned.set()
+
+    def finish() -> bool:
+        assert sevens()
+        return False
+
+    def hung(why: str, stack: str) -> None:
+        raise AssertionError(why)
+
+    session = noting(said)
+    module = UserModel("mine", model, lambda split: None, None, callbacks=list)
+    export.Exporter(
+        trained, module, session, Watchdog(SECONDS, hung).watch, finish, tmp_path, None, 0.0,
+        step_seconds=0.2, abandon=abandon,
+    )()  # fmt: skip
+    written, *told = found
+    assert written
+    assert {message.saved.variables for message in told[:-1]} == {artifacts.VARIABLES}
+    failed = told[-1].failed
+    assert failed.fatal, "another worker would hang as well"
+    assert failed.why.startswith("saving failed: saving the trained model (get_config(), ")
+    assert failed.why.endswith(" has not returned for 0.2 s (elastic.stepTimeoutSeconds)")
+    assert "in get_config" in failed.traceback

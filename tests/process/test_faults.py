@@ -109,7 +109,7 @@ async def test_an_error_of_the_users_code_is_charged_with_its_traceback(a_job: A
         await job.until(lambda: job.gone(members[2]))
         summary = await job.exact()
     (failure,) = summary["failures"]
-    assert failure["why"] == "Ordered: the storm said so"
+    assert failure["why"].startswith("Ordered: the storm said so (counting_faulty.py, line ")
     assert "counting_faulty.py" in failure["traceback"]
 
 
@@ -142,12 +142,13 @@ async def test_workers_train_on_without_their_fork_server_and_another_makes_the_
 
 
 async def test_an_error_on_every_worker_fails_the_job_with_the_traceback(a_job: A_Job) -> None:
-    async with a_job("elastic.maxFailures=1", workers=2, model="raising.py", records=200) as job:
+    async with a_job(workers=2, model="raising.py", records=200) as job:
         summary = await job.end()
     assert summary["phase"] == "Failed"
-    assert summary["reason"] == "ZeroDivisionError: integer division or modulo by zero"
+    told = "ZeroDivisionError: integer division or modulo by zero (raising.py, line "
+    assert summary["reason"].startswith(told)
     assert summary["traceback"].count("raising.py") >= 1
-    assert len(summary["failures"]) == 2
+    assert summary["failures"] == [], "it is no worker's failure"
 
 
 async def test_a_worker_that_never_becomes_ready_is_given_up(a_job: A_Job) -> None:
@@ -158,7 +159,10 @@ async def test_a_worker_that_never_becomes_ready_is_given_up(a_job: A_Job) -> No
         await job.ring_of(2)
         summary = await job.exact()
     (failure,) = summary["failures"]
-    assert "was not ready after 20 s (it was initializing)" in failure["why"]
+    assert failure["why"].endswith(
+        "hanging.py: model() has not returned for 19 s (elastic.startupTimeoutSeconds)"
+    )
+    assert "threading.Event().wait()" in failure["traceback"]
 
 
 async def test_a_job_that_is_not_finite_stops_and_names_the_records(a_job: A_Job) -> None:

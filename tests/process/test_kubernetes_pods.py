@@ -73,7 +73,7 @@ async def test_a_pod_is_the_charts_and_says_which_worker_it_is(server: Kubernete
     assert env == {
         "HOME": "/tmp", "EDL_WORKER_ID": "0", "EDL_RUN_ID": "run-1", "EDL_MASTER": "edl-master:8500",
         "EDL_RESULTS_PER_RUN": "true",
-        **worker_environment(()),
+        **worker_environment({}),
     }  # fmt: skip
 
 

@@ -185,6 +185,32 @@ def test_rows_that_are_lost_each_time_the_model_is_saved_end_the_job() -> None:
     assert summary["failed_parts"] == [{"part": "saving", "why": LOST}]
 
 
+@pytest.mark.parametrize("hangs", [True, False])
+def test_where_the_variables_are_is_told_when_the_model_cannot_be_saved(hangs: bool) -> None:
+    """The user's code hangs, which the worker reports, or ends the process while the model is saved."""
+    story = finishing(workers=1, maxFailures=0)
+    story.tell(ev.Saved(FIRST, "", variables="model.weights.npz"))
+    assert story.job.exporter == FIRST and story.job.result.model == ""
+    if hangs:
+        why = "saving failed: it has not returned for 600 s"
+        story.tell(ev.Failed(FIRST, why, "Traceback", fatal=True))
+    else:
+        why = "worker 0 exited unexpectedly with exit code 0"
+        story.tell(ev.Gone(FIRST, code=0))
+    summary = ended(story)
+    assert summary["reason"] == f"{why}; the trained weights are kept: model.weights.npz"
+    assert (summary["model"], summary["phase"]) == ("model.weights.npz", "Failed")
+
+
+def test_once_the_model_is_saved_its_variables_are_not_named() -> None:
+    story = finishing(workers=1, maxFailures=0)
+    story.tell(ev.Saved(FIRST, "", variables="model.weights.npz"), ev.Saved(FIRST, "model.keras"))
+    story.tell(ev.Gone(FIRST, code=7))
+    summary = ended(story)
+    assert summary["model"] == "model.keras"
+    assert "npz" not in str(summary["reason"])
+
+
 def test_a_warning_is_told_once_and_kept() -> None:
     story = Story(workers=2)
     effects = story.tell(

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from edl.contract.exit_codes import WorkerExit
 from edl.contract.ids import WorkerId
 from master.core.events import Gone
 from master.core.failures import LONGEST_PAUSE_SECONDS, RestartBackoff, nobody_knows_why, own_fault
@@ -32,6 +33,11 @@ def a_lost_worker(**known: Any) -> WorkerRecord:
         (Gone(ID, signal="SIGTERM"), ""),
         (Gone(ID, code=75, free=True), ""),
         (Gone(ID, code=3), ""),  # it had no master any more
+        (
+            Gone(ID, code=WorkerExit.USER_CODE),
+            "worker 1 exited unexpectedly with exit code 70: the model's code has ended the process with "
+            "exit code 3, 4 or 75, which edl itself uses",
+        ),
     ],
     ids=str,
 )

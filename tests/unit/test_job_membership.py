@@ -234,6 +234,23 @@ def test_a_fatal_failure_is_not_tried_again() -> None:
     assert not of(effects, ef.Create)
 
 
+def test_a_mistake_of_the_model_is_told_once_and_not_tried_again_until_a_worker_was_ready() -> None:
+    mistake = ev.Failed(WorkerId(0), "TypeError: no (mine.py, line 3, in model)", "Traceback", mistake=True)
+    story = Story(workers=2)
+    effects = story.tell(ev.Hello(WorkerId(0)), mistake, ev.Gone(WorkerId(0), code=1))
+    assert story.job.ending == ("Failed", "TypeError: no (mine.py, line 3, in model)")
+    assert story.job.failures == [] and not of(effects, ef.Create)
+
+    story = Story(workers=2)
+    story.running()
+    story.kill(0)
+    story.tell(ev.Tick(), after=5)
+    newcomer = WorkerId(2)
+    story.tell(ev.Hello(newcomer), ev.Failed(newcomer, "TypeError: no", "Traceback", mistake=True))
+    assert story.job.ending is None, "the others train: it may be its node's"
+    assert [f.why for f in story.job.failures] == ["TypeError: no"]
+
+
 def test_workers_that_die_early_are_not_replaced_in_a_hot_loop() -> None:
     story = Story(workers=1)
     pauses = []

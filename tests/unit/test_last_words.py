@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
@@ -30,10 +32,12 @@ def raised(error: BaseException) -> BaseException:
 
 
 def told(error: BaseException) -> pb.Failed:
-    """As the master gets it, over the wire."""
+    """As the master gets it, over the wire; without the place in this file where it was raised."""
     sent: list[pb.FromWorker] = []
     Session(0, sent.append, threading.Event()).fail(raised(error))
-    return pb.FromWorker.FromString(sent[0].SerializeToString()).failed
+    failed = pb.FromWorker.FromString(sent[0].SerializeToString()).failed
+    failed.why = failed.why.removesuffix(f" ({last_words.located(error)})")
+    return failed
 
 
 @pytest.mark.parametrize(
@@ -90,3 +94,45 @@ def test_causes_that_go_in_circles_are_told() -> None:
     one, other = ValueError("one"), ValueError("other")
     one.__cause__, other.__cause__ = other, one
     assert told(one).why == "ValueError: one"
+
+
+def called(text: str, where: Path) -> BaseException:
+    """What the user's file raises, called through a library."""
+    file = where / "mine.py"
+    file.write_text(text)
+    names: dict[str, Any] = {}
+    try:
+        exec(compile(text, str(file), "exec"), names)
+        list(map(names["feed"], [1]))
+    except BaseException as error:
+        return error
+    raise AssertionError
+
+
+def test_the_users_file_and_line_are_told_also_of_a_cause_and_of_a_file_that_cannot_be_compiled(
+    tmp_path: Path,
+) -> None:
+    inner = "import json\n\ndef feed(x):\n    return json.loads('{')\n"
+    assert last_words.located(called(inner, tmp_path)) == "mine.py, line 4, in feed"
+    wrapped = "def feed(x):\n    try:\n        1 / 0\n    except ZeroDivisionError as e:\n"
+    wrapped += "        raise KeyError('no') from e\n"
+    assert last_words.located(called(wrapped, tmp_path)) == "mine.py, line 3, in feed"
+    torn = called("def feed(:\n", tmp_path)
+    assert last_words.located(torn) == "mine.py, line 1"
+    assert last_words.located(ValueError("of nobody")) == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "again"),
+    [
+        ("def feed(x): return 1 / 0", True),
+        ("import no_such_module_of_mine", True),
+        ("def feed(x): raise ValueError('shape')", True),
+        ("def feed(x): open('/no/such/file')", False),
+        ("def feed(x): raise MemoryError", False),
+        ("class Mine(Exception): ...\ndef feed(x): raise Mine", False),
+        ("def feed(x):\n    try: open('/no')\n    except OSError as e: raise ValueError(1) from e", False),
+    ],
+)
+def test_a_mistake_of_the_code_is_told_from_what_may_pass(text: str, again: bool, tmp_path: Path) -> None:
+    assert last_words.comes_again(called(text, tmp_path)) == again

@@ -70,6 +70,16 @@ WRONG = [
     (GOOD + "def feed(x, y):\n    return x, y\n", "line 11: feed(x, y) is called as feed(records)"),
     (GOOD + "def feed(records):\n    print(records)\n", "line 11: feed() returns nothing"),
     (
+        DATA + "model = keras.Sequential([1])\nmodel.compile('sgd')\n",
+        "line 3: model is a Keras model, and must be a function that returns one. Write: def model(): "
+        "m = keras.Sequential(...); m.compile(...); return m",
+    ),
+    (
+        MODEL + "data = edl.npz('x.npz')\n",
+        "line 3: data is a reader, and must be a function that returns one. Write: def data(split): return "
+        'edl.npz(...) if split == "train" else None',
+    ),
+    (
         GOOD + "if True:\n    def model(size):\n        return size\n",
         "line 12: model(size) is called as model()",
     ),
@@ -93,6 +103,8 @@ RIGHT = [
     DATA + "def model(size):\n    return size\nmodel = functools.partial(model, 3)\n",
     DATA + "@decorated\ndef model(size):\n    return size\n",
     DATA + "class model:\n    pass\n",
+    DATA + "model = keras.Sequential([1])\ndef model():\n    return 1\n",
+    DATA + "model = make()\n",
     DATA + "model: object = print\n",
     DATA + "from library import build as model\n",
     DATA + "try:\n    from library import model\nexcept ImportError:\n    def model():\n        return 1\n",

@@ -17,13 +17,14 @@ from typing import IO, Any
 import psutil
 import pytest
 
+from edl.contract.exit_codes import ANNOUNCED, WorkerExit
 from trainer.supervisor import CRASH_LOOP, Ended
 
 SECONDS = 20.0
 # Its worker does what the next line of a file says, after it has told of itself. Time passes as it says, too.
 SUPERVISED = """
 import json, os, pathlib, signal, subprocess, sys, time
-from trainer import supervisor
+from trainer import supervisor, termination
 script, said = (pathlib.Path(a) for a in sys.argv[1:])
 clock = [0.0]
 
@@ -42,6 +43,8 @@ def work(arguments):
         os.kill(os.getpid(), int(what[1:]))
     if what == "wait":
         signal.pause()
+    if what.startswith("user"):
+        os._exit(int(what[4:]))
     if what == "polite":
         signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
         print("polite", flush=True)
@@ -53,7 +56,7 @@ def now():
     clock[0] += 100.0
     return clock[0] if os.environ.get("SLOW") else 0.0
 
-supervisor._prctl(supervisor.PR_SET_CHILD_SUBREAPER, 1)
+termination.become_subreaper()
 it = supervisor.Supervisor(work, place=7, clock=now)
 it.handle_signals()
 sys.exit(it.run())
@@ -120,6 +123,15 @@ def test_who_crashes_is_followed_and_how_is_passed_on(tmp_path: Path) -> None:
             {"place": 7, "code": 75},
         ]
         assert [w["blocked"] for w in it.workers] == [0] * 4, "a worker can be asked to end"
+
+
+@pytest.mark.parametrize("code", sorted(ANNOUNCED))
+def test_an_exit_code_of_edls_that_only_the_users_code_has_used_is_not_believed(
+    tmp_path: Path, code: int
+) -> None:
+    with supervised(tmp_path, f"user{code}", "0") as it:
+        assert it.ends() == WorkerExit.USER_CODE
+        assert len(it.workers) == 1
 
 
 def test_who_crashes_at_its_start_again_and_again_is_left_to_the_master(tmp_path: Path) -> None:

@@ -36,3 +36,41 @@ def test_callbacks_are_found_by_their_name(tmp_path: Path) -> None:
 def test_what_is_no_function_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"has no function callbacks\(\)"):
         loaded(MODULE + "callbacks = []\n", tmp_path)
+
+
+class OfLength:
+    """A reader that says this of its length."""
+
+    def __init__(self, length: object):
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length  # type: ignore[return-value]
+
+    def read(self, start: int, stop: int) -> None: ...
+
+
+@pytest.mark.parametrize("length", ["12", -1, None, 1.5])
+def test_a_length_that_is_none_is_told_with_the_function(length: object) -> None:
+    module = user_model.UserModel("mine.py", lambda: None, lambda split: OfLength(length), None)
+    wanted = r"mine.py: __len__\(\) of what data\('train'\) returns must give the number of records"
+    with pytest.raises(ModelError, match=wanted):
+        module.reader("train")
+
+
+def test_a_model_in_the_place_of_the_function_that_returns_it_is_refused_with_what_to_write(
+    tmp_path: Path,
+) -> None:
+    text = """
+class Sequential:
+    def __call__(self, x): return x
+    def get_config(self): return {}
+model = Sequential()
+def data(split): ...
+"""
+    wanted = (
+        r"model is a Sequential, and must be a function that returns one. Write: def model\(\): "
+        r"m = Sequential\(...\); m.compile\(...\); return m"
+    )
+    with pytest.raises(ModelError, match=wanted):
+        loaded(text, tmp_path)

@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from edl.contract.workers import MALLOC, WORKER_ENVIRONMENT, worker_environment
+from edl.contract.workers import ASKED_BACKEND, MALLOC, WORKER_ENVIRONMENT, worker_environment
 
 LOADER = {"x86_64": "/lib64/ld-linux-x86-64.so.2", "aarch64": "/lib/ld-linux-aarch64.so.1"}
 
@@ -22,7 +22,7 @@ def tunables(environment: dict[str, str]) -> dict[str, str]:
 
 
 def test_malloc_keeps_what_the_next_step_needs() -> None:
-    found = tunables(worker_environment(()))
+    found = tunables(worker_environment({}))
     asked = {
         "trim_threshold": 256 << 20, "mmap_threshold": 32 << 20, "hugetlb": 1, "arena_max": 1,
     }  # fmt: skip
@@ -31,4 +31,10 @@ def test_malloc_keeps_what_the_next_step_needs() -> None:
 
 @pytest.mark.parametrize("name", [MALLOC, "MALLOC_ARENA_MAX", "MALLOC_TRIM_THRESHOLD_"])
 def test_who_has_set_how_malloc_works_is_not_contradicted(name: str) -> None:
-    assert worker_environment(["HOME", name]) == WORKER_ENVIRONMENT
+    assert worker_environment({"HOME": "/", name: "1"}) == WORKER_ENVIRONMENT
+
+
+def test_another_backend_of_keras_is_overridden_and_remembered() -> None:
+    found = worker_environment({"KERAS_BACKEND": "torch"})
+    assert (found["KERAS_BACKEND"], found[ASKED_BACKEND]) == ("tensorflow", "torch")
+    assert ASKED_BACKEND not in worker_environment({"KERAS_BACKEND": "tensorflow"})

@@ -43,7 +43,7 @@ from trainer import snapshot
 from trainer.graphs import compiled
 from trainer.ring.base import Prepare, RingBroken
 from trainer.ring.transfer import Giver, Offer, TransferFailed, give_way, take
-from trainer.termination import shielded
+from trainer.termination import leave, shielded
 
 INTERNET = (socket.AF_INET, socket.AF_INET6)
 NO_PORT = -1
@@ -221,13 +221,20 @@ class HorovodRing:
             if hung >= HUNG_SECONDS:
                 print(f"still inside a broken ring after {HUNG_SECONDS:g} s", file=sys.stderr)
                 faulthandler.dump_traceback(all_threads=True)
-                os._exit(WorkerExit.PEER_BROKEN)
+                leave(WorkerExit.PEER_BROKEN)
+
+    @property
+    def waits(self) -> bool:
+        """True while this process has computed its part of a sum, and waits for the other members."""
+        return self.in_graph.waits or self._in_engine()
 
     def _in_engine(self) -> bool:
         """Whether a thread waits in this module, and not in the user's code."""
+        others = {thread.ident for thread in threading.enumerate() if thread.name == "cut"}
+        others.add(threading.get_ident())  # which asks
         for thread, innermost in sys._current_frames().items():
             frame: FrameType | None = innermost
-            while frame is not None and thread != threading.get_ident():  # which cuts
+            while frame is not None and thread not in others:
                 if frame.f_code.co_filename == __file__:
                     return True
                 frame = frame.f_back
@@ -307,8 +314,10 @@ class GraphSums:
     def __init__(self) -> None:
         self.runs = False  # a graph with sums
         self._size = 0  # of the ring
+        self._call = 0  # of the graph, so many in this process
         with tf.device("CPU:0"):  # from where a branch is decided: of a GPU it would be asked for each sum
             self._alone = tf.Variable(False, trainable=False, name="alone_in_the_ring")
+            self._waiting = tf.Variable(0, dtype=tf.int64, trainable=False, name="waits_for_the_ring")
 
     @property
     def variable(self) -> tf.Variable:
@@ -336,6 +345,18 @@ class GraphSums:
             total.op._set_attr(ATTRIBUTE, attr_value_pb2.AttrValue(s=name.encode()))
             found, _ = tf.raw_ops.Merge(inputs=[tf.cast(total, tensor.dtype), mine])
         return found
+
+    def next_call(self) -> int:
+        self._call += 1
+        return self._call
+
+    def mark(self, call: tf.Tensor) -> None:
+        self._waiting.assign(call)
+
+    @property
+    def waits(self) -> bool:
+        """True while the graph that runs has nothing left to compute before a sum comes back."""
+        return self.runs and int(self._waiting.numpy()) == self._call
 
     @contextlib.contextmanager
     def ring_errors(self) -> Iterator[None]:

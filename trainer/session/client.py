@@ -20,6 +20,7 @@ import asyncio
 import contextlib
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass
 from typing import Any
@@ -100,6 +101,7 @@ class MasterStream:
         self.output = self.salvage = ""
         self.servers: tuple[str, ...] = ()  # host:port of the parameter servers, by index
         self.rehearses = False
+        self.opened_at = 0.0  # when the master's welcome came, of `time.monotonic`
         self.store_port = 0
         self.address, self._token, self._run_id, self._connect = address, token, run_id, connect
         self._succeeds, self._brings_state = succeeds, brings_state
@@ -148,6 +150,7 @@ class MasterStream:
             )
         if self.session.ended:
             raise NoMaster(self.session.ended)
+        self.opened_at = time.monotonic()
 
     def start_heartbeats(self, seconds: float) -> None:
         self._loop.call_soon_threadsafe(lambda: self._keep(self._heartbeats(seconds)))

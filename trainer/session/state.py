@@ -204,12 +204,20 @@ class Session:
         """Send one message, e.g. `say(g, joined_ring=pb.Up(step=3))`."""
         self._send(pb.FromWorker(generation=generation, **what))  # type: ignore[arg-type]
 
-    def fail(self, error: BaseException) -> None:
-        """Tell the master, once, why this worker cannot go on."""
+    def fail(self, error: BaseException, starting: bool = False) -> None:
+        """Tell the master, once, why this worker cannot go on.
+
+        Args:
+            starting: it was not ready yet.
+        """
         ours = isinstance(error, EdlError)  # then another worker would fare no better
         plain = ours and not isinstance(error, UserCodeError)  # the text says it all
         text = "" if plain else last_words.traced(error)
-        self.say(failed=pb.Failed(why=last_words.described(error), traceback=text, fatal=ours))
+        why = last_words.described(error)
+        if not plain and (where := last_words.located(error)):
+            why = f"{why} ({where})"
+        mistake = starting and not ours and last_words.comes_again(error)
+        self.say(failed=pb.Failed(why=why, traceback=text, fatal=ours, mistake=mistake))
 
     def began_with(self, text: str) -> None:
         """Tell people with what the training begins."""

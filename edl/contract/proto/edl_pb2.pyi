@@ -371,14 +371,16 @@ class Leaving(_message.Message):
     def __init__(self, why: _Optional[str] = ...) -> None: ...
 
 class Failed(_message.Message):
-    __slots__ = ("why", "traceback", "fatal")
+    __slots__ = ("why", "traceback", "fatal", "mistake")
     WHY_FIELD_NUMBER: _ClassVar[int]
     TRACEBACK_FIELD_NUMBER: _ClassVar[int]
     FATAL_FIELD_NUMBER: _ClassVar[int]
+    MISTAKE_FIELD_NUMBER: _ClassVar[int]
     why: str
     traceback: str
     fatal: bool
-    def __init__(self, why: _Optional[str] = ..., traceback: _Optional[str] = ..., fatal: _Optional[bool] = ...) -> None: ...
+    mistake: bool
+    def __init__(self, why: _Optional[str] = ..., traceback: _Optional[str] = ..., fatal: _Optional[bool] = ..., mistake: _Optional[bool] = ...) -> None: ...
 
 class PartFailed(_message.Message):
     __slots__ = ("part", "why", "traceback")
@@ -391,16 +393,18 @@ class PartFailed(_message.Message):
     def __init__(self, part: _Optional[str] = ..., why: _Optional[str] = ..., traceback: _Optional[str] = ...) -> None: ...
 
 class Saved(_message.Message):
-    __slots__ = ("model", "note", "failed", "step")
+    __slots__ = ("model", "note", "failed", "step", "variables")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     NOTE_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
+    VARIABLES_FIELD_NUMBER: _ClassVar[int]
     model: str
     note: str
     failed: _containers.RepeatedCompositeFieldContainer[PartFailed]
     step: int
-    def __init__(self, model: _Optional[str] = ..., note: _Optional[str] = ..., failed: _Optional[_Iterable[_Union[PartFailed, _Mapping]]] = ..., step: _Optional[int] = ...) -> None: ...
+    variables: str
+    def __init__(self, model: _Optional[str] = ..., note: _Optional[str] = ..., failed: _Optional[_Iterable[_Union[PartFailed, _Mapping]]] = ..., step: _Optional[int] = ..., variables: _Optional[str] = ...) -> None: ...
 
 class Finished(_message.Message):
     __slots__ = ("metrics", "model", "note", "failed", "exports")

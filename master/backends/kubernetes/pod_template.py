@@ -68,7 +68,7 @@ def render(template: pods.Pod, identity: Identity, worker: WorkerId, high: bool)
     env = {
         "EDL_WORKER_ID": str(worker), "EDL_RUN_ID": identity.run_id, "EDL_MASTER": identity.address,
         "EDL_RESULTS_PER_RUN": "true",  # other runs may use the output volume, before or after this one
-        **worker_environment(str(e.get("name")) for e in given),
+        **worker_environment({str(e.get("name")): str(e.get("value", "")) for e in given}),
     }  # fmt: skip
     kept = [e for e in given if e.get("name") not in env]
     own["env"] = [*kept, *({"name": key, "value": value} for key, value in env.items())]

@@ -1,0 +1,65 @@
+"""Exit codes of edl's that the user's code cannot be confused with.
+
+A worker's process runs the user's code, which may end it with any exit code (`os._exit(3)`). So edl's own
+code announces each exit to the process's parent over a pipe. Of the codes that mean something to the master,
+the parent believes only one that was announced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+from edl.contract.exit_codes import ANNOUNCED, WorkerExit
+
+VARIABLE = "EDL_EXIT_PIPE"  # the descriptor, for a process that is started by exec
+
+
+class Announcement:
+    """The parent's side: one for each worker's process, made before that starts."""
+
+    def __init__(self) -> None:
+        self._read, self.write = os.pipe()  # closed by exec, unless it is passed on
+        os.set_blocking(self._read, False)
+
+    def started(self) -> None:
+        """The process has its end of the pipe."""
+        os.close(self.write)
+
+    def believed(self, code: int) -> int:
+        """The exit code to go by, once the process has ended with this one (negative: a signal)."""
+        said = b""
+        with contextlib.suppress(BlockingIOError):  # a child of the worker still has the other end
+            said = os.read(self._read, 1)
+        os.close(self._read)
+        return WorkerExit.USER_CODE if code in ANNOUNCED and said != bytes([code]) else code
+
+
+class _Pipe:
+    """The worker's end; -1: nobody asked for announcements."""
+
+    def __init__(self) -> None:
+        self.descriptor, self.inode = -1, 0
+
+
+_pipe = _Pipe()
+
+
+def announce_to(descriptor: int) -> None:
+    """This process is a worker, and announces its exit there. Its own children do not inherit it by exec."""
+    os.set_inheritable(descriptor, False)
+    _pipe.descriptor, _pipe.inode = descriptor, os.fstat(descriptor).st_ino
+
+
+def announce_as_told() -> None:
+    """The same, to the descriptor that the environment names, if it names one."""
+    if given := os.environ.pop(VARIABLE, ""):
+        announce_to(int(given))
+
+
+def announce(code: int) -> None:
+    """This process exits with this code now, and edl's own code has decided it."""
+    with contextlib.suppress(OSError):
+        # The user's code may have closed it, and another file may have its number.
+        if _pipe.descriptor >= 0 and os.fstat(_pipe.descriptor).st_ino == _pipe.inode:
+            os.write(_pipe.descriptor, bytes([code]))

@@ -1,0 +1,69 @@
+"""Limits on the time of the user's code: `trainer.watchdog`, with real threads and a real process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from queue import SimpleQueue
+
+from edl.contract.exit_codes import WorkerExit
+from trainer.watchdog import Compute, Watchdog
+
+SECONDS = 20.0
+LIMIT = 0.05
+
+
+class Called(threading.Thread):
+    """A call that returns when it is told to, on a thread of its own."""
+
+    def __init__(self, watchdog: Watchdog, name: str, waits: bool = False):
+        super().__init__(daemon=True)
+        self._compute = Compute(watchdog, LIMIT, 0.0, lambda: waits)
+        self._what, self._inside, self.ends = name, threading.Event(), threading.Event()
+        self.start()
+        assert self._inside.wait(SECONDS)
+
+    def run(self) -> None:
+        with self._compute("step", lambda: self._what, 1):
+            self._inside.set()
+            self.ends.wait(SECONDS)
+
+
+def test_who_waits_for_others_is_not_blamed_and_who_hangs_is_with_its_stack() -> None:
+    told = SimpleQueue[tuple[str, str]]()
+    watchdog = Watchdog(LIMIT, lambda why, stack: told.put((why, stack)))
+    calls = [Called(watchdog, "step 1", waits=True), Called(watchdog, "step 2")]
+    why, stack = told.get(timeout=SECONDS)
+    values = "elastic.stepTimeoutSeconds + elastic.startupTimeoutSeconds"  # it may be compiled for one record
+    assert why == f"step 2 has not returned for 0.05 s ({values})"
+    assert "self.ends.wait(SECONDS)" in stack
+    for call in calls:
+        call.ends.set()
+
+
+def test_calls_may_be_nested_and_each_has_its_own_limit() -> None:
+    told = SimpleQueue[str]()
+    watchdog = Watchdog(SECONDS, lambda why, stack: told.put(f"another: {why}"))
+    mine = SimpleQueue[str]()
+    with (
+        watchdog.watch(lambda: "outer"),
+        watchdog.watch(lambda: "inner", LIMIT, "a.value", hung=lambda why, stack: mine.put(why)),
+    ):
+        assert mine.get(timeout=SECONDS) == "inner has not returned for 0.05 s (a.value)"
+    assert told.empty()
+
+
+CLOSES = """
+import os
+from trainer.watchdog import Watchdog
+watchdog = Watchdog(60.0, lambda why, stack: None)
+with watchdog.watch(lambda: "mine.py: feed()"):
+    os.closerange(3, 1000)
+"""
+
+
+def test_a_call_that_closes_descriptors_of_the_worker_ends_it_with_a_code_that_says_so() -> None:
+    ended = subprocess.run([sys.executable, "-c", CLOSES], capture_output=True, text=True, timeout=SECONDS)
+    assert ended.returncode == WorkerExit.DESCRIPTORS_CLOSED
+    assert ended.stderr == "mine.py: feed() has closed file descriptors of its worker\n"
