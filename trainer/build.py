@@ -145,8 +145,8 @@ def _build(
     size = len(reader)
     refuse_empty(size, "train", module.name, config.data.allow_empty)
     training, buffer = config.training, config.data.buffer_mebibytes * MEBIBYTE
-    records = Records(reader, module.feed, module.name, watchdog.watch, training.seed, config.data.shuffle,
-                      lenient=config.data.max_bad_records > 0)  # fmt: skip
+    records = Records(reader, module.feed_of("train"), module.name, watchdog.watch, training.seed,
+                      config.data.shuffle, lenient=config.data.max_bad_records > 0)  # fmt: skip
     records.fit(buffer * (1 - AHEAD), config.workers)
     doing.now(f"{name}: the first records, and the first use of the model with them")
     # Several small batches too: where feed() pads each batch by itself, they differ in length.
@@ -458,7 +458,7 @@ def evaluation_of(
     sources = {}
     for split in dict.fromkeys((of.split, FINAL)):
         if (reader := module.reader(split)) is not None and len(reader):
-            sources[split] = Records(reader, module.feed, module.name, watch)
+            sources[split] = Records(reader, module.feed_of(split), module.name, watch)
         elif split != FINAL:
             raise ModelError(
                 f"evaluation.split is {split!r}, and {module.name}: data({split!r}) has no records"

@@ -73,7 +73,7 @@ def build_frozen(
     reader = module.reader(split)
     if reader is None or not len(reader):
         raise DataError(f"{module.name}: data({split!r}) has no records, and mode is {config.mode}")
-    records = Records(reader, module.feed, module.name, watch)
+    records = Records(reader, module.feed_of(split), module.name, watch)
     sample = records.these(range(min(SAMPLE_RECORDS, len(reader))))
     _build(model, sample)
     lookups = Lookups(model, trained=False)

@@ -24,6 +24,7 @@ import keras
 import numpy as np
 
 from edl.contract import artifacts
+from edl.contract.evaluation import FINAL
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.ranges import Range
 from edl.data import Reader
@@ -238,13 +239,14 @@ def evaluate(
     """The compiled loss and metrics over the held-out records; empty when there are none.
 
     Args:
+        reader: of data("test").
         watch: goes around each call of the user's code that reads.
         batches: of records, by their index; None: all of them.
     """
     size = 0 if reader is None else len(reader)
     if reader is None or size == 0:
         return {}
-    source = Records(reader, zoo.feed, zoo.name, watch)
+    source = Records(reader, zoo.feed_of(FINAL), zoo.name, watch)
     if batches is None:
         starts = range(0, size, EVALUATION_BATCH)
         batches = [(start, min(start + EVALUATION_BATCH, size)) for start in starts]

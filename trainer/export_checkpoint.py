@@ -151,7 +151,7 @@ def _restored(
         keep_rows_elsewhere()
     reader = module.reader("train")
     assert reader is not None
-    records = Records(reader, module.feed, module.name, lenient=True)
+    records = Records(reader, module.feed_of("train"), module.name, lenient=True)
     tried = records.first(TRIED_RECORDS)
     batches = [records.these(several) for several in (tried, *([i] for i in tried))] if tried else []
     with replaced(config.ps.replace_embeddings if manifest.of_servers else 0):

@@ -5,7 +5,8 @@ The contract is two plain functions and three optional ones:
     model()        a compiled Keras model
     data(split)    a reader for "train", and for "test" (or None: nothing is held out); for "validation"
                    where evaluation.split asks for it
-    feed(records)  from what the reader gives to (features, labels[, weights])
+    feed(records)  from what the reader gives to (features, labels[, weights]); feed(records, split) is also
+                   given the split of the records
     callbacks()    Keras callbacks (trainer/callbacks.py)
     write(outputs, ids)  what is to be kept of predictions
 
@@ -46,7 +47,7 @@ class UserModel:
     name: str
     model: Callable[[], Any]
     data: Callable[[str], Any]
-    feed: Callable[[Any], Any] | None
+    feed: Callable[..., Any] | None  # called through `feed_of`
     callbacks: Callable[[], Any] | None = None
     write: Callable[[Any, Any], Any] | None = None
 
@@ -72,6 +73,41 @@ class UserModel:
                 f"integer of at least 0: {error}"
             ) from error
         return reader
+
+    def feed_of(self, split: str) -> Callable[[Any], Any] | None:
+        """The function that makes features, labels and weights of records of `split`; None without feed()."""
+        feed = self.feed
+        if feed is None or not _takes_split(feed, self.name):
+            return feed
+        return lambda records: feed(records, split)
+
+
+def _takes_split(feed: Callable[..., Any], name: str) -> bool:
+    """Whether feed() is called as feed(records, split): a second parameter without a default, or one that is
+    called `split`. edl/config/model_check.py checks the same without importing the module.
+
+    Raises:
+        ModelError: feed() can be called neither in this way nor as feed(records).
+    """
+    try:
+        signature = inspect.signature(feed)
+    except (TypeError, ValueError):  # some functions written in C have no signature
+        return False
+    positional = [
+        p for p in signature.parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
+    takes = len(positional) > 1 and (
+        positional[1].default is inspect.Parameter.empty or positional[1].name == "split"
+    )
+    try:
+        signature.bind(*(("records", "split") if takes else ("records",)))
+        if not takes and "split" in signature.parameters:
+            raise TypeError("split is not the second positional parameter")
+    except TypeError as error:
+        raise ModelError(
+            f"{name}: feed{signature} is called as feed(records) or feed(records, split): {error}"
+        ) from error
+    return takes
 
 
 def load(name: str, source: str = "") -> UserModel:
@@ -116,6 +152,8 @@ def load(name: str, source: str = "") -> UserModel:
                 f"{name}: the module has no function {wanted}() (model() and data(split) are due)"
             )
         functions[wanted] = function
+    if functions["feed"] is not None:
+        _takes_split(functions["feed"], name)
     return UserModel(name, functions["model"], functions["data"], *(functions[name] for name in OPTIONAL))
 
 

@@ -17,7 +17,8 @@ from collections.abc import Iterable, Iterator
 
 MOST_CHARACTERS = 262_144
 MOST_BYTES = 786_432  # with JSON's escapes: a ConfigMap holds 1 MiB, and the rest of the job is in it, too
-CONTRACT = {"model": "model()", "data": "data(split)", "feed": "feed(records)"}  # and how they are called
+# The functions and how each is called.
+CONTRACT = {"model": "model()", "data": "data(split)", "feed": "feed(records) or feed(records, split)"}
 NEEDED = ("model", "data")
 MODELS = ("Sequential", "Model", "Functional")  # classes of Keras
 SAFE_ENCODINGS = ("utf-8", "utf8", "utf-8-sig", "ascii", "us-ascii")
@@ -170,9 +171,14 @@ def _function(function: Function, call: str) -> Iterator[str]:
     elif not returns and not isinstance(function.body[-1], ast.Raise):
         yield f"{where} returns nothing"
     found, given = function.args, 0 if call.endswith("()") else 1
-    most = len(found.posonlyargs) + len(found.args)
-    least = most - len(found.defaults)
-    if least > given or None in found.kw_defaults or (most < given and not found.vararg):
+    names = [argument.arg for argument in (*found.posonlyargs, *found.args)]
+    most, least = len(names), len(names) - len(found.defaults)
+    misplaced = False
+    if function.name == "feed":  # as trainer/user_model.py finds it in the signature
+        takes_split = most > 1 and (least > 1 or names[1] == "split")
+        given += takes_split
+        misplaced = not takes_split and "split" in (*names, *(argument.arg for argument in found.kwonlyargs))
+    if least > given or None in found.kw_defaults or (most < given and not found.vararg) or misplaced:
         yield f"line {function.lineno}: {function.name}({ast.unparse(found)}) is called as {call}"
 
 

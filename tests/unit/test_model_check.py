@@ -7,6 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edl.config import model_check
+from edl.errors import ModelError
+from trainer import user_model
 
 ROOT = Path(__file__).parents[2]
 GOOD = """
@@ -67,7 +69,6 @@ WRONG = [
     (MODEL + "def data(split, path):\n    return 1\n", "line 3: data(split, path) is called as data(split)"),
     (MODEL + "def data(*, split):\n    return 1\n", "line 3: data(*, split) is called as data(split)"),
     (MODEL + "def data(split):\n    yield 1\n", "line 3: data() uses `yield`"),
-    (GOOD + "def feed(x, y):\n    return x, y\n", "line 11: feed(x, y) is called as feed(records)"),
     (GOOD + "def feed(records):\n    print(records)\n", "line 11: feed() returns nothing"),
     (
         DATA + "model = keras.Sequential([1])\nmodel.compile('sgd')\n",
@@ -121,6 +122,45 @@ RIGHT = [
 ]
 
 
+# How a feed() with these parameters is called; None: not at all, and that is said.
+FEEDS = {
+    "records": "of records",
+    "*records": "of records",
+    "records, scale=255": "of records",
+    "records, *, scale=255": "of records",
+    "records, **more": "of records",
+    "records, split": "of records, split",
+    "records, which, /": "of records, split",
+    "records, split='train'": "of records, split",
+    "records, split, scale=255": "of records, split",
+    "": None,
+    "records, split, scale": None,
+    "records, scale=255, split='train'": None,
+    "records, *, split='train'": None,
+    "records, *, split": None,
+    "*, records": None,
+}
+
+
+@pytest.mark.parametrize("parameters", FEEDS)
+def test_feed_is_called_with_the_split_if_its_parameters_take_it(parameters: str, tmp_path: Path) -> None:
+    text = f"{MODEL}{DATA}def feed({parameters}):\n    return dict(locals())\n"
+    file = tmp_path / "mine.py"
+    file.write_text(text)
+    if (expected := FEEDS[parameters]) is None:
+        line = f"line 5: feed({parameters}) is called as feed(records) or feed(records, split)"
+        assert model_check.check(text, "mine.py") == [f"mine.py: {line}"]
+        with pytest.raises(ModelError, match=r"is called as feed\(records\) or feed\(records, split\)"):
+            user_model.load(str(file))
+        return
+    assert model_check.check(text) == []
+    feed = user_model.load(str(file)).feed_of("test")
+    assert feed is not None
+    given = feed("these").values()
+    assert ("test" in given) == (expected == "of records, split")
+    assert "these" in given or ("these",) in given
+
+
 @pytest.mark.parametrize(("text", "line"), WRONG)
 def test_a_wrong_file_is_refused_in_one_line(text: str, line: str) -> None:
     [found] = model_check.check(text, "my_model.py")
@@ -139,7 +179,7 @@ def test_every_mistake_against_the_contract_is_named_at_once() -> None:
     assert [line.split(": ", 1)[1] for line in found] == [
         "has no function data(). A model file defines model() and data(split)",
         "line 1: model(a) is called as model()",
-        "line 3: feed() is called as feed(records)",
+        "line 3: feed() is called as feed(records) or feed(records, split)",
     ]
 
 

@@ -53,7 +53,7 @@ def features_of(module: UserModel, watch: Watch = unwatched) -> Any:
     for split in ("test", "train"):
         reader = module.reader(split)
         if reader is not None and len(reader):
-            records = Records(reader, module.feed, module.name, watch, lenient=True)
+            records = Records(reader, module.feed_of(split), module.name, watch, lenient=True)
             return records.these(records.first(RECORDS)).x
     return None
 
