@@ -92,7 +92,7 @@ def recording(hook: str) -> Any:
 
 
 for hook in ALL_HOOKS:
-    if ROWS["Callback"][hook]["how"] == "exact":
+    if ROWS["Callback"].get(hook, {}).get("how") == "exact":
         setattr(Records, hook, recording(hook))
 
 
