@@ -308,3 +308,12 @@ def test_no_check_is_made_of_the_side_of_a_sum_that_a_ring_of_one_does_not_take(
     readers = {op.type for op in graph.get_operations() if any(given is result for given in op.inputs)}
     assert readers == {"Merge"}  # a check would be an operation with an effect, and dead as all results then
     assert "CheckNumericsV2" in {op.type for op in graph.get_operations()}  # of what is summed
+
+
+def test_variables_of_the_ring_are_not_taken_for_the_models() -> None:
+    case = Case(dense, plain)
+    learner = KerasLearner(
+        case.build(), batch(case, 0, 5), [batch(case, 0, 1)], lambda v: v, in_graph=GraphSums()
+    )
+    assert isinstance(learner._step, OverlappedStep)
+    assert learner.others == []
