@@ -37,6 +37,7 @@ from trainer.evaluation import RingEvaluation
 from trainer.evaluation_metrics import EvaluationMetrics
 from trainer.export import Exporter
 from trainer.exports.verification import Ahead, Verification
+from trainer.graphs import keep_xla_explicit
 from trainer.history import HistoryFiles, as_json
 from trainer.last_words import described
 from trainer.learner import KerasLearner
@@ -93,6 +94,7 @@ def build(stream: MasterStream, memory: MemoryCopy | None = None) -> Worker:
         output_lock.hold(Path(stream.output), stream.run_id)
     keras.utils.set_random_seed(config.training.seed)
 
+    keep_xla_explicit()
     module = user_model.load(config.model.module, config.model.source)
     watchdog = Watchdog(config.elastic.step_timeout_seconds, partial(_hung, stream))
     session = stream.session

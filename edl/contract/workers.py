@@ -13,6 +13,9 @@ WORKER_ENVIRONMENT: Final = {
 }
 """What must be the same in all of them."""
 
+# Without it, TensorFlow reserves all of a GPU's memory at once, and a second worker on that GPU finds none.
+MEMORY_GROWTH: Final = "TF_FORCE_GPU_ALLOW_GROWTH"
+
 MALLOC: Final = "GLIBC_TUNABLES"
 _MEBIBYTE = 1 << 20
 _TUNABLES = {
@@ -29,9 +32,12 @@ def worker_environment(given: Iterable[str]) -> dict[str, str]:
     """What is added to the environment of a worker's process before that begins.
 
     Args:
-        given: the names of what is in it. Whoever has set how `malloc` works is not contradicted.
+        given: the names of its variables. How `malloc` works and how TensorFlow reserves a GPU's memory
+            is added only if no variable says that.
     """
-    if any(name == MALLOC or name.startswith("MALLOC_") for name in given):
-        return WORKER_ENVIRONMENT
-    tunables = ":".join(f"glibc.malloc.{name}={value}" for name, value in _TUNABLES.items())
-    return {**WORKER_ENVIRONMENT, MALLOC: tunables}
+    names, added = set(given), dict(WORKER_ENVIRONMENT)
+    if MEMORY_GROWTH not in names:
+        added[MEMORY_GROWTH] = "true"
+    if not any(name == MALLOC or name.startswith("MALLOC_") for name in names):
+        added[MALLOC] = ":".join(f"glibc.malloc.{name}={value}" for name, value in _TUNABLES.items())
+    return added
