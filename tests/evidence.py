@@ -12,14 +12,23 @@ CRASHES = {"SIGABRT", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL"}
 
 
 def check_weights(model: Path, records: int, epochs: int) -> str:
-    """What is wrong with the counts in a saved counting model; nothing when every one is right."""
-    counters = [a for a in saved_weights(model) if a.shape == (max(records, 1),)]
+    """What is wrong with the counts in a saved counting model; nothing when every one is right.
+
+    A vector of another length must have counted all records in each of its elements (counting_large.py).
+    """
+    vectors = [a for a in saved_weights(model) if a.ndim == 1]
+    counters = [a for a in vectors if a.shape == (max(records, 1),)]
     if not counters:
         return "the model has no counts"
     for counts in counters:
         off = np.flatnonzero(counts[:records] != epochs)
         if len(off):
             return f"record {off[0]} counted {counts[off[0]]:g} times, not {epochs}; {len(off)} are wrong"
+    total = records * epochs
+    for elements in (a for a in vectors if a.dtype == np.float32 and len(a) not in (1, max(records, 1))):
+        off = np.flatnonzero(elements != total)
+        if len(off):
+            return f"element {off[0]} counted {elements[off[0]]:g} records, not {total}; {len(off)} are wrong"
     return ""
 
 

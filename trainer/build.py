@@ -39,6 +39,7 @@ from trainer.evaluation import RingEvaluation
 from trainer.evaluation_metrics import EvaluationMetrics
 from trainer.export import Exporter
 from trainer.exports.verification import Ahead, Verification
+from trainer.graphs import keep_xla_explicit
 from trainer.history import HistoryFiles, as_json
 from trainer.last_words import described
 from trainer.learner import KerasLearner
@@ -122,6 +123,7 @@ def _build(
     keras.utils.set_random_seed(config.training.seed)
     name = config.model.module or "model.source"
     doing.now(f"{name}: the import of the module")
+    keep_xla_explicit()
     module = user_model.load(config.model.module, config.model.source)
     session = stream.session
     interface, port = os.environ.get("EDL_RING_INTERFACE", "lo"), int(stream.address.rpartition(":")[2])

@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import keras
 import tensorflow as tf
+
+
+def keep_xla_explicit() -> None:
+    """Let Keras compile a model with XLA only where `jit_compile=True` says so.
+
+    For "auto", the default, Keras takes XLA where there is a GPU. XLA compiles each size of a part anew, for
+    seconds, so after each change of the ring.
+    """
+    keras.Model._resolve_auto_jit_compile = lambda self: False
 
 
 def compiled(

@@ -43,9 +43,9 @@ class InnerSum:
         self._turn = tf.Variable(0, dtype=tf.int64, trainable=False, name="turn_of_the_ring")
 
     @property
-    def variable(self) -> tf.Variable:
-        """Of no model: who collects the variables of a graph leaves it out."""
-        return self._turn
+    def variables(self) -> tuple[tf.Variable, ...]:
+        """The variables that a graph with sums captures, and that are not the model's."""
+        return (self._turn,)
 
     def __call__(self, vector: tf.Tensor, name: str = "", wire: str = "float32") -> tf.Tensor:
         """The sum over all ranks of `vector`, float32, of the same shape on all. It has no gradient.

@@ -74,7 +74,7 @@ class MeanGradients:
     @property
     def variables(self) -> list[tf.Variable]:
         """Of no model."""
-        return [self.sum.variable, self.records, self._rank, self.not_finite, self.spoiled]
+        return [*self.sum.variables, self.records, self._rank, self.not_finite, self.spoiled]
 
     @contextlib.contextmanager
     def in_charge(self, rehearsing: bool = False) -> Iterator[None]:

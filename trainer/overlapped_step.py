@@ -49,8 +49,8 @@ class RingSums(Protocol):
     WIRES: tuple[str, ...]  # the types as which numbers can travel
 
     @property
-    def variable(self) -> tf.Variable:
-        """The ring's own, which its sums read: it is none of the model's."""
+    def variables(self) -> Sequence[tf.Variable]:
+        """The ring's own, which a graph with sums captures; they are not the model's."""
         ...
 
     def __call__(self, tensor: tf.Tensor, /, name: str, wire: str = "float32") -> tf.Tensor:
@@ -89,7 +89,7 @@ class OverlappedStep(StepGraphs):
     def __init__(self, *others: Any, total: RingSums, divided: bool = False, wire: str = "float32"):
         model, sample = others[0], others[2]
         super().__init__(*others)
-        self._of_ring.append(total.variable)
+        self._of_ring += total.variables
         self._total, self._divided, self._wire = total, divided, wire
         self._carried: list[tf.TensorSpec] = []
         self._step: Callable[..., list[tf.Tensor]]

@@ -90,7 +90,7 @@ class StepGraphs(ABC):
         self._by_row = False  # whether the gradients of tables are rows
         self._findings = try_model()
         self._others: dict[str, list[Any]] = {}  # by graph: the variables that it captures
-        self._of_ring = [inner_sum.variable]  # captured as well, and none of the model
+        self._of_ring = [*inner_sum.variables]  # captured as well, and none of the model
 
     # --- a step
 

@@ -14,6 +14,9 @@ WORKER_ENVIRONMENT: Final = {
 """What must be the same in all of them."""
 
 ASKED_BACKEND: Final = "EDL_ASKED_KERAS_BACKEND"  # what KERAS_BACKEND was before it was overridden
+# Without it, TensorFlow reserves all of a GPU's memory at once, and a second worker on that GPU finds none.
+MEMORY_GROWTH: Final = "TF_FORCE_GPU_ALLOW_GROWTH"
+
 MALLOC: Final = "GLIBC_TUNABLES"
 _MEBIBYTE = 1 << 20
 _TUNABLES = {
@@ -30,12 +33,14 @@ def worker_environment(given: Mapping[str, str]) -> dict[str, str]:
     """What is added to the environment of a worker's process before that begins.
 
     Args:
-        given: what is in it. Whoever has set how `malloc` works is not contradicted.
+        given: its variables. How `malloc` works and how TensorFlow reserves a GPU's memory is added only if
+            no variable says that.
     """
-    ours, asked = dict(WORKER_ENVIRONMENT), given.get("KERAS_BACKEND")
-    if asked not in (None, "", ours["KERAS_BACKEND"]):
-        ours[ASKED_BACKEND] = str(asked)  # which a worker reports
-    if any(name == MALLOC or name.startswith("MALLOC_") for name in given):
-        return ours
-    tunables = ":".join(f"glibc.malloc.{name}={value}" for name, value in _TUNABLES.items())
-    return {**ours, MALLOC: tunables}
+    added, asked = dict(WORKER_ENVIRONMENT), given.get("KERAS_BACKEND")
+    if asked not in (None, "", added["KERAS_BACKEND"]):
+        added[ASKED_BACKEND] = str(asked)  # which a worker reports
+    if MEMORY_GROWTH not in given:
+        added[MEMORY_GROWTH] = "true"
+    if not any(name == MALLOC or name.startswith("MALLOC_") for name in given):
+        added[MALLOC] = ":".join(f"glibc.malloc.{name}={value}" for name, value in _TUNABLES.items())
+    return added

@@ -121,7 +121,7 @@ def lose(job: State, w: WorkerRecord, why: str, delete: bool = True, hung: bool 
 
     Args:
         delete: its process may still run.
-        hung: it does, and reacts to nothing: it is killed, and leaves a copy of its state as if it had crashed.
+        hung: it does, and reacts to nothing: it is killed, and leaves a copy of its state like a crash.
     """
     if not w.stopped:
         if w.is_starting:

@@ -1,10 +1,10 @@
 """A worker that has fallen silent: removed at once, or waited for because its state would be lost.
 
-A silent worker may answer again (its process was stopped, its machine was busy or moved) or never. Where another
-worker can go on from its state, it is removed at once. Where none can, removing it throws away all training since
-the newest state elsewhere. Then the job waits for it as long as removing it would cost, at most MOST_SECONDS.
-So whether it answers or not, the job loses at most twice what the better choice would have cost: the rule of
-`patience`. The silence ends earlier when the worker is heard, or its process or its stream ends.
+A silent worker may answer again (its process was stopped, its machine was busy or moved) or never. Where
+another worker can go on from its state, it is removed at once. Where none can, removing it throws away all
+training since the newest state elsewhere. Then the job waits for it as long as removing it would cost, at
+most MOST_SECONDS. So whether it answers or not, the job loses at most twice what the better choice would have
+cost: the rule of `patience`. The wait ends earlier when the worker is heard, or its process or stream ends.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from master.core import membership
 from master.core.state import Silence, State
 from master.core.workers import UP, WorkerRecord
 
-# Of silence. Until then Kubernetes has deleted the pods of a lost node, and a virtual machine has been moved or
-# restarted. A worker that is silent for longer has hardly ever come back.
+# Of silence. Until then Kubernetes has deleted the pods of a lost node, and a virtual machine has been moved
+# or restarted: a worker that is silent for longer will hardly come back.
 MOST_SECONDS = 600.0
 
 
@@ -110,12 +110,11 @@ def _until(job: State, w: WorkerRecord, found: Loss) -> float:
 
 def _decision(job: State, w: WorkerRecord, found: Loss) -> str:
     """In words that stay the same while the worker is silent."""
-    start = (
-        f", and another worker would take {found.start_seconds:.0f} s to start" if found.start_seconds else ""
-    )
+    start, until = found.start_seconds, _until(job, w, found) - job.silences[w.id].since
+    starts = f", and another worker would take {start:.0f} s to start" if start else ""
     return (
-        f"worker {w.id} sends no heartbeats, and no other worker holds the state of step {found.step:,}. Removing it "
-        f"would lose {how_many(found.records, 'record')} ({found.seconds:.0f} s of training){start}. The job waits "
-        f"until the worker has been silent for {_until(job, w, found) - job.silences[w.id].since:.0f} s; delete the "
-        "worker to go on without its state now"
+        f"worker {w.id} sends no heartbeats, and no other worker holds the state of step {found.step:,}. "
+        f"Removing it would lose {how_many(found.records, 'record')} ({found.seconds:.0f} s of training)"
+        f"{starts}. The job waits until the worker has been silent for {until:.0f} s; delete the worker to "
+        "go on without its state now"
     )

@@ -28,7 +28,10 @@ from master.core.timeouts import Timeouts
 from master.core.workers import NO_RING, Pool
 
 SUSPENDED = "suspended"
-SUSPENDED_AT_ZERO = "suspended: workers is 0. The job writes no checkpoints (checkpoint.dir is empty), so one worker keeps the state"
+SUSPENDED_AT_ZERO = (
+    "suspended: workers is 0. The job writes no checkpoints (checkpoint.dir is empty), so one worker "
+    "keeps the state"
+)
 
 
 @dataclass(slots=True)
@@ -172,8 +175,8 @@ class State:
         self.regroup_at: float | None = None  # when the ring is looked at anew: changes come in one go
         self.join_at: float | None = None  # when it is worth changing the ring for who is ready: `patience`
         self.judge_at: float | None = None  # when the parts of a step are: members have told other speeds
-        self.silences: dict[WorkerId, Silence] = {}  # of workers that could not be replaced without a loss
-        # Seconds of training until the newest checkpoint was taken: what is later would have to be done again.
+        self.silences: dict[WorkerId, Silence] = {}  # of workers that are not heard
+        # Seconds of training until the newest checkpoint was taken: what is later would be done again.
         self.kept_useful_seconds = 0.0
         self.copies_awaited = 0  # of the state, which holders that have crashed may have left
         self.copies_until = 0.0  # they are
@@ -232,7 +235,9 @@ class State:
     def pause(self) -> str:
         """Why workers that hold the state form no ring to train; empty: they may.
 
-        A job of 0 workers is suspended. If its state is in no checkpoint and on no server, a worker keeps it."""
+        A job of 0 workers is suspended. If its state is in no checkpoint and on no server, one worker
+        keeps it.
+        """
         if self.suspended:
             return SUSPENDED
         if self.target or self.limits.may_empty:

@@ -66,7 +66,8 @@ async def test_a_ring_that_forms_is_not_a_line_for_each_call_of_its_members(
     store.open(1)
     with caplog.at_level(logging.INFO):
         async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session:
-            assert (await session.put("/global/0", data=b"address")).status == 200
-            assert await (await session.get("/global/0")).read() == b"address"
+            path = f"/{store.secret}/global/0"
+            assert (await session.put(path, data=b"address")).status == 200
+            assert await (await session.get(path)).read() == b"address"
         await store.close()
     assert caplog.messages == []

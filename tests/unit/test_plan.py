@@ -52,21 +52,27 @@ def test_other_epochs_are_a_change_that_a_run_takes() -> None:
     assert (what.run_id, what.spec.config.training.epochs) == ("old", 7)
 
 
-def test_another_model_file_is_another_run() -> None:
+def test_another_model_file_is_a_change_that_a_run_does_not_take() -> None:
     what = train(plan(found(a_spec()), a_spec(model={"source": MODEL}), NEW))
-    assert (what.run_id, what.adopted.workers, what.adopted.next_id) == (NEW, (), 3)
+    assert (what.run_id, what.spec, what.adopted.workers) == ("old", a_spec(), WORKERS)
+
+
+def test_another_run_id_is_another_run() -> None:
+    wanted = a_spec(runId="2", model={"source": MODEL})
+    what = train(plan(found(a_spec()), wanted, NEW))
+    assert (what.run_id, what.spec, what.adopted.workers, what.adopted.next_id) == (NEW, wanted, (), 3)
 
 
 @pytest.mark.parametrize("ended", ["Succeeded", "Failed", "Stopped"])
-def test_after_the_end_the_same_values_rest_and_others_begin_another_run(ended: str) -> None:
-    assert plan(found(a_spec(), ended=ended), a_spec(workers=3), NEW) == Rest()
-    assert train(plan(found(a_spec(), ended=ended), a_spec(training={"epochs": 7}), NEW)).run_id == NEW
+def test_after_the_end_only_another_run_id_begins_another_run(ended: str) -> None:
+    for wanted in (a_spec(workers=3), a_spec(training={"epochs": 7}), Invalid("workers: -1 is not allowed")):
+        assert plan(found(a_spec(), ended=ended), wanted, NEW) == Rest()
+    assert train(plan(found(a_spec(), ended=ended), a_spec(runId="2"), NEW)).run_id == NEW
 
 
 def test_invalid_values_begin_nothing_but_leave_a_run_alone() -> None:
     wrong = Invalid("workers: -1 is not allowed")
     assert plan(found(run=None), wrong, NEW) == Refuse(wrong.why)
-    assert plan(found(a_spec(), ended="Succeeded"), wrong, NEW) == Refuse(wrong.why)
     assert train(plan(found(a_spec(workers=2)), wrong, NEW)).spec == a_spec(workers=2)
 
 
@@ -102,13 +108,6 @@ def test_a_run_of_another_version_without_state_gives_way_to_another_run(
     )
 
 
-def test_an_ended_run_of_another_version_rests() -> None:
+def test_an_ended_run_rests_whose_values_are_unknown_or_of_another_version() -> None:
+    assert plan(found(None, ended="Succeeded"), a_spec(), NEW) == Rest()
     assert plan(replace(found(a_spec(), ended="Succeeded"), version="0.0.9"), a_spec(), NEW) == Rest()
-
-
-def test_after_a_run_whose_values_are_unknown_a_change_begins_another_one() -> None:
-    ended = found(None, ended="Succeeded")
-    assert plan(ended, a_spec(), NEW) == Rest()
-    assert train(plan(ended, a_spec(), NEW, changed=True)).run_id == NEW
-    known = found(a_spec(), ended="Succeeded")
-    assert plan(known, a_spec(workers=3), NEW, changed=True) == Rest(), "which is live"

@@ -52,9 +52,9 @@ def test_a_silent_worker_that_alone_holds_the_state_is_waited_for_and_goes_on() 
     story = trained(10)
     assert not of(quiet(story, 4.5), ef.Fence)
     said = (
-        "worker 0 sends no heartbeats, and no other worker holds the state of step 5. Removing it would lose 50 "
-        "records (10 s of training), and another worker would take 4 s to start. The job waits until the worker "
-        "has been silent for 14 s; delete the worker to go on without its state now"
+        "worker 0 sends no heartbeats, and no other worker holds the state of step 5. Removing it would lose "
+        "50 records (10 s of training), and another worker would take 4 s to start. The job waits until the "
+        "worker has been silent for 14 s; delete the worker to go on without its state now"
     )
     assert reason(story) == said
     assert story.noticed(Reason.WorkerSilent) == [said]

@@ -8,7 +8,13 @@ import subprocess
 
 import pytest
 
-from edl.contract.workers import ASKED_BACKEND, MALLOC, WORKER_ENVIRONMENT, worker_environment
+from edl.contract.workers import (
+    ASKED_BACKEND,
+    MALLOC,
+    MEMORY_GROWTH,
+    WORKER_ENVIRONMENT,
+    worker_environment,
+)
 
 LOADER = {"x86_64": "/lib64/ld-linux-x86-64.so.2", "aarch64": "/lib/ld-linux-aarch64.so.1"}
 
@@ -31,10 +37,16 @@ def test_malloc_keeps_what_the_next_step_needs() -> None:
 
 @pytest.mark.parametrize("name", [MALLOC, "MALLOC_ARENA_MAX", "MALLOC_TRIM_THRESHOLD_"])
 def test_who_has_set_how_malloc_works_is_not_contradicted(name: str) -> None:
-    assert worker_environment({"HOME": "/", name: "1"}) == WORKER_ENVIRONMENT
+    given = {"HOME": "/", name: "1"}
+    assert worker_environment(given) == {**WORKER_ENVIRONMENT, MEMORY_GROWTH: "true"}
 
 
 def test_another_backend_of_keras_is_overridden_and_remembered() -> None:
     found = worker_environment({"KERAS_BACKEND": "torch"})
     assert (found["KERAS_BACKEND"], found[ASKED_BACKEND]) == ("tensorflow", "torch")
     assert ASKED_BACKEND not in worker_environment({"KERAS_BACKEND": "tensorflow"})
+
+
+def test_a_worker_leaves_memory_of_its_gpu_to_others_unless_the_user_decides() -> None:
+    assert worker_environment({})[MEMORY_GROWTH] == "true"
+    assert MEMORY_GROWTH not in worker_environment({MEMORY_GROWTH: "false"})

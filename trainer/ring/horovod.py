@@ -1,4 +1,4 @@
-"""The ring on Horovod's Gloo engine. The only module that knows Horovod.
+"""The ring on Horovod's Gloo engine, with sums over NCCL on a GPU. The only module that knows Horovod.
 
 Facts that shape it, each with its incident in docs/horovod-patches.md:
 - Horovod pairs operations by name. A sum that is asked for by `reduce` has one name, and they come one at a
@@ -6,6 +6,8 @@ Facts that shape it, each with its incident in docs/horovod-patches.md:
 - A broken ring is cut: the sockets that appeared while it was formed are shut down, so that
   every rank's collective fails in milliseconds and not after Gloo's timeout. While a broken
   ring is still being formed, connections keep appearing, so the cut is repeated.
+- Connections of NCCL are not cut, since nothing tells them from those of the user's code. A cut aborts
+  NCCL's communicators (patch 14), which also works where ranks share memory and have no connections.
 - Liveness is the master's business, so Gloo's own timeout is long: a rank may take minutes
   for a step without being called dead.
 - Its background thread asks all ranks what can be summed when this process has something (patch 12), and
@@ -34,7 +36,7 @@ import horovod.tensorflow as hvd
 import numpy as np
 import psutil
 import tensorflow as tf
-from horovod.tensorflow.mpi_ops import _allreduce
+from horovod.tensorflow.mpi_ops import _allreduce, _basics
 from tensorflow.core.framework import attr_value_pb2
 from tensorflow.python.eager import context as tf_context
 
@@ -45,10 +47,12 @@ from trainer.ring.base import Prepare, RingBroken
 from trainer.ring.transfer import Giver, Offer, TransferFailed, give_way, take
 from trainer.termination import leave, shielded
 
+LOOPBACK = "lo"
 INTERNET = (socket.AF_INET, socket.AF_INET6)
 NO_PORT = -1
 CUT_AGAIN_SECONDS = 0.1
 HUNG_SECONDS = 10.0
+OVERDUE = 10  # times the longest graph so far: a smaller ring has larger parts
 IDLE = 0.3  # of a core, that a process uses which only waits
 
 
@@ -79,9 +83,14 @@ class HorovodRing:
             HOROVOD_GLOO_TIMEOUT_SECONDS=os.environ.get("HOROVOD_GLOO_TIMEOUT_SECONDS", "600"),
             HOROVOD_HOSTNAME=name,
             HOROVOD_IDLE_CYCLE_TIME=os.environ.get("HOROVOD_IDLE_CYCLE_TIME", "10"),
+            HOROVOD_ELASTIC="0",  # it would ask the store for what only Horovod's own launcher puts there
+            NCCL_SOCKET_IFNAME=os.environ.get("NCCL_SOCKET_IFNAME", f"={interface}"),
             # What goes wrong in the engine is told as RingBroken; a ring that is cut is no error to show.
             HOROVOD_LOG_LEVEL=os.environ.get("HOROVOD_LOG_LEVEL", "fatal"),
         )
+        if interface == LOOPBACK:
+            # All workers of a machine use its first GPU, and NCCL refuses two ranks of one host on one GPU.
+            os.environ.setdefault("NCCL_HOSTID", name)
         self._store_port, self._master_port, self._interface = store_port, master_port, interface
         self._store_secret = store_secret
         self._rank, self._size = 0, 0
@@ -190,6 +199,10 @@ class HorovodRing:
 
     def _cut_once(self) -> None:
         with self._lock:
+            if not self._is_cut.is_set():  # meanwhile the next ring is being formed
+                return
+            if _abort_nccl is not None:
+                _abort_nccl()
             ours = self._sockets if self._sockets is not None else frozenset(_open_sockets()) - self._outside
             for fd, inode in ours:
                 self._shut_down(fd, inode)
@@ -211,15 +224,15 @@ class HorovodRing:
 
     def _keep_cutting(self) -> None:
         """Until the ring is closed. A process that cannot get out of it ends itself."""
-        hung, used = 0.0, time.process_time()
+        hung, used, cut_at = 0.0, time.process_time(), time.monotonic()
         while not self._closed.wait(CUT_AGAIN_SECONDS):
             self._cut_once()
             before, used = used, time.process_time()
-            # In a graph the model computes, too: it hangs only where nothing does.
+            # In a graph the model computes, too: it hangs where nothing does, or where that takes too long.
             idle = self.in_graph.runs and used - before < IDLE * CUT_AGAIN_SECONDS
             hung = hung + CUT_AGAIN_SECONDS if idle or self._in_engine() else 0.0
-            if hung >= HUNG_SECONDS:
-                print(f"still inside a broken ring after {HUNG_SECONDS:g} s", file=sys.stderr)
+            if hung >= HUNG_SECONDS or self.in_graph.overdue(cut_at, time.monotonic()):
+                print(f"still inside a broken ring, {HUNG_SECONDS:g} s after it was cut", file=sys.stderr)
                 faulthandler.dump_traceback(all_threads=True)
                 leave(WorkerExit.PEER_BROKEN)
 
@@ -312,7 +325,8 @@ class GraphSums:
     """
 
     def __init__(self) -> None:
-        self.runs = False  # a graph with sums
+        self._began: float | None = None  # a graph with sums, which runs; on the monotonic clock
+        self._longest = 0.0  # seconds of one that returned
         self._size = 0  # of the ring
         self._call = 0  # of the graph, so many in this process
         with tf.device("CPU:0"):  # from where a branch is decided: of a GPU it would be asked for each sum
@@ -320,9 +334,9 @@ class GraphSums:
             self._waiting = tf.Variable(0, dtype=tf.int64, trainable=False, name="waits_for_the_ring")
 
     @property
-    def variable(self) -> tf.Variable:
-        """Whether the ring has one member; it is none of the model's variables."""
-        return self._alone
+    def variables(self) -> tuple[tf.Variable, ...]:
+        """The variables that a graph with sums captures, and that are not the model's."""
+        return self._alone, self._waiting
 
     def formed(self, size: int) -> None:
         """There is a ring of so many."""
@@ -365,9 +379,10 @@ class GraphSums:
         Raises:
             RingBroken: one of its sums did not come back.
         """
-        self.runs = True
+        self._began = time.monotonic()
         try:
             yield
+            self._longest = max(self._longest, time.monotonic() - self._began)
             if self._size == 1:  # after one step: with it, all that a larger ring needs has been touched
                 self._size = 0
                 self._alone.assign(True)
@@ -376,7 +391,21 @@ class GraphSums:
                 raise
             raise RingBroken(f"allreduce: {_why(error)}") from error
         finally:
-            self.runs = False
+            self._began = None
+
+    @property
+    def runs(self) -> bool:
+        """Whether a graph with sums runs."""
+        return self._began is not None
+
+    def overdue(self, cut_at: float, now: float) -> bool:
+        """Whether a graph has run for too long since its ring was cut. From then on its sums fail at once.
+
+        Args:
+            cut_at: when the ring was cut, on the monotonic clock, as is `now`.
+        """
+        began = self._began
+        return began is not None and now - max(began, cut_at) > HUNG_SECONDS + OVERDUE * self._longest
 
 
 @contextlib.contextmanager
@@ -394,6 +423,8 @@ def _without_callbacks() -> Iterator[None]:
         context.invoking_op_callbacks = before
 
 
+# Only a Horovod for a GPU that has patch 14 has this. It returns at once.
+_abort_nccl: Callable[[], None] | None = getattr(_basics.MPI_LIB_CTYPES, "horovod_abort", None)
 NAMED = "sum_of_ring_"
 ATTRIBUTE = "_sum_of_ring"
 
