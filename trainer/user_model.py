@@ -83,8 +83,8 @@ class UserModel:
 
 
 def _takes_split(feed: Callable[..., Any], name: str) -> bool:
-    """Whether feed() is called as feed(records, split): a second parameter without a default, or one that is
-    called `split`. edl/config/model_check.py checks the same without importing the module.
+    """Whether feed() is called as feed(records, split): its second parameter is named `split`.
+    edl/config/model_check.py checks the same without importing the module.
 
     Raises:
         ModelError: feed() can be called neither in this way nor as feed(records).
@@ -96,9 +96,7 @@ def _takes_split(feed: Callable[..., Any], name: str) -> bool:
     positional = [
         p for p in signature.parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
     ]
-    takes = len(positional) > 1 and (
-        positional[1].default is inspect.Parameter.empty or positional[1].name == "split"
-    )
+    takes = len(positional) > 1 and positional[1].name == "split"
     try:
         signature.bind(*(("records", "split") if takes else ("records",)))
         if not takes and "split" in signature.parameters:

@@ -175,7 +175,7 @@ def _function(function: Function, call: str) -> Iterator[str]:
     most, least = len(names), len(names) - len(found.defaults)
     misplaced = False
     if function.name == "feed":  # as trainer/user_model.py finds it in the signature
-        takes_split = most > 1 and (least > 1 or names[1] == "split")
+        takes_split = most > 1 and names[1] == "split"
         given += takes_split
         misplaced = not takes_split and "split" in (*names, *(argument.arg for argument in found.kwonlyargs))
     if least > given or None in found.kw_defaults or (most < given and not found.vararg) or misplaced:

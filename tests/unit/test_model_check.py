@@ -69,6 +69,7 @@ WRONG = [
     (MODEL + "def data(split, path):\n    return 1\n", "line 3: data(split, path) is called as data(split)"),
     (MODEL + "def data(*, split):\n    return 1\n", "line 3: data(*, split) is called as data(split)"),
     (MODEL + "def data(split):\n    yield 1\n", "line 3: data() uses `yield`"),
+    (GOOD + "def feed(x, y):\n    return x, y\n", "line 11: feed(x, y) is called as feed(records)"),
     (GOOD + "def feed(records):\n    print(records)\n", "line 11: feed() returns nothing"),
     (
         DATA + "model = keras.Sequential([1])\nmodel.compile('sgd')\n",
@@ -130,7 +131,8 @@ FEEDS = {
     "records, *, scale=255": "of records",
     "records, **more": "of records",
     "records, split": "of records, split",
-    "records, which, /": "of records, split",
+    "records, split, /": "of records, split",
+    "x, y": None,
     "records, split='train'": "of records, split",
     "records, split, scale=255": "of records, split",
     "": None,
