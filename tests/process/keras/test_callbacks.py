@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -292,11 +293,14 @@ def test_what_is_in_the_graph_cannot_be_changed(change: Callable[[keras.Model], 
         job.train()
 
 
-beta = keras.Variable(0.0, trainable=False, name="beta")  # of the loss, and no layer has it
+@cache
+def beta() -> keras.Variable:
+    """A variable of the loss, which no layer has. (Made late: it initializes TensorFlow.)"""
+    return keras.Variable(0.0, trainable=False, name="beta")
 
 
 def annealed(y_true: Any, y_pred: Any) -> Any:
-    return keras.ops.mean(keras.ops.square(y_true - y_pred), -1) + beta * keras.ops.mean(abs(y_pred), -1)
+    return keras.ops.mean(keras.ops.square(y_true - y_pred), -1) + beta() * keras.ops.mean(abs(y_pred), -1)
 
 
 class Scale(keras.layers.Layer):
@@ -313,7 +317,7 @@ class Scale(keras.layers.Layer):
 
 class Anneals(k.Callback):
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        beta.assign(0.1 * epoch)
+        beta().assign(0.1 * epoch)
 
 
 class Raises(k.Callback):
@@ -323,8 +327,13 @@ class Raises(k.Callback):
                 layer.factor.assign(0.1 * epoch)
 
 
+def with_beta() -> keras.Model:
+    beta()
+    return dense(loss=annealed, metrics=["mae"])
+
+
 UNLISTED: dict[str, tuple[type[k.Callback], Callable[[], keras.Model]]] = {
-    "a keras.Variable of the loss": (Anneals, lambda: dense(loss=annealed, metrics=["mae"])),
+    "a keras.Variable of the loss": (Anneals, with_beta),
     "a tf.Variable of a layer": (Raises, lambda: dense(layers=[Scale("graph")], metrics=["mae"])),
     "eager": (Raises, lambda: dense(layers=[Scale("eager")], metrics=["mae"], run_eagerly=True)),
 }
