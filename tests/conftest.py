@@ -13,9 +13,10 @@ _seconds = Counter[str]()
 
 
 def pytest_configure() -> None:
-    # A shell that starts the tests in the background has them ignore SIGINT, and what they start
+    # A shell that starts the tests in the background has them ignore signals, and what they start
     # inherits that; but they interrupt jobs as a terminal does.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
