@@ -36,7 +36,7 @@ class Announcement:
 
 
 class _Pipe:
-    """The worker's end; -1: nobody asked for announcements."""
+    """The worker's end; -1 if its parent reads no announcements."""
 
     def __init__(self) -> None:
         self.descriptor, self.inode = -1, 0

@@ -26,7 +26,7 @@ class WorkerExit(IntEnum):
     PEER_BROKEN = 75
 
 
-# Codes that charge nobody. A process that ends with one is believed only if edl's own code has announced it
+# Codes that are not charged. A process that ends with one is believed only if edl's own code has announced it
 # (edl/exit_announcements.py): the user's code may end its process with any code.
 ANNOUNCED = frozenset({WorkerExit.LOST, WorkerExit.UNAUTHENTICATED, WorkerExit.PEER_BROKEN})
 # What a code says of the user's code, for messages.

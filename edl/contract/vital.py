@@ -1,6 +1,6 @@
 """Threads and tasks of the product without which its process is useless: when one dies, the process ends.
 
-Otherwise the process lives on without heartbeats, or with calls that nobody answers, and what others see is a
+Otherwise the process lives on without heartbeats, or with calls that stay unanswered, and what others see is a
 peer that is silent, without the reason.
 """
 
@@ -41,7 +41,7 @@ def end_with_threads(end: Callable[[BaseException], None] = _print_and_exit) -> 
 
 
 def task(work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-    """Start a task that nobody awaits. Its exception ends the process."""
+    """Start a task that is not awaited. Its exception ends the process."""
     begun = asyncio.get_running_loop().create_task(work, name=name)
     begun.add_done_callback(_task_ended)
     return begun

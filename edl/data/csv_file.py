@@ -1,6 +1,6 @@
 """CSV files with a header line.
 
-pyarrow reads them. What it would change without a word is found afterwards: whole numbers that a float
+pyarrow reads them. What it would change silently is found afterwards: whole numbers that a float
 rounds, and text of digits that loses its zeros. The lines of a file are only counted for a message.
 """
 
