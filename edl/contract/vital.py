@@ -1,6 +1,6 @@
 """Threads and tasks of the product without which its process is useless: when one dies, the process ends.
 
-Otherwise the process lives on without heartbeats, or with calls that stay unanswered, and what others see is a
+Otherwise the process lives on without heartbeats, or with unanswered calls, and what others see is a
 peer that is silent, without the reason.
 """
 
