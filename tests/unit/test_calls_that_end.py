@@ -105,10 +105,17 @@ class Node:
     async def converse(self, asked: Requests) -> None:
         """One stream, with all of these, that ends at any moment."""
         stream = self.cancelling.making(lambda mark: self._stub.Converse(metadata=mark, timeout=SECONDS))
-        try:
+
+        async def say() -> None:
             for number, (name, request) in enumerate(asked):
                 await stream.write(pb.Ask(number=number, method=name, request=request.SerializeToString()))
             await asyncio.wait_for(stream.read(), self._dice.uniform(0, 0.01))
+
+        saying = asyncio.ensure_future(say())
+        # gRPC's `write` waits for ever if the call is cancelled before its metadata were sent.
+        stream.add_done_callback(lambda _: saying.cancel())
+        try:
+            await saying
         except (TimeoutError, grpc.RpcError, asyncio.InvalidStateError, asyncio.CancelledError):
             pass
         stream.cancel()
