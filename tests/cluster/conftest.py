@@ -30,6 +30,7 @@ from tests.cluster.cluster import (
     running,
     script,
 )
+from tests.cluster.proved import Proved, cache
 from tests.cluster.release import Release, idling
 
 
@@ -38,6 +39,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--busybox", default="busybox:1.36", help="an image of busybox that this cluster can pull"
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Proved(cache(), config.args))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
