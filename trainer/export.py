@@ -508,6 +508,8 @@ class Exporter:
                     kept = Kept(here, error)
                 else:
                     here.unlink()
+                    with contextlib.suppress(OSError):  # others may lie there
+                        temporary().rmdir()
                     return Kept(there)
             if time.monotonic() >= deadline or self._must_end:
                 return kept
