@@ -392,7 +392,7 @@ class Exporter:
                 log.info(
                     f"{exports[name].name} was loaded in a process of its own, and is as the model in memory"
                 )
-        self._list(exports, verified)
+        list_sha256 = self._list(exports, verified)
         place = self._place(kept)
         if note:
             place["note"] = "; ".join(filter(None, [note, self.missing()]))
@@ -402,7 +402,9 @@ class Exporter:
         failed += [*_trouble(kept), *missing, *evaluation]
         listed = {name: self._shown(path) for name, path in exports.items()}
         self.session.say(
-            finished=pb.Finished(metrics=as_numbers(metrics), failed=failed, exports=listed, **place)
+            finished=pb.Finished(
+                metrics=as_numbers(metrics), failed=failed, exports=listed, list_sha256=list_sha256, **place
+            )
         )
 
     def _hand_over(
@@ -445,14 +447,15 @@ class Exporter:
         verb = "is" if len(paths) == 1 else "are"
         return f"{names} {verb} kept, but not verified: {why}; `edl export {self.output}` does it later"
 
-    def _list(self, exports: dict[str, Path], verified: Collection[str]) -> None:
-        """Say in a file beside them what was written; without room for it, nobody misses it."""
+    def _list(self, exports: dict[str, Path], verified: Collection[str]) -> bytes:
+        """Write the list of the exports beside them. Returns its SHA-256; empty if there is no room for it."""
         if self.output is None or not exports:
-            return
+            return b""
         try:
-            catalog.write(self.output, exports, verified)
+            return catalog.write(self.output, exports, verified)
         except OSError as error:
             log.warning(f"{artifacts.EXPORTS} cannot be written: {error}")
+            return b""
 
     def _keep(self) -> Kept:
         if not self.output:
