@@ -69,7 +69,7 @@ from trainer.termination import end_children, leave
 from trainer.user_model import UserModel
 from trainer.warm_start import of_job as warm_start_of_job
 from trainer.warm_start import saved_counts
-from trainer.watchdog import STARTUP_TIMEOUT, Compute, Computing, Watch, Watchdog
+from trainer.watchdog import STARTUP_TIMEOUT, Compute, Computing, Limit, Watch, Watchdog
 from trainer.worker import Worker
 
 MOST_TOLD = 1_000  # epochs of the history in the summary, which a ConfigMap has to hold
@@ -101,7 +101,8 @@ def build(stream: MasterStream, memory: MemoryCopy | None = None) -> Worker:
             results = output_lock.results_of(output, stream.run_id)
     elastic = config.elastic
     watchdog, doing = Watchdog(elastic.step_timeout_seconds, partial(_hung, stream)), Doing()
-    with watchdog.watch(doing.words, OWN_TIME * elastic.startup_timeout_seconds, STARTUP_TIMEOUT) as start:
+    startup = Limit(OWN_TIME * elastic.startup_timeout_seconds, STARTUP_TIMEOUT)
+    with watchdog.watch(doing.words, startup) as start:
         start.began = stream.opened_at
         return _build(config, stream, memory, watchdog, doing, output, results)
 

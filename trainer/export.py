@@ -40,7 +40,7 @@ from trainer.records import Records
 from trainer.ring.base import RingBroken
 from trainer.session.state import Session
 from trainer.user_model import UserModel
-from trainer.watchdog import Hung, Watch
+from trainer.watchdog import Hung, Limit, Watch
 
 EVALUATION_BATCH = 256
 # The parts of the end, as the master knows them.
@@ -448,7 +448,7 @@ class Exporter:
         return f"{names} {verb} kept, but not verified: {why}; `edl export {self.output}` does it later"
 
     def _list(self, exports: dict[str, Path], verified: Collection[str]) -> bytes:
-        """Write the list of the exports beside them. Returns its SHA-256; empty if there is no room for it."""
+        """Write the list of the exports beside them; returns its SHA-256, empty if there is no room for it."""
         if self.output is None or not exports:
             return b""
         try:
@@ -483,7 +483,7 @@ class Exporter:
     def _limited(self, what: str, hung: Hung | None = None) -> contextlib.AbstractContextManager[object]:
         """Limits the time of the user's code where a model is written, too: the larger, the longer."""
         nbytes = sum(math.prod(v.shape) * 8 for v in self.model.variables)  # of no type that is larger
-        return self.watch(lambda: what, self.step_seconds + nbytes / SLOWEST, hung=hung)
+        return self.watch(lambda: what, Limit(self.step_seconds + nbytes / SLOWEST, hung=hung))
 
     def _directories(self) -> Iterator[Callable[[], Path]]:
         for directory in (self.output, self.salvage):
