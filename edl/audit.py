@@ -11,8 +11,8 @@ give; and at the end, that the model has all steps of all epochs, and the order 
 record once.
 
 exports.json must have the SHA-256 that the worker which wrote it has reported, and the files of the exported
-model must be those that it lists. The checkpoints that this job has completed and that are still there must be
-whole.
+model must be those that it lists. The checkpoints that this job has completed must be whole, as far as they
+are still there.
 
 Where a master has taken over from another one, the books go on. Where the oldest segments were deleted, to
 keep the journal within `journal.maxBytes`, the books at the oldest head that is left are where this reading

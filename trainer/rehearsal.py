@@ -19,10 +19,11 @@ from edl import scratch
 from edl.contract import artifacts
 from edl.errors import DataError, EdlError, UserCodeError
 from trainer import saved_file
-from trainer.export import FAILURES, disk_error, evaluate
 from trainer.exports import formats, room
 from trainer.exports.verification import BASE_BYTES, COPIES
 from trainer.last_words import described
+from trainer.local_evaluation import evaluate
+from trainer.model_saving import FAILURES, disk_error
 from trainer.user_model import UserModel
 from trainer.watchdog import Watch
 
