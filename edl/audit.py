@@ -10,8 +10,9 @@ at every head of a segment, that the books which the master wrote there are thos
 give; and at the end, that the model has all steps of all epochs, and the order of each epoch names every
 record once.
 
-The files of the exported model must be those that exports.json lists, and the checkpoints that this job has
-completed and that are still there must be whole.
+exports.json must have the SHA-256 that the worker which wrote it has reported, and the files of the exported
+model must be those that it lists. The checkpoints that this job has completed must be whole, as far as they
+are still there.
 
 Where a master has taken over from another one, the books go on. Where the oldest segments were deleted, to
 keep the journal within `journal.maxBytes`, the books at the oldest head that is left are where this reading
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -54,12 +56,12 @@ def audit(output: Path) -> str:
     readers = segments(output)
     first, last = readers[0], readers[-1]
     books, unseen = _at_head(first), _at_head(first)
-    committed: set[tuple[int, str]] = set()  # checkpoints: step and attempt
+    kept = _Kept()
     chain = first.after
     for reader in readers:
         if reader.after != chain:
             raise JournalDamaged(reader.path, 1, "does not go on from the end of the segment before it")
-        _read(reader, books, committed)
+        _read(reader, books, kept)
         chain = reader.link.chain
     last.check_end(summary)
     try:
@@ -68,8 +70,8 @@ def audit(output: Path) -> str:
         raise EdlError(
             f"{output / artifacts.SUMMARY}: not what a master writes ({type(error).__name__}: {error})"
         ) from error
-    verdict += _exports(output, summary)
-    verdict += _checkpoints(last.head["values"].get("checkpoint", {}).get("dir", ""), committed)
+    verdict += _exports(output, summary, kept.list_sha256)
+    verdict += _checkpoints(last.head["values"].get("checkpoint", {}).get("dir", ""), kept.checkpoints)
     if unseen.lines:
         verdict += (
             f"; read here: the last {books.lines - unseen.lines:,} of {books.lines:,} events, from step "
@@ -90,13 +92,23 @@ def _at_head(reader: JournalReader) -> Books:
     return books
 
 
-def _exports(output: Path, summary: dict[str, Any]) -> str:
-    """Compare the exported model with the digests that were written beside it; the outcome in words."""
+@dataclass
+class _Kept:
+    """What the job has written beside its journal, by that journal."""
+
+    checkpoints: set[tuple[int, str]] = field(default_factory=set)  # step and attempt
+    list_sha256: str = ""  # of exports.json; empty: not reported
+
+
+def _exports(output: Path, summary: dict[str, Any], list_sha256: str) -> str:
+    """Compare the exported model with the digests in exports.json, and that with its own in the journal; the
+    outcome in words."""
     if not (exported := summary.get("exports")):
         return ""
     path = output / artifacts.EXPORTS
     try:
-        listed = {entry["format"]: entry for entry in json.loads(path.read_bytes())["exports"]}
+        text = path.read_bytes()
+        listed = {entry["format"]: entry for entry in json.loads(text)["exports"]}
         files = {
             Path(output, entry["path"]).parent / name: str(about["sha256"])
             for entry in listed.values()
@@ -108,6 +120,8 @@ def _exports(output: Path, summary: dict[str, Any]) -> str:
         ) from error
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise AuditFailed(f"{path}: damaged ({type(error).__name__}: {error})") from error
+    if list_sha256 not in ("", hashlib.sha256(text).hexdigest()):
+        raise AuditFailed(f"{path}: its SHA-256 is not the one in the journal")
     if listed.keys() != exported.keys():
         raise AuditFailed(f"{path} lists {sorted(listed)}, {artifacts.SUMMARY} {sorted(exported)}")
     for file, digest in files.items():
@@ -136,8 +150,8 @@ def _checkpoints(directory: str, committed: set[tuple[int, str]]) -> str:
     return f"; {how_many(len(found), 'checkpoint')} as written (SHA-256)"
 
 
-def _read(reader: JournalReader, books: Books, committed: set[tuple[int, str]]) -> None:
-    """Go on with the books over a segment, and collect the checkpoints that it completes."""
+def _read(reader: JournalReader, books: Books, kept: _Kept) -> None:
+    """Go on with the books over a segment, and collect what it says was kept."""
     if _at_head(reader) != books:
         raise AuditFailed(f"{reader.path}: line 1: its proof is not what the lines before it show")
     if reader.begins:
@@ -148,7 +162,9 @@ def _read(reader: JournalReader, books: Books, committed: set[tuple[int, str]]) 
     for number, entry in reader:
         try:
             books.note(entry, f"{reader.path}: line {number}")
-            committed |= {(e["step"], e["attempt"]) for e in entry["effects"] if e["type"] == "Commit"}
+            kept.checkpoints |= {(e["step"], e["attempt"]) for e in entry["effects"] if e["type"] == "Commit"}
+            if entry["event"]["type"] == "Finished":
+                kept.list_sha256 = entry["event"].get("list_sha256", "")
         except NOT_A_MASTERS as error:
             raise JournalDamaged(
                 reader.path, number, f"not what a master writes ({type(error).__name__}: {error})"

@@ -3,6 +3,9 @@
 A worker's process runs the user's code, which may end it with any exit code (`os._exit(3)`). So edl's own
 code announces each exit to the process's parent over a pipe. Of the codes that mean something to the master,
 the parent believes only one that was announced.
+
+The first process of a container has no parent that reads a pipe. It announces its exit in the container's
+termination message, which the kubelet hands on with the exit code.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import os
 from edl.contract.exit_codes import ANNOUNCED, WorkerExit
 
 VARIABLE = "EDL_EXIT_PIPE"  # the descriptor, for a process that is started by exec
+TERMINATION_MESSAGE = "/dev/termination-log"  # Kubernetes' default for a container; elsewhere there is none
 
 
 class Announcement:
@@ -32,7 +36,21 @@ class Announcement:
         with contextlib.suppress(BlockingIOError):  # a child of the worker still has the other end
             said = os.read(self._read, 1)
         os.close(self._read)
-        return WorkerExit.USER_CODE if code in ANNOUNCED and said != bytes([code]) else code
+        return _believed(code, list(said) == [code])
+
+
+def announced_in(message: str, code: int) -> int:
+    """The exit code to go by of a container that has ended with this one and this termination message."""
+    return _believed(code, message.strip() == termination_message(code))
+
+
+def termination_message(code: int) -> str:
+    """The termination message that announces an exit."""
+    return f"edl has ended this process with exit code {code}"
+
+
+def _believed(code: int, announced: bool) -> int:
+    return WorkerExit.USER_CODE if code in ANNOUNCED and not announced else code
 
 
 class _Pipe:
@@ -60,6 +78,11 @@ def announce_as_told() -> None:
 def announce(code: int) -> None:
     """This process exits with this code now, and edl's own code has decided it."""
     with contextlib.suppress(OSError):
+        if _pipe.descriptor < 0:
+            message = os.open(TERMINATION_MESSAGE, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
+            os.write(message, termination_message(code).encode())
+            os.close(message)
+            return
         # The user's code may have closed it, and another file may have its number.
-        if _pipe.descriptor >= 0 and os.fstat(_pipe.descriptor).st_ino == _pipe.inode:
+        if os.fstat(_pipe.descriptor).st_ino == _pipe.inode:
             os.write(_pipe.descriptor, bytes([code]))

@@ -5,11 +5,12 @@ Arrays that are only read may lie anywhere in memory, as within a message that w
 
 from __future__ import annotations
 
-import atexit
 import os
 import shutil
 import tempfile
 from pathlib import Path
+
+from edl import scratch
 
 
 def _prepare_cache() -> None:
@@ -27,10 +28,9 @@ def _prepare_cache() -> None:
         with tempfile.TemporaryFile(dir=cache):
             pass
     except OSError:
-        copy = Path(tempfile.mkdtemp(prefix="edl-numba-"))
+        copy = scratch.of_this_process()
         if cache.is_dir():
             shutil.copytree(cache, copy, dirs_exist_ok=True)
-        atexit.register(shutil.rmtree, copy, ignore_errors=True)
         cache = copy
     os.environ["NUMBA_CACHE_DIR"] = str(cache)
     # The same code on every machine: so that of an image fits, and rows do not depend on the processor. What

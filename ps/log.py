@@ -347,6 +347,6 @@ class _trouble:
 def boot_id() -> str:
     """Another one after each start of the machine."""
     try:
-        return _BOOT.read_text().strip()
+        return _BOOT.read_text(encoding="ascii").strip()
     except OSError:
         return ""

@@ -104,7 +104,7 @@ def builder(
                 process.wait()
                 raise
         if code:
-            end = log.read_text(errors="replace")[-2000:].rstrip()
+            end = log.read_text(encoding="utf-8", errors="replace")[-2000:].rstrip()
             raise NotMade(f"{end}\nthe builder exited with {code}; its whole log: {log}")
 
     return make
@@ -117,7 +117,7 @@ def locked(entry: Path, say: Callable[[str], None] = lambda text: None) -> Itera
     It is not inherited: what outlives a killed builder holds up nobody.
     """
     entry.parent.mkdir(parents=True, exist_ok=True)
-    with open(_lock_of(entry), "w") as file:
+    with open(_lock_of(entry), "w", encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -137,7 +137,7 @@ def _remove_leftovers(entry: Path) -> None:
     """
     for left in entry.parent.glob(f"*{ASIDE}*"):
         other = left.with_name(left.name.rpartition(ASIDE)[0])
-        with open(_lock_of(other), "w") as file:
+        with open(_lock_of(other), "w", encoding="utf-8") as file:
             try:
                 if other != entry:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -42,8 +42,12 @@ def keep(story: Story, output: Path, *cuts: int, full_at: int = 0) -> None:
     (output / artifacts.SUMMARY).write_text(json.dumps({**summary, **view.summary(story.job)}))
 
 
-def whole_story() -> Story:
-    """Two workers, of which one dies and is replaced; everything is applied in the end."""
+def whole_story(exports: dict[str, str] | None = None, list_sha256: bytes = b"") -> Story:
+    """Two workers, of which one dies and is replaced; everything is applied in the end.
+
+    Args:
+        exports, list_sha256: what the worker that saves the model reports of it.
+    """
     story = Story(workers=2, joinDelaySeconds=0.5).running()
     story.tell(ev.Progress(story.job.ring.generation, 4))
     story.kill(1)
@@ -57,7 +61,11 @@ def whole_story() -> Story:
     members = story.job.ring.members
     story.tell(ev.Progress(story.job.ring.generation, 10, loss=0.5))
     story.out(*members, step=10, digest="same")
-    story.tell(ev.Finished(members[0], {"accuracy": 0.9}, "model.keras"))
+    story.tell(
+        ev.Finished(
+            members[0], {"accuracy": 0.9}, "model.keras", exports=exports or {}, list_sha256=list_sha256.hex()
+        )
+    )
     story.tell(*(ev.Gone(w.id, code=0) for w in list(story.job.pool)))
     assert story.job.phase == "Succeeded", story.job.reason
     return story

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from threading import Event
-from typing import Any, NoReturn, Protocol
+from typing import NoReturn
 
 import keras
 import tensorflow as tf
@@ -24,13 +22,14 @@ from edl.config import Config
 from edl.contract import modes
 from edl.contract.evaluation import FINAL
 from edl.contract.exit_codes import WorkerExit
-from edl.contract.layout import Layout, Part
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.steps import Steps
-from edl.errors import ModelError, UserCodeError
-from edl.layers.embedding import Embedding, keep_rows_elsewhere, saved_tables
+from edl.errors import ModelError
+from edl.layers.embedding import keep_rows_elsewhere, saved_tables
 from trainer import output_lock, user_model
 from trainer.build_frozen import build_frozen
+from trainer.build_learner import TRIED_RECORDS, advised, explained, learner_of, model_of, served_learner_of
+from trainer.build_servers import connected, servers_of, step_servers_of
 from trainer.callback_rules import accepted
 from trainer.callbacks import Callbacks
 from trainer.checkpointing import of_job
@@ -45,22 +44,12 @@ from trainer.last_words import described
 from trainer.learner import KerasLearner
 from trainer.log import log
 from trainer.memory_copy import MemoryCopy
-from trainer.model_support import has_own_step, refuse_unless_compiled
-from trainer.overlapped_step import RingSums
 from trainer.own_step import OwnStepLearner
 from trainer.records import Records
 from trainer.rehearsal import refuse_empty, rehearse
-from trainer.replaced import replaced
-from trainer.ring.base import Ring, RingBroken
 from trainer.ring.horovod import HorovodRing
-from trainer.roles import Learner
-from trainer.served_learner import ServedLearner
 from trainer.served_worker import ServedWorker
-from trainer.server_link import Interrupt, Link, ServerLink
-from trainer.servers import ParameterServers
 from trainer.session.client import MasterStream
-from trainer.session.orders import FormRing
-from trainer.session.state import Session
 from trainer.step_servers import StepServers
 from trainer.store_retry import tried_again
 from trainer.stretch import Stretch
@@ -69,15 +58,14 @@ from trainer.termination import end_children, leave
 from trainer.user_model import UserModel
 from trainer.warm_start import of_job as warm_start_of_job
 from trainer.warm_start import saved_counts
-from trainer.watchdog import STARTUP_TIMEOUT, Compute, Computing, Watch, Watchdog
+from trainer.warm_up import warm_up
+from trainer.watchdog import STARTUP_TIMEOUT, Compute, Computing, Limit, Watch, Watchdog
 from trainer.worker import Worker
 
 MOST_TOLD = 1_000  # epochs of the history in the summary, which a ConfigMap has to hold
-SAMPLE_RECORDS = 2  # to warm up with
 MEBIBYTE = 1 << 20
 AHEAD = 0.25  # of the buffer: batches that are read ahead; the rest: open blocks
 OWN_TIME = 0.95  # of the startup timeout: then the worker says what hangs, before the master gives it up
-TRIED_RECORDS = 5  # to build, trace and try the model with: so that it divides into two unlike parts
 
 
 def build(stream: MasterStream, memory: MemoryCopy | None = None) -> Worker:
@@ -101,7 +89,8 @@ def build(stream: MasterStream, memory: MemoryCopy | None = None) -> Worker:
             results = output_lock.results_of(output, stream.run_id)
     elastic = config.elastic
     watchdog, doing = Watchdog(elastic.step_timeout_seconds, partial(_hung, stream)), Doing()
-    with watchdog.watch(doing.words, OWN_TIME * elastic.startup_timeout_seconds, STARTUP_TIMEOUT) as start:
+    startup = Limit(OWN_TIME * elastic.startup_timeout_seconds, STARTUP_TIMEOUT)
+    with watchdog.watch(doing.words, startup) as start:
         start.began = stream.opened_at
         return _build(config, stream, memory, watchdog, doing, output, results)
 
@@ -258,193 +247,6 @@ def _build(
     return worker
 
 
-def model_of(config: Config, module: UserModel, stream: MasterStream) -> keras.Model:
-    """What model() returns, with large embeddings replaced where that is asked for.
-
-    Raises:
-        ModelError: one of them cannot be, or it is no model.
-    """
-    with replaced(config.replaces_embeddings) as told:
-        model = module.model()
-    if not isinstance(model, keras.Model):
-        hint = ": is its `return` missing" if model is None else ""
-        raise ModelError(
-            f"{module.name}: model() must return a compiled keras.Model, not {type(model).__name__}{hint}"
-        )
-    for line in told if stream.rehearses else ():  # one worker tells it for all
-        stream.session.warn(line)
-    return model
-
-
-@contextmanager
-def advised(config: Config, model: keras.Model) -> Iterator[None]:
-    """Inside, a model that is refused says how to have its rows elsewhere than where nobody has asked for
-    them to be.
-
-    Raises:
-        ModelError: it is refused.
-    """
-    try:
-        yield
-    except ModelError as error:
-        layers = (layer for layer in model._flatten_layers() if isinstance(layer, Embedding))
-        if config.is_decided or not any(layer.on_servers for layer in layers):
-            raise
-        raise ModelError(
-            f"{error}. (mode is auto, so the rows of edl.layers.Embedding are on parameter servers. With "
-            "mode=train they are in the ring; each needs an input_dim then)"
-        ) from error
-
-
-@contextmanager
-def explained(module: UserModel, samples: Sequence[Batch], batch_size: int) -> Iterator[None]:
-    """Inside, the model is used with its first records: what a library says of a usual mistake is explained.
-
-    Raises:
-        UserCodeError: with what is behind the error.
-    """
-    try:
-        yield
-    except (ValueError, TypeError, AttributeError, tf.errors.InvalidArgumentError) as error:
-        where = "feed(records)" if module.feed else "the reader of data('train')"
-        why = ""
-        if samples and samples[0].y is None:
-            why = f"{where} gives no labels, and the model's loss is computed without them"
-        elif re.search(rf"\b{batch_size}\b", str(error)):
-            why = (
-                f"training.batchSize is {batch_size}, and a worker gets a part of each batch, with any "
-                "number of records: the model must take the size from the batch (None, -1, ops.shape)"
-            )
-        if not why:
-            raise
-        raise UserCodeError(f"{module.name}: {why}: {described(error)}") from error
-
-
-def servers_of(
-    config: Config, stream: MasterStream, ring: Ring, learner: KerasLearner | OwnStepLearner
-) -> ParameterServers | None:
-    """Who has the rows of the model's tables, and is not waited for when the ring is cut; None: nobody.
-
-    Raises:
-        ModelError: it has some, and the model has no use for them.
-    """
-    if not config.servers:
-        return None
-    if isinstance(learner, OwnStepLearner):
-        raise ModelError(
-            f"mode is {config.mode}, and the model has its own train_step(): what that does with rows "
-            "that are on servers, nobody knows. Take it out, or set mode=train"
-        )
-    if not learner.tables and learner.model.built:
-        raise ModelError(
-            f"mode is {config.mode}, and the model has no edl.layers.Embedding, so nothing of it would be on "
-            "parameter servers: set mode=train, or ps.replaceEmbeddings, if it has a large "
-            "keras.layers.Embedding"
-        )
-    return connected(config, stream, ring)
-
-
-def connected(config: Config, stream: MasterStream, ring: Ring) -> ParameterServers:
-    """Those of the job, which are not waited for when the ring is cut."""
-    servers = ParameterServers.at(
-        stream.servers, stream.token, stream.run_id, config.training.seed,
-        config.ps.replicas, config.ps.timeout_seconds,
-    )  # fmt: skip
-
-    def cut() -> None:
-        ring.cut()
-        servers.cut()
-
-    stream.session.cuts(cut)
-    stream.session.waits = servers.waiting
-    return servers
-
-
-def served_learner_of(
-    config: Config, model: Any, samples: Sequence[Batch], warn: Callable[[str], None]
-) -> ServedLearner:
-    """
-    Raises:
-        ModelError: the model cannot be trained with all weights on servers; the text says why.
-    """
-    refuse_unless_compiled(model)
-    if has_own_step(model):
-        raise ModelError(
-            "mode is ps, and the model has its own train_step(): its gradients are applied there, and not on "
-            "servers. Take it out, or set mode=train"
-        )
-    how = config.training
-    sample = samples[0] if samples else None
-    return ServedLearner(model, sample, samples[1:], how.inexact_loss, warn, how.accumulate_steps)
-
-
-def step_servers_of(config: Config, stream: MasterStream, ring: Ring) -> StepServers:
-    """Those that have all weights, and are not waited for when the ring is cut."""
-    how, interrupt = config.ps, Interrupt()
-    patience = None if how.replicas < 2 else how.timeout_seconds
-
-    def connect(index: int, address: str) -> Link:
-        return ServerLink(index, address, stream.token, interrupt, patience=patience)
-
-    links = [connect(index, address) for index, address in enumerate(stream.servers)]
-    servers = StepServers(
-        links, stream.run_id, config.training.seed, interrupt,
-        how.grads_to_wait, how.max_staleness, how.scale_rate_by_staleness, how.replicas, connect,
-        stream.servers,
-    )  # fmt: skip
-
-    def cut() -> None:
-        ring.cut()
-        servers.cut()
-
-    stream.session.cuts(cut)
-    stream.session.waits = servers.waiting
-    return servers
-
-
-class Sums(Protocol):
-    """What of a ring a learner is made with."""
-
-    @property
-    def in_graph(self) -> RingSums | None: ...
-
-    def reduce(self, vector: Any) -> Any: ...
-
-
-def learner_of(
-    model: Any,
-    samples: Sequence[Batch],
-    ring: Sums,
-    inexact: str,
-    warn: Callable[[str], None],
-    pieces: int = 1,
-    compression: str = "none",
-) -> KerasLearner | OwnStepLearner:
-    """
-    Args:
-        samples: batches of real records; none when there are none.
-        inexact, warn, pieces: see KerasLearner.
-        compression: the type as which large gradients travel.
-
-    Raises:
-        ModelError: the model cannot be trained over a ring; the text says why.
-    """
-    refuse_unless_compiled(model)
-    sample = samples[0] if samples else None
-    wire = "float32" if compression == "none" else compression
-    if ring.in_graph is not None and wire not in ring.in_graph.WIRES:
-        raise ModelError(
-            f"training.compression must be none or float16: the ring's engine, Gloo, cannot sum {wire}"
-        )
-    if has_own_step(model):
-        if pieces > 1:
-            raise ModelError("training.accumulateSteps must be 1 for a model with its own train_step()")
-        if wire != "float32":
-            raise ModelError("training.compression must be none for a model with its own train_step()")
-        return OwnStepLearner(model, sample, ring.reduce, inexact, warn)
-    return KerasLearner(model, sample, samples[1:], ring.reduce, inexact, warn, ring.in_graph, pieces, wire)
-
-
 def evaluation_of(
     config: Config,
     module: UserModel,
@@ -521,46 +323,3 @@ def _abandon(stream: MasterStream) -> NoReturn:
     stream.close()
     end_children()
     leave(WorkerExit.FAILED)
-
-
-class Sample:
-    """The first few records, as the only batch of a job."""
-
-    def __init__(self, records: Records):
-        self._records = records
-        self._first = records.first(SAMPLE_RECORDS)
-        self.layout = Layout(len(self._first))
-
-    def lay_out(self, layout: Layout) -> None:
-        assert layout == self.layout
-
-    def batch(self, start: int, stop: int, part: Part) -> Batch:
-        return self._records.these(self._first[start:stop])
-
-
-def warm_up(config: Config, ring: Ring, learner: Learner, records: Records) -> None:
-    """A whole job of the real loop in a ring of one: a step with records, and one without. It changes the
-    model's state.
-
-    Everything is built, traced and touched before other workers wait for this one.
-
-    Raises:
-        RingBroken: the master has ended this worker meanwhile.
-    """
-    # A loss that is not finite is to be found in training, where the model is the job's.
-    forgiving = config.training.model_copy(update={"non_finite": "skip"})
-    config = config.model_copy(update={"training": forgiving})
-    said: list[pb.FromWorker] = []
-    alone = Session(0, said.append, Event())
-    sample = Sample(records)
-    batches = Batches(sample, SAMPLE_RECORDS)
-    report = Telemetry(alone, batches.steps, log=lambda line: None)
-    worker = Worker(config, alone, ring, learner, batches, report, _nothing)
-    me = (alone.worker,)
-    worker.ride(FormRing(0, me, alone.worker, sync=True, epochs=1, shares=(1,), layout=sample.layout))
-    if broken := said[-1].left_ring.broken:
-        raise RingBroken(broken)
-
-
-def _nothing(worth: Mapping[str, Any] | None) -> None:
-    pass

@@ -261,7 +261,7 @@ def _continue(logger: k.CSVLogger, epochs: int) -> None:
     logger.append = True
     path = Path(logger.filename)
     try:
-        with open(path, newline="") as file:
+        with open(path, encoding="utf-8", newline="") as file:
             lines = list(csv.reader(file, delimiter=logger.sep))
     except FileNotFoundError:  # it was on another machine
         return
@@ -269,7 +269,7 @@ def _continue(logger: k.CSVLogger, epochs: int) -> None:
     while len(kept) > 1 and kept[-1] and kept[-1][0].isdigit() and int(kept[-1][0]) >= epochs:
         kept.pop()
     if kept != lines:
-        with open(path, "w", newline="") as file:
+        with open(path, "w", encoding="utf-8", newline="") as file:
             csv.writer(file, delimiter=logger.sep).writerows(kept)
 
 

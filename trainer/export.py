@@ -10,255 +10,35 @@ where the rest is kept.
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
-import os
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import keras
-import numpy as np
 
 from edl.contract import artifacts
-from edl.contract.evaluation import FINAL
 from edl.contract.proto import edl_pb2 as pb
-from edl.contract.ranges import Range
-from edl.data import Reader
 from edl.errors import EdlError, UserCodeError
-from edl.full_disk import PASSING
 from trainer import saved_file
 from trainer.exports import catalog, formats, samples
 from trainer.exports.verification import Verification
 from trainer.last_words import described, traced
+from trainer.local_evaluation import evaluate
 from trainer.log import log
-from trainer.metric_values import Value, as_numbers, values_of
-from trainer.records import Records
+from trainer.metric_values import Value, as_numbers
+from trainer.model_saving import FAILURES, Kept, keep, may_pass, secure, temporary, write_whole
 from trainer.ring.base import RingBroken
 from trainer.session.state import Session
 from trainer.user_model import UserModel
-from trainer.watchdog import Hung, Watch
+from trainer.watchdog import Hung, Limit, Watch
 
-EVALUATION_BATCH = 256
 # The parts of the end, as the master knows them.
 SAVING, EXPORTING, VERIFICATION, EVALUATION = "saving", "export", "verification", "evaluation"
 SLOWEST = 10_000_000  # bytes of a model that are written in a second where all else is slow
 LOOK_SECONDS = 0.5  # between two looks whether there is room now
-FAILURES = (Exception, SystemExit)  # what the user's code may raise
-
-
-# --- saving
-
-
-def _save_weights(model: keras.Model, path: Path) -> None:
-    """As Keras does: of a model whose own train_step() calls only what it is made of, too."""
-    if not model.built and model.variables:
-        model.built = True  # its layers are, and Keras asks for no more
-    model.save_weights(path)
-
-
-def _save_variables(model: keras.Model, path: Path) -> None:
-    """Without Keras' help: each variable by its path, for when all else fails."""
-    paths = [f"{number}:{v.path}" for number, v in enumerate(model.variables)]
-    arrays = {p: np.asarray(v) for p, v in zip(paths, model.variables, strict=True)}
-    np.savez(path, **arrays)  # type: ignore[arg-type]
-
-
-# How a model can be written beside its variables, the best way first. Both run the user's code.
-FORMS: tuple[tuple[str, Callable[[keras.Model, Path], None]], ...] = (
-    (artifacts.MODEL, saved_file.save),
-    (artifacts.WEIGHTS, _save_weights),
-)
-
-
-@dataclass(frozen=True)
-class Kept:
-    """What was saved, and why it was not saved better.
-
-    Args:
-        path: the file; None: nothing could be written anywhere.
-        trouble: why the whole model is not in the first directory; None: it is.
-        spare: a file with the variables, which `path` makes superfluous; None: there is none.
-    """
-
-    path: Path | None
-    trouble: BaseException | None = None
-    spare: Path | None = None
-
-    def drop_spare(self) -> None:
-        """The master knows of `path`."""
-        if self.spare is not None:
-            with contextlib.suppress(OSError):
-                self.spare.unlink(missing_ok=True)
-
-    @property
-    def is_whole(self) -> bool:
-        return self.path is not None and self.path.name == artifacts.MODEL
-
-
-def secure(model: keras.Model, directories: Sequence[Callable[[], Path]], worker: int) -> Path | None:
-    """Write the model's variables into the first directory that takes them. Runs none of the user's code.
-
-    Args:
-        directories, worker: see `keep`.
-    """
-    for directory in directories:
-        with contextlib.suppress(*FAILURES):
-            return _write(model, directory() / artifacts.VARIABLES, _save_variables, worker)
-    return None
-
-
-def keep(
-    model: keras.Model,
-    directories: Sequence[Callable[[], Path]],
-    worker: int,
-    secured: Callable[[Path | None], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
-) -> Kept:
-    """Save the model in the first form and the first directory that work: whole anywhere before its weights.
-
-    Args:
-        directories: in order of preference. Each is called when it is tried, so that none is made in vain.
-        worker: the number of this worker, for the names of unfinished files.
-        secured: goes around what runs the user's code, and takes the file with the variables.
-    """
-    trouble: BaseException | None = None
-    safe = secure(model, directories, worker)
-    with secured(safe):
-        for name, write in FORMS:
-            for directory in directories:
-                try:
-                    kept = _write(model, directory() / name, write, worker)
-                except FAILURES as error:
-                    trouble = trouble or disk_error(error) or error
-                    if not (may_pass(disk_error(error)) and safe and safe.parent == directory()):
-                        continue
-                    # There is no room for both. The model has been asked for its configuration by now.
-                    safe.unlink(missing_ok=True)
-                    safe = None
-                    try:
-                        kept, trouble = _write(model, directory() / name, write, worker), None
-                    except FAILURES:
-                        safe = secure(model, directories, worker)
-                        continue
-                return Kept(kept, trouble, safe)
-    return Kept(safe, trouble)
-
-
-def _write(model: keras.Model, path: Path, write: Callable[[keras.Model, Path], None], worker: int) -> Path:
-    """Whole or not at all: a reader sees the old file, none, or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    for left in path.parent.glob(f".*.{path.name}"):  # of one who was lost while it wrote
-        left.unlink(missing_ok=True)
-    unfinished = path.with_name(f".{worker}.{path.name}")
-    try:
-        write(model, unfinished)
-        with open(unfinished, "rb") as file:
-            os.fsync(file.fileno())
-        os.replace(unfinished, path)
-    except BaseException:
-        unfinished.unlink(missing_ok=True)
-        raise
-    return path
-
-
-def disk_error(error: BaseException) -> OSError | None:
-    """What a disk has said, if that is behind the error: what writes a file wraps it in errors of its own."""
-    cause: BaseException | None = error
-    while cause is not None and not (isinstance(cause, OSError) and cause.errno is not None):
-        cause = cause.__cause__ or cause.__context__
-    return cause
-
-
-def may_pass(error: BaseException | None) -> bool:
-    """Whether it is that of a disk that is full: there may be room later."""
-    return isinstance(error, OSError) and error.errno in PASSING
-
-
-@functools.cache
-def temporary() -> Path:
-    """A directory of this process, made when it is needed."""
-    return Path(tempfile.mkdtemp(prefix="edl-model-"))
-
-
-# --- evaluation
-
-
-class _Batches(keras.utils.PyDataset):
-    """A reader's records as Keras wants to be given them.
-
-    Args:
-        goes_on: is called with each batch.
-    """
-
-    def __init__(self, source: Records, batches: Sequence[Range], goes_on: Callable[[], None]):
-        super().__init__()
-        self._source, self._batches, self._goes_on = source, batches, goes_on
-
-    def __len__(self) -> int:
-        return len(self._batches)
-
-    def __getitem__(self, index: int) -> tuple[object, ...]:
-        self._goes_on()
-        batch = self._source.plain(*self._batches[index])
-        # tf.data, through which Keras takes them, knows no lists, and has no type for labels that are None.
-        batch = replace(batch, x=keras.tree.lists_to_tuples(batch.x), y=keras.tree.lists_to_tuples(batch.y))
-        if batch.weights is not None:
-            return batch.x, batch.y, batch.weights
-        return (batch.x,) if batch.y is None else (batch.x, batch.y)
-
-
-@contextlib.contextmanager
-def _own_step_given_as_by_fit(model: keras.Model) -> Iterator[None]:
-    """Inside, a `test_step` of the model's own is given what `fit` gives it: features alone, if there are no
-    labels."""
-    if type(model).test_step is keras.Model.test_step:
-        yield
-        return
-    own, unpacked, packed = (
-        model.test_step, keras.utils.unpack_x_y_sample_weight, keras.utils.pack_x_y_sample_weight
-    )  # fmt: skip
-    model.test_step = lambda data: own(packed(*unpacked(data)))
-    model.test_function = None  # which has the step as it was
-    try:
-        yield
-    finally:
-        del model.test_step
-        model.test_function = None
-
-
-def evaluate(
-    model: keras.Model,
-    zoo: UserModel,
-    reader: Reader | None,
-    watch: Watch,
-    batches: Sequence[Range] | None = None,
-) -> dict[str, Value]:
-    """The compiled loss and metrics over the held-out records; empty when there are none.
-
-    Args:
-        reader: of data("test").
-        watch: goes around each call of the user's code that reads.
-        batches: of records, by their index; None: all of them.
-    """
-    size = 0 if reader is None else len(reader)
-    if reader is None or size == 0:
-        return {}
-    source = Records(reader, zoo.feed_of(FINAL), zoo.name, watch)
-    if batches is None:
-        starts = range(0, size, EVALUATION_BATCH)
-        batches = [(start, min(start + EVALUATION_BATCH, size)) for start in starts]
-    with (
-        watch(lambda: "the evaluation of a batch of data('test') by the worker that saves the model") as call,
-        _own_step_given_as_by_fit(model),
-    ):
-        results = model.evaluate(_Batches(source, batches, call.goes_on), verbose=0, return_dict=True)
-    return values_of(results)
-
-
-# --- both
 
 
 @dataclass(frozen=True)
@@ -392,7 +172,7 @@ class Exporter:
                 log.info(
                     f"{exports[name].name} was loaded in a process of its own, and is as the model in memory"
                 )
-        self._list(exports, verified)
+        list_sha256 = self._list(exports, verified)
         place = self._place(kept)
         if note:
             place["note"] = "; ".join(filter(None, [note, self.missing()]))
@@ -402,7 +182,9 @@ class Exporter:
         failed += [*_trouble(kept), *missing, *evaluation]
         listed = {name: self._shown(path) for name, path in exports.items()}
         self.session.say(
-            finished=pb.Finished(metrics=as_numbers(metrics), failed=failed, exports=listed, **place)
+            finished=pb.Finished(
+                metrics=as_numbers(metrics), failed=failed, exports=listed, list_sha256=list_sha256, **place
+            )
         )
 
     def _hand_over(
@@ -445,14 +227,15 @@ class Exporter:
         verb = "is" if len(paths) == 1 else "are"
         return f"{names} {verb} kept, but not verified: {why}; `edl export {self.output}` does it later"
 
-    def _list(self, exports: dict[str, Path], verified: Collection[str]) -> None:
-        """Say in a file beside them what was written; without room for it, nobody misses it."""
+    def _list(self, exports: dict[str, Path], verified: Collection[str]) -> bytes:
+        """Write the list of the exports beside them; returns its SHA-256, empty without room for it."""
         if self.output is None or not exports:
-            return
+            return b""
         try:
-            catalog.write(self.output, exports, verified)
+            return catalog.write(self.output, exports, verified)
         except OSError as error:
             log.warning(f"{artifacts.EXPORTS} cannot be written: {error}")
+            return b""
 
     def _keep(self) -> Kept:
         if not self.output:
@@ -480,7 +263,7 @@ class Exporter:
     def _limited(self, what: str, hung: Hung | None = None) -> contextlib.AbstractContextManager[object]:
         """Limits the time of the user's code where a model is written, too: the larger, the longer."""
         nbytes = sum(math.prod(v.shape) * 8 for v in self.model.variables)  # of no type that is larger
-        return self.watch(lambda: what, self.step_seconds + nbytes / SLOWEST, hung=hung)
+        return self.watch(lambda: what, Limit(self.step_seconds + nbytes / SLOWEST, hung=hung))
 
     def _directories(self) -> Iterator[Callable[[], Path]]:
         for directory in (self.output, self.salvage):
@@ -503,11 +286,13 @@ class Exporter:
         while True:
             if _free(self.output) > here.stat().st_size:
                 try:
-                    _write(self.model, there, lambda _, to: _copy(here, to), self.session.worker)
+                    write_whole(self.model, there, lambda _, to: _copy(here, to), self.session.worker)
                 except OSError as error:
                     kept = Kept(here, error)
                 else:
                     here.unlink()
+                    with contextlib.suppress(OSError):  # others may lie there
+                        temporary().rmdir()
                     return Kept(there)
             if time.monotonic() >= deadline or self._must_end:
                 return kept

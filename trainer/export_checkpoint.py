@@ -26,7 +26,7 @@ from edl.config import Config
 from edl.errors import CheckpointError, ConfigError, EdlError, ModelError
 from edl.layers.embedding import keep_rows_elsewhere
 from trainer import saved_file, user_model
-from trainer.build import TRIED_RECORDS, learner_of
+from trainer.build_learner import TRIED_RECORDS, learner_of
 from trainer.epochs import without_memory
 from trainer.exports import formats, samples
 from trainer.exports.fresh import FAILURES, built

@@ -15,13 +15,15 @@ from typing import Any
 import keras
 import numpy as np
 
+from edl import scratch
 from edl.contract import artifacts
 from edl.errors import DataError, EdlError, UserCodeError
 from trainer import saved_file
-from trainer.export import FAILURES, disk_error, evaluate
 from trainer.exports import formats, room
 from trainer.exports.verification import BASE_BYTES, COPIES
 from trainer.last_words import described
+from trainer.local_evaluation import evaluate
+from trainer.model_saving import FAILURES, disk_error
 from trainer.user_model import UserModel
 from trainer.watchdog import Watch
 
@@ -58,8 +60,8 @@ def rehearse(
     _evaluation(model, module, watch, allow_empty)
     if keeps:
         # A worker may be killed meanwhile: what it leaves is a link, and not a file as large as the model.
-        with tempfile.TemporaryDirectory(prefix="edl-") as directory, tempfile.TemporaryFile() as file:
-            path = Path(directory, artifacts.MODEL)
+        with scratch.directory() as directory, tempfile.TemporaryFile() as file:
+            path = directory / artifacts.MODEL
             path.symlink_to(f"/proc/self/fd/{file.fileno()}")
             _saving(model, module, path, warn)
             if verifies:
@@ -68,7 +70,7 @@ def rehearse(
                 except EdlError as error:
                     warn(f"the model could not be verified at the end: {error}")
             for name in further:
-                _exporting(model, name, Path(directory), features, warn)
+                _exporting(model, name, directory, features, warn)
 
 
 def _evaluation(model: keras.Model, module: UserModel, watch: Watch, allow_empty: bool) -> None:

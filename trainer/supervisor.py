@@ -31,7 +31,7 @@ from typing import Any, NoReturn
 
 from edl.contract.exit_codes import WorkerExit
 from edl.contract.workers import WORKER_ENVIRONMENT
-from edl.exit_announcements import Announcement, announce_to
+from edl.exit_announcements import Announcement, announce, announce_to
 from edl.signals import to_handle
 from trainer.termination import (
     ASKING,
@@ -107,10 +107,12 @@ class Supervisor:
             ended = Ended(code, _killed_for_memory() > killed)
             end_children()
             if self.asked or not ended.goes_on:
+                announce(ended.exit_code)
                 return ended.exit_code
             crashes = crashes + 1 if self.clock() - began < CRASH_LOOP_SECONDS else 0
             if crashes >= CRASH_LOOP:
                 print(f"edl supervisor: {crashes} workers crashed as they started; ending", file=sys.stderr)
+                announce(ended.exit_code)
                 return ended.exit_code
             told = ended.told(self.place)
             print(f"edl supervisor: the worker's process has ended ({_words(told)}); another one follows",

@@ -24,13 +24,13 @@ import inspect
 import os
 import sys
 import sysconfig
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from edl import scratch
 from edl.contract.own_modules import PACKAGES
 from edl.data import Reader
 from edl.errors import ModelError
@@ -119,7 +119,7 @@ def load(name: str, source: str = "") -> UserModel:
     if source:
         # The run's own text, as the master has sent it: a volume could show a later one to a later worker.
         name = "model.source"
-        path = Path(tempfile.mkdtemp(prefix="edl-"), "model_source.py")
+        path = scratch.of_this_process() / "model_source.py"
         path.write_text(source, encoding="utf-8")
     elif name.endswith(".py") or os.sep in name:
         path = Path(name)

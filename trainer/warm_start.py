@@ -16,7 +16,6 @@ lie in a file, are sent to the servers. Tables are told by the names of their la
 from __future__ import annotations
 
 import shutil
-import tempfile
 import warnings
 import zipfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -30,6 +29,7 @@ import h5py
 import keras
 import numpy as np
 
+from edl import scratch
 from edl.checkpoints import Checkpoint, CheckpointError, Manifest, Tensor, one_of
 from edl.config import Config
 from edl.errors import ConfigError, EdlError, ModelError
@@ -327,8 +327,8 @@ class WarmStart:
         there = dims_in_file(path) if self.learner.tables else {}
         for table in self.learner.tables:
             _refuse_rows(f"checkpoint.from: {self.where}", table, there.get(table.name))
-        with tempfile.TemporaryDirectory(prefix="edl-") as directory:
-            own = Path(directory, "own.weights.h5")
+        with scratch.directory() as directory:
+            own = directory / "own.weights.h5"
             self.model.save_weights(own)
             _refuse(f"checkpoint.from: {self.where}", _stored(own), _stored(path))
 
@@ -349,8 +349,8 @@ def local_file(where: str) -> Iterator[Path]:
             return
         import fsspec  # only who has such an address needs it
 
-        with tempfile.TemporaryDirectory(prefix="edl-") as directory:
-            path = Path(directory, where.rpartition("/")[2])
+        with scratch.directory() as directory:
+            path = directory / where.rpartition("/")[2]
             with fsspec.open(where, "rb") as source, open(path, "wb") as file:
                 shutil.copyfileobj(source, file)
             yield path

@@ -14,6 +14,7 @@ be reported then, so the process ends with an exit code that says it.
 from __future__ import annotations
 
 import faulthandler
+import math
 import os
 import sys
 import threading
@@ -34,58 +35,53 @@ LOOKS = 4  # that the watchdog makes within the time that a call may take
 Hung: TypeAlias = Callable[[str, str], None]  # takes the message and the stack
 
 
-@dataclass(eq=False)
-class Call:
-    """One call that is watched.
-
-    Args:
-        describe: names the call, for the message.
-        seconds: that it may take.
-        setting: the value of the job that says so.
-        waits: True while it waits for other processes; that time does not count.
-        hung: takes the message and the stack when the call hangs; None: the watchdog's own.
-    """
-
-    describe: Callable[[], str]
-    seconds: float
-    setting: str
-    waits: Callable[[], bool]
-    hung: Hung | None = None
-    began: float = field(default_factory=time.monotonic)
-
-    def goes_on(self) -> None:
-        """It has made progress: its time begins anew."""
-        self.began = time.monotonic()
-
-
 def never() -> bool:
     """For calls that wait for no other process."""
     return False
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A limit on the time of a call.
+
+    Args:
+        seconds: that the call may take.
+        setting: the value of the job that says so.
+        waits: True while the call waits for other processes; that time does not count.
+        hung: takes the message and the stack when the call hangs; None: the watchdog's own.
+    """
+
+    seconds: float
+    setting: str = STEP_TIMEOUT
+    waits: Callable[[], bool] = never
+    hung: Hung | None = None
+
+
+@dataclass(eq=False)
+class Call:
+    """A call that is watched; `describe` names it, for the message."""
+
+    describe: Callable[[], str]
+    limit: Limit
+    began: float = field(default_factory=time.monotonic)
+
+    def goes_on(self) -> None:
+        """The call has made progress: its time begins anew."""
+        self.began = time.monotonic()
 
 
 class Watch(Protocol):
     """`Watchdog.watch`."""
 
     def __call__(
-        self,
-        call: Callable[[], str],
-        seconds: float | None = None,
-        setting: str = STEP_TIMEOUT,
-        waits: Callable[[], bool] = never,
-        hung: Hung | None = None,
+        self, call: Callable[[], str], limit: Limit | None = None
     ) -> AbstractContextManager[Call]: ...
 
 
 @contextmanager
-def unwatched(
-    call: Callable[[], str],
-    seconds: float | None = None,
-    setting: str = STEP_TIMEOUT,
-    waits: Callable[[], bool] = never,
-    hung: Hung | None = None,
-) -> Iterator[Call]:
-    """A `Watch` without a limit."""
-    yield Call(call, 0.0, setting, waits)
+def unwatched(call: Callable[[], str], limit: Limit | None = None) -> Iterator[Call]:
+    """A `Watch` that watches nothing."""
+    yield Call(call, Limit(math.inf))
 
 
 class Watchdog:
@@ -97,7 +93,7 @@ class Watchdog:
     """
 
     def __init__(self, seconds: float, hung: Hung):
-        self._seconds, self._hung = seconds, hung
+        self._limit, self._hung = Limit(seconds), hung
         self._calls: dict[Call, int] = {}  # and the thread of each
         self._sentinel = _Sentinel()
         self._changed = threading.Condition()
@@ -105,25 +101,17 @@ class Watchdog:
         threading.Thread(target=self._look, name="watchdog", daemon=True).start()
 
     @contextmanager
-    def watch(
-        self,
-        call: Callable[[], str],
-        seconds: float | None = None,
-        setting: str = STEP_TIMEOUT,
-        waits: Callable[[], bool] = never,
-        hung: Hung | None = None,
-    ) -> Iterator[Call]:
-        """Around one call of this thread. Watched calls may be nested: each has its own limit.
+    def watch(self, call: Callable[[], str], limit: Limit | None = None) -> Iterator[Call]:
+        """Watch one call of this thread. Watched calls may be nested: each has its own limit.
 
         Args:
             call: names it, for the message.
-            seconds: that it may take; None: as all.
-            setting, waits, hung: see Call.
+            limit: None: the watchdog's own.
         """
-        now = Call(call, self._seconds if seconds is None else seconds, setting, waits, hung)
-        if now.seconds / LOOKS < self._look_seconds:
+        now = Call(call, limit or self._limit)
+        if now.limit.seconds / LOOKS < self._look_seconds:
             with self._changed:
-                self._look_seconds = now.seconds / LOOKS
+                self._look_seconds = now.limit.seconds / LOOKS
                 self._changed.notify()
         self._calls[now] = threading.get_ident()
         try:
@@ -139,27 +127,27 @@ class Watchdog:
             with self._changed:
                 self._changed.wait(self._look_seconds)
             for call, thread in list(self._calls.items()):
-                if call.waits():
+                if call.limit.waits():
                     call.goes_on()
-                elif time.monotonic() - call.began > call.seconds:
+                elif time.monotonic() - call.began > call.limit.seconds:
                     self._tell(thread, call)
                     return
 
     def _tell(self, thread: int, call: Call) -> None:
-        stack = _stack(thread)
+        stack, limit = _stack(thread), call.limit
         faulthandler.dump_traceback(all_threads=True)
-        why = f"{call.describe()} has not returned for {round(call.seconds, 2):g} s ({call.setting})"
-        (call.hung or self._hung)(why, stack)
+        why = f"{call.describe()} has not returned for {round(limit.seconds, 2):g} s ({limit.setting})"
+        (limit.hung or self._hung)(why, stack)
 
 
 class Compute:
     """Watches steps and evaluation batches.
 
     The first step with a number of records that this process has not computed before may compile the model
-    for it (XLA): it may take `first_seconds` in addition.
+    for it (XLA): it may take `first_seconds` in addition. So user code that hangs there is found later than
+    in any other step.
 
     Args:
-        watch: of the Watchdog.
         seconds: that a step may take.
         first_seconds: see above.
         waits: True while this worker waits for other workers or for parameter servers.
@@ -171,8 +159,10 @@ class Compute:
         self._watchdog, self._seconds, self._first_seconds = watchdog, seconds, first_seconds
         self._waits, self._known = waits, set[tuple[str, int]]()
 
-    def __call__(self, kind: str, what: Callable[[], str], records: int) -> AbstractContextManager[object]:
-        """
+    @contextmanager
+    def __call__(self, kind: str, what: Callable[[], str], records: int) -> Iterator[Call]:
+        """Watch one step or evaluation batch.
+
         Args:
             kind: of computation, such as "step".
             what: names it, for the message.
@@ -180,9 +170,10 @@ class Compute:
         """
         seconds, setting = self._seconds, STEP_TIMEOUT
         if (kind, records) not in self._known:
-            self._known.add((kind, records))
             seconds, setting = seconds + self._first_seconds, f"{STEP_TIMEOUT} + {STARTUP_TIMEOUT}"
-        return self._watchdog.watch(what, seconds, setting, self._waits)
+        with self._watchdog.watch(what, Limit(seconds, setting, self._waits)) as call:
+            yield call
+        self._known.add((kind, records))  # not if it raised: the model may not be compiled yet
 
 
 class Computing(Protocol):

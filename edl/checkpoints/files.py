@@ -38,7 +38,12 @@ class Files:
         return False
 
     def all(self, prefix: str, wanted: Callable[[str], bool]) -> dict[str, dict[str, int]]:
-        """The files of each directory that begins so and is wanted, with their bytes."""
+        """The files of each directory that begins so and is wanted, with their bytes.
+
+        Raises:
+            OSError: one of these is a symbolic link. What it leads to cannot be pruned; to leave it out could
+                take an older state for the newest.
+        """
         try:
             with self._open() as root:
                 names = [name for name in os.listdir(root) if name.startswith(prefix) and wanted(name)]
@@ -48,6 +53,11 @@ class Files:
         for name in names:
             with suppress(NotADirectoryError, FileNotFoundError), self._open(name) as directory:
                 found[name] = dict(_files(directory))
+            if name not in found and (self._root / name).is_symlink():
+                raise OSError(
+                    errno.ELOOP,
+                    f"{name} is a symbolic link; move the directory itself there, or remove the link",
+                )
         return found
 
     def sizes(self, directory: str) -> dict[str, int]:

@@ -15,6 +15,8 @@ INTERRUPTED = 128 + signal.SIGINT
 
 def main() -> None:
     """The console script. Our own errors are one text; any other is a bug and keeps its traceback."""
+    if sys.getfilesystemencoding() != "utf-8":  # LC_ALL=C PYTHONUTF8=0: see edl/contract/own_modules.py
+        os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
     for name in ("stdin", "stdout", "stderr"):  # of these, a closed one (`>&-`) is None, in this order
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))

@@ -91,7 +91,7 @@ def _remembered() -> list[Path]:
     with contextlib.suppress(OSError, RuntimeError):
         for note in _known_jobs().iterdir():
             with contextlib.suppress(OSError, ValueError):
-                job = Path(note.read_text(encoding="utf-8").removesuffix("\n"))
+                job = Path(note.read_text(encoding="utf-8", errors="surrogateescape").removesuffix("\n"))
                 if (job / VALUES).exists():
                     found.append(job)
                 elif not job.exists():

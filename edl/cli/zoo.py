@@ -6,7 +6,6 @@ import configparser
 import os
 import shutil
 import subprocess
-import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +13,7 @@ import typer
 import yaml
 
 import edl
+from edl import scratch
 from edl.cli import display
 from edl.cli.models import read, zoo
 from edl.config import model_check
@@ -137,7 +137,7 @@ def build(
         raise EdlError(f"{directory}: no Dockerfile found; create one with `edl zoo init {directory}`")
     _check_model(directory)
     tool = _tool()
-    with tempfile.TemporaryDirectory() as secrets:
+    with scratch.directory() as secrets:
         command = (
             ["docker", "buildx", "build", "--load"]
             if tool == "docker"
@@ -145,7 +145,7 @@ def build(
             else ["buildah", "bud", "--layers", "--network", "host",
                   "--isolation", os.environ.get("BUILDAH_ISOLATION", "chroot")]
         )  # fmt: skip
-        command += [*_secrets(Path(secrets), extra_index), "-t", image, str(directory)]
+        command += [*_secrets(secrets, extra_index), "-t", image, str(directory)]
         _run(tool, command, f"{image} was not built. If its base image was not found: build it with "
              "`scripts/images build`, or choose another with `edl zoo init --base-image`")  # fmt: skip
     repository, tag = _split(image)

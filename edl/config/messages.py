@@ -43,7 +43,8 @@ def in_words(detail: ErrorDetails, whole: type[BaseModel]) -> str:
     if detail["type"] == "extra_forbidden":
         hint = _keys_of(path, rest[:-1], whole) if rest else _hint(path, section, whole)
         return f"{key}: {advice(key) or f'unknown key; {hint}'}"
-    expected = allowed(".".join(path), whole, rest)
+    undecoded = detail["type"] == "string_unicode"  # such as the name of a file whose bytes are not UTF-8
+    expected = "text in UTF-8" if undecoded else allowed(".".join(path), whole, rest)
     if detail["type"] == "missing":
         return f"{key}: missing value (null removes the default; expected {expected})"
     text = f"{key}: invalid value {shown(detail['input'])} (expected {expected})"

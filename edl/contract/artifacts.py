@@ -54,11 +54,14 @@ class Contact:
 
 
 def write_whole(path: Path, text: str, mode: int = 0o644) -> None:
-    """Replace the file: a reader sees the old text or the new one, never a part."""
+    """Replace the file: a reader sees the old text or the new one, never a part.
+
+    The text is written as UTF-8, but for the bytes of a path that are none (PEP 383): they are written back.
+    """
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-        with open(descriptor, "w", encoding="utf-8") as file:
+        with open(descriptor, "w", encoding="utf-8", errors="surrogateescape") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())

@@ -23,6 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+from edl import scratch
 from edl.contract.exit_codes import WorkerExit
 from edl.contract.ids import WorkerId
 from edl.errors import EdlError
@@ -347,6 +348,7 @@ class Processes:
         await self._tasks.join(CLOSE_SECONDS)
         await self._launcher.close()
         await self._tasks.close()
+        await asyncio.to_thread(scratch.remove_abandoned)  # those of workers that were killed
         if self._memories is not None:
             self._memories.close()
 

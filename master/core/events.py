@@ -305,6 +305,7 @@ class Finished:
     note: str = ""
     failed: tuple[PartFailed, ...] = ()
     exports: dict[str, str] = field(default_factory=dict)  # by format: where it is, like `model`
+    list_sha256: str = ""  # of exports.json, as hexadecimal digits; "": it is not written
 
 
 @dataclass(frozen=True, slots=True)

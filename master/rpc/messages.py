@@ -94,7 +94,7 @@ def event_of(worker: WorkerId, message: pb.FromWorker) -> ev.Event | ev.Heartbea
             return ev.Saved(worker, kept.model, kept.note, _failed(kept.failed), kept.step, kept.variables)
         case "finished":
             end = message.finished
-            kept_as = end.model, end.note, _failed(end.failed), dict(end.exports)
+            kept_as = end.model, end.note, _failed(end.failed), dict(end.exports), end.list_sha256.hex()
             return ev.Finished(worker, _metrics(end.metrics), *kept_as)
         case "rows_lost":
             return ev.RowsLost(worker, message.rows_lost.why, message.rows_lost.trained_on)

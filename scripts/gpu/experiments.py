@@ -40,7 +40,7 @@ def report(name: str, build: str, passed: bool, *cells: object) -> None:
     if verdict == "FAILED":
         failed.append(name)
     TABLE.append(" | ".join(map(str, (name, build, verdict, *cells))))
-    with open(OUT / "table.txt", "a") as file:  # is complete also when the call is cut off
+    with open(OUT / "table.txt", "a", encoding="utf-8") as file:  # is complete also when the call is cut off
         file.write(TABLE[-1] + "\n")
 
 
@@ -146,7 +146,7 @@ def kill_after_order(*delays: float) -> Action:
 
 
 def count(path: Path, word: str) -> int:
-    return path.read_text(errors="replace").count(word)
+    return path.read_text(encoding="utf-8", errors="replace").count(word)
 
 
 def signal_in_init(job: Job) -> tuple[bool, str]:
@@ -213,7 +213,7 @@ def storm(name: str, limit: float, build: str, workers: int, faults: int, seed: 
     process = subprocess.Popen(
         command,
         env=jobs.environment(build, **variables),
-        stdout=open(output, "w"),
+        stdout=open(output, "w", encoding="utf-8"),
         stderr=subprocess.STDOUT,
         cwd=TREE,
         start_new_session=True,

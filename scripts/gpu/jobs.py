@@ -36,7 +36,7 @@ def log(*words: object) -> None:
     """Print a line and append it to results.txt."""
     line = f"[{time.time() - STARTED:6.1f}] " + " ".join(map(str, words))
     print(line, flush=True)
-    with open(OUT / "results.txt", "a") as file:
+    with open(OUT / "results.txt", "a", encoding="utf-8") as file:
         file.write(line + "\n")
 
 
@@ -146,7 +146,7 @@ class Job:
         self.began = time.time()
         self.process = subprocess.Popen(
             command,
-            stdout=open(self.output, "w"),
+            stdout=open(self.output, "w", encoding="utf-8"),
             stderr=subprocess.STDOUT,
             env=self.environment,
             cwd=JOBS,

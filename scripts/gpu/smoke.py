@@ -36,7 +36,10 @@ def check_imports() -> None:
     ):
         check(f"import {name}", lambda name=name: importlib.import_module(name).__name__)
     # A process that has loaded the driver cannot fork workers that use it.
-    print("CUDA's driver is in this process:", "libcuda.so" in Path("/proc/self/maps").read_text())
+    print(
+        "CUDA's driver is in this process:",
+        "libcuda.so" in Path("/proc/self/maps").read_text(encoding="utf-8"),
+    )
 
 
 def check_tensorflow() -> None:

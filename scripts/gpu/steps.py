@@ -70,7 +70,7 @@ def side(which: str, precision: str) -> None:
 def main(precision: str, rounds: int, steps: int) -> int:
     sides, errors = {}, {}
     for which in ("edl", "fit"):
-        errors[which] = tempfile.TemporaryFile("w+")
+        errors[which] = tempfile.TemporaryFile("w+", encoding="utf-8")
         sides[which] = subprocess.Popen(
             [sys.executable, __file__, "--side", which, precision],
             stdin=subprocess.PIPE,

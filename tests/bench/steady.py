@@ -28,7 +28,7 @@ from edl import config
 from edl.config import values
 from edl.contract.layout import Layout, Part
 from edl.contract.steps import Steps
-from trainer.build import learner_of
+from trainer.build_learner import learner_of
 from trainer.data import Batch, Batches
 from trainer.ring.horovod import HorovodRing
 from trainer.session.orders import FormRing

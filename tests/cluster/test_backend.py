@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 from lightkube.config.kubeconfig import KubeConfig
 
+from edl.contract.exit_codes import WorkerExit
 from edl.contract.ids import WorkerId
 from edl.kubernetes.client import Api
 from edl.kubernetes.timing import Timing
@@ -80,7 +81,7 @@ async def test_a_real_clusters_ends_are_told_with_their_cause(cluster: Cluster, 
         await kubectl(namespace, "delete", "pod", "edl-worker-5", "--force", "--grace-period=0")
         job.delete(6, grace=3)
         gone = {w: await job.gone(w, SECONDS) for w in range(7)}
-        assert gone[0] == ev.Gone(WorkerId(0), code=3)
+        assert gone[0] == ev.Gone(WorkerId(0), code=WorkerExit.USER_CODE), "nothing announced the 3"
         assert gone[1] == ev.Gone(WorkerId(1), code=137, why="OOMKilled: container memory limit 32Mi")
         assert gone[2] == ev.Gone(WorkerId(2), signal="SIGSEGV")
         assert (gone[3].free, gone[3].why) == (True, "somebody deleted its pod")

@@ -24,6 +24,8 @@ from typing import Any
 
 from aiohttp import web
 
+from edl.exit_announcements import termination_message
+
 Object = dict[str, Any]
 NAMESPACE = "test"
 KINDS = {
@@ -193,9 +195,14 @@ class KubernetesApi:
         self._wake()
 
     def end_pod(self, name: str, code: int, reason: str = "", message: str = "") -> None:
-        """The worker's process has ended; the pod stays."""
+        """The worker's process has ended; the pod stays.
+
+        Args:
+            message: the termination message; by default edl has ended the process.
+        """
         told = reason or ("Completed" if code == 0 else "Error")
-        terminated = {"exitCode": code, "reason": told, "finishedAt": _time(), "message": message}
+        terminated = {"exitCode": code, "reason": told, "finishedAt": _time(),
+                      "message": message or termination_message(code)}  # fmt: skip
         # As a kubelet does: the container's end comes first, the pod's in a moment.
         self._status(name, phase="Running", containerStatuses=[_container({"terminated": terminated})])
         phase = "Succeeded" if code == 0 else "Failed"

@@ -16,7 +16,7 @@ import edl
 from edl.contract import artifacts
 from edl.contract.proto import edl_pb2 as pb
 from tests.process.test_saved_file import dense
-from trainer import export
+from trainer import export, local_evaluation, model_saving
 from trainer.ring.base import RingBroken
 from trainer.session.state import Session
 from trainer.user_model import UserModel
@@ -75,7 +75,7 @@ def at(*directories: Path) -> list[Any]:
 def test_the_whole_model_elsewhere_is_better_than_its_weights_here(tmp_path: Path) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
     here.write_text("a file where a directory should be")
-    kept = export.keep(model(), at(here, there), 0)
+    kept = model_saving.keep(model(), at(here, there), 0)
     assert (kept.path, type(kept.trouble)) == (there / artifacts.MODEL, FileExistsError)
     kept.drop_spare()
     assert [p.name for p in there.iterdir()] == [artifacts.MODEL]
@@ -85,7 +85,7 @@ def test_the_whole_model_elsewhere_is_better_than_its_weights_here(tmp_path: Pat
 def test_what_cannot_be_serialised_keeps_its_weights(tmp_path: Path, stubborn: bool, name: str) -> None:
     trained = model(Odd(stubborn))
     trained.layers[0].w.assign([1.0, 2.0, 3.0])
-    kept = export.keep(trained, at(tmp_path), 0)
+    kept = model_saving.keep(trained, at(tmp_path), 0)
     assert (kept.path, str(kept.trouble)) == (tmp_path / name, "no config")
     kept.drop_spare()
     assert [p.name for p in tmp_path.iterdir()] == [name], "nothing else is left"
@@ -111,7 +111,7 @@ class CallsItsParts(keras.Model):
 
 
 def test_a_model_that_was_never_called_keeps_its_weights_as_keras_writes_them(tmp_path: Path) -> None:
-    kept = export.keep(CallsItsParts(model()), at(tmp_path), 0)
+    kept = model_saving.keep(CallsItsParts(model()), at(tmp_path), 0)
     assert kept.path == tmp_path / artifacts.WEIGHTS
     again = CallsItsParts(model())
     again.built = True
@@ -126,7 +126,7 @@ def test_features_in_a_list_are_evaluated_as_fit_takes_them() -> None:
     module = UserModel(
         "mine", lambda: two, lambda split: edl.arrays(x, x + 1, x), lambda r: ([r[0], r[1]], r[2])
     )
-    found = export.evaluate(two, module, module.reader("test"), unwatched)
+    found = local_evaluation.evaluate(two, module, module.reader("test"), unwatched)
     assert found == {"loss": pytest.approx(float(np.mean((x + 1) ** 2)))}
 
 
@@ -141,8 +141,8 @@ def test_a_disk_that_is_full_is_told_from_what_an_archive_makes_of_it() -> None:
 
     with pytest.raises(ValueError, match="ZIP") as told:
         write()
-    assert export.disk_error(told.value) is full
-    assert export.disk_error(ValueError("no config")) is None
+    assert model_saving.disk_error(told.value) is full
+    assert model_saving.disk_error(ValueError("no config")) is None
 
 
 def test_a_model_whose_rows_servers_have_lost_is_not_saved_without_them(tmp_path: Path) -> None:

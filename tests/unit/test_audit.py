@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from edl import audit, config
+from edl.checkpoints import Checkpoint, Store
 from edl.config import values
 from edl.contract.books import AuditFailed, Books
 from edl.contract.ids import Generation, WorkerId
@@ -15,6 +17,7 @@ from edl.contract.ranges import RangeSet
 from master.core import effects as ef
 from master.core import events as ev
 from master.core.job import Job
+from tests.checkpoints import write
 from tests.invariants import Watchdog
 from tests.journals import keep
 from tests.stories import Story, only
@@ -182,3 +185,31 @@ def test_a_checkpoint_of_different_states_and_states_that_are_given_up_for_nothi
     form = {"type": "Form", "distrusted": 1}
     with pytest.raises(AuditFailed, match="line 2: the states of all members are given up, though none has"):
         Books().note({"event": {"type": "Tick"}, "effects": [form]}, "line 2")
+
+
+def test_checkpoints_of_the_job_that_are_still_there_are_read(tmp_path: Path) -> None:
+    store = Store.open(str(tmp_path / "checkpoints"))
+    story = Story(workers=2, joinDelaySeconds=0.5, checkpoint={"dir": store.place.where}).running()
+    for step, attempt in ((3, "removed"), (5, "a"), (8, "b")):
+        story.tell(ev.PartsWritten(FIRST, step, attempt, story.job.ring.members))
+    write(store, 5, attempt="a")
+    last = write(store, 8, attempt="b")
+    foreign = write(store, 9, attempt="of-another-job")
+    damaged(store, foreign)
+    assert "; 2 checkpoints as written (SHA-256); " in verdict(story, tmp_path)
+    part = damaged(store, last)
+    with pytest.raises(AuditFailed, match=rf"^a checkpoint is damaged: .*{part.name}"):
+        audit.audit(tmp_path)
+    shutil.rmtree(store.place.where)
+    assert "; 0 checkpoints as written (SHA-256); " in audit.audit(tmp_path)
+    Path(store.place.where).touch()
+    assert f"; checkpoints not verified: {store.place.where}: cannot list" in audit.audit(tmp_path)
+
+
+def damaged(store: Store, checkpoint: Checkpoint) -> Path:
+    """One of its parts, after a bit of it was changed."""
+    part = Path(store.place.where, checkpoint.directory, checkpoint.manifest.parts[0].name)
+    content = bytearray(part.read_bytes())
+    content[-1] ^= 1
+    part.write_bytes(content)
+    return part

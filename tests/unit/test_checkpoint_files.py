@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import tracemalloc
@@ -204,14 +205,39 @@ def test_no_link_is_followed_out_of_the_directory(store: Store, tmp_path: Path) 
     outside = tmp_path / "outside"
     part.rename(outside)
     part.symlink_to(outside)
-    whole = Path(store.place.where)
-    (whole / "step-000000000003-1").symlink_to(whole / "step-000000000001-1")
     assert newest(store) == 1
     write(store, 4)
     store.prune(1)
     assert outside.stat().st_size > 0
     assert part.is_symlink()  # not ours, and nothing else of step 2 is left
     assert [path.name for path in part.parent.iterdir()] == [part.name]
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_checkpoint_that_is_a_link_is_refused_and_never_left_out(
+    store: Store, tmp_path: Path, is_there: bool
+) -> None:
+    write(store, 1)
+    moved = Path(store.place.where, write(store, 2).directory)
+    if is_there:
+        moved.rename(tmp_path / moved.name)
+    else:
+        shutil.rmtree(moved)
+    moved.symlink_to(tmp_path / moved.name)
+    for look in (store.checkpoints, lambda: store.newest(pytest.fail), lambda: store.prune(1)):
+        with pytest.raises(
+            CheckpointError,
+            match=rf"cannot list the checkpoints: {moved.name} is a symbolic link; move the directory itself",
+        ):
+            look()
+    moved.unlink()
+    assert newest(store) == 1
+
+
+def test_the_directory_of_all_checkpoints_may_be_a_link(store: Store, tmp_path: Path) -> None:
+    write(store, 1)
+    (tmp_path / "link").symlink_to(store.place.where)
+    assert newest(Store.open(str(tmp_path / "link"))) == 1
 
 
 def test_a_pipe_is_not_waited_for(store: Store) -> None:

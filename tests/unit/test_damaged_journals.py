@@ -305,13 +305,22 @@ def test_the_story_is_one_in_which_much_happens(whole: Path) -> None:
         assert f'"{cls.__name__}"' in text
 
 
-def test_an_exported_model_that_was_changed_or_removed_is_found_out(output: Path) -> None:
+def test_an_exported_model_that_was_changed_or_removed_is_found_out(tmp_path: Path) -> None:
+    output, exports = tmp_path, {"keras": tmp_path / artifacts.MODEL}
     (output / artifacts.MODEL).write_bytes(b"the model")
-    catalog.write(output, {"keras": output / artifacts.MODEL}, ["keras"])
-    summary = json.loads((output / artifacts.SUMMARY).read_text())
-    (output / artifacts.SUMMARY).write_text(json.dumps({**summary, "exports": {"keras": artifacts.MODEL}}))
+    keep(
+        whole_story(
+            exports={"keras": artifacts.MODEL}, list_sha256=catalog.write(output, exports, ["keras"])
+        ),
+        output,
+    )
     assert "; 1 exported file as written (SHA-256)" in audit.audit(output)
+    listed = (output / artifacts.EXPORTS).read_bytes()
     (output / artifacts.MODEL).write_bytes(b"the Model")
+    catalog.write(output, exports, ["keras"])
+    with pytest.raises(audit.AuditFailed, match=r"exports.json: its SHA-256 is not the one in the journal"):
+        audit.audit(output)
+    (output / artifacts.EXPORTS).write_bytes(listed)
     with pytest.raises(audit.AuditFailed, match=r"model.keras: its SHA-256 is not the one in exports.json"):
         audit.audit(output)
     (output / artifacts.MODEL).unlink()

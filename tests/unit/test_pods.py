@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from edl.contract.exit_codes import ANNOUNCED, WorkerExit
 from edl.contract.ids import RunId, WorkerId
 from edl.errors import ConfigError
+from edl.exit_announcements import termination_message
 from edl.kubernetes import pods
 from edl.kubernetes.client import ApiError
 from edl.kubernetes.names import Names
@@ -31,8 +33,11 @@ def a_pod(phase: str = "Running", state: dict[str, Any] | None = None, **status:
     }
 
 
-def exited(code: int, reason: str = "Error", finished: str = "2026-01-01T00:00:10Z") -> dict[str, Any]:
-    return {"terminated": {"exitCode": code, "reason": reason, "finishedAt": finished}}
+def exited(
+    code: int, reason: str = "Error", finished: str = "2026-01-01T00:00:10Z", message: str = ""
+) -> dict[str, Any]:
+    ended = {"exitCode": code, "reason": reason, "finishedAt": finished, "message": message}
+    return {"terminated": ended}
 
 
 def deleted(pod: dict[str, Any], at: str = "2026-01-01T00:00:40Z", grace: int = 30) -> dict[str, Any]:
@@ -96,7 +101,15 @@ def test_out_of_memory_is_charged_and_names_the_limit() -> None:
     ],
 )
 def test_an_exit_code_is_a_code_or_a_signal(code: int, by_us: bool, told: ev.Gone) -> None:
-    assert gone(a_pod("Failed", exited(code)), by_us) == told
+    message = termination_message(code)  # as edl's code writes it
+    assert gone(a_pod("Failed", exited(code, message=message)), by_us) == told
+
+
+@pytest.mark.parametrize("code", sorted(ANNOUNCED))
+@pytest.mark.parametrize("message", ["", "of the user's code", termination_message(1)])
+def test_an_exit_code_of_edls_that_was_not_announced_is_charged(code: int, message: str) -> None:
+    pod = a_pod("Failed", exited(code, message=message))
+    assert gone(pod) == ev.Gone(W, code=WorkerExit.USER_CODE)
 
 
 def test_what_a_node_does_is_nobodys_fault() -> None:

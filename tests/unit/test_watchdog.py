@@ -7,8 +7,10 @@ import sys
 import threading
 from queue import SimpleQueue
 
+import pytest
+
 from edl.contract.exit_codes import WorkerExit
-from trainer.watchdog import Compute, Watchdog
+from trainer.watchdog import STARTUP_TIMEOUT, STEP_TIMEOUT, Compute, Limit, Watchdog
 
 SECONDS = 20.0
 LIMIT = 0.05
@@ -48,10 +50,36 @@ def test_calls_may_be_nested_and_each_has_its_own_limit() -> None:
     mine = SimpleQueue[str]()
     with (
         watchdog.watch(lambda: "outer"),
-        watchdog.watch(lambda: "inner", LIMIT, "a.value", hung=lambda why, stack: mine.put(why)),
+        watchdog.watch(lambda: "inner", Limit(LIMIT, "a.value", hung=lambda why, stack: mine.put(why))),
     ):
         assert mine.get(timeout=SECONDS) == "inner has not returned for 0.05 s (a.value)"
     assert told.empty()
+
+
+def test_only_the_first_step_with_a_number_of_records_may_take_longer_than_a_step() -> None:
+    """So code that hangs in its backward pass is found after elastic.stepTimeoutSeconds, unless the worker
+    has never computed so many records: then elastic.startupTimeoutSeconds come on top."""
+    compute = Compute(Watchdog(SECONDS, lambda why, stack: None), 600.0, 180.0)
+
+    def limit(kind: str, records: int) -> tuple[float, str]:
+        with compute(kind, lambda: "a step", records) as call:
+            return call.limit.seconds, call.limit.setting
+
+    first, later = (780.0, f"{STEP_TIMEOUT} + {STARTUP_TIMEOUT}"), (600.0, STEP_TIMEOUT)
+    assert [limit("step", 32), limit("step", 32)] == [first, later]
+    assert [limit("step", 31), limit("evaluation", 32), limit("step", 32)] == [first, first, later]
+    with pytest.raises(RuntimeError), compute("step", lambda: "a step", 16):
+        raise RuntimeError("the ring broke while the model was compiled")
+    assert [limit("step", 16), limit("step", 16)] == [first, later]
+
+
+def test_a_step_of_a_known_size_that_hangs_is_told_by_the_limit_of_a_step() -> None:
+    told = SimpleQueue[str]()
+    compute = Compute(Watchdog(LIMIT, lambda why, stack: told.put(why)), LIMIT, SECONDS)
+    with compute("step", lambda: "step 1", 32):
+        pass
+    with compute("step", lambda: "step 2", 32):
+        assert told.get(timeout=SECONDS) == "step 2 has not returned for 0.05 s (elastic.stepTimeoutSeconds)"
 
 
 CLOSES = """

@@ -11,8 +11,9 @@ from edl.contract import artifacts
 from trainer.exports.formats import files_of
 
 
-def write(output: Path, exports: Mapping[str, Path], verified: Collection[str]) -> None:
-    """
+def write(output: Path, exports: Mapping[str, Path], verified: Collection[str]) -> bytes:
+    """Write the list and return its SHA-256.
+
     Args:
         exports: by the names of their formats.
         verified: which of them were loaded again, and are as the model was.
@@ -29,7 +30,9 @@ def write(output: Path, exports: Mapping[str, Path], verified: Collection[str]) 
         }
         for name, path in exports.items()
     ]
-    artifacts.write_whole(output / artifacts.EXPORTS, json.dumps({"exports": listed}, indent=1) + "\n")
+    text = json.dumps({"exports": listed}, indent=1) + "\n"
+    artifacts.write_whole(output / artifacts.EXPORTS, text)
+    return hashlib.sha256(text.encode()).digest()
 
 
 def place(output: Path | None, path: Path) -> str:

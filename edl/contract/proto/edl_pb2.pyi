@@ -407,7 +407,7 @@ class Saved(_message.Message):
     def __init__(self, model: _Optional[str] = ..., note: _Optional[str] = ..., failed: _Optional[_Iterable[_Union[PartFailed, _Mapping]]] = ..., step: _Optional[int] = ..., variables: _Optional[str] = ...) -> None: ...
 
 class Finished(_message.Message):
-    __slots__ = ("metrics", "model", "note", "failed", "exports")
+    __slots__ = ("metrics", "model", "note", "failed", "exports", "list_sha256")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -427,12 +427,14 @@ class Finished(_message.Message):
     NOTE_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     EXPORTS_FIELD_NUMBER: _ClassVar[int]
+    LIST_SHA256_FIELD_NUMBER: _ClassVar[int]
     metrics: _containers.ScalarMap[str, float]
     model: str
     note: str
     failed: _containers.RepeatedCompositeFieldContainer[PartFailed]
     exports: _containers.ScalarMap[str, str]
-    def __init__(self, metrics: _Optional[_Mapping[str, float]] = ..., model: _Optional[str] = ..., note: _Optional[str] = ..., failed: _Optional[_Iterable[_Union[PartFailed, _Mapping]]] = ..., exports: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    list_sha256: bytes
+    def __init__(self, metrics: _Optional[_Mapping[str, float]] = ..., model: _Optional[str] = ..., note: _Optional[str] = ..., failed: _Optional[_Iterable[_Union[PartFailed, _Mapping]]] = ..., exports: _Optional[_Mapping[str, str]] = ..., list_sha256: _Optional[bytes] = ...) -> None: ...
 
 class RowsLost(_message.Message):
     __slots__ = ("why", "trained_on")

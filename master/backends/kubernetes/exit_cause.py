@@ -9,6 +9,7 @@ from typing import Any
 
 from edl.contract.exit_codes import WorkerExit
 from edl.contract.ids import WorkerId
+from edl.exit_announcements import announced_in
 from edl.kubernetes import pods
 from master.core import events as ev
 
@@ -49,6 +50,7 @@ def exit_cause(
     if reason == OOM_KILLED:
         return ev.Gone(worker, code=code, why=out_of_memory(pod))
     if code is not None:
+        code = announced_in(terminated.get("message") or "", code)
         # Also of a pod that we have deleted: a worker's stream ends before its pod does, and
         # when the master answers with a deletion, the crash is still a crash.
         return _exit(worker, code, terminated.get("signal"), by_us)

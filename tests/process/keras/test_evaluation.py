@@ -16,8 +16,8 @@ from tests.process.keras.own_models import features, guided, points
 from tests.process.keras.rings import Case, batch
 from tests.process.keras.test_training_metrics import CASES, Largest, classifier, same_values
 from trainer.evaluation_metrics import EvaluationMetrics
-from trainer.export import evaluate
 from trainer.frozen import Predictor
+from trainer.local_evaluation import evaluate
 from trainer.user_model import UserModel
 from trainer.watchdog import unwatched
 

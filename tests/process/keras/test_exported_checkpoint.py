@@ -13,7 +13,7 @@ from edl.checkpoints import Store, Tensor
 from edl.config import values
 from tests.checkpoints import write
 from trainer import user_model
-from trainer.build import learner_of
+from trainer.build_learner import learner_of
 from trainer.epochs import MEMORY
 from trainer.export_checkpoint import Alone, Request, export
 from trainer.learner import KerasLearner

@@ -19,9 +19,9 @@ from edl.contract.steps import Steps
 from tests.process.keras.rings import Meeting, ring_step
 from trainer.build import evaluation_of
 from trainer.epochs import Epochs, columns
-from trainer.export import evaluate
 from trainer.exports import samples
 from trainer.learner import KerasLearner
+from trainer.local_evaluation import evaluate
 from trainer.records import Records
 from trainer.user_model import UserModel
 from trainer.watchdog import uncounted, unwatched

@@ -16,7 +16,7 @@ from edl.errors import DataError
 from tests.process.keras.models import CLASSES, RECORDS, TAGS, TOKENS, X, Y, dense, plain, sgd, tagger
 from tests.process.keras.rings import Case, Meeting, assert_same, batch, learner_of, ring_step
 from trainer import arrays
-from trainer.export import evaluate
+from trainer.local_evaluation import evaluate
 from trainer.records import Records
 from trainer.user_model import UserModel
 from trainer.watchdog import unwatched

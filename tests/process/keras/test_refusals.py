@@ -13,7 +13,7 @@ from edl.errors import ModelError
 from tests.process.keras.models import dense, plain
 from tests.process.keras.own_models import vae
 from tests.process.keras.rings import Case, Meeting, learner_of
-from trainer import build as build_module
+from trainer import build_learner
 from trainer.ring.horovod import HorovodRing
 
 K = keras.layers
@@ -163,4 +163,4 @@ def test_a_compression_that_cannot_be_honoured_is_refused(
     build: Callable[[], keras.Model], compression: str, words: str
 ) -> None:
     with pytest.raises(ModelError, match=words):
-        build_module.learner_of(build(), [], HorovodRing(1, "lo", "nobody"), "warn", print, 1, compression)
+        build_learner.learner_of(build(), [], HorovodRing(1, "lo", "nobody"), "warn", print, 1, compression)

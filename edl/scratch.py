@@ -1,0 +1,83 @@
+"""Temporary directories that go with their process, also when it is killed.
+
+A process holds a lock on each of its directories for as long as it lives. Whoever makes a directory, and a
+job's master at its end, first removes those without a holder: their processes have been killed.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+PREFIX = "edl-scratch-"
+
+
+@contextlib.contextmanager
+def directory() -> Iterator[Path]:
+    """A new directory that is removed at the end of the block, or once this process has ended.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    remove_abandoned()
+    path, lock = _locked()
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+        os.close(lock)
+
+
+def of_this_process() -> Path:
+    """A new directory that is removed when this process exits, or once it has been killed.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    remove_abandoned()
+    path, _ = _locked()
+    atexit.register(_remove, path, os.getpid())
+    return path
+
+
+def remove_abandoned() -> None:
+    """Remove this user's directories whose processes have ended."""
+    for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError):  # another user's, one in use, or another process removes it
+            lock = _open(path)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path, ignore_errors=True)
+            finally:
+                os.close(lock)
+
+
+def _remove(path: Path, process: int) -> None:
+    if os.getpid() == process:  # and not a fork of it
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _locked() -> tuple[Path, int]:
+    """A new directory with the descriptor that holds its lock."""
+    while True:
+        path = Path(tempfile.mkdtemp(prefix=PREFIX))
+        lock = -1
+        with contextlib.suppress(FileNotFoundError):
+            lock = _open(path)
+            with contextlib.suppress(OSError):  # a file system without locks: then none is removed there
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            if os.fstat(lock).st_nlink:
+                return path, lock
+        # Another process has removed it between its making and its lock.
+        if lock >= 0:
+            os.close(lock)
+
+
+def _open(path: Path) -> int:
+    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)

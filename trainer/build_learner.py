@@ -1,0 +1,153 @@
+"""The learner of a worker: of the model that model() returns and the values of the job.
+
+A model that cannot be trained, or cannot be trained in this mode, is refused here, with the reason.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import keras
+import tensorflow as tf
+
+from edl.config import Config
+from edl.errors import ModelError, UserCodeError
+from edl.layers.embedding import Embedding
+from trainer.data import Batch
+from trainer.last_words import described
+from trainer.learner import KerasLearner
+from trainer.model_support import has_own_step, refuse_unless_compiled
+from trainer.overlapped_step import RingSums
+from trainer.own_step import OwnStepLearner
+from trainer.replaced import replaced
+from trainer.served_learner import ServedLearner
+from trainer.session.client import MasterStream
+from trainer.user_model import UserModel
+
+TRIED_RECORDS = 5  # to build, trace and try the model with: so that it divides into two unlike parts
+
+
+def model_of(config: Config, module: UserModel, stream: MasterStream) -> keras.Model:
+    """What model() returns, with large embeddings replaced where that is asked for.
+
+    Raises:
+        ModelError: one of them cannot be, or it is no model.
+    """
+    with replaced(config.replaces_embeddings) as told:
+        model = module.model()
+    if not isinstance(model, keras.Model):
+        hint = ": is its `return` missing" if model is None else ""
+        raise ModelError(
+            f"{module.name}: model() must return a compiled keras.Model, not {type(model).__name__}{hint}"
+        )
+    for line in told if stream.rehearses else ():  # one worker tells it for all
+        stream.session.warn(line)
+    return model
+
+
+@contextmanager
+def advised(config: Config, model: keras.Model) -> Iterator[None]:
+    """Inside, a model that is refused says how to have its rows elsewhere than where nobody has asked for
+    them to be.
+
+    Raises:
+        ModelError: it is refused.
+    """
+    try:
+        yield
+    except ModelError as error:
+        layers = (layer for layer in model._flatten_layers() if isinstance(layer, Embedding))
+        if config.is_decided or not any(layer.on_servers for layer in layers):
+            raise
+        raise ModelError(
+            f"{error}. (mode is auto, so the rows of edl.layers.Embedding are on parameter servers. With "
+            "mode=train they are in the ring; each needs an input_dim then)"
+        ) from error
+
+
+@contextmanager
+def explained(module: UserModel, samples: Sequence[Batch], batch_size: int) -> Iterator[None]:
+    """Inside, the model is used with its first records: what a library says of a usual mistake is explained.
+
+    Raises:
+        UserCodeError: with what is behind the error.
+    """
+    try:
+        yield
+    except (ValueError, TypeError, AttributeError, tf.errors.InvalidArgumentError) as error:
+        where = "feed(records)" if module.feed else "the reader of data('train')"
+        why = ""
+        if samples and samples[0].y is None:
+            why = f"{where} gives no labels, and the model's loss is computed without them"
+        elif re.search(rf"\b{batch_size}\b", str(error)):
+            why = (
+                f"training.batchSize is {batch_size}, and a worker gets a part of each batch, with any "
+                "number of records: the model must take the size from the batch (None, -1, ops.shape)"
+            )
+        if not why:
+            raise
+        raise UserCodeError(f"{module.name}: {why}: {described(error)}") from error
+
+
+def served_learner_of(
+    config: Config, model: Any, samples: Sequence[Batch], warn: Callable[[str], None]
+) -> ServedLearner:
+    """
+    Raises:
+        ModelError: the model cannot be trained with all weights on servers; the text says why.
+    """
+    refuse_unless_compiled(model)
+    if has_own_step(model):
+        raise ModelError(
+            "mode is ps, and the model has its own train_step(): its gradients are applied there, and not on "
+            "servers. Take it out, or set mode=train"
+        )
+    how = config.training
+    sample = samples[0] if samples else None
+    return ServedLearner(model, sample, samples[1:], how.inexact_loss, warn, how.accumulate_steps)
+
+
+class Sums(Protocol):
+    """What of a ring a learner is made with."""
+
+    @property
+    def in_graph(self) -> RingSums | None: ...
+
+    def reduce(self, vector: Any) -> Any: ...
+
+
+def learner_of(
+    model: Any,
+    samples: Sequence[Batch],
+    ring: Sums,
+    inexact: str,
+    warn: Callable[[str], None],
+    pieces: int = 1,
+    compression: str = "none",
+) -> KerasLearner | OwnStepLearner:
+    """
+    Args:
+        samples: batches of real records; none when there are none.
+        inexact, warn, pieces: see KerasLearner.
+        compression: the type as which large gradients travel.
+
+    Raises:
+        ModelError: the model cannot be trained over a ring; the text says why.
+    """
+    refuse_unless_compiled(model)
+    sample = samples[0] if samples else None
+    wire = "float32" if compression == "none" else compression
+    if ring.in_graph is not None and wire not in ring.in_graph.WIRES:
+        raise ModelError(
+            f"training.compression must be none or float16: the ring's engine, Gloo, cannot sum {wire}"
+        )
+    if has_own_step(model):
+        if pieces > 1:
+            raise ModelError("training.accumulateSteps must be 1 for a model with its own train_step()")
+        if wire != "float32":
+            raise ModelError("training.compression must be none for a model with its own train_step()")
+        return OwnStepLearner(model, sample, ring.reduce, inexact, warn)
+    return KerasLearner(model, sample, samples[1:], ring.reduce, inexact, warn, ring.in_graph, pieces, wire)

@@ -1,0 +1,77 @@
+"""A worker's connection to the parameter servers of its job, which ends with its ring."""
+
+from __future__ import annotations
+
+from edl.config import Config
+from edl.errors import ModelError
+from trainer.learner import KerasLearner
+from trainer.own_step import OwnStepLearner
+from trainer.ring.base import Ring
+from trainer.server_link import Interrupt, Link, ServerLink
+from trainer.servers import ParameterServers
+from trainer.session.client import MasterStream
+from trainer.step_servers import StepServers
+
+
+def servers_of(
+    config: Config, stream: MasterStream, ring: Ring, learner: KerasLearner | OwnStepLearner
+) -> ParameterServers | None:
+    """Who has the rows of the model's tables, and is not waited for when the ring is cut; None: nobody.
+
+    Raises:
+        ModelError: it has some, and the model has no use for them.
+    """
+    if not config.servers:
+        return None
+    if isinstance(learner, OwnStepLearner):
+        raise ModelError(
+            f"mode is {config.mode}, and the model has its own train_step(): what that does with rows "
+            "that are on servers, nobody knows. Take it out, or set mode=train"
+        )
+    if not learner.tables and learner.model.built:
+        raise ModelError(
+            f"mode is {config.mode}, and the model has no edl.layers.Embedding, so nothing of it would be on "
+            "parameter servers: set mode=train, or ps.replaceEmbeddings, if it has a large "
+            "keras.layers.Embedding"
+        )
+    return connected(config, stream, ring)
+
+
+def connected(config: Config, stream: MasterStream, ring: Ring) -> ParameterServers:
+    """Those of the job, which are not waited for when the ring is cut."""
+    servers = ParameterServers.at(
+        stream.servers, stream.token, stream.run_id, config.training.seed,
+        config.ps.replicas, config.ps.timeout_seconds,
+    )  # fmt: skip
+
+    def cut() -> None:
+        ring.cut()
+        servers.cut()
+
+    stream.session.cuts(cut)
+    stream.session.waits = servers.waiting
+    return servers
+
+
+def step_servers_of(config: Config, stream: MasterStream, ring: Ring) -> StepServers:
+    """Those that have all weights, and are not waited for when the ring is cut."""
+    how, interrupt = config.ps, Interrupt()
+    patience = None if how.replicas < 2 else how.timeout_seconds
+
+    def connect(index: int, address: str) -> Link:
+        return ServerLink(index, address, stream.token, interrupt, patience=patience)
+
+    links = [connect(index, address) for index, address in enumerate(stream.servers)]
+    servers = StepServers(
+        links, stream.run_id, config.training.seed, interrupt,
+        how.grads_to_wait, how.max_staleness, how.scale_rate_by_staleness, how.replicas, connect,
+        stream.servers,
+    )  # fmt: skip
+
+    def cut() -> None:
+        ring.cut()
+        servers.cut()
+
+    stream.session.cuts(cut)
+    stream.session.waits = servers.waiting
+    return servers
