@@ -9,11 +9,10 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from threading import Event
 from typing import Any, NoReturn, Protocol
 
 import keras
@@ -24,7 +23,6 @@ from edl.config import Config
 from edl.contract import modes
 from edl.contract.evaluation import FINAL
 from edl.contract.exit_codes import WorkerExit
-from edl.contract.layout import Layout, Part
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.steps import Steps
 from edl.errors import ModelError, UserCodeError
@@ -51,16 +49,13 @@ from trainer.own_step import OwnStepLearner
 from trainer.records import Records
 from trainer.rehearsal import refuse_empty, rehearse
 from trainer.replaced import replaced
-from trainer.ring.base import Ring, RingBroken
+from trainer.ring.base import Ring
 from trainer.ring.horovod import HorovodRing
-from trainer.roles import Learner
 from trainer.served_learner import ServedLearner
 from trainer.served_worker import ServedWorker
 from trainer.server_link import Interrupt, Link, ServerLink
 from trainer.servers import ParameterServers
 from trainer.session.client import MasterStream
-from trainer.session.orders import FormRing
-from trainer.session.state import Session
 from trainer.step_servers import StepServers
 from trainer.store_retry import tried_again
 from trainer.stretch import Stretch
@@ -69,11 +64,11 @@ from trainer.termination import end_children, leave
 from trainer.user_model import UserModel
 from trainer.warm_start import of_job as warm_start_of_job
 from trainer.warm_start import saved_counts
+from trainer.warm_up import warm_up
 from trainer.watchdog import STARTUP_TIMEOUT, Compute, Computing, Watch, Watchdog
 from trainer.worker import Worker
 
 MOST_TOLD = 1_000  # epochs of the history in the summary, which a ConfigMap has to hold
-SAMPLE_RECORDS = 2  # to warm up with
 MEBIBYTE = 1 << 20
 AHEAD = 0.25  # of the buffer: batches that are read ahead; the rest: open blocks
 OWN_TIME = 0.95  # of the startup timeout: then the worker says what hangs, before the master gives it up
@@ -210,10 +205,11 @@ def _build(
     evaluation = evaluation_of(
         config, module, learner, samples, batches.steps, watchdog.watch, warn, evaluating
     )
+    sample_loss = None
     if size:
         before = learner.kept()
         doing.now(f"{name}: the first step of the model")
-        warm_up(config, ring, learner, records)
+        sample_loss = warm_up(config, ring, learner, records)
         learner.warm_up()
         if stream.rehearses:
             doing.now(f"{name}: trying out the evaluation and the saving of the model")
@@ -255,6 +251,7 @@ def _build(
         checkpoints, begin, evaluation, callbacks, history, memory, export.keep,
     )  # fmt: skip
     worker: Worker = Worker(*parts, servers, computing) if stretch is None else ServedWorker(stretch, *parts)
+    worker.sample_loss = sample_loss
     return worker
 
 
@@ -521,46 +518,3 @@ def _abandon(stream: MasterStream) -> NoReturn:
     stream.close()
     end_children()
     leave(WorkerExit.FAILED)
-
-
-class Sample:
-    """The first few records, as the only batch of a job."""
-
-    def __init__(self, records: Records):
-        self._records = records
-        self._first = records.first(SAMPLE_RECORDS)
-        self.layout = Layout(len(self._first))
-
-    def lay_out(self, layout: Layout) -> None:
-        assert layout == self.layout
-
-    def batch(self, start: int, stop: int, part: Part) -> Batch:
-        return self._records.these(self._first[start:stop])
-
-
-def warm_up(config: Config, ring: Ring, learner: Learner, records: Records) -> None:
-    """A whole job of the real loop in a ring of one: a step with records, and one without. It changes the
-    model's state.
-
-    Everything is built, traced and touched before other workers wait for this one.
-
-    Raises:
-        RingBroken: the master has ended this worker meanwhile.
-    """
-    # A loss that is not finite is to be found in training, where the model is the job's.
-    forgiving = config.training.model_copy(update={"non_finite": "skip"})
-    config = config.model_copy(update={"training": forgiving})
-    said: list[pb.FromWorker] = []
-    alone = Session(0, said.append, Event())
-    sample = Sample(records)
-    batches = Batches(sample, SAMPLE_RECORDS)
-    report = Telemetry(alone, batches.steps, log=lambda line: None)
-    worker = Worker(config, alone, ring, learner, batches, report, _nothing)
-    me = (alone.worker,)
-    worker.ride(FormRing(0, me, alone.worker, sync=True, epochs=1, shares=(1,), layout=sample.layout))
-    if broken := said[-1].left_ring.broken:
-        raise RingBroken(broken)
-
-
-def _nothing(worth: Mapping[str, Any] | None) -> None:
-    pass

@@ -149,6 +149,7 @@ class Worker:
             servers.follow(learner.tables, lambda: self.state.ledger.commit)
             self.rows = RowServers(servers, session, self.state, self.beginning)
         # This worker's own:
+        self.sample_loss: float | None = None  # of its model (trainer/sample_loss.py); None: it says nothing
         self.task = 0  # epochs to train, as the ring has it
         self.caller = 0  # the rank that calls the callbacks
         self.place = Place(0, 0, 0, 1)  # in the ring

@@ -149,6 +149,7 @@ class Ready:
     forced: tuple[str, ...] = ()  # values that are others than that was made with, in words
     held: LeftRing | None = None  # the state that a worker before it in its place has left there
     tables: int = 0  # edl.layers.Embedding of its model whose rows are not in that
+    sample_loss: float | None = None  # of the first records with fixed weights; None: it says nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +167,7 @@ class Resume:
     held_out: dict[str, int] = field(default_factory=dict)  # as in Ready
     forced: tuple[str, ...] = ()  # as in Ready
     tables: int = 0  # as in Ready
+    sample_loss: float | None = None  # as in Ready
 
 
 @dataclass(frozen=True, slots=True)

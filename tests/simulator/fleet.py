@@ -21,6 +21,8 @@ from trainer.ring.base import RingBroken
 from trainer.session.state import Session
 from trainer.worker import StatesDiffer
 
+SAMPLE_LOSS = 0.5  # as each worker reports it
+
 if TYPE_CHECKING:
     from tests.simulator.world import World
 
@@ -165,7 +167,9 @@ class Fleet:
         held_out = w.worker.rounds.sizes
         held = w.worker.begin_from_memory()
         w.has_state = w.from_memory = held is not None
-        w.session.say(ready=pb.Ready(layout=layout, checkpoint=found, held_out=held_out, held=held))
+        w.session.say(ready=pb.Ready(
+            layout=layout, checkpoint=found, held_out=held_out, held=held, sample_loss=SAMPLE_LOSS,
+        ))  # fmt: skip
         self.beats(w)
         w.go_on()
 
