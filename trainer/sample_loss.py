@@ -7,7 +7,8 @@ themselves may differ at the start, because all workers take those of the root. 
 pattern here, and the seeds of random layers to the same numbers.
 
 The loss is computed three times: with the pattern, and with two variants whose numbers differ from it by
-about as much as devices round off. If the three losses differ, the loss is random or amplifies rounding
+about as much as devices round off. How far the three losses are apart says how far two workers may be, for
+example one with a GPU and one without. If they are very far apart, the loss is random or amplifies rounding
 errors, and says nothing about the model. Then there is no sample loss, and the worker is not compared.
 """
 
@@ -21,11 +22,17 @@ import numpy as np
 from trainer import control, snapshot
 from trainer.data import Batch
 from trainer.described import Described
+from trainer.last_words import described
 from trainer.learner import KerasLearner
+from trainer.log import log
 from trainer.own_step import OwnStepLearner
+from trainer.ring.base import RingBroken
+from trainer.roles import SampleLoss
 
-# Relative. A quarter of what the master tolerates between two workers (master/core/sample_loss.py).
-MOST_SPREAD = 2.5e-3
+# Relative differences between the losses of two workers: those that are always tolerated; the multiple of the
+# difference between the three losses that is tolerated, too, as three of them may be equal by chance; and the
+# largest such multiple for which the loss says something.
+LEAST, TIMES, MOST = 1e-3, 8, 0.1
 ROUNDING = 2.0**-10  # relative: twice what TF32 and float16 round off
 PERIOD = 65_537  # numbers of the pattern; a prime, so that the rows of a matrix differ
 STRIDE = 7_919  # between the places in the pattern at which two variables begin
@@ -34,7 +41,7 @@ FLOATS = ("float16", "float32", "float64")
 SEED = "seed_generator_state"
 
 
-def sample_loss(learner: KerasLearner | OwnStepLearner, read: Callable[[], Batch]) -> float | None:
+def sample_loss(learner: KerasLearner | OwnStepLearner, read: Callable[[], Batch]) -> SampleLoss | None:
     """Compute the mean loss of a batch with fixed weights.
 
     The learner's ring must be up. Its state is restored afterwards.
@@ -44,17 +51,21 @@ def sample_loss(learner: KerasLearner | OwnStepLearner, read: Callable[[], Batch
             user's `feed` show.
 
     Returns:
-        None if the losses differ or one of them is not finite.
+        None if the three losses are too far apart, or one of them is not finite or cannot be computed.
+
+    Raises:
+        RingBroken: the ring was cut meanwhile.
     """
     before = learner.kept()
     try:
         losses = list(_losses(learner, read))
     finally:
         learner.restore(before)
-    first = losses[0]
-    if not all(map(math.isfinite, losses)) or max(losses) - min(losses) > MOST_SPREAD * abs(first):
+    if not all(map(math.isfinite, losses)):
         return None
-    return first
+    largest = max(map(abs, losses))
+    tolerance = max(LEAST, TIMES * (max(losses) - min(losses)) / largest) if largest else LEAST
+    return SampleLoss(losses[0], tolerance) if tolerance <= MOST else None
 
 
 def _losses(learner: KerasLearner | OwnStepLearner, read: Callable[[], Batch]) -> Iterator[float]:
@@ -65,7 +76,14 @@ def _losses(learner: KerasLearner | OwnStepLearner, read: Callable[[], Batch]) -
             changed = numbers * (1 + ROUNDING * np.random.RandomState(seed).uniform(-1, 1, PERIOD))
         _fill(learner, changed)
         batch = read()
-        sums = learner.sums(batch, control.write(0), 0, 0, len(batch))
+        try:
+            sums = learner.sums(batch, control.write(0), 0, 0, len(batch))
+        except RingBroken:
+            raise
+        except Exception as error:  # the model may check its values, which are not those of a training
+            log.info(f"workers are not compared by their loss: {described(error)}")
+            yield math.nan
+            return
         yield math.nan if sums.agreed.nonfinite else sums.agreed.loss
 
 

@@ -14,6 +14,7 @@ from trainer.learner import KerasLearner
 from trainer.own_step import OwnStepLearner
 from trainer.records import Records
 from trainer.ring.base import Ring, RingBroken
+from trainer.roles import SampleLoss
 from trainer.sample_loss import sample_loss
 from trainer.session.orders import FormRing
 from trainer.session.state import Session
@@ -43,7 +44,7 @@ class Sample:
 
 def warm_up(
     config: Config, ring: Ring, learner: KerasLearner | OwnStepLearner, records: Records
-) -> float | None:
+) -> SampleLoss | None:
     """Run a whole job of the real loop in a ring of one: a step with records, and one without.
 
     It changes the model's state.

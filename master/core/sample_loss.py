@@ -9,26 +9,25 @@ apply the gradients of one model to another. A worker that reports no loss is no
 from __future__ import annotations
 
 from edl.contract.ids import WorkerId
+from master.core import events as ev
 from master.core.state import State
 from master.core.workers import WorkerRecord
 
-# Relative. Devices round differently: by 1e-6 between processors, by 1e-3 between a processor and a GPU with
-# TF32. A worker reports no loss that such a difference would change by more (trainer/sample_loss.py).
-TOLERANCE = 1e-2
 MOST_NAMED = 8  # workers in a sentence
 
 
-def why_refused(job: State, w: WorkerRecord, loss: float | None) -> str:
+def why_refused(job: State, w: WorkerRecord, found: ev.SampleLoss | None) -> str:
     """Why worker `w`, which reports this loss, cannot train with the others; "" if it can.
 
     The first loss that is reported becomes that of the job.
     """
-    if loss is None:
+    if found is None:
         return ""
     if job.sample_loss is None:
-        job.sample_loss = loss
-    of_job = job.sample_loss
-    if abs(loss - of_job) > TOLERANCE * max(abs(loss), abs(of_job)):
+        job.sample_loss = found
+    loss, of_job = found.loss, job.sample_loss.loss
+    tolerance = max(found.tolerance, job.sample_loss.tolerance)
+    if abs(loss - of_job) > tolerance * max(abs(loss), abs(of_job)):
         others = sorted(other.id for other in job.pool if other.sample_loss is not None)
         return (
             f"worker {w.id} computes a loss of {loss:.6g} for the first records with fixed weights, "
@@ -36,7 +35,7 @@ def why_refused(job: State, w: WorkerRecord, loss: float | None) -> str:
             "and of your own modules, the environment variables that the model's file reads, constants that "
             "are drawn without a seed, and the data files"
         )
-    w.sample_loss = loss
+    w.sample_loss = found
     return ""
 
 

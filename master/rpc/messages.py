@@ -170,8 +170,10 @@ def _epoch_loss(loss: pb.EpochLoss) -> ev.EpochLoss | None:
     return None if mean is None else ev.EpochLoss(loss.epoch, loss.records, mean)
 
 
-def _sample_loss(message: pb.Ready | pb.Resume) -> float | None:
-    return _finite(message.sample_loss) if message.HasField("sample_loss") else None
+def _sample_loss(message: pb.Ready | pb.Resume) -> ev.SampleLoss | None:
+    if not message.HasField("sample_loss") or (loss := _finite(message.sample_loss.loss)) is None:
+        return None
+    return ev.SampleLoss(loss, message.sample_loss.tolerance)
 
 
 def _layout(layout: pb.Layout) -> Layout:

@@ -179,7 +179,7 @@ class Faults:
                 job = self.world.job
                 ready = ev.Ready(w.id, Layout(self.world.size + 1))
                 if w.id % 2 and job.sample_loss is not None:  # the same records with different contents
-                    loss = 2 * job.sample_loss
+                    loss = ev.SampleLoss(2 * job.sample_loss.loss, 0.01)
                     ready = ev.Ready(w.id, job.train.layout, held_out=job.held_out, sample_loss=loss)
                 fleet.say(w, ready)
 

@@ -21,10 +21,10 @@ from trainer.ring.base import RingBroken
 from trainer.session.state import Session
 from trainer.worker import StatesDiffer
 
-SAMPLE_LOSS = 0.5  # as each worker reports it
-
 if TYPE_CHECKING:
     from tests.simulator.world import World
+
+SAMPLE_LOSS = pb.SampleLoss(loss=0.5, tolerance=0.01)  # as each worker reports it
 
 
 class Fleet:

@@ -99,9 +99,9 @@ def test_a_worker_that_made_another_model_is_refused() -> None:
     assert {w.id for w in story.job.pool if w.is_ready} == {0, 2}
 
 
-def ready(story: Story, worker: int, loss: float | None) -> list[ef.Effect]:
-    w = WorkerId(worker)
-    return story.tell(ev.Hello(w), ev.Ready(w, Layout(100), "a", sample_loss=loss))
+def ready(story: Story, worker: int, loss: float | None, tolerance: float = 0.01) -> list[ef.Effect]:
+    w, found = WorkerId(worker), None if loss is None else ev.SampleLoss(loss, tolerance)
+    return story.tell(ev.Hello(w), ev.Ready(w, Layout(100), "a", sample_loss=found))
 
 
 def test_a_worker_whose_model_computes_a_different_loss_is_refused_and_both_values_are_reported() -> None:
@@ -135,6 +135,18 @@ def test_a_job_whose_first_worker_is_the_odd_one_ends_and_says_which_workers_com
     assert why.startswith(
         "worker 3 computes a loss of 0.7 for the first records with fixed weights, worker 0 computes 0.5: "
     )
+
+
+def test_the_larger_tolerance_of_two_workers_counts() -> None:
+    story = Story(workers=3, joinDelaySeconds=30)
+    ready(story, 0, 0.5, 0.001)
+    ready(story, 1, 0.52, 0.05)
+    ready(story, 2, 0.501, 0.001)
+    assert [f.worker for f in story.job.failures] == [2], "0.5 is the job's, with its tolerance"
+    coarse = Story(workers=2, joinDelaySeconds=30)
+    ready(coarse, 0, 0.5, 0.05)
+    ready(coarse, 1, 0.52, 0.001)
+    assert not coarse.job.failures
 
 
 def test_losses_are_compared_also_when_the_workers_that_reported_them_are_gone() -> None:

@@ -26,8 +26,9 @@ def test_one_that_was_in_no_ring_tells_how_its_records_lie() -> None:
 
 def test_the_sample_loss_is_reported_again_if_there_was_one() -> None:
     told = SessionState()
-    told.note(said(ready=pb.Ready(layout=DATA, sample_loss=0.0)))
-    assert told.resume() == pb.Resume(layout=DATA, sample_loss=0.0)
+    found = pb.SampleLoss(loss=0.0, tolerance=0.001)
+    told.note(said(ready=pb.Ready(layout=DATA, sample_loss=found)))
+    assert told.resume() == pb.Resume(layout=DATA, sample_loss=found)
     assert not a_ready_worker().resume().HasField("sample_loss")
 
 

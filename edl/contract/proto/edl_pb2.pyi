@@ -136,8 +136,8 @@ class Resume(_message.Message):
     held_out: _containers.ScalarMap[str, int]
     forced: _containers.RepeatedScalarFieldContainer[str]
     tables: int
-    sample_loss: float
-    def __init__(self, layout: _Optional[_Union[Layout, _Mapping]] = ..., members: _Optional[_Iterable[int]] = ..., joined: _Optional[bool] = ..., left: _Optional[bool] = ..., left_ring: _Optional[_Union[LeftRing, _Mapping]] = ..., model: _Optional[str] = ..., held_out: _Optional[_Mapping[str, int]] = ..., forced: _Optional[_Iterable[str]] = ..., tables: _Optional[int] = ..., sample_loss: _Optional[float] = ...) -> None: ...
+    sample_loss: SampleLoss
+    def __init__(self, layout: _Optional[_Union[Layout, _Mapping]] = ..., members: _Optional[_Iterable[int]] = ..., joined: _Optional[bool] = ..., left: _Optional[bool] = ..., left_ring: _Optional[_Union[LeftRing, _Mapping]] = ..., model: _Optional[str] = ..., held_out: _Optional[_Mapping[str, int]] = ..., forced: _Optional[_Iterable[str]] = ..., tables: _Optional[int] = ..., sample_loss: _Optional[_Union[SampleLoss, _Mapping]] = ...) -> None: ...
 
 class Built(_message.Message):
     __slots__ = ("tables",)
@@ -169,8 +169,16 @@ class Ready(_message.Message):
     forced: _containers.RepeatedScalarFieldContainer[str]
     held: LeftRing
     tables: int
-    sample_loss: float
-    def __init__(self, layout: _Optional[_Union[Layout, _Mapping]] = ..., model: _Optional[str] = ..., checkpoint: _Optional[int] = ..., held_out: _Optional[_Mapping[str, int]] = ..., forced: _Optional[_Iterable[str]] = ..., held: _Optional[_Union[LeftRing, _Mapping]] = ..., tables: _Optional[int] = ..., sample_loss: _Optional[float] = ...) -> None: ...
+    sample_loss: SampleLoss
+    def __init__(self, layout: _Optional[_Union[Layout, _Mapping]] = ..., model: _Optional[str] = ..., checkpoint: _Optional[int] = ..., held_out: _Optional[_Mapping[str, int]] = ..., forced: _Optional[_Iterable[str]] = ..., held: _Optional[_Union[LeftRing, _Mapping]] = ..., tables: _Optional[int] = ..., sample_loss: _Optional[_Union[SampleLoss, _Mapping]] = ...) -> None: ...
+
+class SampleLoss(_message.Message):
+    __slots__ = ("loss", "tolerance")
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    TOLERANCE_FIELD_NUMBER: _ClassVar[int]
+    loss: float
+    tolerance: float
+    def __init__(self, loss: _Optional[float] = ..., tolerance: _Optional[float] = ...) -> None: ...
 
 class Addresses(_message.Message):
     __slots__ = ("scope", "alike", "at", "differ")
