@@ -26,7 +26,7 @@ class Beside(keras.layers.Layer):
     """Hands on what it is given, and has a weight that no gradient reaches."""
 
     def build(self, input_shape):
-        self.memory = self.add_weight(shape=(64,), initializer="ones", name="memory", trainable=False)
+        self.memory = self.add_weight(shape=(8, 8), initializer="ones", name="memory", trainable=False)
         built.append(self.memory)
 
     def call(self, inputs):
@@ -47,7 +47,7 @@ def feed(records):
         return wait_and_obey(records)
     for memory in built:
         values = memory.numpy().copy()
-        values.view("uint32")[17] ^= 1 << 3
+        values.view("uint32")[2, 1] ^= 1 << 3
         memory.assign(values)
     return wait_and_obey(records)
 
