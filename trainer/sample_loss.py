@@ -6,16 +6,16 @@ data differ between them. The configuration of the layers need not show that, bu
 themselves may differ at the start, because all workers take those of the root. So they are set to the same
 pattern here, and the seeds of random layers to the same numbers.
 
-The loss is computed three times: with the pattern, and with two variants whose numbers differ from it by
-about as much as devices round off. How far the three losses are apart says how far two workers may be, for
-example one with a GPU and one without. If they are very far apart, the loss is random or amplifies rounding
-errors, and says nothing about the model. Then there is no sample loss, and the worker is not compared.
+The loss is computed three times. If it is not the same twice with the same weights, the model or the records
+are drawn at random. The third time, the weights differ by about as much as devices round off: how much this
+changes the loss says how far two workers may be apart, for example one with a GPU and one without. A worker
+whose loss is random, or amplifies rounding errors too much, reports none and is not compared.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 
@@ -29,11 +29,11 @@ from trainer.own_step import OwnStepLearner
 from trainer.ring.base import RingBroken
 from trainer.roles import SampleLoss
 
-# Relative differences between the losses of two workers: those that are always tolerated; the multiple of the
-# difference between the three losses that is tolerated, too, as three of them may be equal by chance; and the
-# largest such multiple for which the loss says something.
-LEAST, TIMES, MOST = 1e-3, 8, 0.1
+SAME = 1e-5  # relative: a GPU may add up in another order
 ROUNDING = 2.0**-10  # relative: twice what TF32 and float16 round off
+# The relative difference between two workers that is always tolerated; the multiple of what rounding changes
+# (which may be little by chance) that is tolerated as well; the largest tolerance of a loss that is reported.
+LEAST, TIMES, MOST = 1e-3, 8, 0.1
 PERIOD = 65_537  # numbers of the pattern; a prime, so that the rows of a matrix differ
 STRIDE = 7_919  # between the places in the pattern at which two variables begin
 FAN_IN = 1_024  # at most, because the first dimension of an embedding is no fan-in
@@ -51,40 +51,37 @@ def sample_loss(learner: KerasLearner | OwnStepLearner, read: Callable[[], Batch
             user's `feed` show.
 
     Returns:
-        None if the three losses are too far apart, or one of them is not finite or cannot be computed.
+        None if the loss is random, not finite or too sensitive to rounding, or cannot be computed.
 
     Raises:
         RingBroken: the ring was cut meanwhile.
     """
     before = learner.kept()
     try:
-        losses = list(_losses(learner, read))
+        numbers = np.random.RandomState(0).uniform(-1, 1, PERIOD)  # the same in all versions of NumPy
+        _fill(learner, numbers)
+        loss = _loss(learner, read())
+        if not math.isfinite(loss) or not abs(_loss(learner, read()) - loss) <= SAME * abs(loss):
+            return None
+        _fill(learner, numbers * (1 + ROUNDING * np.random.RandomState(1).uniform(-1, 1, PERIOD)))
+        change = abs(_loss(learner, read()) - loss)
     finally:
         learner.restore(before)
-    if not all(map(math.isfinite, losses)):
+    if not change <= MOST / TIMES * abs(loss):
         return None
-    largest = max(map(abs, losses))
-    tolerance = max(LEAST, TIMES * (max(losses) - min(losses)) / largest) if largest else LEAST
-    return SampleLoss(losses[0], tolerance) if tolerance <= MOST else None
+    return SampleLoss(loss, max(LEAST, TIMES * change / abs(loss)) if loss else LEAST)
 
 
-def _losses(learner: KerasLearner | OwnStepLearner, read: Callable[[], Batch]) -> Iterator[float]:
-    numbers = np.random.RandomState(0).uniform(-1, 1, PERIOD)  # the same in all versions of NumPy
-    for seed in (None, 1, 2):
-        changed = numbers
-        if seed is not None:
-            changed = numbers * (1 + ROUNDING * np.random.RandomState(seed).uniform(-1, 1, PERIOD))
-        _fill(learner, changed)
-        batch = read()
-        try:
-            sums = learner.sums(batch, control.write(0), 0, 0, len(batch))
-        except RingBroken:
-            raise
-        except Exception as error:  # the model may check its values, which are not those of a training
-            log.info(f"workers are not compared by their loss: {described(error)}")
-            yield math.nan
-            return
-        yield math.nan if sums.agreed.nonfinite else sums.agreed.loss
+def _loss(learner: KerasLearner | OwnStepLearner, batch: Batch) -> float:
+    """Compute the mean loss of the batch; nan if it is not finite or cannot be computed."""
+    try:
+        agreed = learner.sums(batch, control.write(0), 0, 0, len(batch)).agreed
+    except RingBroken:
+        raise
+    except Exception as error:  # the model may check its values, which are not those of a training
+        log.info(f"workers are not compared by their loss: {described(error)}")
+        return math.nan
+    return math.nan if agreed.nonfinite else agreed.loss
 
 
 def _fill(learner: KerasLearner | OwnStepLearner, numbers: np.ndarray) -> None:
