@@ -112,6 +112,7 @@ def work(stream: MasterStream, start: Start, memory: MemoryCopy | None = None, b
     ready = pb.Ready(
         layout=layout, model=model, checkpoint=begins_from, held_out=held_out, forced=forced, held=held,
         tables=len(worker.learner.tables),
+        sample_loss=pb.SampleLoss(**asdict(worker.sample_loss)) if worker.sample_loss else None,
     )  # fmt: skip
     stream.session.say(ready=ready)
     end = worker.train()

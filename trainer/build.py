@@ -199,10 +199,11 @@ def _build(
     evaluation = evaluation_of(
         config, module, learner, samples, batches.steps, watchdog.watch, warn, evaluating
     )
+    sample_loss = None
     if size:
         before = learner.kept()
         doing.now(f"{name}: the first step of the model")
-        warm_up(config, ring, learner, records)
+        sample_loss = warm_up(config, ring, learner, records)
         learner.warm_up()
         if stream.rehearses:
             doing.now(f"{name}: trying out the evaluation and the saving of the model")
@@ -244,6 +245,7 @@ def _build(
         checkpoints, begin, evaluation, callbacks, history, memory, export.keep,
     )  # fmt: skip
     worker: Worker = Worker(*parts, servers, computing) if stretch is None else ServedWorker(stretch, *parts)
+    worker.sample_loss = sample_loss
     return worker
 
 

@@ -49,6 +49,14 @@ class Commit:
 
 
 @dataclass(frozen=True, slots=True)
+class SampleLoss:
+    """The loss of the first records with fixed weights (trainer/sample_loss.py)."""
+
+    loss: float
+    tolerance: float  # the relative difference that rounding can explain
+
+
+@dataclass(frozen=True, slots=True)
 class StepGradients:
     """What a step has to teach, where all weights are on servers (ps.proto, PushRequest)."""
 

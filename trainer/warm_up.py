@@ -1,4 +1,4 @@
-"""The warm-up of a worker, before others wait for it: a job of the first few records in a ring of one."""
+"""The warm-up of a worker: a ring of one, in which everything is traced and run before others wait for it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from edl.config import Config
 from edl.contract.layout import Layout, Part
 from edl.contract.proto import edl_pb2 as pb
 from trainer.data import Batch, Batches
+from trainer.learner import KerasLearner
+from trainer.own_step import OwnStepLearner
 from trainer.records import Records
 from trainer.ring.base import Ring, RingBroken
-from trainer.roles import Learner
+from trainer.roles import SampleLoss
+from trainer.sample_loss import sample_loss
 from trainer.session.orders import FormRing
 from trainer.session.state import Session
 from trainer.telemetry import Telemetry
@@ -35,12 +38,19 @@ class Sample:
     def batch(self, start: int, stop: int, part: Part) -> Batch:
         return self._records.these(self._first[start:stop])
 
+    def whole(self) -> Batch:
+        return self._records.these(self._first)
 
-def warm_up(config: Config, ring: Ring, learner: Learner, records: Records) -> None:
-    """A whole job of the real loop in a ring of one: a step with records, and one without. It changes the
-    model's state.
 
-    Everything is built, traced and touched before other workers wait for this one.
+def warm_up(
+    config: Config, ring: Ring, learner: KerasLearner | OwnStepLearner, records: Records
+) -> SampleLoss | None:
+    """Run a whole job of the real loop in a ring of one: a step with records, and one without.
+
+    It changes the model's state.
+
+    Returns:
+        The sample loss of the model (trainer/sample_loss.py).
 
     Raises:
         RingBroken: the master has ended this worker meanwhile.
@@ -53,11 +63,28 @@ def warm_up(config: Config, ring: Ring, learner: Learner, records: Records) -> N
     sample = Sample(records)
     batches = Batches(sample, SAMPLE_RECORDS)
     report = Telemetry(alone, batches.steps, log=lambda line: None)
-    worker = Worker(config, alone, ring, learner, batches, report, _nothing)
+    worker = _Sampled(sample, learner, config, alone, ring, learner, batches, report, _nothing)
     me = (alone.worker,)
     worker.ride(FormRing(0, me, alone.worker, sync=True, epochs=1, shares=(1,), layout=sample.layout))
     if broken := said[-1].left_ring.broken:
         raise RingBroken(broken)
+    return worker.sample_loss
+
+
+class _Sampled(Worker):
+    """A worker that computes the sample loss of its model when its ring is up, before the first step.
+
+    Args:
+        others: see Worker; `learner` is among them.
+    """
+
+    def __init__(self, sample: Sample, learner: KerasLearner | OwnStepLearner, *others: Any):
+        super().__init__(*others)
+        self._sample, self._model = sample, learner
+
+    def meet(self, form: FormRing, rank: int) -> None:
+        super().meet(form, rank)
+        self.sample_loss = sample_loss(self._model, self._sample.whole)
 
 
 def _nothing(worth: Mapping[str, Any] | None) -> None:

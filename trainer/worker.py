@@ -82,7 +82,7 @@ from trainer.memory_copy import MemoryCopy
 from trainer.metric_values import Value, as_numbers
 from trainer.refusals import check, refuse_nonfinite, refuse_too_many_bad
 from trainer.ring.base import Ring, RingBroken
-from trainer.roles import Callbacks, Evaluation, Learner, Servers, TrainedOn
+from trainer.roles import Callbacks, Evaluation, Learner, SampleLoss, Servers, TrainedOn
 from trainer.rounds import Rounds
 from trainer.row_servers import RowServers
 from trainer.session.orders import End, Export, FormRing, WriteCheckpoint
@@ -149,6 +149,7 @@ class Worker:
             servers.follow(learner.tables, lambda: self.state.ledger.commit)
             self.rows = RowServers(servers, session, self.state, self.beginning)
         # This worker's own:
+        self.sample_loss: SampleLoss | None = None  # of its model; None: it has none that could be compared
         self.task = 0  # epochs to train, as the ring has it
         self.caller = 0  # the rank that calls the callbacks
         self.place = Place(0, 0, 0, 1)  # in the ring

@@ -32,8 +32,8 @@ _WHOLE = {
     FieldDescriptor.CPPTYPE_UINT32, FieldDescriptor.CPPTYPE_UINT64,
 }  # fmt: skip
 _REAL = {FieldDescriptor.CPPTYPE_DOUBLE, FieldDescriptor.CPPTYPE_FLOAT}
-# Numbers of a model may be infinite or not a number; durations and speeds may not.
-_MEASURED = ("seconds", "rate", "speed", "median")
+# Numbers of a model may be infinite or not a number; durations, speeds and tolerances may not.
+_MEASURED = ("seconds", "rate", "speed", "median", "tolerance")
 
 
 def violation(message: Message) -> str:

@@ -138,6 +138,14 @@ class Built:
 
 
 @dataclass(frozen=True, slots=True)
+class SampleLoss:
+    """The loss of the first records with fixed weights: equal on all workers of a job but for rounding."""
+
+    loss: float
+    tolerance: float  # the relative difference that rounding can explain
+
+
+@dataclass(frozen=True, slots=True)
 class Ready:
     """The worker is initialized: its model is built and traced, its data open."""
 
@@ -149,6 +157,7 @@ class Ready:
     forced: tuple[str, ...] = ()  # values that are others than that was made with, in words
     held: LeftRing | None = None  # the state that a worker before it in its place has left there
     tables: int = 0  # edl.layers.Embedding of its model whose rows are not in that
+    sample_loss: SampleLoss | None = None  # None: it has none that could be compared
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +175,7 @@ class Resume:
     held_out: dict[str, int] = field(default_factory=dict)  # as in Ready
     forced: tuple[str, ...] = ()  # as in Ready
     tables: int = 0  # as in Ready
+    sample_loss: SampleLoss | None = None  # as in Ready
 
 
 @dataclass(frozen=True, slots=True)

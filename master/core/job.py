@@ -29,7 +29,17 @@ from dataclasses import replace
 
 from edl.contract.phases import Phase, WorkerState
 from edl.contract.reasons import Reason
-from master.core import agreement, completion, membership, rendezvous, servers, silence, stopping, training
+from master.core import (
+    agreement,
+    completion,
+    membership,
+    rendezvous,
+    sample_loss,
+    servers,
+    silence,
+    stopping,
+    training,
+)
 from master.core import effects as ef
 from master.core import events as ev
 from master.core.state import State
@@ -367,6 +377,9 @@ class Job(State):
                 "or optimizer differ. model() must return the same in each process; does it depend on a "
                 "random number, the time, or the machine?"
             )
+            membership.failed(self, w, ev.Failed(w.id, why))
+            return False
+        if why := sample_loss.why_refused(self, w, event.sample_loss):
             membership.failed(self, w, ev.Failed(w.id, why))
             return False
         if self.regroup_at is None:

@@ -172,6 +172,7 @@ class State:
         self.train: TrainTask | None = None  # unknown until a worker has counted the records
         self.held_out: dict[str, int] = {}  # records of each split that the ring evaluates on
         self.model = ""  # the hash of how the first worker that was ready made it
+        self.sample_loss: ev.SampleLoss | None = None  # of the first worker that reported one
         self.regroup_at: float | None = None  # when the ring is looked at anew: changes come in one go
         self.join_at: float | None = None  # when it is worth changing the ring for who is ready: `patience`
         self.judge_at: float | None = None  # when the parts of a step are: members have told other speeds

@@ -32,8 +32,9 @@ def event_of(worker: WorkerId, message: pb.FromWorker) -> ev.Event | ev.Heartbea
             held = _out(worker, Generation(0), r.held) if r.HasField("held") else None
             held_out, forced = dict(r.held_out), tuple(r.forced)
             return ev.Ready(
-                worker, _layout(r.layout), r.model, r.checkpoint, held_out, forced, held, r.tables
-            )
+                worker, _layout(r.layout), r.model, r.checkpoint, held_out, forced, held, r.tables,
+                _sample_loss(r),
+            )  # fmt: skip
         case "resume":
             b = message.resume
             members = tuple(WorkerId(m) for m in b.members)
@@ -41,7 +42,7 @@ def event_of(worker: WorkerId, message: pb.FromWorker) -> ev.Event | ev.Heartbea
             out = (
                 _out(worker, g if b.left else Generation(0), b.left_ring) if b.HasField("left_ring") else None
             )
-            as_in_ready = b.model, dict(b.held_out), tuple(b.forced), b.tables
+            as_in_ready = b.model, dict(b.held_out), tuple(b.forced), b.tables, _sample_loss(b)
             return ev.Resume(worker, _layout(b.layout), g, members, b.left, b.joined, out, *as_in_ready)
         case "joined_ring":
             joined = message.joined_ring
@@ -167,6 +168,12 @@ def _metrics(metrics: Mapping[str, float]) -> dict[str, float | None]:
 def _epoch_loss(loss: pb.EpochLoss) -> ev.EpochLoss | None:
     mean = _finite(loss.mean)
     return None if mean is None else ev.EpochLoss(loss.epoch, loss.records, mean)
+
+
+def _sample_loss(message: pb.Ready | pb.Resume) -> ev.SampleLoss | None:
+    if not message.HasField("sample_loss") or (loss := _finite(message.sample_loss.loss)) is None:
+        return None
+    return ev.SampleLoss(loss, message.sample_loss.tolerance)
 
 
 def _layout(layout: pb.Layout) -> Layout:

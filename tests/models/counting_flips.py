@@ -2,6 +2,9 @@
 
 An order is a file `flip` in the directory EDL_FAULTS: the first worker that takes it flips a bit, once. The
 counts stay as they are, so that the weights of the others still say whether a record was lost.
+
+The first worker that takes the order `other` builds a different model, with an environment variable that no
+other worker has.
 """
 
 import os
@@ -23,14 +26,16 @@ class Beside(keras.layers.Layer):
     """Hands on what it is given, and has a weight that no gradient reaches."""
 
     def build(self, input_shape):
-        self.memory = self.add_weight(shape=(64,), initializer="ones", name="memory", trainable=False)
+        self.memory = self.add_weight(shape=(8, 8), initializer="ones", name="memory", trainable=False)
         built.append(self.memory)
 
     def call(self, inputs):
-        return inputs
+        return inputs * float(os.environ.get("EDL_TEST_SCALE", "1"))
 
 
 def model() -> keras.Model:
+    if taken("other"):
+        os.environ["EDL_TEST_SCALE"] = "1.5"
     record = keras.Input((), dtype="int32")
     made = keras.Model(record, Beside()(counting.Count(max(counting.RECORDS, 1))(record)))
     made.compile(keras.optimizers.SGD(1.0), loss=counting.MinusOutput(reduction="sum"))
@@ -38,13 +43,20 @@ def model() -> keras.Model:
 
 
 def feed(records):
-    order = Path(os.environ.get("EDL_FAULTS", ".")) / "flip"
-    try:
-        order.rename(order.with_name(f"flipped-{os.getpid()}"))
-    except FileNotFoundError:
+    if not taken("flip"):
         return wait_and_obey(records)
     for memory in built:
         values = memory.numpy().copy()
-        values.view("uint32")[17] ^= 1 << 3
+        values.view("uint32")[2, 1] ^= 1 << 3
         memory.assign(values)
     return wait_and_obey(records)
+
+
+def taken(name: str) -> bool:
+    """Whether there is an order of this name that no other process has taken."""
+    order = Path(os.environ.get("EDL_FAULTS", ".")) / name
+    try:
+        order.rename(order.with_name(f"{name}-{os.getpid()}"))
+    except FileNotFoundError:
+        return False
+    return True

@@ -1,7 +1,11 @@
-"""A bit flips in the memory of one worker: real jobs find out at the next checkpoint, and end exactly."""
+"""A bit flips in the memory of one worker: real jobs find out at the next checkpoint, and end exactly.
+
+A worker that computes a different model than the others is refused before it is in a ring.
+"""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -24,6 +28,7 @@ async def test_a_worker_in_whose_memory_a_bit_flips_is_dropped_and_nothing_is_re
     values = f"checkpoint.dir={where}", "checkpoint.seconds=1"
     async with a_job(*values, workers=3, model=MODEL, epochs=2) as job:
         members = await job.ring_of(3)
+        job.give("other")  # to the worker that takes the place of the odd one
         job.give("flip")
         (told,) = await job.until(lambda: job.noticed(Reason.StatesDiffer))
         (odd,) = [w for w in members if job.fenced(w) is ef.FenceReason.StateDiffers]
@@ -33,12 +38,18 @@ async def test_a_worker_in_whose_memory_a_bit_flips_is_dropped_and_nothing_is_re
         assert f"edl worker {odd}: worker {odd} holds another state than 2 of 3 members" in log, log
         assert gone.code == WorkerExit.STOPPED
         before = job.status["checkpoint"]["step"]
-        await job.ring_of(3, without=[odd])
+        refused = max(members) + 1
+        await job.ring_of(3, without=[odd, refused])
         await job.until(lambda: job.status["checkpoint"]["step"] > before)
         summary = await job.exact()
     assert summary["state_losses"] == 0
-    assert [f["worker"] for f in summary["failures"]] == [odd]
+    assert [f["worker"] for f in summary["failures"]] == [odd, refused]
     assert "holds another state than 2 of 3 members" in summary["failures"][0]["why"]
+    one, other = sorted(set(members) - {odd})
+    why = rf"worker {refused} computes a loss of (\S+) for the first records with fixed weights, "
+    why += rf"workers {one} and {other} compute (\S+): their models or data differ\."
+    assert (losses := re.match(why, summary["failures"][1]["why"])), summary["failures"]
+    assert float(losses[1]) == pytest.approx(1.5 * float(losses[2]), rel=1e-4)
     for checkpoint in Store.open(str(where)).checkpoints():
         checkpoint.verify()
 

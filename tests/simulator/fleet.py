@@ -24,6 +24,8 @@ from trainer.worker import StatesDiffer
 if TYPE_CHECKING:
     from tests.simulator.world import World
 
+SAMPLE_LOSS = pb.SampleLoss(loss=0.5, tolerance=0.01)  # as each worker reports it
+
 
 class Fleet:
     """All workers that there ever were."""
@@ -165,7 +167,9 @@ class Fleet:
         held_out = w.worker.rounds.sizes
         held = w.worker.begin_from_memory()
         w.has_state = w.from_memory = held is not None
-        w.session.say(ready=pb.Ready(layout=layout, checkpoint=found, held_out=held_out, held=held))
+        w.session.say(ready=pb.Ready(
+            layout=layout, checkpoint=found, held_out=held_out, held=held, sample_loss=SAMPLE_LOSS,
+        ))  # fmt: skip
         self.beats(w)
         w.go_on()
 

@@ -322,3 +322,18 @@ def test_a_worker_in_another_ring_of_the_same_number_is_no_member_of_this_one() 
     assert (form.generation, form.members) == (7, (0,))
     (fence,) = of(new.back(1, 7, (1, 3), up=True), ef.Fence)
     assert (fence.worker, fence.reason) == (1, ef.FenceReason.OutdatedRing)
+
+
+def test_a_new_master_compares_the_loss_of_a_new_worker_with_that_of_the_workers_it_has_taken_over() -> None:
+    master = NewMaster(0, 1, next_id=2)
+    for worker in 0, 1:
+        w, members = WorkerId(worker), (WorkerId(0), WorkerId(1))
+        loss = ev.SampleLoss(0.5, 0.01)
+        resume = ev.Resume(w, DATA, Generation(7), members, False, True, None, sample_loss=loss)
+        master.tell(ev.Hello(w, resumes=True), resume)
+    master.tell(ev.Hello(WorkerId(2)), ev.Ready(WorkerId(2), DATA, sample_loss=ev.SampleLoss(0.7, 0.01)))
+    (failure,) = master.job.failures
+    assert failure.why.startswith(
+        "worker 2 computes a loss of 0.7 for the first records with fixed weights, "
+        "workers 0 and 1 compute 0.5: "
+    )

@@ -99,6 +99,76 @@ def test_a_worker_that_made_another_model_is_refused() -> None:
     assert {w.id for w in story.job.pool if w.is_ready} == {0, 2}
 
 
+def ready(story: Story, worker: int, loss: float | None, tolerance: float = 0.01) -> list[ef.Effect]:
+    w, found = WorkerId(worker), None if loss is None else ev.SampleLoss(loss, tolerance)
+    return story.tell(ev.Hello(w), ev.Ready(w, Layout(100), "a", sample_loss=found))
+
+
+def test_a_worker_whose_model_computes_a_different_loss_is_refused_and_both_values_are_reported() -> None:
+    story = Story(workers=4, joinDelaySeconds=30)
+    ready(story, 0, 0.5)
+    ready(story, 1, 0.5049)
+    ready(story, 2, 0.506)
+    (failure,) = story.job.failures
+    assert failure.why.startswith(
+        "worker 2 computes a loss of 0.506 for the first records with fixed weights, workers 0 and 1 compute "
+        "0.5: their models or data differ. Compare the versions of libraries"
+    )
+    assert [f.text for f in story.notices if f.reason is Reason.WorkerFailed] == [
+        f"{failure.why} (failure 1; elastic.maxFailures is 2)"
+    ]
+    ready(story, 3, None)
+    assert {w.id for w in story.job.pool if w.is_ready} == {0, 1, 3}, "rounding and no loss are no difference"
+
+
+def test_a_job_whose_first_worker_is_the_odd_one_ends_and_says_which_workers_computed_what() -> None:
+    story = Story(workers=2)
+    ready(story, 0, 0.5)
+    for worker in 1, 2, 3:
+        assert story.job.ending is None
+        story.tell(ev.Tick(), after=60)
+        ready(story, worker, 0.7)
+    assert [f.worker for f in story.job.failures] == [1, 2, 3]
+    assert story.job.ending is not None
+    phase, why = story.job.ending
+    assert phase == "Failed"
+    assert why.startswith(
+        "worker 3 computes a loss of 0.7 for the first records with fixed weights, worker 0 computes 0.5: "
+    )
+
+
+def test_the_larger_tolerance_of_two_workers_counts() -> None:
+    story = Story(workers=3, joinDelaySeconds=30)
+    ready(story, 0, 0.5, 0.001)
+    ready(story, 1, 0.52, 0.05)
+    ready(story, 2, 0.501, 0.001)
+    assert [f.worker for f in story.job.failures] == [2], "0.5 is the job's, with its tolerance"
+    coarse = Story(workers=2, joinDelaySeconds=30)
+    ready(coarse, 0, 0.5, 0.05)
+    ready(coarse, 1, 0.52, 0.001)
+    assert not coarse.job.failures
+
+
+def test_losses_are_compared_also_when_the_workers_that_reported_them_are_gone() -> None:
+    story = Story(workers=1)
+    ready(story, 0, -2.0)
+    story.kill(0)
+    story.tell(ev.Tick(), after=60)
+    ready(story, 1, 2.0)
+    (failure,) = story.job.failures
+    assert "worker 1 computes a loss of 2 " in failure.why
+    assert "the workers before it computed -2: " in failure.why
+
+
+def test_a_refusal_names_at_most_eight_of_the_workers_that_agree() -> None:
+    story = Story(workers=12, joinDelaySeconds=30)
+    for worker in range(11):
+        ready(story, worker, 1.0)
+    ready(story, 11, 3.0)
+    (failure,) = story.job.failures
+    assert "workers 0, 1, 2, 3, 4, 5, 6, 7 and 3 more compute 1: " in failure.why
+
+
 def test_goodput_accounts_for_every_second() -> None:
     story = Story(workers=2, joinDelaySeconds=0.5)
     story.running()

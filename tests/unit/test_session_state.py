@@ -24,6 +24,14 @@ def test_one_that_was_in_no_ring_tells_how_its_records_lie() -> None:
     assert a_ready_worker().resume() == pb.Resume(layout=DATA)
 
 
+def test_the_sample_loss_is_reported_again_if_there_was_one() -> None:
+    told = SessionState()
+    found = pb.SampleLoss(loss=0.0, tolerance=0.001)
+    told.note(said(ready=pb.Ready(layout=DATA, sample_loss=found)))
+    assert told.resume() == pb.Resume(layout=DATA, sample_loss=found)
+    assert not a_ready_worker().resume().HasField("sample_loss")
+
+
 def test_one_in_a_ring_tells_of_it() -> None:
     told = a_ready_worker()
     told.form(7, (0, 2))

@@ -72,12 +72,14 @@ class SessionState:
     def resume(self) -> pb.Resume:
         """All of it, for the new master."""
         assert self._ready is not None
+        ready = self._ready
         return pb.Resume(
-            layout=self._ready.layout,
-            model=self._ready.model,
-            held_out=self._ready.held_out,
-            forced=self._ready.forced,
-            tables=self._ready.tables,
+            layout=ready.layout,
+            model=ready.model,
+            held_out=ready.held_out,
+            forced=ready.forced,
+            tables=ready.tables,
+            sample_loss=ready.sample_loss if ready.HasField("sample_loss") else None,
             members=self._members,
             joined=self._up,
             left=self._left,

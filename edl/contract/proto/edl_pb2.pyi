@@ -109,7 +109,7 @@ class Succession(_message.Message):
     def __init__(self, place: _Optional[int] = ..., signal: _Optional[str] = ..., code: _Optional[int] = ..., why: _Optional[str] = ...) -> None: ...
 
 class Resume(_message.Message):
-    __slots__ = ("layout", "members", "joined", "left", "left_ring", "model", "held_out", "forced", "tables")
+    __slots__ = ("layout", "members", "joined", "left", "left_ring", "model", "held_out", "forced", "tables", "sample_loss")
     class HeldOutEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -126,6 +126,7 @@ class Resume(_message.Message):
     HELD_OUT_FIELD_NUMBER: _ClassVar[int]
     FORCED_FIELD_NUMBER: _ClassVar[int]
     TABLES_FIELD_NUMBER: _ClassVar[int]
+    SAMPLE_LOSS_FIELD_NUMBER: _ClassVar[int]
     layout: Layout
     members: _containers.RepeatedScalarFieldContainer[int]
     joined: bool
@@ -135,7 +136,8 @@ class Resume(_message.Message):
     held_out: _containers.ScalarMap[str, int]
     forced: _containers.RepeatedScalarFieldContainer[str]
     tables: int
-    def __init__(self, layout: _Optional[_Union[Layout, _Mapping]] = ..., members: _Optional[_Iterable[int]] = ..., joined: _Optional[bool] = ..., left: _Optional[bool] = ..., left_ring: _Optional[_Union[LeftRing, _Mapping]] = ..., model: _Optional[str] = ..., held_out: _Optional[_Mapping[str, int]] = ..., forced: _Optional[_Iterable[str]] = ..., tables: _Optional[int] = ...) -> None: ...
+    sample_loss: SampleLoss
+    def __init__(self, layout: _Optional[_Union[Layout, _Mapping]] = ..., members: _Optional[_Iterable[int]] = ..., joined: _Optional[bool] = ..., left: _Optional[bool] = ..., left_ring: _Optional[_Union[LeftRing, _Mapping]] = ..., model: _Optional[str] = ..., held_out: _Optional[_Mapping[str, int]] = ..., forced: _Optional[_Iterable[str]] = ..., tables: _Optional[int] = ..., sample_loss: _Optional[_Union[SampleLoss, _Mapping]] = ...) -> None: ...
 
 class Built(_message.Message):
     __slots__ = ("tables",)
@@ -144,7 +146,7 @@ class Built(_message.Message):
     def __init__(self, tables: _Optional[int] = ...) -> None: ...
 
 class Ready(_message.Message):
-    __slots__ = ("layout", "model", "checkpoint", "held_out", "forced", "held", "tables")
+    __slots__ = ("layout", "model", "checkpoint", "held_out", "forced", "held", "tables", "sample_loss")
     class HeldOutEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -159,6 +161,7 @@ class Ready(_message.Message):
     FORCED_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
     TABLES_FIELD_NUMBER: _ClassVar[int]
+    SAMPLE_LOSS_FIELD_NUMBER: _ClassVar[int]
     layout: Layout
     model: str
     checkpoint: int
@@ -166,7 +169,16 @@ class Ready(_message.Message):
     forced: _containers.RepeatedScalarFieldContainer[str]
     held: LeftRing
     tables: int
-    def __init__(self, layout: _Optional[_Union[Layout, _Mapping]] = ..., model: _Optional[str] = ..., checkpoint: _Optional[int] = ..., held_out: _Optional[_Mapping[str, int]] = ..., forced: _Optional[_Iterable[str]] = ..., held: _Optional[_Union[LeftRing, _Mapping]] = ..., tables: _Optional[int] = ...) -> None: ...
+    sample_loss: SampleLoss
+    def __init__(self, layout: _Optional[_Union[Layout, _Mapping]] = ..., model: _Optional[str] = ..., checkpoint: _Optional[int] = ..., held_out: _Optional[_Mapping[str, int]] = ..., forced: _Optional[_Iterable[str]] = ..., held: _Optional[_Union[LeftRing, _Mapping]] = ..., tables: _Optional[int] = ..., sample_loss: _Optional[_Union[SampleLoss, _Mapping]] = ...) -> None: ...
+
+class SampleLoss(_message.Message):
+    __slots__ = ("loss", "tolerance")
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    TOLERANCE_FIELD_NUMBER: _ClassVar[int]
+    loss: float
+    tolerance: float
+    def __init__(self, loss: _Optional[float] = ..., tolerance: _Optional[float] = ...) -> None: ...
 
 class Addresses(_message.Message):
     __slots__ = ("scope", "alike", "at", "differ")

@@ -1,0 +1,52 @@
+"""Whether a worker's model is that of the other workers, as the loss of the first records shows.
+
+When it becomes ready, each worker reports the loss of the same records with the same fixed weights. Constants
+of the model, the versions of its modules and the values of the records change that loss, though the
+configuration of its layers does not show them. A worker whose loss differs is refused, because the ring would
+apply the gradients of one model to another. A worker that reports no loss is not compared.
+"""
+
+from __future__ import annotations
+
+from edl.contract.ids import WorkerId
+from master.core import events as ev
+from master.core.state import State
+from master.core.workers import WorkerRecord
+
+MOST_NAMED = 8  # workers in a sentence
+
+
+def why_refused(job: State, w: WorkerRecord, found: ev.SampleLoss | None) -> str:
+    """Why worker `w`, which reports this loss, cannot train with the others; "" if it can.
+
+    The first loss that is reported becomes that of the job.
+    """
+    if found is None:
+        return ""
+    if job.sample_loss is None:
+        job.sample_loss = found
+    loss, of_job = found.loss, job.sample_loss.loss
+    tolerance = max(found.tolerance, job.sample_loss.tolerance)
+    if abs(loss - of_job) > tolerance * max(abs(loss), abs(of_job)):
+        others = sorted(other.id for other in job.pool if other.sample_loss is not None)
+        return (
+            f"worker {w.id} computes a loss of {loss:.6g} for the first records with fixed weights, "
+            f"{_named(others)} {of_job:.6g}: their models or data differ. Compare the versions of libraries "
+            "and of your own modules, the environment variables that the model's file reads, constants that "
+            "are drawn without a seed, and the data files"
+        )
+    w.sample_loss = found
+    return ""
+
+
+def _named(workers: list[WorkerId]) -> str:
+    """The workers as the subject of a clause whose verb is "to compute"."""
+    if not workers:
+        return "the workers before it computed"
+    if len(workers) == 1:
+        return f"worker {workers[0]} computes"
+    if len(workers) > MOST_NAMED:
+        named = ", ".join(map(str, workers[:MOST_NAMED]))
+        return f"workers {named} and {len(workers) - MOST_NAMED} more compute"
+    *some, last = map(str, workers)
+    return f"workers {', '.join(some)} and {last} compute"
