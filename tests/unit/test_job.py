@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from edl import config
@@ -11,7 +13,7 @@ from edl.contract.layout import Layout
 from edl.contract.reasons import Reason
 from master.core import effects as ef
 from master.core import events as ev
-from master.core import view
+from master.core import snapshot, view
 from master.core.job import Job
 from tests.invariants import replayed
 from tests.stories import Story, finish, of, only
@@ -158,6 +160,21 @@ def test_losses_are_compared_also_when_the_workers_that_reported_them_are_gone()
     (failure,) = story.job.failures
     assert "worker 1 computes a loss of 2 " in failure.why
     assert "the workers before it computed -2: " in failure.why
+
+
+def test_a_core_that_is_read_from_the_journal_compares_with_the_same_loss() -> None:
+    story = Story(workers=2, joinDelaySeconds=30)
+    ready(story, 0, 0.5)
+    kept = json.loads(json.dumps(snapshot.dump(story.job)))
+    again = snapshot.load(kept, story.job.config)
+    assert again.sample_loss == ev.SampleLoss(0.5, 0.01)
+    for event in (
+        ev.Hello(WorkerId(1)),
+        ev.Ready(WorkerId(1), Layout(100), "a", sample_loss=ev.SampleLoss(7, 0)),
+    ):
+        again.handle(event, story.now + 1)
+    assert "worker 1 computes a loss of 7 " in again.failures[0].why
+    assert "worker 0 computes 0.5: " in again.failures[0].why
 
 
 def test_a_refusal_names_at_most_eight_of_the_workers_that_agree() -> None:
