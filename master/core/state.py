@@ -205,6 +205,7 @@ class State:
         self.epoch_loss: ev.EpochLoss | None = None
         self.epoch_metrics: dict[str, float | None] = {}  # of the last whole epoch
         self.evaluations: dict[str, Evaluation] = {}  # by split
+        self.evaluations_told: dict[str, int] = {}  # by split: the newest step whose evaluation was logged
         self.restarts = 0  # how often all state was lost
         self.stale = 0  # messages that came too late to mean anything
         self.reason = "starting"

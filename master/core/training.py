@@ -85,8 +85,11 @@ def evaluated(job: State, event: ev.Evaluated) -> None:
     if job.train is None or (known is not None and known.step == event.step):
         return
     job.evaluations[event.split] = Evaluation(event.step, event.records, event.metrics)
+    # One that is repeated because the state was lost since: its line is in the log already.
+    repeated = event.step <= job.evaluations_told.get(event.split, -1)
+    job.evaluations_told[event.split] = max(event.step, job.evaluations_told.get(event.split, -1))
     final = event.split == FINAL and event.step >= job.train.end
-    if event.metrics and not final and job.config.trains:
+    if event.metrics and not final and not repeated and job.config.trains:
         told = in_words(event.metrics)
         where = f"{event.records:,} records of data({event.split!r})"
         job.notice(Reason.Evaluated, f"Evaluation at step {event.step:,} on {where}: {told}")
