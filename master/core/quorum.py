@@ -57,7 +57,9 @@ def too_few(here: int, limits: Limits) -> str:
     """Why these workers form no ring, for people."""
     why = " (minWorkers)" if limits.min_size > 1 else ""
     are = "is" if here == 1 else "are"
-    return f"{how_many(here, 'worker')} {are} ready, and training needs at least {max(limits.min_size, 1)}{why}"
+    return (
+        f"{how_many(here, 'worker')} {are} ready, and training needs at least {max(limits.min_size, 1)}{why}"
+    )
 
 
 def plan_ring(workers: Sequence[WorkerRecord], old: Sequence[WorkerId], limits: Limits) -> RingPlan:

@@ -59,7 +59,7 @@ def test_the_masters_service_has_the_address_that_the_values_ask_for(helm: Helm)
     assert address() == "chosen by Kubernetes"
     assert address("service.clusterIP=None") == "None"
     assert address("service.clusterIP=10.96.7.7", "service.type=NodePort") == "10.96.7.7"
-    with pytest.raises(Refused, match='service.type is "NodePort" and service.clusterIP is "None"'):
+    with pytest.raises(Refused, match=r'service\.type is "NodePort" and service\.clusterIP is "None"'):
         address("service.clusterIP=None", "service.type=NodePort")
     with pytest.raises(Refused, match="/service/clusterIP"):
         address("service.clusterIP=headless")

@@ -153,6 +153,7 @@ def test_masters_die_at_any_moment_one_after_the_other_and_no_step_waits_for_the
     print(f"EDL_SEED={seed} EDL_MASTER_KILLS={kills}")
     master, workers = started(job)
     before, began = job.status(), time.monotonic()
+    first = began - before["seconds"]
     for _ in range(kills):
         if chance.random() < 0.5:
             job.until(lambda s: s["phase"] == "Training")
@@ -184,8 +185,15 @@ def test_masters_die_at_any_moment_one_after_the_other_and_no_step_waits_for_the
     assert time.monotonic() - began < 10
     assert (last["generation"], [w["id"] for w in last["workers"]]) == (before["generation"], [0, 1, 2])
     job.until(lambda s: s["step"] > last["step"])
-    assert is_exact(job, master)["state_losses"] == 0
+    summary = is_exact(job, master)
+    assert summary["state_losses"] == 0
     assert [w.wait(20) for w in workers] == [0, 0, 0]
+    # It covers all masters, and the time between them.
+    assert summary["seconds"] >= time.monotonic() - first
+    assert sum(summary["goodput_seconds"].values()) == pytest.approx(summary["seconds"], abs=0.1)
+    assert summary["goodput_seconds"]["useful"] >= seconds / 2, "its ring trained all the time"
+    rings = summary["earlier_generations"]["changes"] + len(summary["generations"])
+    assert rings == summary["generations"][-1]["generation"]
     # One that was killed before it acted has written none.
     assert len(artifacts.journals(job.output)) > 1
 

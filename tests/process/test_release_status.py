@@ -17,8 +17,9 @@ pytestmark = pytest.mark.waits
 
 
 TOLD = {
-    "model": "digits", "phase": "Training", "reason": "2 workers (ring 1)", "rate": 3899.0, "eta_seconds": 13.0,
-    "loss": 0.5, "records": {"size": 20000, "total": 80000, "applied": 29152},
+    "model": "digits", "phase": "Training", "reason": "2 workers (ring 1)",
+    "rate": 3899.0, "eta_seconds": 13.0, "loss": 0.5,
+    "records": {"size": 20000, "total": 80000, "applied": 29152},
     "task": {"kind": "train", "epoch": 2, "epochs": 4, "step": 911, "steps": 2500},
     "workers": [
         {"id": 0, "handle": "edl-worker-0", "rank": 0, "state": "member", "step": 913, "rate": 1404.0,

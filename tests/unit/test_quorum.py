@@ -21,7 +21,11 @@ ANY = Limits(min_size=1, max_size=100)
 
 def test_nobody_ready_is_no_ring_and_says_why() -> None:
     ring = plan_ring([a_worker(0, "initializing")], (), ANY)
-    assert (ring.members, ring.root, ring.reason) == ((), None, "0 workers are ready, and training needs at least 1")
+    assert (ring.members, ring.root, ring.reason) == (
+        (),
+        None,
+        "0 workers are ready, and training needs at least 1",
+    )
 
 
 def test_the_first_ring_begins_from_its_first_member_and_all_take_its_state() -> None:
