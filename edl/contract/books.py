@@ -90,6 +90,8 @@ class Books:
     on_servers: bool = False  # the whole state is: no worker has to hold it
     evaluated: dict[str, int] = field(default_factory=dict)  # by split: records of the last whole pass
     stopped: int = 0  # epochs with which the training ends, because a callback wants it
+    inherited: bool = False  # an earlier master trained before the first line, and its journal is not here
+    unseen: int = 0  # steps that were made until then, as far as the lines show
 
     @staticmethod
     def load(kept: Any) -> Books:
@@ -136,7 +138,13 @@ class Books:
             NOT_A_MASTERS: no master has written it.
         """
         self.lines += 1
+        event = entry["event"]
+        if self.lines == 1 and event["type"] == "Adopted":
+            self.inherited = bool(event["workers"]) or event.get("past") is not None
+            self.safe = event.get("safe", 0)
         self._note(entry, where)
+        if self.inherited and not self.unseen:
+            self.unseen = self.safe
 
     def _note(self, entry: Entry, where: str) -> None:
         event = entry["event"]
@@ -206,7 +214,8 @@ class Books:
                 self._went_back(event, where)
             if self.begins and not self.joined:  # only now it is known from where
                 self.root_step = event["step"]
-                self.resumed = event["step"] if self.rings == 1 else self.resumed
+                if self.rings == 1 and not self.inherited:
+                    self.resumed = event["step"]
             elif self.begins and event["step"] != self.root_step:
                 raise AuditFailed(
                     f"{where}: worker {event['worker']} begins with step {event['step']}, the others of its "
