@@ -245,7 +245,7 @@ def _verdict(books: Books, summary: dict[str, Any]) -> str:
     )
     if books.resumed:
         text += f"; the first {books.resumed:,} steps are of the checkpoint that it went on from"
-    if books.inherited:
+    if books.unseen:
         text += (
             f"; the first {how_many(books.unseen, 'step')} were made under an earlier master, whose journal "
             "is not here: not proved"

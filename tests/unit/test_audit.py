@@ -169,6 +169,14 @@ def test_a_journal_without_that_of_the_earlier_master_says_which_steps_it_does_n
         ) in told
 
 
+def test_a_master_that_takes_over_before_the_first_ring_has_seen_all_steps(tmp_path: Path) -> None:
+    story = Story(workers=1, joinDelaySeconds=0)
+    story.job = Job(config.parse(story.values))
+    story.watchdog = Watchdog(story.job)
+    story.tell(ev.Adopted((), 0, past=ev.Past({"starting": 3.0}, "starting"), active_seconds=3.0), ev.Begin())
+    assert "earlier master" not in verdict(story.running(0), tmp_path)
+
+
 def test_weights_that_differ_are_told(tmp_path: Path) -> None:
     story = Story(workers=2, joinDelaySeconds=0.5).running()
     story.tell(ev.Progress(story.job.ring.generation, 10))
