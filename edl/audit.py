@@ -14,16 +14,19 @@ exports.json must have the SHA-256 that the worker which wrote it has reported, 
 model must be those that it lists. The checkpoints that this job has completed must be whole, as far as they
 are still there.
 
-Where a master has taken over from another one, the books go on. Where the oldest segments were deleted, to
-keep the journal within `journal.maxBytes`, the books at the oldest head that is left are where this reading
-begins: the verdict says how much it has not seen itself.
+Where a master has taken over from another one in the same directory, the books go on. Where the earlier
+master's journal is not there, as after a failover in a cluster, or where the oldest segments were deleted to
+keep the journal within `journal.maxBytes`, this reading begins with the takeover, or with the books at the
+oldest head that is left: the verdict says how much it has not seen itself.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +45,30 @@ from edl.text import how_many, one_line
 AT_ONCE = 1 << 20  # positions of an order that are looked at together
 WINDOW = 1 << 15  # of these, so many are computed together: a fifth of the time that a step's few take each
 
-__all__ = ["AuditFailed", "audit"]
+__all__ = ["AuditFailed", "Elsewhere", "audit"]
 
 
-def audit(output: Path) -> str:
+@dataclass(frozen=True)
+class Elsewhere:
+    """What is known of the files of a job whose journal, summary and exports.json alone are on this machine.
+
+    Args:
+        digest: returns the SHA-256 of an exported file, by its path beside exports.json. OSError: it cannot
+            be read.
+        no_exports: why no exported file can be read; empty if they can.
+        no_checkpoints: why no checkpoint can be read.
+    """
+
+    digest: Callable[[str], str]
+    no_exports: str
+    no_checkpoints: str
+
+
+def audit(output: Path, elsewhere: Elsewhere | None = None) -> str:
     """Check the job in `output`; returns the verdict in words.
+
+    Args:
+        elsewhere: where the files lie that the job has exported; None: in `output`.
 
     Raises:
         AuditFailed: names the first step, record or line that is wrong.
@@ -70,8 +92,9 @@ def audit(output: Path) -> str:
         raise EdlError(
             f"{output / artifacts.SUMMARY}: not what a master writes ({type(error).__name__}: {error})"
         ) from error
-    verdict += _exports(output, summary, kept.list_sha256)
-    verdict += _checkpoints(last.head["values"].get("checkpoint", {}).get("dir", ""), kept.checkpoints)
+    verdict += _exports(output, summary, kept.list_sha256, elsewhere)
+    where = last.head["values"].get("checkpoint", {}).get("dir", "")
+    verdict += _checkpoints(where, kept.checkpoints, elsewhere)
     if unseen.lines:
         verdict += (
             f"; read here: the last {books.lines - unseen.lines:,} of {books.lines:,} events, from step "
@@ -100,17 +123,22 @@ class _Kept:
     list_sha256: str = ""  # of exports.json; empty: not reported
 
 
-def _exports(output: Path, summary: dict[str, Any], list_sha256: str) -> str:
+def _exports(output: Path, summary: dict[str, Any], list_sha256: str, elsewhere: Elsewhere | None) -> str:
     """Compare the exported model with the digests in exports.json, and that with its own in the journal; the
     outcome in words."""
     if not (exported := summary.get("exports")):
         return ""
-    path = output / artifacts.EXPORTS
+    if elsewhere is not None and elsewhere.no_exports:
+        return f"; exported files not verified: {elsewhere.no_exports}"
+    model = Path(str(summary.get("model", "")))
+    # A later run has a directory of its own.
+    beside = output if model.is_absolute() else output / model.parent
+    path = beside / artifacts.EXPORTS
     try:
         text = path.read_bytes()
         listed = {entry["format"]: entry for entry in json.loads(text)["exports"]}
         files = {
-            Path(output, entry["path"]).parent / name: str(about["sha256"])
+            str(Path(entry["path"]).parent / name): str(about["sha256"])
             for entry in listed.values()
             for name, about in entry["files"].items()
         }
@@ -124,10 +152,11 @@ def _exports(output: Path, summary: dict[str, Any], list_sha256: str) -> str:
         raise AuditFailed(f"{path}: its SHA-256 is not the one in the journal")
     if listed.keys() != exported.keys():
         raise AuditFailed(f"{path} lists {sorted(listed)}, {artifacts.SUMMARY} {sorted(exported)}")
-    for file, digest in files.items():
+    digest_of = partial(_digest, beside) if elsewhere is None else elsewhere.digest
+    for name, digest in files.items():
+        file = beside / name
         try:
-            with open(file, "rb") as opened:
-                found = hashlib.file_digest(opened, "sha256").hexdigest()
+            found = digest_of(name)
         except OSError as error:
             raise AuditFailed(f"{file}: cannot read: {error.strerror}; the job has exported it") from error
         if found != digest:
@@ -135,10 +164,17 @@ def _exports(output: Path, summary: dict[str, Any], list_sha256: str) -> str:
     return f"; {how_many(len(files), 'exported file')} as written (SHA-256)"
 
 
-def _checkpoints(directory: str, committed: set[tuple[int, str]]) -> str:
+def _digest(directory: Path, name: str) -> str:
+    with open(directory / name, "rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+def _checkpoints(directory: str, committed: set[tuple[int, str]], elsewhere: Elsewhere | None) -> str:
     """Read all bytes of the checkpoints of this job that are still there; the outcome in words."""
     if not directory or not committed:
         return ""
+    if elsewhere is not None:
+        return f"; checkpoints not verified: {elsewhere.no_checkpoints}"
     try:
         found = [c for c in Store.open(directory).checkpoints() if (c.step, c.attempt) in committed]
         for checkpoint in found:
@@ -223,6 +259,11 @@ def _verdict(books: Books, summary: dict[str, Any]) -> str:
     )
     if books.resumed:
         text += f"; the first {books.resumed:,} steps are of the checkpoint that it went on from"
+    if books.unseen:
+        text += (
+            f"; the first {how_many(books.unseen, 'step')} were made under an earlier master, whose journal "
+            "is not here: not proved"
+        )
     if forced := summary.get("forced"):
         text += f"; forced, and not proved here: {'; '.join(map(one_line, forced))}"
     if books.losses:

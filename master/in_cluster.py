@@ -135,6 +135,7 @@ class TrainingRun:
     def __init__(self, master: Master):
         self._master, self.run_id = master, master.run_id
         self.emit, self.status, self.summary = master.emit, master.status, master.summary
+        self.past = master.past
         self.another = asyncio.Event()
 
     @property
@@ -244,7 +245,8 @@ class ReleaseMaster:
         )
         if installed.left.run_id == todo.run_id and (began := installed.left.started_at):
             since = max(0.0, time.time() - began)
-            adopted = replace(adopted, active_seconds=since, began_with=installed.left.began_with)
+            left = installed.left
+            adopted = replace(adopted, active_seconds=since, began_with=left.began_with, past=left.past)
         master = Master(todo.spec, todo.run_id, adopted=adopted)
         run = TrainingRun(master)
         backend = Kubernetes(installed, run)

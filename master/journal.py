@@ -31,7 +31,7 @@ from edl.errors import ConfigError, EdlError
 from edl.full_disk import PASSING
 from master.core import effects as ef
 from master.core import events as ev
-from master.core import snapshot
+from master.core import past, snapshot
 from master.core.job import Job
 from master.spec import JobSpec
 
@@ -351,7 +351,7 @@ def unfinished(output: Path, spec: JobSpec) -> tuple[RunId, ev.Adopted] | None:
     lived = 0.0 if job.began_at is None else job.now - job.began_at
     return RunId(reader.head["run_id"]), ev.Adopted(
         workers, job.pool.next_id, safe=job.train.safe if job.train else 0,
-        active_seconds=job.active_before + lived, began_with=job.began_with,
+        active_seconds=job.active_before + lived, began_with=job.began_with, past=past.of(job),
     )  # fmt: skip
 
 

@@ -23,7 +23,7 @@ from edl.log import log_at
 from master.backends.base import Backend
 from master.core import effects as ef
 from master.core import events as ev
-from master.core import view
+from master.core import past, view
 from master.core.job import Job
 from master.journal import Journal
 from master.rpc.server import Server
@@ -124,7 +124,7 @@ class Master:
             write(notice.text, reason=str(notice.reason))
             self.news.append({
                 "number": self.news[-1]["number"] + 1 if self.news else 1,
-                "seconds": now - (self.job.began_at or now),
+                "seconds": self.job.active_before + now - (self.job.began_at or now),
                 "reason": str(notice.reason),
                 "text": notice.text,
             })  # fmt: skip
@@ -237,6 +237,10 @@ class Master:
         if not (where := self.spec.config.checkpoint.dir):
             raise ConfigError("the job writes no checkpoints: its checkpoint.dir is empty")
         return where
+
+    def past(self) -> ev.Past:
+        """What the job has done, for the summary of the next master."""
+        return past.of(self.job)
 
     def summary(self) -> dict[str, Any]:
         """What is kept of the job."""

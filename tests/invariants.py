@@ -296,6 +296,7 @@ class Watchdog:
         if job.began_at is not None:
             seconds = job.goodput.at(self.now)
             wall = (job.ended_at if job.ended_at is not None else self.now) - job.began_at
+            wall += job.active_before
             if job.ended_at is None:
                 assert abs(sum(seconds.values()) - wall) < 1e-6, "seconds are missing from the goodput"
             assert min(seconds.values()) > -1e-9

@@ -58,6 +58,9 @@ class Driven:
     def summary(self) -> dict[str, Any]:
         return {"phase": self.told["phase"], "step": 7}
 
+    def past(self) -> ev.Past:
+        return ev.Past({}, "starting")
+
     def of(self, kind: type, worker: int | None = None) -> list[Any]:
         return [e for e in self.emitted if isinstance(e, kind) and worker in (None, getattr(e, "worker", -1))]
 

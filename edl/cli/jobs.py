@@ -108,6 +108,9 @@ class JobHandle(Protocol):
             target: the file or directory to make. Nothing lies there.
         """
 
+    def audit(self) -> str:
+        """Prove from the journal that each record counted once; returns the verdict in words."""
+
     def token(self) -> str:
         """The job's token."""
 

@@ -110,6 +110,11 @@ class Release:
     def fetch(self, name: str, target: Path) -> str:
         return self._loop.run(release_model.fetch(self._api, self._found, name, target))
 
+    def audit(self) -> str:
+        from edl.cli import release_audit  # needs NumPy
+
+        return release_audit.audit(self._loop, self._api, self._found, self._loop.run(self._pods("master")))
+
     def token(self) -> str:
         return self._loop.run(self._token())
 

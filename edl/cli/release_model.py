@@ -1,4 +1,4 @@
-"""The trained model of a release, read from its output volume.
+"""The trained model of a release, read from its output volume; `release_audit` reads its digests there.
 
 The worker that wrote it has ended, and the master does not have the volume. So a pod is made that has: the
 worker's, as the chart renders it, with nothing but that volume (read-only) and `sleep`. The files are read by
@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Sequence
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -50,23 +50,33 @@ async def fetch(api: Api, found: FoundRelease, name: str, target: Path) -> str:
         raise EdlError(f"{where}: the job has not ended: {found.phase}, {found.reason}")
     if found.model_file.startswith("/"):
         raise EdlError(f"{where}: the model is at {found.model_file}, where it was kept instead")
-    directory = PurePosixPath(MOUNTED, found.model_file).parent  # a later run has one of its own
+    async with mounted(api, found) as (volume, directory):
+        files = received.listed(await volume.whole(directory / artifacts.EXPORTS), name, where)
+        with received.Receiving(target) as made:
+            for file, about in files.items():
+                with made.file(file, about) as write:
+                    await volume.run(["cat", str(directory / file)], write)
+    return made.outcome
+
+
+@asynccontextmanager
+async def mounted(api: Api, found: FoundRelease) -> AsyncIterator[tuple[Reading, PurePosixPath]]:
+    """A pod with the output volume, and the directory in it where the run's model lies.
+
+    Raises:
+        EdlError: the pod does not run.
+    """
     path = f"/api/v1/namespaces/{found.namespace}/pods"
     pod = reader(found)
     own = pod["metadata"]["name"]
     await api.create(path, pod)
     try:
         await _running(api, path, own)
-        reading = _Reading(api, f"{path}/{own}/exec")
-        files = received.listed(await reading.whole(directory / artifacts.EXPORTS), name, where)
-        with received.Receiving(target) as made:
-            for file, about in files.items():
-                with made.file(file, about) as write:
-                    await reading.run(["cat", str(directory / file)], write)
+        directory = PurePosixPath(MOUNTED, found.model_file).parent  # a later run has one of its own
+        yield Reading(api, f"{path}/{own}/exec", COMPONENT, "the output volume"), directory
     finally:
         # Nobody waits for `sleep` to end: it would not.
         await api.delete(f"{path}/{own}", {"gracePeriodSeconds": 0})
-    return made.outcome
 
 
 def reader(found: FoundRelease) -> Object:
@@ -130,11 +140,16 @@ async def _running(api: Api, path: str, name: str) -> None:
         ) from None
 
 
-class _Reading:
-    """Reads files in the pod."""
+class Reading:
+    """Reads files in a container.
 
-    def __init__(self, api: Api, path: str):
-        self._api, self._path = api, path
+    Args:
+        path: of the pod, with /exec.
+        what: is read, for people.
+    """
+
+    def __init__(self, api: Api, path: str, container: str, what: str):
+        self._api, self._path, self._container, self._what = api, path, container, what
 
     async def whole(self, file: PurePosixPath) -> bytes:
         """A small one.
@@ -147,9 +162,14 @@ class _Reading:
         return b"".join(found)
 
     async def run(self, command: Sequence[str], take: Any) -> None:
+        """Hand the output of a command to `take`, piece by piece.
+
+        Raises:
+            EdlError: the command failed.
+        """
         try:
-            await self._api.run(self._path, command, COMPONENT, take)
+            await self._api.run(self._path, command, self._container, take)
         except ApiError as error:
             if error.reason != "NonZeroExitCode":
                 raise
-            raise EdlError(f"the output volume cannot be read: {error.message}") from error
+            raise EdlError(f"{self._what} cannot be read: {error.message}") from error

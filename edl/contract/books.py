@@ -90,6 +90,8 @@ class Books:
     on_servers: bool = False  # the whole state is: no worker has to hold it
     evaluated: dict[str, int] = field(default_factory=dict)  # by split: records of the last whole pass
     stopped: int = 0  # epochs with which the training ends, because a callback wants it
+    inherited: bool = False  # an earlier master formed rings before the first line; its journal is not here
+    unseen: int = 0  # steps that were made until then, as far as the lines show
 
     @staticmethod
     def load(kept: Any) -> Books:
@@ -136,7 +138,12 @@ class Books:
             NOT_A_MASTERS: no master has written it.
         """
         self.lines += 1
+        event = entry["event"]
+        if self.lines == 1 and event["type"] == "Adopted":
+            self.safe = event.get("safe", 0)
         self._note(entry, where)
+        if self.inherited and not self.rings and not self.unseen:
+            self.unseen = self.safe
 
     def _note(self, entry: Entry, where: str) -> None:
         event = entry["event"]
@@ -151,6 +158,8 @@ class Books:
                     self._note({"event": {**event["left_ring"], "type": "LeftRing"}, "effects": []}, where)
                 if event["joined"]:
                     self.holders.add(event["worker"])
+                if event["generation"] and not self.rings:
+                    self.inherited = True
                 self.generation = max(self.generation, event["generation"])
             case "JoinedRing":
                 self.holders.add(event["worker"])
@@ -206,7 +215,10 @@ class Books:
                 self._went_back(event, where)
             if self.begins and not self.joined:  # only now it is known from where
                 self.root_step = event["step"]
-                self.resumed = event["step"] if self.rings == 1 else self.resumed
+                if self.rings == 1 and self.inherited and self.on_servers:
+                    self.unseen = event["step"]
+                elif self.rings == 1:
+                    self.resumed = event["step"]
             elif self.begins and event["step"] != self.root_step:
                 raise AuditFailed(
                     f"{where}: worker {event['worker']} begins with step {event['step']}, the others of its "
@@ -252,6 +264,8 @@ class Books:
             self._count(form["root"])
         self.begins = form["root"] not in self.holders or self.on_servers
         self.root_step = 0 if self.on_servers else self._goes_on(form["root"], lost, where)
+        if self.inherited and self.rings == 1 and not self.unseen:
+            self.unseen = self.root_step
 
     def _give_up(self, distrusted: int, where: str) -> None:
         """No member's state counts any more, because they have differed."""

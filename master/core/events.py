@@ -104,6 +104,46 @@ class ServerExited:
 
 
 @dataclass(frozen=True, slots=True)
+class Evaluation:
+    """The last one on a split."""
+
+    step: int
+    records: int
+    metrics: dict[str, float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What a job has done under earlier masters of its run, for its summary (`master.core.past`).
+
+    Args:
+        seconds: by kind (`master.core.goodput`), up to the last change of the kind.
+        doing: the kind since then.
+        kept_useful_seconds: seconds of training up to the newest checkpoint.
+        changes: how many rings were formed.
+        stall_seconds: the longest stall of any change.
+        redone_records: over all changes.
+        state_losses: how often the newest state was lost.
+        checkpoint: the step of the newest one; 0: there is none.
+        failures: charged to the job: worker and reason.
+        warnings: of the workers, about the model and its data.
+        evaluations: the last one of each split.
+    """
+
+    seconds: dict[str, float]
+    doing: str
+    kept_useful_seconds: float = 0.0
+    changes: int = 0
+    stall_seconds: float = 0.0
+    redone_records: int = 0
+    state_losses: int = 0
+    checkpoint: int = 0
+    failures: tuple[tuple[WorkerId, str], ...] = ()
+    warnings: tuple[str, ...] = ()
+    evaluations: dict[str, Evaluation] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Adopted:
     """Before `Begin`: an earlier master has had this job, and this is what is there of it."""
 
@@ -115,6 +155,7 @@ class Adopted:
     began_with: str = ""  # WarmStarted.text, where the job has begun with another training's state
     prompt: tuple[WorkerId, ...] = ()  # they have reached this master before it acted, and are back sooner
     prompt_seconds: float = 10.0  # they are
+    past: Past | None = None  # what the job has done until then, as far as is known
 
 
 # --- events: from the workers' streams

@@ -6,6 +6,7 @@ Wall-clock time is cut into stretches of one kind each. What was computed and th
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 KINDS = ("useful", "redone", "re-forming", "waiting for workers", "suspended", "starting")
@@ -17,6 +18,7 @@ class Goodput:
 
     kind: str = "starting"
     since: float | None = None
+    untended: float = 0.0  # seconds without a master, counted as `re-forming` until the ring is known
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(KINDS, 0.0))
 
     def turn(self, kind: str, now: float) -> None:
@@ -24,6 +26,31 @@ class Goodput:
         if self.since is not None:
             self.seconds[self.kind] += now - self.since
         self.kind, self.since = kind, now
+
+    def take(self, seconds: Mapping[str, float], kind: str, active_seconds: float) -> None:
+        """Continue the account of an earlier master.
+
+        Args:
+            seconds: by kind, up to the last `turn`.
+            kind: what the job has been doing since.
+            active_seconds: since the job began, until now.
+        """
+        self.seconds |= {k: s for k, s in seconds.items() if k in KINDS}
+        rest = max(0.0, active_seconds - sum(self.seconds.values()))
+        # Workers train on without a master, but whether they did is known only once their ring is.
+        self.untended = rest if kind == "useful" else 0.0
+        self.kind = "re-forming" if kind == "useful" else kind if kind in KINDS else "starting"
+        self.seconds[self.kind] += rest
+
+    def ring_was_kept(self, now: float) -> None:
+        """The ring of an earlier master is whole: it trained also while no master was there."""
+        waited, found = self.kind, self.since
+        self.turn("useful", now)
+        if waited == "re-forming" and found is not None and self.untended:
+            moved = min(self.untended + now - found, self.seconds["re-forming"])
+            self.seconds["re-forming"] -= moved
+            self.seconds["useful"] += moved
+        self.untended = 0.0
 
     def redo(self, seconds: float) -> None:
         """So much of the useful time has to be done again."""

@@ -33,6 +33,7 @@ from master.core import (
     agreement,
     completion,
     membership,
+    past,
     rendezvous,
     sample_loss,
     servers,
@@ -75,7 +76,7 @@ class Job(State):
         match event:
             case ev.Begin():
                 self.began_at = now
-                self.goodput.turn("starting", now)
+                self.goodput.turn(self.goodput.kind, now)
                 if not self.checkpoints.enabled and self.config.trains:
                     off = CHECKPOINTS_OFF
                     if self.config.asynchronous:
@@ -173,8 +174,10 @@ class Job(State):
 
     def _on_adopted(self, event: ev.Adopted) -> None:
         self.safe_before, self.active_before = event.safe, event.active_seconds
-        self.kept_useful_seconds = -event.active_seconds
         self.began_with = event.began_with
+        if event.past is not None or event.active_seconds:
+            unknown = ev.Past({}, "useful", -event.active_seconds)
+            past.take(self, event.past or unknown, event.active_seconds)
         for w in self.failover.begin(event, self.now):
             self.timeouts.watch(w)
         if event.workers:
@@ -505,7 +508,6 @@ class Job(State):
         self.reason = f"a new master took over, and the ring of {len(ring.members)} trains on"
         self.notice(Reason.FailedOver, self.reason)
         self.checkpoints.ring_is_up(self.now)
-        self.goodput.turn("useful", self.now)
         self.do(
             ef.Train(ring.generation, ring.members, self.epochs)
         )  # it may not have heard of the last change
@@ -522,6 +524,8 @@ class Job(State):
             membership.give_up(self, w, ef.FenceReason.ReconnectTimeout, why)
         if self.ring.members:
             whole = len(self.ring.inside) == len(self.ring.members) and self.ring.up
+            if whole and not self.ring.closing:
+                self.goodput.ring_was_kept(self.now)
             # Parts by speed are not told by those who have them.
             if whole and not self.ring.closing and self.config.training.balance == "even":
                 self._keep_the_ring()

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edl.contract.ids import WorkerId
+from edl.text import how_many
 from master.core.workers import DRAINING, WorkerRecord
 
 MOST_TAKERS = 4  # for each who gives: beyond that it is quicker if all wait for one broadcast
@@ -53,7 +54,12 @@ def candidates(
 
 
 def too_few(here: int, limits: Limits) -> str:
-    return f"{here} ready, need {max(limits.min_size, 1)}"
+    """Why these workers form no ring, for people."""
+    why = " (minWorkers)" if limits.min_size > 1 else ""
+    are = "is" if here == 1 else "are"
+    return (
+        f"{how_many(here, 'worker')} {are} ready, and training needs at least {max(limits.min_size, 1)}{why}"
+    )
 
 
 def plan_ring(workers: Sequence[WorkerRecord], old: Sequence[WorkerId], limits: Limits) -> RingPlan:
@@ -69,9 +75,9 @@ def plan_ring(workers: Sequence[WorkerRecord], old: Sequence[WorkerId], limits: 
     holders = [w for w in workers if w.has_state and (w.id in staying or w.state == DRAINING)]
     root = max(holders, key=lambda w: (w.progress, w.id in staying, -w.id), default=None)
     members = stay if root is None or root.id in staying else [root, *stay]
-    reason = f"{len(stay)} ready"
+    reason = how_many(len(stay), "worker")
     if root is not None and root.state == DRAINING:
-        reason += f", worker {root.id} hands the state over before it leaves"
+        reason += f"; worker {root.id} transfers the state before it leaves"
     lack = tuple(w.id for w in members if root is None or not _same(w, root))
     few = len(lack) <= MOST_TAKERS * (len(members) - len(lack))
     return RingPlan(

@@ -202,8 +202,18 @@ def _plan(job: State, limits: Limits) -> RingPlan:
         lambda kind: kind.state == DRAINING and _holds(kind)
     )
     if here < max(limits.min_size, 1):
-        return RingPlan((), None, False, (), too_few(here, limits))
+        return RingPlan((), None, False, (), too_few(here, limits) + _on_their_way(job))
     return plan_ring(job.pool.where(lambda kind: not kind.stopped), job.ring.members, limits)
+
+
+def _on_their_way(job: State) -> str:
+    """How many workers will be ready later, for people; empty if none will."""
+    counts = {
+        "starting": job.pool.count(lambda kind: kind.is_starting and kind.state != WorkerState.PENDING),
+        "pending": job.pool.count(lambda kind: kind.state == WorkerState.PENDING),
+    }
+    said = [f"{count} {'is' if count == 1 else 'are'} {state}" for state, count in counts.items() if count]
+    return f": {', '.join(said)}" if said else ""
 
 
 def _publish(job: State, plan: RingPlan, root: WorkerRecord) -> None:
@@ -222,7 +232,7 @@ def _publish(job: State, plan: RingPlan, root: WorkerRecord) -> None:
     members = [job.pool[m] for m in plan.members]
     for w in members:
         job.pool.change(w, "placed" if w.state == WorkerState.READY else "", place=IN)
-    job.reason = f"ring {job.ring.generation}: {plan.reason}"
+    job.reason = f"{plan.reason} (ring {job.ring.generation})"
     job.goodput.turn("starting" if first else "re-forming", job.now)
     job.ring.shares = balance.shares(members, job.config.training.balance == "speed")
     job.servers.due, job.servers.ordered, job.servers.lost = "", job.servers.wanted, False

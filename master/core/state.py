@@ -93,15 +93,6 @@ class TrainTask:
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluation:
-    """The last one on a split."""
-
-    step: int
-    records: int
-    metrics: dict[str, float | None]
-
-
-@dataclass(frozen=True, slots=True)
 class Away:
     """A parameter server that does not answer."""
 
@@ -205,7 +196,8 @@ class State:
         self.loss: float | None = None  # of the last step
         self.epoch_loss: ev.EpochLoss | None = None
         self.epoch_metrics: dict[str, float | None] = {}  # of the last whole epoch
-        self.evaluations: dict[str, Evaluation] = {}  # by split
+        self.evaluations: dict[str, ev.Evaluation] = {}  # by split
+        self.evaluations_told: dict[str, int] = {}  # by split: the newest step whose evaluation was logged
         self.restarts = 0  # how often all state was lost
         self.stale = 0  # messages that came too late to mean anything
         self.reason = "starting"

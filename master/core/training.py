@@ -15,7 +15,7 @@ from edl.contract.steps import Steps
 from edl.text import how_many
 from master.core import effects as ef
 from master.core import events as ev
-from master.core.state import Evaluation, State, TrainTask
+from master.core.state import State, TrainTask
 from master.core.workers import NO_RING
 
 BAD_TOLD = 20  # bad records of which people are told one by one
@@ -84,9 +84,12 @@ def evaluated(job: State, event: ev.Evaluated) -> None:
     known = job.evaluations.get(event.split)
     if job.train is None or (known is not None and known.step == event.step):
         return
-    job.evaluations[event.split] = Evaluation(event.step, event.records, event.metrics)
+    job.evaluations[event.split] = ev.Evaluation(event.step, event.records, event.metrics)
+    # One that is repeated because the state was lost since: its line is in the log already.
+    repeated = event.step <= job.evaluations_told.get(event.split, -1)
+    job.evaluations_told[event.split] = max(event.step, job.evaluations_told.get(event.split, -1))
     final = event.split == FINAL and event.step >= job.train.end
-    if event.metrics and not final and job.config.trains:
+    if event.metrics and not final and not repeated and job.config.trains:
         told = in_words(event.metrics)
         where = f"{event.records:,} records of data({event.split!r})"
         job.notice(Reason.Evaluated, f"Evaluation at step {event.step:,} on {where}: {told}")

@@ -52,7 +52,8 @@ def status(
         "phase": job.phase,
         "reason": silence.waits(job) or _between_rings(job) or _newcomers(job, now) or job.reason,
         "traceback": job.traceback,
-        "seconds": 0.0 if job.began_at is None else (job.ended_at or now) - job.began_at,
+        "seconds": job.active_before
+        + (0.0 if job.began_at is None else (job.ended_at or now) - job.began_at),
         "records": {
             "size": task.steps.records if task else None,
             "total": total,
@@ -112,7 +113,7 @@ def summary(job: Job) -> dict[str, Any]:
         "phase": job.phase,
         "reason": job.reason,
         "traceback": job.traceback,
-        "seconds": (job.ended_at or 0.0) - (job.began_at or 0.0),
+        "seconds": job.active_before + (job.ended_at or 0.0) - (job.began_at or 0.0),
         "records": {
             "size": task.steps.records if task else None,
             "applied": task.steps.begins_at(task.done) if task else 0,

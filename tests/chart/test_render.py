@@ -7,7 +7,7 @@ import yaml
 
 from edl import config
 from edl.config import values
-from tests.chart.conftest import CHART, CLASS, Helm, Rendered, labels
+from tests.chart.conftest import CHART, CLASS, Helm, Refused, Rendered, labels
 
 
 def test_the_master_is_told_the_job_and_nothing_else(rendered: dict[str, Rendered]) -> None:
@@ -50,6 +50,19 @@ def test_the_status_belongs_to_the_master_alone(rendered: dict[str, Rendered]) -
     status = rendered[""].one("ConfigMap", "edl-status")
     assert status.keys() == {"apiVersion", "kind", "metadata"}
     assert rendered[""].one("Lease").keys() == {"apiVersion", "kind", "metadata"}
+
+
+def test_the_masters_service_has_the_address_that_the_values_ask_for(helm: Helm) -> None:
+    def address(*sets: str) -> object:
+        return helm.template(*sets).service["spec"].get("clusterIP", "chosen by Kubernetes")
+
+    assert address() == "chosen by Kubernetes"
+    assert address("service.clusterIP=None") == "None"
+    assert address("service.clusterIP=10.96.7.7", "service.type=NodePort") == "10.96.7.7"
+    with pytest.raises(Refused, match=r'service\.type is "NodePort" and service\.clusterIP is "None"'):
+        address("service.clusterIP=None", "service.type=NodePort")
+    with pytest.raises(Refused, match="/service/clusterIP"):
+        address("service.clusterIP=headless")
 
 
 def test_the_workers_pod_needs_only_a_name(rendered: dict[str, Rendered]) -> None:

@@ -78,6 +78,9 @@ def test_four_workers_train_evaluate_and_predict_and_nothing_is_left_but_what_th
     fetched = tmp_path / "mine.keras"
     edl(job, "model", "get", fetched)
     assert fetched.read_bytes() == (kept / artifacts.MODEL).read_bytes()
+    verdict = edl(job, "audit")
+    assert verdict.startswith("exactly once: 1,438 records x 20 epochs in 900 steps"), verdict
+    assert "1 exported file as written (SHA-256)" in verdict
 
     trained = {"checkpoint__from": f"/var/lib/edl/{artifacts.MODEL}", "workers": 2}
     job.upgrade(runId="evaluate", mode="evaluate", **trained)

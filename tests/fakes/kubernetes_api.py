@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import hashlib
 import json
 import random
 import re
@@ -466,20 +467,22 @@ class KubernetesApi:
                     await self._news.wait()
 
     async def _exec(self, http: web.Request, name: str, request: Request) -> web.StreamResponse:
-        """`cat` of one of the pods' files, over a WebSocket as a kubelet's: each message begins with the
-        number of its channel."""
+        """`cat` or `sha256sum` of one of the pods' files, over a WebSocket as a kubelet's: each message
+        begins with the number of its channel."""
         if name not in self.objects["pods"]:
             return _refused(404, "NotFound", f'pods "{name}" not found')
         request.status = 101
         socket = web.WebSocketResponse(protocols=("v4.channel.k8s.io",))
         await socket.prepare(http)
         program, path = http.query.getall("command")
-        assert program == "cat" and http.query["stdout"] == "true"
+        assert program in ("cat", "sha256sum") and http.query["stdout"] == "true"
         data = self.files.get(path)
         status: Object = {"status": "Success"}
         if data is None:
-            await socket.send_bytes(b"\2cat: " + path.encode() + b": No such file or directory\n")
+            await socket.send_bytes(f"\2{program}: {path}: No such file or directory\n".encode())
             status = {"status": "Failure", "reason": "NonZeroExitCode", "message": "exit code 1"}
+        elif program == "sha256sum":
+            data = f"{hashlib.sha256(data).hexdigest()}  {path}\n".encode()
         for start in range(0, len(data or b""), 32768):
             if self.broken_after and start:
                 assert http.transport is not None

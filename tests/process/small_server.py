@@ -76,7 +76,8 @@ async def opened(server: KubernetesApi) -> AsyncIterator[Installed]:
 def a_status(**changes: Any) -> dict[str, Any]:
     """A job as `view.status` tells it."""
     return {
-        "phase": "Training", "reason": "ring 1: 2 ready", "target": 2, "loss": 0.12345, "eta_seconds": 1234.0,
+        "phase": "Training", "reason": "2 workers (ring 1)", "target": 2,
+        "loss": 0.12345, "eta_seconds": 1234.0,
         "records": {"size": 100, "total": 400, "applied": 130},
         "task": {"kind": "train", "epoch": 2, "epochs": 4, "step": 5, "steps": 16},
         "goodput": {"useful": 9.0, "starting": 1.0},

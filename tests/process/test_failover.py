@@ -21,6 +21,7 @@ from edl.contract import artifacts
 from edl.errors import EdlError
 from tests.evidence import check_weights
 from tests.process.conftest import MODELS, ROOT, Orders
+from trainer.output_lock import PER_RUN
 
 EDL = [sys.executable, "-m", "edl.cli"]
 MODEL = str(MODELS / "counting_faulty.py")
@@ -119,13 +120,18 @@ def is_exact(job: External, master: subprocess.Popen[bytes]) -> dict[str, Any]:
     assert master.wait(120) == 0
     summary = json.loads((job.output / artifacts.SUMMARY).read_text())
     assert summary["phase"] == "Succeeded"
-    assert check_weights(job.output / artifacts.MODEL, RECORDS, EPOCHS) == ""
+    assert check_weights(job.output / summary["model"], RECORDS, EPOCHS) == ""
     done = subprocess.run([*EDL, "audit", str(job.output)], capture_output=True, text=True, check=False)
     assert done.stdout.startswith(f"exactly once: {RECORDS:,} records x {EPOCHS} epochs"), done
+    assert "1 exported file as written (SHA-256)" in done.stdout
     return dict(summary)
 
 
 def test_a_worker_dies_or_is_given_up_and_comes_back_while_there_is_no_master(job: External) -> None:
+    others = job.output / artifacts.MODEL  # as in a claim that an earlier run of the release has used
+    job.output.mkdir()
+    others.write_bytes(b"of another run")
+    job.environment[PER_RUN] = "1"
     master, workers = started(job)
     master.kill()
     master.wait()
@@ -142,8 +148,11 @@ def test_a_worker_dies_or_is_given_up_and_comes_back_while_there_is_no_master(jo
     master.wait()
     os.kill(workers[2].pid, signal.SIGCONT)
     master = job.start_master()
-    assert is_exact(job, master)["state_losses"] == 0
+    summary = is_exact(job, master)
+    assert summary["state_losses"] == 0
     assert workers[2].wait(30) in (3, 75)
+    assert summary["model"] == f"run-{summary['run_id']}/{artifacts.MODEL}"
+    assert others.read_bytes() == b"of another run"
 
 
 def test_masters_die_at_any_moment_one_after_the_other_and_no_step_waits_for_them(job: External) -> None:
@@ -153,6 +162,7 @@ def test_masters_die_at_any_moment_one_after_the_other_and_no_step_waits_for_the
     print(f"EDL_SEED={seed} EDL_MASTER_KILLS={kills}")
     master, workers = started(job)
     before, began = job.status(), time.monotonic()
+    first = began - before["seconds"]
     for _ in range(kills):
         if chance.random() < 0.5:
             job.until(lambda s: s["phase"] == "Training")
@@ -184,8 +194,15 @@ def test_masters_die_at_any_moment_one_after_the_other_and_no_step_waits_for_the
     assert time.monotonic() - began < 10
     assert (last["generation"], [w["id"] for w in last["workers"]]) == (before["generation"], [0, 1, 2])
     job.until(lambda s: s["step"] > last["step"])
-    assert is_exact(job, master)["state_losses"] == 0
+    summary = is_exact(job, master)
+    assert summary["state_losses"] == 0
     assert [w.wait(20) for w in workers] == [0, 0, 0]
+    # It covers all masters, and the time between them.
+    assert summary["seconds"] >= time.monotonic() - first
+    assert sum(summary["goodput_seconds"].values()) == pytest.approx(summary["seconds"], abs=0.1)
+    assert summary["goodput_seconds"]["useful"] >= seconds / 2, "its ring trained all the time"
+    rings = summary["earlier_generations"]["changes"] + len(summary["generations"])
+    assert rings == summary["generations"][-1]["generation"]
     # One that was killed before it acted has written none.
     assert len(artifacts.journals(job.output)) > 1
 

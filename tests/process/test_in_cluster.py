@@ -87,6 +87,7 @@ async def test_a_refused_change_has_no_effect_now_or_later_and_is_shown_until_it
     async with small_release.master("a"):
         await until(lambda: len(small_release.pods) == 2 and condition() == ("True", ""))
         run = json.loads(small_release.status["state"])["runId"]
+        began = time.monotonic()
         # Frozen and live values in one change: the live one is applied.
         small_release.install("workers=3", "training.seed=9", "ttlSecondsAfterFinished=0")
         await until(lambda: len(small_release.pods) == 3)
@@ -109,6 +110,9 @@ async def test_a_refused_change_has_no_effect_now_or_later_and_is_shown_until_it
         await small_release.stop(second)
         await until(lambda: "waiting for another runId" in second.log)
         ended = small_release.status
+        summary = json.loads(ended["summary.json"])
+        assert summary["seconds"] >= time.monotonic() - began - 1, "it covers both masters"
+        assert sum(summary["goodput_seconds"].values()) == pytest.approx(summary["seconds"], abs=0.1)
         assert "training.seed 1 -> 9" in await until(lambda: condition()[1])
         # After the end, too: nothing but another runId starts a run.
         small_release.install("workers=1", "training.epochs=9", "ttlSecondsAfterFinished=0")

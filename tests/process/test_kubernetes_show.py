@@ -48,9 +48,9 @@ async def test_the_status_is_written_when_it_changes_and_not_more_often_than_onc
         state = json.loads(data()["state"])
         assert abs(state.pop("startedAt") - time.time()) < 60
         assert state == {"runId": "run-1", "nextId": 0, "version": edl.__version__}
-        left_out = ("updated", "values", "state", "status.json")
+        left_out = ("updated", "values", "state", "past", "status.json")
         assert {k: v for k, v in data().items() if k not in left_out} == {
-            "phase": "Training", "reason": "ring 1: 2 ready", "progress": "31%", "etaSeconds": "1200",
+            "phase": "Training", "reason": "2 workers (ring 1)", "progress": "31%", "etaSeconds": "1200",
             "ringSize": "2", "workers": "2", "goodput": "90%", "epoch": "2/4", "loss": "0.1235",
             "valuesApplied": "True",
         }  # fmt: skip

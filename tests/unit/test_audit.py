@@ -151,6 +151,35 @@ def test_a_master_that_takes_over_has_the_epochs_of_now(tmp_path: Path) -> None:
     assert told.startswith("exactly once: 100 records x 2 epochs in 20 steps, 2 rings; 1 worker ended")
 
 
+def test_a_journal_without_that_of_the_earlier_master_says_which_steps_it_does_not_prove(
+    tmp_path: Path,
+) -> None:
+    """As in a cluster, where the journal goes with the master's pod."""
+    for mode in ("train", "ps"):
+        second = Story(workers=1, joinDelaySeconds=0, mode=mode)
+        second.job = Job(config.parse(second.values))
+        second.watchdog = Watchdog(second.job)
+        back = ev.Resume(FIRST, Layout(100), Generation(1), (FIRST,), left=False, joined=True, left_ring=None)
+        second.tell(ev.Adopted(((FIRST, "a pod"),), 1), ev.Begin(), ev.Hello(FIRST, resumes=True), back)
+        second.tell(ev.Hello(WorkerId(1)), ev.Ready(WorkerId(1), Layout(100)), ev.Live(2, 1, False, 1))
+        form = only(second.out(0, step=5), ef.Form)
+        second.tell(*(ev.JoinedRing(w, form.generation, 5) for w in form.members))
+        (tmp_path / mode).mkdir()
+        told = verdict(second, tmp_path / mode)
+        assert "checkpoint" not in told
+        assert (
+            "; the first 5 steps were made under an earlier master, whose journal is not here: not proved"
+        ) in told
+
+
+def test_a_master_that_takes_over_before_the_first_ring_has_seen_all_steps(tmp_path: Path) -> None:
+    story = Story(workers=1, joinDelaySeconds=0)
+    story.job = Job(config.parse(story.values))
+    story.watchdog = Watchdog(story.job)
+    story.tell(ev.Adopted((), 0, past=ev.Past({"starting": 3.0}, "starting"), active_seconds=3.0), ev.Begin())
+    assert "earlier master" not in verdict(story.running(0), tmp_path)
+
+
 def test_weights_that_differ_are_told(tmp_path: Path) -> None:
     story = Story(workers=2, joinDelaySeconds=0.5).running()
     story.tell(ev.Progress(story.job.ring.generation, 10))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from edl import config
 from edl.config import values
 from edl.contract.ids import Generation, WorkerId
@@ -9,8 +11,10 @@ from edl.contract.layout import Layout
 from edl.contract.reasons import Reason
 from master.core import effects as ef
 from master.core import events as ev
-from master.core import view
+from master.core import past, view
 from master.core.job import Job
+from tests.invariants import Watchdog
+from tests.stories import Story
 
 DATA = Layout(100)
 FAILOVER_SECONDS, PROMPT_SECONDS = 10.0, 3.0
@@ -22,6 +26,7 @@ class NewMaster:
     def __init__(
         self, *adopted: int, next_id: int = 0, pending: tuple[int, ...] = (), workers: int = 3, safe: int = 0,
         balance: str = "even", began_with: str = "", prompt: tuple[int, ...] = (), mode: str = "auto",
+        past: ev.Past | None = None, active_seconds: float = 0.0,
     ):  # fmt: skip
         overrides = {
             "mode": mode, "workers": workers, "training": {"epochs": 1, "batchSize": 10, "balance": balance},
@@ -31,7 +36,11 @@ class NewMaster:
         self.now = 100.0
         known = [(WorkerId(w), f"pod-{w}") for w in adopted] + [(WorkerId(w), "") for w in pending]
         near = tuple(map(WorkerId, prompt))
-        self.tell(ev.Adopted(tuple(known), next_id, 10.0, 0.0, safe, began_with, near, PROMPT_SECONDS))
+        self.tell(
+            ev.Adopted(
+                tuple(known), next_id, 10.0, active_seconds, safe, began_with, near, PROMPT_SECONDS, past
+            )
+        )
         self.first = self.tell(ev.Begin())
 
     def tell(self, *events: ev.Event, after: float = 0.01) -> list[ef.Effect]:
@@ -70,6 +79,66 @@ def test_with_what_the_job_has_begun_is_known_to_the_master_after_the_next_one()
     second = NewMaster(0, next_id=1, began_with=first.job.began_with)
     assert view.status(second.job, 0.0)["began_with"] == began.text
     assert view.summary(second.job)["began_with"] == began.text
+
+
+def test_the_summary_covers_what_the_job_did_under_earlier_masters() -> None:
+    """Seconds by hand: 0.03 starting, 40 of training, 5 re-forming, 15 of training, 20 without a master."""
+    first = Story(workers=2, checkpoint={"dir": "d", "seconds": 1000}, joinDelaySeconds=0.5).running()
+    ring = first.job.ring
+    first.tell(ev.Warned(WorkerId(0), "the metric is not exact"))
+    first.tell(ev.Evaluated(WorkerId(0), ring.generation, 3, "test", 50, {"loss": 0.5}))
+    first.tell(ev.Checkpointed(WorkerId(0), 3, "a", 100))
+    first.tell(ev.Failed(WorkerId(1), "ValueError: bad"), after=40.0)
+    first.out(0, step=4, broken="reset")
+    first.tell(*(ev.JoinedRing(m, ring.generation, 4) for m in ring.members), after=5.0)
+    first.tell(*(ev.Stepped(m, ring.generation, 5, 5.0, 7, 0.0) for m in ring.members))
+    first.tell(ev.Progress(ring.generation, 6), after=15.0)
+    before = view.summary(first.job)
+    (alone,) = ring.members
+    active = first.now - 100.0 + 20.0
+
+    second = Story(workers=2, checkpoint={"dir": "d", "seconds": 1000}, joinDelaySeconds=0.5)
+    second.job = Job(second.job.config)
+    second.watchdog = Watchdog(second.job)
+    adopted = ev.Adopted(
+        ((alone, "pod"),), first.job.pool.next_id, active_seconds=active, past=past.of(first.job)
+    )
+    second.tell(adopted, ev.Begin(), ev.Hello(alone, resumes=True))
+    second.tell(ev.Resume(alone, DATA, ring.generation, ring.members, False, True, None), after=2.0)
+    g = second.job.ring.generation
+    assert second.job.phase == "Training" and g == ring.generation == 2
+    second.tell(ev.Evaluated(alone, g, 3, "test", 50, {"loss": 0.5}), ev.Progress(g, 10), after=10.0)
+    second.out(alone, step=10, digest="d")
+    second.tell(ev.Finished(alone, {}, "model.keras"), *(ev.Gone(w.id, code=0) for w in second.job.pool))
+    found = view.summary(second.job)
+
+    assert found["seconds"] == pytest.approx(active + 22.1, abs=0.2)
+    goodput = found["goodput_seconds"]
+    assert sum(goodput.values()) == pytest.approx(found["seconds"])
+    assert goodput["re-forming"] == pytest.approx(5.0, abs=0.2), "the ring was kept, and trained on"
+    assert goodput["useful"] == pytest.approx(40 + 15 + 20 + 22, abs=0.5)
+    earlier = found["earlier_generations"]
+    assert earlier["changes"] + len(found["generations"]) == 2
+    assert (earlier["stall_seconds"], earlier["redone_records"]) == (5.0, 7)
+    assert [(f["worker"], f["why"]) for f in found["failures"]] == [(1, "ValueError: bad")]
+    for same in ("warnings", "state_losses", "evaluations"):
+        assert found[same] == before[same], same
+    assert found["warnings"] and found["evaluations"]["test"]["step"] == 3
+    assert found["checkpoint"]["step"] == 3
+    assert second.noticed(Reason.Evaluated) == [], "the first master has logged it"
+
+
+def test_the_time_without_a_master_is_no_training_where_the_ring_is_lost() -> None:
+    seconds = {"useful": 50.0, "starting": 10.0}
+    new = NewMaster(0, 1, next_id=2, workers=2, past=ev.Past(seconds, "useful"), active_seconds=100.0)
+    new.back(0, members=(0, 1))
+    new.tell(ev.Gone(WorkerId(1), signal="SIGKILL"))
+    goodput = new.job.goodput.at(new.now)
+    assert goodput["useful"] == 50.0
+    assert goodput["re-forming"] == pytest.approx(40.0, abs=0.1)
+    assert sum(goodput.values()) == pytest.approx(view.status(new.job, new.now)["seconds"])
+    idle = NewMaster(0, next_id=1, past=ev.Past({"suspended": 3.0}, "suspended"), active_seconds=10.0)
+    assert idle.job.goodput.at(idle.now)["suspended"] == pytest.approx(10.0, abs=0.1)
 
 
 def test_a_ring_that_is_whole_trains_on_and_is_told_its_task_anew() -> None:

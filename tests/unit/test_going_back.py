@@ -8,8 +8,10 @@ import pytest
 
 from edl import audit
 from edl.audit import AuditFailed
+from edl.contract.ids import WorkerId
 from edl.contract.reasons import Reason
 from master.core import events as ev
+from master.core import view
 from tests.journals import keep
 from tests.stories import Story
 from tests.unit.test_audit import verdict
@@ -46,6 +48,27 @@ def test_where_nothing_was_trained_since_that_is_said() -> None:
 def test_without_a_checkpoint_it_is_the_beginning() -> None:
     story = a_story_that_goes_back(0)
     assert story.noticed(Reason.WentBack)[0].endswith("60 records are trained again, from the first record")
+
+
+def test_an_evaluation_that_is_made_again_after_its_state_was_lost_is_logged_once() -> None:
+    story = Story(workers=1).running()
+
+    def evaluate(step: int, loss: float) -> None:
+        generation = story.job.ring.generation
+        story.tell(ev.Evaluated(WorkerId(0), generation, step, "test", 50, {"loss": loss}))
+
+    evaluate(4, 0.5)
+    evaluate(6, 0.4)
+    story.out(0, step=6, broken="a parameter server has come back with nothing")
+    story.tell(ev.JoinedRing(WorkerId(0), story.job.ring.generation, 2, went_back=WHY))
+    evaluate(4, 0.5)
+    evaluate(6, 0.4)
+    evaluate(8, 0.3)
+    assert story.noticed(Reason.Evaluated) == [
+        f"Evaluation at step {step} on 50 records of data('test'): loss {loss:.4f}"
+        for step, loss in ((4, 0.5), (6, 0.4), (8, 0.3))
+    ]
+    assert view.status(story.job, story.now)["evaluations"]["test"]["step"] == 8
 
 
 def test_the_journal_proves_the_job_all_the_same(tmp_path: Path) -> None:

@@ -41,7 +41,10 @@ def test_below_the_least_size_the_job_waits_and_keeps_its_state() -> None:
     story.running()
     story.kill(1)
     assert not of(story.out(0, step=4, broken="reset"), ef.Form)
-    assert (story.job.phase, story.job.reason) == ("Waiting", "1 ready, need 2")
+    waits = "1 worker is ready, and training needs at least 2 (minWorkers)"
+    assert (story.job.phase, story.job.reason) == ("Waiting", f"{waits}: 1 is pending")
+    story.tell(ev.Hello(WorkerId(2)))
+    assert story.job.reason == f"{waits}: 1 is starting"
     form = only(story.ready(2), ef.Form)
     assert (form.members, form.root) == ((0, 2), 0)
     assert story.job.train.done == 4

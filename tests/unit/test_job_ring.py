@@ -57,7 +57,7 @@ def test_a_killed_member_is_cut_out_replaced_and_never_charged() -> None:
         == "ring 2 is being formed and waits for workers 0, 2 (worker 1 is lost (its stream ended))"
     )
     story.tell(ev.JoinedRing(WorkerId(2), form.generation, 5))
-    assert reason(story).startswith("ring 2: "), "it trains, and worker 0 receives the state"
+    assert reason(story) == "2 workers (ring 2)", "it trains, and worker 0 receives the state"
     assert story.job.train.done == 5
     assert story.job.failures == []
 
@@ -180,7 +180,8 @@ def test_a_ring_after_a_wait_is_there_because_workers_are_back() -> None:
     story = Story(workers=2, least=2, joinDelaySeconds=0.5).running()
     story.kill(1)
     story.out(0, step=4, broken="reset")
-    assert story.noticed(Reason.RingPending) == ["the ring is pending: 1 ready, need 2"]
+    waits = "1 worker is ready, and training needs at least 2 (minWorkers): 1 is pending"
+    assert story.noticed(Reason.RingPending) == [f"the ring is pending: {waits}"]
     story.ready(2)
     change = story.job.ring.changes[-1]
     assert (change.cause, change.from_size) == ("enough workers are ready again", 0)

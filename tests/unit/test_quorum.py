@@ -21,7 +21,11 @@ ANY = Limits(min_size=1, max_size=100)
 
 def test_nobody_ready_is_no_ring_and_says_why() -> None:
     ring = plan_ring([a_worker(0, "initializing")], (), ANY)
-    assert (ring.members, ring.root, ring.reason) == ((), None, "0 ready, need 1")
+    assert (ring.members, ring.root, ring.reason) == (
+        (),
+        None,
+        "0 workers are ready, and training needs at least 1",
+    )
 
 
 def test_the_first_ring_begins_from_its_first_member_and_all_take_its_state() -> None:
@@ -66,7 +70,7 @@ def test_a_newcomer_that_claims_a_step_is_no_root() -> None:
 def test_one_that_leaves_is_taken_in_once_more_when_it_alone_has_the_last_step() -> None:
     ring = plan_ring([a_worker(0, "draining", step=6), a_worker(1, step=5)], (0, 1), ANY)
     assert (ring.members, ring.root, ring.joining) == ((0, 1), 0, (1,))
-    assert ring.reason == "1 ready, worker 0 hands the state over before it leaves"
+    assert ring.reason == "1 worker; worker 0 transfers the state before it leaves"
 
 
 def test_one_that_leaves_is_not_needed_when_a_stayer_has_as_much() -> None:
@@ -116,7 +120,9 @@ def test_every_ring_is_a_possible_one(
         is_ready = [w for w in workers if w.is_ready]
         fill = [w for w in workers if w.state == "draining" and w.has_state]
         assert len(is_ready[:most]) + len(fill) < least
-        assert ring.reason == f"{min(len(is_ready), most) + len(fill)} ready, need {least}"
+        here, why = min(len(is_ready), most) + len(fill), " (minWorkers)" if least > 1 else ""
+        workers_are = "1 worker is" if here == 1 else f"{here} workers are"
+        assert ring.reason == f"{workers_are} ready, and training needs at least {least}{why}"
         return
     members = [by_id[m] for m in ring.members]
     assert ring.root in ring.members

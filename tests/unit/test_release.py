@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 import edl
-from edl.contract.ids import RunId
+from edl.contract.ids import RunId, WorkerId
 from edl.kubernetes import pods
 from master.backends.kubernetes.release import Found, Left
+from master.backends.kubernetes.status import Snapshot, render
+from master.core import events as ev
 from master.in_cluster import Rest, Train, plan
 from master.spec import Invalid, JobSpec, checked
 from tests.kubernetes_driver import job_values
+from tests.process.small_server import a_status
 
 STATE = json.dumps({"runId": "run-1", "nextId": 4})
 
@@ -41,6 +45,22 @@ def test_a_run_that_goes_on_is_left_by_its_id_and_its_values() -> None:
     state = json.dumps({"runId": "run-1", "nextId": 4, "startedAt": 1234, "beganWith": "the weights"})
     assert (left.started_at, Left.read({"state": state}).started_at) == (0, 1234)
     assert (left.began_with, Left.read({"state": state}).began_with) == ("", "the weights")
+
+
+def test_the_next_master_reads_what_the_run_has_done() -> None:
+    past = ev.Past(
+        {"useful": 12.5, "starting": 2.0}, "useful", 3.0, changes=4, stall_seconds=0.5, redone_records=7,
+        state_losses=1, checkpoint=30, failures=((WorkerId(3), "ValueError: é"),), warnings=("inexact",),
+        evaluations={"test": ev.Evaluation(30, 50, {"loss": 0.5, "auc": None})},
+    )  # fmt: skip
+    written = render(Snapshot(a_status(), RunId("run-1"), {}, 4, "", past=past), None)
+    assert Left.read({key: text for key, text in written.items() if text}).past == past
+    assert Left.read({"state": STATE}).past is None, "an earlier edl wrote none"
+    damaged = Left.read({"state": STATE, "past": '{"seconds": "many"}'})
+    assert (damaged.run_id, damaged.past) == ("run-1", None)
+    many = replace(past, failures=past.failures * 1000, warnings=("long" * 1000,) * 1000)
+    text = render(Snapshot(a_status(), RunId("run-1"), {}, 4, "", past=many), None)["past"]
+    assert text is not None and len(text) < 50_000
 
 
 def test_a_run_that_has_ended_is_left_with_how_and_when() -> None:

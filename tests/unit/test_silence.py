@@ -60,7 +60,7 @@ def test_a_silent_worker_that_alone_holds_the_state_is_waited_for_and_goes_on() 
     assert story.noticed(Reason.WorkerSilent) == [said]
     effects = story.tell(ev.Heartbeat(WorkerId(0), story.job.ring.generation, 7), after=0)
     assert story.noticed(Reason.WorkerAnswers) == ["worker 0 is heard again after 4.5 s; its state is kept"]
-    assert reason(story) == "ring 1: 1 ready"
+    assert reason(story) == "1 worker (ring 1)"
     assert [type(e) for e in effects] == [ef.Notice]
     assert story.noticed(Reason.StateLost) == []
     quiet(story, SILENCE)
@@ -92,7 +92,7 @@ def test_the_wait_ends_with_the_process(ends: ev.Event) -> None:
     quiet(story, 5)
     assert only(story.tell(ends), ef.Create).worker == 1
     assert story.job.silences == {}
-    assert reason(story) == "0 ready, need 1"
+    assert reason(story) == "0 workers are ready, and training needs at least 1: 1 is pending"
 
 
 def test_nothing_is_waited_for_where_nothing_would_be_lost() -> None:

@@ -62,6 +62,9 @@ class Run(Protocol):
     def summary(self) -> dict[str, Any]:
         """What is kept of the job, once it has ended."""
 
+    def past(self) -> ev.Past:
+        """What the job has done, for the next master."""
+
 
 class Kubernetes:
     """The pods of one run of a release.
@@ -270,7 +273,7 @@ class Kubernetes:
             return None
         return Snapshot(
             job, run.run_id, run.spec.values, self._workers.next_id, self._installed.scale_over,
-            self._started_at, run.spec.config.run_id,
+            self._started_at, run.spec.config.run_id, run.past(),
         )  # fmt: skip
 
     def _now(self) -> dict[str, Any]:

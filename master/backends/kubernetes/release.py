@@ -15,6 +15,7 @@ from typing import Any
 
 import structlog
 import yaml
+from pydantic import TypeAdapter
 
 from edl.config import model_check
 from edl.contract.ids import RunId, WorkerId
@@ -22,10 +23,12 @@ from edl.contract.phases import Phase
 from edl.errors import ConfigError
 from edl.kubernetes import pods
 from edl.kubernetes.names import Names
+from master.core import events as ev
 from master.spec import Invalid, JobSpec, Wanted, checked
 
 log = structlog.get_logger()
 
+_PAST = TypeAdapter(ev.Past)
 SAYS_NO_VERSION = "0.1.0"  # whose masters did not write it
 
 
@@ -84,6 +87,7 @@ class Left:
         started_at: when the run has begun, in seconds since 1970; 0 if unknown.
         began_with: what of another training it has begun with, in words.
         requested: the `runId` of the values that the run was started with.
+        past: what the run has done; None if unknown.
     """
 
     run_id: str = ""
@@ -98,6 +102,7 @@ class Left:
     started_at: float = 0.0
     began_with: str = ""
     requested: str = ""
+    past: ev.Past | None = None
 
     @classmethod
     def read(cls, data: Mapping[str, str]) -> Left:
@@ -123,6 +128,8 @@ class Left:
                     began_with=str(state.get("beganWith", "")),
                     requested=str(state.get("requested", "")),
                 )
+                if "past" in data:
+                    left = replace(left, past=_PAST.validate_json(data["past"]))
         except (KeyError, ValueError, TypeError, AttributeError) as error:
             log.warning(f"the status of an earlier master cannot be read, and is not used: {error!r}")
         return left

@@ -2,9 +2,9 @@
 
 The chart makes it (`<fullname>-status`), and only the master writes it. Each key is a short text, so that
 `kubectl wait --for=jsonpath=...` and people can read it; `status.json` holds the whole status of a job that
-runs, `summary.json` that of a job that has ended. `state` and `values` are for the next master. The text of
-the model is not among them, for etcd stores the whole object anew at each write: `state` has a digest, and
-the text is written once, into an object of its own (`<fullname>-source`).
+runs, `summary.json` that of a job that has ended. `state`, `values` and `past` are for the next master. The
+text of the model is not among them, for etcd stores the whole object anew at each write: `state` has a
+digest, and the text is written once, into an object of its own (`<fullname>-source`).
 
 Promise: what was written last is there. Each answer shows the whole object, and now and then it is read: what
 somebody has taken away is written again, and an object that was deleted is made anew while there is a job.
@@ -19,10 +19,11 @@ import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import structlog
+from pydantic import TypeAdapter
 
 import edl
 from edl.config import model_check
@@ -33,6 +34,7 @@ from edl.kubernetes.rate_limit import Backoff
 from edl.kubernetes.texts import cut
 from master.backends.kubernetes.event_recorder import rfc3339_now
 from master.backends.kubernetes.release import Place
+from master.core import events as ev
 
 log = structlog.get_logger()
 
@@ -43,11 +45,14 @@ NOT_IN_STATUS_JSON = ("seconds", "goodput", "news")  # they never rest; other ke
 MAX_SUMMARY = 400_000  # bytes: JSON without characters beyond ASCII
 MAX_STATUS = 100_000
 MAX_TEXT = 10_000  # bytes of any other text
+MAX_TEXTS = 20  # failures, and warnings, that the next master learns of
+MAX_LINE = 500  # bytes of each
 MAX_NAMED = 8  # workers in one sentence
 ADVICE = {
     403: "the master's account needs the verb patch for this ConfigMap (rbac.create=true)",
     404: "it was deleted, and so was the job; `helm upgrade` makes them again",
 }
+_PAST = TypeAdapter(ev.Past)
 GENERAL_ADVICE = "progress is in the master's log and metrics meanwhile"
 
 
@@ -62,6 +67,7 @@ class Snapshot:
         scale_over: the id of the last `edl scale` that no longer holds.
         started_at: when the run has begun, in seconds since 1970.
         requested: the `runId` of its values.
+        past: what it has done, for the summary of the next master; None: nothing.
     """
 
     job: Mapping[str, Any]
@@ -71,6 +77,7 @@ class Snapshot:
     scale_over: str
     started_at: float = 0.0
     requested: str = ""
+    past: ev.Past | None = None
 
 
 @dataclass(frozen=True)
@@ -311,11 +318,19 @@ def render(snapshot: Snapshot, ended: Ended | None) -> Data:
         "stop": json.dumps(asked) if (asked := job.get("stop")) else None,
         "state": json.dumps(state),
         "values": json.dumps(values, sort_keys=True),
+        "past": None if snapshot.past is None else _past(snapshot.past),
         "servers": None,  # what has become of them is told after the end (ended_run)
         "endedAt": None if ended is None else ended.at,
         "status.json": _status_json(job) if ended is None else None,
         "summary.json": None if ended is None else _summary_json(ended.summary),
     }
+
+
+def _past(past: ev.Past) -> str:
+    """As JSON of bounded length."""
+    failures = tuple((worker, cut(why, MAX_LINE)) for worker, why in past.failures[-MAX_TEXTS:])
+    warnings = tuple(cut(text, MAX_LINE) for text in past.warnings[:MAX_TEXTS])
+    return _PAST.dump_json(replace(past, failures=failures, warnings=warnings)).decode()
 
 
 def condition(refused: str) -> Data:

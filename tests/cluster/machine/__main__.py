@@ -77,7 +77,7 @@ MACHINE_WIDE = (
 def build() -> None:
     parts.install_packages()
     parts.build()
-    helm()
+    helm()  # which says itself that it is built, and for how long
 
 
 def helm() -> str:

@@ -1,0 +1,151 @@
+"""`edl audit --release`: the journal of a release's job, copied from its master's pod and audited here.
+
+The journal and the summary lie in the master's container, and are read by `cat` through the API server, as
+`kubectl cp` does. Nothing of what arrives is trusted: the chain of hashes and the summary show whether the
+copy is whole. The exported model lies on the output volume; its digests are computed in the pod that
+`release_model` makes, so that only the digests are transferred.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+
+from edl.audit import Elsewhere
+from edl.cli.proof import prove
+from edl.cli.release_model import Reading, mounted
+from edl.cli.release_status import LOST, FoundRelease
+from edl.contract import artifacts
+from edl.contract.journals import JournalReader
+from edl.errors import EdlError
+from edl.kubernetes import pods
+from edl.kubernetes.client import Api
+from edl.kubernetes.informer import Object
+
+CONTAINER = "master"
+OUTPUT = PurePosixPath("/var/lib/edl")  # of the master, as the chart starts it
+
+
+def audit(loop: asyncio.Runner, api: Api, found: FoundRelease, masters: Sequence[Object]) -> str:
+    """Audit the release's job; returns the verdict in words.
+
+    Args:
+        masters: the pods of the release's masters.
+
+    Raises:
+        EdlError: the job has not ended, its journal is gone, or something is wrong with the job.
+        ApiError: the API refuses, or does not answer.
+    """
+    where = f"release {found.release}"
+    if not found.ended:
+        raise EdlError(f"{where}: the job has not ended: {found.phase}, {found.reason}")
+    pod = _acting(masters, where)
+    with tempfile.TemporaryDirectory(prefix="edl-audit-") as folder:
+        copy = Path(folder)
+        try:
+            loop.run(_copy(api, found, pod, copy))
+            elsewhere = loop.run(_elsewhere(api, found, copy))
+            return prove(copy, elsewhere)
+        except EdlError as error:  # it names files of the copy
+            text = str(error).replace(str(copy), f"{where}, pod {pod}: {OUTPUT}")
+            raise EdlError(text) from error
+
+
+def _acting(masters: Sequence[Object], where: str) -> str:
+    """The pod of the master that has the journal.
+
+    Raises:
+        EdlError: no master runs.
+    """
+    running = [p for p in masters if pods.running(p, CONTAINER) and not pods.deleting(p)]
+    acting = [p for p in running if pods.ACTING in p["metadata"].get("labels", {})] or running
+    if not acting:
+        raise EdlError(f"{where}: no master runs, and its pod has the journal; `edl status` says why")
+    return str(acting[0]["metadata"]["name"])
+
+
+async def _copy(api: Api, found: FoundRelease, pod: str, copy: Path) -> None:
+    """Copy the summary and the journal's segments.
+
+    Raises:
+        EdlError: one cannot be read, or the journal's head is damaged.
+    """
+    path = f"/api/v1/namespaces/{found.namespace}/pods/{pod}/exec"
+    files = Reading(api, path, CONTAINER, f"release {found.release}: the journal in pod {pod}")
+    await _fetch(files, artifacts.SUMMARY, copy)
+    head = JournalReader(await _fetch(files, artifacts.JOURNAL, copy))
+    for number in range(head.oldest, head.number):
+        await _fetch(files, artifacts.segment(copy, number).name, copy)
+
+
+async def _fetch(files: Reading, name: str, copy: Path) -> Path:
+    """Copy one file; returns the copy."""
+    path = copy / name
+    with open(path, "wb") as written:
+        try:
+            await files.run(["cat", str(OUTPUT / name)], written.write)
+        except EdlError as error:
+            raise EdlError(
+                f"{error}; it is kept in the pod of the master that ended the job, and is lost with it"
+            ) from error
+    return path
+
+
+async def _elsewhere(api: Api, found: FoundRelease, copy: Path) -> Elsewhere:
+    """What is known of the exported files, and of the checkpoints.
+
+    Raises:
+        EdlError: the pod that reads the output volume does not run.
+    """
+    checkpoints = "they are where the workers' pods write them (`edl checkpoints DIR --verify`)"
+    exported = artifacts.read_summary(copy).get("exports")
+    if not exported:
+        return Elsewhere(_unread, "", checkpoints)
+    if not found.model:
+        return Elsewhere(_unread, LOST.format("was"), checkpoints)
+    if found.model_file.startswith("/"):
+        return Elsewhere(_unread, f"the model is at {found.model_file}", checkpoints)
+    digests: dict[str, str | OSError] = {}
+    async with mounted(api, found) as (volume, directory):
+        try:
+            listed = await volume.whole(directory / artifacts.EXPORTS)
+        except EdlError:
+            listed = b""  # then the audit finds no list
+        else:
+            beside = (copy / found.model_file).parent
+            beside.mkdir(exist_ok=True)
+            (beside / artifacts.EXPORTS).write_bytes(listed)
+        for name in _names(listed):
+            said: list[bytes] = []
+            try:
+                await volume.run(["sha256sum", str(directory / name)], said.append)
+                digests[name] = b"".join(said).decode(errors="replace").lstrip("\\")[:64]
+            except EdlError as error:
+                digests[name] = OSError(0, str(error))
+
+    def digest(name: str) -> str:
+        if isinstance(known := digests.get(name, _missing(name)), OSError):
+            raise known
+        return known
+
+    return Elsewhere(digest, "", checkpoints)
+
+
+def _names(listed: bytes) -> list[str]:
+    """The exported files, by their paths beside the list. A damaged list has none: the audit says so."""
+    try:
+        entries = json.loads(listed)["exports"]
+        return [str(Path(e["path"]).parent / name) for e in entries for name in e["files"]]
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return []
+
+
+def _missing(name: str) -> OSError:
+    return OSError(0, f"{name} is not in {artifacts.EXPORTS}")
+
+
+def _unread(name: str) -> str:
+    raise _missing(name)

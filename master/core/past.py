@@ -1,0 +1,53 @@
+"""What a job has done under earlier masters of its run.
+
+A master that takes over starts with an empty core and learns the state of the training from the workers.
+The job's costs and outcomes so far are known to nobody but the earlier master, which leaves them as an
+`events.Past`: in its journal on one machine, in the release's status in a cluster. So the summary covers the
+whole job, whichever master writes it.
+"""
+
+from __future__ import annotations
+
+from master.core import events as ev
+from master.core.failures import Failure
+from master.core.ring import Earlier
+from master.core.state import State
+
+
+def of(job: State) -> ev.Past:
+    """What the next master needs to know. It changes with what the job does, not with time alone."""
+    total = Earlier(job.ring.earlier.changes, job.ring.earlier.stall_seconds, job.ring.earlier.redone_records)
+    for change in job.ring.changes:
+        total.add(change)
+    return ev.Past(
+        seconds=dict(job.goodput.seconds),
+        doing=job.goodput.kind,
+        kept_useful_seconds=job.kept_useful_seconds,
+        changes=total.changes,
+        stall_seconds=total.stall_seconds,
+        redone_records=total.redone_records,
+        state_losses=job.restarts,
+        checkpoint=job.checkpoints.step,
+        failures=tuple((f.worker, f.why) for f in job.failures),
+        warnings=tuple(job.warnings),
+        evaluations=dict(job.evaluations),
+    )
+
+
+def take(job: State, past: ev.Past, active_seconds: float) -> None:
+    """Continue the job's accounts.
+
+    Args:
+        active_seconds: since the job began. What of it is not in `past.seconds` passed since the earlier
+            master's last entry. Less than these seconds: clocks differ, and the seconds count.
+    """
+    job.active_before = max(active_seconds, sum(past.seconds.values()))
+    job.goodput.take(past.seconds, past.doing, job.active_before)
+    job.kept_useful_seconds = past.kept_useful_seconds
+    job.ring.earlier = Earlier(past.changes, past.stall_seconds, past.redone_records)
+    job.restarts = past.state_losses
+    job.checkpoints.step = past.checkpoint
+    job.failures = [Failure(worker, why, "") for worker, why in past.failures]
+    job.warnings = list(past.warnings)
+    job.evaluations = dict(past.evaluations)
+    job.evaluations_told = {split: found.step for split, found in past.evaluations.items()}
