@@ -194,11 +194,12 @@ def test_masters_die_at_any_moment_one_after_the_other_and_no_step_waits_for_the
     assert time.monotonic() - began < 10
     assert (last["generation"], [w["id"] for w in last["workers"]]) == (before["generation"], [0, 1, 2])
     job.until(lambda s: s["step"] > last["step"])
+    lived = time.monotonic() - first
     summary = is_exact(job, master)
     assert summary["state_losses"] == 0
     assert [w.wait(20) for w in workers] == [0, 0, 0]
     # It covers all masters, and the time between them.
-    assert summary["seconds"] >= time.monotonic() - first
+    assert summary["seconds"] >= lived - 1
     assert sum(summary["goodput_seconds"].values()) == pytest.approx(summary["seconds"], abs=0.1)
     assert summary["goodput_seconds"]["useful"] >= seconds / 2, "its ring trained all the time"
     rings = summary["earlier_generations"]["changes"] + len(summary["generations"])
