@@ -114,8 +114,8 @@ async def process(job: Running, index: int) -> int:
 async def test_with_a_second_copy_a_server_that_is_killed_or_hangs_is_done_without_until_both_copies_are_gone(
     a_job: A_Job, tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(of_core, "HANG_SECONDS", 12.0)
-    monkeypatch.setattr(of_core, "HANG_PROBES", 3)
+    monkeypatch.setattr(of_core, "HANG_SECONDS", 6.0)
+    monkeypatch.setattr(of_core, "HANG_PROBES", 2)
     seed = random.randrange(10**6)
     print(f"seed {seed}")
     faults = [("killed", 0), ("killed", 1), ("hangs", seed % 2)]
@@ -123,7 +123,7 @@ async def test_with_a_second_copy_a_server_that_is_killed_or_hangs_is_done_witho
     where = tmp_path / "checkpoints"
     twice = (f"mode={mode}", "ps.servers=2", "ps.replicas=2", "evaluation.epochs=0",
              f"checkpoint.dir={where}", "checkpoint.steps=5", "checkpoint.seconds=0")  # fmt: skip
-    async with a_job(*twice, workers=2, records=RECORDS, epochs=6, model="counting_rows.py") as job:
+    async with a_job(*twice, workers=2, records=RECORDS, epochs=10, model="counting_rows.py") as job:
         members = await job.ring_of(2)
         await job.until(lambda: job.status["checkpoint"]["step"] >= 5)
         for what, index in faults:
