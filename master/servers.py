@@ -30,6 +30,7 @@ LOOK_SECONDS = 1.0  # between two questions to a server
 AGAIN_SECONDS = 0.25  # between two to one that did not answer
 MOST_PAUSE_SECONDS = 30.0  # between two that it does not answer
 ANSWER_SECONDS = 3.0
+UNANSWERED = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)  # not by the server
 AWAY_SECONDS = 1.0  # without an answer, after which the core is told
 STARTING, RUNNING, SILENT = "starting", "running", "silent"  # a server's states, for people
 RESTARTING = "restarting"
@@ -302,6 +303,7 @@ class _Server:
     silent_since: float | None = None
     asked_at: float | None = None  # and there is no answer yet
     has_ended: bool = False  # its process has, and the next one has not answered yet
+    unanswered: int = 0  # calls in a row that its process has left without an answer
     lagged: int = 0  # the generation of others, when it was last found to be in an earlier one
     told_away: str = ""  # what the core has been told that it does, not answering
     task: asyncio.Task[None] | None = field(default=None, repr=False)
@@ -343,16 +345,19 @@ class Watch:
     """Asks each server now and then what it has and does.
 
     Args:
-        emit: takes ServerAway and ServerAnswers.
+        emit: takes ServerAway, ServerAnswers and ProbeUnanswered.
         token: of the job, as it is now.
         servers: how many there are.
         looked: is called after each answer.
+        restarts: whether the core restarts processes that hang. On Kubernetes the kubelet does, by the
+            chart's liveness probe, which keeps a log that is in the pod.
     """
 
     def __init__(
-        self, emit: Emit, token: Callable[[], str], servers: int, looked: Callable[[], None] = lambda: None
-    ):
-        self._emit, self._token, self._looked = emit, token, looked
+        self, emit: Emit, token: Callable[[], str], servers: int, looked: Callable[[], None] = lambda: None,
+        restarts: bool = False,
+    ):  # fmt: skip
+        self._emit, self._token, self._looked, self._restarts = emit, token, looked, restarts
         self._servers = [_Server(index) for index in range(servers)]
         self._telling: asyncio.Task[None] | None = None
 
@@ -381,7 +386,7 @@ class Watch:
     def find(self, index: int, address: str) -> None:
         """A server listens there."""
         server = self._servers[index]
-        server.has_ended, server.told_away = False, ""
+        server.has_ended, server.told_away, server.unanswered = False, "", 0
         if server.silent_since is not None:
             server.silent_since = asyncio.get_running_loop().time()
         if server.address == address:
@@ -396,7 +401,7 @@ class Watch:
     def ended(self, index: int) -> None:
         """Its process has; another one takes its place."""
         server = self._servers[index]
-        server.has_ended = True
+        server.has_ended, server.unanswered = True, 0
         if server.silent_since is None:
             server.silent_since = asyncio.get_running_loop().time()
 
@@ -454,16 +459,25 @@ class Watch:
                         await ended.wait()
                     return await describing  # type: ignore[no-any-return]
                 probed = await stub.Probe(pb.ProbeRequest(), metadata=metadata, timeout=ANSWER_SECONDS)
+                server.unanswered = 0
                 if not probed.waiting or probed.done != done:
                     done, since = probed.done, loop.time()
             return None
-        except grpc.aio.AioRpcError:
+        except grpc.aio.AioRpcError as error:
+            if error.code() in UNANSWERED:
+                self._left_unanswered(server)
             return None
         finally:
             describing.cancel()
 
+    def _left_unanswered(self, server: _Server) -> None:
+        """A call has no answer, although the process of the server runs and listens."""
+        if self._restarts and not server.has_ended:
+            server.unanswered += 1
+            self._emit(ev.ProbeUnanswered(server.index, server.unanswered))
+
     def _answered(self, server: _Server, told: pb.Description, now: float) -> None:
-        server.asked_at = None
+        server.asked_at, server.unanswered = None, 0
         back = server.note(told, now)
         if self._lags(server, told) or back or server.told_away:
             server.told_away = ""

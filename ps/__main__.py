@@ -25,6 +25,7 @@ from edl.signals import to_handle
 from edl.text import plain
 from edl.tls import certificate_for
 
+ALIVE_SECONDS = 1.0  # between two signs that the server does not hang
 GRACE_SECONDS = 2.0  # for calls that go on when the server is to end
 
 
@@ -41,6 +42,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--checkpoint-dir", default="", help="where the job writes its checkpoints")
     parser.add_argument("--memory-limit", type=int, default=0, metavar="BYTES", help="of rows; 0: none")
     parser.add_argument("--address-file", type=Path, help="gets host:port when the server listens")
+    parser.add_argument("--alive-file", type=Path, help="touched every second, unless the server hangs")
     parser.add_argument("--attached", action="store_true", help="end when standard input ends")
     parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
     parser.add_argument("--compile", action="store_true", help="only compile, for when an image is made")
@@ -77,6 +79,8 @@ async def _serve(args: argparse.Namespace) -> int:
         asyncio.get_running_loop().add_signal_handler(number, ending.set)
     if args.attached:
         _on_end_of_input(ending)
+    if args.alive_file is not None:
+        vital.task(_stay_alive(args.alive_file), "alive")
     kept = args.log_dir / "run"  # whose log it is, where nobody says whose server this is
 
     def of_run(run_id: str) -> Server:
@@ -105,6 +109,13 @@ async def _serve(args: argparse.Namespace) -> int:
     await service.close()
     log.info("asked to end" if args.no_log else "asked to end: the log is on the disk")
     return 0
+
+
+async def _stay_alive(path: Path) -> None:
+    """Touch a file for ever. Its age says whether the loop of this process goes on."""
+    while True:
+        path.touch()
+        await asyncio.sleep(ALIVE_SECONDS)
 
 
 def _warn(text: str) -> None:

@@ -94,8 +94,10 @@ class Service:
     ):  # fmt: skip
         self._server, self._another, self._token, self._connect = server, another, token, connect
         self._native = ThreadPoolExecutor(1, "native")
-        self._beside = ThreadPoolExecutor(2, "beside")  # copies, and parts of checkpoints that are written
-        self._snapshots = ThreadPoolExecutor(1, "snapshots")  # the store of checkpoints may hang, the log not
+        # The store of checkpoints may hang: neither copies nor the log wait for it.
+        self._copies = ThreadPoolExecutor(1, "copies")
+        self._beside = ThreadPoolExecutor(2, "beside")  # parts of checkpoints that are written
+        self._snapshots = ThreadPoolExecutor(1, "snapshots")
         self._settled = asyncio.Event()
         self._busy = 0.0
         self._queued = 0  # calls that the thread for native work has not done yet
@@ -153,7 +155,7 @@ class Service:
         if self._snapshot is not None:
             self._snapshot.cancel()
         await self._do(lambda _: self._server.close(), None)
-        for threads in (self._native, self._beside, self._snapshots):
+        for threads in (self._native, self._copies, self._beside, self._snapshots):
             threads.shutdown(wait=False)
 
     # --- calls
@@ -202,7 +204,7 @@ class Service:
     async def _write_part(self, request: pb.WritePartRequest, context: Context) -> pb.Written:
         def acting(request: pb.WritePartRequest) -> Capture:
             capture = self._server.capture(request)
-            self._beside.submit(capture.copy)
+            self._copies.submit(capture.copy)
             return capture
 
         capture = await self._when_settled(acting, request)

@@ -28,6 +28,7 @@ class Story:
             "minWorkers": int(elastic.pop("least", 1)),
             "training": {"epochs": 1, "batchSize": 10},
             "checkpoint": checkpoint or {},
+            "ps": elastic.pop("ps", {}),
             "elastic": {
                 "joinDelaySeconds": 0,
                 "heartbeatTimeoutSeconds": 3,

@@ -15,6 +15,7 @@ from queue import SimpleQueue
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from edl.contract import wire
 from edl.contract.proto import ps_pb2 as pb
@@ -64,7 +65,12 @@ class Asked:
             raise answer
         if answer.code:
             raise Failed(_CODES.get(answer.code, grpc.StatusCode.UNKNOWN), answer.why)
-        return self._read(answer.answer)
+        try:
+            return self._read(answer.answer)
+        except DecodeError as error:
+            raise Failed(
+                grpc.StatusCode.INTERNAL, f"the server has sent an invalid answer: {error}"
+            ) from error
 
     def cancel(self) -> None:
         """Nobody waits for it any more. Nothing, if it is answered."""
@@ -113,6 +119,10 @@ class Conversation:
         self._asks.put(b"".join([head, *wire.carried(pb.Ask.REQUEST_FIELD_NUMBER, [request])]))
         return asked
 
+    def close(self) -> None:
+        """Make no more calls. The stream ends when those that were made are answered."""
+        self._asks.put(None)
+
     def ends(self, number: int, answer: pb.Answer | None) -> None:
         with self._lock:
             asked = self._open.pop(number, None)
@@ -127,7 +137,10 @@ class Conversation:
             failed = Failed(grpc.StatusCode.UNAVAILABLE, "the server has ended the stream")
         except grpc.RpcError as error:
             failed = Failed(error.code(), error.details() or "")
-        self._asks.put(None)
+        except DecodeError as error:
+            failed = Failed(grpc.StatusCode.INTERNAL, f"the server has sent an invalid answer: {error}")
+            self._stream.cancel()
+        self.close()
         with self._lock:
             self._failed, left = failed, list(self._open.values())
             self._open.clear()

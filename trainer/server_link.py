@@ -39,6 +39,7 @@ TOLD_SECONDS = 5.0  # after which people are told whom it waits for
 DESCRIBE_SECONDS = 2.0
 UNREADABLE_SECONDS = 60.0  # for a store that is away to come back
 TELL_SECONDS = 30.0
+PART_SECONDS = 7200.0  # for a server to write its part of a checkpoint: its store may hang, and never fail
 AWAY = {  # what a call fails with when the server is away, ends, or was cut off
     grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED,
     grpc.StatusCode.INTERNAL,
@@ -166,6 +167,10 @@ class Writing(Protocol):
         """Wait until it is written. Raises: CheckpointError, PartNotWritten."""
         ...
 
+    def forget(self) -> None:
+        """The part is not needed any more."""
+        ...
+
 
 class Link(Protocol):
     """One server: what `ServerLink` is, and the simulator's."""
@@ -229,8 +234,10 @@ class ServerLink:
         return rpc.ParameterServerStub(self._channel)
 
     def connect_anew(self) -> None:
-        """With the next call."""
+        """With the next call. Calls that others have begun are answered on the connection that there was."""
         with self._conversing:
+            if self._conversation is not None:
+                self._conversation.close()
             self._conversation = None
         self.__dict__.pop("_channel", None)
         self.__dict__.pop("_stub", None)
@@ -243,7 +250,7 @@ class ServerLink:
         # one only together with it.
         call = self._channel.unary_stream(
             f"/{SERVICE}/WritePart", pb.WritePartRequest.SerializeToString, pb.Written.FromString
-        )(request, metadata=self._metadata)
+        )(request, metadata=self._metadata, timeout=PART_SECONDS)
         self._interrupt.begins(call)
         return WritePart(self, call)
 
@@ -490,3 +497,7 @@ class WritePart:
             why = answers[0].why if answers else "no answer"
             raise CheckpointError(f"{self._link.name} has not written its part: {why}")
         return answers[0]
+
+    def forget(self) -> None:
+        self._call.cancel()  # nothing, if it is answered
+        self._link.ended(self._call)

@@ -445,19 +445,32 @@ class ParameterServers:
     # --- checkpoints
 
     def take_parts(self, step: int, attempt: str, first: int) -> Callable[[], list[Part]]:
-        calls: list[Writing] = [
-            link.write_part(
-                pb.WritePartRequest(
+        calls: list[Writing] = []
+
+        def written() -> list[Part]:
+            try:
+                return [part_of(call.written()) for call in calls]
+            finally:
+                forget()
+
+        def forget() -> None:
+            for call in calls:
+                call.forget()
+
+        try:
+            for number, link in enumerate(map(self._links.__getitem__, self._members)):
+                request = pb.WritePartRequest(
                     run_id=self._run_id, generation=self._generation, step=step, last=self._commit(step),
                     attempt=attempt, index=first + number, of=first + self.count,
                     arrangement=self._arrangement.told(),
-                )
-            )
-            for number, link in enumerate(map(self._links.__getitem__, self._members))
-        ]  # fmt: skip
-        for call in calls:
-            call.taken()
-        return lambda: [part_of(call.written()) for call in calls]
+                )  # fmt: skip
+                calls.append(link.write_part(request))
+            for call in calls:
+                call.taken()
+        except BaseException:
+            forget()
+            raise
+        return written
 
     def answer_within(self, seconds: float) -> bool:
         links = [self._links[index] for index in self._members]

@@ -80,6 +80,7 @@ class Reason(StrEnum):
     ServerAwaited = "ServerAwaited", WARNING, MAJOR  # the ring waits for one that does not answer
     ServerAnswers = "ServerAnswers", NORMAL, MAJOR  # and does so no longer
     ServerOut = "ServerOut", WARNING, MAJOR  # one is away, and others have its rows, too
+    ServerRestarted = "ServerRestarted", WARNING, MAJOR  # its process hangs, and is killed
     ServerExited = "ServerExited", WARNING, MAJOR  # another one takes its place; its rows are in its log
 
     ModelWarning = "ModelWarning", WARNING, MAJOR  # found before the first step; the training goes on

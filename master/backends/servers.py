@@ -105,7 +105,8 @@ class ServerProcesses:
     """The servers of one job.
 
     Args:
-        emit: takes ServerListens, ServerExited, ServersReady, ServersGivenUp, ServerAnswers and ServerAway.
+        emit: takes ServerListens, ServerExited, ServersReady, ServersGivenUp, ServerAnswers, ServerAway and
+            ProbeUnanswered.
         token: of the job.
         command: the server's program; by default `ps` of this installation.
         environment: of the processes.
@@ -124,7 +125,7 @@ class ServerProcesses:
         self._emit, self._plan, self._token = emit, plan, token
         self._command, self._environment = command or module_command("ps"), environment
         self._servers = [_Server(index) for index in range(plan.servers)]
-        self._watch = Watch(emit, lambda: token, plan.servers)
+        self._watch = Watch(emit, lambda: token, plan.servers, restarts=True)
         self._tasks = Tasks()
         self._known = asyncio.Event()  # all addresses are
         self._wanted = self._have = plan.servers
@@ -174,8 +175,13 @@ class ServerProcesses:
         self._tell_if_ready()
 
     def perform(self, effect: ef.Effect) -> None:
-        if not isinstance(effect, ef.Arranged):
-            return
+        match effect:
+            case ef.RestartServer(index) if index < len(self._servers):
+                _signal(self._servers[index], signal.SIGKILL)
+            case ef.Arranged():
+                self._arranged(effect)
+
+    def _arranged(self, effect: ef.Arranged) -> None:
         self._have = effect.servers
         # Otherwise the core decided before it learned of the number that is wanted now: that one stands.
         if not self._asked and self._wanted == effect.wanted:
@@ -184,8 +190,8 @@ class ServerProcesses:
         needed = max(self._wanted, effect.servers)
         for server in self._servers[needed:]:
             server.leaving = True
-            _signal(server, signal.SIGTERM)
             self._leaving.append(server)
+            self._tasks.start(_end(server), lambda error: None)
         del self._servers[needed:]
         self._watch.resize(needed)
 
@@ -313,6 +319,15 @@ class ServerProcesses:
             self._emit(ev.ServerExited(server.index, why, fatal=True))
         else:
             self._give_up(f"parameter server {server.index}: {why}")
+
+
+async def _end(server: _Server) -> None:
+    """End a server that has no rows any more: politely, and by force if it hangs."""
+    _signal(server, signal.SIGTERM)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(ENDING_SECONDS):
+            await server.ended.wait()
+    _signal(server, signal.SIGKILL)
 
 
 def _signal(server: _Server, number: signal.Signals) -> None:

@@ -67,6 +67,13 @@ class Arranged:
 
 
 @dataclass(frozen=True, slots=True)
+class RestartServer:
+    """Kill the process of a parameter server that hangs. Another process takes its place."""
+
+    server: int
+
+
+@dataclass(frozen=True, slots=True)
 class Leave:
     """Ask the members to leave the ring together at the next step boundary."""
 
@@ -172,6 +179,7 @@ Effect = (
     | Form
     | ModeDecided
     | Arranged
+    | RestartServer
     | Leave
     | Cut
     | Train

@@ -85,6 +85,14 @@ class ServerAway:
 
 
 @dataclass(frozen=True, slots=True)
+class ProbeUnanswered:
+    """A parameter server has left Probes in a row without an answer, although its process runs."""
+
+    server: int
+    probes: int  # in a row
+
+
+@dataclass(frozen=True, slots=True)
 class ServersGivenUp:
     """So many parameter servers were to have the rows, and some of them have not come to listen."""
 
@@ -551,6 +559,7 @@ Event = (
     | ServersReady
     | ServerAnswers
     | ServerAway
+    | ProbeUnanswered
     | ServersGivenUp
     | ServerExited
     | Adopted

@@ -125,6 +125,8 @@ class Job(State):
                 servers.ready(self, event)
             case ev.ServerAway():
                 servers.away(self, event)
+            case ev.ProbeUnanswered():
+                servers.unanswered(self, event)
             case ev.ServersGivenUp():
                 servers.given_up(self, event)
             case ev.ServerExited():
@@ -203,6 +205,7 @@ class Job(State):
 
     def _on_server_exited(self, event: ev.ServerExited) -> None:
         """Its rows are in its log and in checkpoints; the workers wait for the one that takes its place."""
+        self.servers.unanswered.pop(event.server, None)
         how = f"parameter server {event.server} exited: {event.why}"
         if event.fatal:
             self.end(Phase.Failed, how)

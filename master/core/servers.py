@@ -19,6 +19,13 @@ from master.core.state import Away, State
 from master.core.workers import WorkerRecord
 
 HANGS = "not answering"  # its process is there, as far as is known
+# A process that has answered no Probe for so long hangs, and is restarted. A busy server answers Probes. What
+# stops a process for a moment (a slow disk, a machine that swaps) rarely lasts for longer than some seconds.
+HANG_SECONDS = 30.0
+HANG_PROBES = 5  # in a row: after a stall of the master, only the Probe under way has no answer
+# The same for a process whose memory alone holds rows: restarting it costs all training since the newest
+# checkpoint, so that is done only when the process will hardly go on.
+LAST_COPY_SECONDS = 600.0
 
 
 def decide(job: State, w: WorkerRecord, tables: int) -> str:
@@ -73,6 +80,7 @@ def _moves_later(job: State) -> bool:
 def answers(job: State, server: int) -> None:
     """It is back. The rows of one that was done without are brought to it."""
     job.servers.answered[server] = job.now
+    job.servers.unanswered.pop(server, None)
     job.servers.away.pop(server, None)
     if server in job.servers.out:
         job.servers.due = f"parameter server {server} is back"
@@ -134,6 +142,28 @@ def away(job: State, event: ev.ServerAway) -> None:
     job.servers.away[event.server] = Away(job.now - event.seconds, event.what)
 
 
+def unanswered(job: State, event: ev.ProbeUnanswered) -> None:
+    """Restart a server whose process hangs. If the process is still there after as long again, restart it
+    once more."""
+    known, server = job.servers, event.server
+    if event.probes == 1 or server not in known.unanswered:
+        known.unanswered[server] = job.now
+        return
+    seconds = job.now - known.unanswered[server]
+    if event.probes < HANG_PROBES or seconds < hang_seconds(job, server) or job.ending is not None:
+        return
+    known.unanswered[server] = job.now
+    said = f"parameter server {server} has answered nothing for {seconds:.0f} s: its process is restarted"
+    job.notice(Reason.ServerRestarted, said)
+    job.do(ef.RestartServer(server))
+
+
+def hang_seconds(job: State, server: int) -> float:
+    """For how long a server's process may answer no Probe before it is restarted."""
+    copied = job.config.ps.replicas > 1 and not {*job.servers.out} - {server}
+    return HANG_SECONDS if job.config.ps.log or copied else LAST_COPY_SECONDS
+
+
 def tell(job: State) -> None:
     """Notice that the ring waits for servers, or does so no longer."""
     known, waited = job.servers, tuple(_waited(job))
@@ -160,7 +190,8 @@ def waits(job: State, now: float) -> str:
     logs = " and ".join(f"edl logs ps-{index}" for index, _ in found)
     todo = f"it goes on by itself as soon as that answers; if this lasts, see {logs}"
     if any(one.what == HANGS for _, one in found):
-        todo += ", or kill a process that hangs: another one takes its place, with its rows"
+        hang = max(hang_seconds(job, index) for index, one in found if one.what == HANGS)
+        todo += f". A process that answers nothing for {hang:.0f} s is restarted"
     return f"the ring waits for parameter server{'s' if len(found) > 1 else ''} {said}: {todo}"
 
 

@@ -116,6 +116,8 @@ class Servers:
     answered: dict[int, float] = field(default_factory=dict)  # when each was last heard to be back
     due: str = ""  # why the ring is to be formed anew; empty: it is not
     away: dict[int, Away] = field(default_factory=dict)  # those that do not answer
+    # By server: since when its process has answered no Probe, or when it was last restarted for that.
+    unanswered: dict[int, float] = field(default_factory=dict)
     waited: tuple[int, ...] = ()  # of these, those that people know to be waited for
     waited_at: float = 0.0  # since when one is
     stay: str = ""  # why the rows are not on as many as were wanted last; empty: they are

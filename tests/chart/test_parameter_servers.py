@@ -7,7 +7,14 @@ chart/ci/hybrid-values.yaml too.
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
 
+import psutil
 import pytest
 
 from edl import config
@@ -16,7 +23,8 @@ from edl.config import values
 from edl.errors import ConfigError
 from edl.kubernetes.names import Names
 from edl.kubernetes.pods import SERVER_INDEX
-from tests.chart.conftest import Helm, Object, Refused, Rendered
+from master.core.servers import HANG_SECONDS, LAST_COPY_SECONDS
+from tests.chart.conftest import ROOT, Helm, Object, Refused, Rendered
 
 FILE = "hybrid-values.yaml"
 
@@ -29,6 +37,49 @@ def container(rendered: Rendered) -> Object:
 def arguments(rendered: Rendered) -> dict[str, str]:
     flags = container(rendered)["args"]
     return dict(zip(flags[::2], flags[1::2], strict=True))
+
+
+def test_a_server_that_hangs_fails_its_liveness_probe(helm: Helm, tmp_path: Path) -> None:
+    rendered, alive = helm.template("mode=hybrid"), tmp_path / "alive"
+    path = arguments(rendered)["--alive-file"]
+    _, *words = container(rendered)["livenessProbe"]["exec"]["command"]
+    probe = [sys.executable, *(word.replace(path, str(alive)) for word in words)]
+
+    def fails() -> bool:
+        return subprocess.run(probe, stderr=subprocess.DEVNULL, check=False).returncode != 0
+
+    def until(happened: Callable[[], bool]) -> None:
+        for _ in range(600):
+            if happened():
+                return
+            time.sleep(0.1)
+        raise AssertionError("it did not happen within a minute")
+
+    files = ["--log-dir", str(tmp_path / "log"), "--alive-file", str(alive)]
+    environment = {**os.environ, "EDL_TOKEN": "a-token", "PYTHONPATH": str(ROOT)}
+    assert fails()
+    server = psutil.Popen([sys.executable, "-P", "-m", "ps", *files], cwd=ROOT, env=environment)
+    try:
+        until(lambda: not fails())
+        server.suspend()
+        until(lambda: server.status() == psutil.STATUS_STOPPED)
+        os.utime(alive, (time.time() - 60,) * 2)  # a minute passes
+        assert fails()
+        server.resume()
+        until(lambda: not fails())
+    finally:
+        server.kill()
+        server.wait()
+
+
+def test_a_server_whose_memory_alone_holds_rows_may_hang_for_longer(helm: Helm) -> None:
+    def threshold(*sets: str) -> int:
+        probe = container(helm.template("mode=hybrid", *sets))["livenessProbe"]
+        seconds: int = probe["failureThreshold"] * probe["periodSeconds"]
+        return seconds
+
+    assert threshold() == threshold("ps.log=false", "ps.replicas=2") == HANG_SECONDS
+    assert threshold("ps.log=false") == LAST_COPY_SECONDS
 
 
 def test_a_job_of_another_mode_has_no_servers(helm: Helm) -> None:

@@ -43,7 +43,7 @@ async def until(events: asyncio.Queue[ev.Event], kind: type[ev.Event]) -> ev.Eve
         return event
 
 
-async def test_one_that_is_killed_comes_back_at_its_address(tmp_path: Path) -> None:
+async def test_one_that_is_killed_or_hangs_comes_back_at_its_address(tmp_path: Path) -> None:
     events: asyncio.Queue[ev.Event] = asyncio.Queue()
     servers = ServerProcesses(
         events.put_nowait, Plan(1, "run", tmp_path / "servers", tmp_path, "127.0.0.1"), "a-token"
@@ -57,9 +57,15 @@ async def test_one_that_is_killed_comes_back_at_its_address(tmp_path: Path) -> N
         assert exited == ev.ServerExited(0, "SIGKILL")
         again = await until(events, ev.ServerListens)
         assert isinstance(again, ev.ServerListens) and again.again
+        os.kill(int(servers.status()[0]["handle"]), signal.SIGSTOP)
+        assert await until(events, ev.ProbeUnanswered) == ev.ProbeUnanswered(0, 1)
+        assert await until(events, ev.ProbeUnanswered) == ev.ProbeUnanswered(0, 2)
+        servers.perform(ef.RestartServer(0))
+        assert isinstance(await until(events, ev.ServerExited), ev.ServerExited)
+        await until(events, ev.ServerListens)
         assert await servers.addresses() == addresses
         [told] = servers.status()
-        assert told["restarts"] == 1
+        assert told["restarts"] == 2
         assert psutil.pid_exists(int(told["handle"]))
     finally:
         await servers.close(ended=False)
@@ -109,8 +115,12 @@ async def test_a_further_one_that_the_ring_has_not_heard_of_when_it_is_arranged_
         await until(events, ev.ServersReady)
         servers.perform(ef.Arranged(1, wanted=1))  # decided before that had its turn
         assert (servers.wanted, len(servers.status())) == (2, 2)
+        surplus = psutil.Process(int(servers.status()[1]["handle"]))
+        surplus.suspend()  # it does not end politely
         servers.perform(ef.Arranged(1, wanted=2))  # the rows stay
         assert (servers.wanted, len(servers.status())) == (1, 1)
+        await asyncio.to_thread(surplus.wait, SECONDS)
+        assert psutil.pid_exists(int(servers.status()[0]["handle"]))
     finally:
         await servers.close(ended=True)
 

@@ -16,6 +16,7 @@ import pytest
 from edl.contract.exit_codes import WorkerExit
 from edl.contract.reasons import Reason
 from edl.errors import ConfigError
+from master.core import servers as of_core
 from tests.process.conftest import Running
 from tests.process.test_rows_on_servers import EPOCHS, RECORDS, counted, lose_log, started
 from tests.process.test_saved import A_Job
@@ -111,8 +112,10 @@ async def process(job: Running, index: int) -> int:
 
 @pytest.mark.parametrize("mode", ["hybrid", "ps"])
 async def test_with_a_second_copy_a_server_that_is_killed_or_hangs_is_done_without_until_both_copies_are_gone(
-    a_job: A_Job, tmp_path: Path, mode: str
+    a_job: A_Job, tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(of_core, "HANG_SECONDS", 6.0)
+    monkeypatch.setattr(of_core, "HANG_PROBES", 2)
     seed = random.randrange(10**6)
     print(f"seed {seed}")
     faults = [("killed", 0), ("killed", 1), ("hangs", seed % 2)]
@@ -120,7 +123,7 @@ async def test_with_a_second_copy_a_server_that_is_killed_or_hangs_is_done_witho
     where = tmp_path / "checkpoints"
     twice = (f"mode={mode}", "ps.servers=2", "ps.replicas=2", "evaluation.epochs=0",
              f"checkpoint.dir={where}", "checkpoint.steps=5", "checkpoint.seconds=0")  # fmt: skip
-    async with a_job(*twice, workers=2, records=RECORDS, epochs=6, model="counting_rows.py") as job:
+    async with a_job(*twice, workers=2, records=RECORDS, epochs=10, model="counting_rows.py") as job:
         members = await job.ring_of(2)
         await job.until(lambda: job.status["checkpoint"]["step"] >= 5)
         for what, index in faults:
@@ -133,7 +136,7 @@ async def test_with_a_second_copy_a_server_that_is_killed_or_hangs_is_done_witho
             if what == "hangs":
                 await job.stepping()  # without it
                 assert job.status["servers"][index]["state"] == "out" and not job.status["waits"]
-                os.kill(pid, signal.SIGCONT)
+                await job.until(lambda: job.noticed(Reason.ServerRestarted))
             await job.until(lambda: job.job.servers.out == () and job.ring)  # and it has its rows again
             await job.stepping()
         job.kill(members[0])

@@ -170,3 +170,7 @@ class Writing:
         if written.why:
             raise CheckpointError(f"{self._link.name} has not written its part: {written.why}")
         return written
+
+    def forget(self) -> None:
+        self._call.cancel()
+        self._link.ended(self._call)

@@ -7,6 +7,7 @@ EDL_CANCELLED_CALLS says how many of each call there are.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 from collections import Counter
@@ -114,10 +115,9 @@ class Node:
         saying = asyncio.ensure_future(say())
         # gRPC's `write` waits for ever if the call is cancelled before its metadata were sent.
         stream.add_done_callback(lambda _: saying.cancel())
-        try:
+        ends = (TimeoutError, grpc.RpcError, asyncio.InvalidStateError, asyncio.CancelledError)
+        with contextlib.suppress(*ends):
             await saying
-        except (TimeoutError, grpc.RpcError, asyncio.InvalidStateError, asyncio.CancelledError):
-            pass
         stream.cancel()
 
     async def close(self) -> None:

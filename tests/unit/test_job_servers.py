@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from edl.contract.ids import WorkerId
@@ -11,14 +13,16 @@ from master.core import events as ev
 from master.core import view
 from tests.stories import Story, of, only
 
+NEVER_SILENT = {"heartbeatTimeoutSeconds": 10**6}
+
 
 def told(effects: list[ef.Effect], reason: Reason) -> list[str]:
     return [notice.text for notice in of(effects, ef.Notice) if notice.reason is reason]
 
 
-def a_ring_with_two_servers() -> tuple[Story, ef.Form]:
+def a_ring_with_two_servers(**values: Any) -> tuple[Story, ef.Form]:
     """One worker, and servers that became two while it trained."""
-    story = Story(workers=1).running(0)
+    story = Story(workers=1, **values).running(0)
     assert of(story.tell(ev.ServersReady(2, ("a:1", "b:1"))), ef.Leave)
     return story, only(story.out(0, step=4), ef.Form)
 
@@ -126,12 +130,49 @@ def test_the_ring_is_said_to_wait_for_a_server_until_that_answers(mode: str) -> 
     assert not waits(story)
 
 
-def test_one_that_hangs_may_be_killed() -> None:
+def test_the_status_says_when_a_process_that_hangs_is_restarted() -> None:
     story, form = a_ring_with_two_servers()
     story.tell(joined(form, 2), ev.ServerAway(0, 2.0, "restarting"))
     story.tell(ev.ServerAway(1, 1.0, "not answering"))
     assert "servers 0 (restarting for 2.0 s), 1 (not answering for 1.0 s): " in waits(story)
-    assert "if this lasts, see edl logs ps-0 and edl logs ps-1, or kill a process that hangs" in waits(story)
+    said = "see edl logs ps-0 and edl logs ps-1. A process that answers nothing for 30 s is restarted"
+    assert waits(story).endswith(said)
+
+
+def unanswered(story: Story, probes: int, after: float) -> list[ef.RestartServer]:
+    effects = story.tell(ev.ProbeUnanswered(1, probes), after=after)
+    restarts = of(effects, ef.RestartServer)
+    assert len(told(effects, Reason.ServerRestarted)) == len(restarts)
+    return restarts
+
+
+def test_a_server_whose_process_answers_nothing_is_restarted() -> None:
+    story, form = a_ring_with_two_servers(**NEVER_SILENT)
+    story.tell(joined(form, 2))
+    found = [unanswered(story, probe, after=3.5) for probe in range(1, 22)]
+    assert [probe for probe, restarts in enumerate(found, 1) if restarts] == [10, 19], "after 31.5 s and 63 s"
+    assert found[9] == [ef.RestartServer(1)]
+
+
+def test_no_server_is_restarted_that_answers_meanwhile_or_that_the_master_has_not_asked() -> None:
+    story, form = a_ring_with_two_servers(**NEVER_SILENT)
+    story.tell(joined(form, 2))
+    assert not unanswered(story, 1, after=3.5)
+    assert not unanswered(story, 2, after=100.0), "the master was stopped: it has asked twice"
+    assert not unanswered(story, 1, after=3.5), "a call was answered in between"
+    assert not any(unanswered(story, probe, after=3.5) for probe in range(2, 9))
+    story.tell(ev.ServerExited(1, "SIGSEGV"), ev.ServerListens(1, 0.5, again=True))
+    assert not any(unanswered(story, probe, after=3.5) for probe in range(1, 10))
+
+
+@pytest.mark.parametrize(("replicas", "out", "restarted"), [(1, (), 602), (2, (), 31.5), (2, (0,), 602)])
+def test_a_process_whose_memory_alone_holds_rows_is_restarted_later(
+    replicas: int, out: tuple[int, ...], restarted: float
+) -> None:
+    story, form = a_ring_with_two_servers(ps={"replicas": replicas, "log": False}, **NEVER_SILENT)
+    story.tell(joined(form, 2, out=out))
+    probes = (probe for probe in range(1, 200) if unanswered(story, probe, after=3.5))
+    assert (next(probes) - 1) * 3.5 == restarted
 
 
 def test_a_server_that_is_out_is_not_waited_for() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import grpc
 import numpy as np
 import pytest
 
+from edl.checkpoints import CheckpointError, Part
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.proto import ps_pb2_grpc
 from edl.contract.tokens import Tokens, for_reading
@@ -18,6 +20,7 @@ from edl.listener import Listener
 from master.servers import end
 from ps.durable import Server
 from ps.service import OPTIONS, READING, Service
+from ps.storage import Capture
 from tests import counting_steps as counting
 from tests.parameter_servers import RUN, commit, pull, settle, stage, tables
 
@@ -159,6 +162,33 @@ async def test_a_part_of_a_checkpoint_is_of_the_step_that_was_asked_for(call: Ca
     position = await call("Committed", pb.CommittedRequest(run_id=RUN, step=1, attempt="a"))
     assert position.step == 1
     assert (await call("Pull", pull(1, 2, last=commit(1)))).rows == [b"", b""]
+
+
+async def test_tables_are_copied_while_the_store_of_checkpoints_hangs(
+    call: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    captures: list[Capture] = []
+    goes_on, capture = threading.Event(), Server.capture
+
+    def captured(server: Server, request: pb.WritePartRequest) -> Capture:
+        captures.append(capture(server, request))
+        return captures[-1]
+
+    def hangs(server: Server, capture: Capture, request: pb.WritePartRequest) -> Part:
+        goes_on.wait(SECONDS)
+        raise CheckpointError("the store has answered too late")
+
+    monkeypatch.setattr(Server, "capture", captured)
+    monkeypatch.setattr(Server, "write", hangs)
+    await call("Declare", tables())
+    await call("Settle", settle(1, 0))
+    asked = (pb.WritePartRequest(run_id=RUN, generation=1, attempt=name, of=1) for name in "abc")
+    writing = [asyncio.ensure_future(call("WritePart", request)) for request in asked]
+    async with asyncio.timeout(SECONDS):
+        while len(captures) < len(writing) or not all(capture.is_copied for capture in captures):
+            await asyncio.sleep(0.01)
+    goes_on.set()
+    assert {part.why for part in await asyncio.gather(*writing)} == {"the store has answered too late"}
 
 
 async def test_a_server_that_has_lost_its_log_refuses_to_write_a_part_at_once(call: Caller) -> None:

@@ -423,6 +423,27 @@ def test_servers_take_their_parts_before_the_next_step_and_write_them_beside_it(
     assert written == {part.name: part.nbytes for part in parts}
 
 
+def test_a_part_is_not_waited_for_when_its_store_hangs_or_another_part_is_not_taken(
+    make: Callable[..., Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = make(2, Store.open(str(tmp_path)))
+    job.begin()
+    job.takes_a_step(0, [1])
+    goes_on = threading.Event()
+    job.there[1].before = lambda method: goes_on.wait(SECONDS) if method == "written" else None
+    with monkeypatch.context() as soon:
+        soon.setattr(server_link, "PART_SECONDS", 1.0)
+        with pytest.raises(PartNotWritten, match="DEADLINE_EXCEEDED"):
+            job.client.take_parts(1, "an-attempt", 1)()
+    job.kill(0)
+    begun: list[Any] = []
+    monkeypatch.setattr(server_link.Interrupt, "begins", lambda _, call: begun.append(call))
+    with pytest.raises(PartNotWritten, match="parameter server 0"):
+        job.client.take_parts(1, "another", 1)
+    assert begun[-1].code() is grpc.StatusCode.CANCELLED, "the part of server 1, which writes it"
+    goes_on.set()
+
+
 def test_a_part_that_cannot_be_written_fails_the_attempt_and_nothing_else(
     make: Callable[..., Job], tmp_path: Path
 ) -> None:
