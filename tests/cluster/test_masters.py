@@ -19,10 +19,10 @@ from pathlib import Path
 
 import pytest
 
-from edl.audit import audit
 from edl.contract.reasons import Reason
 from tests.cluster.cluster import Nodes, Object
 from tests.cluster.release import MASTER, WORKERS, Release, idling, on
+from tests.cluster.test_commands import edl
 from tests.process import session_worker
 
 pytestmark = pytest.mark.timeout(600)
@@ -235,16 +235,7 @@ def test_masters_workers_and_the_api_server_are_cut_off_from_each_other(
     assert [m["metadata"]["name"] for m in acts] == [acting(job)]
     assert summary["failures"] == []
     # Its journal lacks what others did between its terms, and nothing else.
-    assert audit(journal_of(job, tmp_path / "journal")).startswith("exactly once")
-
-
-def journal_of(job: Release, folder: Path) -> Path:
-    """What the master that acts has written down, here."""
-    folder.mkdir()
-    there = ("exec", acting(job), "--", "sh", "-c")
-    for name in job.namespace.kubectl(*there, "cd /var/lib/edl; ls events*.jsonl summary.json").split():
-        (folder / name).write_text(job.namespace.kubectl(*there, f"cat /var/lib/edl/{name}"))
-    return folder
+    assert edl(job, "audit").startswith("exactly once")
 
 
 def until(so: Callable[[], bool], seconds: float = 60) -> None:
