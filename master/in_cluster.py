@@ -53,6 +53,7 @@ from master.backends.kubernetes import (
 )
 from master.candidate import Candidate
 from master.core import events as ev
+from master.core import past
 from master.http.metrics import Metrics
 from master.http.server import Server
 from master.loop import Master
@@ -246,7 +247,8 @@ class ReleaseMaster:
         if installed.left.run_id == todo.run_id and (began := installed.left.started_at):
             since = max(0.0, time.time() - began)
             left = installed.left
-            adopted = replace(adopted, active_seconds=since, began_with=left.began_with, past=left.past)
+            known = left.past and past.until(left.past, left.written_at - began)
+            adopted = replace(adopted, active_seconds=since, began_with=left.began_with, past=known)
         master = Master(todo.spec, todo.run_id, adopted=adopted)
         run = TrainingRun(master)
         backend = Kubernetes(installed, run)

@@ -348,10 +348,10 @@ def unfinished(output: Path, spec: JobSpec) -> tuple[RunId, ev.Adopted] | None:
     if job.ended:
         raise EdlError(f"{output}: its job has ended: {job.phase}")
     workers = tuple((w.id, w.handle or "external") for w in job.pool if w.state != WorkerState.PENDING)
-    lived = 0.0 if job.began_at is None else job.now - job.began_at
+    active = job.active_before + (0.0 if job.began_at is None else job.now - job.began_at)
     return RunId(reader.head["run_id"]), ev.Adopted(
         workers, job.pool.next_id, safe=job.train.safe if job.train else 0,
-        active_seconds=job.active_before + lived, began_with=job.began_with, past=past.of(job),
+        active_seconds=active, began_with=job.began_with, past=past.until(past.of(job), active),
     )  # fmt: skip
 
 

@@ -133,7 +133,8 @@ class Past:
         redone_records: over all changes.
         state_losses: how often the newest state was lost.
         checkpoint: the step of the newest one; 0: there is none.
-        failures: charged to the job: worker and reason.
+        failures: charged to the job: worker and reason; of many, the last ones.
+        failure_count: of all that were charged.
         warnings: of the workers, about the model and its data.
         evaluations: the last one of each split.
     """
@@ -147,6 +148,7 @@ class Past:
     state_losses: int = 0
     checkpoint: int = 0
     failures: tuple[tuple[WorkerId, str], ...] = ()
+    failure_count: int = 0
     warnings: tuple[str, ...] = ()
     evaluations: dict[str, Evaluation] = field(default_factory=dict)
 

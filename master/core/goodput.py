@@ -18,7 +18,7 @@ class Goodput:
 
     kind: str = "starting"
     since: float | None = None
-    untended: float = 0.0  # seconds without a master, counted as `re-forming` until the ring is known
+    without_master: float = 0.0  # seconds without a master, counted as `re-forming` until the ring is known
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(KINDS, 0.0))
 
     def turn(self, kind: str, now: float) -> None:
@@ -27,18 +27,18 @@ class Goodput:
             self.seconds[self.kind] += now - self.since
         self.kind, self.since = kind, now
 
-    def take(self, seconds: Mapping[str, float], kind: str, active_seconds: float) -> None:
+    def restore(self, seconds: Mapping[str, float], kind: str, active_seconds: float) -> None:
         """Continue the account of an earlier master.
 
         Args:
-            seconds: by kind, up to the last `turn`.
+            seconds: by kind, up to its last sign of life.
             kind: what the job has been doing since.
             active_seconds: since the job began, until now.
         """
         self.seconds |= {k: s for k, s in seconds.items() if k in KINDS}
         rest = max(0.0, active_seconds - sum(self.seconds.values()))
         # Workers train on without a master, but whether they did is known only once their ring is.
-        self.untended = rest if kind == "useful" else 0.0
+        self.without_master = rest if kind == "useful" else 0.0
         self.kind = "re-forming" if kind == "useful" else kind if kind in KINDS else "starting"
         self.seconds[self.kind] += rest
 
@@ -46,11 +46,11 @@ class Goodput:
         """The ring of an earlier master is whole: it trained also while no master was there."""
         waited, found = self.kind, self.since
         self.turn("useful", now)
-        if waited == "re-forming" and found is not None and self.untended:
-            moved = min(self.untended + now - found, self.seconds["re-forming"])
+        if waited == "re-forming" and found is not None and self.without_master:
+            moved = min(self.without_master + now - found, self.seconds["re-forming"])
             self.seconds["re-forming"] -= moved
             self.seconds["useful"] += moved
-        self.untended = 0.0
+        self.without_master = 0.0
 
     def redo(self, seconds: float) -> None:
         """So much of the useful time has to be done again."""

@@ -178,8 +178,8 @@ class Job(State):
         self.safe_before, self.active_before = event.safe, event.active_seconds
         self.began_with = event.began_with
         if event.past is not None or event.active_seconds:
-            unknown = ev.Past({}, "useful", -event.active_seconds)
-            past.take(self, event.past or unknown, event.active_seconds)
+            unknown = ev.Past({}, "useful")
+            past.restore(self, event.past or unknown, event.active_seconds)
         for w in self.failover.begin(event, self.now):
             self.timeouts.watch(w)
         if event.workers:
@@ -528,6 +528,7 @@ class Job(State):
         if self.ring.members:
             whole = len(self.ring.inside) == len(self.ring.members) and self.ring.up
             if whole and not self.ring.closing:
+                self.kept_useful_seconds += self.goodput.without_master  # which is useful time now
                 self.goodput.ring_was_kept(self.now)
             # Parts by speed are not told by those who have them.
             if whole and not self.ring.closing and self.config.training.balance == "even":

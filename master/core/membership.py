@@ -151,9 +151,10 @@ def lose(job: State, w: WorkerRecord, why: str, delete: bool = True, hung: bool 
 def charge(job: State, w: WorkerRecord, why: str, traceback: str = "") -> None:
     """The job is to blame for this failure; too many of them end it."""
     job.failures.append(Failure(w.id, why, traceback))
+    job.failure_count += 1
     most = job.config.elastic.max_failures
-    job.notice(Reason.WorkerFailed, f"{why} (failure {len(job.failures)}; elastic.maxFailures is {most})")
-    if len(job.failures) > most and not give_up_evaluation(job, why):
+    job.notice(Reason.WorkerFailed, f"{why} (failure {job.failure_count}; elastic.maxFailures is {most})")
+    if job.failure_count > most and not give_up_evaluation(job, why):
         job.traceback = traceback or job.traceback
         job.end(Phase.Failed, why)
 

@@ -1,12 +1,14 @@
 """What a job has done under earlier masters of its run.
 
 A master that takes over starts with an empty core and learns the state of the training from the workers.
-The job's costs and outcomes so far are known to nobody but the earlier master, which leaves them as an
-`events.Past`: in its journal on one machine, in the release's status in a cluster. So the summary covers the
-whole job, whichever master writes it.
+Only the earlier master knows the job's costs and outcomes so far. It records them as an `events.Past`: in its
+journal on one machine, in the release's status in a cluster. So the summary covers the whole job, whichever
+master writes it.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from master.core import events as ev
 from master.core.failures import Failure
@@ -29,25 +31,39 @@ def of(job: State) -> ev.Past:
         state_losses=job.restarts,
         checkpoint=job.checkpoints.step,
         failures=tuple((f.worker, f.why) for f in job.failures),
+        failure_count=job.failure_count,
         warnings=tuple(job.warnings),
         evaluations=dict(job.evaluations),
     )
 
 
-def take(job: State, past: ev.Past, active_seconds: float) -> None:
+def until(past: ev.Past, active_seconds: float) -> ev.Past:
+    """Return the same past with its account up to the earlier master's last sign of life.
+
+    Args:
+        active_seconds: from the beginning of the job until then. What they add to `past.seconds` is of the
+            kind `past.doing`, for each change of the kind is recorded.
+    """
+    added = max(0.0, active_seconds - sum(past.seconds.values()))
+    return replace(past, seconds={**past.seconds, past.doing: past.seconds.get(past.doing, 0.0) + added})
+
+
+def restore(job: State, past: ev.Past, active_seconds: float) -> None:
     """Continue the job's accounts.
 
     Args:
-        active_seconds: since the job began. What of it is not in `past.seconds` passed since the earlier
-            master's last entry. Less than these seconds: clocks differ, and the seconds count.
+        active_seconds: since the job began. What of it is not in `past.seconds` passed without a master.
+            Less than these seconds: clocks differ, and the seconds count.
     """
     job.active_before = max(active_seconds, sum(past.seconds.values()))
-    job.goodput.take(past.seconds, past.doing, job.active_before)
-    job.kept_useful_seconds = past.kept_useful_seconds
+    job.goodput.restore(past.seconds, past.doing, job.active_before)
+    # The workers may have trained meanwhile: that counts for whoever may be the last to hold the state.
+    job.kept_useful_seconds = past.kept_useful_seconds - job.goodput.without_master
     job.ring.earlier = Earlier(past.changes, past.stall_seconds, past.redone_records)
     job.restarts = past.state_losses
     job.checkpoints.step = past.checkpoint
     job.failures = [Failure(worker, why, "") for worker, why in past.failures]
+    job.failure_count = max(past.failure_count, len(past.failures))
     job.warnings = list(past.warnings)
     job.evaluations = dict(past.evaluations)
     job.evaluations_told = {split: found.step for split, found in past.evaluations.items()}

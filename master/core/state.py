@@ -179,6 +179,7 @@ class State:
         self.servers = Servers()
         self.backoff = RestartBackoff()
         self.failures: list[Failure] = []
+        self.failure_count = 0  # of all masters; of earlier ones, the last failures alone are known
         self.checkpoints = Checkpoints(config)
         self.trust = Trust()
         self.degraded: dict[str, str] = {}  # parts of the backend that do not work, and why

@@ -95,7 +95,7 @@ def status(
         "predictions": job.config.prediction.dir if job.config.mode == "predict" else "",
         "checkpoint": _checkpoint(job, now),
         "stop": {"id": job.stop_asked, "failed": job.not_stopped} if job.stop_asked else None,
-        "failures": len(job.failures),
+        "failures": job.failure_count,
         "degraded": dict(job.degraded),
         "waits": servers.waits(job, now) or _waits(here),
         "staleness": _staleness(ahead.staleness or job.staleness),

@@ -141,6 +141,34 @@ def test_the_time_without_a_master_is_no_training_where_the_ring_is_lost() -> No
     assert idle.job.goodput.at(idle.now)["suspended"] == pytest.approx(10.0, abs=0.1)
 
 
+@pytest.mark.parametrize(
+    ("known", "trained"),
+    [(ev.Past({"starting": 100.0}, "useful"), 240), (None, 340)],
+    ids=["since the start", "an earlier edl"],
+)
+def test_the_last_holder_is_worth_all_that_it_may_have_trained_without_a_master(
+    known: ev.Past | None, trained: int
+) -> None:
+    new = NewMaster(0, 1, next_id=2, workers=2, past=known, active_seconds=340.0)
+    new.back(0, members=(0, 1))
+    new.tell(ev.Gone(WorkerId(1), signal="SIGKILL"))
+    new.out(0, step=5, broken="reset")
+    assert not of(new.tell(ev.Silent(WorkerId(0), 3.0), after=3.0), ef.Fence)
+    assert f"({trained} s of training)" in str(view.status(new.job, new.now)["reason"])
+
+
+def test_what_an_earlier_master_has_seen_counts_as_what_it_was() -> None:
+    known = past.until(ev.Past({"starting": 10.0}, "useful"), 60.0)
+    assert known.seconds == {"starting": 10.0, "useful": 50.0}
+    assert past.until(known, 40.0) == known, "clocks differ"
+
+
+def test_failures_under_earlier_masters_count_though_the_last_alone_are_known() -> None:
+    known = ev.Past({}, "useful", failures=((WorkerId(8), "ValueError: bad"),), failure_count=30)
+    new = NewMaster(0, next_id=9, past=known)
+    assert view.status(new.job, new.now)["failures"] == past.of(new.job).failure_count == 30
+
+
 def test_a_ring_that_is_whole_trains_on_and_is_told_its_task_anew() -> None:
     new = NewMaster(0, 1, 2, next_id=3)
     assert of(new.first, ef.Create) == []

@@ -56,6 +56,7 @@ def test_the_next_master_reads_what_the_run_has_done() -> None:
     written = render(Snapshot(a_status(), RunId("run-1"), {}, 4, "", past=past), None)
     assert Left.read({key: text for key, text in written.items() if text}).past == past
     assert Left.read({"state": STATE}).past is None, "an earlier edl wrote none"
+    assert Left.read({"state": STATE, "updated": "1970-01-01T00:01:00Z"}).written_at == 60.0
     damaged = Left.read({"state": STATE, "past": '{"seconds": "many"}'})
     assert (damaged.run_id, damaged.past) == ("run-1", None)
     many = replace(past, failures=past.failures * 1000, warnings=("long" * 1000,) * 1000)

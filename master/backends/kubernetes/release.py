@@ -88,6 +88,7 @@ class Left:
         began_with: what of another training it has begun with, in words.
         requested: the `runId` of the values that the run was started with.
         past: what the run has done; None if unknown.
+        written_at: when this was written, in seconds since 1970; 0 if unknown.
     """
 
     run_id: str = ""
@@ -103,6 +104,7 @@ class Left:
     began_with: str = ""
     requested: str = ""
     past: ev.Past | None = None
+    written_at: float = 0.0
 
     @classmethod
     def read(cls, data: Mapping[str, str]) -> Left:
@@ -130,6 +132,8 @@ class Left:
                 )
                 if "past" in data:
                     left = replace(left, past=_PAST.validate_json(data["past"]))
+                if "updated" in data:
+                    left = replace(left, written_at=datetime.fromisoformat(data["updated"]).timestamp())
         except (KeyError, ValueError, TypeError, AttributeError) as error:
             log.warning(f"the status of an earlier master cannot be read, and is not used: {error!r}")
         return left
