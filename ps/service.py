@@ -54,6 +54,10 @@ OPTIONS = [
     ("grpc.max_receive_message_length", -1),  # as large as a step is
     ("grpc.max_send_message_length", -1),
     ("grpc.http2.lookahead_bytes", 256 << 10),  # so much of a message comes before it is asked for
+    # The calls of a worker whose node is lost end after 45 s (the kernel then gives up the connection), those
+    # of one that is stopped after 90 s (gRPC waits a minute for the answer to a ping).
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 15_000),
 ]
 _STATUS = {
     Invalid: grpc.StatusCode.INVALID_ARGUMENT,

@@ -10,6 +10,8 @@ import asyncio
 import contextlib
 import os
 import random
+import signal
+import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -437,3 +439,60 @@ async def test_a_server_of_steps_in_any_order_answers_whichever_calls_end_early(
     workers = InAnyOrder(nodes, tmp_path)
     await workers.begin()
     await storm(ANY_ORDER | {"Converse", "Pull", "WritePart"}, workers, nodes, dice)
+
+
+# --- callers that say nothing more
+
+CALL = """
+import sys
+import grpc
+pull = grpc.insecure_channel(sys.argv[1]).unary_unary("/edl.ParameterServer/Pull")
+pull(bytes.fromhex(sys.argv[2]))
+"""
+
+
+class Watching(grpc.aio.ServerInterceptor):
+    """Says when a call begins, and when it is cancelled."""
+
+    def __init__(self) -> None:
+        self.begun, self.cancelled = asyncio.Event(), asyncio.Event()
+
+    async def intercept_service(self, continuation: Any, details: Any) -> Any:
+        handler = await continuation(details)
+
+        async def answer(request: Any, context: Any) -> Any:
+            self.begun.set()
+            try:
+                return await handler.unary_unary(request, context)
+            except asyncio.CancelledError:
+                self.cancelled.set()
+                raise
+
+        return grpc.unary_unary_rpc_method_handler(
+            answer, handler.request_deserializer, handler.response_serializer
+        )
+
+
+async def test_a_call_whose_caller_is_stopped_ends(tmp_path: Path) -> None:
+    rows, watching = Server(0, 0, RUN, tmp_path / "log", ""), Watching()
+    rows.declare(tables())
+    rows.settle(settle(1, 0, None))
+    service, waits = Service(rows), pull(2, 0, np.arange(4))
+    sooner = [(name, 500 if "keepalive" in name else value) for name, value in OPTIONS]
+    assert sooner != OPTIONS
+    server = grpc.aio.server(interceptors=[watching], options=[*sooner, ("grpc.http2.ping_timeout_ms", 500)])
+    service.register(server)
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    caller = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", CALL, address, waits.SerializeToString().hex()
+    )
+    try:
+        await asyncio.wait_for(watching.begun.wait(), SECONDS)
+        caller.send_signal(signal.SIGSTOP)
+        await asyncio.wait_for(watching.cancelled.wait(), SECONDS)
+    finally:
+        caller.kill()
+        await caller.wait()
+        await server.stop(0)
+        await service.close()
