@@ -52,7 +52,8 @@ def somebody_who_may_look(namespace: Namespace, folder: Path) -> Path:
 def test_a_job_from_its_install_to_its_end(release: Callable[..., Release], tmp_path: Path) -> None:
     job = release(**counting(600_000, sleep=0.02), workers="3")
     job.install()
-    assert edl(job, "wait", "--for", "training", "--timeout", "2m").startswith("Training: ring ")
+    waited = edl(job, "wait", "--for", "training", "--timeout", "2m")
+    assert re.match(r"Training: \d workers? \(ring \d+\)", waited), waited
     job.ring_of(3)
     jane = somebody_who_may_look(job.namespace, tmp_path)
 
