@@ -50,7 +50,7 @@ __all__ = ["AuditFailed", "Elsewhere", "audit"]
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """What is known of the files of a job whose journal, summary and exports.json alone are on this machine.
+    """Access to a job's exported files when they are not on this machine.
 
     Args:
         digest: returns the SHA-256 of an exported file, by its path beside exports.json. OSError: it cannot
@@ -117,7 +117,7 @@ def _at_head(reader: JournalReader) -> Books:
 
 @dataclass
 class _Kept:
-    """What the job has written beside its journal, by that journal."""
+    """Files that the journal records: completed checkpoints and the digest of exports.json."""
 
     checkpoints: set[tuple[int, str]] = field(default_factory=set)  # step and attempt
     list_sha256: str = ""  # of exports.json; empty: not reported

@@ -1,7 +1,7 @@
-"""Temporary directories that go with their process, also when it is killed.
+"""Temporary directories that are removed with their process, even if it is killed.
 
-A process holds a lock on each of its directories for as long as it lives. Whoever makes a directory, and a
-job's master at its end, first removes those without a holder: their processes have been killed.
+A process holds a lock on each of its directories for as long as it lives. Each new directory, and the end of
+a job, first removes unlocked directories: their processes were killed.
 """
 
 from __future__ import annotations
@@ -52,6 +52,8 @@ def remove_abandoned() -> None:
         with contextlib.suppress(OSError):  # another user's, one in use, or another process removes it
             lock = _open(path)
             try:
+                if os.fstat(lock).st_uid != os.getuid():  # root may open those of all users
+                    continue
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(path, ignore_errors=True)
             finally:

@@ -7,6 +7,7 @@ turns nothing round, and can be encoded as UTF-8. What it takes out stays readab
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 # Control characters but newline and tab (also those of 8 bits, of which some terminals take one for ESC [);
 # marks that turn the direction of text round, or split its lines; and halves of surrogate pairs.
@@ -21,6 +22,19 @@ def plain(text: str) -> str:
 def how_many(count: int, thing: str) -> str:
     """`1 epoch`, `2 epochs`."""
     return f"{count:,} {thing}{'' if count == 1 else 's'}"
+
+
+def numbered(thing: str, numbers: Sequence[object], most: int) -> str:
+    """Name at least one thing by its number, and at most `most` of them.
+
+    `worker 3`, `workers 0, 1 and 2`; of more, `workers 0, 1 and 4 more`.
+    """
+    named = [str(number) for number in numbers[:most]]
+    if len(numbers) > most:
+        named.append(f"{len(numbers) - most} more")
+    *some, last = named
+    said = f"{', '.join(some)} and {last}" if some else last
+    return f"{thing}{'' if len(numbers) == 1 else 's'} {said}"
 
 
 def one_line(text: str) -> str:

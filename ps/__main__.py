@@ -112,7 +112,7 @@ async def _serve(args: argparse.Namespace) -> int:
 
 
 async def _stay_alive(path: Path) -> None:
-    """Touch a file for ever. Its age says whether the loop of this process goes on."""
+    """Touch `path` every second while the event loop runs."""
     while True:
         path.touch()
         await asyncio.sleep(ALIVE_SECONDS)

@@ -95,7 +95,12 @@ def explained(module: UserModel, samples: Sequence[Batch], batch_size: int) -> I
 def served_learner_of(
     config: Config, model: Any, samples: Sequence[Batch], warn: Callable[[str], None]
 ) -> ServedLearner:
-    """
+    """Return the learner of a model whose weights are all on parameter servers (mode=ps).
+
+    Args:
+        samples: batches of real records; empty if there are none.
+        warn: takes each warning about the model.
+
     Raises:
         ModelError: the model cannot be trained with all weights on servers; the text says why.
     """
@@ -128,11 +133,12 @@ def learner_of(
     pieces: int = 1,
     compression: str = "none",
 ) -> KerasLearner | OwnStepLearner:
-    """
+    """Return the learner of a model that is trained over a ring, with its own train_step() if it has one.
+
     Args:
-        samples: batches of real records; none when there are none.
+        samples: batches of real records; empty if there are none.
         inexact, warn, pieces: see KerasLearner.
-        compression: the type as which large gradients travel.
+        compression: the type in which large gradients are sent.
 
     Raises:
         ModelError: the model cannot be trained over a ring; the text says why.

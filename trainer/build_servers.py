@@ -16,10 +16,13 @@ from trainer.step_servers import StepServers
 def servers_of(
     config: Config, stream: MasterStream, ring: Ring, learner: KerasLearner | OwnStepLearner
 ) -> ParameterServers | None:
-    """Who has the rows of the model's tables, and is not waited for when the ring is cut; None: nobody.
+    """Return the parameter servers that hold the rows of the model's tables; None if the job has none.
+
+    Calls to them end when the ring is cut.
 
     Raises:
-        ModelError: it has some, and the model has no use for them.
+        ModelError: the job has parameter servers, but the model has no rows for them, or has a train_step()
+            of its own.
     """
     if not config.servers:
         return None
@@ -38,23 +41,17 @@ def servers_of(
 
 
 def connected(config: Config, stream: MasterStream, ring: Ring) -> ParameterServers:
-    """Those of the job, which are not waited for when the ring is cut."""
+    """Return the job's parameter servers. Calls to them end when the ring is cut."""
     servers = ParameterServers.at(
         stream.servers, stream.token, stream.run_id, config.training.seed,
         config.ps.replicas, config.ps.timeout_seconds,
     )  # fmt: skip
-
-    def cut() -> None:
-        ring.cut()
-        servers.cut()
-
-    stream.session.cuts(cut)
-    stream.session.waits = servers.waiting
+    _cut_with(ring, servers, stream)
     return servers
 
 
 def step_servers_of(config: Config, stream: MasterStream, ring: Ring) -> StepServers:
-    """Those that have all weights, and are not waited for when the ring is cut."""
+    """Return the parameter servers that hold all weights. Calls to them end when the ring is cut."""
     how, interrupt = config.ps, Interrupt()
     patience = None if how.replicas < 2 else how.timeout_seconds
 
@@ -67,6 +64,12 @@ def step_servers_of(config: Config, stream: MasterStream, ring: Ring) -> StepSer
         how.grads_to_wait, how.max_staleness, how.scale_rate_by_staleness, how.replicas, connect,
         stream.servers,
     )  # fmt: skip
+    _cut_with(ring, servers, stream)
+    return servers
+
+
+def _cut_with(ring: Ring, servers: ParameterServers | StepServers, stream: MasterStream) -> None:
+    """Let the session cut the servers with the ring, and report for which server this worker waits."""
 
     def cut() -> None:
         ring.cut()
@@ -74,4 +77,3 @@ def step_servers_of(config: Config, stream: MasterStream, ring: Ring) -> StepSer
 
     stream.session.cuts(cut)
     stream.session.waits = servers.waiting
-    return servers

@@ -24,7 +24,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -193,8 +193,9 @@ class Checkpointing:
         theirs = self._take_parts(key, place)
 
         def work() -> None:
-            state = digest(drained(all_), told) if compared else b""
-            self._write(key, place, ours, finite, theirs, state)
+            with theirs as written:
+                state = digest(drained(all_), told) if compared else b""
+                self._write(key, place, ours, finite, written, state)
 
         self._do(key, work)
 
@@ -231,10 +232,10 @@ class Checkpointing:
         Returns:
             whether it is to be: a server went away before its part was written, and all answer now.
         """
-        theirs = self._take_parts(key, place)
-        part = self._store.begin(*key).write_part(0, 1 + self._of_servers(key), tensors, finite)
         try:
-            parts = theirs()
+            with self._take_parts(key, place) as theirs:
+                part = self._store.begin(*key).write_part(0, 1 + self._of_servers(key), tensors, finite)
+                parts = theirs()
         except PartNotWritten as error:
             assert self._servers is not None
             if not again or not self._servers.answer_within(BACK_SECONDS):
@@ -281,15 +282,17 @@ class Checkpointing:
         }
         return key, ours, frozenset(d.name for d in described if d.weight and d.name in ours), parts
 
-    def _take_parts(self, key: tuple[int, str], place: Place) -> Callable[[], Sequence[Part]]:
-        """Have the servers take their parts now, if that is for this rank to do; returns what waits until
-        they have written them."""
+    def _take_parts(
+        self, key: tuple[int, str], place: Place
+    ) -> AbstractContextManager[Callable[[], Sequence[Part]]]:
+        """Have the servers take their parts now, if that is for this rank to do. Returns: as of
+        `PartsOfServers.take_parts`."""
         if self._servers is None or place.rank:
-            return tuple
+            return nullcontext[Callable[[], Sequence[Part]]](tuple)
         try:
             return self._servers.take_parts(*key, place.size)
         except CheckpointError as error:
-            return partial(_fail, error)
+            return nullcontext(partial(_fail, error))
 
     def _write(
         self,

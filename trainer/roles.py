@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -289,7 +290,9 @@ class PartsOfServers(Protocol):
         """How many there are."""
         ...
 
-    def take_parts(self, step: int, attempt: str, first: int) -> Callable[[], Sequence[FilePart]]:
+    def take_parts(
+        self, step: int, attempt: str, first: int
+    ) -> AbstractContextManager[Callable[[], Sequence[FilePart]]]:
         """Have each server take its part of a checkpoint of this step, and write it beside the training. When
         this returns, all of them have taken it.
 
@@ -297,11 +300,12 @@ class PartsOfServers(Protocol):
             first: how many parts there are before theirs.
 
         Returns:
-            waits until all are written.
+            a block to be entered once. Inside, call its value to wait until all parts are written. When the
+            block ends, parts that are not written are given up.
 
         Raises:
-            CheckpointError: one of them could not, also what is returned.
-            PartNotWritten: one of them went away before it had, also what is returned.
+            CheckpointError: one of them could not. The value of the block raises it, too.
+            PartNotWritten: one of them went away before it had. The value of the block raises it, too.
         """
         ...
 

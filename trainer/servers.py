@@ -19,7 +19,8 @@ the state knows it, however it came by it. This module only asks for it (`follow
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from copy import deepcopy
 from typing import Any
 
@@ -444,19 +445,10 @@ class ParameterServers:
 
     # --- checkpoints
 
-    def take_parts(self, step: int, attempt: str, first: int) -> Callable[[], list[Part]]:
+    def take_parts(
+        self, step: int, attempt: str, first: int
+    ) -> AbstractContextManager[Callable[[], list[Part]]]:
         calls: list[Writing] = []
-
-        def written() -> list[Part]:
-            try:
-                return [part_of(call.written()) for call in calls]
-            finally:
-                forget()
-
-        def forget() -> None:
-            for call in calls:
-                call.forget()
-
         try:
             for number, link in enumerate(map(self._links.__getitem__, self._members)):
                 request = pb.WritePartRequest(
@@ -468,9 +460,9 @@ class ParameterServers:
             for call in calls:
                 call.taken()
         except BaseException:
-            forget()
+            _forget(calls)
             raise
-        return written
+        return _being_written(calls)
 
     def answer_within(self, seconds: float) -> bool:
         links = [self._links[index] for index in self._members]
@@ -521,3 +513,17 @@ class ParameterServers:
             index: self._links[index].begin(method, request, generation)
             for index, request in requests.items()
         }
+
+
+@contextmanager
+def _being_written(calls: Sequence[Writing]) -> Iterator[Callable[[], list[Part]]]:
+    """Own these calls until the block ends. Inside, call the result to wait until all parts are written."""
+    try:
+        yield lambda: [part_of(call.written()) for call in calls]
+    finally:
+        _forget(calls)
+
+
+def _forget(calls: Iterable[Writing]) -> None:
+    for call in calls:
+        call.forget()

@@ -108,6 +108,11 @@ async def _elsewhere(api: Api, found: FoundRelease, copy: Path) -> Elsewhere:
         return Elsewhere(_unread, LOST.format("was"), checkpoints)
     if found.model_file.startswith("/"):
         return Elsewhere(_unread, f"the model is at {found.model_file}", checkpoints)
+    if ".." in PurePosixPath(found.model_file).parts:  # it comes from a ConfigMap, and is written to
+        raise EdlError(
+            f"release {found.release}: the status names the model {found.model_file!r}, expected a path "
+            "without .. below the output volume"
+        )
     digests: dict[str, str | OSError] = {}
     async with mounted(api, found) as (volume, directory):
         try:
@@ -116,7 +121,7 @@ async def _elsewhere(api: Api, found: FoundRelease, copy: Path) -> Elsewhere:
             listed = b""  # then the audit finds no list
         else:
             beside = (copy / found.model_file).parent
-            beside.mkdir(exist_ok=True)
+            beside.mkdir(parents=True, exist_ok=True)
             (beside / artifacts.EXPORTS).write_bytes(listed)
         for name in _names(listed):
             said: list[bytes] = []

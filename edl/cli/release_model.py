@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -145,14 +145,14 @@ class Reading:
 
     Args:
         path: of the pod, with /exec.
-        what: is read, for people.
+        what: names the source in errors.
     """
 
     def __init__(self, api: Api, path: str, container: str, what: str):
         self._api, self._path, self._container, self._what = api, path, container, what
 
     async def whole(self, file: PurePosixPath) -> bytes:
-        """A small one.
+        """Read a small file whole.
 
         Raises:
             EdlError: it cannot be read.
@@ -161,7 +161,7 @@ class Reading:
         await self.run(["cat", str(file)], found.append)
         return b"".join(found)
 
-    async def run(self, command: Sequence[str], take: Any) -> None:
+    async def run(self, command: Sequence[str], take: Callable[[bytes], object]) -> None:
         """Hand the output of a command to `take`, piece by piece.
 
         Raises:

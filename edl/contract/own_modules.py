@@ -21,8 +21,9 @@ def module_command(module: str) -> list[str]:
     PYTHONSAFEPATH would do the same, but programs that user code starts would inherit it and would no longer
     find the modules beside them.
 
-    Paths and text are UTF-8 in all processes of a job, whatever the locale is (-X utf8): with the ASCII of
-    LC_ALL=C and PYTHONUTF8=0, the path of a folder could not be sent to another process.
+    Paths and text are UTF-8 in all processes that edl starts on one machine, whatever the locale is
+    (-X utf8): with the ASCII of LC_ALL=C and PYTHONUTF8=0, the path of a folder could not be sent to another
+    process.
 
     Raises:
         ConfigError: a folder in PYTHONPATH holds a module that has the name of one of our packages.

@@ -213,7 +213,7 @@ class Api:
                 yield line.decode(errors="replace")
 
     async def run(
-        self, path: str, command: Sequence[str], container: str, take: Callable[[bytes], None]
+        self, path: str, command: Sequence[str], container: str, take: Callable[[bytes], object]
     ) -> None:
         """Run a command in a container (the path ends in /exec) until it has ended.
 

@@ -97,7 +97,8 @@ class _Server:
     in_vain: int = 0  # starts in a row that came to nothing
     state: str = "starting"
     leaving: bool = False  # it is not needed any more
-    ended: asyncio.Event = field(default_factory=asyncio.Event, repr=False)  # and nothing is left of it
+    over: asyncio.Event = field(default_factory=asyncio.Event, repr=False)  # it runs no process again
+    ended: asyncio.Event = field(default_factory=asyncio.Event, repr=False)  # and none of its files is left
     process: asyncio.subprocess.Process | None = field(default=None, repr=False)
 
 
@@ -191,7 +192,7 @@ class ServerProcesses:
         for server in self._servers[needed:]:
             server.leaving = True
             self._leaving.append(server)
-            self._tasks.start(_end(server), lambda error: None)
+            self._tasks.start(self._end(server), lambda error: None)
         del self._servers[needed:]
         self._watch.resize(needed)
 
@@ -236,12 +237,26 @@ class ServerProcesses:
             await asyncio.to_thread(shutil.rmtree, self._plan.folder, ignore_errors=True)
 
     async def _life(self, server: _Server) -> None:
-        for before in [one for one in self._leaving if one.index == server.index]:
-            await before.ended.wait()  # it has the place of this one
-        await self._live(server)
-        if server.leaving:
+        try:
+            for before in [one for one in self._leaving if one.index == server.index]:
+                await before.ended.wait()  # it has the place of this one
+            await self._live(server)
+        finally:
+            server.over.set()
+
+    async def _end(self, server: _Server) -> None:
+        """End a server that has no rows any more. Send SIGTERM, then SIGKILL after ENDING_SECONDS; remove its
+        log and its address when it has ended."""
+        try:
+            _signal(server, signal.SIGTERM)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(ENDING_SECONDS):
+                    await server.over.wait()
+            _signal(server, signal.SIGKILL)
+            await server.over.wait()
             await asyncio.to_thread(shutil.rmtree, self._plan.told_of(server.index), ignore_errors=True)
             self._plan.address_of(server.index).unlink(missing_ok=True)
+        finally:
             self._leaving.remove(server)
             server.ended.set()
 
@@ -319,15 +334,6 @@ class ServerProcesses:
             self._emit(ev.ServerExited(server.index, why, fatal=True))
         else:
             self._give_up(f"parameter server {server.index}: {why}")
-
-
-async def _end(server: _Server) -> None:
-    """End a server that has no rows any more: politely, and by force if it hangs."""
-    _signal(server, signal.SIGTERM)
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(ENDING_SECONDS):
-            await server.ended.wait()
-    _signal(server, signal.SIGKILL)
 
 
 def _signal(server: _Server, number: signal.Signals) -> None:

@@ -9,6 +9,7 @@ apply the gradients of one model to another. A worker that reports no loss is no
 from __future__ import annotations
 
 from edl.contract.ids import WorkerId
+from edl.text import numbered
 from master.core import events as ev
 from master.core.state import State
 from master.core.workers import WorkerRecord
@@ -31,22 +32,16 @@ def why_refused(job: State, w: WorkerRecord, found: ev.SampleLoss | None) -> str
         others = sorted(other.id for other in job.pool if other.sample_loss is not None)
         return (
             f"worker {w.id} computes a loss of {loss:.6g} for the first records with fixed weights, "
-            f"{_named(others)} {of_job:.6g}: their models or data differ. Compare the versions of libraries "
-            "and of your own modules, the environment variables that the model's file reads, constants that "
-            "are drawn without a seed, and the data files"
+            f"{_compute(others)} {of_job:.6g}: their models or data differ. Compare the versions of "
+            "libraries and of your own modules, the environment variables that the model's file reads, "
+            "constants that are drawn without a seed, and the data files"
         )
     w.sample_loss = found
     return ""
 
 
-def _named(workers: list[WorkerId]) -> str:
-    """The workers as the subject of a clause whose verb is "to compute"."""
+def _compute(workers: list[WorkerId]) -> str:
+    """The workers as the subject of a clause, with its verb "to compute"."""
     if not workers:
         return "the workers before it computed"
-    if len(workers) == 1:
-        return f"worker {workers[0]} computes"
-    if len(workers) > MOST_NAMED:
-        named = ", ".join(map(str, workers[:MOST_NAMED]))
-        return f"workers {named} and {len(workers) - MOST_NAMED} more compute"
-    *some, last = map(str, workers)
-    return f"workers {', '.join(some)} and {last} compute"
+    return f"{numbered('worker', workers, MOST_NAMED)} compute{'s' if len(workers) == 1 else ''}"

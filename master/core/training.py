@@ -85,7 +85,7 @@ def evaluated(job: State, event: ev.Evaluated) -> None:
     if job.train is None or (known is not None and known.step == event.step):
         return
     job.evaluations[event.split] = ev.Evaluation(event.step, event.records, event.metrics)
-    # One that is repeated because the state was lost since: its line is in the log already.
+    # Do not log an evaluation again that is repeated after a loss of state.
     repeated = event.step <= job.evaluations_told.get(event.split, -1)
     job.evaluations_told[event.split] = max(event.step, job.evaluations_told.get(event.split, -1))
     final = event.split == FINAL and event.step >= job.train.end

@@ -14,6 +14,7 @@ from typing import Any
 
 from edl.contract.heartbeats import Staleness
 from edl.contract.ids import WorkerId
+from edl.text import numbered
 from master.core import events as ev
 from master.core import servers, silence, training
 from master.core.job import Job
@@ -163,7 +164,7 @@ def _between_rings(job: Job) -> str:
     # Once one is up it trains, and who is not receives the state meanwhile.
     if not inside or job.ending is not None or (not ring.closing and any(w.place == UP for w in inside)):
         return ""
-    said = _named([w.id for w in inside])
+    said = numbered("worker", [w.id for w in inside], MOST_NAMED)
     if ring.closing:
         return f"ring {ring.generation} is being left by {said}: {ring.closing}"
     return f"ring {ring.generation} is being formed and waits for {said} ({ring.changes[-1].cause})"
@@ -175,13 +176,8 @@ def _newcomers(job: Job, now: float) -> str:
     if not ready or job.join_at is None or job.join_at <= now or not job.ring.up:
         return ""
     within = 5 * math.ceil((job.join_at - now) / 5)  # in words that stay the same for a while
-    who = _named([w.id for w in ready])
+    who = numbered("worker", [w.id for w in ready], MOST_NAMED)
     return f"{job.reason}; {who} will join within {within} s, or when the ring changes before"
-
-
-def _named(workers: list[WorkerId]) -> str:
-    said = f"worker{'s' if len(workers) > 1 else ''} {', '.join(map(str, workers[:MOST_NAMED]))}"
-    return f"{said} and {len(workers) - MOST_NAMED} more" if len(workers) > MOST_NAMED else said
 
 
 def _checkpoint(job: Job, now: float) -> dict[str, Any] | None:

@@ -138,8 +138,8 @@ def main() -> int:
             filled(ring, rows)
             # Stopping with a checkpoint, as far as the servers have to do with it.
             began = time.perf_counter()
-            wait = ring.servers.take_parts(ring.step, "bench", 0)
-            parts = tuple(wait())
+            with ring.servers.take_parts(ring.step, "bench", 0) as written:
+                parts = tuple(written())
             state = {"servers": {"count": 1, "parts": [part.name for part in parts]}}
             told = Manifest(
                 step=ring.step, run="run", attempt="bench", epoch=0, records=0, model="", variables=(),

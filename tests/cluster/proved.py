@@ -33,7 +33,9 @@ class Proved:
     def __init__(self, cache: Path, named: list[str]):
         self._stamp = cache / f"cluster-proved-{digest()}"
         self._named = any(Path(word.partition("::")[0]).name in TESTS for word in named)
-        self._open: set[str] | None = None  # that have not passed; None: not all of them are part of this run
+        self._these: frozenset[str] = frozenset()
+        # Tests that have not passed; None: one has failed, or not all of them are part of this run.
+        self._open: set[str] | None = None
         self.left_out = 0
 
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -46,10 +48,15 @@ class Proved:
             config.hook.pytest_deselected(items=these)
             items[:] = [item for item in items if item not in these]
         elif not config.getoption("keyword") and not config.getoption("markexpr"):
-            self._open = {item.nodeid for item in these}
+            self._these = frozenset(item.nodeid for item in these)
+            self._open = set(self._these)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if self._open and report.when == "call" and report.passed:
+        if report.nodeid not in self._these:
+            return
+        if report.failed:  # also while it is set up or torn down
+            self._open = None
+        elif self._open and report.when == "call" and report.passed:  # neither skipped nor expected to fail
             self._open.discard(report.nodeid)
 
     def pytest_sessionfinish(self) -> None:

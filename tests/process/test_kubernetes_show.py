@@ -75,7 +75,7 @@ async def test_the_status_is_written_when_it_changes_and_not_more_often_than_onc
         two = [{"id": n, "rank": None, "state": "pending", "delay": "no room"} for n in (3, 4)]
         job.told = a_status(workers=two)
         job.backend.observe(0.0, ev.Tick(), [])
-        await job.until(lambda: data().get("waiting") == "workers 3, 4: no room")
+        await job.until(lambda: data().get("waiting") == "workers 3 and 4: no room")
         job.told = a_status(phase="Succeeded")
         job.backend.status.end({"phase": "Succeeded", "step": 7})
     assert data()["phase"] == "Succeeded", "the last word is written when the master goes"

@@ -158,3 +158,25 @@ async def test_a_further_one_that_does_not_come_to_listen_is_given_up(
         assert (servers.wanted, len(servers.status())) == (1, 1)
     finally:
         await servers.close(ended=True)
+
+
+async def test_one_that_cannot_be_started_does_not_keep_its_place_when_it_is_asked_for_again(
+    tmp_path: Path,
+) -> None:
+    events: asyncio.Queue[ev.Event] = asyncio.Queue()
+    servers = ServerProcesses(
+        events.put_nowait, Plan(1, "run", tmp_path / "servers", tmp_path, "127.0.0.1"), "a-token"
+    )
+    await servers.start()
+    try:
+        await asyncio.wait_for(servers.addresses(), SECONDS)
+        (tmp_path / "ps-1.log").mkdir()
+        servers.resize(2)
+        given_up = await until(events, ev.ServersGivenUp)
+        assert isinstance(given_up, ev.ServersGivenUp) and "cannot be started" in given_up.why
+        servers.perform(ef.Arranged(1, wanted=2))
+        (tmp_path / "ps-1.log").rmdir()
+        servers.resize(2)
+        await until(events, ev.ServersReady)
+    finally:
+        await servers.close(ended=True)

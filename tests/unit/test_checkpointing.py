@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from edl import config
-from edl.checkpoints import CheckpointError, Part, Store
+from edl.checkpoints import CheckpointError, Part, Store, Writing
 from edl.config import lineage, values
 from edl.contract.evaluation import EvaluationPlan
 from edl.contract.layout import Layout
@@ -191,12 +192,23 @@ class OneServer:
     def __init__(self, store: Store, away: int, comes_back: bool = True):
         self.count, self._store, self._away, self._comes_back = 1, store, away, comes_back
         self.asked, self.committed_at = 0, list[int]()
+        self.given_up = 0
 
-    def take_parts(self, step: int, attempt: str, first: int) -> Callable[[], list[Part]]:
+    def take_parts(
+        self, step: int, attempt: str, first: int
+    ) -> AbstractContextManager[Callable[[], list[Part]]]:
         self.asked += 1
         if self.asked <= self._away:
             raise PartNotWritten("parameter server 0 (nowhere) has not written its part: UNAVAILABLE")
-        return lambda: [self._store.begin(step, attempt).write_part(first, first + 1, {})]
+        return self._being_written(step, attempt, first)
+
+    @contextmanager
+    def _being_written(self, step: int, attempt: str, first: int) -> Iterator[Callable[[], list[Part]]]:
+        try:
+            yield lambda: [self._store.begin(step, attempt).write_part(first, first + 1, {})]
+        except BaseException:
+            self.given_up += 1
+            raise
 
     def answer_within(self, seconds: float) -> bool:
         return self._comes_back
@@ -246,6 +258,32 @@ def test_a_store_that_fails_is_told_and_nothing_else_happens(tmp_path: Path) -> 
     assert "a file: cannot write the checkpoint of step" in failed.why
     w.stop()
     assert (w.learner.weights == 1).all()
+
+
+@pytest.mark.parametrize("alone", [False, True], ids=["in a ring", "with the last state"])
+def test_a_worker_that_cannot_write_its_part_gives_up_those_of_the_servers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone: bool
+) -> None:
+    def fails(*_: Any) -> Part:
+        raise CheckpointError("disk full")
+
+    monkeypatch.setattr(Writing, "write_part", fails)
+    server: OneServer
+    if alone:
+        server, w = saved_with(lambda store: OneServer(store, away=0), tmp_path)
+    else:
+        w = Writer(0, tmp_path, servers=lambda store: OneServer(store, away=0))
+        ring_of(w)
+        come_to_sum(1, w)
+        w.hears(1, checkpoint=pb.Checkpoint())
+        come_to_sum(3, w)
+        w.beside.does()
+        w.ring.free()
+        w.stop()
+        assert isinstance(w.servers, OneServer)
+        server = w.servers
+    assert w.says("checkpoint_failed", 0).why == "disk full"
+    assert (server.asked, server.given_up) == (1, 1)
 
 
 def test_an_epochs_end_and_so_many_steps_make_one_too(tmp_path: Path) -> None:

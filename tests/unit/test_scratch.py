@@ -74,6 +74,16 @@ def test_what_a_killed_process_leaves_is_removed_with_the_next_directory(
     assert left(place) == 0
 
 
+def test_directories_of_another_user_are_left(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (place / f"{scratch.PREFIX}another").mkdir()
+    with monkeypatch.context() as root:
+        root.setattr(os, "getuid", lambda: place.stat().st_uid + 1)
+        scratch.remove_abandoned()
+    assert left(place) == 1
+    scratch.remove_abandoned()
+    assert left(place) == 0
+
+
 def test_the_text_of_a_model_lies_in_such_a_directory(place: Path) -> None:
     found = user_model.load("", "def model(): ...\ndef data(split): ...\n")
     file = Path(found.model.__code__.co_filename)

@@ -412,15 +412,32 @@ def test_servers_take_their_parts_before_the_next_step_and_write_them_beside_it(
     may = threading.Event()
     for server in job.there:
         server.before = lambda method: may.wait(SECONDS) if method == "written" else None
-    waits = job.client.take_parts(1, "an-attempt", 3)
-    job.takes_a_step(1, [1, 2, 3])  # while they write
-    job.client.pull(2, ())
-    may.set()
-    parts = waits()
+    with job.client.take_parts(1, "an-attempt", 3) as written:
+        job.takes_a_step(1, [1, 2, 3])  # while they write
+        job.client.pull(2, ())
+        may.set()
+        parts = written()
     assert [part.name.split("-")[1] for part in parts] == ["00003", "00004"]
     job.client.speak_of(job.client.claim(1))
-    written = job.store.place.sizes("step-000000000001-an-attempt")
-    assert written == {part.name: part.nbytes for part in parts}
+    sizes = job.store.place.sizes("step-000000000001-an-attempt")
+    assert sizes == {part.name: part.nbytes for part in parts}
+
+
+def test_parts_that_are_not_waited_for_are_given_up(
+    make: Callable[..., Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = make(2, Store.open(str(tmp_path)))
+    job.begin()
+    job.takes_a_step(0, [1])
+    goes_on = threading.Event()
+    for server in job.there:
+        server.before = lambda method: goes_on.wait(SECONDS) if method == "written" else None
+    begun: list[Any] = []
+    monkeypatch.setattr(server_link.Interrupt, "begins", lambda _, call: begun.append(call))
+    with pytest.raises(OSError, match="disk full"), job.client.take_parts(1, "an-attempt", 1):
+        raise OSError("disk full")
+    assert [call.code() for call in begun] == [grpc.StatusCode.CANCELLED] * 2
+    goes_on.set()
 
 
 def test_a_part_is_not_waited_for_when_its_store_hangs_or_another_part_is_not_taken(
@@ -433,8 +450,11 @@ def test_a_part_is_not_waited_for_when_its_store_hangs_or_another_part_is_not_ta
     job.there[1].before = lambda method: goes_on.wait(SECONDS) if method == "written" else None
     with monkeypatch.context() as soon:
         soon.setattr(server_link, "PART_SECONDS", 1.0)
-        with pytest.raises(PartNotWritten, match="DEADLINE_EXCEEDED"):
-            job.client.take_parts(1, "an-attempt", 1)()
+        with (
+            pytest.raises(PartNotWritten, match="DEADLINE_EXCEEDED"),
+            job.client.take_parts(1, "an-attempt", 1) as written,
+        ):
+            written()
     job.kill(0)
     begun: list[Any] = []
     monkeypatch.setattr(server_link.Interrupt, "begins", lambda _, call: begun.append(call))
@@ -451,18 +471,25 @@ def test_a_part_that_cannot_be_written_fails_the_attempt_and_nothing_else(
     job.begin()
     job.takes_a_step(0, [1])
     job.kill(1)
-    with pytest.raises(PartNotWritten, match=r"parameter server 1 .* has not written its part: UNAVAILABLE"):
-        job.client.take_parts(1, "an-attempt", 1)()
+    with (
+        pytest.raises(PartNotWritten, match=r"parameter server 1 .* has not written its part: UNAVAILABLE"),
+        job.client.take_parts(1, "an-attempt", 1) as written,
+    ):
+        written()
     assert not job.client.answer_within(0.1)
     back = job.beside(lambda: job.client.answer_within(SECONDS))
     job.comes_back(1)
     assert back.result()
-    assert len(job.client.take_parts(1, "another", 1)()) == 2
+    with job.client.take_parts(1, "another", 1) as written:
+        assert len(written()) == 2
     job.takes_a_step(1, [1])
     job.kill(1)
     job.comes_back(1, lost=True)
-    with pytest.raises(CheckpointError, match="has not written its part: ") as refused:
-        job.client.take_parts(2, "a third", 1)()
+    with (
+        pytest.raises(CheckpointError, match="has not written its part: ") as refused,
+        job.client.take_parts(2, "a third", 1) as written,
+    ):
+        written()
     assert refused.type is CheckpointError, "which it would say again"
 
 

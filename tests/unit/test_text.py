@@ -11,7 +11,7 @@ from edl.cli import display
 from edl.cli.jobs import JobSnapshot
 from edl.config.address import Address
 from edl.errors import ConfigError
-from edl.text import one_line, plain
+from edl.text import numbered, one_line, plain
 
 NASTY = "[red]x[/red] [/] :smile: \x1b[2J\x1b]0;title\x07\x9b31m\r\x08 \u202egpj.exe\u2028\ud800 \0"
 
@@ -23,6 +23,13 @@ def test_plain_text_controls_no_terminal() -> None:
     assert plain("\u202e\u2028\ud800") == r"\u202e\u2028\ud800"
     assert one_line("a\nb") == r"a\nb"
     plain(NASTY).encode()
+
+
+def test_things_are_named_by_their_numbers() -> None:
+    assert [numbered("worker", range(count), 3) for count in range(1, 6)] == [
+        "worker 0", "workers 0 and 1", "workers 0, 1 and 2", "workers 0, 1, 2 and 1 more",
+        "workers 0, 1, 2 and 2 more",
+    ]  # fmt: skip
 
 
 def printed(monkeypatch: pytest.MonkeyPatch, job: JobSnapshot, terminal: bool) -> str:

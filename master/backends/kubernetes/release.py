@@ -28,7 +28,7 @@ from master.spec import Invalid, JobSpec, Wanted, checked
 
 log = structlog.get_logger()
 
-_PAST = TypeAdapter(ev.Past)
+PAST = TypeAdapter(ev.Past)  # as JSON, in the status
 SAYS_NO_VERSION = "0.1.0"  # whose masters did not write it
 
 
@@ -131,7 +131,7 @@ class Left:
                     requested=str(state.get("requested", "")),
                 )
                 if "past" in data:
-                    left = replace(left, past=_PAST.validate_json(data["past"]))
+                    left = replace(left, past=PAST.validate_json(data["past"]))
                 if "updated" in data:
                     left = replace(left, written_at=datetime.fromisoformat(data["updated"]).timestamp())
         except (KeyError, ValueError, TypeError, AttributeError) as error:

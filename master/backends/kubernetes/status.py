@@ -23,7 +23,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import structlog
-from pydantic import TypeAdapter
 
 import edl
 from edl.config import model_check
@@ -32,8 +31,9 @@ from edl.fast_json import encoded
 from edl.kubernetes.client import SOON, Api, ApiError
 from edl.kubernetes.rate_limit import Backoff
 from edl.kubernetes.texts import cut
+from edl.text import numbered
 from master.backends.kubernetes.event_recorder import rfc3339_now
-from master.backends.kubernetes.release import Place
+from master.backends.kubernetes.release import PAST, Place
 from master.core import events as ev
 
 log = structlog.get_logger()
@@ -52,7 +52,6 @@ ADVICE = {
     403: "the master's account needs the verb patch for this ConfigMap (rbac.create=true)",
     404: "it was deleted, and so was the job; `helm upgrade` makes them again",
 }
-_PAST = TypeAdapter(ev.Past)
 GENERAL_ADVICE = "progress is in the master's log and metrics meanwhile"
 
 
@@ -330,7 +329,7 @@ def _past(past: ev.Past) -> str:
     """As JSON of bounded length."""
     failures = tuple((worker, cut(why, MAX_LINE)) for worker, why in past.failures[-MAX_TEXTS:])
     warnings = tuple(cut(text, MAX_LINE) for text in past.warnings[:MAX_TEXTS])
-    return _PAST.dump_json(replace(past, failures=failures, warnings=warnings)).decode()
+    return PAST.dump_json(replace(past, failures=failures, warnings=warnings)).decode()
 
 
 def condition(refused: str) -> Data:
@@ -342,17 +341,12 @@ def condition(refused: str) -> Data:
 
 
 def pending(workers: Sequence[Mapping[str, Any]]) -> str:
-    """Which workers of `view.status` are pending, and why: `workers 2, 3: no node has room ...`."""
+    """Which workers of `view.status` are pending, and why: `workers 2 and 3: no node has room ...`."""
     causes: dict[str, list[str]] = {}
     for w in workers:
         if w.get("delay"):
             causes.setdefault(w["delay"], []).append(str(w["id"]))
-    return "; ".join(f"{_named(ids)}: {cause}" for cause, ids in causes.items())
-
-
-def _named(ids: list[str]) -> str:
-    more = f" and {len(ids) - MAX_NAMED} more" if len(ids) > MAX_NAMED else ""
-    return f"worker{'s' if len(ids) > 1 else ''} {', '.join(ids[:MAX_NAMED])}{more}"
+    return "; ".join(f"{numbered('worker', ids, MAX_NAMED)}: {cause}" for cause, ids in causes.items())
 
 
 def _status_json(job: Mapping[str, Any]) -> str:
