@@ -63,7 +63,7 @@ def test_a_job_from_its_install_to_its_end(release: Callable[..., Release], tmp_
     labelled = f"{WORKERS},edl.dev/state=member,edl.dev/rank"
     job.namespace.until("pods", lambda pods: len(pods) == 3, labelled)
     told = edl(job, "status", config=jane)
-    assert told.startswith("counting: Training, ring ")
+    assert re.match(r"counting: Training, 3 workers \(ring \d+\)", told), told
     for n in range(3):
         assert re.search(rf"{n} +edl-worker-{n} +[012] +member +\d.* n[12]", told), told
     assert "RingFormed: ring 0 -> " in told
