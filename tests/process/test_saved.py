@@ -123,7 +123,8 @@ async def test_the_last_holder_that_is_killed_while_it_evaluates_leaves_the_mode
 
 
 async def test_held_out_records_that_cannot_be_read_are_found_before_the_first_step(a_job: A_Job) -> None:
-    async with an_ending(a_job, workers=2) as job:
+    # One worker tries it out: without it, no ring is to form.
+    async with an_ending(a_job, 2, "minWorkers=2") as job:
         job.give("raise-read")
         summary = await job.end()
     assert summary["phase"] == "Failed"

@@ -184,6 +184,7 @@ CASES = {
     "compute_loss around a sum": Case(
         lambda: subclassed(SumAndMean, loss=keras.losses.MeanSquaredError(reduction="sum")),
         plain,
+        tolerance=1e-5,  # gradients of a sum, and their rounding, are larger than a mean's
     ),
 }
 
