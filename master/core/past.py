@@ -57,7 +57,8 @@ def restore(job: State, past: ev.Past, active_seconds: float) -> None:
     """
     job.active_before = max(active_seconds, sum(past.seconds.values()))
     job.goodput.restore(past.seconds, past.doing, job.active_before)
-    # The workers may have trained meanwhile: that counts for whoever may be the last to hold the state.
+    # The workers may have trained without a master. If one of them is the last to hold the state, removing it
+    # would lose that training, too (master.core.silence).
     job.kept_useful_seconds = past.kept_useful_seconds - job.goodput.without_master
     job.ring.earlier = Earlier(past.changes, past.stall_seconds, past.redone_records)
     job.restarts = past.state_losses
