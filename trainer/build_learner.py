@@ -50,8 +50,8 @@ def model_of(config: Config, module: UserModel, stream: MasterStream) -> keras.M
 
 @contextmanager
 def advised(config: Config, model: keras.Model) -> Iterator[None]:
-    """Inside, a model that is refused says how to have its rows elsewhere than where nobody has asked for
-    them to be.
+    """Inside, the error of a model that is refused also says how to place its rows, if the job has not chosen
+    where they are.
 
     Raises:
         ModelError: it is refused.

@@ -28,8 +28,8 @@ def servers_of(
         return None
     if isinstance(learner, OwnStepLearner):
         raise ModelError(
-            f"mode is {config.mode}, and the model has its own train_step(): what that does with rows "
-            "that are on servers, nobody knows. Take it out, or set mode=train"
+            f"mode is {config.mode}, and the model has its own train_step(), which cannot use rows "
+            "that are on servers. Remove train_step(), or set mode=train"
         )
     if not learner.tables and learner.model.built:
         raise ModelError(

@@ -106,7 +106,7 @@ def keep(
                     trouble = trouble or disk_error(error) or error
                     if not (may_pass(disk_error(error)) and safe and safe.parent == directory()):
                         continue
-                    # There is no room for both. The model has been asked for its configuration by now.
+                    # The disk has no room for both files. The model's get_config() has already returned.
                     safe.unlink(missing_ok=True)
                     safe = None
                     try:

@@ -56,17 +56,7 @@ from trainer.roles import Commit, Rows, Table
 
 
 class OwnStepLearner(OwnStepGraphs):
-    """A model that overrides `train_step`, as a step with several sums.
-
-    Args:
-        model: compiled.
-        sample: a batch of real records; None when there are none.
-        reduce: of the ring, for the sums within a step.
-        inexact, warn: as in trainer/learner.py.
-
-    Raises:
-        ModelError: its step cannot be run over a ring; the text says why.
-    """
+    """A model that overrides `train_step`, as a step with several sums. Arguments: see `OwnStepGraphs`."""
 
     # --- the two halves of a step
 
